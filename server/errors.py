@@ -232,6 +232,17 @@ class SlowReaderError(RequestError):
         super().__init__("the answer was not read as fast as it was made; read on, or ask for less at once")
 
 
+class BodiesFullError(RequestError):
+    """The bodies of calls in flight take all the memory that they may, or this one arrived too slowly meanwhile."""
+
+    reason = "BODIES_FULL"
+    http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
+
+    def __init__(self, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(f"the server has no memory for more request bodies; retry in {retry_after_s:.0f} s")
+
+
 class SupersededError(RequestError):
     """A newer request of the same tenant and ``supersedes_key`` took this one's place."""
 

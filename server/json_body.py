@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
+from specdec.core.fields import MAX_OBJECTS
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 
 MAX_VALUES = 1 << 18  # some 30 ms
-MAX_OBJECTS = 1 << 13  # of a list: some 10 ms
 LARGE_BYTES = 1 << 19
 _SEPARATORS = (b",", b"[", b"{")
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from server.body_budget import BODIES_IN_FLIGHT_BYTES, BodyBudget
 from server.engine_client import EngineStartError, EngineState, RestartPolicy
-from server.engine_process import DEFAULT_FACTORY
+from server.engine_process import DEFAULT_FACTORY, return_freed_memory
 from server.grpc.server import GrpcServer
 from server.http.app import DIALECTS, ENDPOINTS, build_app, with_cors
 from server.http.call import ServerContext
@@ -80,7 +81,9 @@ class Serving:
         self.client, self._frontend = self._hosts[0].client, self._hosts[0].frontend
         self._models = Models([host.frontend for host in self._hosts])
         self._models.exporter = self._exporter()
-        self._grpc = GrpcServer(config.server, self._models, self._observer)
+        limit = max(BODIES_IN_FLIGHT_BYTES, 4 * config.server.max_message_bytes)
+        budget = BodyBudget(limit, return_freed_memory)
+        self._grpc = GrpcServer(config.server, self._models, self._observer, budget)
         self._health_tasks: list[asyncio.Task[None]] = []
         self._was_ready = False
         port = config.server.http_port
@@ -89,7 +92,7 @@ class Serving:
             server = ServerContext.of(self._models, self._probe_state, config.server.max_message_bytes)
             tls = self._frontend.access.ssl_context()
             app = HttpCalls(build_app(server, ENDPOINTS if config.server.page else DIALECTS), self._observer)
-            self._http = HttpServer(with_cors(app, config.server.cors_origins), config.server.host, port, tls)
+            self._http = HttpServer(with_cors(app, config.server.cors_origins), config.server.host, port, tls, budget)
 
     @property
     def knows_chat(self) -> bool:

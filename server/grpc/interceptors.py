@@ -1,57 +1,54 @@
-"""What every gRPC call passes on its way in: its record, its key, and messages that can not be read."""
+"""Interceptors of every gRPC call: its record, its key and its messages."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health
 
 from server.auth.access import Access
 from server.auth.principal import ANYBODY, Principal, set_caller
+from server.body_budget import WAIT_S, BodyBudget
+from server.errors import BodiesFullError
 from server.grpc.errors import refuse
+from server.grpc.wire_limits import check_wire
 from server.observe.observer import Observer
 from server.observe.records import ARM_HEADER, REQUEST_ID_HEADER, TRACE_HEADERS, call_id, leave_call, set_call
+from specdec.api.v1 import admin_pb2, completion_pb2, experiment_pb2, generation_pb2, model_pb2, trace_pb2
 from specdec.errors import FieldViolation, InvalidRequestError, RequestError
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
+    Details = grpc.HandlerCallDetails
 
+Context = grpc.aio.ServicerContext[Any, Any]
 Behaviour = Callable[..., Awaitable[Any]]
+Read = Callable[[bytes], Any]
 OURS = "/specdec.api."
-_MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
+METHODS: dict[str, MethodDescriptor] = {
+    f"/{service.full_name}/{method.name}": method
+    for file in (generation_pb2, completion_pb2, model_pb2, trace_pb2, admin_pb2, experiment_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
 }
+"""Methods of specdec by their paths."""
+_INLINE_BYTES = 1 << 16  # a message up to this size is unpacked on the event loop, in 2 ms at most
 
 
-def behaviour_of(handler: Handler) -> Behaviour:
-    """What carries a call out."""
-    found: Any = {
-        (False, False): handler.unary_unary,
-        (False, True): handler.unary_stream,
-        (True, False): handler.stream_unary,
-        (True, True): handler.stream_stream,
-    }[bool(handler.request_streaming), bool(handler.response_streaming)]
-    return found
-
-
-def with_behaviour(
-    handler: Handler, behaviour: Behaviour, deserializer: Callable[[bytes], Any] | None = None
-) -> Handler:
-    """``handler`` of the same kind that calls ``behaviour``; ``deserializer`` None: its own."""
-    make = _MAKERS[bool(handler.request_streaming), bool(handler.response_streaming)]
-    made: Handler = make(behaviour, deserializer or handler.request_deserializer, handler.response_serializer)
+def with_behaviour(handler: Handler, behaviour: Behaviour) -> Handler:
+    """Return a handler of request streams that calls ``behaviour`` with the bytes of the messages."""
+    make: Any = (
+        grpc.stream_stream_rpc_method_handler if handler.response_streaming else (grpc.stream_unary_rpc_method_handler)
+    )
+    made: Handler = make(behaviour, None, handler.response_serializer)
     return made
 
-
-if TYPE_CHECKING:
-    Details = grpc.HandlerCallDetails
 
 _CODES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
@@ -71,12 +68,13 @@ class GrpcCalls(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         """The method's handler, watched; others' (health, reflection) as they are."""
         handler = await continuation(handler_call_details)
-        method = handler_call_details.method
-        if handler is None or not method.startswith(OURS):
+        path = handler_call_details.method
+        if handler is None or path not in METHODS:
             return handler
         metadata: dict[str, Any] = dict(handler_call_details.invocation_metadata or ())
-        many = bool(handler.request_streaming and handler.response_streaming)
-        watched = self._watched(behaviour_of(handler), method.removeprefix(OURS), metadata, many=many)
+        behaviour: Any = handler.stream_stream or handler.stream_unary
+        many = METHODS[path].client_streaming
+        watched = self._watched(behaviour, path.removeprefix(OURS), metadata, many=many)
         return with_behaviour(handler, watched)
 
     def _watched(
@@ -152,54 +150,75 @@ def _refusing(error: RequestError) -> Handler:
     return handler
 
 
-class UnreadableMessages(grpc.aio.ServerInterceptor):
-    """The last of a server's interceptors: such a call is recorded, and its key was asked for."""
+class MessageInterceptor(grpc.aio.ServerInterceptor):
+    """Reads the messages of every call within the limits; the last of a server's interceptors.
+
+    Methods are served as streams of bytes, which look the same on the wire. So a call takes room for its message before
+    it arrives, its lists are counted before they are unpacked, a large message is unpacked outside the event loop, and
+    one that cannot be unpacked is refused with a reason.
+    """
+
+    def __init__(self, budget: BodyBudget, max_message_bytes: int) -> None:
+        self._budget, self._max_bytes = budget, max_message_bytes
 
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler | None]], handler_call_details: Details
     ) -> Handler | None:
-        """The handler of a method of ours, which is given only what could be read; others' as they are."""
+        """The handler of a method of ours over streams of bytes; others' as they are."""
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(OURS):
+        method = METHODS.get(handler_call_details.method)
+        if handler is None or method is None:
             return handler
-        behaviour = behaviour_of(handler)
-        checked = _many(behaviour) if handler.request_streaming else _one(behaviour)
-        deserializer = handler.request_deserializer
-        return with_behaviour(handler, checked, _forgiving(deserializer) if deserializer else None)
+        behaviour: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary
+        deserializer: Any = handler.request_deserializer
+        read = partial(_read, deserializer, method.input_type)
+        call = partial(self._serve_stream if method.client_streaming else self._serve, behaviour, read)
+        return with_behaviour(handler, call)
+
+    async def _serve(self, behaviour: Behaviour, read: Read, messages: AsyncIterator[bytes], context: Context) -> Any:
+        loop, timeout = asyncio.get_running_loop(), asyncio.timeout(None)
+        with self._budget.body(lambda: timeout.reschedule(loop.time())) as body:
+            try:
+                await body.reserve(self._max_bytes)
+                async with timeout:
+                    data = await anext(messages, None)
+                if data is None:
+                    raise _unreadable("is missing")
+                body.arrived(len(data))
+                request = await _unpack(read, data)
+            except TimeoutError:
+                return await refuse(context, BodiesFullError(WAIT_S))
+            except RequestError as error:
+                return await refuse(context, error)
+            del data
+            return await behaviour(request, context)
+
+    async def _serve_stream(
+        self, behaviour: Behaviour, read: Read, messages: AsyncIterator[bytes], context: Context
+    ) -> Any:
+        """A client's messages one by one. Each takes room while it is unpacked: how long it is in coming is unknown."""
+
+        async def unpacked() -> AsyncIterator[Any]:
+            async for data in messages:
+                with self._budget.body(lambda: None) as body:
+                    await body.reserve(len(data))
+                    request = await _unpack(read, data)
+                yield request
+
+        return await behaviour(unpacked(), context)
 
 
-def _forgiving(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def read(data: bytes) -> Any:
-        try:
-            return deserializer(data)
-        except DecodeError:
-            # Raised here, it would end the call before anything of ours could.
-            return InvalidRequestError(
-                [FieldViolation("message", "is no message of this method; build it from the .proto files served")]
-            )
-
-    return read
+def _read(deserializer: Callable[[bytes], Any], descriptor: Descriptor, data: bytes) -> Any:
+    check_wire(data, descriptor)
+    try:
+        return deserializer(data)
+    except DecodeError:
+        raise _unreadable("is no message of this method; build it from the .proto files served") from None
 
 
-def _one(behaviour: Behaviour) -> Behaviour:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        if isinstance(request, InvalidRequestError):
-            await refuse(context, request)
-        return await behaviour(request, context)
-
-    return call
+async def _unpack(read: Read, data: bytes) -> Any:
+    return read(data) if len(data) <= _INLINE_BYTES else await asyncio.to_thread(read, data)
 
 
-def _many(behaviour: Behaviour) -> Behaviour:
-    async def call(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        return await behaviour(_read_message(requests), context)
-
-    return call
-
-
-async def _read_message(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Raises InvalidRequestError at the first that could not be read."""
-    async for request in requests:
-        if isinstance(request, InvalidRequestError):
-            raise request
-        yield request
+def _unreadable(problem: str) -> InvalidRequestError:
+    return InvalidRequestError([FieldViolation("message", problem)])

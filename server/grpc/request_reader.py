@@ -29,7 +29,7 @@ from specdec.core.types import (
     TextRules,
 )
 from specdec.engine.validation import check_requests
-from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
+from specdec.errors import FieldViolation, InvalidRequestError, PromptTooLongError, ViolationCollector
 
 
 def _message_paths() -> dict[str, str]:
@@ -150,6 +150,9 @@ async def _prompt(
     elif which == "chat":
         ids = await read_chat(message.chat, frontend, violations)
     else:
+        count, longest = len(message.token_ids.ids), frontend.info.max_context - 1
+        if count > longest:  # it is not worth a copy
+            raise PromptTooLongError(longest, count)
         ids = list(message.token_ids.ids)
     if not ids and not violations.found:
         problem = "must hold at least one token" if which else "one of text, token_ids, chat and fim is needed"

@@ -1,15 +1,20 @@
-"""The gRPC server: services, health, reflection, on one port."""
+"""The gRPC server: services, health and reflection on one port."""
 
 from __future__ import annotations
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from collections.abc import Sequence
 
+import grpc
+from google.protobuf import descriptor_pool, text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from server.body_budget import BodyBudget, connection_limit
 from server.grpc.admin_servicer import AdminServicer, ExperimentServicer, TraceServicer
 from server.grpc.completion_servicer import CompletionServicer
 from server.grpc.generation_servicer import GenerationServicer, ModelServicer
-from server.grpc.interceptors import AuthInterceptor, GrpcCalls, UnreadableMessages
-from server.grpc.reflection import add_reflection
+from server.grpc.interceptors import AuthInterceptor, GrpcCalls, MessageInterceptor
 from server.observe.observer import Observer
 from server.served_models import Models
 from specdec.api.v1 import (
@@ -37,34 +42,49 @@ SERVICES = (
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
     experiment_pb2.DESCRIPTOR.services_by_name["ExperimentService"].full_name,
 )
-GONE_S, ANSWER_S = 60.0, 20.0  # after so much silence a client is asked whether it is there, and has so long to answer
-MOST_STREAMS = 4096  # of a connection; more wait at the client
+GONE_S = 60.0  # of silence after which the server pings a client
+ANSWER_S = 20.0  # for the answer to a ping
+MAX_CALLS = 4096  # at once, over all connections; more are refused with RESOURCE_EXHAUSTED
+MAX_STREAMS = 4096  # of one connection; more wait in the client
+V1ALPHA = reflection.SERVICE_NAME
+V1 = V1ALPHA.replace("v1alpha", "v1")
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class GrpcServer:
-    """Made not serving; `set_serving` says when it is, per service and over all."""
+    """Reports to health checks that it does not serve until `set_serving` says so."""
 
-    def __init__(self, config: ServerConfig, models: Models, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        models: Models,
+        observer: Observer | None = None,
+        budget: BodyBudget | None = None,
+    ) -> None:
         access = models.first.frontend.access
         self._config, self._access, self.completion = config, access, models.first.completion
         self._drained: set[str] = set()
         self._health = health.aio.HealthServicer()
+        self._messages = MessageInterceptor(budget or BodyBudget(), config.max_message_bytes)
         self._server = grpc.aio.server(
-            interceptors=[GrpcCalls(observer or Observer()), AuthInterceptor(access), UnreadableMessages()],
+            interceptors=[GrpcCalls(observer or Observer()), AuthInterceptor(access), self._messages],
+            maximum_concurrent_rpcs=MAX_CALLS,
             options=[
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.max_concurrent_streams", MOST_STREAMS),
-                # Without this a second server takes the same port in silence, and half the calls.
+                ("grpc.max_concurrent_streams", MAX_STREAMS),
+                ("grpc.max_allowed_incoming_connections", connection_limit()),
+                # A call whose message is not read yet may send as much, whatever the connection's speed.
+                ("grpc.http2.bdp_probe", 0),
+                # Without this, a second server shares the port silently and gets half the calls.
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-                # A client that is gone without a word, or never reads, would keep its streams for hours.
+                # A client that vanished or never reads would otherwise keep its streams for hours.
                 ("grpc.keepalive_time_ms", round(GONE_S * 1e3)),
                 ("grpc.keepalive_timeout_ms", round(ANSWER_S * 1e3)),
-                ("grpc.http2.ping_timeout_ms", round(ANSWER_S * 1e3)),  # the same where no call waits for anything
+                ("grpc.http2.ping_timeout_ms", round(ANSWER_S * 1e3)),  # for idle connections
             ],
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(models), self._server)
@@ -80,10 +100,10 @@ class GrpcServer:
             add_reflection((*SERVICES, health.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
-        """Begin to listen, not serving yet; returns the port.
+        """Listen, and return the port.
 
         Raises:
-            ConfigError: the address is in use or can not be had.
+            ConfigError: the address is in use or not available.
         """
         await self.set_serving(False)
         host, port = self._config.host, self._config.grpc_port
@@ -95,17 +115,19 @@ class GrpcServer:
         return bound
 
     async def set_serving(self, serving: bool) -> None:
-        """Tell health's watchers."""
+        """Report the state of all services to health checks."""
         for service in ("", *SERVICES):
             await self._health.set(service, _SERVING if serving else _NOT_SERVING)
 
     async def set_model_serving(self, name: str, serving: bool) -> None:
-        """Tell those who watch one of several models, by its name."""
+        """Report the state of one of several models."""
         await self._health.set(name, _SERVING if serving and name not in self._drained else _NOT_SERVING)
 
     async def begin_shutdown(self, model: str = "") -> None:
-        """Not serving from now on, whatever `set_serving` says later; calls are still answered. model: the name of one
-        of several, and only that one."""
+        """Report for good that nothing is served, or not the one of several models that is named ``model``.
+
+        Calls are still answered.
+        """
         if model:
             self._drained.add(model)
             await self.set_model_serving(model, False)
@@ -113,5 +135,29 @@ class GrpcServer:
             await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Close the port and end what is left after ``grace_s`` seconds."""
+        """Close the port; after ``grace_s`` seconds, cancel the calls that still run."""
         await self._server.stop(grace_s)
+
+
+def add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
+    """Serve reflection of ``services`` as v1 and as v1alpha, which differ only in the package's name."""
+    _describe_v1()
+    servicer = reflection.aio.ReflectionServicer((*services, V1, V1ALPHA))
+    method = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    handlers = [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method}) for name in (V1, V1ALPHA)]
+    server.add_generic_rpc_handlers(tuple(handlers))
+
+
+def _describe_v1() -> None:
+    """Register the v1 file, so that clients can ask for it: the package installed has only v1alpha."""
+    pool = descriptor_pool.Default()
+    try:
+        pool.FindServiceByName(V1)
+    except KeyError:
+        text = text_format.MessageToString(FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb))
+        v1 = text_format.Parse(text.replace("v1alpha", "v1"), FileDescriptorProto())
+        pool.AddSerializedFile(v1.SerializeToString())

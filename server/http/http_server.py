@@ -1,13 +1,15 @@
-"""Uvicorn in our own event loop: the server, its connections and the calls over them."""
+"""The HTTP server: uvicorn in the caller's event loop, its connections and its calls."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import h11
@@ -17,17 +19,22 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
+from server.body_budget import BodyBudget, connection_limit
 from server.http.other_protocols import other_protocol
 from specdec.errors import ConfigError
 
 _LENGTH, _CODING = b"content-length", b"transfer-encoding"
-_UNREAD_BYTES = 1 << 20
+_UNREAD_BYTES = 1 << 20  # of answers in another protocol that a client does not read
+_LOG = logging.getLogger(__name__)
 
 
 class AnswerWriter:
-    """The way back of one call: uvicorn's own, ``cycle``, but for two things. An answer's head goes out together with
-    what follows it at once: each write wakes the client, often on the processor that we run on. And pieces of a chunked
-    body are framed here: h11 takes longer for that than all else that is done for a message."""
+    """Writes the answer of one call, as uvicorn's ``cycle`` does, faster in two ways.
+
+    The head is sent together with the first piece of the body, because each write wakes the client, often on the
+    server's processor. The pieces of a chunked body are framed here, because h11 takes longer for that than the rest of
+    a message takes.
+    """
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
@@ -55,7 +62,7 @@ class AnswerWriter:
         await cycle.send(message)
 
     def _begin(self, message: Any) -> None:
-        """As uvicorn does, but that nothing is written yet."""
+        """As uvicorn does, without writing yet."""
         cycle = self._cycle
         cycle.response_started, cycle.waiting_for_100_continue = True, False
         status, headers = message["status"], [*cycle.default_headers, *message.get("headers", ())]
@@ -72,7 +79,7 @@ class AnswerWriter:
             self._cycle.transport.write(head)
 
     def _is_chunked(self, status: int, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Whether the body goes out in chunks, by the rules of RFC 9112 (6.1, 6.3), which h11 follows."""
+        """Whether the body is sent in chunks, by RFC 9112 (6.1, 6.3), which h11 follows."""
         scope = self._cycle.scope
         return (
             scope["http_version"] == "1.1"
@@ -82,20 +89,24 @@ class AnswerWriter:
         )
 
 
-HEAD_BYTES = 1 << 16
-HEAD_S = 30.0
+HEAD_BYTES = 1 << 16  # of the first line and the headers
+HEAD_S = 30.0  # for them to arrive
+_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class StrictBuffer(ReceiveBuffer):
-    """What came over a connection. h11 takes heads that a proxy in front may read otherwise, which lets a client hide a
-    call from it: those are refused here, and the connection ends."""
+    """The bytes received over a connection.
+
+    h11 accepts heads that a proxy may read differently, which lets a client smuggle a call past it. This buffer refuses
+    them, and the connection ends.
+    """
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
-        """The lines of a head, or of what follows a chunked body; None: not all came.
+        """Return the lines of a head or of a chunked body's trailers; None if they are incomplete.
 
         Raises:
-            LocalProtocolError: it is too large, a line ends without CR or goes on in the next (RFC 9112, 2.2 and 5.2),
-                or two headers say where the body ends (6.1).
+            LocalProtocolError: it is too large, a line ends without CR or continues in the next (RFC 9112, 2.2 and
+                5.2), or two headers frame the body (6.1).
         """
         lines: list[bytearray] | None = super().maybe_extract_lines()
         if lines is None:
@@ -108,7 +119,7 @@ class StrictBuffer(ReceiveBuffer):
         if not lines:
             return lines
         if any(line[:1] in (b" ", b"\t") for line in lines):
-            raise h11.LocalProtocolError("a header goes on in the next line")
+            raise h11.LocalProtocolError("a header continues in the next line")
         named = {bytes(line.partition(b":")[0]).lower() for line in lines[1:]}
         if _CODING in named and (_LENGTH in named or lines[0].endswith(b"/1.0")):
             raise h11.LocalProtocolError("two headers say where the body ends")
@@ -120,38 +131,51 @@ class StrictBuffer(ReceiveBuffer):
 
 
 class HttpProtocol(H11Protocol):
-    """Uvicorn's own, over h11: unlike its faster one it reads the body of a call that offers an upgrade, as Java's
-    clients do. First line and headers must come whole within `HEAD_S` seconds of the connection or of their first byte.
+    """Uvicorn's protocol over h11. Unlike its faster one, it reads the body of a call that offers an upgrade, as Java's
+    clients do.
+
+    The first line and the headers must arrive within `HEAD_S` seconds of the connection or of their first byte.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, budget: BodyBudget, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._budget = budget
         self.conn._receive_buffer = StrictBuffer()  # h11 has no option for it
         self.app = self._answer
         self._head_timer: asyncio.TimerHandle | None = None
         self._fresh = True
+        self.began_s = self.loop.time()
         self._other: Callable[[bytes], bytes] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client connected."""
+        """Beyond the limit on connections, one that waits for a call is closed in favour of the new one."""
         super().connection_made(transport)
         self._expect_head()
+        if len(self.connections) > connection_limit():
+            self._make_room()
+
+    def _make_room(self) -> None:
+        others: list[Any] = [each for each in self.connections if each is not self]
+        idle = [each for each in others if each.cycle is None or each.cycle.response_complete]
+        closed = min(idle, key=lambda each: each.began_s, default=self)
+        if closed is self:
+            _LOG.warning("refused a connection: %d are open and busy", len(others))
+            self.transport.write(_BUSY)
+        closed.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
         self._head_came()
         super().connection_lost(exc)
         self.app = self.config.loaded_app  # a method of ours would keep this object until the next garbage collection
 
     def data_received(self, data: bytes) -> None:
-        """The client's next bytes."""
         if self._fresh:
             self._fresh, self._other = False, other_protocol(data, tls=self.scheme == "https")
         if self._other is not None:
-            # The client closes: were it done here, what is not read yet could cost it the answer.
+            # The client closes the connection: if the server did, the client might lose the answer to unread bytes.
             self.transport.write(self._other(data))
             if self.transport.get_write_buffer_size() > _UNREAD_BYTES:
-                self.transport.abort()  # it reads nothing of what it is told
+                self.transport.abort()  # it does not read the answers
             return
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
@@ -160,11 +184,21 @@ class HttpProtocol(H11Protocol):
             self._expect_head()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        """The application, with our way back. A connection has one call at a time, so ``cycle`` is this call's."""
-        await self.config.loaded_app(scope, receive, AnswerWriter(self.cycle).send)
+        """Run the application with this module's writer. A connection has one call at a time, the one of ``cycle``."""
+        send = AnswerWriter(self.cycle).send
+        with self._budget.body(self.transport.abort) as body:
+
+            async def receive_counted() -> Any:
+                message = await receive()
+                await body.reserve(len(message.get("body", b"")))
+                if not message.get("more_body", False):
+                    body.arrived(body.held)
+                return message
+
+            await self.config.loaded_app(scope, receive_counted, send)
 
     def _should_upgrade(self) -> bool:
-        return False  # to no protocol, and that is nothing to warn of
+        return False  # offers of other protocols are ignored without a warning
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_S, self.timeout_keep_alive_handler)
@@ -176,19 +210,29 @@ class HttpProtocol(H11Protocol):
 
 
 KEEP_ALIVE_S = 75
-GONE_S = 60.0  # without a sign of life or a byte read, from a client that is owed something
-_GRACE_S = 1.0
-_LOOK_S = 0.01
+GONE_S = 60.0  # without a sign of life or a byte read, from a client that waits for an answer
+_GRACE_S = 1.0  # for answers that are being written when the server stops
+_POLL_S = 0.01
 
 
 class HttpServer:
-    """Serves ``app`` on ``host`` and ``port`` (0: one of the system's choice), over TLS where there is a context for
-    it. Signals stay ours."""
+    """Serves ``app`` on ``host`` and ``port`` (0: the system chooses one), over TLS if ``tls`` is given.
 
-    def __init__(self, app: ASGIApp, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+    Leaves signals to the caller.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        budget: BodyBudget | None = None,
+    ) -> None:
         self._host, self._port = host, port
+        protocol: Any = partial(HttpProtocol, budget=budget or BodyBudget())
         config = uvicorn.Config(
-            app, http=HttpProtocol, ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False,
+            app, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False,
             server_header=False, date_header=False, timeout_keep_alive=KEEP_ALIVE_S,
             h11_max_incomplete_event_size=HEAD_BYTES,
         )  # fmt: skip
@@ -199,23 +243,22 @@ class HttpServer:
         self._started = False
 
     async def start(self) -> int:
-        """Begin to listen; returns the port.
+        """Listen, and return the port.
 
         Raises:
-            ConfigError: the address is in use or can not be had.
+            ConfigError: the address is in use or not available.
         """
         try:
             sockets = await listen(self._host, self._port)
         except OSError as error:
-            raise ConfigError(f"HTTP can not listen on {self._host}:{self._port}: {error.strerror or error}") from None
+            raise ConfigError(f"HTTP cannot listen on {self._host}:{self._port}: {error.strerror or error}") from None
         port: int = sockets[0].getsockname()[1]
         await self._uvicorn.startup(sockets=sockets)
         self._started = True
         return port
 
     async def stop(self, grace_s: float = _GRACE_S) -> None:
-        """Close the port, let answers that are on their way finish for a moment, at most ``grace_s`` seconds, and close
-        every connection."""
+        """Close the port, wait up to ``grace_s`` seconds for answers being written, and close all connections."""
         if not self._started:
             return
         for server in self._uvicorn.servers:
@@ -223,33 +266,33 @@ class HttpServer:
         state = self._uvicorn.server_state
         for connection in list(state.connections):
             if not connection.transport.is_closing():
-                connection.shutdown()  # at once where it is idle, else once its answer is out
+                connection.shutdown()  # at once if idle, else after its answer
         await _all_gone(state.connections, grace_s)
         for connection in list(state.connections):
-            connection.transport.abort()  # the call behind it notices that its client is gone
+            connection.transport.abort()  # its call sees that the client is gone
         await _all_gone(state.tasks, grace_s)
         for task in list(state.tasks):
             task.cancel()
 
 
 async def _all_gone(what: Collection[Any], within_s: float) -> None:
-    """Wait up to so many seconds until ``what`` is empty."""
+    """Wait up to ``within_s`` seconds for ``what`` to become empty."""
     with suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             while what:
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
 
 
 async def listen(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of ``host``, all on one port."""
+    """Return a socket for each address of ``host``, all on one port."""
     found = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
     )
     sockets: list[socket.socket] = []
     try:
         for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-            # The protocol is named because asyncio turns Nagle's algorithm off only where it is: without that, the
-            # second of two writes waits 40 ms for the client's acknowledgement of the first.
+            # asyncio turns Nagle's algorithm off only for sockets that name their protocol. With it, the second of two
+            # writes waits 40 ms for the client's acknowledgement of the first.
             listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             sockets.append(listener)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -266,8 +309,10 @@ async def listen(host: str, port: int) -> list[socket.socket]:
 
 
 def _notice_the_gone(listener: socket.socket) -> None:
-    """A client that crashed, lost its network or never reads says nothing, and would be waited for for ever. Accepted
-    connections have these options from their listener; other systems than Linux have their own times."""
+    """Detect clients that crashed, lost their network or never read.
+
+    Accepted connections inherit these options from their listener. Other systems than Linux have their own times.
+    """
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
         every_s = max(1, round(GONE_S / 4))

@@ -26,6 +26,7 @@ MAX_BIASED_TOKENS = 4096  # entries of logit_bias; to allow few tokens of many, 
 MAX_ALLOWED_TOKENS = 1 << 18  # ids, the largest vocabularies of published models
 MAX_PREDICTION_TOKENS = 1 << 17  # ids, the longest usual context; an index of a prediction takes 0.25 kB per token
 MAX_CONTEXT_TOKENS = 1 << 20  # ids of a prompt or a resumed output; the model's own context is the real limit
+MAX_OBJECTS = 1 << 13  # messages, files, edits or choices of one list; reading them takes some 10 ms
 MAX_RULE_TEXT = 4096  # characters of the text behind the gap; a rule reads far fewer
 MAX_INDEXES = 8  # indexes; each is searched at every step
 MAX_DRAFTERS = 64  # names; an engine loads fewer than ten

@@ -17,7 +17,7 @@ from server.frontend import Frontend
 from server.grpc.admin_servicer import AdminServicer, TraceServicer
 from server.grpc.generation_servicer import GenerationServicer, ModelServicer
 from server.grpc.interceptors import AuthInterceptor
-from server.grpc.reflection import add_reflection
+from server.grpc.server import add_reflection
 from server.served_models import Models
 from specdec.api.v1 import admin_pb2_grpc, generation_pb2, generation_pb2_grpc, model_pb2_grpc, trace_pb2_grpc
 from specdec.config import Config

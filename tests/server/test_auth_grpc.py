@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from server.auth import file_watch
-from server.grpc.reflection import V1, V1ALPHA
+from server.grpc.server import V1, V1ALPHA
 from specdec.api.v1 import admin_pb2, model_pb2, options_pb2, trace_pb2
 from specdec.api.v1 import generation_pb2 as pb
 from tests.server.auth.certificates import Certificates

@@ -20,8 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from server.engine_client import EngineStartError
-from server.grpc.reflection import V1, V1ALPHA
-from server.grpc.server import SERVICES
+from server.grpc.server import SERVICES, V1, V1ALPHA
 from server.serving import Addresses, Serving
 from specdec.config import EngineConfig
 from specdec.core.types import EngineInfo

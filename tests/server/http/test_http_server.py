@@ -290,7 +290,7 @@ async def test_a_port_in_use_or_an_address_that_is_not_ours_is_one_clear_error()
         port = taken.getsockname()[1]
         for host, number in (("127.0.0.1", port), ("192.0.2.1", 0), ("no such host", 0)):
             server = HttpServer(lambda *_: None, host, number)  # type: ignore[arg-type]
-            with pytest.raises(ConfigError, match=f"HTTP can not listen on {host}:{number}: "):
+            with pytest.raises(ConfigError, match=f"HTTP cannot listen on {host}:{number}: "):
                 await server.start()
             await server.stop()
 

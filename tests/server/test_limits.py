@@ -1,0 +1,220 @@
+"""What a caller sends is bounded before it takes memory or time, on both ports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+
+from server import body_budget
+from server.body_budget import BodyBudget
+from server.errors import BodiesFullError
+from server.grpc.interceptors import METHODS
+from server.grpc.wire_limits import MAX_WIRE_FIELDS, WIRE_LIMITS, check_wire
+from server.http import http_server
+from server.http.http_server import HttpServer
+from specdec.api.v1 import completion_pb2, generation_pb2
+from specdec.core.fields import MAX_STOP_TOKENS
+from specdec.errors import InvalidRequestError
+from tests.server.harness import refused, rich, running_server, stream_request
+
+GENERATE = generation_pb2.GenerateRequest.DESCRIPTOR
+
+
+def repeated_fields(descriptor: Descriptor, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of a message's repeated fields."""
+    for each in descriptor.fields:
+        here = (*path, each.name)
+        if each.is_repeated:
+            yield here
+        elif each.message_type is not None:
+            yield from repeated_fields(each.message_type, here)
+
+
+SENT = [(method.input_type, path) for method in METHODS.values() for path in repeated_fields(method.input_type)]
+
+
+def limit_of(path: tuple[str, ...]) -> int:
+    return next(WIRE_LIMITS[end] for i in range(len(path)) if (end := ".".join(path[i:])) in WIRE_LIMITS)
+
+
+def with_items(descriptor: Descriptor, path: tuple[str, ...], count: int) -> Message:
+    """A message with so many items at ``path``."""
+    message: Message = GetMessageClass(descriptor)()
+    holder: Any = message
+    for name in path[:-1]:
+        holder = getattr(holder, name)
+    field = holder.DESCRIPTOR.fields_by_name[path[-1]]
+    items = getattr(holder, path[-1])
+    if field.message_type is None:
+        items.extend(["x" if field.cpp_type == field.CPPTYPE_STRING else 70_000] * count)
+    elif field.message_type.GetOptions().map_entry:
+        items.update(dict.fromkeys(range(count), 1.0))
+    else:
+        items.extend([GetMessageClass(field.message_type)()] * count)
+    return message
+
+
+@pytest.mark.parametrize(("descriptor", "path"), SENT, ids=[f"{d.name}-{'.'.join(path)}" for d, path in SENT])
+def test_every_repeated_field_has_a_maximum_on_the_wire(descriptor: Descriptor, path: tuple[str, ...]) -> None:
+    limit = limit_of(path)
+    check_wire(with_items(descriptor, path, limit).SerializeToString(), descriptor)
+    with pytest.raises(InvalidRequestError) as caught:
+        check_wire(with_items(descriptor, path, limit + 1).SerializeToString(), descriptor)
+    (violation,) = caught.value.violations
+    assert violation.field == ".".join(path)
+    assert violation.description == f"at most {limit} items"
+
+
+def test_items_count_however_they_are_sent() -> None:
+    ids = with_items(GENERATE, ("stopping", "stop_token_ids"), MAX_STOP_TOKENS // 2 + 1).SerializeToString()
+    check_wire(ids, GENERATE)
+    number = generation_pb2.GenerateRequest.STOPPING_FIELD_NUMBER
+    unpacked = b"\x20\x07" * (MAX_STOP_TOKENS + 1)
+    merged, apart = ids + ids, bytes([number << 3 | 2, 0x82, 0x10]) + unpacked
+    assert len(generation_pb2.GenerateRequest.FromString(merged).stopping.stop_token_ids) > MAX_STOP_TOKENS
+    assert len(generation_pb2.GenerateRequest.FromString(apart).stopping.stop_token_ids) > MAX_STOP_TOKENS
+    for data in (merged, apart):
+        with pytest.raises(InvalidRequestError, match=r"stopping\.stop_token_ids: at most"):
+            check_wire(data, GENERATE)
+
+
+def test_fields_that_are_not_known_count_too() -> None:
+    with pytest.raises(InvalidRequestError, match=f"at most {MAX_WIRE_FIELDS} fields"):
+        check_wire(b"\xf8\x07\x01" * (MAX_WIRE_FIELDS + 1), GENERATE)
+
+
+async def test_a_call_with_too_long_a_list_is_refused_by_name() -> None:
+    long: Any = with_items(GENERATE, ("stopping", "stop_token_ids"), 2_000_000)
+    setup: Any = with_items(completion_pb2.CompleteSessionRequest.DESCRIPTOR, ("setup", "stopping", "stop"), 65)
+    async with running_server() as server:
+        request = stream_request("hello")
+        request.stopping.CopyFrom(long.stopping)
+        session = server.channel.stream_stream(
+            "/specdec.api.v1.CompletionService/CompleteSession",
+            request_serializer=completion_pb2.CompleteSessionRequest.SerializeToString,
+        )(iter([setup]))
+        for call, field in (
+            (server.generation.GenerateStream(request), "stopping.stop_token_ids"), (session, "setup.stopping.stop")
+        ):  # fmt: skip
+            error = await refused(call)
+            assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert [v.field for v in rich(error)[BadRequest].field_violations] == [field]
+        assert [message async for message in server.generation.GenerateStream(stream_request("hello"))]
+
+
+async def until_waiting(budget: BodyBudget) -> None:
+    while not budget._waiting:
+        await asyncio.sleep(0)
+
+
+async def test_bodies_share_one_budget() -> None:
+    budget = BodyBudget(100)
+    with budget.body(lambda: None) as first, budget.body(lambda: None) as second:
+        await first.reserve(80)
+        first.arrived(60)
+        waiting = asyncio.create_task(second.reserve(50))
+        await until_waiting(budget)
+        assert not waiting.done()
+        first.arrived(40)
+        await waiting
+        assert budget.used == 90
+    assert budget.used == 0
+
+
+async def test_a_body_without_room_is_refused_and_slow_ones_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_budget, "WAIT_S", 0.05)
+    budget, cut = BodyBudget(100), asyncio.Event()
+    with budget.body(cut.set) as slow, budget.body(lambda: None) as other:
+        await slow.reserve(80)
+        with pytest.raises(BodiesFullError):
+            await other.reserve(50)
+        assert not cut.is_set()
+        assert budget.used == 80
+        monkeypatch.setattr(body_budget, "SLOW_S", -1.0)
+        with pytest.raises(BodiesFullError):
+            await other.reserve(50)
+        assert cut.is_set()
+
+
+async def test_a_message_that_never_arrives_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_budget, "SLOW_S", -1.0)
+    stalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def never() -> AsyncIterator[bytes]:
+        await stalled
+        yield b""
+
+    async with running_server(max_message_bytes=1 << 20) as server:
+        budget = server.serving._grpc._messages._budget
+        budget.limit = 1 << 20  # room for one
+        path = "/specdec.api.v1.GenerationService/Generate"
+        call = server.channel.stream_unary(path)(never())
+        while not budget.used:
+            await asyncio.sleep(0.01)
+        answer = [message async for message in server.generation.GenerateStream(stream_request("hello"))]
+        assert answer[-1].WhichOneof("event") == "finished"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert rich(caught.value)[ErrorInfo].reason == "BODIES_FULL"
+        stalled.cancel()
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the length of the body."""
+    length, more = 0, True
+    while more:
+        message = await receive()
+        length, more = length + len(message.get("body", b"")), message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": str(length).encode()})
+
+
+@asynccontextmanager
+async def echo_server(budget: BodyBudget | None = None) -> AsyncIterator[str]:
+    server = HttpServer(echo, "127.0.0.1", 0, budget=budget)
+    port = await server.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await server.stop()
+
+
+async def test_http_bodies_take_room_in_the_budget() -> None:
+    budget = BodyBudget(100_000)
+    async with echo_server(budget) as url, httpx.AsyncClient(base_url=url) as http:
+        with budget.body(lambda: None) as other:
+            await other.reserve(90_000)
+            waiting = asyncio.create_task(http.post("/", content=b"x" * 50_000))
+            await asyncio.wait_for(until_waiting(budget), 30)
+            assert not waiting.done()
+            assert (await http.post("/", content=b"")).text == "0"
+        assert (await waiting).text == "50000"
+    assert budget.used == 0
+
+
+async def test_an_idle_connection_makes_room_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "connection_limit", lambda: 2)
+    async with echo_server() as url:
+        host, port = url.removeprefix("http://").split(":")
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        assert await opened[0][0].read() == b""  # closed: the oldest
+        for reader, writer in opened[1:]:
+            writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        writer.close()
+        for reader, writer in opened[1:]:
+            writer.write(b"ab")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.close()
