@@ -301,8 +301,8 @@ class KvCacheManager:
         self._pool = PagePool(n_pages, self._index.remove)
         self._recorder: CacheRecorder | None = None
 
-    def tell(self, recorder: CacheRecorder) -> None:
-        """Tell ``recorder`` of every full page that is cached from now on, and of its end."""
+    def record(self, recorder: CacheRecorder) -> None:
+        """Record every full page that enters or leaves the cache from now on."""
         index = self._index
 
         def evict(page: int) -> None:

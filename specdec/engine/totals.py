@@ -1,4 +1,4 @@
-"""What an engine counts of its steps, for who asks how busy it is."""
+"""Counters of an engine: token rate, prefix hits, and sums over its steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from specdec.core.types import EngineLoad
 from specdec.engine.step import StepResult
 
-HALF_LIFE_S = 5.0
+HALF_LIFE_S = 5.0  # of the token rate: smooth over bursts of accepted drafts, and current for load balancers
 
 
 class Throughput:
@@ -21,17 +21,17 @@ class Throughput:
         self._at: float | None = None
 
     def add(self, tokens: int, now: float) -> None:
-        """``tokens`` were emitted at monotonic time ``now`` (seconds)."""
+        """Count ``tokens`` emitted at ``now`` (monotonic seconds)."""
         self._decay(now)
         self._mass += tokens
 
     def prompt(self, tokens: int, cached: int) -> None:
-        """A prompt entered, ``cached`` of its tokens from the cache."""
+        """Count a prompt, ``cached`` tokens of which came from the cache."""
         self.prompt_tokens += tokens
         self.hit_tokens += cached
 
     def per_second(self, now: float) -> float:
-        """The decayed rate; the integral of the decay is half-life / ln 2."""
+        """The decayed rate, the mass over the integral of the decay (half-life / ln 2)."""
         self._decay(now)
         return self._mass * math.log(2) / HALF_LIFE_S
 
@@ -42,7 +42,7 @@ class Throughput:
 
 
 class PowerCounts:
-    """Whole numbers from 1 counted by the least power of two that is not below them."""
+    """Histogram of whole numbers from 1; bucket k counts those in (2^(k-1), 2^k]."""
 
     def __init__(self) -> None:
         self._counts: list[int] = []
@@ -54,14 +54,14 @@ class PowerCounts:
             self._counts += [0] * (power + 1 - len(self._counts))
         self._counts[power] += 1
 
-    def told(self) -> tuple[int, ...]:
-        """By exponent."""
+    def counts(self) -> tuple[int, ...]:
+        """Counts by bucket."""
         return tuple(self._counts)
 
 
 @dataclass(slots=True)
 class StepTotals:
-    """Names as in `EngineLoad`. A step that computed nothing does not count."""
+    """Sums over steps that computed anything; names as in `EngineLoad`."""
 
     steps: int = 0
     drafting_steps: int = 0
@@ -76,7 +76,7 @@ class StepTotals:
     by_rows: PowerCounts = field(default_factory=PowerCounts)
 
     def add(self, result: StepResult) -> None:
-        """A step was run."""
+        """Count a step."""
         if not result.rows:
             return
         self.steps += 1
@@ -91,11 +91,11 @@ class StepTotals:
         self.by_sequences.add(result.sequences)
         self.by_rows.add(result.rows)
 
-    def told(self, load: EngineLoad) -> EngineLoad:
-        """``load`` with these in it."""
+    def added_to(self, load: EngineLoad) -> EngineLoad:
+        """``load`` with these sums."""
         return replace(
             load, steps=self.steps, drafting_steps=self.drafting_steps, step_rows=self.step_rows,
             draft_rows=self.draft_rows, plan_ms=self.plan_ms, draft_ms=self.draft_ms, verify_ms=self.verify_ms,
             commit_ms=self.commit_ms, step_sequences=self.step_sequences,
-            steps_by_sequences=self.by_sequences.told(), steps_by_rows=self.by_rows.told(),
+            steps_by_sequences=self.by_sequences.counts(), steps_by_rows=self.by_rows.counts(),
         )  # fmt: skip

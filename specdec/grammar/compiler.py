@@ -16,6 +16,7 @@ from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError
 from specdec.grammar.state import GrammarState
+from specdec.grammar.token_healing import TokenSpelling
 from specdec.models.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -207,6 +208,11 @@ class GrammarCompiler:
         self._eos_ids = tuple(token for token in tokenizer.eos_ids if 0 <= token < vocab_size)
         self._compiled: OrderedDict[GrammarParams, Any] = OrderedDict()
         self._overdue: list[BoundedCall[Any]] = []
+
+    @cached_property
+    def spelling(self) -> TokenSpelling:
+        """The table of token healing."""
+        return TokenSpelling(self._tokenizer, self._vocab_size)
 
     def prepare(self) -> None:
         """Build now what the first grammar would build."""

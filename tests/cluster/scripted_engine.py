@@ -90,7 +90,7 @@ class ScriptedEngine:
         self._prompt_tokens = self._hit_tokens = 0
 
     def tell_cache(self, recorder: CacheRecorder) -> None:
-        self._kv.tell(recorder)
+        self._kv.record(recorder)
 
     def submit(self, request: Request) -> None:
         paged = PagedTokens(request.prompt_ids, request.cache_salt)

@@ -33,7 +33,7 @@ def _keep_time(engine: Engine) -> None:
         return start(*step)
 
     engine._verifier.start = verify  # type: ignore[method-assign]
-    engine._step._clock = engine._manager._clock = engine._drafting._clock = clock
+    engine._step._clock = engine._speculation.manager._clock = engine._speculation.drafting._clock = clock
 
 
 @functools.cache

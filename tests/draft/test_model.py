@@ -188,7 +188,7 @@ def test_what_was_drafted_and_came_is_not_read_again() -> None:
     engine = twin_engine()
     drafter = own_drafter(twin_parts())
     engine.submit(ask("a", tuple(range(5, 60)), speculation=forced(5, 5)))
-    (sequence,) = engine._live["a"]
+    (sequence,) = engine._requests.live["a"]
     amounts = set()
     while engine.has_work():
         before = sequence.n_output

@@ -215,7 +215,7 @@ def test_a_drafter_that_stalls_is_asked_once_per_request(mode: SpeculationMode, 
     clock = Clock()
     slow = Truthful("slow", model_based)
     engine = engine_with(slow)
-    engine._manager._clock = clock
+    engine._speculation.manager._clock = clock
     tree = slow._tree
 
     def stall(task: DraftTask) -> TokenTree:
@@ -233,7 +233,7 @@ def test_three_strikes_rest_a_drafter_for_everyone_until_it_is_trusted_again() -
     clock = Clock()
     bad, good = Truthful("bad", breaks="propose"), Truthful("good")
     engine = engine_with(bad, good)
-    engine._manager._clock = clock
+    engine._speculation.manager._clock = clock
     for i, request in enumerate(requests(ON)):
         events = run_all(engine, [request])
         assert tuple(tokens_of(events, request.request_id)) == plain(request.request_id)

@@ -102,7 +102,7 @@ def test_the_constraint_costs_nothing_once_it_is_met() -> None:
     served = tiny_engine()
     served.submit(ask("r", PROMPT, "ret", SpeculationMode.OFF, temperature=0.0))
     served.step()
-    (sequence,) = served._live["r"]
+    (sequence,) = served._requests.live["r"]
     while sequence.sampling.grammar is not None:
         served.step()
     assert sequence.n_output >= 1

@@ -140,7 +140,7 @@ def test_the_new_model_drafts_for_requests_that_run_and_for_new_ones(kind: str, 
     events = [event for _ in range(8) for event in engine.step()]
     assert engine.info().draft is None
     swap(engine, kind)
-    (model,) = [d for d in engine._drafters if d.name == "model"]
+    (model,) = [d for d in engine._speculation.drafters if d.name == "model"]
     assert isinstance(model, drafter)
     assert engine.info().draft == Path(drafts()[kind]).name
     assert engine.info().drafters == ("suffix", "model")
@@ -175,7 +175,7 @@ def test_the_new_model_reads_the_text_itself() -> None:
     engine.submit(dataclasses.replace(ask, request_id="running", prompt_ids=PROMPT[::-1]))
     for _ in range(6):
         engine.step()
-    ((sequence,),) = engine._live.values()
+    ((sequence,),) = engine._requests.live.values()
     drafted, accepted = sequence.stats.num_draft_tokens, sequence.stats.num_accepted_draft_tokens
     assert drafted > accepted + 4  # the old one is bad at it
     engine.swap_draft(engine.load_draft(tiny_parts().config.target, "int8"))
@@ -196,7 +196,7 @@ def test_the_old_models_memory_is_free_on_return(kind: str | None) -> None:
     engine.submit(Request("r", PROMPT, GREEDY, LONG, speculation=FORCED))
     for _ in range(6):
         engine.step()
-    (old,) = [d for d in engine._drafters if d.name == "model"]
+    (old,) = [d for d in engine._speculation.drafters if d.name == "model"]
     assert isinstance(old, ModelDrafter)
     held = [weakref.ref(old), weakref.ref(old._decoder), weakref.ref(old._decoder.pool), weakref.ref(old._decoder._x)]
     del old
@@ -215,7 +215,7 @@ def test_an_other_vocabularys_memory_is_free_on_return() -> None:
     engine.submit(Request("r", PROMPT, GREEDY, LONG, speculation=FORCED))
     for _ in range(6):
         engine.step()
-    (old,) = [d for d in engine._drafters if d.name == "model"]
+    (old,) = [d for d in engine._speculation.drafters if d.name == "model"]
     assert isinstance(old, CrossVocabularyDrafter)
     held = [weakref.ref(old._decoder), weakref.ref(old._decoder.pool)]
     del old
@@ -229,13 +229,13 @@ def test_an_other_vocabularys_memory_is_free_on_return() -> None:
 
 def test_what_can_not_be_loaded_leaves_the_old_model(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny_engine()
-    before, drafters = engine.info(), engine._drafters
+    before, drafters = engine.info(), engine._speculation.drafters
     with pytest.raises(ModelError, match="nowhere"):
         engine.load_draft("./nowhere", None)
     monkeypatch.setattr("specdec.engine.platform.available_bytes", lambda: 1 << 20)
     with pytest.raises(ModelError, match="kv_tokens"):  # memory is looked at before it is taken
         engine.load_draft(drafts()["same"], None)
-    assert (engine.info(), engine._drafters) == (before, drafters)
+    assert (engine.info(), engine._speculation.drafters) == (before, drafters)
 
 
 def test_an_engine_without_speculation_is_not_given_a_draft() -> None:

@@ -91,7 +91,7 @@ def test_time_over_is_an_end_with_what_is_there(limit: str) -> None:
     engine = tiny_engine()
     engine.submit(request("r", SpeculationMode.OFF, 1, **{limit: 3600.0}, stop=("never said",)))
     events = step_until(engine, "r", 3)
-    sequence = engine._live["r"][0]
+    sequence = engine._requests.live["r"][0]
     assert sequence.first_token_s is not None
     sequence.arrival_s -= 3600
     sequence.first_token_s -= 3600
@@ -119,9 +119,9 @@ def test_a_line_that_has_begun_is_finished() -> None:
     free = run_all(tiny_engine(), [request("r", SpeculationMode.ON, 3)])
     engine = tiny_engine()
     engine.submit(request("r", SpeculationMode.ON, 3, time_limit_s=1e-6, finish_line=True))
-    engine._live["r"][0].arrival_s += 1e6  # the clock starts when the first tokens are out
+    engine._requests.live["r"][0].arrival_s += 1e6  # the clock starts when the first tokens are out
     events = step_until(engine, "r", 1)
-    engine._live["r"][0].arrival_s -= 1e6
+    engine._requests.live["r"][0].arrival_s -= 1e6
     already = len(text_of(events, "r"))
     events += drain(engine)
     whole = text_of(free, "r")

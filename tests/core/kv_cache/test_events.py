@@ -19,7 +19,7 @@ from tests.server.kv_events.subscriber import CacheView, decoded
 
 def told(kv: KvCacheManager, *, salted: bool = False) -> CacheRecorder:
     recorder = CacheRecorder(salted=salted)
-    kv.tell(recorder)
+    kv.record(recorder)
     return recorder
 
 

@@ -26,7 +26,7 @@ class CachingFakeEngine(FakeEngine):
         self._kv = KvCacheManager(PAGES, prefix_cache=True)
 
     def tell_cache(self, recorder: CacheRecorder) -> None:
-        self._kv.tell(recorder)
+        self._kv.record(recorder)
 
     def info(self) -> EngineInfo:
         return replace(super().info(), max_context=PAGES * 64)

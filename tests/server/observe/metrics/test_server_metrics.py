@@ -140,7 +140,7 @@ def test_values_counted_by_powers_of_two_are_a_histogram(values: list[int]) -> N
     for value in values:
         counts.add(value)
         whole.add(value)
-    told = Histogram.by_powers(counts.told(), 8, sum(values))
+    told = Histogram.by_powers(counts.counts(), 8, sum(values))
     assert (told.buckets(), told.count, told.total) == (whole.buckets(), len(values), sum(values))
 
 

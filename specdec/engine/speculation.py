@@ -1,0 +1,110 @@
+"""The drafters of an engine with their controller, trace and cached estimates, and the swap of a draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from draft.manager import STALL_MS, DrafterManager
+from draft.model import ModelDrafter
+from draft.protocol import Drafter
+from specdec.control.controller import Controller
+from specdec.control.estimates.costs import CostTable
+from specdec.control.estimates.learned import Learned
+from specdec.control.trace import TraceLog, TraceWriter
+from specdec.engine.parts import EngineParts, LoadedDraft
+from specdec.engine.profile_costs import StepCosts
+from specdec.engine.step import StepTracer
+from specdec.errors import ConfigError
+
+SAVE_INTERVAL_S = 120.0  # between writes of the profile cache; a crash loses at most this much of what was learned
+
+
+class Speculation:
+    """Everything that a swap of the draft model replaces.
+
+    costs: measured at start. began_s: start of the engine, by its clock.
+
+    Raises:
+        ConfigError: the trace file cannot be written.
+    """
+
+    def __init__(self, parts: EngineParts, costs: StepCosts, began_s: float) -> None:
+        self._parts, self._config = parts, parts.config.speculation
+        self._began_s = self._saved_s = began_s
+        self._swaps = 0
+        controller = self._new_controller(parts.drafters, costs, parts.learned)
+        self.trace = self._new_trace(controller)
+        self._assemble(parts.drafters, controller)
+
+    def swap(self, draft: LoadedDraft | None) -> None:
+        """Replace the draft model; None: remove it. Other drafters keep their costs and estimates.
+
+        Raises:
+            ConfigError: the next trace file cannot be written; nothing has changed.
+        """
+        drafters = [drafter for drafter in self.drafters if drafter.name != ModelDrafter.name]
+        if draft is not None:
+            drafters.append(draft[1])
+        tables = self.controller.as_dict()
+        drafting = {name: table for name, table in tables["drafting"].items() if name != ModelDrafter.name}
+        self._save()
+        learned = {name: found for name, found in self.learned().items() if name != ModelDrafter.name}
+        if self._parts.learned_file is not None:
+            learned = self._parts.learned_file.read(drafters) | learned
+        controller = self._new_controller(drafters, StepCosts(tables["verify"], drafting), learned)
+        self._swaps += 1
+        if self._config.trace_file is not None:
+            trace = self._new_trace(controller)
+            self.trace.close()
+            self.trace = trace
+        self._assemble(drafters, controller)
+
+    def check_swap(self) -> None:
+        """Raise ConfigError if the engine cannot swap its draft model."""
+        if not self._config.enabled or self._parts.load_draft is None:
+            raise ConfigError("engine.speculation.enabled: this engine was started without speculation; start it with")
+
+    def learned(self) -> dict[str, Learned]:
+        """The controller's estimates by drafter."""
+        return self.controller.estimates.learned()
+
+    def save_if_due(self, now: float) -> None:
+        """Write the estimates to the profile cache every `SAVE_INTERVAL_S`."""
+        if now - self._saved_s > SAVE_INTERVAL_S:
+            self._saved_s = now
+            self._save()
+
+    def close(self) -> None:
+        """Close the trace file and write the estimates."""
+        self.trace.close()
+        self._save()
+
+    def _save(self) -> None:
+        if self._parts.learned_file is not None:
+            self._parts.learned_file.write(self.drafters, self.learned())
+
+    def _new_controller(self, drafters: Seq[Drafter], costs: StepCosts, learned: Mapping[str, Learned]) -> Controller:
+        tables = {}
+        for name in (drafter.name for drafter in drafters if drafter.model_based):
+            table = costs.drafting.get(name)
+            guess = CostTable.guess(self._parts.config.max_step_rows, 1.0)
+            tables[name] = guess if table is None else CostTable.from_dict(table)
+        model_based = {drafter.name: drafter.model_based for drafter in drafters}
+        verify = CostTable.from_dict(costs.verify)
+        return Controller(model_based, verify, tables, learned, self._parts.control_params)
+
+    def _new_trace(self, controller: Controller) -> TraceLog:
+        """A trace. Its file begins with ``controller``, so each swap starts another."""
+        file, writer = self._config.trace_file, None
+        if file is not None:
+            name = f"{file.stem}.swap{self._swaps}{file.suffix}" if self._swaps else file.name
+            writer = TraceWriter(file.with_name(name), controller.as_dict())
+        return TraceLog(self._config.trace_steps, writer)
+
+    def _assemble(self, drafters: Seq[Drafter], controller: Controller) -> None:
+        self.drafters, self.controller = list(drafters), controller
+        cells = controller.estimates.calibration.size
+        self.manager = DrafterManager(drafters, self._parts.info.vocab_size, STALL_MS, cells=cells)
+        self.drafting = self._parts.drafting(self.manager, controller)
+        self.tracer = StepTracer(self.trace, self._began_s) if self.trace.enabled else None
