@@ -1,1 +1,1 @@
-"""Experiments that a client runs: both arms are asked the same, and every answer is recorded."""
+"""Experiments that a client runs: both arms get the same requests, and every answer is recorded."""

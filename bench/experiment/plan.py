@@ -1,4 +1,4 @@
-"""The plan of an experiment that a client runs: what each arm asks of its requests, and of which server."""
+"""The plan of an experiment that a client runs: the options and the server of each arm."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def _in_bounds(each: Param) -> AfterValidator:
 
 
 class _Speculation(StrictModel):
-    """As `SpeculationParams`; written as a mapping, or as its mode alone."""
+    """`SpeculationParams`, written as a mapping, or as its mode alone."""
 
     @model_validator(mode="before")
     @classmethod
     def _from_mode(cls, value: Any) -> Any:
-        # YAML reads a bare off as false, and on as true.
+        # YAML reads an unquoted off as false, and on as true.
         if isinstance(value, bool):
             return {"mode": "on" if value else "off"}
         return {"mode": value} if isinstance(value, str) else value
@@ -48,17 +48,17 @@ class _Speculation(StrictModel):
     @classmethod
     def _names_any(cls, drafters: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if drafters == ():
-            raise ValueError("names no drafter; leave it out for all of them, or turn speculation off")
+            raise ValueError("must not be empty; leave it out for all drafters, or turn speculation off")
         return drafters
 
     @property
     def params(self) -> SpeculationParams:
-        """As the client has it."""
+        """For the client."""
         return SpeculationParams(**self.model_dump())
 
 
 def _with_params(base: type[StrictModel], record: Any) -> Any:
-    """``base`` with the parameters of ``record`` as its fields."""
+    """``base`` with the parameters of ``record`` as fields."""
     hints = get_type_hints(record)
     fields: dict[str, Any] = {p.name: (Annotated[hints[p.name], _in_bounds(p)], p.default) for p in params_of(record)}
     return create_model("ArmSpeculation", __base__=base, **fields)
@@ -72,15 +72,14 @@ _OWN = {each.name: _in_bounds(each) for each in params_of(Request)}
 
 
 class ArmRequest(StrictModel):
-    """``prediction`` and ``session`` False: those that the prompts have are not sent. ``body``: further fields for
-    servers with OpenAI's API; gRPC has none."""
+    """The options of an arm's requests."""
 
     speculation: ArmSpeculation = ArmSpeculation()
     priority: Annotated[int, _OWN["priority"]] = 0
     target_tpot_ms: Annotated[float | None, _OWN["target_tpot_ms"]] = None
-    prediction: bool = True
-    session: bool = True
-    body: dict[str, Any] = Field(default_factory=dict)
+    prediction: bool = True  # False: remove the predictions of the prompts
+    session: bool = True  # False: remove their sessions
+    body: dict[str, Any] = Field(default_factory=dict)  # more fields for OpenAI endpoints
 
     @property
     def options(self) -> GenerateOptions:
@@ -91,13 +90,13 @@ class ArmRequest(StrictModel):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """For HTTP: what was written in the plan and nothing else, as other servers refuse fields of ours."""
+        """For HTTP: only what the plan sets, because other servers reject unknown fields."""
         names = ("speculation", "priority", "target_tpot_ms")
         written = self.model_dump(mode="json", exclude_unset=True, include=set(names))
         return written | self.body
 
     def apply(self, ask: LoadRequest) -> LoadRequest:
-        """The prompt as this arm sends it."""
+        """The request with this arm's options."""
         hidden: dict[str, Any] = {name: "" for name in ("prediction", "session") if not getattr(self, name)}
         return dataclasses.replace(ask, **hidden)
 
@@ -106,10 +105,10 @@ MODES = ("paired_replay", "aa", "switchback")
 
 
 def read_plan(path: Path) -> ExperimentConfig:
-    """The plan in a file, if a client can run it; its trace's path is one from here.
+    """The plan in a file, checked for a client; its trace's path becomes relative to the working directory.
 
     Raises:
-        ExperimentError: it cannot; names every field at fault, with its line.
+        ExperimentError: a client cannot run it; names every fault, with its line.
     """
     text = read_text(path)
     config = parse_config(text, str(path))
@@ -120,19 +119,19 @@ def read_plan(path: Path) -> ExperimentConfig:
 
 
 def problems(config: ExperimentConfig, folder: Path) -> Iterator[tuple[Place, str]]:
-    """What is at fault in a plan that lies in ``folder``, and where it stands."""
+    """The faults of a plan in ``folder``, and their places."""
     assignment = config.assignment
     if assignment.mode not in MODES or (assignment.mode == "aa" and assignment.unit is not None):
         what = f"{assignment.mode} with a unit" if assignment.mode in MODES else assignment.mode
         yield (
             ("assignment", "mode"),
-            f"{what} is for live traffic, in a running server; here there are {', '.join(MODES)}",
+            f"{what} is for live traffic in a running server; `specdec ab run` has {', '.join(MODES)}",
         )
     for name, arm in config.arms.items():
         if arm.engine:
             yield (
                 ("arms", name, "engine"),
-                "settings of an engine switch in live experiments only; compare two servers, or set options in request",
+                "engine settings switch only in live experiments; compare two servers, or set options in request",
             )
         try:
             ArmRequest.model_validate(arm.request)
@@ -147,37 +146,34 @@ def problems(config: ExperimentConfig, folder: Path) -> Iterator[tuple[Place, st
     yield from _load_problems(config.load, folder)
     stopping = config.stopping
     if config.load.trace is None and stopping.max_requests is None and stopping.max_duration is None:
-        yield ("stopping",), "nothing says when it ends; give max_requests (of both arms together) or max_duration"
+        yield ("stopping",), "the run has no end; give max_requests (of both arms together) or max_duration"
     if assignment.mode == "switchback" and stopping.rule == "always_valid":
         yield (
             ("stopping", "rule"),
-            "a switchback has requests running at all times, and looking at its records would slow them; use fixed",
+            "a switchback always has requests running, and analysing its records would slow them; use fixed",
         )
     if assignment.mode == "switchback" and not config.load.open_loop:
         yield (
             ("load",),
-            "a switchback needs requests that arrive whatever becomes of those before; give rate or trace",
+            "a switchback needs arrival times; give rate or trace",
         )
 
 
 def _load_problems(load: Load, folder: Path) -> Iterator[tuple[Place, str]]:
     if load.workload is None and load.trace is None:
-        yield ("load",), f"nothing says what is asked; give workload ({', '.join(SERVE_WORKLOADS)}) or trace"
+        yield ("load",), f"the load has no prompts; give workload ({', '.join(SERVE_WORKLOADS)}) or trace"
     if load.workload is not None and load.workload not in SERVE_WORKLOADS:
         yield ("load", "workload"), f"no workload {load.workload!r}; there are {', '.join(SERVE_WORKLOADS)}"
     if load.trace is not None and not (folder / load.trace).is_file():
-        yield ("load", "trace"), f"{folder / load.trace} is no file"
+        yield ("load", "trace"), f"{folder / load.trace} is not a file"
 
 
 class ArmServer(NamedTuple):
-    """``source``: what gave the URL, for errors. ``shown``: how reports call the server. model "": the first that the
-    server names."""
-
     url: str
-    source: str
-    shown: str
+    source: str  # the option or field that gave the URL, for errors
+    shown: str  # its name in reports
     credentials: Credentials = Credentials()
-    model: str = ""
+    model: str = ""  # empty: the first that the server lists
 
 
 _SERVER_FACTS = ("version", "target", "draft", "dtype", "kernels", "numeric_mode", "threads", "drafters", "max_batch")
@@ -185,26 +181,24 @@ _SERVER_FACTS = ("version", "target", "draft", "dtype", "kernels", "numeric_mode
 
 @dataclass(frozen=True, slots=True)
 class OpenArm:
-    """``facts``: what its server says of itself."""
-
     name: str
     request: ArmRequest
     endpoint: Endpoint
-    facts: dict[str, str]
+    facts: dict[str, str]  # the server's description
 
     async def probe(self, ask: LoadRequest) -> bool:
-        """Ask something short, to see whether the server takes this arm's requests. True: it tells token ids.
+        """Send a short request, to test that the server accepts this arm's requests. True: it returns token ids.
 
         Raises:
-            ExperimentError: it does not take them.
+            ExperimentError: the server rejects them.
         """
         seen = Record(ask.name, 0.0)
         try:
             await self.endpoint.send(self.request.apply(ask), seen)
         except RefusedError as error:
-            raise ExperimentError(f"arm {self.name!r}: the server is too busy: {error}; try again later") from None
+            raise ExperimentError(f"arm {self.name!r}: the server is busy: {error}; retry later") from None
         except SpecdecError as error:
-            raise ExperimentError(f"arms.{self.name}: the server does not take this arm's requests: {error}") from None
+            raise ExperimentError(f"arms.{self.name}: the server rejects this arm's requests: {error}") from None
         return bool(seen.token_hash)
 
 
@@ -212,10 +206,10 @@ class OpenArm:
 async def open_arm(
     name: str, request: ArmRequest, url: str, credentials: Credentials, *, model: str, temperature: float, source: str
 ) -> AsyncIterator[OpenArm]:
-    """The arm at ``url``, which ``source`` gave; its connections end with the context.
+    """The arm at ``url``, which ``source`` gave; its connections close with the context.
 
     Raises:
-        ExperimentError: the server does not answer, or the URL means nothing; names the source.
+        ExperimentError: the server does not answer, or the URL is invalid; names the source.
     """
     try:
         endpoint, found = await connect_with(

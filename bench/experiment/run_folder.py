@@ -1,4 +1,4 @@
-"""State of an experiment's run: records on disk, clock, progress, lost servers, the rule that ends it."""
+"""The state of an experiment's run: records on disk, progress, lost servers, the stopping rule."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ from specdec.load.request import Record as Seen
 
 
 class RunFolder:
-    """``attempt``: how often a run here was taken up, 0 for a fresh one. ``log``: every record, earlier ones too.
-
-    Open one with `open_run`.
-    """
+    """Open one with `open_run`."""
 
     def __init__(self, path: Path, manifest: Manifest, log: RecordLog, attempt: int, writer: RecordWriter) -> None:
-        self.path, self.manifest, self.log, self.attempt = path, manifest, log, attempt
+        self.path, self.manifest = path, manifest
+        self.log = log  # all records, including earlier runs
+        self.attempt = attempt  # number of earlier runs
         self._writer = writer
 
     def write(self, records: Iterable[Record]) -> None:
-        """Keep records; they survive the death of the process.
+        """Append records; they survive a kill.
 
         Raises:
-            ExperimentError: there is no room.
+            ExperimentError: the disk is full.
         """
         for record in records:
             try:
@@ -52,10 +51,10 @@ class RunFolder:
 
 @contextmanager
 def open_run(path: Path, manifest: Manifest) -> Iterator[RunFolder]:
-    """The folder at ``path``: a new one, or that of the same experiment to go on with.
+    """The folder at ``path``: a new one, or one of the same experiment to resume.
 
     Raises:
-        ExperimentError: it holds another experiment or other files' records, somebody else writes to it, or it cannot
+        ExperimentError: it contains another experiment or other records, another process writes to it, or it cannot
             be written.
     """
     folder = ExperimentFolder(path)
@@ -66,11 +65,11 @@ def open_run(path: Path, manifest: Manifest) -> Iterator[RunFolder]:
 
 
 def _same(folder: ExperimentFolder, manifest: Manifest) -> Manifest:
-    """The manifest in force: the one that is there, if it says the same."""
+    """The manifest to use: the existing one, if it is equal."""
     path = folder.path
     if not folder.exists:
         if folder.runs:
-            raise ExperimentError(f"{path}: holds records, but no manifest.json; give another folder with --out")
+            raise ExperimentError(f"{path}: contains records, but no manifest.json; give another folder with --out")
         manifest.write(path)
         return manifest
     before = folder.manifest()
@@ -81,13 +80,13 @@ def _same(folder: ExperimentFolder, manifest: Manifest) -> Manifest:
         place = _difference(then, now, name)
         if place:
             raise ExperimentError(
-                f"{path}: holds a run of another experiment ({place}); go on with that one, or give another --out"
+                f"{path}: contains a run of another experiment ({place}); resume that one, or give another --out"
             )
     return before
 
 
 def _difference(then: Any, now: Any, place: str) -> str:
-    """The first place at which two JSON values differ, with both values; empty where none does."""
+    """The first place at which two JSON values differ, with both values; empty if they are equal."""
     if isinstance(then, dict) and isinstance(now, dict):
         for key in [*then, *(key for key in now if key not in then)]:
             found = _difference(then.get(key), now.get(key), f"{place}.{key}")
@@ -111,10 +110,10 @@ def record_of(
     pair: str = "",
     store_prompt: bool = False,
 ) -> Record:
-    """The record of ``seen``, whose request was ``ask``.
+    """The record of ``seen``, the outcome of request ``ask``.
 
-    clock: on the event loop's time. scheduled: it had an arrival time. by_ids: outputs are compared by token ids, else
-    by text. A server may be asked over a connection that takes time: what it says of its queue counts from the sending.
+    clock: on the event loop's time. scheduled: the request had an arrival time. by_ids: compare outputs by token ids,
+    else by text. The server's queue time counts from the sending: a connection may take time.
     """
     hashed = seen.token_hash if by_ids else seen.text_hash
     return make_record(
@@ -141,7 +140,7 @@ def record_of(
 
 
 def _prompt_of(ask: LoadRequest) -> str:
-    """The prompt in words, for plans that keep prompts."""
+    """The prompt as text, for plans that store prompts."""
     if ask.gap is not None:
         return f"{ask.gap.prefix}<gap>{ask.gap.suffix}"
     if ask.chat:
@@ -150,22 +149,19 @@ def _prompt_of(ask: LoadRequest) -> str:
 
 
 class Progress:
-    """Counts of what was recorded so far, without the warm-up. ``done``: pairs with a record in both arms;
-    ``mismatched``: those of them that were answered differently; ``failed``: requests per arm. ``planned``: pairs, or
-    None where only time ends it."""
+    """Counts over the records so far, without warm-up. planned: number of pairs; None if only time limits the run."""
 
     def __init__(self, config: ExperimentConfig, planned: int | None) -> None:
         self.names = (config.control, config.treatment)
         self.metric = config.primary.metric
         self.planned = planned
-        self.done: set[str] = set()
-        self.mismatched: set[str] = set()
-        self.asked, self.failed = [0, 0], [0, 0]
+        self.done: set[str] = set()  # pairs with a record in both arms
+        self.mismatched: set[str] = set()  # pairs with different outputs
+        self.asked, self.failed = [0, 0], [0, 0]  # requests by arm
         self._values: tuple[list[float], list[float]] = ([], [])
         self._open: dict[str, Record] = {}
 
     def add(self, records: Iterable[Record]) -> None:
-        """More records."""
         for record in records:
             if record.warm_up or record.arm not in self.names:
                 continue
@@ -179,7 +175,7 @@ class Progress:
                 self._pair(record)
 
     def medians(self) -> tuple[float | None, float | None]:
-        """Of the primary metric, in both arms."""
+        """The medians of the primary metric in both arms."""
         a, b = (statistics.median(values) if values else None for values in self._values)
         return a, b
 
@@ -193,35 +189,35 @@ class Progress:
             self.mismatched.add(record.pair)
 
 
-_PATIENCE = 3
+_PATIENCE = 3  # turns or blocks without an answer
 
 
 class SilenceLimit:
-    """folder: of the run, for the way out."""
+    """Stops a run whose servers no longer answer. folder: of the run, for the message."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._silent = 0
 
     def check(self, records: Sequence[Record]) -> None:
-        """Hear of the next turn or block.
+        """Count the records of a turn or block.
 
         Raises:
-            ExperimentError: nothing was answered in three of them.
+            ExperimentError: the last three turns got no answer.
         """
         self._silent = 0 if any(record.ok for record in records) else self._silent + 1
         if self._silent >= _PATIENCE:
             raise ExperimentError(
-                f"nothing is answered any more ({records[-1].error}); the same command goes on with {self._folder}"
+                f"the servers no longer answer ({records[-1].error}); the same command resumes {self._folder}"
             )
 
 
 _DECIDED = ("better", "worse", "equivalent")
-_GROWTH = 1.1  # looks get rarer as records become many: all of them together cost about ten of the last
+_GROWTH = 1.1  # units between two analyses grow by this factor, so all together cost about ten times the last
 
 
 class StopRule:
-    """Looks at the records of ``log`` as they grow, where the plan's intervals hold whenever one looks."""
+    """Analyses the records of ``log`` as they grow, if the plan's intervals are always valid."""
 
     def __init__(self, manifest: Manifest, log: RecordLog) -> None:
         self._manifest, self._log = manifest, log
@@ -229,7 +225,7 @@ class StopRule:
         self._next = self._stopping.min_units
 
     def why(self, units: int, mismatched: int, spent_s: float) -> str:
-        """Why to stop after ``units`` pairs or blocks and ``spent_s`` seconds; empty: go on."""
+        """Why to stop after ``units`` pairs or blocks and ``spent_s`` seconds; empty: continue."""
         limit = self._stopping.max_duration
         if limit is not None and spent_s >= limit:
             return f"{limit:g} s have passed"
@@ -237,6 +233,6 @@ class StopRule:
             return ""
         self._next = max(units + 1, math.ceil(units * _GROWTH))
         if mismatched and self._manifest.config.assignment.expect_same_tokens:
-            return f"{mismatched} pairs got different tokens, and whatever follows cannot mend that"
+            return f"{mismatched} pairs got different tokens, which more records cannot change"
         kind = analyse(self._manifest, self._log).verdict.kind
         return f"the verdict is certain: {kind}" if kind in _DECIDED else ""

@@ -1,4 +1,4 @@
-"""What an experiment asks, when and of which arm: a function of the plan alone, so a killed run can go on."""
+"""Requests of an experiment, their times and order: a function of the plan alone, so that a killed run can resume."""
 
 from __future__ import annotations
 
@@ -16,27 +16,24 @@ from specdec.load.request import LoadRequest, TimedRequest
 
 
 class PairedRequest(NamedTuple):
-    """``pair``: what the records of both arms name; ``offset_s``: seconds after the beginning of its turn."""
-
-    pair: str
-    offset_s: float
+    pair: str  # in the records of both arms
+    offset_s: float  # after the beginning of its turn
     ask: LoadRequest
 
 
 class Batch(NamedTuple):
-    """``first``: the arm (0 or 1) that is asked first."""
-
-    first: int
+    first: int  # the arm (0 or 1) that gets them first
     asks: Sequence[PairedRequest]
 
 
-_DRAWN = 1024
+_DRAWN = 1024  # gaps drawn at a time
 
 
 def arrival_times(load: Load) -> Iterator[float]:
-    """Seconds after the beginning, ascending, the same for the same load; 0 for all where it is a closed loop.
+    """Seconds after the beginning, ascending, deterministic for a load; all 0 in a closed loop.
 
-    Gaps are even, or gamma distributed (of shape 1 for a Poisson process) with a mean of 1 / rate."""
+    Gaps are constant, or gamma distributed (shape 1 for a Poisson process) with a mean of 1 / rate.
+    """
     if load.rate is None:
         return itertools.repeat(0.0)
     if load.arrivals == "constant":
@@ -53,26 +50,25 @@ def _random_times(rate: float, shape: float, seed: int) -> Iterator[float]:
             yield now
 
 
-OPEN_TURN = 32
-_SEEDS = 1 << 31
+OPEN_TURN = 32  # requests of a turn in an open loop
+_SEEDS = 1 << 31  # number of seeds
 _WARM_UP = "w"
 
 
 class Script:
-    """``attempt``: how often the run was taken up; pairs then get other names, as their first try may have left a
-    record.
+    """attempt: number of earlier runs. A resumed run names its pairs differently, because an earlier try may have left
+    a record.
 
-    **Order.** Turns of few requests: an arm is asked them, then the other one the same, with the same seeds and at the
-    same distances in time. Which is first is drawn from the salt for every second turn; the turn after it has the
-    opposite order (ABBA or BAAB), so a machine that gets slower in time slows both arms alike.
+    **Order.** An arm gets a turn of few requests, then the other arm gets the same, with the same seeds and gaps. Which
+    arm is first is random for every second turn; the next turn has the opposite order (ABBA or BAAB), so a machine that
+    slows down over time slows both arms alike.
 
-    **Caches.** The second arm must not find what the first one left behind: the prompt's keys and values, nor the
-    answer to draft from. So every request has a cache salt that the other arm's does not have: with ``cache: cold`` one
-    of its own, so that both meet an empty cache; with ``cache: warm`` one per arm, so that either has seen exactly the
-    same requests before. A run that is taken up uses new salts: what one arm did just before the kill, only that arm
-    would have in its cache. Servers that know no salts do not get them: two of them are equally warm anyway, since each
-    is asked everything once; of one that serves both arms, whoever comes second finds the prompt in the cache, which
-    the order makes as frequent in either arm, and which the arms' cached tokens show.
+    **Caches.** The second arm must not find what the first one cached: the prompt's keys and values, or the answer as a
+    draft. So every request has a cache salt that differs between the arms: with ``cache: cold`` one of its own, so that
+    both find an empty cache; with ``cache: warm`` one per arm, so that both have served exactly the same requests
+    before. A resumed run uses new salts, because only the last arm's requests would be cached. Servers without salts do
+    not get them. Two such servers are equally warm, since each gets everything once. On a single one, the second arm
+    finds the prompt in the cache; the order makes this equally frequent in both arms, and their cached tokens show it.
 
     Raises:
         ConfigError: the trace cannot be read.
@@ -88,24 +84,24 @@ class Script:
 
     @property
     def planned(self) -> int | None:
-        """Requests of one arm, where both get each; None where only time ends it."""
+        """Requests per arm of a paired run; None if only time limits it."""
         limits = [len(self._trace)] if self._trace is not None else []
         if self._config.stopping.max_requests is not None:
             limits.append(max(1, self._config.stopping.max_requests // 2))
         return min(limits, default=None)
 
     def warm_up(self) -> Iterator[Batch]:
-        """What both arms are asked before anything counts; a trace's requests again and again, if it is short."""
+        """The requests before measurement; a short trace is repeated."""
         asks = itertools.islice(itertools.cycle(self._prompts()), self._config.warmup_requests)
         for number, ask in enumerate(asks):
             yield Batch(self.first(number), [self.paired(f"{_WARM_UP}{number:06}", 0.0, ask)])
 
     def probe(self) -> LoadRequest:
-        """A short request, to see whether an arm can be asked at all."""
+        """A short request that tests whether an arm works."""
         return dataclasses.replace(self.paired("probe", 0.0, next(self._prompts())).ask, max_tokens=1)
 
     def turns(self, done: Container[int]) -> Iterator[Batch]:
-        """All that counts, but for the requests whose numbers are ``done``."""
+        """All measured requests, except those whose numbers are ``done``."""
         load = self._load
         size = load.per_turn or (OPEN_TURN if load.open_loop else load.concurrency)
         numbered = enumerate(itertools.islice(self.schedule(), self.planned))
@@ -126,30 +122,30 @@ class Script:
         return map(TimedRequest, arrival_times(self._load), asks)
 
     def first(self, turn: int) -> int:
-        """The arm that is asked first."""
+        """The arm that is first in a turn."""
         return balanced_order(self._salt, "order", turn)
 
     def in_arm(self, arm: int, paired: PairedRequest) -> LoadRequest:
-        """The request as an arm is asked it: named as its pair, with a salt that only this arm uses."""
+        """The request as sent to an arm: named after its pair, with a salt that only this arm uses."""
         whose = paired.pair if self._load.cache == "cold" else self._tag
         salt = digest(self._salt, f"cache/{arm}/{whose}/{paired.ask.salt}").hex()
         return dataclasses.replace(paired.ask, name=paired.pair, salt=salt)
 
     @staticmethod
     def number(pair: str) -> int | None:
-        """The number in a pair's name; None: it warmed up."""
+        """The number in a pair's name; None for warm-up."""
         return None if pair.startswith(_WARM_UP) else int(pair.partition(".")[0])
 
     def _prompts(self) -> Iterator[LoadRequest]:
         load = self._load
         if self._trace is not None:
             return (timed.ask for timed in self._trace)
-        assert load.workload is not None  # the plan was checked
+        assert load.workload is not None  # checked by `read_plan`
         asks = endless_asks(load.workload, load.max_tokens)
         return (ask.of_fixed_length() for ask in asks) if load.fixed_length else asks
 
     def paired(self, name: str, offset_s: float, ask: LoadRequest) -> PairedRequest:
-        """The request, with a seed, under a name that says how often the run was taken up."""
+        """The request with a seed, under a name that includes the attempt."""
         if ask.seed is None:
             drawn = int.from_bytes(digest(self._salt, f"seed/{self._load.seed}/{name}")) % _SEEDS
             ask = dataclasses.replace(ask, seed=drawn)

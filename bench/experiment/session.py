@@ -1,4 +1,4 @@
-"""A whole run of an experiment: both arms for every request (paired), or one per time block (switchback)."""
+"""A run of an experiment: each request to both arms (paired), or to the arm of its time block (switchback)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from bench.serve.load import LoadRun
 from server.experiment.assignment import TimeBlocks, paired_arms
 from server.experiment.config import ExperimentConfig
 from server.experiment.folder import Manifest
-from server.experiment.records import NO_BLOCK, Choice, ExperimentError, RunClock
+from server.experiment.records import NO_BLOCK, Choice, ExperimentError, Record, RunClock
+from specdec.load.request import LoadRequest, TimedRequest
 from specdec.load.request import Record as Seen
-from specdec.load.request import TimedRequest
 
 
-class PairedRun:
-    """A turn's records are written together once both arms were asked, pair by pair: a kill leaves at most one record
-    alone, which the analysis leaves out. by_ids: outputs are compared by token ids, else by text."""
+class _Run:
+    """A run that records into ``folder``. by_ids: outputs are compared by token ids, else by text."""
 
     def __init__(
         self, folder: RunFolder, arms: tuple[OpenArm, OpenArm], by_ids: bool, watch: Callable[[Progress], None]
@@ -35,57 +34,76 @@ class PairedRun:
         self._folder, self._arms, self._by_ids, self._watch = folder, arms, by_ids, watch
         self._config = folder.manifest.config
         self._script = Script(self._config, folder.attempt)
-        self._stop = StopRule(folder.manifest, folder.log)
+        self._clock = RunClock(folder.manifest.started_s, asyncio.get_running_loop().time)
         self._silence = SilenceLimit(folder.path)
-        self.progress = Progress(self._config, self._script.planned)
+        self.progress = Progress(self._config, self._script.planned if self._config.assignment.pairs else None)
         self.progress.add(folder.log.records)
 
     async def run(self) -> str:
-        """Ask what is left to ask; says why it ended.
+        """Send the remaining requests; returns why the run ended.
 
         Raises:
-            ExperimentError: the servers answer nothing any more, or a record cannot be written.
+            ExperimentError: the servers no longer answer, or a record cannot be written.
         """
-        done = [number for pair in self.progress.done if (number := self._script.number(pair)) is not None]
-        turns = self._script.turns(frozenset(done))
-        clock = RunClock(self._folder.manifest.started_s, asyncio.get_running_loop().time)
-        if why := self._why(0.0):
-            return why
-        for first in turns:
-            for turn in self._script.warm_up():
-                await self._take(turn, clock, warm_up=True)
-            begun_s = clock.now()
-            for turn in itertools.chain([first], turns):
-                await self._take(turn, clock)
-                if why := self._why(clock.now() - begun_s):
-                    return why
-        return "everything planned was asked"
+        raise NotImplementedError
 
-    def _why(self, spent_s: float) -> str:
-        return self._stop.why(len(self.progress.done), len(self.progress.mismatched), spent_s)
+    def _requests(self, arm: int, asks: Sequence[PairedRequest]) -> list[LoadRequest]:
+        return [self._arms[arm].request.apply(self._script.in_arm(arm, asked)) for asked in asks]
 
-    async def _take(self, turn: Batch, clock: RunClock, *, warm_up: bool = False) -> None:
-        seen: list[dict[str, Seen]] = [{}, {}]
-        for arm in (turn.first, 1 - turn.first):
-            seen[arm] = await self._play(arm, turn)
-        records = [
-            record_of(
-                seen[arm][asked.pair], asked.ask, Choice(self._arms[arm].name, asked.ask.session, warm_up=warm_up),
-                clock, scheduled=self._config.load.open_loop, by_ids=self._by_ids, pair=asked.pair,
-                store_prompt=self._config.store_prompts,
-            )
-            for asked in turn.asks for arm in (0, 1)
-        ]  # fmt: skip
+    def _load(self, arm: int) -> LoadRun:
+        return LoadRun(self._arms[arm].endpoint, self._config.load.timeout_s)
+
+    def _record(self, seen: Seen, asked: PairedRequest, choice: Choice, *, scheduled: bool, pair: str = "") -> Record:
+        return record_of(
+            seen, asked.ask, choice, self._clock, scheduled=scheduled, by_ids=self._by_ids, pair=pair,
+            store_prompt=self._config.store_prompts,
+        )  # fmt: skip
+
+    def _keep(self, records: Sequence[Record]) -> None:
         self._folder.write(records)
         self.progress.add(records)
         self._watch(self.progress)
         self._silence.check(records)
 
+
+class PairedRun(_Run):
+    """Writes a turn's records together, pair by pair, once both arms have answered. A kill then leaves at most one
+    record without its pair, which the analysis excludes."""
+
+    async def run(self) -> str:
+        """As `_Run.run`."""
+        self._stop = StopRule(self._folder.manifest, self._folder.log)
+        done = [number for pair in self.progress.done if (number := self._script.number(pair)) is not None]
+        turns = self._script.turns(frozenset(done))
+        if why := self._why(0.0):
+            return why
+        for first in turns:
+            for turn in self._script.warm_up():
+                await self._take(turn, warm_up=True)
+            begun_s = self._clock.now()
+            for turn in itertools.chain([first], turns):
+                await self._take(turn)
+                if why := self._why(self._clock.now() - begun_s):
+                    return why
+        return "all planned requests were sent"
+
+    def _why(self, spent_s: float) -> str:
+        return self._stop.why(len(self.progress.done), len(self.progress.mismatched), spent_s)
+
+    async def _take(self, turn: Batch, *, warm_up: bool = False) -> None:
+        seen: list[dict[str, Seen]] = [{}, {}]
+        for arm in (turn.first, 1 - turn.first):
+            seen[arm] = await self._play(arm, turn)
+        records, scheduled = [], self._config.load.open_loop
+        for asked in turn.asks:
+            for side, found in zip(self._arms, seen, strict=True):
+                choice = Choice(side.name, asked.ask.session, warm_up=warm_up)
+                records.append(self._record(found[asked.pair], asked, choice, scheduled=scheduled, pair=asked.pair))
+        self._keep(records)
+
     async def _play(self, arm: int, turn: Batch) -> dict[str, Seen]:
-        """What an arm's requests of a turn came to, by pair."""
-        load, open_arm = self._config.load, self._arms[arm]
-        asks = [open_arm.request.apply(self._script.in_arm(arm, asked)) for asked in turn.asks]
-        run = LoadRun(open_arm.endpoint, load.timeout_s)
+        """Send a turn's requests to an arm; returns their outcome by pair."""
+        load, asks, run = self._config.load, self._requests(arm, turn.asks), self._load(arm)
         if load.open_loop:
             await run.on_schedule([TimedRequest(o.offset_s, ask) for o, ask in zip(turn.asks, asks, strict=True)])
         else:
@@ -93,40 +111,25 @@ class PairedRun:
         return {seen.name: seen for seen in run.records}
 
 
-_LEAD_S = 0.25
+_LEAD_S = 0.25  # from the preparation of a block to its begin
 
 
 class _Block(NamedTuple):
-    """Offsets of ``asks`` count from the beginning of block 0."""
-
     number: int
-    asks: list[PairedRequest]
+    asks: list[PairedRequest]  # offsets count from the begin of block 0
 
 
-class SwitchbackRun:
-    """Requests arrive by one schedule, whatever becomes of those before; a block's arm serves those that arrive in it.
+class SwitchbackRun(_Run):
+    """Requests arrive by one schedule, independent of earlier ones; a block's arm serves those that arrive in it.
+
     A block's records are written together when its last request has ended, so that a kill does not keep its short
-    requests and lose the long ones; a run that is taken up begins with the first block that has no record."""
-
-    def __init__(
-        self, folder: RunFolder, arms: tuple[OpenArm, OpenArm], by_ids: bool, watch: Callable[[Progress], None]
-    ) -> None:
-        self._folder, self._arms, self._by_ids, self._watch = folder, arms, by_ids, watch
-        self._config = folder.manifest.config
-        self._script, assignment = Script(self._config, folder.attempt), self._config.assignment
-        arm_of = paired_arms(assignment.salt or self._config.name, *self._config.arms)
-        self._blocks = TimeBlocks(assignment.block_s, assignment.washout_s, arm_of)
-        self._clock = RunClock(folder.manifest.started_s, asyncio.get_running_loop().time)
-        self._silence = SilenceLimit(folder.path)
-        self.progress = Progress(self._config, None)
-        self.progress.add(folder.log.records)
+    requests and lose the long ones. A resumed run begins with the first block that has no record."""
 
     async def run(self) -> str:
-        """Ask what is left to ask; says why it ended.
-
-        Raises:
-            ExperimentError: the servers answer nothing any more, or a record cannot be written.
-        """
+        """As `_Run.run`."""
+        assignment = self._config.assignment
+        arm_of = paired_arms(assignment.salt or self._config.name, *self._config.arms)
+        self._blocks = TimeBlocks(assignment.block_s, assignment.washout_s, arm_of)
         written = max((record.block for record in self._folder.log.records), default=NO_BLOCK)
         blocks = self._blocks_from(written + 1)
         for first in blocks:
@@ -139,7 +142,7 @@ class SwitchbackRun:
                     if isinstance(error, ExperimentError):
                         raise error from None
                 raise
-        return "everything planned was asked"
+        return "all planned requests were sent"
 
     async def _send(self, first: _Block, others: Iterator[_Block], tasks: asyncio.TaskGroup) -> None:
         now, block_s = asyncio.get_running_loop().time, self._config.assignment.block_s
@@ -150,34 +153,26 @@ class SwitchbackRun:
 
     async def _serve(self, block: _Block, start_s: float) -> None:
         arm = int(self._blocks.arm_of(block.number) == self._config.treatment)
-        asks = [self._arms[arm].request.apply(self._script.in_arm(arm, asked)) for asked in block.asks]
-        run = LoadRun(self._arms[arm].endpoint, self._config.load.timeout_s)
+        asks, run = self._requests(arm, block.asks), self._load(arm)
         await run.on_schedule([TimedRequest(o.offset_s, ask) for o, ask in zip(block.asks, asks, strict=True)], start_s)
-        self._keep(arm, run, block.asks, block.number)
+        self._keep_block(arm, run, block.asks, block.number)
 
     async def _warm_up(self) -> None:
         for turn in self._script.warm_up():
             for arm in (turn.first, 1 - turn.first):
-                asks = [self._arms[arm].request.apply(self._script.in_arm(arm, asked)) for asked in turn.asks]
-                run = LoadRun(self._arms[arm].endpoint, self._config.load.timeout_s)
+                asks, run = self._requests(arm, turn.asks), self._load(arm)
                 await run.in_turns(iter(asks), 1, len(asks), None)
-                self._keep(arm, run, turn.asks, NO_BLOCK)
+                self._keep_block(arm, run, turn.asks, NO_BLOCK)
 
-    def _keep(self, arm: int, run: LoadRun, asks: Sequence[PairedRequest], block: int) -> None:
+    def _keep_block(self, arm: int, run: LoadRun, asks: Sequence[PairedRequest], block: int) -> None:
         seen = {record.name: record for record in run.records}
-        name, warm_up = self._arms[arm].name, block == NO_BLOCK
-        records = [
-            record_of(
-                seen[asked.pair], asked.ask,
-                Choice(name, asked.ask.session, block, warm_up or self._blocks.is_washed_out(asked.offset_s)),
-                self._clock, scheduled=not warm_up, by_ids=self._by_ids, store_prompt=self._config.store_prompts,
-            )
-            for asked in asks
-        ]  # fmt: skip
-        self._folder.write(records)
-        self.progress.add(records)
-        self._watch(self.progress)
-        self._silence.check(records)
+        warm_up = block == NO_BLOCK
+        records = []
+        for asked in asks:
+            washed_out = warm_up or self._blocks.is_washed_out(asked.offset_s)
+            choice = Choice(self._arms[arm].name, asked.ask.session, block, washed_out)
+            records.append(self._record(seen[asked.pair], asked, choice, scheduled=not warm_up))
+        self._keep(records)
 
     def _blocks_from(self, first: int) -> Iterator[_Block]:
         """The blocks from ``first`` on that have requests."""
@@ -196,11 +191,11 @@ _HASH_BYTES = 8
 async def run_experiment(
     config: ExperimentConfig, servers: tuple[ArmServer, ArmServer], out: Path, watch: Callable[[Progress], None]
 ) -> str:
-    """Ask both arms and record into ``out``, or go on with a run that lies there; says why it ended. ``watch`` is shown
-    where the run is, now and then.
+    """Run the experiment and record into ``out``, or resume the run there; returns why it ended. ``watch`` is called
+    with the progress now and then.
 
     Raises:
-        ExperimentError: a server does not answer or does not take an arm's requests; the folder cannot be used.
+        ExperimentError: a server does not answer or rejects an arm's requests, or the folder cannot be used.
         WorkloadUnavailableError: the prompts are not installed.
         ConfigError: the trace cannot be read.
     """
@@ -216,8 +211,7 @@ async def run_experiment(
             for (name, arm), side in zip(config.arms.items(), servers, strict=True)
         ]  # fmt: skip
         both = (arms[0], arms[1])
-        told = [await arm.probe(probe) for arm in both]
-        by_ids = all(told)
+        by_ids = all([await arm.probe(probe) for arm in both])
         host = host_facts()
         facts = {"cpu": host["cpu"], "cores": str(host["cores"]), "commit": host["commit"] or "unknown"}
         facts |= load_facts(config) | _server_facts(both, servers)
@@ -229,11 +223,11 @@ async def run_experiment(
 
 
 def load_facts(config: ExperimentConfig) -> dict[str, str]:
-    """What is asked, in words."""
+    """The load, in words."""
     load = config.load
     facts: dict[str, str] = {"caches": load.cache}
     if load.trace is not None:
-        # The file may change between a kill and the run that goes on.
+        # The digest detects a trace that changed between a run and its resumption.
         digest = blake2b(load.trace.read_bytes(), digest_size=_HASH_BYTES).hexdigest()
         return facts | {"load": f"replay of {load.trace.name} ({digest}) at {load.speed:g} x"}
     facts["prompts"] = str(load.workload)
@@ -243,7 +237,7 @@ def load_facts(config: ExperimentConfig) -> dict[str, str]:
 
 
 def _server_facts(arms: tuple[OpenArm, OpenArm], servers: tuple[ArmServer, ArmServer]) -> dict[str, str]:
-    """What servers say of themselves: once where both say the same."""
+    """The servers' descriptions, merged if both are the same."""
     each = [arm.facts | {"server": side.shown} for arm, side in zip(arms, servers, strict=True)]
     first, second = each
     facts = {name: value for name, value in first.items() if second.get(name) == value}

@@ -126,7 +126,7 @@ def test_an_option_that_the_server_does_not_take(server: Faces, tmp_path: Path) 
     plan = write_plan(tmp_path, arms={"a": {}, "b": {"request": {"speculation": {"drafters": ["dream"]}}}})
     done = invoke(plan, tmp_path / "out", "--url", server.grpc)
     assert done.exit_code == 1
-    assert "arms.b: the server does not take this arm's requests" in done.output
+    assert "arms.b: the server rejects this arm's requests" in done.output
     assert "dream" in done.output
 
 

@@ -30,7 +30,7 @@ def test_records_say_what_was_seen(tmp_path: Path) -> None:
     a, b = FakeArm(lambda ask: 0.2), FakeArm(lambda ask: 0.1)
     shown: list[Progress] = []
     why = play(tmp_path, plan(warmup_requests=2, store_prompts=True), a, b, shown=shown)
-    assert why == "everything planned was asked"
+    assert why == "all planned requests were sent"
     records = logged(tmp_path).records
     assert len(records) == 2 * (2 + 20) == len(a.asked) + len(b.asked)
     assert sum(record.warm_up for record in records) == 4
@@ -113,7 +113,7 @@ def test_failures_are_recorded(tmp_path: Path) -> None:
 
 def test_servers_that_are_gone_end_the_run(tmp_path: Path) -> None:
     gone = {"fails": lambda ask: int(ask.name) >= 6}
-    with pytest.raises(ExperimentError, match=r"nothing is answered any more .broken.*same command"):
+    with pytest.raises(ExperimentError, match=r"the servers no longer answer .broken.*same command"):
         play(tmp_path, plan(), FakeArm(**gone), FakeArm(**gone))  # type: ignore[arg-type]
     assert len(logged(tmp_path).records) == 2 * 9
 
@@ -194,7 +194,7 @@ class TestTakenUp:
     def test_goes_on(self, tmp_path: Path, alone: bool) -> None:
         before = self.broken_after(tmp_path, 7, alone)
         a, b = FakeArm(), FakeArm()
-        assert play(tmp_path, plan(warmup_requests=1), a, b) == "everything planned was asked"
+        assert play(tmp_path, plan(warmup_requests=1), a, b) == "all planned requests were sent"
         for arm in (a, b):
             assert [pair_number(ask) for _, ask in arm.asked if pair_number(ask) is not None] == list(range(7, 20))
         earlier = {ask.salt for arm in before for _, ask in arm.asked}

@@ -54,7 +54,10 @@ def test_another_server_is_another_experiment(tmp_path: Path) -> None:
 
 def test_records_of_nobody_knows_what(tmp_path: Path) -> None:
     RecordWriter(tmp_path).close()
-    with pytest.raises(ExperimentError, match=r"holds records, but no manifest.json"), open_run(tmp_path, manifest()):
+    with (
+        pytest.raises(ExperimentError, match=r"contains records, but no manifest.json"),
+        open_run(tmp_path, manifest()),
+    ):
         pass
 
 

@@ -91,6 +91,6 @@ def test_one_that_was_broken_off_goes_on_with_the_next_block(tmp_path: Path) -> 
 
 def test_servers_that_are_gone_end_the_run(tmp_path: Path) -> None:
     arms = [FakeArm(fails=lambda ask: True) for _ in range(2)]
-    with pytest.raises(ExperimentError, match=r"nothing is answered any more \(broken\)"):
+    with pytest.raises(ExperimentError, match=r"the servers no longer answer \(broken\)"):
         play(tmp_path, switchback(), *arms)
     assert {record.block for record in logged(tmp_path).records} == {0, 1, 2}
