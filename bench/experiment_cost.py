@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from server.admission import Ticket, TicketListener
 from server.auth.principal import Principal
-from server.engine_calls import RequestStream
 from server.engine_client import EngineClient
+from server.engine_supervisor import EngineSupervisor
 from server.experiment.config import Unit, parse_config
 from server.experiment.live.plan import make_plan
 from server.experiment.live.recording import Participation, record_of
@@ -19,6 +18,7 @@ from server.experiment.live.traffic import LiveTraffic, RunningExperiment, Submi
 from server.experiment.records import RecordWriter, RunClock
 from server.observe.metrics import ServerMetrics
 from server.observe.records import RequestRecord
+from server.request_stream import RequestStream
 from specdec.config import Config, EngineConfig
 from specdec.core.types import (
     Delta,
@@ -75,12 +75,12 @@ class ExperimentCost:
         traffic, seconds = LiveTraffic([experiment], allow_override=True), []
         for number in range(self._requests):
             request = self._request(number)
-            ticket = _ticket(request)
+            stream = _stream(request)
             begun = self._clock()
-            traffic.admit(_CALLER, request, "", _giving(ticket))
+            traffic.admit(_CALLER, request, "", _giving(stream))
             seconds.append(self._clock() - begun)
-            assert ticket.record is not None
-            assert ticket.record.watchers
+            assert stream.record is not None
+            assert stream.record.watchers
         return seconds
 
     def _record(self, experiment: RunningExperiment, folder: Path) -> tuple[list[float], list[float]]:
@@ -115,7 +115,8 @@ class ExperimentCost:
 def _running(unit: Unit) -> Iterator[RunningExperiment]:
     plan, problems = make_plan(parse_config(_PLAN.format(unit=unit), "plan"), _INFO)
     assert not problems
-    client = EngineClient(Config(engine=EngineConfig(target="none")))  # never started: nothing is in flight
+    engine = EngineSupervisor(Config(engine=EngineConfig(target="none")))  # never started: nothing is in flight
+    client = EngineClient(engine)
     with tempfile.TemporaryDirectory() as folder:
         experiment = RunningExperiment(
             plan, Path(folder), client, RunClock(), {}, lambda state, reason: None, lambda ids: ""
@@ -140,28 +141,16 @@ def _seen(request: Request) -> RequestRecord:
     return RequestRecord(request, None, ServerMetrics(), lambda record: None)
 
 
-def _ticket(request: Request) -> Ticket:
-    stream = RequestStream(request.request_id, 1, lambda complete: None)
+def _stream(request: Request) -> RequestStream:
+    stream = RequestStream(request, lambda complete: None)
     stream.record_in(_seen(request))
-    return Ticket(request, request.request_id, stream, _Nobody(), "")
+    return stream
 
 
-def _giving(ticket: Ticket) -> Submit:
-    return lambda principal, request, key: ticket
+def _giving(stream: RequestStream) -> Submit:
+    return lambda principal, request, key: stream
 
 
 def _summary(seconds: list[float]) -> dict[str, float]:
     found = spread([one * 1e6 for one in seconds])
     return {"p50_us": round(found["p50"], 2), "p99_us": round(found["p99"], 2)}
-
-
-class _Nobody(TicketListener):
-    def on_event(self, ticket: Ticket, event: RequestEvent) -> None:
-        """Keeps no books."""
-
-    def ended(self, ticket: Ticket) -> None:
-        """As above."""
-
-    def wait_s(self, but: Ticket) -> float:
-        """Nobody waits."""
-        return 0.0

@@ -16,8 +16,8 @@ import uvloop
 
 from server.engine_process import DEFAULT_FACTORY
 from server.interfaces import TokenizerLike
-from server.model_host import LoadTokenizer
 from server.observe.logs import configure_logs
+from server.served_model import LoadTokenizer
 from server.serving import Addresses, Serving
 from specdec.config import Config
 from specdec.core.types import EngineInfo

@@ -5,23 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol
 
 from server.auth.principal import Limits, Principal
-from server.engine_calls import RequestStream
 from server.errors import (
     MIN_RETRY_S,
     LateError,
     RateLimitedError,
-    SupersededError,
     TokenQueueFullError,
 )
-from server.observe.records import RequestRecord
+from server.request_stream import RequestStream
 from specdec.config import ServerConfig
 from specdec.core.fields import MAX_NAME
 from specdec.core.types import Delta, EngineInfo, Finished, FinishReason, Request, RequestEvent, Started
-from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestError
+from specdec.errors import FieldViolation, InvalidRequestError
 
 
 class TokenBucket:
@@ -257,119 +254,19 @@ def forecast(request: Request, ahead: Ahead, rates: Rates) -> Forecast:
     return Forecast(wait_s, prefill_s + rates.decode_s(max(0.0, tokens - 1)))
 
 
-class TicketListener(Protocol):
-    """Who keeps the books of tickets."""
-
-    def on_event(self, ticket: Ticket, event: RequestEvent) -> None:
-        """The reader got an event."""
-
-    def ended(self, ticket: Ticket) -> None:
-        """It takes no room any more. Told once."""
-
-    def wait_s(self, but: Ticket) -> float:
-        """Seconds until a request that came now would begin, were ``but`` not there."""
-
-
-class Ticket:
-    """Async iterator over a request's events, as `RequestStream` is: ends after the last sample's Finished, or raises a
-    `RequestError`. Use as ``async with``, or `close` it: leaving it before the end aborts the request at once.
-
-    ``request`` is what the engine was given; events carry ``request_id``, which the caller gave. ``admitted_s``: when
-    it was let in, in the listener's monotonic seconds. ``retry_after_s``: where its deadline passed before it was
-    begun, in how many seconds a request like it may be.
-    """
-
-    def __init__(
-        self,
-        request: Request,
-        request_id: str,
-        stream: RequestStream,
-        listener: TicketListener,
-        key: str,
-        admitted_s: float = 0.0,
-    ) -> None:
-        self.request, self.request_id, self.key, self.admitted_s = request, request_id, key, admitted_s
-        self.started = False
-        self.retry_after_s: float | None = None
-        stream.request_id = request_id
-        self._stream = stream
-        self._listener: TicketListener | None = listener
-        self._superseded = self._cut = False
-
-    @property
-    def record(self) -> RequestRecord | None:
-        """What is known of it, where that is kept."""
-        return self._stream.record
-
-    @property
-    def samples_left(self) -> int:
-        """Places of the engine that it takes, or waits for; a slow reader's answer takes none once it is made."""
-        return self._stream.samples_left
-
-    def supersede(self, abort: Callable[[str], bool]) -> None:
-        """A newer request takes its place: it ends with what it has, then with `SupersededError`."""
-        self._superseded = abort(self.request.request_id)
-        self._end()
-
-    def __aiter__(self) -> Ticket:
-        return self
-
-    async def __anext__(self) -> RequestEvent:
-        try:
-            event = await anext(self._stream)
-        except StopAsyncIteration:
-            self._end()
-            if self._superseded and self._cut:
-                self._superseded = False
-                raise SupersededError from None
-            raise
-        except RequestError as error:
-            if isinstance(error, QueueFullError) and self._listener is not None:
-                error = QueueFullError(error.limit, max(error.retry_after_s or 0.0, self._listener.wait_s(self)))
-            self._end()
-            raise error
-        if isinstance(event, Finished):
-            self._cut = self._cut or event.reason == FinishReason.ABORTED
-        if self._listener is not None:
-            self._listener.on_event(self, event)
-        return event
-
-    def close(self) -> None:
-        """Nobody reads on: abort the request unless it is complete."""
-        self._stream.close()
-        self._end()
-
-    async def aclose(self) -> None:
-        """As `close`; what `contextlib.aclosing` looks for."""
-        self.close()
-
-    async def __aenter__(self) -> Ticket:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _end(self) -> None:
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.ended(self)
-
-
 _UNKNOWN_RETRY_S = 1.0
 # Under overload every request that is let in is one that just fits: of half of them the forecast is too short. What is
 # refused for it is not missed, for others wait to take the place.
 LATE_MARGIN = 1.15
 
 
-Submit = Callable[[Principal, Request, str], Ticket]
+Submit = Callable[[Principal, Request, str], RequestStream]
 
 
 class ExperimentTraffic(Protocol):
     """Running experiments, as admission knows them: they may give a request the options of its arms."""
 
-    def admit(self, principal: Principal, request: Request, supersedes_key: str, submit: Submit) -> Ticket:
+    def admit(self, principal: Principal, request: Request, supersedes_key: str, submit: Submit) -> RequestStream:
         """Let ``request`` in through ``submit``; raises as that does."""
 
 
@@ -405,27 +302,27 @@ class Admission:
         self._client, self._clock = client, clock
         self._max_tokens, self._shed_late = config.max_queued_tokens, config.shed_late
         self._usage: dict[str, KeyUsage] = {} if beside is None else beside._usage
-        self._tickets: dict[Ticket, KeyUsage] = {}
-        self._by_key: dict[str, Ticket] = {}
+        self._streams: dict[RequestStream, KeyUsage] = {}
+        self._by_key: dict[str, RequestStream] = {}
         self._rates = Rates()
         self.experiments: ExperimentTraffic | None = None
 
     @property
     def in_flight(self) -> int:
         """Requests that were let in and have not ended."""
-        return len(self._tickets)
+        return len(self._streams)
 
     @property
     def waiting(self) -> int:
         """Those of them of which the engine has said nothing yet."""
-        return sum(not ticket.started for ticket in self._tickets)
+        return sum(not stream.started for stream in self._streams)
 
     @property
     def waiting_tokens(self) -> int:
         """Prompt tokens of the requests of which the engine has said nothing yet."""
-        return sum(ticket.request.tokens_to_read for ticket in self._tickets if not ticket.started)
+        return sum(stream.request.tokens_to_read for stream in self._streams if not stream.started)
 
-    def admit(self, principal: Principal, request: Request, supersedes_key: str = "") -> Ticket:
+    def admit(self, principal: Principal, request: Request, supersedes_key: str = "") -> RequestStream:
         """Give ``request`` to the engine in the name of ``principal``; to be used as ``async with``, or closed.
 
         ``supersedes_key``: ends the running request of the same tenant that has the same one.
@@ -443,28 +340,28 @@ class Admission:
             return self.experiments.admit(principal, request, supersedes_key, self._admit)
         return self._admit(principal, request, supersedes_key)
 
-    def _admit(self, principal: Principal, request: Request, supersedes_key: str) -> Ticket:
+    def _admit(self, principal: Principal, request: Request, supersedes_key: str) -> RequestStream:
         if len(supersedes_key) > MAX_NAME:
             raise InvalidRequestError([FieldViolation("supersedes_key", f"at most {MAX_NAME} characters")])
         now, own = self._clock(), principal.scope_request(request)
         key = principal.scoped(supersedes_key) if supersedes_key else ""
         older = self._by_key.get(key) if key else None
         usage = self._usage_of(principal, now)
-        leaving = int(older is not None and self._tickets[older] is usage)
+        leaving = int(older is not None and self._streams[older] is usage)
         usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(older), now)
         self._check_room(own, older, now)
         self._check_time(own, older, now)
         stream = self._client.generate(own)
-        if not self._tickets:
+        if not self._streams:
             self._rates.work_begins(now)
-        ticket = Ticket(own, request.request_id, stream, self, key, now)
+        stream.listen(self, request.request_id, key, now)
         if older is not None:
             older.supersede(self._client.abort)
-        self._tickets[ticket] = usage
+        self._streams[stream] = usage
         usage.begin(own.tokens_to_read, now)
         if key:
-            self._by_key[key] = ticket
-        return ticket
+            self._by_key[key] = stream
+        return stream
 
     def check_rate(self, principal: Principal) -> None:
         """Before work is put into what may become a request.
@@ -480,44 +377,42 @@ class Admission:
         not in flight."""
         return self._client.abort(principal.scoped(request_id))
 
-    def on_event(self, ticket: Ticket, event: RequestEvent) -> None:
-        """The reader of ``ticket`` got ``event``."""
+    def on_event(self, stream: RequestStream, event: RequestEvent) -> None:
+        """The reader of ``stream`` got ``event``."""
         now = self._clock()
         if isinstance(event, Started):
-            ticket.started = True
+            stream.started = True
         elif isinstance(event, Delta):
-            self._tickets[ticket].spend(len(event.token_ids), now)
+            self._streams[stream].spend(len(event.token_ids), now)
         elif isinstance(event, Finished):
-            if event.reason == FinishReason.DEADLINE and not ticket.started:
-                ticket.retry_after_s = self.wait_s(ticket)
             self._rates.finished(event, now)
 
-    def ended(self, ticket: Ticket) -> None:
-        """``ticket`` takes no room any more; a prompt that was not even begun is not counted."""
-        usage = self._tickets.pop(ticket)
+    def ended(self, stream: RequestStream) -> None:
+        """``stream`` takes no room any more; a prompt that was not even begun is not counted."""
+        usage = self._streams.pop(stream)
         usage.end()
-        if not ticket.started:
-            usage.spend(-ticket.request.tokens_to_read, self._clock())
-        self._by_key.pop(ticket.key, None)
+        if not stream.started:
+            usage.spend(-stream.request.tokens_to_read, self._clock())
+        self._by_key.pop(stream.supersedes_key, None)
 
     @property
     def forecast_s(self) -> float:
         """Seconds until a request that came now would begin, as `wait_s`; 0: at once."""
         return self._forecast_s(None)
 
-    def wait_s(self, but: Ticket | None = None) -> float:
+    def wait_s(self, but: RequestStream | None = None) -> float:
         """Seconds until a request that came now would begin, were ``but`` not there, to tell to who has to come again.
         Before the first answers nothing else is known than that what has waited for long may wait for as long again."""
         return self._forecast_s(but) or _UNKNOWN_RETRY_S
 
-    def _forecast_s(self, but: Ticket | None) -> float:
+    def _forecast_s(self, but: RequestStream | None) -> float:
         now = self._clock()
-        others = [ticket for ticket in self._tickets if ticket is not but]
-        waiting = [ticket for ticket in others if not ticket.started]
-        running = sum(ticket.samples_left for ticket in others if ticket.started)
-        missing = sum(ticket.samples_left for ticket in waiting) + 1 - max(0, self._client.info.max_batch - running)
-        waited_s = max((now - ticket.admitted_s for ticket in waiting), default=0.0)
-        tokens = sum(ticket.request.tokens_to_read for ticket in waiting)
+        others = [stream for stream in self._streams if stream is not but]
+        waiting = [stream for stream in others if not stream.started]
+        running = sum(stream.samples_left for stream in others if stream.started)
+        missing = sum(stream.samples_left for stream in waiting) + 1 - max(0, self._client.info.max_batch - running)
+        waited_s = max((now - stream.admitted_s for stream in waiting), default=0.0)
+        tokens = sum(stream.request.tokens_to_read for stream in waiting)
         measured_s = max(max(0, missing) * (self._rates.interval_s or 0.0), self._rates.prefill_s(tokens))
         return measured_s if self._rates.known(now) else max(waited_s, measured_s)
 
@@ -528,7 +423,7 @@ class Admission:
         usage.apply(principal.limits, now)
         return usage
 
-    def _check_room(self, request: Request, older: Ticket | None, now: float) -> None:
+    def _check_room(self, request: Request, older: RequestStream | None, now: float) -> None:
         """A prompt of any length may wait alone."""
         waiting = self.waiting_tokens
         if older is not None and not older.started:
@@ -540,15 +435,15 @@ class Admission:
                 self._max_tokens, waiting, room_s if self._rates.known(now) else max(room_s, self.wait_s(older))
             )
 
-    def _check_time(self, request: Request, older: Ticket | None, now: float) -> None:
+    def _check_time(self, request: Request, older: RequestStream | None, now: float) -> None:
         """An idle engine takes whatever comes: that is how its rates become known again."""
         if not self._shed_late or request.deadline_s is None or not self._rates.known(now):
             return
-        others = [ticket for ticket in self._tickets if ticket is not older]
+        others = [stream for stream in self._streams if stream is not older]
         if not others:
             return
         ahead = [t.request for t in others if not t.started and t.request.priority >= request.priority]
-        running = sum(ticket.samples_left for ticket in others if ticket.started)
+        running = sum(stream.samples_left for stream in others if stream.started)
         expected = forecast(
             request,
             Ahead(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from specdec.errors import RequestError, ViolationCollector
 
@@ -144,21 +143,3 @@ class FimNotSupportedError(RequestError):
 
     reason = "FIM_NOT_SUPPORTED"
     http_status, grpc_code, field = 422, "FAILED_PRECONDITION", "suffix"
-
-
-class FimEncoder(Protocol):
-    """Makes a gap in a text a prompt; `server.completion.prompt_packer.PromptPacker` is one."""
-
-    @property
-    def fills_in(self) -> bool:
-        """Whether what stands behind a gap can be shown."""
-
-    def budget(self, wanted: int | None, max_tokens: int) -> int:
-        """Tokens for a prompt where ``wanted`` were asked for and ``max_tokens`` are to be written."""
-
-    def pack(self, gap: Gap, mode: FillMode, budget: int, owner: str = "", *, heal: bool = True) -> PackedPrompt:
-        """The prompt for ``gap``, at most ``budget`` tokens; special tokens spelled out in texts stay plain text.
-
-        Raises:
-            RequestError: the model can not fill in (`FimNotSupportedError`), or not this.
-        """

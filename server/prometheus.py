@@ -14,7 +14,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encode
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from server.engine_client import EngineClient, EngineState
+from server.engine_client import EngineClient
+from server.engine_supervisor import EngineState
 from server.interfaces import KvEventCounts
 from server.observe.gpus import Gpus, GpuUse
 from server.observe.metrics import Histogram, ServerMetrics
@@ -391,7 +392,7 @@ class Exporter(Registry):
     ) -> None:
         self.metrics, self._client, self._model = metrics, client, model
         # No process: its files are not there, and the collector says nothing.
-        self._process = ProcessCollector("specdec_engine", lambda: client.pid or "none", registry=None)
+        self._process = ProcessCollector("specdec_engine", lambda: client.engine.pid or "none", registry=None)
         super().__init__(compat, gpus)
 
     def collect(self) -> Iterator[Metric]:
@@ -402,13 +403,13 @@ class Exporter(Registry):
 
     def families(self) -> Iterator[Metric]:
         """Those of the model and its engine's process."""
-        client = self._client
-        info = client.info if client.is_known else None
-        ready = client.state == EngineState.READY
-        now = Snapshot(self.metrics, client.load, info, ready, client.restarts, client.in_flight)
+        engine = self._client.engine
+        info = engine.info if engine.is_known else None
+        ready = engine.state == EngineState.READY
+        now = Snapshot(self.metrics, engine.load, info, ready, engine.restarts, self._client.in_flight)
         yield from model_families(now)
-        if client.cache_feed is not None:
-            yield from _kv_events(client.cache_feed.counts)
+        if engine.cache_feed is not None:
+            yield from _kv_events(engine.cache_feed.counts)
         yield from self._process.collect()
         if self._compat == "vllm":
             yield from vllm_families(now, self._model)

@@ -7,28 +7,32 @@ import logging
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from server.body_budget import BODIES_IN_FLIGHT_BYTES, BodyBudget
-from server.engine_client import EngineStartError, EngineState, RestartPolicy
+from server.engine_client import EngineClient
 from server.engine_process import DEFAULT_FACTORY, return_freed_memory
+from server.engine_supervisor import EngineStartError, EngineState, EngineSupervisor, RestartPolicy
 from server.grpc.server import GrpcServer
 from server.http.app import DIALECTS, ENDPOINTS, build_app, with_cors
 from server.http.call import ServerContext
 from server.http.call_records import HttpCalls
 from server.http.http_server import HttpServer
 from server.interfaces import ProgressListener
-from server.model_host import LoadTokenizer, ModelHost
 from server.model_names import ModelNames
 from server.observe.gpus import Gpus
 from server.observe.observer import build_observer
 from server.observe.records import RequestRecord
-from server.prometheus import Exporter, JointExporter, Registry
-from server.served_models import Models
+from server.prometheus import Exporter, JointExporter
+from server.served_model import LoadTokenizer, Models, ServedModel, Task
 from server.sharing import promised_bytes, with_shared_cores
-from specdec.config import Config
+from specdec.config import Config, KvEventsConfig
 from specdec.core.types import EngineInfo
-from specdec.errors import EngineDeadError
+from specdec.errors import ConfigError, EngineDeadError
+
+if TYPE_CHECKING:
+    from server.kv_events import KvEventPublisher
 
 _LOG = logging.getLogger(__name__)
 _STOP_GRACE_S = 1.0
@@ -45,8 +49,8 @@ class Addresses:
 
 
 class Serving:
-    """Runs a server from its configuration to its end. ``load_tokenizer`` is called in a thread, as `ModelHost`
-    says.
+    """Runs a server from its configuration to its end. ``load_tokenizer`` is called in a thread, once a
+    model's files are in the cache.
 
     Engines are started one after the other, so that each measures its costs alone and sees what memory those before it
     need. From then on they are watched and restarted each by itself; the server ends when none is left.
@@ -64,46 +68,34 @@ class Serving:
         progress: ProgressListener | None = None,
         policy: RestartPolicy | None = None,
     ) -> None:
-        self._config = config
+        self._config, self._load_tokenizer = config, load_tokenizer
         self._observer = build_observer(config.server, self._prompt_text, config.engine.target_tpot_ms)
-        self._hosts: list[ModelHost] = []
-        for names, settings in _configs(config):
-            beside = self._hosts[0].frontend if self._hosts else None
-            spare = self._promised if config.engines else None
-            engine, observer = settings.engine, self._observer
-            if config.engines:
-                observer = observer.of_model(names.own, engine.target_tpot_ms)
-            host = ModelHost(
-                settings, names, load_tokenizer, observer, factory=factory, progress=progress, policy=policy,
-                spare=spare, beside=beside,
-            )  # fmt: skip
-            self._hosts.append(host)
-        self.client, self._frontend = self._hosts[0].client, self._hosts[0].frontend
-        self._models = Models([host.frontend for host in self._hosts])
-        self._models.exporter = self._exporter()
+        self._publishers: list[KvEventPublisher] = []
+        supervisor = partial(EngineSupervisor, factory=factory, progress=progress, policy=policy)
+        self._make_models(supervisor)
+        self.client = self.models.first.client
         limit = max(BODIES_IN_FLIGHT_BYTES, 4 * config.server.max_message_bytes)
         budget = BodyBudget(limit, return_freed_memory)
-        self._grpc = GrpcServer(config.server, self._models, self._observer, budget)
+        self._grpc = GrpcServer(config.server, self.models, self._observer, budget)
         self._health_tasks: list[asyncio.Task[None]] = []
         self._was_ready = False
         port = config.server.http_port
         self._http: HttpServer | None = None
         if port is not None:
-            server = ServerContext.of(self._models, self._probe_state, config.server.max_message_bytes)
-            tls = self._frontend.access.ssl_context()
+            server = ServerContext(self.models, self._probe_state, config.server.max_message_bytes)
+            tls = self.models.first.access.ssl_context()
             app = HttpCalls(build_app(server, ENDPOINTS if config.server.page else DIALECTS), self._observer)
             self._http = HttpServer(with_cors(app, config.server.cors_origins), config.server.host, port, tls, budget)
 
     @property
     def knows_chat(self) -> bool:
         """Whether a conversation can be sent: a model is loaded and has a chat template."""
-        tokenizers = [host.frontend.tokenizer for host in self._hosts]
-        return any(tokenizer is not None and tokenizer.has_chat_template for tokenizer in tokenizers)
+        return any(model.can(Task.CHAT) for model in self.models)
 
     @property
     def infos(self) -> dict[str, EngineInfo]:
         """What each model's engine is, by the model's name; raises EngineDeadError as long as one is not known."""
-        return {host.frontend.model: host.client.info for host in self._hosts}
+        return {model.name: model.info for model in self.models}
 
     async def start(self) -> Addresses:
         """Listen, not serving yet, and begin to load.
@@ -113,15 +105,14 @@ class Serving:
         """
         grpc_port = await self._grpc.start()
         try:
-            for host in self._hosts:
-                if host.events is not None:
-                    host.events.open()
+            for publisher in self._publishers:
+                publisher.open()
             http_port = await self._http.start() if self._http else None
         except BaseException:
             self._close_events()
             await self._grpc.stop()
             raise
-        await self._hosts[0].start()
+        await self.models.first.start(self._load_tokenizer)
         return Addresses(self._config.server.host, grpc_port, http_port)
 
     async def wait_ready(self) -> EngineInfo:
@@ -131,41 +122,40 @@ class Serving:
             EngineStartError: the engine can not be started.
             ModelError: the tokenizer can not be loaded.
         """
-        for host in self._hosts:
-            if host.client is not self.client:
-                await host.start()
-            await host.wait_ready()
+        for model in self.models:
+            if model is not self.models.first:
+                await model.start(self._load_tokenizer)
+            await model.wait_ready()
         self._was_ready = True
-        self._health_tasks = [asyncio.create_task(self._report_health(host), name="health") for host in self._hosts]
+        self._health_tasks = [asyncio.create_task(self._report_health(model), name="health") for model in self.models]
         return self.client.info
 
     async def stop(self, drain_s: float = 0.0, *, at_once: bool = False) -> None:
         """Take no new request, let running ones finish for up to ``drain_s`` seconds, and end everything. at_once: do
         not wait for anybody to take note of it."""
         await self._grpc.begin_shutdown()
-        left = await self._models.drain(drain_s)
-        for host in self._hosts:
-            await host.frontend.experiments.close()
+        left = await self.models.drain(drain_s)
+        for model in self.models:
+            await model.experiments.close()
         if left:
             _LOG.warning("%d calls were still running after %g s and are cut off", left, drain_s)
-            for host in self._hosts:
-                host.client.fail_all(EngineDeadError("the server shut down before the request was complete"))
+            for model in self.models:
+                model.client.fail_all(EngineDeadError("the server shut down before the request was complete"))
         for task in self._health_tasks:
             task.cancel()
         grace_s = 0.0 if at_once else _STOP_GRACE_S
         await self._grpc.stop(grace_s)
         if self._http is not None:
             await self._http.stop(grace_s)
-        await asyncio.gather(*(host.client.close(at_once=at_once) for host in self._hosts))
+        await asyncio.gather(*(model.client.engine.close(at_once=at_once) for model in self.models))
         self._close_events()
-        for host in self._hosts:
-            host.frontend.close()
+        for model in self.models:
+            model.close()
         await asyncio.to_thread(self._observer.close)
 
     def _close_events(self) -> None:
-        for host in self._hosts:
-            if host.events is not None:
-                host.events.close()
+        for publisher in self._publishers:
+            publisher.close()
 
     async def run(self, on_ready: Callable[[Addresses, EngineInfo], None]) -> None:
         """Serve until SIGTERM or SIGINT, then drain; a second signal cuts the drain short.
@@ -209,7 +199,7 @@ class Serving:
                 task.cancel()
 
     def _say_stopping(self, name: str) -> None:
-        calls = sum(host.frontend.gate.inside for host in self._hosts)
+        calls = sum(model.gate.inside for model in self.models)
         drain_s = self._config.server.drain_s
         if calls and drain_s:
             many = "1 call" if calls == 1 else f"{calls} calls"
@@ -232,41 +222,54 @@ class Serving:
 
     async def _wait_failed(self) -> str:
         """Wait until every engine has failed for good or was closed, and return why."""
-        reasons = await asyncio.gather(*(host.client.wait_failed() for host in self._hosts))
-        return "; ".join(host.explained(reason) for host, reason in zip(self._hosts, reasons, strict=True) if reason)
+        reasons = await asyncio.gather(*(model.client.engine.wait_failed() for model in self.models))
+        return "; ".join(model.explain(reason) for model, reason in zip(self.models, reasons, strict=True) if reason)
 
-    def _exporter(self) -> Registry:
-        """Of the one model, or of all of them."""
+    def _make_models(self, supervisor: Callable[..., EngineSupervisor]) -> None:
+        """Make ``_models``, and what exports their metrics."""
+        models: list[ServedModel] = []
+        exporters: dict[str, Exporter] = {}
+        settings = list(_configs(self._config))
         compat = self._config.server.metrics_compat
-        gpus = None if all(host.on_cpu for host in self._hosts) else Gpus()
-        if not self._config.engines:
-            return Exporter(self._observer.metrics, self.client, compat, gpus)
-        models = {host.name: Exporter(host.metrics, host.client, compat, model=host.name) for host in self._hosts}
-        return JointExporter(self._observer.metrics, models, compat, gpus)
+        gpus = None if all(config.engine.device == "cpu" for _, config in settings) else Gpus()
+        for names, config in settings:
+            observer, spare = self._observer, None
+            if self._config.engines:
+                observer, spare = observer.of_model(names.own, config.engine.target_tpot_ms), self._promised
+            publisher = _publisher(config.server.kv_events)
+            if publisher is not None:
+                self._publishers.append(publisher)
+            client = EngineClient(supervisor(config, spare=spare, cache_feed=publisher), observer)
+            models.append(ServedModel(client, config.server, names, models[0] if models else None))
+            exporters[names.own] = Exporter(observer.metrics, client, compat, gpus, names.own)
+        self.models = Models(models)
+        if self._config.engines:
+            self.models.exporter = JointExporter(self._observer.metrics, exporters, compat, gpus)
+        else:
+            self.models.exporter = exporters[""]
 
     def _prompt_text(self, record: RequestRecord) -> str:
-        frontend = self._models.find(record.model).frontend
-        return frontend.loaded_tokenizer.decode(record.request.prompt_ids)
+        return self.models.find(record.model).tokenizer.loaded.decode(record.request.prompt_ids)
 
     def _promised(self) -> int:
-        return promised_bytes(host.client for host in self._hosts)
+        return promised_bytes(model.client.engine for model in self.models)
 
-    async def _report_health(self, host: ModelHost) -> None:
+    async def _report_health(self, model: ServedModel) -> None:
         """Tell gRPC's health watchers of the server, and by its name of one of several models."""
-        states = host.client.watch()
+        states = model.client.engine.watch()
         while True:
             state = await states.get()
-            await self._grpc.set_serving(any(each.client.state == EngineState.READY for each in self._hosts))
-            if host.name:
-                await self._grpc.set_model_serving(host.name, state == EngineState.READY)
+            await self._grpc.set_serving(any(each.client.engine.state == EngineState.READY for each in self.models))
+            if model.names.own:
+                await self._grpc.set_model_serving(model.names.own, state == EngineState.READY)
 
     def _probe_state(self) -> tuple[str, bool]:
         """That of the one engine; of several, ready once all have been and while any is."""
-        states = [host.client.state for host in self._hosts]
+        states = [model.client.engine.state for model in self.models]
         state = next((state for state in states if state != EngineState.READY), EngineState.READY)
         if len(states) == 1:
-            return state, self._frontend.takes_requests
-        return state, self._was_ready and any(host.frontend.takes_requests for host in self._hosts)
+            return state, self.models.first.takes_requests
+        return state, self._was_ready and any(model.takes_requests for model in self.models)
 
 
 def _configs(config: Config) -> Iterator[tuple[ModelNames, Config]]:
@@ -283,3 +286,16 @@ def _configs(config: Config) -> Iterator[tuple[ModelNames, Config]]:
         server = config.server.model_copy(update={"experiments": experiments, "kv_events": events})
         names = ModelNames(engine.aliases, name, tuple(config.engines))
         yield names, config.model_copy(update={"engine": engine, "server": server})
+
+
+def _publisher(config: KvEventsConfig) -> KvEventPublisher | None:
+    if config.endpoint is None:
+        return None
+    try:
+        from server.kv_events import KvEventPublisher
+    except ImportError as error:
+        raise ConfigError(
+            f"server.kv_events.endpoint: events need a package that is not here ({error.name}); "
+            "install it with: pip install 'specdec[kv-events]', or leave endpoint out"
+        ) from None
+    return KvEventPublisher(config)

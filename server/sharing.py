@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import psutil
 
-from server.engine_client import EngineClient
+from server.engine_supervisor import EngineSupervisor
 from specdec.config import EngineConfig
 
 _LOG = logging.getLogger(__name__)
@@ -31,18 +31,18 @@ def with_shared_cores(engines: Mapping[str, EngineConfig], cores: int | None = N
     return found
 
 
-def promised_bytes(clients: Iterable[EngineClient]) -> int:
+def promised_bytes(engines: Iterable[EngineSupervisor]) -> int:
     """Bytes of memory that engines which are up will need and have not taken yet: KV caches fill as they are used."""
-    return sum(_promised(client) for client in clients)
+    return sum(_promised(engine) for engine in engines)
 
 
-def _promised(client: EngineClient) -> int:
-    if client.pid is None or not client.is_known:
+def _promised(engine: EngineSupervisor) -> int:
+    if engine.pid is None or not engine.is_known:
         return 0
     try:
-        engine = psutil.Process(client.pid)
+        process = psutil.Process(engine.pid)
         # What is mapped from files counts as free elsewhere, so it is not taken yet.
-        taken = [each.memory_info() for each in (engine, *engine.children())]  # ranks of engine.tp
+        taken = [each.memory_info() for each in (process, *process.children())]  # ranks of engine.tp
     except psutil.Error:
         return 0  # it has just ended, and its memory is free
-    return max(0, client.info.memory_bytes - sum(memory.rss - memory.shared for memory in taken))
+    return max(0, engine.info.memory_bytes - sum(memory.rss - memory.shared for memory in taken))

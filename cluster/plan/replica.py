@@ -13,9 +13,9 @@ from torch import Tensor
 from cluster.plan.drafts import DraftLaw, SimulatedDrafting
 from cluster.plan.profile import Profile
 from draft.manager import DrafterManager
-from server.admission import Admission, Ticket
+from server.admission import Admission
 from server.auth.principal import ANYBODY
-from server.engine_calls import RequestStream
+from server.request_stream import RequestStream
 from specdec.config import ServerConfig
 from specdec.control.controller import Controller
 from specdec.control.estimates.costs import CostTable
@@ -111,7 +111,7 @@ class Replica:
         server = ServerConfig(max_queued_tokens=limits.max_queued_tokens, shed_late=limits.shed_late)
         self._admission = Admission(self, server, self._front_clock)
         self._streams: dict[str, RequestStream] = {}
-        self._tickets: dict[str, Ticket] = {}
+        self._admitted: dict[str, RequestStream] = {}
         self._inbox: list[Request] = []
         self._said: list[RequestEvent] = []
         self._refused: list[str] = []
@@ -141,7 +141,7 @@ class Replica:
     @property
     def active(self) -> int:
         """Requests that were let in and have not ended."""
-        return len(self._tickets)
+        return len(self._admitted)
 
     @property
     def busy(self) -> bool:
@@ -155,7 +155,7 @@ class Replica:
             RequestError: it is refused, as the server would.
         """
         self._front_clock.now = now
-        self._tickets[request.request_id] = self._admission.admit(ANYBODY, request)
+        self._admitted[request.request_id] = self._admission.admit(ANYBODY, request)
 
     def step(self, now: float) -> float:
         """Hand over what was let in, and run a step from ``now`` on; returns when it ends."""
@@ -185,7 +185,7 @@ class Replica:
 
     def generate(self, request: Request) -> RequestStream:
         """As admission asks it: from the next step on."""
-        stream = RequestStream(request.request_id, 1, partial(self._ended, request.request_id))
+        stream = RequestStream(request, partial(self._ended, request.request_id))
         self._streams[request.request_id] = stream
         self._inbox.append(request)
         return stream
@@ -199,9 +199,9 @@ class Replica:
 
     def _next(self, request_id: str) -> Outcome:
         """What the reader of a request gets, which is there already: so there is nothing to wait for."""
-        ticket = self._tickets[request_id]
+        stream = self._admitted[request_id]
         outcome: Outcome
-        reading = cast(Coroutine[Any, None, RequestEvent], ticket.__anext__())
+        reading = cast(Coroutine[Any, None, RequestEvent], stream.__anext__())
         try:
             reading.send(None)
         except StopIteration as done:
@@ -211,6 +211,6 @@ class Replica:
         else:
             raise RuntimeError("a reader waits for what was said already")
         if not isinstance(outcome, Started | Delta):
-            del self._tickets[request_id]
-            ticket.close()
+            del self._admitted[request_id]
+            stream.close()
         return outcome

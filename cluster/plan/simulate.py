@@ -16,7 +16,8 @@ from cluster.plan.drafts import DraftLaw
 from cluster.plan.profile import Profile
 from cluster.plan.replica import Outcome, Replica
 from cluster.plan.routing import RING_HASH, make_router
-from specdec.core.types import Delta, Finished, FinishReason, Started
+from server.errors import DeadlinePassedError
+from specdec.core.types import Delta, Started
 from specdec.errors import RequestError
 from specdec.load.figures import spread
 from specdec.load.request import Record
@@ -168,14 +169,14 @@ class Fleet:
         else:
             del self._records[name]
             self._active[at] -= 1
-            if isinstance(outcome, RequestError):
+            if isinstance(outcome, RequestError) and not isinstance(outcome, DeadlinePassedError):
                 self._refuse(record, outcome, now)
             else:
                 self._end(record, outcome, now)
 
     def _end(self, record: Record, outcome: Outcome, now: float) -> None:
         record.end_s = self._run.ended_s = now
-        if isinstance(outcome, Finished) and outcome.reason is FinishReason.DEADLINE:
+        if isinstance(outcome, DeadlinePassedError):
             record.outcome, record.error = "cut", "its deadline passed"
         self._look(record)
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from server.auth.principal import Principal
-from server.engine_calls import UnreadEvents, weight_of
 from server.errors import GenerationFailedError, SlowReaderError
+from server.request_stream import UnreadEvents, weight_of
 from specdec.core.types import Delta, Finished, Request, RequestEvent, SpeculationParams
 from specdec.errors import RequestError
 

@@ -90,7 +90,7 @@ class PromptPacker:
     def __init__(self, tokenizer: TokenizerLike, max_context: int, template: str = "") -> None:
         self._tokens = FimTokens.of(tokenizer, template)
         self._prefix_only = FimTokens.prefix_only(tokenizer)
-        self._max_context = max_context
+        self.max_context = max_context  # tokens
         self._text = UserText(tokenizer, self._tokens.names | self._prefix_only.names)
         self._context = ContextPacker(self._text)
 
@@ -107,7 +107,7 @@ class PromptPacker:
         Raises:
             FimNotSupportedError: the model can not fill in.
         """
-        gap, budget = Gap(prefix, suffix, head_from=len(prefix)), self._max_context * 7 // 8
+        gap, budget = Gap(prefix, suffix, head_from=len(prefix)), self.max_context * 7 // 8
         return list(self.pack(gap, FillMode.MIDDLE, budget, heal=False).ids)
 
     def encode_text(self, text: str, owner: str = "") -> tuple[int, ...]:
@@ -117,8 +117,8 @@ class PromptPacker:
     def budget(self, wanted: int | None, max_tokens: int) -> int:
         """Tokens for a prompt where ``wanted`` were asked for. What is to be written, ``max_tokens``, gets a quarter of
         the context at most."""
-        written = min(max(1, max_tokens), self._max_context // 4)
-        return min(wanted or DEFAULT_TOKENS, self._max_context - written)
+        written = min(max(1, max_tokens), self.max_context // 4)
+        return min(wanted or DEFAULT_TOKENS, self.max_context - written)
 
     def is_quick(self, gap: Gap, owner: str = "") -> bool:
         """Whether `pack` takes less than a millisecond or two: there is little text, or it is known."""

@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from server.auth.principal import Principal
+from server.auth.principal import Principal, current_caller
 from server.completion.prompt_packer import PromptPacker
 from server.fim import FillMode, Gap, PackedPrompt
-from server.frontend import Frontend
 from specdec.core.text_stops import CLOSERS, CLOSING, CodeReader
 from specdec.core.types import (
     GrammarParams,
@@ -22,6 +21,7 @@ from specdec.core.types import (
     StoppingParams,
     TextRules,
 )
+from specdec.errors import EngineDeadError
 
 DEFAULT_MAX_TOKENS = 128
 
@@ -137,11 +137,10 @@ def gap_rules(gap: Gap, options: CompletionOptions) -> TextRules | None:
 
 
 class RequestMaker:
-    """Makes the prompt, derives the stops. The packer is made once the model is there, and is the front end's ``fim``
-    from then on."""
+    """Makes prompts that fill gaps and derives the stops. ``packer`` is set once the model is loaded."""
 
-    def __init__(self, frontend: Frontend) -> None:
-        self._frontend = frontend
+    def __init__(self) -> None:
+        self._packer: PromptPacker | None = None
 
     @property
     def packer(self) -> PromptPacker:
@@ -150,11 +149,27 @@ class RequestMaker:
         Raises:
             EngineDeadError: it is not loaded yet.
         """
-        found = self._frontend.fim
-        if not isinstance(found, PromptPacker):
-            found = PromptPacker(self._frontend.loaded_tokenizer, self._frontend.info.max_context)
-            self._frontend.fim = found
-        return found
+        if self._packer is None:
+            raise EngineDeadError("the engine is loading; retry shortly")
+        return self._packer
+
+    @packer.setter
+    def packer(self, packer: PromptPacker) -> None:
+        self._packer = packer
+
+    async def pack_between(self, prefix: str, suffix: str, max_tokens: int = 1) -> PackedPrompt:
+        """A prompt that asks for what is missing between two texts, as much of both as leaves room for ``max_tokens``;
+        no token is healed.
+
+        Raises:
+            FimNotSupportedError: the model cannot fill in.
+            EngineDeadError: it is not loaded yet.
+        """
+        gap, budget = (
+            Gap(prefix, suffix, head_from=len(prefix)),
+            self.packer.budget(self.packer.max_context, max_tokens),
+        )
+        return await self._pack(gap, FillMode.MIDDLE, budget, current_caller().tenant, heal=False)
 
     async def pack(self, gap: Gap, options: CompletionOptions, principal: Principal) -> PackedPrompt:
         """The prompt for ``gap``. Long texts are encoded in a thread, so that others' streams go on.
@@ -163,12 +178,14 @@ class RequestMaker:
             FimNotSupportedError: the model can not fill in, and the options ask for it.
             EngineDeadError: the model is not loaded yet.
         """
-        packer, owner = self.packer, principal.scoped(options.cache_salt)
-        budget = packer.budget(options.max_prompt_tokens, options.stopping.max_tokens or 1)
-        heal = options.grammar is None
-        if packer.is_quick(gap, owner):
-            return packer.pack(gap, options.mode, budget, owner, heal=heal)
-        return await asyncio.to_thread(packer.pack, gap, options.mode, budget, owner, heal=heal)
+        budget = self.packer.budget(options.max_prompt_tokens, options.stopping.max_tokens or 1)
+        owner, heal = principal.scoped(options.cache_salt), options.grammar is None
+        return await self._pack(gap, options.mode, budget, owner, heal=heal)
+
+    async def _pack(self, gap: Gap, mode: FillMode, budget: int, owner: str, *, heal: bool) -> PackedPrompt:
+        if self.packer.is_quick(gap, owner):
+            return self.packer.pack(gap, mode, budget, owner, heal=heal)
+        return await asyncio.to_thread(self.packer.pack, gap, mode, budget, owner, heal=heal)
 
     async def make(
         self, gap: Gap, options: CompletionOptions, principal: Principal, request_id: str, draft: str = ""

@@ -13,7 +13,6 @@ from server.auth.principal import Principal
 from server.completion.coalescing import RequestCoalescer, Submit
 from server.completion.editor_session import EditorSession
 from server.completion.requests import RequestMaker
-from server.frontend import Frontend
 
 
 class Outcome(StrEnum):
@@ -175,20 +174,18 @@ class SessionTable:
 
 
 class CompletionService:
-    """What completions share: how requests are made, the runs in flight, sessions, outcomes.
+    """Code completion: how requests are made, coalesced requests, sessions, outcomes. Belongs to one event loop."""
 
-    ``submit`` is the way to the engine; ``outcomes`` may be shared with other models. Belongs to one event loop.
-    """
-
-    def __init__(self, frontend: Frontend, submit: Submit, outcomes: OutcomeLog | None = None) -> None:
-        self.maker = RequestMaker(frontend)
+    def __init__(self, maker: RequestMaker, submit: Submit, outcomes: OutcomeLog | None = None) -> None:
+        """submit: gives a request to the engine. outcomes: may be shared with other models."""
+        self.maker = maker
         self.runs = RequestCoalescer(submit)
         self.outcomes = outcomes or OutcomeLog()
         self.sessions = SessionTable(self._new_session)
 
     @staticmethod
     def owner(principal: Principal, cache_salt: str) -> Owner:
-        """Who may see a session, a suggestion, a run."""
+        """Who may see a session, a suggestion, a coalesced request."""
         return (principal.tenant, cache_salt)
 
     def _new_session(self, session_id: str) -> EditorSession:

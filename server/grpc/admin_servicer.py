@@ -10,11 +10,11 @@ from typing import Any, cast, get_args
 import grpc
 
 from server.auth.principal import check_admin
-from server.engine_calls import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
+from server.engine_client import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
 from server.experiment.live.experiments import ExperimentStatus
 from server.grpc.errors import guarded
 from server.grpc.messages import trace_message
-from server.served_models import Models
+from server.served_model import Models
 from specdec.api.v1 import admin_pb2, admin_pb2_grpc, experiment_pb2, experiment_pb2_grpc, trace_pb2, trace_pb2_grpc
 from specdec.config import WeightDtype
 from specdec.errors import ViolationCollector
@@ -42,8 +42,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         violations.raise_if_any()
         if request.model:
             drained = self._models.named(request.model)
-            others = (model.frontend for model in self._models if model.frontend is not drained)
-            await self._not_serving("" if all(other.gate.is_closed for other in others) else drained.model)
+            others = (model for model in self._models if model is not drained)
+            await self._not_serving("" if all(other.gate.is_closed for other in others) else drained.name)
             return admin_pb2.DrainResponse(running=await drained.gate.drain(timeout_s))
         await self._not_serving("")
         return admin_pb2.DrainResponse(running=await self._models.drain(timeout_s))

@@ -32,11 +32,11 @@ from server.grpc.completion_messages import (
 from server.grpc.deferred_headers import DeferredHeaders
 from server.grpc.errors import guarded
 from server.grpc.request_reader import read_files, read_gap, read_prediction, validate
-from server.served_models import Models, ServedModel, Task
+from server.served_model import Models, ServedModel, Task
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import completion_pb2_grpc as pb_grpc
 from specdec.api.v1 import result_pb2 as result
-from specdec.core.types import Finished, FinishReason, Request
+from specdec.core.types import Request
 from specdec.errors import EngineDeadError, FieldViolation, InvalidRequestError, RequestError, ViolationCollector
 
 # Messages that wait for a slow reader; beyond that nothing more is read from it
@@ -59,7 +59,7 @@ class CompletionSession:
         self._open_ask: int | None = None  # the ask that has not got its last word
 
     def _use(self, model: ServedModel) -> None:
-        self._service, self._frontend = model.completion, model.frontend
+        self._service, self._model = model.completion, model
 
     async def run(self, messages: AsyncIterator[pb.CompleteSessionRequest], context: Context) -> None:
         """Serve until the client has sent all and got all, or is gone.
@@ -120,7 +120,7 @@ class CompletionSession:
     async def _set_up(self, setup: pb.SessionSetup) -> None:
         if self._session is None:
             self._use(self._models.find(setup.model, Task.FILL))
-        self._frontend.check_model(setup.model)
+        self._model.check_name(setup.model)
         violations = ViolationCollector()
         options, unit = read_options(setup, violations), read_unit(setup, violations)
         if self._session is not None:
@@ -142,7 +142,7 @@ class CompletionSession:
         self._supersedes_key = setup.scheduling.supersedes_key
         held = {uri: document.version for uri, document in session.documents.items()}
         ready = pb.SessionReady(
-            session_id=session.session_id, model=self._frontend.model, documents=held, fills_in=packer.fills_in
+            session_id=session.session_id, model=self._model.name, documents=held, fills_in=packer.fills_in
         )
         await self._out.put(pb.CompleteSessionResponse(ready=ready))
 
@@ -202,10 +202,10 @@ class CompletionSession:
     async def _answer(self, session: EditorSession, ask_id: int, gap: Gap) -> None:
         put, options = self._out.put, self._options
         try:
-            with self._frontend.gate.enter():
+            with self._model.gate.enter():
                 suggestion = await session.suggest(
                     gap, options, self._principal, lambda request: validate(
-                        request, self._frontend.info, ViolationCollector()
+                        request, self._model.info, ViolationCollector()
                     ), self._supersedes_key,
                 )  # fmt: skip
                 await put(suggestion_started(ask_id, suggestion))
@@ -245,17 +245,15 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
     async def Complete(self, request: pb.CompleteRequest, context: Context) -> None:  # type: ignore[override]
         """One completion, as it is made."""
         model = self._models.find(request.model, Task.FILL)
-        with model.frontend.gate.enter():
+        with model.gate.enter():
             principal, service = current_caller(), model.completion
             asked = await _read(request, context, model)
-            answer = DeferredHeaders(context, model.frontend.hold_headers)
+            answer = DeferredHeaders(context, model.hold_headers)
             key = request.scheduling.supersedes_key
             run, _ = await service.runs.start(principal, asked, key)
             try:
                 async for event in run.read():
-                    if isinstance(event, Finished) and event.reason is FinishReason.DEADLINE:
-                        raise DeadlinePassedError
-                    await answer.write(event, event_message(event, asked.request_id, model.frontend.model))
+                    await answer.write(event, event_message(event, asked.request_id, model.name))
             finally:
                 run.leave()
             owner = service.owner(principal, asked.cache_salt)
@@ -289,16 +287,15 @@ async def _read(message: pb.CompleteRequest, context: Context, model: ServedMode
     Raises:
         RequestError: it can not be served; every bad field is named.
     """
-    frontend = model.frontend
-    frontend.check_model(message.model)
+    model.check_name(message.model)
     violations = ViolationCollector()
     options = read_options(message, violations)
     violations.check(message.HasField("fim"), "fim", "must be set")
-    prediction = await read_prediction(message, frontend, violations)
+    prediction = await read_prediction(message, model, violations)
     request_id = message.request_id or uuid.uuid4().hex
     request = await model.completion.maker.make(read_gap(message.fim), options, current_caller(), request_id)
     request = dataclasses.replace(request, prediction_ids=prediction)
-    validate(request, frontend.info, violations)
+    validate(request, model.info, violations)
     remaining = context.time_remaining()
     if remaining is None:
         return request

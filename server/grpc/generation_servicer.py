@@ -8,10 +8,8 @@ from typing import Any
 
 import grpc
 
-from server.admission import Ticket
 from server.auth.principal import current_caller
 from server.errors import DeadlinePassedError
-from server.frontend import Frontend
 from server.grpc.deferred_headers import DeferredHeaders
 from server.grpc.errors import guarded
 from server.grpc.messages import (
@@ -25,10 +23,11 @@ from server.grpc.messages import (
 )
 from server.grpc.request_reader import PromptMessage, parse_generate, parse_prefill, read_chat
 from server.observe.records import current_arm
-from server.served_models import Models, Task
+from server.request_stream import RequestStream
+from server.served_model import Models, ServedModel, Task
 from specdec.api.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
 from specdec.api.v1 import options_pb2 as options
-from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, Started
+from specdec.core.types import Delta, Finished, Request, RequestEvent, Started
 from specdec.errors import ViolationCollector
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -47,20 +46,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> generation_pb2.GenerateResponse:
         """The whole answer at once."""
-        frontend = self._find(request)
-        with frontend.gate.enter():
-            asked = await parse_generate(request, frontend)
-            response = generation_pb2.GenerateResponse(request_id=asked.request_id, model=frontend.model)
+        model = self._find(request)
+        with model.gate.enter():
+            asked = await parse_generate(request, model)
+            response = generation_pb2.GenerateResponse(request_id=asked.request_id, model=model.name)
             deltas: dict[int, list[Delta]] = defaultdict(list)
             samples: list[generation_pb2.Sample] = []
-            async with _admit(frontend, asked, request.scheduling, context) as stream:
+            async with _admit(model, asked, request.scheduling, context) as stream:
                 async for event in stream:
                     if isinstance(event, Started):
                         response.seed = event.seed
                     elif isinstance(event, Delta):
                         deltas[event.index].append(event)
                     elif isinstance(event, Finished):
-                        _check_deadline(event, stream)
                         samples.append(sample_message(event.index, deltas[event.index], event))
             response.samples.extend(sorted(samples, key=lambda sample: sample.index))
             return response
@@ -68,27 +66,24 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     @guarded
     async def GenerateStream(self, request: generation_pb2.GenerateStreamRequest, context: Context) -> None:  # type: ignore[override]
         """The answer as it is made."""
-        frontend = self._find(request)
-        with frontend.gate.enter():
-            asked = await parse_generate(request, frontend)
-            model, answer = frontend.model, DeferredHeaders(context, frontend.hold_headers)
-            async with _admit(frontend, asked, request.scheduling, context) as stream:
+        model = self._find(request)
+        with model.gate.enter():
+            asked = await parse_generate(request, model)
+            name, answer = model.name, DeferredHeaders(context, model.hold_headers)
+            async with _admit(model, asked, request.scheduling, context) as stream:
                 async for event in stream:
-                    if isinstance(event, Finished):
-                        _check_deadline(event, stream)
-                    await answer.write(event, _stream_message(event, model))
+                    await answer.write(event, _stream_message(event, name))
 
     @guarded
     async def Prefill(self, request: generation_pb2.PrefillRequest, context: Context) -> generation_pb2.PrefillResponse:
         """Computes a prompt into the prefix cache."""
-        frontend = self._find(request)
-        with frontend.gate.enter():
-            asked = await parse_prefill(request, frontend)
+        model = self._find(request)
+        with model.gate.enter():
+            asked = await parse_prefill(request, model)
             response = generation_pb2.PrefillResponse(request_id=asked.request_id)
-            async with _admit(frontend, asked, request.scheduling, context) as stream:
+            async with _admit(model, asked, request.scheduling, context) as stream:
                 async for event in stream:
                     if isinstance(event, Finished):
-                        _check_deadline(event, stream)
                         response.prompt_tokens = event.usage.prompt_tokens
                         response.cached_tokens = event.usage.cached_tokens
                         response.timings.CopyFrom(timings_message(event.timings))
@@ -101,7 +96,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         violations.check(bool(request.request_id), "request_id", "must not be empty")
         violations.raise_if_any()
         caller, asked = current_caller(), request.request_id
-        aborted = [model.frontend.admission.abort(caller, asked) for model in self._models]
+        aborted = [model.admission.abort(caller, asked) for model in self._models]
         return generation_pb2.AbortResponse(aborted=any(aborted))
 
     @guarded
@@ -113,13 +108,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         which = request.WhichOneof("input")
         violations.check(which is not None, "input", "one of text and chat is needed")
         violations.raise_if_any()
-        frontend = self._models.named(request.model)
+        model = self._models.named(request.model)
         if which == "chat":
-            ids = await read_chat(request.chat, frontend, violations)
+            ids = await read_chat(request.chat, model, violations)
             violations.raise_if_any()
         else:
             add_special = request.add_special if request.HasField("add_special") else True
-            ids = await frontend.encode(request.text, add_special=add_special, parse_special=request.parse_special)
+            ids = await model.tokenizer.encode(
+                request.text, add_special=add_special, parse_special=request.parse_special
+            )
         return generation_pb2.TokenizeResponse(token_ids=ids)
 
     @guarded
@@ -128,23 +125,25 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.DetokenizeResponse:
         """Token ids to text."""
         violations = ViolationCollector()
-        frontend = self._models.named(request.model)
-        size = frontend.info.vocab_size
+        model = self._models.named(request.model)
+        size = model.info.vocab_size
         violations.check(max(request.token_ids, default=0) < size, "token_ids", f"ids must lie in [0, {size})")
         violations.raise_if_any()
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        text = await frontend.decode(list(request.token_ids), skip_special=skip)
+        text = await model.tokenizer.decode(list(request.token_ids), skip_special=skip)
         return generation_pb2.DetokenizeResponse(text=text)
 
-    def _find(self, message: PromptMessage) -> Frontend:
+    def _find(self, message: PromptMessage) -> ServedModel:
         task = _TASKS.get(message.WhichOneof("prompt") or "", Task.ANY)
-        return self._models.find(message.model, task).frontend
+        return self._models.find(message.model, task)
 
 
 _TASKS = {"fim": Task.FILL, "chat": Task.CHAT}
 
 
-def _admit(frontend: Frontend, request: Request, scheduling: options.SchedulingOptions, context: Context) -> Ticket:
+def _admit(
+    model: ServedModel, request: Request, scheduling: options.SchedulingOptions, context: Context
+) -> RequestStream:
     """Let the request in, with what is left of the call's time.
 
     Raises:
@@ -155,7 +154,7 @@ def _admit(frontend: Frontend, request: Request, scheduling: options.SchedulingO
         if remaining <= 0:
             raise DeadlinePassedError
         request = dataclasses.replace(request, deadline_s=remaining)
-    return frontend.admission.admit(current_caller(), request, supersedes_key=scheduling.supersedes_key)
+    return model.admission.admit(current_caller(), request, supersedes_key=scheduling.supersedes_key)
 
 
 def _stream_message(event: RequestEvent, model: str) -> generation_pb2.GenerateStreamResponse:
@@ -165,11 +164,6 @@ def _stream_message(event: RequestEvent, model: str) -> generation_pb2.GenerateS
         return generation_pb2.GenerateStreamResponse(started=started_message(event, model, current_arm()))
     assert isinstance(event, Finished)  # the stream raises what Failed says
     return generation_pb2.GenerateStreamResponse(finished=finished_message(event))
-
-
-def _check_deadline(event: Finished, ticket: Ticket) -> None:
-    if event.reason == FinishReason.DEADLINE:
-        raise DeadlinePassedError(ticket.retry_after_s)
 
 
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):
@@ -183,22 +177,22 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         self, request: model_pb2.GetServerInfoRequest, context: Context
     ) -> model_pb2.GetServerInfoResponse:
         """Facts about the engine."""
-        frontend = self._models.named(request.model)
-        return info_message(frontend.info, frontend.client.restarts)
+        model = self._models.named(request.model)
+        return info_message(model.info, model.client.engine.restarts)
 
     @guarded
     async def ListModels(self, request: model_pb2.ListModelsRequest, context: Context) -> model_pb2.ListModelsResponse:
         """Each target, and its draft where there is one."""
         models: list[model_pb2.Model] = []
-        for frontend in (model.frontend for model in self._models):
-            target = model_pb2.Model(name=frontend.model, role=model_pb2.MODEL_ROLE_TARGET)
-            target.aliases.extend(frontend.names.aliases)
+        for model in (model for model in self._models):
+            target = model_pb2.Model(name=model.name, role=model_pb2.MODEL_ROLE_TARGET)
+            target.aliases.extend(model.names.aliases)
             models.append(target)
-            if (draft := frontend.info.draft) is not None:
+            if (draft := model.info.draft) is not None:
                 models.append(model_pb2.Model(name=draft, role=model_pb2.MODEL_ROLE_DRAFT))
         return model_pb2.ListModelsResponse(models=models)
 
     @guarded
     async def GetLoad(self, request: model_pb2.GetLoadRequest, context: Context) -> model_pb2.GetLoadResponse:
         """The engine's last heartbeat."""
-        return load_message(self._models.named(request.model).client.load)
+        return load_message(self._models.named(request.model).client.engine.load)

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from server.auth.principal import current_caller
-from server.completion.requests import CompletionOptions, RequestMaker
+from server.completion.requests import CompletionOptions
 from server.fim import ContextFile, Gap, PackedPrompt
-from server.frontend import Frontend
+from server.served_model import ServedModel
 from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
@@ -52,7 +52,7 @@ GenerateMessage = pb.GenerateRequest | pb.GenerateStreamRequest
 PromptMessage = pb.GenerateRequest | pb.GenerateStreamRequest | pb.PrefillRequest
 
 
-async def parse_generate(message: GenerateMessage, frontend: Frontend) -> Request:
+async def parse_generate(message: GenerateMessage, model: ServedModel) -> Request:
     """The request ``message`` asks for.
 
     Raises:
@@ -61,7 +61,7 @@ async def parse_generate(message: GenerateMessage, frontend: Frontend) -> Reques
     violations = ViolationCollector()
     stopping = read_stopping(message.stopping, violations)
     grammar = read_grammar(message.grammar, violations) if message.HasField("grammar") else None
-    prompt = await _prompt(message, frontend, violations, grammar)
+    prompt = await _prompt(message, model, violations, grammar)
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
@@ -69,20 +69,20 @@ async def parse_generate(message: GenerateMessage, frontend: Frontend) -> Reques
         stopping=_with_ends(stopping, prompt.ends),
         output=read_params(OutputParams, message.output, violations),
         speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
-        prediction_ids=await read_prediction(message, frontend, violations),
+        prediction_ids=await read_prediction(message, model, violations),
         grammar=grammar,
         healing_prefix=prompt.healing_prefix,
         resume=read_resume(message, violations),
         **read_own(message, violations),
     )
-    validate(request, frontend.info, violations)
+    validate(request, model.info, violations)
     return request
 
 
-async def parse_prefill(message: pb.PrefillRequest, frontend: Frontend) -> Request:
+async def parse_prefill(message: pb.PrefillRequest, model: ServedModel) -> Request:
     """The prefill-only request ``message`` asks for; raises as `parse_generate`."""
     violations = ViolationCollector()
-    prompt = await _prompt(message, frontend, violations)
+    prompt = await _prompt(message, model, violations)
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
@@ -90,11 +90,11 @@ async def parse_prefill(message: pb.PrefillRequest, frontend: Frontend) -> Reque
         priority=message.scheduling.priority,
         cache_salt=message.cache.salt,
     )
-    validate(request, frontend.info, violations)
+    validate(request, model.info, violations)
     return request
 
 
-async def read_chat(chat: options.ChatPrompt, frontend: Frontend, violations: ViolationCollector) -> list[int]:
+async def read_chat(chat: options.ChatPrompt, model: ServedModel, violations: ViolationCollector) -> list[int]:
     """Token ids of ``chat``; empty when it is bad, which ``violations`` is told.
 
     Raises:
@@ -109,7 +109,7 @@ async def read_chat(chat: options.ChatPrompt, frontend: Frontend, violations: Vi
     if bad:
         return []
     try:
-        return await frontend.encode_chat([{"role": m.role, "content": m.content} for m in chat.messages])
+        return await model.tokenizer.encode_chat([{"role": m.role, "content": m.content} for m in chat.messages])
     except InvalidRequestError as error:
         violations.found += error.violations
         return []
@@ -137,20 +137,20 @@ def read_files(messages: Iterable[options.ContextFile]) -> tuple[ContextFile, ..
 
 
 async def _prompt(
-    message: PromptMessage, frontend: Frontend, violations: ViolationCollector, grammar: GrammarParams | None = None
+    message: PromptMessage, model: ServedModel, violations: ViolationCollector, grammar: GrammarParams | None = None
 ) -> PackedPrompt:
     """The prompt, which asks for what matches ``grammar``."""
-    frontend.check_model(message.model)
+    model.check_name(message.model)
     which = message.WhichOneof("prompt")
     if which == "fim":
         filling = CompletionOptions(grammar=grammar)
-        return await RequestMaker(frontend).pack(read_gap(message.fim), filling, current_caller())
+        return await model.completion.maker.pack(read_gap(message.fim), filling, current_caller())
     if which == "text":
-        ids = await frontend.encode(message.text)
+        ids = await model.tokenizer.encode(message.text)
     elif which == "chat":
-        ids = await read_chat(message.chat, frontend, violations)
+        ids = await read_chat(message.chat, model, violations)
     else:
-        count, longest = len(message.token_ids.ids), frontend.info.max_context - 1
+        count, longest = len(message.token_ids.ids), model.info.max_context - 1
         if count > longest:  # it is not worth a copy
             raise PromptTooLongError(longest, count)
         ids = list(message.token_ids.ids)
@@ -161,7 +161,7 @@ async def _prompt(
 
 
 async def read_prediction(
-    message: GenerateMessage | CompleteRequest, frontend: Frontend, violations: ViolationCollector
+    message: GenerateMessage | CompleteRequest, model: ServedModel, violations: ViolationCollector
 ) -> tuple[int, ...]:
     """Token ids of what the output is expected to look like; what is said by halves is told to ``violations``.
 
@@ -170,7 +170,7 @@ async def read_prediction(
     """
     which = message.prediction.WhichOneof("content")
     if which == "text":
-        return tuple(await frontend.encode(message.prediction.text, add_special=False))
+        return tuple(await model.tokenizer.encode(message.prediction.text, add_special=False))
     unclear = which is None and message.HasField("prediction")
     violations.check(not unclear, "prediction", "one of text and token_ids is needed")
     return tuple(message.prediction.token_ids.ids)

@@ -16,7 +16,7 @@ from server.grpc.completion_servicer import CompletionServicer
 from server.grpc.generation_servicer import GenerationServicer, ModelServicer
 from server.grpc.interceptors import AuthInterceptor, GrpcCalls, MessageInterceptor
 from server.observe.observer import Observer
-from server.served_models import Models
+from server.served_model import Models
 from specdec.api.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -62,7 +62,7 @@ class GrpcServer:
         observer: Observer | None = None,
         budget: BodyBudget | None = None,
     ) -> None:
-        access = models.first.frontend.access
+        access = models.first.access
         self._config, self._access, self.completion = config, access, models.first.completion
         self._drained: set[str] = set()
         self._health = health.aio.HealthServicer()

@@ -8,12 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from server.admission import Ticket
 from server.auth.principal import current_caller
-from server.errors import DeadlinePassedError
 from server.hold_headers import HOLD_HEADER, holds, precedes_tokens
-from server.http.call import Call, ServerContext
+from server.http.call import Call
 from server.json_body import write_json
+from server.request_stream import RequestStream
+from server.served_model import ServedModel
 from specdec.core.types import (
     Delta,
     DrafterStats,
@@ -101,52 +101,45 @@ def _add_stats(total: SpeculationStats, part: SpeculationStats) -> None:
 
 
 async def generate(
-    server: ServerContext, requests: Sequence[Request], *, share: bool = False, supersedes_key: str = ""
+    model: ServedModel, requests: Sequence[Request], *, share: bool = False, supersedes_key: str = ""
 ) -> AsyncGenerator[tuple[int, RequestEvent]]:
     """The events of ``requests``, one per prompt, as they come: (which request, event).
 
     Samples are numbered through: sample i of request r is r * n + i. To be read inside `contextlib.aclosing`: closing
     it, by an error or a cancellation too, ends all requests in the engine at once. ``share``: a single request may be
-    answered with the events of an equal one that runs already (`server.completion.runs.RequestCoalescer`).
+    answered with the events of an equal one that runs already (`model.completion.runs.RequestCoalescer`).
     ``supersedes_key``: ends the running request of the same tenant with the same one, for the first of ``requests``.
 
     Raises:
         RequestError: the caller may not, or the engine refuses or fails one of them.
     """
     if share and len(requests) == 1:
-        async with aclosing(_shared(server, requests[0], supersedes_key)) as events:
+        async with aclosing(_shared(model, requests[0], supersedes_key)) as events:
             async for event in events:
-                yield 0, _checked(event)
+                yield 0, event
         return
-    tickets: list[Ticket] = []
+    streams: list[RequestStream] = []
     try:
         for i, request in enumerate(requests):
             key = "" if i else supersedes_key
-            tickets.append(server.frontend.admission.admit(current_caller(), request, key))
-        if len(tickets) == 1:
-            async for event in tickets[0]:
-                yield 0, _checked(event, tickets[0].retry_after_s)
+            streams.append(model.admission.admit(current_caller(), request, key))
+        if len(streams) == 1:
+            async for event in streams[0]:
+                yield 0, event
             return
         n = requests[0].sampling.n
-        async with aclosing(_merged(tickets)) as events:
+        async with aclosing(_merged(streams)) as events:
             async for which, event in events:
-                found = _checked(event, tickets[which].retry_after_s)
-                if isinstance(found, Delta | Finished):
-                    found.index += which * n
-                yield which, found
+                if isinstance(event, Delta | Finished):
+                    event.index += which * n
+                yield which, event
     finally:
-        for ticket in tickets:
-            ticket.close()
+        for stream in streams:
+            stream.close()
 
 
-def _checked(event: RequestEvent, retry_after_s: float | None = None) -> RequestEvent:
-    if isinstance(event, Finished) and event.reason == FinishReason.DEADLINE:
-        raise DeadlinePassedError(retry_after_s)
-    return event
-
-
-async def _shared(server: ServerContext, request: Request, supersedes_key: str) -> AsyncGenerator[RequestEvent]:
-    run, _ = await server.completion.runs.start(current_caller(), request, supersedes_key)
+async def _shared(model: ServedModel, request: Request, supersedes_key: str) -> AsyncGenerator[RequestEvent]:
+    run, _ = await model.completion.runs.start(current_caller(), request, supersedes_key)
     try:
         async for event in run.read():
             yield event
@@ -154,19 +147,19 @@ async def _shared(server: ServerContext, request: Request, supersedes_key: str) 
         run.leave()
 
 
-async def _merged(tickets: Sequence[Ticket]) -> AsyncGenerator[tuple[int, RequestEvent]]:
+async def _merged(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, RequestEvent]]:
     # What a slow client leaves stays with its streams, where it is bounded.
-    queue: asyncio.Queue[tuple[int, RequestEvent | RequestError | None]] = asyncio.Queue(len(tickets))
+    queue: asyncio.Queue[tuple[int, RequestEvent | RequestError | None]] = asyncio.Queue(len(streams))
 
-    async def pump(which: int, ticket: Ticket) -> None:
+    async def pump(which: int, stream: RequestStream) -> None:
         try:
-            async for event in ticket:
+            async for event in stream:
                 await queue.put((which, event))
             await queue.put((which, None))
         except RequestError as error:
             await queue.put((which, error))
 
-    pumps = [asyncio.create_task(pump(which, ticket)) for which, ticket in enumerate(tickets)]
+    pumps = [asyncio.create_task(pump(which, stream)) for which, stream in enumerate(streams)]
     try:
         left = len(pumps)
         while left:
@@ -204,9 +197,9 @@ async def stream_answer(call: Call, requests: Sequence[Request], writer: StreamW
     Raises:
         RequestError: the engine refuses or fails one of them.
     """
-    hold, held = holds(call.header(HOLD_HEADER), call.server.frontend.hold_headers), b""
+    hold, held = holds(call.header(HOLD_HEADER), call.model.hold_headers), b""
     left, cut = sum(request.sampling.n for request in requests), False
-    async with aclosing(generate(call.server, requests, share=share, supersedes_key=call.supersedes_key)) as events:
+    async with aclosing(generate(call.model, requests, share=share, supersedes_key=call.supersedes_key)) as events:
         async for prompt, event in events:
             data = writer.take(prompt, event)
             if hold:
@@ -231,7 +224,7 @@ async def whole_answer(call: Call, requests: Sequence[Request], *, share: bool =
     """Every sample, finished, in order, and what they amount to; shares and raises as `stream_answer`."""
     n, totals = requests[0].sampling.n, Totals()
     samples = [Sample(index // n, index) for index in range(n * len(requests))]
-    async with aclosing(generate(call.server, requests, share=share, supersedes_key=call.supersedes_key)) as events:
+    async with aclosing(generate(call.model, requests, share=share, supersedes_key=call.supersedes_key)) as events:
         async for _, event in events:
             totals.add(event)
             if isinstance(event, Delta):

@@ -27,7 +27,7 @@ from server.http.fields import (
 )
 from server.http.openai_format import extras
 from server.interfaces import TokenizerLike
-from server.served_models import Task
+from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
 
 _ERROR_TYPES = {
@@ -96,7 +96,7 @@ def message_head(call: Call) -> dict[str, Any]:
         "id": f"msg_{call.request_id}",
         "type": "message",
         "role": "assistant",
-        "model": call.server.model,
+        "model": call.model.name,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
@@ -155,11 +155,11 @@ async def create_message(call: Call) -> None:
     Raises:
         RequestError: it can not be served.
     """
-    frontend = call.server.frontend
+    model = call.model
     _tell_id(call)
-    with frontend.gate.enter():
+    with model.gate.enter():
         parsed = await parse_messages(call)
-        head, tokenizer = message_head(call), frontend.loaded_tokenizer
+        head, tokenizer = message_head(call), model.tokenizer.loaded
         if parsed.stream:
             await stream_answer(call, [parsed.request], MessageStream(head, parsed, tokenizer))
             return

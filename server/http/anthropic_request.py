@@ -44,9 +44,9 @@ async def parse_messages(call: Call) -> MessagesRequest:
     Raises:
         RequestError: it can not be served; every bad field is named.
     """
-    body, frontend = call.body(), call.server.frontend
+    body, model = call.body(), call.model
     prompt = await read_prompt(call, body)
-    tokenizer, max_tokens = frontend.loaded_tokenizer, read_count(body, StoppingParams, "max_tokens")
+    tokenizer, max_tokens = model.tokenizer.loaded, read_count(body, StoppingParams, "max_tokens")
     request = await build_request(
         call, body, "msg_", prompt.ids,
         sampling=read_params(body, SamplingParams, n=1),
@@ -55,7 +55,7 @@ async def parse_messages(call: Call) -> MessagesRequest:
         grammar=answer_grammar(body, _grammar(body), prompt.tools, tokenizer),
     )  # fmt: skip
     stream = body.flag("stream")
-    check_requests([request], call.server.info, body.violations)
+    check_requests([request], call.model.info, body.violations)
     return MessagesRequest(request, stream, prompt.tools)
 
 
@@ -78,10 +78,10 @@ async def read_prompt(call: Call, body: Body) -> Prompt:
         UnknownModelError: another model is wanted.
         ChatNotSupportedError: the model has no chat template.
     """
-    frontend = call.server.frontend
-    call.server.check_model(body.text("model"))
+    model = call.model
+    call.model.check_name(body.text("model"))
     call.field_names["prompt"] = "messages"
-    tools = _tools(call, body, frontend.loaded_tokenizer)
+    tools = _tools(call, body, model.tokenizer.loaded)
     conversation = Conversation()
     if body.has("system"):
         conversation.say("system", read_text(body, "system", _TEXT))
@@ -89,9 +89,9 @@ async def read_prompt(call: Call, body: Body) -> Prompt:
     if body.violations.found:
         return Prompt((), tools)
     beginning = conversation.take_beginning()
-    ids = await encode_messages(body, frontend, conversation.messages, tools)
+    ids = await encode_messages(body, model, conversation.messages, tools)
     if ids and beginning:
-        ids += tuple(await frontend.encode(beginning, add_special=False))
+        ids += tuple(await model.tokenizer.encode(beginning, add_special=False))
     body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
     return Prompt(ids, tools)
 

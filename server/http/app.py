@@ -24,7 +24,7 @@ from server.http.fields import RESPONSES
 from server.http.ignored_fields import body_fields
 from server.http.llamacpp import LLAMACPP
 from server.http.mistral import MISTRAL
-from server.http.model_choice import server_of
+from server.http.model_choice import model_of
 from server.http.ollama import OLLAMA, OllamaErrors
 from server.http.openai import DEEPSEEK, EMBEDDINGS, OPENAI
 from server.http.openai_format import OpenAIErrors
@@ -68,7 +68,7 @@ class EndpointApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, endpoint = Call(scope, receive, send, self._server), self._endpoints[-1]
         try:
-            access = self._server.frontend.access
+            access = self._server.models.first.access
             access.browsers.check(endpoint.method, call.header)
             sent = {name: call.header(name) for name in KEY_HEADERS}
             set_caller(await http_caller(access, endpoint.path, sent))
@@ -76,7 +76,7 @@ class EndpointApp:
             endpoint = self._choose(call)
             call.fields = self._fields[self._endpoints.index(endpoint)]
             if self._server.models.several:
-                call.server = server_of(call, endpoint)
+                call.model = model_of(call, endpoint)
             await _unless_gone(call, endpoint.answer(call))
         except ClientGoneError:
             return  # the answer went nowhere; leaving ended the request in the engine

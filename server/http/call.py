@@ -5,81 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import cached_property
-from time import time
 from typing import Any, Protocol
 from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
-from server.completion.service import CompletionService
-from server.frontend import Frontend
 from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError, Refusal
 from server.http.ignored_fields import warnings
 from server.json_body import LARGE_BYTES, Body, check_values, count_values, read_object, write_json
 from server.observe.records import MAX_ID_CHARACTERS, REQUEST_ID_HEADER, call_id
-from server.served_models import Models, ServedModel, Task
-from specdec.core.types import EngineInfo
+from server.served_model import Models, ServedModel, Task
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """The server as a call of one of its ``models`` sees it. ``frontend`` and ``completion`` are that model's;
-    ``state`` gives the engines' state and whether a request would be taken now; ``started_s`` is Unix time."""
+    """What the HTTP calls of one server share."""
 
-    frontend: Frontend
-    completion: CompletionService
     models: Models
-    state: Callable[[], tuple[str, bool]]
+    state: Callable[[], tuple[str, bool]]  # the engines' state, and whether a request would be accepted now
     max_body_bytes: int
-    started_s: int = field(default_factory=lambda: int(time()))
-    large_bodies: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @classmethod
-    def of(cls, models: Models, state: Callable[[], tuple[str, bool]], max_body_bytes: int) -> ServerContext:
-        """As a call of the first model sees it."""
-        return cls(models.first.frontend, models.first.completion, models, state, max_body_bytes)
-
-    def at(self, model: ServedModel) -> ServerContext:
-        """As a call of ``model`` sees it."""
-        return replace(self, frontend=model.frontend, completion=model.completion)
-
-    def each(self) -> list[ServerContext]:
-        """As calls of each model see it."""
-        return [self.at(model) for model in self.models]
-
-    @property
-    def model(self) -> str:
-        """What the call's model is called in answers; raises as `info`."""
-        return self.frontend.model
-
-    @property
-    def info(self) -> EngineInfo:
-        """What the engine is.
-
-        Raises:
-            EngineDeadError: it is not known yet.
-        """
-        return self.frontend.info
-
-    @property
-    def fingerprint(self) -> str:
-        """What decides about a seed's tokens beside the request: some of it in words, and in the end the numeric
-        fingerprint, which is all of it."""
-        info = self.info
-        return f"specdec-{info.version}-{info.dtype}-{info.numeric_mode}-{info.numeric_fingerprint}"
-
-    def check_model(self, asked: str | None) -> None:
-        """Refuse a model that is not the one served; none named is fine.
-
-        Raises:
-            UnknownModelError: it is another.
-            EngineDeadError: it is not known yet which is served.
-        """
-        self.frontend.check_model(asked)
+    large_bodies: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a large body is parsed
 
 
 BODY_IDLE_S = 30.0
@@ -101,6 +50,7 @@ class Call:
         self._raw, self._values = b"", 0
         self._request_id = ""
         self.server = server
+        self.model: ServedModel = server.models.first  # the one that the call means
         self.field_names: dict[str, str] = {}
         self.supersedes_key = ""
         self.headers: list[tuple[bytes, bytes]] = []

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.frontend import Frontend
 from server.http.call import Call
 from server.http.tool_use import ToolUse
 from server.json_body import Body
 from server.request_fields import param_schemas, read_speculation, read_values
+from server.served_model import ServedModel
 from specdec.core.fields import MAX_LOGPROBS, MAX_NAME
 from specdec.core.types import Request, SamplingParams, SpeculationParams, StoppingParams
 from specdec.errors import InvalidRequestError
@@ -30,19 +30,19 @@ async def build_request(call: Call, body: Body, prefix: str, ids: tuple[int, ...
     """The request for one prompt with ``options`` and what every dialect has beside them; its id is the call's, behind
     ``prefix``. Without ``ids``, which were bad or are not there, it has a stand-in for them: the other fields are
     checked all the same."""
-    options["prediction_ids"] = await read_prediction(body, call.server.frontend)
+    options["prediction_ids"] = await read_prediction(body, call.model)
     options |= read_common(call, body)
     return Request(request_id=f"{prefix}{call.request_id}", prompt_ids=ids or (0,), **options)
 
 
-async def read_prediction(body: Body, frontend: Frontend) -> tuple[int, ...]:
+async def read_prediction(body: Body, model: ServedModel) -> tuple[int, ...]:
     """Token ids of OpenAI's ``prediction``: ``{"type": "content", "content": text or text parts}``."""
     given = body.object("prediction")
     if given is None:
         return ()
     if given.text("type") not in (None, "content"):
         given.refuse("type", 'must be "content"')
-    return tuple(await frontend.encode(_content(given), add_special=False))
+    return tuple(await model.tokenizer.encode(_content(given), add_special=False))
 
 
 def _content(given: Body) -> str:
@@ -56,7 +56,7 @@ def _content(given: Body) -> str:
 
 
 async def read_conversation(
-    body: Body, frontend: Frontend, tools: ToolUse | None, *, add_generation_prompt: bool = True
+    body: Body, model: ServedModel, tools: ToolUse | None, *, add_generation_prompt: bool = True
 ) -> tuple[int, ...]:
     """Token ids of ``messages``, up to the answer's beginning unless not ``add_generation_prompt``; empty when they are
     bad, which is noted.
@@ -76,12 +76,12 @@ async def read_conversation(
             message.refuse("role", "must be a string that is not empty")
     if len(body.violations.found) > n_known or not isinstance(messages, list):
         return ()
-    return await encode_messages(body, frontend, messages, tools, add_generation_prompt=add_generation_prompt)
+    return await encode_messages(body, model, messages, tools, add_generation_prompt=add_generation_prompt)
 
 
 async def encode_messages(
     body: Body,
-    frontend: Frontend,
+    model: ServedModel,
     messages: list[dict[str, Any]],
     tools: ToolUse | None,
     *,
@@ -95,7 +95,7 @@ async def encode_messages(
     """
     try:
         known = None if tools is None else tools.tools
-        return tuple(await frontend.encode_chat(messages, known, add_generation_prompt=add_generation_prompt))
+        return tuple(await model.tokenizer.encode_chat(messages, known, add_generation_prompt=add_generation_prompt))
     except InvalidRequestError as error:
         body.violations.found += error.violations
         return ()

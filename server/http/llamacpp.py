@@ -37,7 +37,7 @@ from server.http.tool_use import read_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body
 from server.request_fields import param_schemas
-from server.served_models import Task
+from server.served_model import Task
 from specdec.core.fields import MAX_LOGPROBS
 from specdec.core.types import Delta, Finished, FinishReason, RequestEvent, SamplingParams
 from specdec.errors import EngineDeadError
@@ -192,19 +192,19 @@ async def infill(call: Call) -> None:
     Raises:
         RequestError: it can not be done.
     """
-    with call.server.frontend.gate.enter():
+    with call.model.gate.enter():
         await _answer(call, await parse_infill(call))
 
 
 async def complete(call: Call) -> None:
     """Continue a text; raises as `infill`."""
-    with call.server.frontend.gate.enter():
+    with call.model.gate.enter():
         await _answer(call, await parse_completion(call))
 
 
 async def _answer(call: Call, parsed: LlamaRequest) -> None:
     """Several samples are a list, one is not."""
-    model, tokenizer = call.server.model, call.server.frontend.loaded_tokenizer
+    model, tokenizer = call.model.name, call.model.tokenizer.loaded
     if parsed.stream:
         await stream_answer(call, [parsed.request], LlamaStream(parsed, model, tokenizer), share=True)
         return
@@ -227,22 +227,22 @@ async def tokenize(call: Call) -> None:
         InvalidRequestError: the body makes no sense.
         EngineDeadError: the tokenizer is not loaded yet.
     """
-    body, frontend = call.body(), call.server.frontend
+    body, model = call.body(), call.model
     content, pieces = _content(body), body.flag("with_pieces")
     special, parse = body.flag("add_special"), body.flag("parse_special", True)
     body.violations.raise_if_any()
-    ids = await frontend.encode(content, add_special=special, parse_special=parse)
-    shown = [_piece(frontend.loaded_tokenizer, token) for token in ids] if pieces else ids
+    ids = await model.tokenizer.encode(content, add_special=special, parse_special=parse)
+    shown = [_piece(model.tokenizer.loaded, token) for token in ids] if pieces else ids
     await call.reply(200, {"tokens": shown})
 
 
 async def detokenize(call: Call) -> None:
     """Ids to text, special tokens by name; raises as `tokenize`. vLLM asks with the same body, and reads ``prompt``."""
     body = call.body()
-    call.server.check_model(body.text("model"))
-    ids = body.integers("tokens", 0, call.server.info.vocab_size - 1)
+    call.model.check_name(body.text("model"))
+    ids = body.integers("tokens", 0, call.model.info.vocab_size - 1)
     body.violations.raise_if_any()
-    text = await call.server.frontend.decode(ids, skip_special=False)
+    text = await call.model.tokenizer.decode(ids, skip_special=False)
     await call.reply(200, {"content": text, "prompt": text})
 
 
@@ -252,12 +252,12 @@ async def apply_template(call: Call) -> None:
     Raises:
         RequestError: the conversation can not be read, or the model has no chat template.
     """
-    body, frontend = call.body(), call.server.frontend
-    ids = await read_conversation(body, frontend, read_tools(body, frontend.loaded_tokenizer))
+    body, model = call.body(), call.model
+    ids = await read_conversation(body, model, read_tools(body, model.tokenizer.loaded))
     body.violations.raise_if_any()
-    begin = tuple(await frontend.encode(""))
+    begin = tuple(await model.tokenizer.encode(""))
     shown = ids[len(begin) :] if ids[: len(begin)] == begin else ids
-    await call.reply(200, {"prompt": await frontend.decode(shown, skip_special=False)})
+    await call.reply(200, {"prompt": await model.tokenizer.decode(shown, skip_special=False)})
 
 
 def _content(body: Body) -> str:
@@ -294,7 +294,7 @@ async def slots(call: Call) -> None:
     Raises:
         EngineDeadError: it is not known yet how many there are, or ``fail_on_no_slot`` is asked for and none is free.
     """
-    info, load = call.server.info, call.server.frontend.client.load
+    info, load = call.model.info, call.model.client.engine.load
     if call.query.get("fail_on_no_slot") and load.running_requests >= info.max_batch:
         raise EngineDeadError("no slot available")
     known = {"n_ctx": info.max_context, "speculative": bool(info.drafters)}
@@ -309,15 +309,14 @@ async def props(call: Call) -> None:
         UnknownModelError: another model is asked for by the query.
         EngineDeadError: it is not known yet.
     """
-    server = call.server
-    server.check_model(call.query.get("model"))
-    info = server.info
+    call.model.check_name(call.query.get("model"))
+    info = call.model.info
     await call.reply(
         200,
         {
             "default_generation_settings": {"n_ctx": info.max_context, "params": {"n_predict": -1}},
             "total_slots": info.max_batch,
-            "model_alias": server.model,
+            "model_alias": call.model.name,
             "model_path": info.target,
             "modalities": {"vision": False, "audio": False},
             "chat_template": "",

@@ -11,12 +11,12 @@ from typing import Any
 from server.auth.principal import current_caller
 from server.completion.requests import CompletionOptions
 from server.fim import ContextFile, Gap
-from server.frontend import Frontend
 from server.http.call import Call
 from server.http.fields import read_common
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
 from server.request_fields import is_token_id, read_params, read_stopping
+from server.served_model import ServedModel
 from specdec.core.fields import INT31, MAX_BIAS, MAX_LOGPROBS, MAX_N
 from specdec.core.types import (
     GrammarKind,
@@ -48,7 +48,7 @@ MAX_TEXTS = 256  # each is tokenised
 _BIAS_RULE = "must be a list of pairs, or an object, of a token id or a text and a number or false"
 
 
-async def read_logit_bias(body: Body, frontend: Frontend) -> tuple[tuple[int, float], ...]:
+async def read_logit_bias(body: Body, model: ServedModel) -> tuple[tuple[int, float], ...]:
     """``logit_bias``: what is added to the logits of a token id, or of every token of a text; false: never to be said.
 
     Biases of one token add up.
@@ -63,7 +63,7 @@ async def read_logit_bias(body: Body, frontend: Frontend) -> tuple[tuple[int, fl
     biases: dict[int, float] = {}
     never: set[int] = set()
     for what, bias in pairs:
-        for token in [what] if isinstance(what, int) else await frontend.encode(what, add_special=False):
+        for token in [what] if isinstance(what, int) else await model.tokenizer.encode(what, add_special=False):
             biases[token] = biases.get(token, 0.0) + bias
             if bias is False:
                 never.add(token)
@@ -129,7 +129,7 @@ def read_samples(body: Body) -> int:
     return 1
 
 
-async def read_llama_sampling(body: Body, frontend: Frontend) -> SamplingParams:
+async def read_llama_sampling(body: Body, model: ServedModel) -> SamplingParams:
     """The fields of llama.cpp and its defaults. With a list ``samplers``, only what it names is on; where that is
     ``infill`` without a temperature, one sample is greedy: that sampler, too, takes what is likeliest to be meant."""
     n, asked = read_samples(body), _samplers(body)
@@ -139,7 +139,7 @@ async def read_llama_sampling(body: Body, frontend: Frontend) -> SamplingParams:
         off = {name: getattr(SamplingParams(), name) for name in ("top_k", "top_p", "min_p") if name not in asked}
         if "temperature" in left_out and "temperature" not in asked:
             left_out["temperature"] = 0.0 if "infill" in asked and n == 1 else 1.0
-    bias = await read_logit_bias(body, frontend)
+    bias = await read_logit_bias(body, model)
     sampling = read_params(body, SamplingParams, DIALECT, n=n, logit_bias=bias, **left_out)
     return dataclasses.replace(sampling, **{"temperature": max(0.0, sampling.temperature), **off})
 
@@ -196,10 +196,10 @@ def _with_answer_options(call: Call, body: Body, request: Request, n_predict: in
 
 async def _options(call: Call, body: Body) -> dict[str, Any]:
     """What both calls ask for beside the prompt, as fields of `Request`."""
-    frontend = call.server.frontend
+    model = call.model
     return {
-        "stopping": read_llama_stopping(body, frontend.loaded_tokenizer),
-        "sampling": await read_llama_sampling(body, frontend),
+        "stopping": read_llama_stopping(body, model.tokenizer.loaded),
+        "sampling": await read_llama_sampling(body, model),
         "output": read_output(body),
         "grammar": read_llama_grammar(body),
         **read_common(call, body),
@@ -215,20 +215,20 @@ async def parse_completion(call: Call) -> LlamaRequest:
     Raises:
         RequestError: it can not be served; every bad field is named.
     """
-    body, frontend = call.body(), call.server.frontend
-    call.server.check_model(body.text("model"))
+    body, model = call.body(), call.model
+    call.model.check_name(body.text("model"))
     call.field_names["prompt.token_ids"] = "prompt"
-    ids = await _prompt(body, frontend)
+    ids = await _prompt(body, model)
     options = await _options(call, body)
     # A stand-in where the prompt is bad: the other fields are checked all the same.
     request = Request(request_id=f"cmpl-{call.request_id}", prompt_ids=ids or (0,), **options)
     parsed = _with_answer_options(call, body, request, request.stopping.max_tokens)
     body.violations.check(bool(ids) or bool(body.violations.found), "prompt", "must amount to at least one token")
-    check_requests([request], call.server.info, body.violations)
+    check_requests([request], call.model.info, body.violations)
     return parsed
 
 
-async def _prompt(body: Body, frontend: Frontend) -> tuple[int, ...]:
+async def _prompt(body: Body, model: ServedModel) -> tuple[int, ...]:
     """Special tokens spelled out in a text are read as such, and only its first piece begins as a text does."""
     given: Any = body.raw("prompt")
     pieces = [given] if isinstance(given, str) else given
@@ -242,7 +242,7 @@ async def _prompt(body: Body, frontend: Frontend) -> tuple[int, ...]:
     ids: list[int] = []
     for i, piece in enumerate(pieces):
         if isinstance(piece, str):
-            ids += await frontend.encode(piece, add_special=i == 0, parse_special=True)
+            ids += await model.tokenizer.encode(piece, add_special=i == 0, parse_special=True)
         else:
             ids.append(piece)
     return tuple(ids)
@@ -259,15 +259,15 @@ async def parse_infill(call: Call) -> LlamaRequest:
         RequestError: it can not be served; every bad field is named.
     """
     body = call.body()
-    call.server.check_model(body.text("model"))
+    call.model.check_name(body.text("model"))
     gap = _gap(body)
     # No end where the text leaves its block: clients say what they want in n_indent.
     options = CompletionOptions(dedent=False, **await _options(call, body))
     body.violations.raise_if_any()
-    maker = call.server.completion.maker
+    maker = call.model.completion.maker
     request = await maker.make(gap, options, current_caller(), f"infill-{call.request_id}")
     parsed = _with_answer_options(call, body, request, options.stopping.max_tokens)
-    check_requests([request], call.server.info, body.violations)
+    check_requests([request], call.model.info, body.violations)
     return parsed
 
 

@@ -12,7 +12,7 @@ from server.http.fields import TEXT, Schema, json_operation
 from server.http.openai import COMPLETION_FIELDS
 from server.http.openai_completions import CompletionRequest, CompletionStream, parse_completion
 from server.http.openai_format import OpenAIErrors, answer_head, extras, usage
-from server.served_models import Task
+from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
 from specdec.errors import FieldViolation, InvalidRequestError
 
@@ -61,13 +61,11 @@ async def fill(call: Call) -> None:
     Raises:
         RequestError: it can not be served.
     """
-    with call.server.frontend.gate.enter():
+    with call.model.gate.enter():
         parsed = await parse_fim(call)
         if parsed.streaming.stream:
             head = answer_head(call, "fim", "chat.completion.chunk")
-            await stream_answer(
-                call, parsed.requests, FimStream(head, parsed, call.server.frontend.loaded_tokenizer), share=True
-            )
+            await stream_answer(call, parsed.requests, FimStream(head, parsed, call.model.tokenizer.loaded), share=True)
             return
         head = answer_head(call, "fim", "chat.completion")
         samples, totals = await whole_answer(call, parsed.requests, share=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.http.call import Call, Endpoint, ServerContext
-from server.served_models import Task
+from server.http.call import Call, Endpoint
+from server.served_model import ServedModel, Task
 from specdec.errors import InvalidRequestError
 
 _OLLAMA = "/api/"
 
 
-def server_of(call: Call, endpoint: Endpoint) -> ServerContext:
-    """The server as a call of the named model sees it: the name is in the path, in the body, or in the query. Where
+def model_of(call: Call, endpoint: Endpoint) -> ServedModel:
+    """The model that a call names: the name is in the path, in the body, or in the query. Where
     there is none, the first model that can do what is asked for.
 
     Raises:
@@ -25,9 +25,9 @@ def server_of(call: Call, endpoint: Endpoint) -> ServerContext:
     named = (call.path_params.get("model"), body.get("model"), old, call.query.get("model"))
     asked = next((name for name in named if name and isinstance(name, str)), "")
     task = Task.FILL if body.get("suffix") else endpoint.task
-    found = call.server.at(call.server.models.find(asked, task))
+    found = call.server.models.find(asked, task)
     if queried := call.query.get("model"):
-        found.check_model(queried)
+        found.check_name(queried)
     return found
 
 

@@ -12,9 +12,8 @@ from typing import Any
 import orjson
 
 from server.errors import UnknownModelError
-from server.frontend import Frontend
 from server.http.answering import Totals, stream_answer, whole_answer
-from server.http.call import Call, Endpoint, ServerContext
+from server.http.call import Call, Endpoint
 from server.http.errors import Refusal
 from server.http.fields import (
     COMMON,
@@ -39,7 +38,7 @@ from server.http.tool_use import ToolUse, answer_grammar, read_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
 from server.request_fields import param_schemas, read_params, read_stopping
-from server.served_models import Task
+from server.served_model import ServedModel, Task
 from specdec.core.fields import INT31, OPENAI
 from specdec.core.types import (
     Delta,
@@ -80,7 +79,7 @@ class OllamaErrors:
         return ndjson(self.body(refusal))
 
 
-def asked_model(body: Body, server: ServerContext) -> str:
+def asked_model(body: Body, model: ServedModel) -> str:
     """The name in ``model``, or as older clients have it in ``name``; where there is none, that of the model served.
 
     Raises:
@@ -89,8 +88,8 @@ def asked_model(body: Body, server: ServerContext) -> str:
     """
     new, old = body.text("model"), body.text("name")
     name = new or old
-    server.check_model(name)
-    return name or server.model
+    model.check_name(name)
+    return name or model.name
 
 
 def refuse_images(body: Body) -> None:
@@ -174,7 +173,7 @@ class PromptFields:
         """Whether nothing is asked for."""
         return not self.prompt and (self.is_raw or not self.suffix)
 
-    async def encode(self, frontend: Frontend, max_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    async def encode(self, model: ServedModel, max_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Token ids, and those that end what fills a gap, of which as much is shown as leaves room for ``max_tokens``.
         Special tokens that are spelled out are read as such in a raw prompt only; what a template refuses is noted.
 
@@ -185,22 +184,22 @@ class PromptFields:
         if self.is_empty:
             ids = [0]  # a stand-in: the other fields are checked all the same
         elif self.is_raw:
-            ids = await frontend.encode(self.prompt, parse_special=True)
+            ids = await model.tokenizer.encode(self.prompt, parse_special=True)
         elif self.suffix:
-            packed = await frontend.pack_fim(self.prompt, self.suffix, max_tokens)
+            packed = await model.completion.maker.pack_between(self.prompt, self.suffix, max_tokens)
             ids, ends = list(packed.ids), packed.ends
-        elif frontend.loaded_tokenizer.has_chat_template:
-            ids = await self._encode_chat(frontend)
+        elif model.tokenizer.loaded.has_chat_template:
+            ids = await self._encode_chat(model)
         else:
-            ids = await frontend.encode("\n\n".join(filter(None, (self.system, self.prompt))))
+            ids = await model.tokenizer.encode("\n\n".join(filter(None, (self.system, self.prompt))))
         return (*self.context, *ids), ends
 
-    async def _encode_chat(self, frontend: Frontend) -> list[int]:
+    async def _encode_chat(self, model: ServedModel) -> list[int]:
         messages = [{"role": "user", "content": self.prompt}]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
         try:
-            return await frontend.encode_chat(messages)
+            return await model.tokenizer.encode_chat(messages)
         except InvalidRequestError as error:
             self._body.refuse("prompt", error.violations[0].description)
             return [0]  # a stand-in: the other fields are checked all the same
@@ -278,18 +277,18 @@ async def parse_generate(call: Call) -> GenerateRequest:
     Raises:
         RequestError: it can not be served; every bad field is named.
     """
-    body, frontend = call.body(), call.server.frontend
-    model = asked_model(body, call.server)
+    body, model = call.body(), call.model
+    name = asked_model(body, model)
     fields, stream = PromptFields(body), body.flag("stream", default=True)
-    sampling, stopping = read_options(body, frontend.loaded_tokenizer)
-    ids, ends = await fields.encode(frontend, stopping.max_tokens or DEFAULT_ROOM)
+    sampling, stopping = read_options(body, model.tokenizer.loaded)
+    ids, ends = await fields.encode(model, stopping.max_tokens or DEFAULT_ROOM)
     stopping = dataclasses.replace(stopping, stop_token_ids=(*stopping.stop_token_ids, *ends))
-    refuse_thinking(body, model)
+    refuse_thinking(body, name)
     output = OutputParams(logprobs=read_logprobs(body))
     options = {"sampling": sampling, "stopping": stopping, "grammar": read_format(body), "output": output}
     request = await build_request(call, body, "ollama-", ids, **options)
-    check_requests([request], call.server.info, body.violations)
-    return GenerateRequest(model, None if fields.is_empty else request, stream, not fields.is_raw, call.notes())
+    check_requests([request], call.model.info, body.violations)
+    return GenerateRequest(name, None if fields.is_empty else request, stream, not fields.is_raw, call.notes())
 
 
 class GenerateStream:
@@ -326,10 +325,10 @@ async def generate(call: Call) -> None:
     Raises:
         RequestError: it can not be served.
     """
-    with call.server.frontend.gate.enter():
+    with call.model.gate.enter():
         parsed = await parse_generate(call)
         frame, request = Frame(parsed.model, parsed.notes), parsed.request
-        tokenizer = call.server.frontend.loaded_tokenizer
+        tokenizer = call.model.tokenizer.loaded
         if request is None:
             await call.reply(200, frame.loaded({"response": ""}))
         elif parsed.stream:
@@ -381,10 +380,10 @@ async def parse_chat(call: Call) -> ChatRequest:
     Raises:
         RequestError: it can not be served; every bad field is named.
     """
-    body, frontend = call.body(), call.server.frontend
-    model, stream = asked_model(body, call.server), body.flag("stream", default=True)
+    body, model = call.body(), call.model
+    name, stream = asked_model(body, model), body.flag("stream", default=True)
     call.field_names["prompt"] = "messages"
-    tokenizer = frontend.loaded_tokenizer
+    tokenizer = model.tokenizer.loaded
     tools = read_tools(body, tokenizer)
     empty = body.raw("messages") in (None, [])
     ids = () if empty else await _read_messages(body, call, tools)
@@ -393,19 +392,19 @@ async def parse_chat(call: Call) -> ChatRequest:
     options["grammar"] = answer_grammar(body, read_format(body), tools, tokenizer)
     output = OutputParams(logprobs=read_logprobs(body))
     options["output"] = output if tools is None else tools.output(output, tokenizer)
-    refuse_thinking(body, model)
+    refuse_thinking(body, name)
     request = await build_request(call, body, "ollama-", ids, **options)
     body.violations.check(
         empty or bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token"
     )
-    check_requests([request], call.server.info, body.violations)
-    return ChatRequest(model, None if empty else request, stream, tools, call.notes())
+    check_requests([request], call.model.info, body.violations)
+    return ChatRequest(name, None if empty else request, stream, tools, call.notes())
 
 
 async def _read_messages(body: Body, call: Call, tools: ToolUse | None) -> tuple[int, ...]:
     for message in body.objects("messages"):
         refuse_images(message)
-    return () if body.violations.found else await read_conversation(body, call.server.frontend, tools)
+    return () if body.violations.found else await read_conversation(body, call.model, tools)
 
 
 class ChatStream:
@@ -445,9 +444,9 @@ async def chat(call: Call) -> None:
     Raises:
         RequestError: it can not be served.
     """
-    with call.server.frontend.gate.enter():
+    with call.model.gate.enter():
         parsed = await parse_chat(call)
-        frame, tokenizer = Frame(parsed.model, parsed.notes), call.server.frontend.loaded_tokenizer
+        frame, tokenizer = Frame(parsed.model, parsed.notes), call.model.tokenizer.loaded
         if parsed.request is None:
             await call.reply(200, frame.loaded({"message": message([])}))
         elif parsed.stream:
@@ -463,7 +462,7 @@ async def chat(call: Call) -> None:
 FAMILY = "specdec"
 
 
-def details(server: ServerContext) -> dict[str, Any]:
+def details(model: ServedModel) -> dict[str, Any]:
     """What it is made of, as far as that is known here."""
     return {
         "parent_model": "",
@@ -471,26 +470,25 @@ def details(server: ServerContext) -> dict[str, Any]:
         "family": FAMILY,
         "families": [FAMILY],
         "parameter_size": "",
-        "quantization_level": server.info.dtype,
+        "quantization_level": model.info.dtype,
     }
 
 
-def cards(server: ServerContext) -> list[dict[str, Any]]:
+def cards(model: ServedModel) -> list[dict[str, Any]]:
     """The entries of a list of models: the one served by its own name, then by its aliases. ``digest`` tells models
     apart, and changes with what decides about tokens."""
-    model = server.model
     card = {
-        "modified_at": started(server),
-        "size": server.info.weight_bytes,
-        "digest": hashlib.sha256(f"{model}\n{server.fingerprint}".encode()).hexdigest(),
-        "details": details(server),
+        "modified_at": started(model),
+        "size": model.info.weight_bytes,
+        "digest": hashlib.sha256(f"{model.name}\n{model.fingerprint}".encode()).hexdigest(),
+        "details": details(model),
     }
-    return [{"name": name, "model": name, **card} for name in (model, *server.frontend.names.aliases)]
+    return [{"name": name, "model": name, **card} for name in (model.name, *model.names.aliases)]
 
 
-def started(server: ServerContext) -> str:
+def started(model: ServedModel) -> str:
     """When the server began to serve it."""
-    return datetime.fromtimestamp(server.started_s, UTC).isoformat().replace("+00:00", "Z")
+    return datetime.fromtimestamp(model.started_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 _FOREVER = "2999-12-31T23:59:59Z"
@@ -502,7 +500,7 @@ async def tags(call: Call) -> None:
     Raises:
         EngineDeadError: it is not known yet.
     """
-    await call.reply(200, {"models": [card for server in call.server.each() for card in cards(server)]})
+    await call.reply(200, {"models": [card for model in call.server.models for card in cards(model)]})
 
 
 async def running(call: Call) -> None:
@@ -512,8 +510,8 @@ async def running(call: Call) -> None:
         EngineDeadError: it is not known yet.
     """
     found = [
-        cards(server)[0] | {"expires_at": _FOREVER, "size_vram": 0, "context_length": server.info.max_context}
-        for server in call.server.each()
+        cards(model)[0] | {"expires_at": _FOREVER, "size_vram": 0, "context_length": model.info.max_context}
+        for model in call.server.models
     ]
     await call.reply(200, {"models": found})
 
@@ -525,33 +523,33 @@ async def show(call: Call) -> None:
         UnknownModelError: it is not served here.
         EngineDeadError: it is not known yet which is.
     """
-    body, server = call.body(), call.server
-    asked_model(body, server)
+    body, model = call.body(), call.model
+    asked_model(body, model)
     body.violations.raise_if_any()
-    capabilities = _capabilities(server)
+    capabilities = _capabilities(model)
     await call.reply(
         200,
         {
             "modelfile": "",
             # One setting a line and no line break at the end: clients take every line apart.
-            "parameters": f"num_ctx {server.info.max_context}",
+            "parameters": f"num_ctx {model.info.max_context}",
             "template": _template(capabilities),
-            "details": details(server),
+            "details": details(model),
             "model_info": {
                 "general.architecture": FAMILY,
-                "general.basename": server.model,
-                f"{FAMILY}.context_length": server.info.max_context,
-                f"{FAMILY}.vocab_size": server.info.vocab_size,
+                "general.basename": model.name,
+                f"{FAMILY}.context_length": model.info.max_context,
+                f"{FAMILY}.vocab_size": model.info.vocab_size,
             },
             "capabilities": capabilities,
-            "modified_at": started(server),
+            "modified_at": started(model),
         },
     )
 
 
-def _capabilities(server: ServerContext) -> list[str]:
-    tokenizer = server.frontend.loaded_tokenizer
-    can: dict[str, Any] = {"insert": server.frontend.fills_in, "tools": tokenizer.has_tool_template}
+def _capabilities(model: ServedModel) -> list[str]:
+    tokenizer = model.tokenizer.loaded
+    can: dict[str, Any] = {"insert": model.fills_in, "tools": tokenizer.has_tool_template}
     return ["completion", *(name for name, able in can.items() if able)]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.http.call import Call, Endpoint, ServerContext
+from server.http.call import Call, Endpoint
 from server.http.fields import (
     COMMON,
     CONVERSATION,
@@ -29,7 +29,7 @@ from server.http.openai_chat import chat
 from server.http.openai_completions import complete
 from server.http.openai_format import OpenAIErrors
 from server.request_fields import param_schemas
-from server.served_models import Task
+from server.served_model import ServedModel, Task
 from specdec.core.fields import MAX_N
 from specdec.core.types import OutputParams, ResumeParams
 from specdec.errors import RequestError
@@ -41,9 +41,7 @@ async def list_models(call: Call) -> None:
     Raises:
         EngineDeadError: it is not known yet.
     """
-    await call.reply(
-        200, {"object": "list", "data": [card for server in call.server.each() for card in _cards(server)]}
-    )
+    await call.reply(200, {"object": "list", "data": [card for model in call.server.models for card in _cards(model)]})
 
 
 async def show_model(call: Call) -> None:
@@ -54,25 +52,25 @@ async def show_model(call: Call) -> None:
         EngineDeadError: it is not known yet which is.
     """
     asked = call.path_params["model"]
-    call.server.check_model(asked)
-    cards = _cards(call.server)
+    call.model.check_name(asked)
+    cards = _cards(call.model)
     await call.reply(200, next((card for card in cards if card["id"] == asked), cards[0]))
 
 
-def _cards(server: ServerContext) -> list[dict[str, Any]]:
+def _cards(model: ServedModel) -> list[dict[str, Any]]:
     """The model's card, then one per alias."""
-    model, aliases = _card(server), server.frontend.names.aliases
-    return [model | {"aliases": aliases}, *(model | {"id": alias, "parent": model["id"]} for alias in aliases)]
+    card, aliases = _card(model), model.names.aliases
+    return [card | {"aliases": aliases}, *(card | {"id": alias, "parent": card["id"]} for alias in aliases)]
 
 
-def _card(server: ServerContext) -> dict[str, Any]:
+def _card(model: ServedModel) -> dict[str, Any]:
     """``numeric_fingerprint`` as in `EngineInfo`; ``max_model_len`` as vLLM has it, ``meta`` as llama.cpp; ``type``
     and the rest as Mistral."""
-    info, tokenizer = server.info, server.frontend.loaded_tokenizer
+    info, tokenizer = model.info, model.tokenizer.loaded
     return {
-        "id": server.model,
+        "id": model.name,
         "object": "model",
-        "created": server.started_s,
+        "created": model.started_s,
         "owned_by": "specdec",
         "root": info.target,
         "parent": None,
@@ -83,7 +81,7 @@ def _card(server: ServerContext) -> dict[str, Any]:
         "max_context_length": info.max_context,
         "capabilities": {
             "completion_chat": tokenizer.has_chat_template,
-            "completion_fim": server.frontend.fills_in,
+            "completion_fim": model.fills_in,
             "function_calling": tokenizer.has_tool_template,
             "fine_tuning": False,
             "vision": False,

@@ -50,12 +50,12 @@ async def parse_chat(call: Call) -> ChatRequest:
     Raises:
         RequestError: it can not be served; every bad field is named.
     """
-    body, frontend = call.body(), call.server.frontend
-    call.server.check_model(body.text("model"))
+    body, model = call.body(), call.model
+    call.model.check_name(body.text("model"))
     call.field_names["prompt"] = "messages"
-    tokenizer = frontend.loaded_tokenizer
+    tokenizer = model.tokenizer.loaded
     tools = read_tools(body, tokenizer)
-    ids = await read_conversation(body, frontend, tools)
+    ids = await read_conversation(body, model, tools)
     streaming = read_stream_options(body)
     output = read_params(body, OutputParams, logprobs=read_logprobs(body), trees=read_step_trees(body, streaming))
     request = await build_request(
@@ -70,7 +70,7 @@ async def parse_chat(call: Call) -> ChatRequest:
         body.refuse("resume", "does not go with tools, whose calls are read from the whole text; ask anew without it")
     token_ids = body.flag("return_token_ids")
     body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
-    check_requests([request], call.server.info, body.violations)
+    check_requests([request], call.model.info, body.violations)
     # Mistral's own client takes a piece of a call for an error.
     return ChatRequest(request, streaming, tools, token_ids, "mistral" in call.header("user-agent"))
 
@@ -177,10 +177,10 @@ async def chat(call: Call) -> None:
     Raises:
         RequestError: it can not be served.
     """
-    frontend = call.server.frontend
-    with frontend.gate.enter():
+    model = call.model
+    with model.gate.enter():
         parsed = await parse_chat(call)
-        tokenizer = frontend.loaded_tokenizer
+        tokenizer = model.tokenizer.loaded
         if parsed.streaming.stream:
             head = answer_head(call, "chatcmpl", "chat.completion.chunk")
             await stream_answer(call, [parsed.request], ChatStream(head, parsed, tokenizer))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.frontend import Frontend
 from server.http.answering import MEDIA_TYPE, Sample, stream_answer, whole_answer
 from server.http.call import Call
 from server.http.fields import read_common, read_prediction
@@ -28,6 +27,7 @@ from server.http.prompt_logprobs import prompt_logprobs
 from server.interfaces import TokenizerLike
 from server.json_body import Body
 from server.request_fields import read_count, read_grammar, read_params, read_resume, read_stopping
+from server.served_model import ServedModel
 from specdec.core.types import (
     Delta,
     Finished,
@@ -53,7 +53,7 @@ class Prompt:
     ends: tuple[int, ...] = ()
 
 
-async def read_prompts(body: Body, frontend: Frontend, max_tokens: int) -> list[Prompt]:
+async def read_prompts(body: Body, model: ServedModel, max_tokens: int) -> list[Prompt]:
     """Every prompt, encoded. Special tokens spelled out in a text are read as such unless ``parse_special`` is false:
     clients write templates of their own. With ``suffix``, each is what stands before a gap, shown as far
     as there is room for ``max_tokens`` more.
@@ -77,10 +77,10 @@ async def read_prompts(body: Body, frontend: Frontend, max_tokens: int) -> list[
         if not isinstance(prompt, str):
             prompts.append(Prompt(tuple(prompt)))
         elif suffix:
-            packed = await frontend.pack_fim(prompt, suffix, max_tokens)
+            packed = await model.completion.maker.pack_between(prompt, suffix, max_tokens)
             prompts.append(Prompt(packed.ids, prompt, packed.ends))
         else:
-            ids = await frontend.encode(prompt, add_special=special, parse_special=parse)
+            ids = await model.tokenizer.encode(prompt, add_special=special, parse_special=parse)
             prompts.append(Prompt(tuple(ids), prompt))
     return prompts
 
@@ -121,11 +121,11 @@ async def parse_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS)
         RequestError: it can not be served; every bad field is named.
     """
     body = call.body()
-    call.server.check_model(body.text("model"))
+    call.model.check_name(body.text("model"))
     call.field_names["prompt.token_ids"] = "prompt"
     given = read_count(body, StoppingParams, "max_tokens")
     max_tokens = default_tokens if given is None else given
-    prompts = await read_prompts(body, call.server.frontend, max_tokens)
+    prompts = await read_prompts(body, call.model, max_tokens)
     streaming = read_stream_options(body)
     template = await _template(call, body, max_tokens)
     if prompts and prompts[0].ends:
@@ -146,19 +146,19 @@ async def parse_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS)
     scored = echo and template["output"].logprobs is not None
     if scored and body.has("suffix"):
         body.refuse("echo", "can not go with logprobs and suffix; leave out one of them")
-    check_requests(requests, call.server.info, body.violations)
+    check_requests(requests, call.model.info, body.violations)
     texts = [await _text(call, prompt) if echo else "" for prompt in prompts]
     return CompletionRequest(requests, streaming, tuple(texts), token_ids, scored)
 
 
 async def _template(call: Call, body: Body, max_tokens: int) -> dict[str, Any]:
     """The fields of `Request` but for prompt and id."""
-    frontend = call.server.frontend
+    model = call.model
     return {
         "sampling": read_params(body, SamplingParams, n=read_n(body)),
-        "stopping": read_stopping(body, frontend.loaded_tokenizer, max_tokens),
+        "stopping": read_stopping(body, model.tokenizer.loaded, max_tokens),
         "output": read_params(body, OutputParams, trees=False),
-        "prediction_ids": await read_prediction(body, frontend),
+        "prediction_ids": await read_prediction(body, model),
         "grammar": read_grammar(body),
         "resume": read_resume(body),
         **read_common(call, body),
@@ -166,7 +166,7 @@ async def _template(call: Call, body: Body, max_tokens: int) -> dict[str, Any]:
 
 
 async def _text(call: Call, prompt: Prompt) -> str:
-    return await call.server.frontend.decode(prompt.ids) if prompt.text is None else prompt.text
+    return await call.model.tokenizer.decode(prompt.ids) if prompt.text is None else prompt.text
 
 
 class CompletionStream:
@@ -239,11 +239,11 @@ async def complete(call: Call) -> None:
     Raises:
         RequestError: it can not be served.
     """
-    frontend = call.server.frontend
-    with frontend.gate.enter():
+    model = call.model
+    with model.gate.enter():
         parsed = await parse_completion(call)
         share = bool(call.data.get("suffix"))  # editors ask for the same gap several times at once
-        head, tokenizer = answer_head(call, "cmpl", "text_completion"), frontend.loaded_tokenizer
+        head, tokenizer = answer_head(call, "cmpl", "text_completion"), model.tokenizer.loaded
         prompts = await prompt_logprobs(call, parsed.requests) if parsed.scored else []
         if parsed.streaming.stream:
             writer = CompletionStream(head, parsed, tokenizer, prompts)

@@ -93,8 +93,8 @@ def answer_head(call: Call, prefix: str, kind: str) -> dict[str, Any]:
         "id": f"{prefix}-{call.request_id}",
         "object": kind,
         "created": int(time()),
-        "model": call.server.model,
-        "system_fingerprint": call.server.fingerprint,
+        "model": call.model.name,
+        "system_fingerprint": call.model.fingerprint,
         **call.notes(),
     }
 

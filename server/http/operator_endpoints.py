@@ -8,7 +8,7 @@ import orjson
 
 import specdec
 from server.auth.principal import check_admin
-from server.engine_calls import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
+from server.engine_client import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
 from server.experiment.live.conclusions import NoResultError
 from server.experiment.live.experiments import Experiments
 from server.http.call import Call, Endpoint
@@ -41,9 +41,9 @@ async def ready(call: Call) -> None:
     """Whether a request would be taken now; with ``model`` in the query, one of that model."""
     state, is_ready = call.server.state()
     if name := call.query.get("model"):
-        model = call.server.models.find(name).frontend
-        model.check_model(name)
-        state, is_ready = model.client.state, model.takes_requests
+        model = call.server.models.find(name)
+        model.check_name(name)
+        state, is_ready = model.client.engine.state, model.takes_requests
     await call.reply(200 if is_ready else 503, {"status": "ready" if is_ready else "not ready", "engine": state})
 
 
@@ -59,7 +59,7 @@ async def trace(call: Call) -> None:
         await call.reply(400, {"error": f"limit: {TRACE_LIMIT_RULE}", "field": "limit"})
         return
     try:
-        steps = await call.server.frontend.client.trace(int(given))
+        steps = await call.model.client.trace(int(given))
     except RequestError as error:
         await call.reply(503, {"error": str(error)})
     else:
@@ -152,7 +152,7 @@ async def stop_experiment(call: Call) -> None:
 
 def _experiments(call: Call) -> Experiments:
     check_admin(PATH)
-    return call.server.frontend.experiments
+    return call.model.experiments
 
 
 def _name(call: Call) -> str:

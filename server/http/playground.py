@@ -92,19 +92,19 @@ async def info(call: Call) -> None:
     Raises:
         EngineDeadError: the engine has not reported them yet.
     """
-    found = call.server.info
+    found = call.model.info
     await call.reply(
         200,
         {
             "version": found.version,
-            "model": call.server.model,
-            "models": [server.model for server in call.server.each()],
+            "model": call.model.name,
+            "models": [model.name for model in call.server.models],
             "draft": found.draft,
             "dtype": found.dtype,
             "numeric_mode": found.numeric_mode,
             "max_context": found.max_context,
             "drafters": found.drafters,
-            "fills_in": call.server.frontend.fills_in,
+            "fills_in": call.model.fills_in,
         },
     )
 

@@ -62,7 +62,7 @@ async def prompt_logprobs(call: Call, requests: Sequence[Request]) -> list[list[
         RequestError: the engine refuses or fails one.
     """
     found: list[list[TokenLogprobs]] = [[] for _ in requests]
-    for asked in zip_longest(*(scoring_requests(request, call.server.info.eos_ids) for request in requests)):
+    for asked in zip_longest(*(scoring_requests(request, call.model.info.eos_ids) for request in requests)):
         samples, _ = await whole_answer(call, [request for request in asked if request is not None])
         left = [rows for rows, request in zip(found, asked, strict=True) if request is not None]
         for rows, sample in zip(left, samples, strict=True):

@@ -26,7 +26,7 @@ from server.http.fields import (
 from server.http.openai_format import ChatLogprobs, OpenAIErrors, extras
 from server.http.responses_request import LOGPROBS, ResponsesRequest, parse_responses
 from server.interfaces import TokenizerLike
-from server.served_models import Task
+from server.served_model import Task
 from specdec.core.fields import MAX_LOGPROBS
 from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
 
@@ -54,7 +54,7 @@ def response_head(call: Call, parsed: ResponsesRequest) -> dict[str, Any]:
         "background": False,
         "error": None,
         "incomplete_details": None,
-        "model": call.server.model,
+        "model": call.model.name,
         "output": [],
         "previous_response_id": None,
         "reasoning": {"effort": None, "summary": None},
@@ -187,10 +187,10 @@ async def respond(call: Call) -> None:
     Raises:
         RequestError: it can not be served.
     """
-    frontend = call.server.frontend
-    with frontend.gate.enter():
+    model = call.model
+    with model.gate.enter():
         parsed = await parse_responses(call)
-        tokenizer = frontend.loaded_tokenizer
+        tokenizer = model.tokenizer.loaded
         if parsed.stream:
             stream = ResponseStream(call, parsed, tokenizer)
             call.broken = stream.failed

@@ -45,17 +45,17 @@ async def parse_responses(call: Call) -> ResponsesRequest:
     Raises:
         RequestError: it can not be served; every bad field is named.
     """
-    body, frontend = call.body(), call.server.frontend
-    call.server.check_model(body.text("model"))
+    body, model = call.body(), call.model
+    call.model.check_name(body.text("model"))
     for field in ("prompt", "messages"):
         call.field_names[field] = "input"
     _refuse_state(body)
     ids: tuple[int, ...] = ()
-    tokenizer = frontend.loaded_tokenizer
+    tokenizer = model.tokenizer.loaded
     tools = _tools(call, body, tokenizer)
     conversation = _read_input(body)
     if not body.violations.found:
-        ids = await encode_messages(body, frontend, conversation.messages, tools)
+        ids = await encode_messages(body, model, conversation.messages, tools)
         body.violations.check(bool(ids) or bool(body.violations.found), "input", "must amount to at least one token")
     max_tokens = read_count(body, StoppingParams, "max_tokens", "max_output_tokens")
     body.names["stopping.max_tokens"] = "max_output_tokens"
@@ -68,7 +68,7 @@ async def parse_responses(call: Call) -> ResponsesRequest:
         grammar=answer_grammar(body, _grammar(body), tools, tokenizer),
     )  # fmt: skip
     stream, echo = body.flag("stream"), _echo(body, request)
-    check_requests([request], call.server.info, body.violations)
+    check_requests([request], call.model.info, body.violations)
     return ResponsesRequest(request, stream, tools, echo)
 
 

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import specdec
-from server.http.call import Call, Endpoint, ServerContext
+from server.http.call import Call, Endpoint
 from server.http.fields import RESPONSES
 from server.http.openai_format import OpenAIErrors
+from server.served_model import ServedModel
 from specdec.errors import FieldViolation, InvalidRequestError
 
 PATH = "/v1/loads"
@@ -24,13 +25,13 @@ async def loads(call: Call) -> None:
     """
     sections = _sections(call.query)
     now = datetime.now(UTC)
-    rank = {"timestamp": now.timestamp(), "dp_rank": 0, **_core(call.server)}
+    rank = {"timestamp": now.timestamp(), "dp_rank": 0, **_core(call.model)}
     if sections & {"queues", "all"}:
         rank["queues"] = {"waiting": rank["num_waiting_reqs"], "grammar": 0, "paused": 0, "retracted": 0}
     answer = {
         "timestamp": now.isoformat(),
         "version": specdec.__version__,
-        "numeric_fingerprint": call.server.info.numeric_fingerprint,
+        "numeric_fingerprint": call.model.info.numeric_fingerprint,
         "dp_rank_count": 1,
         "loads": [rank],
     }
@@ -51,11 +52,11 @@ def _sections(query: dict[str, str]) -> set[str]:
     return found
 
 
-def _core(server: ServerContext) -> dict[str, Any]:
+def _core(model: ServedModel) -> dict[str, Any]:
     """Requests as the front end knows them at this moment; pages and rates as the engine last said, up to a second ago.
     How much of a waiting prompt is cached is known when it is begun, so all of it counts. ``forecast_wait_s`` is
     specdec's own: until a request that came now would begin."""
-    info, load, admission = server.info, server.frontend.client.load, server.frontend.admission
+    info, load, admission = model.info, model.client.engine.load, model.admission
     waiting, waiting_tokens = admission.waiting, admission.waiting_tokens
     running = admission.in_flight - waiting
     used = round(load.kv_usage * info.kv_tokens)

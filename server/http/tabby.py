@@ -15,10 +15,9 @@ import specdec
 from server.auth.principal import current_caller
 from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
 from server.completion.service import CompletionService, Outcome
-from server.errors import DeadlinePassedError
 from server.fim import ContextFile, Gap
 from server.http.answering import Totals
-from server.http.call import Call, Endpoint, ServerContext
+from server.http.call import Call, Endpoint
 from server.http.fields import (
     COMMON,
     COUNT,
@@ -33,8 +32,8 @@ from server.http.fields import (
 from server.http.openai_format import OpenAIErrors, extras
 from server.json_body import Body
 from server.request_fields import read_seed
-from server.served_models import Task
-from specdec.core.types import Finished, FinishReason, Request, SamplingParams, StoppingParams, TextRules
+from server.served_model import ServedModel, Task
+from specdec.core.types import Request, SamplingParams, StoppingParams, TextRules
 from specdec.engine.validation import check_requests
 
 _CRLF, _ALONE = "\r\n", re.compile(r"(?<!\r)\n")
@@ -152,14 +151,14 @@ async def parse_completion(call: Call, service: CompletionService) -> Completion
         FimNotSupportedError: the model can not fill in the middle of a text.
         RequestError: it can not be served; every bad field is named.
     """
-    body, frontend = call.body(), call.server.frontend
+    body, model = call.body(), call.model
     options, debug, segments = _options(call, body), read_debug_options(body), _segments(body)
     request_id = f"cmpl-{call.request_id}"
     if debug is not None and debug.raw_prompt is not None:
         call.field_names["prompt"] = "debug_options.raw_prompt"
         request = Request(
             request_id=request_id,
-            prompt_ids=tuple(await frontend.encode(debug.raw_prompt, parse_special=True)),
+            prompt_ids=tuple(await model.tokenizer.encode(debug.raw_prompt, parse_special=True)),
             sampling=options.sampling,
             stopping=dataclasses.replace(options.stopping, rules=None),
             speculation=options.speculation,
@@ -175,7 +174,7 @@ async def parse_completion(call: Call, service: CompletionService) -> Completion
         body.violations.raise_if_any()
         assert segments is not None
         request = await service.maker.make(segments.gap, options, current_caller(), request_id)
-    check_requests([request], call.server.info, body.violations)
+    check_requests([request], call.model.info, body.violations)
     if segments is None:
         return CompletionRequest(request, LineEnds(), (), debug)
     return CompletionRequest(request, segments.ends, segments.snippets, debug)
@@ -205,8 +204,8 @@ async def complete(call: Call) -> None:
     Raises:
         RequestError: it can not be served.
     """
-    with call.server.frontend.gate.enter():
-        service = call.server.completion
+    with call.model.gate.enter():
+        service = call.model.completion
         parsed = await parse_completion(call, service)
         text, totals = await _fill_in(service, parsed, call.supersedes_key)
         body = {
@@ -226,8 +225,6 @@ async def _fill_in(service: CompletionService, parsed: CompletionRequest, supers
     run, _ = await service.runs.start(principal, request, supersedes_key)
     try:
         async for event in run.read():
-            if isinstance(event, Finished) and event.reason is FinishReason.DEADLINE:
-                raise DeadlinePassedError
             totals.add(event)
     finally:
         run.leave()
@@ -242,7 +239,7 @@ async def _debug_data(call: Call, parsed: CompletionRequest) -> dict[str, Any]:
     if parsed.debug.return_snippets:
         data["snippets"] = parsed.snippets
     if parsed.debug.return_prompt:
-        data["prompt"] = await call.server.frontend.decode(parsed.request.prompt_ids, skip_special=False)
+        data["prompt"] = await call.model.tokenizer.decode(parsed.request.prompt_ids, skip_special=False)
     return data
 
 
@@ -273,7 +270,7 @@ async def log_event(call: Call) -> None:
     assert completion is not None
     if outcome is Outcome.ACCEPTED and select:
         outcome = Outcome.PARTIALLY_ACCEPTED  # of how many characters is not told
-    service = call.server.completion
+    service = call.model.completion
     owner = service.owner(current_caller(), salt)
     service.outcomes.report(owner, completion, outcome, 0, shown_ms or 0.0)
     await call.reply_data(200, b"", b"text/plain; charset=utf-8")
@@ -289,15 +286,14 @@ async def health(call: Call) -> None:
     Raises:
         EngineDeadError: it is not known yet.
     """
-    server = call.server
     models: dict[str, Any] = {}
-    filling, talking = (server.at(server.models.find("", task)) for task in (Task.FILL, Task.CHAT))
-    if filling.frontend.fills_in:
+    filling, talking = (call.server.models.find("", task) for task in (Task.FILL, Task.CHAT))
+    if filling.fills_in:
         models["completion"] = _local(filling)
-    if talking.frontend.loaded_tokenizer.has_chat_template:
+    if talking.tokenizer.loaded.has_chat_template:
         models["chat"] = _local(talking)
     body: dict[str, Any] = {
-        "device": _device(server),
+        "device": _device(call.model),
         "models": models,
         "arch": platform.machine(),
         "cpu_info": platform.processor() or platform.machine(),
@@ -307,7 +303,7 @@ async def health(call: Call) -> None:
         "webserver": None,
     }
     # A client offers completion and chat as far as these two are there.
-    named = {"model": ("completion", filling.model), "chat_model": ("chat", talking.model)}
+    named = {"model": ("completion", filling.name), "chat_model": ("chat", talking.name)}
     await call.reply(200, {field: name for field, (kind, name) in named.items() if kind in models} | body)
 
 
@@ -316,13 +312,13 @@ async def server_setting(call: Call) -> None:
     await call.reply(200, {"disable_client_side_telemetry": True})
 
 
-def _local(server: ServerContext) -> dict[str, Any]:
-    return {"local": {"model_id": server.model, "device": _device(server)}}
+def _local(model: ServedModel) -> dict[str, Any]:
+    return {"local": {"model_id": model.name, "device": _device(model)}}
 
 
-def _device(server: ServerContext) -> str:
+def _device(model: ServedModel) -> str:
     """Where the model runs; only a GPU is served by Triton's kernels."""
-    return "cuda" if server.info.kernels == "triton" else "cpu"
+    return "cuda" if model.info.kernels == "triton" else "cpu"
 
 
 _SNIPPETS: Schema = {

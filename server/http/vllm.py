@@ -22,7 +22,7 @@ from server.http.openai_completions import parse_completion
 from server.http.openai_format import OpenAIErrors
 from server.http.tool_use import read_tools
 from server.json_body import Body
-from server.served_models import Task
+from server.served_model import Task
 from specdec.core.types import Request
 
 
@@ -37,12 +37,12 @@ async def tokenize(call: Call) -> None:
     Raises:
         RequestError: it can not be read, or the model has no chat template.
     """
-    body, frontend, info = call.body(), call.server.frontend, call.server.info
-    call.server.check_model(body.text("model"))
+    body, model, info = call.body(), call.model, call.model.info
+    call.model.check_name(body.text("model"))
     ids = await (_conversation(call, body) if body.has("messages") else _prompt(call, body))
     told = body.flag("return_token_strs")
     body.violations.raise_if_any()
-    pieces = map(frontend.loaded_tokenizer.token_bytes, ids)
+    pieces = map(model.tokenizer.loaded.token_bytes, ids)
     texts = [piece.decode("utf-8", "replace") for piece in pieces] if told else None
     answer = {"count": len(ids), "max_model_len": info.max_context, "tokens": ids, "token_strs": texts}
     await call.reply(200, answer)
@@ -55,15 +55,15 @@ async def _prompt(call: Call, body: Body) -> tuple[int, ...]:
         if not body.violations.found:
             body.refuse("prompt", "must be a string")
         return ()
-    return tuple(await call.server.frontend.encode(text, add_special=special, parse_special=True))
+    return tuple(await call.model.tokenizer.encode(text, add_special=special, parse_special=True))
 
 
 async def _conversation(call: Call, body: Body) -> tuple[int, ...]:
     if body.has("prompt"):
         body.refuse("prompt", "messages are given too; give one of them")
     generation = body.flag("add_generation_prompt", True)
-    tools = read_tools(body, call.server.frontend.loaded_tokenizer)
-    return await read_conversation(body, call.server.frontend, tools, add_generation_prompt=generation)
+    tools = read_tools(body, call.model.tokenizer.loaded)
+    return await read_conversation(body, call.model, tools, add_generation_prompt=generation)
 
 
 async def tokenizer_info(call: Call) -> None:
@@ -72,11 +72,10 @@ async def tokenizer_info(call: Call) -> None:
     Raises:
         EngineDeadError: it is not loaded yet.
     """
-    frontend, ends = call.server.frontend, call.server.info.eos_ids
-    begin = await frontend.encode("")
+    model, ends = call.model, call.model.info.eos_ids
+    begin = await model.tokenizer.encode("")
     names = [
-        frontend.loaded_tokenizer.token_bytes(ids[0]).decode("utf-8", "replace") if ids else None
-        for ids in (begin, ends)
+        model.tokenizer.loaded.token_bytes(ids[0]).decode("utf-8", "replace") if ids else None for ids in (begin, ends)
     ]
     await call.reply(200, {"bos_token": names[0], "eos_token": names[1], "pad_token": names[1]})
 
@@ -128,7 +127,7 @@ def _rendered(call: Call, request: Request) -> dict[str, Any]:
     sampling = request.sampling
     return {
         "request_id": request.request_id,
-        "model": call.server.model,
+        "model": call.model.name,
         "token_ids": request.prompt_ids,
         "sampling_params": {
             "n": sampling.n, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k,

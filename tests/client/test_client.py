@@ -159,10 +159,10 @@ async def test_a_restart_of_the_engine_is_waited_for() -> None:
         async with asyncio.timeout(5):
             while not server.client.in_flight:
                 await asyncio.sleep(0.01)
-        assert server.client.pid is not None
-        os.kill(server.client.pid, signal.SIGKILL)
+        assert server.client.engine.pid is not None
+        os.kill(server.client.engine.pid, signal.SIGKILL)
         assert (await running).text == chr(BOS) + "x" * 60
-        assert server.client.restarts == 1
+        assert server.client.engine.restarts == 1
 
 
 def test_a_client_needs_neither_torch_nor_the_server() -> None:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine_client import EngineClient
-from server.frontend import Frontend
 from server.grpc.messages import REASONS, info_message, load_message, sample_message, started_message, trace_message
 from server.grpc.request_reader import parse_generate
+from server.served_model import ServedModel
 from specdec.api.v1 import completion_pb2 as completion
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import result_pb2 as result
@@ -53,9 +53,9 @@ ELSEWHERE = {"prompt_ids": "", "prediction_ids": "prediction", "deadline_s": "ti
 
 
 @pytest.fixture(scope="module")
-def frontend() -> Frontend:
+def model() -> ServedModel:
     info = FakeEngine(EngineConfig(target="fake")).info()
-    found = Frontend(cast(EngineClient, SimpleNamespace(info=info)))
+    found = ServedModel(cast(EngineClient, SimpleNamespace(info=info)))
     found.tokenizer = FakeTokenizer()
     return found
 
@@ -68,9 +68,9 @@ def options_of(request: Request) -> GenerateOptions:
 
 @given(request=REQUESTS)
 @pytest.mark.parametrize("kind", [pb.GenerateRequest, pb.GenerateStreamRequest])
-def test_a_request_arrives_as_it_was_asked(frontend: Frontend, kind: Any, request: Request) -> None:
+def test_a_request_arrives_as_it_was_asked(model: ServedModel, kind: Any, request: Request) -> None:
     message = fill_request(kind(), list(request.prompt_ids), options_of(request))
-    assert asyncio.run(parse_generate(kind.FromString(message.SerializeToString()), frontend)) == request
+    assert asyncio.run(parse_generate(kind.FromString(message.SerializeToString()), model)) == request
 
 
 def test_every_field_of_a_request_can_be_asked_for() -> None:
@@ -81,9 +81,9 @@ def test_every_field_of_a_request_can_be_asked_for() -> None:
     assert names | {"model", "supersedes_key"} == set(GenerateOptions.__annotations__)
 
 
-def test_what_is_left_out_is_as_in_process(frontend: Frontend) -> None:
+def test_what_is_left_out_is_as_in_process(model: ServedModel) -> None:
     message = fill_request(pb.GenerateRequest(), [1], {"request_id": "r"})
-    assert asyncio.run(parse_generate(message, frontend)) == Request("r", (1,))
+    assert asyncio.run(parse_generate(message, model)) == Request("r", (1,))
 
 
 def test_every_kind_of_prompt_and_what_the_reader_does_not_tell() -> None:

@@ -17,8 +17,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
     plan = folder / "plan.yaml"
     plan.write_text("{name: even, arms: {a: {}, b: {}}, assignment: {mode: aa, unit: request}}")
     with running(experiments=ExperimentsConfig(folder=folder, start=(plan,))) as server:
-        assert server.comes_to(lambda: server.serving._frontend.admission.experiments is not None)
-        exporter = server.serving._models.exporter
+        assert server.comes_to(lambda: server.serving.models.first.admission.experiments is not None)
+        exporter = server.serving.models.exporter
         assert exporter is not None
         exporter._gpus = Gpus(lambda: ScriptedNvml([Gpu(3, 10, 25)]))
         server.ask(prompt="hello", n=2)

@@ -13,7 +13,8 @@ from google.rpc import error_details_pb2 as details
 from google.rpc.status_pb2 import Status
 from grpc_reflection.v1alpha import reflection_pb2
 
-from server.engine_client import EngineClient, RestartPolicy
+from server.engine_client import EngineClient
+from server.engine_supervisor import EngineSupervisor, RestartPolicy
 from server.serving import Addresses, Serving
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import generation_pb2_grpc, model_pb2_grpc, trace_pb2_grpc
@@ -50,16 +51,23 @@ def quick_policy(give_up_after: int = 5) -> RestartPolicy:
     return RestartPolicy(first_s=0.01, longest_s=0.02, give_up_after=give_up_after)
 
 
+def make_client(config: Config | None = None, *, factory: str = FACTORY, **options: Any) -> EngineClient:
+    """A client of an engine that was not started; ``options`` are those of `EngineSupervisor`."""
+    return EngineClient(
+        EngineSupervisor(config or make_config(), factory=factory, **{"policy": quick_policy()} | options)
+    )
+
+
 @asynccontextmanager
 async def running_client(config: Config | None = None, give_up_after: int = 5) -> AsyncIterator[EngineClient]:
     """A ready engine client."""
-    client = EngineClient(config or make_config(), factory=FACTORY, policy=quick_policy(give_up_after))
-    await client.start()
+    client = make_client(config, policy=quick_policy(give_up_after))
+    await client.engine.start()
     try:
-        await client.wait_ready()
+        await client.engine.wait_ready()
         yield client
     finally:
-        await client.close()
+        await client.engine.close()
 
 
 @asynccontextmanager

@@ -13,16 +13,15 @@ from grpc_health.v1 import health, health_pb2_grpc
 from server.admission import Admission
 from server.auth.access import Access
 from server.engine_client import EngineClient
-from server.frontend import Frontend
 from server.grpc.admin_servicer import AdminServicer, TraceServicer
 from server.grpc.generation_servicer import GenerationServicer, ModelServicer
 from server.grpc.interceptors import AuthInterceptor
 from server.grpc.server import add_reflection
-from server.served_models import Models
+from server.served_model import Models, ServedModel
 from specdec.api.v1 import admin_pb2_grpc, generation_pb2, generation_pb2_grpc, model_pb2_grpc, trace_pb2_grpc
 from specdec.config import Config
 from tests.server.fake_tokenizer import FakeTokenizer
-from tests.server.harness import make_config, quick_policy
+from tests.server.harness import make_client, make_config
 
 FACTORY = "tests.server.fake_admin_engine:build"
 
@@ -32,7 +31,7 @@ class SecureServer:
     """A running server; ``address`` is one of this machine."""
 
     client: EngineClient
-    frontend: Frontend
+    model: ServedModel
     access: Access
     admission: Admission
     address: str
@@ -94,9 +93,9 @@ async def secure_server(
 ) -> AsyncIterator[SecureServer]:
     """A server of ``config``, or of these values of `ServerConfig`; ready unless not to ``wait``."""
     config = config or make_config(**server)
-    client = EngineClient(config, factory=factory, policy=quick_policy())
-    frontend = Frontend(client, config.server)
-    access, models = frontend.access, Models([frontend])
+    client = make_client(config, factory=factory)
+    model = ServedModel(client, config.server)
+    access, models = model.access, Models([model])
     own = grpc.aio.server(interceptors=[AuthInterceptor(access)])
     probes = health.aio.HealthServicer()
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(models), own)
@@ -110,12 +109,12 @@ async def secure_server(
     add_reflection((service,), own)
     port = access.listen(own, f"{config.server.host}:0")
     await own.start()
-    await client.start()
+    await client.engine.start()
     try:
         if wait:
-            await client.wait_ready()
-            frontend.tokenizer = tokenizer()
-        yield SecureServer(client, frontend, access, frontend.admission, f"127.0.0.1:{port}")
+            await client.engine.wait_ready()
+            model.load(tokenizer())
+        yield SecureServer(client, model, access, model.admission, f"127.0.0.1:{port}")
     finally:
         await own.stop(0)
-        await client.close()
+        await client.engine.close()

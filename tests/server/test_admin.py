@@ -70,7 +70,7 @@ async def test_only_admin_keys_may(tmp_path: Path) -> None:
             error = await failed(getattr(stubs.admin, method)(request))
             assert error.code() == grpc.StatusCode.PERMISSION_DENIED
             assert found(error, ErrorInfo).reason == "PERMISSION_DENIED"
-        with server.frontend.gate.enter():
+        with server.model.gate.enter():
             pass  # it does not drain
     async with secure_server() as server, server.stubs() as stubs:  # without keys nobody is known to be an operator
         for method, request in calls:
@@ -92,7 +92,7 @@ async def test_drain_lets_running_calls_finish(tmp_path: Path) -> None:
         draining = asyncio.ensure_future(stubs.admin.Drain(admin.DrainRequest()))
         assert [m async for m in running][-1].WhichOneof("event") == "finished"
         assert (await draining).running == 0
-        with pytest.raises(DrainingError), server.frontend.gate.enter():
+        with pytest.raises(DrainingError), server.model.gate.enter():
             pass
         for bad in (-1.0, math.nan, math.inf):
             error = await failed(stubs.admin.Drain(admin.DrainRequest(timeout_s=bad)))
@@ -138,7 +138,7 @@ async def test_a_failed_swap_leaves_the_old_draft(tmp_path: Path) -> None:
             error = await failed(stubs.admin.SwapDraft(bad))
             assert found(error, BadRequest).field_violations[0].field == "dtype"
         assert [m async for m in running][-1].WhichOneof("event") == "finished"
-        assert server.client.restarts == 0
+        assert server.client.engine.restarts == 0
 
 
 async def test_others_are_served_while_a_draft_is_loaded(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_a_swap_goes_on_when_nobody_waits_for_it(tmp_path: Path) -> None:
         async with asyncio.timeout(5):
             while await draft_of(stubs) != "slow":
                 await asyncio.sleep(0.02)
-        assert server.client.restarts == 0
+        assert server.client.engine.restarts == 0
 
 
 async def test_a_restarted_engine_has_the_new_draft(tmp_path: Path) -> None:
@@ -169,18 +169,18 @@ async def test_a_restarted_engine_has_the_new_draft(tmp_path: Path) -> None:
         await stubs.admin.SwapDraft(admin.SwapDraftRequest(draft="new"))
         swapping = asyncio.ensure_future(stubs.admin.SwapDraft(admin.SwapDraftRequest(draft="slow")))
         await asyncio.sleep(0.1)
-        assert server.client.pid is not None
-        os.kill(server.client.pid, signal.SIGKILL)
+        assert server.client.engine.pid is not None
+        os.kill(server.client.engine.pid, signal.SIGKILL)
         error = await failed(swapping)
         assert error.code() == grpc.StatusCode.UNAVAILABLE
-        await server.client.wait_ready()
-        assert (server.client.restarts, await draft_of(stubs)) == (1, "new")
+        await server.client.engine.wait_ready()
+        assert (server.client.engine.restarts, await draft_of(stubs)) == (1, "new")
         await stubs.admin.SwapDraft(admin.SwapDraftRequest())
-        os.kill(server.client.pid, signal.SIGKILL)
+        os.kill(server.client.engine.pid, signal.SIGKILL)
         async with asyncio.timeout(10):
-            while server.client.restarts < 2:
+            while server.client.engine.restarts < 2:
                 await asyncio.sleep(0.01)
-            await server.client.wait_ready()
+            await server.client.engine.wait_ready()
         assert await draft_of(stubs) is None
 
 

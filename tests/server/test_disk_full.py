@@ -55,7 +55,7 @@ async def test_an_experiment_without_room_for_records_ends_and_says_why(
         await server.experiments.start(PLAN)
         monkeypatch.setattr(FrameWriter, "append", full)
         assert (await server.ask("first")).headers["x-specdec-arm"]
-        await server.comes_to(lambda: server.serving._frontend.admission.experiments is None)
+        await server.comes_to(lambda: server.serving.models.first.admission.experiments is None)
         for i in range(4):
             answer = await server.ask(f"later{i}")
             assert answer.status_code == 200

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from server.engine_client import EngineClient, EngineStartError, EngineState
-from server.errors import GenerationFailedError
+from server.engine_client import EngineClient
+from server.engine_supervisor import EngineStartError, EngineState
+from server.errors import DeadlinePassedError, GenerationFailedError
 from specdec.core.types import (
     Delta,
     Finished,
@@ -22,7 +23,7 @@ from specdec.core.types import (
     Started,
 )
 from specdec.errors import DuplicateRequestError, EngineDeadError, PromptTooLongError, QueueFullError
-from tests.server.harness import FACTORY, make_config, quick_policy, running_client
+from tests.server.harness import make_client, make_config, quick_policy, running_client
 
 
 def make_request(request_id: str = "r", text: bytes = b"hello", salt: str = "", n: int = 1) -> Request:
@@ -37,7 +38,7 @@ async def collect(client: EngineClient, request: Request) -> list[RequestEvent]:
 async def eventually_aborts(client: EngineClient, count: int) -> bool:
     """Whether the fake engine's count of aborts, told by heartbeat, comes to ``count``."""
     for _ in range(100):
-        if client.load.prefix_hit_tokens == count and client.load.running_requests == 0:
+        if client.engine.load.prefix_hit_tokens == count and client.engine.load.running_requests == 0:
             return True
         await asyncio.sleep(0.05)
     return False
@@ -98,9 +99,8 @@ async def test_abort_ends_every_open_sample() -> None:
 
 async def test_the_engine_ends_what_is_late() -> None:
     async with running_client() as client:
-        events = await collect(client, Request("late", tuple(b"x" * 100), deadline_s=0.2, cache_salt="slow"))
-    assert isinstance(events[-1], Finished)
-    assert events[-1].reason == FinishReason.DEADLINE
+        with pytest.raises(DeadlinePassedError):
+            await collect(client, Request("late", tuple(b"x" * 100), deadline_s=0.2, cache_salt="slow"))
 
 
 async def test_refusals_come_back_as_themselves_and_harm_nobody() -> None:
@@ -118,7 +118,7 @@ async def test_refusals_come_back_as_themselves_and_harm_nobody() -> None:
             with pytest.raises(DuplicateRequestError):
                 client.generate(make_request("twin"))
         events = await other
-        assert (client.restarts, client.in_flight) == (0, 0)
+        assert (client.engine.restarts, client.in_flight) == (0, 0)
     assert (full.value.limit, full.value.retry_after_s) == (7, 2.5)
     assert (long.value.limit, long.value.got) == (11, 12)
     assert (bug.value.reason, broken.value.reason) == ("INTERNAL", "MODEL_BROKEN")
@@ -133,9 +133,9 @@ async def test_a_death_fails_all_in_flight_and_the_engine_comes_back(
     async with running_client() as client:
         bystander = asyncio.create_task(collect(client, make_request("bystander", b"x" * 100, "slow")))
         await in_flight(client)
-        assert client.pid is not None
+        assert client.engine.pid is not None
         if how == "kill":
-            os.kill(client.pid, signal.SIGKILL)
+            os.kill(client.engine.pid, signal.SIGKILL)
         else:
             with pytest.raises(EngineDeadError):
                 await collect(client, make_request("cause", salt=how))
@@ -143,10 +143,10 @@ async def test_a_death_fails_all_in_flight_and_the_engine_comes_back(
             await bystander
         with pytest.raises(EngineDeadError):
             client.generate(make_request("too early"))
-        assert client.state == EngineState.RESTARTING
-        await client.wait_ready()
+        assert client.engine.state == EngineState.RESTARTING
+        await client.engine.wait_ready()
         events = await collect(client, make_request("after"))
-        assert client.restarts == 1
+        assert client.engine.restarts == 1
     assert isinstance(events[-1], Finished)
     logged = caplog.text
     assert {"die": "the fake engine was told to die", "exit": "exit code 7", "kill": "killed by signal 9"}[
@@ -157,11 +157,11 @@ async def test_a_death_fails_all_in_flight_and_the_engine_comes_back(
 async def test_a_silent_engine_is_restarted_and_an_idle_one_is_not() -> None:
     async with running_client(make_config(heartbeat_timeout_s=2.0)) as client, asyncio.timeout(20):
         await asyncio.sleep(2.5)  # longer than it may be silent
-        assert client.restarts == 0
+        assert client.engine.restarts == 0
         with pytest.raises(EngineDeadError):
             await collect(client, make_request(salt="hang"))
-        await client.wait_ready()
-        assert client.restarts == 1
+        await client.engine.wait_ready()
+        assert client.engine.restarts == 1
         assert isinstance((await collect(client, make_request()))[-1], Finished)
 
 
@@ -170,12 +170,12 @@ async def test_quick_deaths_in_a_row_end_in_failure() -> None:
         for _ in range(2):
             with pytest.raises(EngineDeadError):
                 await collect(client, make_request(salt="exit"))
-            if client.state != EngineState.FAILED:
-                await asyncio.wait([asyncio.create_task(client.wait_ready())], timeout=5)
-        failure = await asyncio.wait_for(client.wait_failed(), 5)
+            if client.engine.state != EngineState.FAILED:
+                await asyncio.wait([asyncio.create_task(client.engine.wait_ready())], timeout=5)
+        failure = await asyncio.wait_for(client.engine.wait_failed(), 5)
         with pytest.raises(EngineDeadError):
             client.generate(make_request())
-        assert client.state == EngineState.FAILED
+        assert client.engine.state == EngineState.FAILED
     assert "2 times" in failure
     assert "exit code 7" in failure
 
@@ -185,23 +185,21 @@ async def test_quick_deaths_in_a_row_end_in_failure() -> None:
     [("missing", "model 'missing' can not be found; fetch it"), ("crash", "crashed while loading")],
 )
 async def test_an_engine_that_can_not_start_says_why(target: str, message: str) -> None:
-    client = EngineClient(make_config(target=target), factory=FACTORY, policy=quick_policy(give_up_after=2))
-    await client.start()
+    client = make_client(make_config(target=target), policy=quick_policy(give_up_after=2))
+    await client.engine.start()
     with pytest.raises(EngineStartError) as caught:
-        await asyncio.wait_for(client.wait_ready(), 20)
-    await client.close()
+        await asyncio.wait_for(client.engine.wait_ready(), 20)
+    await client.engine.close()
     assert message in str(caught.value)
-    assert client.restarts == (0 if target == "missing" else 1)
+    assert client.engine.restarts == (0 if target == "missing" else 1)
 
 
 async def test_loading_is_told() -> None:
     seen: list[tuple[str, int, int]] = []
-    client = EngineClient(
-        make_config(), factory=FACTORY, progress=lambda label, done, total: seen.append((label, done, total))
-    )
-    await client.start()
-    info = await client.wait_ready()
-    await client.close()
+    client = make_client(make_config(), progress=lambda label, done, total: seen.append((label, done, total)))
+    await client.engine.start()
+    info = await client.engine.wait_ready()
+    await client.engine.close()
     assert (info.target, info.eos_ids) == ("fake", (0,))
     assert seen == [("load fake", 1, 2), ("load fake", 2, 2)]
 
@@ -211,13 +209,13 @@ async def test_bug_a_client_closed_while_its_process_starts_leaves_nothing(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cancelled just when the process is there, or its link: the loop that ends next would find them open."""
-    client, loop = EngineClient(make_config(), factory=FACTORY, policy=quick_policy()), asyncio.get_running_loop()
+    client, loop = make_client(), asyncio.get_running_loop()
     started: list[asyncio.subprocess.Process] = []
     exec_, connect = asyncio.create_subprocess_exec, loop.create_unix_connection
 
     def cancel() -> None:
-        assert client._supervisor is not None
-        client._supervisor.cancel()
+        assert client.engine._supervision is not None
+        client.engine._supervision.cancel()
 
     async def start(*args: Any, **options: Any) -> asyncio.subprocess.Process:
         started.append(await exec_(*args, **options))
@@ -234,12 +232,12 @@ async def test_bug_a_client_closed_while_its_process_starts_leaves_nothing(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     monkeypatch.setattr(loop, "create_unix_connection", link)
     others = asyncio.all_tasks()
-    await client.start()
-    assert client._supervisor is not None
-    await asyncio.wait([client._supervisor])
+    await client.engine.start()
+    assert client.engine._supervision is not None
+    await asyncio.wait([client.engine._supervision])
     (process,) = started
     assert process.returncode == -signal.SIGKILL
-    await client.close()
+    await client.engine.close()
     assert asyncio.all_tasks() <= others
 
 
@@ -247,12 +245,12 @@ async def test_bug_a_client_closed_while_its_process_ends_leaves_nothing() -> No
     """Though whoever reads its output would go on, as where a grandchild holds the pipe."""
     others = asyncio.all_tasks()
     async with running_client() as client:
-        child = client._child
+        child = client.engine._child
         assert child is not None
         child._printing.cancel()
         child._printing = asyncio.create_task(asyncio.sleep(3600))
         os.kill(child.pid, signal.SIGKILL)
-        while client._child is not None:  # then how it ended is waited for
+        while client.engine._child is not None:  # then how it ended is waited for
             await asyncio.sleep(0)
     assert child._printing.done()
     assert asyncio.all_tasks() <= others
@@ -260,13 +258,13 @@ async def test_bug_a_client_closed_while_its_process_ends_leaves_nothing() -> No
 
 async def test_the_process_ends_with_its_parent() -> None:
     async with running_client() as client:
-        pid = client.pid
+        pid = client.engine.pid
         assert pid is not None
         os.kill(pid, signal.SIGTERM)  # its parent decides, not a signal to the group
         await asyncio.sleep(0.1)
-        assert client.pid == pid
+        assert client.engine.pid == pid
         assert isinstance((await collect(client, make_request()))[-1], Finished)
-    assert client.state == EngineState.CLOSED
+    assert client.engine.state == EngineState.CLOSED
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 

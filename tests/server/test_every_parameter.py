@@ -33,7 +33,7 @@ from specdec.core.types import (
     TextRules,
 )
 from specdec.errors import InvalidRequestError
-from tests.server.http.calls import asked, make_context
+from tests.server.http.calls import asked, make_model
 
 GROUPS: dict[str, Any] = {
     "sampling": SamplingParams, "stopping": StoppingParams, "rules": TextRules, "output": OutputParams,
@@ -43,7 +43,7 @@ EVERY = [(group, each) for group, record in GROUPS.items() for each in params_of
 # Nothing that a caller sends: what is left of a call's time, and what the server makes of texts.
 MADE = {"deadline_s", "prediction_ids", "healing_prefix"}
 SENT = [(group, each) for group, each in EVERY if each.name not in MADE]
-INFO = make_context().info
+INFO = make_model().info
 
 
 def named(value: Any) -> str:
@@ -125,7 +125,7 @@ def over_grpc(request: Request) -> Request:
         pb.GenerateRequest(), request.prompt_ids, cast(GenerateOptions, options | {"request_id": "r"})
     )
     message = pb.GenerateRequest.FromString(message.SerializeToString())
-    return across(asyncio.run(parse_generate(message, make_context().frontend)))
+    return across(asyncio.run(parse_generate(message, make_model())))
 
 
 def over_http(group: str, each: Param, value: Any) -> Request:

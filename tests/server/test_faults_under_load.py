@@ -39,17 +39,17 @@ async def test_sigkill_under_load_ends_every_stream_and_service_goes_on() -> Non
             calls = [asyncio.create_task(grpc_stream(server, number)) for number in range(STREAMS)]
             pages = [asyncio.create_task(http_stream(http, number)) for number in range(STREAMS)]
             client = server.serving.client
-            while client.in_flight < 2 * STREAMS or client.load.running_requests == 0:
+            while client.in_flight < 2 * STREAMS or client.engine.load.running_requests == 0:
                 await asyncio.sleep(0.02)
-            assert client.pid is not None
-            os.kill(client.pid, signal.SIGKILL)
+            assert client.engine.pid is not None
+            os.kill(client.engine.pid, signal.SIGKILL)
             assert await asyncio.gather(*calls) == [grpc.StatusCode.UNAVAILABLE] * STREAMS
             for text in await asyncio.gather(*pages):
                 assert "restarted" in text
                 assert not text.rstrip().endswith('"finish_reason":"length"')
             assert client.in_flight == 0
-            await client.wait_ready()
-            assert client.restarts == 1
+            await client.engine.wait_ready()
+            assert client.engine.restarts == 1
             again = server.generation.GenerateStream(stream_request("hello"))
             assert [m async for m in again][-1].WhichOneof("event") == "finished"
             metrics = (await http.get("/metrics")).text
@@ -68,4 +68,4 @@ async def test_a_silent_engine_ends_its_streams_too() -> None:
                 pass
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.UNAVAILABLE}
-        await server.serving.client.wait_ready()
+        await server.serving.client.engine.wait_ready()

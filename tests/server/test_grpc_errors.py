@@ -164,12 +164,12 @@ async def test_a_killed_engine_is_unavailable_then_back() -> None:
         calls = [server.generation.GenerateStream(stream_request("x" * 100, salt="slow")) for _ in range(3)]
         for call in calls:
             await anext(aiter(call))
-        pid = server.serving.client.pid
+        pid = server.serving.client.engine.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         errors = await asyncio.gather(*(refused(call) for call in calls))
         while_down = await refused(server.generation.GenerateStream(stream_request()))
-        await server.serving.client.wait_ready()
+        await server.serving.client.engine.wait_ready()
         after = [m async for m in server.generation.GenerateStream(stream_request("hello"))]
         info = await server.models.GetServerInfo(model_pb2.GetServerInfoRequest())
     for error in (*errors, while_down):

@@ -160,7 +160,7 @@ async def test_a_deadline_reaches_the_engine() -> None:
         async with asyncio.timeout(5):
             while server.serving.client.in_flight:  # the client's clock may ring a moment before the server's
                 await asyncio.sleep(0.01)
-            while (load := server.serving.client.load).tokens_per_second == 0 or load.running_requests:
+            while (load := server.serving.client.engine.load).tokens_per_second == 0 or load.running_requests:
                 await asyncio.sleep(0.05)
         # The deadline that the engine was given; gRPC writes it in few digits, and rounds it up.
         assert 0.3 < load.tokens_per_second < 0.53

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine_client import EngineClient
-from server.frontend import Frontend
 from server.grpc.messages import REASONS, finished_message
 from server.grpc.request_reader import parse_generate
+from server.served_model import ServedModel
 from specdec.api.params import grammar_message, read_grammar
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
@@ -101,19 +101,19 @@ REQUESTS = st.builds(
 
 
 @pytest.fixture(scope="module")
-def frontend() -> Frontend:
+def model() -> ServedModel:
     info = FakeEngine(EngineConfig(target="fake")).info()
-    found = Frontend(cast(EngineClient, SimpleNamespace(info=info)))
+    found = ServedModel(cast(EngineClient, SimpleNamespace(info=info)))
     found.tokenizer = FakeTokenizer()
     return found
 
 
 @given(request=REQUESTS)
-def test_a_request_comes_out_as_it_went_in(frontend: Frontend, request: Request) -> None:
+def test_a_request_comes_out_as_it_went_in(model: ServedModel, request: Request) -> None:
     message = stream_request(request)
     message.request_id = request.request_id
     message.token_ids.ids.extend(request.prompt_ids)
-    assert asyncio.run(parse_generate(message, frontend)) == request
+    assert asyncio.run(parse_generate(message, model)) == request
 
 
 def test_every_field_of_a_request_is_in_the_property_above() -> None:
@@ -129,9 +129,9 @@ def test_every_field_of_a_request_is_in_the_property_above() -> None:
     assert constant == {"request_id", "prompt_ids", "deadline_s", "healing_prefix"}  # the call carries these otherwise
 
 
-def test_unset_fields_are_unset(frontend: Frontend) -> None:
+def test_unset_fields_are_unset(model: ServedModel) -> None:
     message = pb.GenerateRequest(request_id="r", token_ids=options.TokenIds(ids=[1]))
-    assert asyncio.run(parse_generate(message, frontend)) == Request("r", (1,))
+    assert asyncio.run(parse_generate(message, model)) == Request("r", (1,))
 
 
 @given(grammar=GRAMMARS)
@@ -149,10 +149,10 @@ def test_grammars_survive_the_message(grammar: GrammarParams) -> None:
         ("prediction", pb.GenerateRequest(prediction=options.PredictionOptions())),
     ],
 )
-def test_what_is_said_by_halves_is_refused(frontend: Frontend, field: str, message: pb.GenerateRequest) -> None:
+def test_what_is_said_by_halves_is_refused(model: ServedModel, field: str, message: pb.GenerateRequest) -> None:
     message.token_ids.ids.append(1)
     with pytest.raises(InvalidRequestError) as caught:
-        asyncio.run(parse_generate(message, frontend))
+        asyncio.run(parse_generate(message, model))
     assert [v.field for v in caught.value.violations] == [field]
 
 
@@ -179,10 +179,10 @@ def test_a_samples_end_comes_out_as_it_went_in(event: Finished) -> None:
     assert rates == {name: part.draft_acceptance_rate for name, part in stats.by_drafter.items()}
 
 
-def test_a_prompt_and_resumed_tokens_beyond_the_context_are_refused_before_the_engine(frontend: Frontend) -> None:
+def test_a_prompt_and_resumed_tokens_beyond_the_context_are_refused_before_the_engine(model: ServedModel) -> None:
     resume = options.ResumeOptions(token_ids=[1] * MAX_CONTEXT, numeric_fingerprint=FINGERPRINT)
     message = pb.GenerateRequest(token_ids=options.TokenIds(ids=[1]), resume=resume)
     message.sampling.temperature = 0.0
     with pytest.raises(InvalidRequestError) as caught:
-        asyncio.run(parse_generate(message, frontend))
+        asyncio.run(parse_generate(message, model))
     assert [v.field for v in caught.value.violations] == ["resume.token_ids"]

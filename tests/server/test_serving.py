@@ -19,7 +19,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from server.engine_client import EngineStartError
+from server.engine_supervisor import EngineStartError
 from server.grpc.server import SERVICES, V1, V1ALPHA
 from server.serving import Addresses, Serving
 from specdec.config import EngineConfig
@@ -54,7 +54,7 @@ async def test_health_watch_sees_loading_ready_restart_and_drain() -> None:
         seen = [[(await watch.read()).status for watch in watches]]
         await server.serving.wait_ready()
         seen.append([(await watch.read()).status for watch in watches])
-        pid = server.serving.client.pid
+        pid = server.serving.client.engine.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         seen.append([(await watch.read()).status for watch in watches])
@@ -237,8 +237,8 @@ async def test_run_ends_when_the_engine_can_not_start_or_dies_too_often() -> Non
         await asyncio.wait_for(missing.run(lambda *_: None), 20)
     frail = Serving(make_config(), lambda _: FakeTokenizer(), factory=FACTORY, policy=quick_policy(give_up_after=1))
     running, _ = await run_until_ready(frail)
-    assert frail.client.pid is not None
-    os.kill(frail.client.pid, signal.SIGKILL)
+    assert frail.client.engine.pid is not None
+    os.kill(frail.client.engine.pid, signal.SIGKILL)
     with pytest.raises(EngineStartError, match="signal 9"):
         await asyncio.wait_for(running, 10)
 

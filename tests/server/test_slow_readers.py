@@ -10,12 +10,12 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from server import engine_calls
+from server import request_stream
 from server.auth.principal import ANYBODY
 from server.completion.coalescing import RequestCoalescer
-from server.engine_calls import RequestStream, UnreadEvents, weight_of
 from server.errors import SlowReaderError
 from server.http.answering import _merged
+from server.request_stream import RequestStream, UnreadEvents, weight_of
 from specdec.core.types import Delta, Request, RequestEvent, SamplingParams, TokenLogprobs
 from tests.server.completion.scripted_engine import ScriptedEngine
 from tests.server.harness import running_server, stream_request
@@ -29,7 +29,7 @@ def streams(unread: UnreadEvents, count: int) -> tuple[list[RequestStream], list
     """Streams, and the numbers of those that were aborted."""
     aborted: list[int] = []
     return [
-        RequestStream(str(i), 1, lambda complete, i=i: None if complete else aborted.append(i), unread)  # type: ignore[misc]
+        RequestStream(Request(str(i), (1,)), lambda complete, i=i: None if complete else aborted.append(i), unread)  # type: ignore[misc]
         for i in range(count)
     ], aborted
 
@@ -120,7 +120,7 @@ def test_what_makes_a_delta_large_counts() -> None:
 
 
 async def test_many_that_never_read_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_calls.UnreadEvents.__init__, "__defaults__", (LIMIT := 1 << 20,))
+    monkeypatch.setattr(request_stream.UnreadEvents.__init__, "__defaults__", (LIMIT := 1 << 20,))
     async with running_server() as server:
         unread = server.serving.client._table._unread
         most = 0

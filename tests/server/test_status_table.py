@@ -132,14 +132,14 @@ async def loading(server: SecureServer, stubs: Any) -> Error:
 
 
 async def draining(server: SecureServer, stubs: Any) -> Error:
-    await server.frontend.gate.drain(0)
+    await server.model.gate.drain(0)
     return await ends(stubs)
 
 
 async def engine_killed(server: SecureServer, stubs: Any) -> Error:
     call = await running(stubs)
-    assert server.client.pid is not None
-    os.kill(server.client.pid, signal.SIGKILL)
+    assert server.client.engine.pid is not None
+    os.kill(server.client.engine.pid, signal.SIGKILL)
     return await refused(call)
 
 
@@ -285,9 +285,9 @@ def details_of(error: Error) -> dict[str, Any]:
 
 async def served(server: SecureServer, stubs: Any, keys: Path | None = None) -> None:
     """Somebody else is served once the engine is there."""
-    if server.client.pid is not None and server.admission.waiting_tokens:
-        os.kill(server.client.pid, signal.SIGKILL)  # it hangs, as it was told to
-    await asyncio.wait_for(server.client.wait_ready(), 20)
+    if server.client.engine.pid is not None and server.admission.waiting_tokens:
+        os.kill(server.client.engine.pid, signal.SIGKILL)  # it hangs, as it was told to
+    await asyncio.wait_for(server.client.engine.wait_ready(), 20)
     key = None if keys is None else make_key(keys / "keys.yaml", "other")
     async with server.stubs(key) as others, asyncio.timeout(10):
         while True:

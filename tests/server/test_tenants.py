@@ -62,7 +62,7 @@ async def test_no_tenant_hits_what_another_left_and_a_swap_does_not_show(tmp_pat
             await no_tenant_hits_what_another_left(mine, colleague, stranger)
         async with server.stubs(boss) as stubs:
             await a_draft_is_swapped_under_running_calls(stubs)
-        assert server.client.restarts == 0
+        assert server.client.engine.restarts == 0
 
 
 async def no_tenant_hits_what_another_left(mine: Any, colleague: Any, stranger: Any) -> None:

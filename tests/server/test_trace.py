@@ -15,7 +15,7 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
-from server.engine_calls import MAX_TRACE_STEPS, EngineCalls
+from server.engine_client import MAX_TRACE_STEPS, EngineCalls
 from server.errors import GenerationFailedError
 from server.grpc.messages import trace_message
 from specdec.api.v1 import trace_pb2 as pb
@@ -87,7 +87,7 @@ async def test_a_fault_in_telling_costs_nobody_a_request(caplog: pytest.LogCaptu
         with pytest.raises(GenerationFailedError, match="could not tell") as caught:
             await client.trace(1)
         assert len(await collect(client, make_request("after"))) > 1
-        assert client.restarts == 0
+        assert client.engine.restarts == 0
     assert "secret" not in str(caught.value)
 
 
@@ -98,14 +98,14 @@ async def test_a_read_ends_with_the_engine() -> None:
         waiting = asyncio.create_task(client.trace(1))
         await asyncio.sleep(0.05)
         assert not waiting.done()
-        assert client.pid is not None
-        os.kill(client.pid, signal.SIGKILL)
+        assert client.engine.pid is not None
+        os.kill(client.engine.pid, signal.SIGKILL)
         for task in (waiting, hanging):
             with pytest.raises(EngineDeadError):
                 await asyncio.wait_for(task, 10)
         with pytest.raises(EngineDeadError):
             await client.trace(1)
-        await client.wait_ready()
+        await client.engine.wait_ready()
         assert await client.trace(1) == []
 
 

@@ -50,7 +50,7 @@ async def test_what_can_not_be_read_is_an_invalid_argument() -> None:
                 assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
         again = server.generation.GenerateStream(stream_request("hello"))
         assert [message async for message in again][-1].WhichOneof("event") == "finished"
-        exporter = server.serving._models.exporter
+        exporter = server.serving.models.exporter
         assert exporter is not None
         text, _ = await exporter.render("")
         assert b'endpoint="v1.GenerationService/Generate",face="grpc",status="INVALID_ARGUMENT"} 3.0' in text

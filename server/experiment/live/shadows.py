@@ -7,12 +7,12 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.engine_calls import RequestStream
 from server.engine_client import EngineClient
 from server.experiment.live.recording import Participation
 from server.experiment.records import Choice
 from server.observe.metrics import ServerMetrics
 from server.observe.records import RequestRecord
+from server.request_stream import RequestStream
 from specdec.core.types import FinishReason, Request
 from specdec.errors import RequestError
 

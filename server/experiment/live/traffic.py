@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from server.admission import Submit, Ticket
+from server.admission import Submit
 from server.auth.principal import Principal
 from server.engine_client import EngineClient
 from server.errors import RateLimitedError
@@ -24,6 +24,7 @@ from server.experiment.live.shadows import Observed, Shadows
 from server.experiment.records import Choice, Record, RunClock
 from server.observe.logs import Decode
 from server.observe.records import ARM_HEADER, CallRecord, RequestRecord, current_call
+from server.request_stream import RequestStream
 from specdec.core.types import Request
 from specdec.errors import DuplicateRequestError, FieldViolation, InvalidRequestError, RequestError
 
@@ -245,7 +246,7 @@ class LiveTraffic:
     def __init__(self, running: Sequence[RunningExperiment], *, allow_override: bool) -> None:
         self._running, self._allow_override = tuple(running), allow_override
 
-    def admit(self, principal: Principal, request: Request, supersedes_key: str, submit: Submit) -> Ticket:
+    def admit(self, principal: Principal, request: Request, supersedes_key: str, submit: Submit) -> RequestStream:
         """Submit ``request`` with the options of its arms; raises as ``submit``.
 
         Raises:
@@ -273,7 +274,7 @@ class LiveTraffic:
         submit: Submit,
         parts: Sequence[tuple[RunningExperiment, Participation]],
         call: CallRecord | None,
-    ) -> Ticket:
+    ) -> RequestStream:
         shadowed = any(part.choice.shadowed for _, part in parts)
         changed = bare = _seeded(request) if shadowed else request
         for experiment, part in parts:
@@ -281,15 +282,15 @@ class LiveTraffic:
             if shadowed and not part.choice.shadowed:
                 bare = experiment.put(part, bare)
         try:
-            ticket = submit(principal, changed, supersedes_key)
+            stream = submit(principal, changed, supersedes_key)
         except RequestError as error:
             if not isinstance(error, _CALLERS_OWN):
                 for experiment, part in parts:
                     experiment.refused(part, changed, error)
             raise
-        if ticket.record is not None:
-            ticket.record.watchers += tuple(part for _, part in parts)
-            ticket.record.arms = tuple(
+        if stream.record is not None:
+            stream.record.watchers += tuple(part for _, part in parts)
+            stream.record.arms = tuple(
                 (experiment.plan.config.name, part.choice.arm) for experiment, part in parts if part.counts
             )
             if shadowed:
@@ -298,7 +299,7 @@ class LiveTraffic:
         if call is not None and not call.many:
             assigned = ((experiment.plan.config.name, part.choice.arm) for experiment, part in parts)
             call.arm = append_arms(call.arm, assigned)
-        return ticket
+        return stream
 
     def _asked(self, call: CallRecord | None) -> Mapping[str, str]:
         """The arms that the caller requests, by experiment; experiments that do not run here are ignored."""

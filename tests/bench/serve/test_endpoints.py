@@ -42,7 +42,7 @@ async def test_a_real_answer(face: str) -> None:
 async def test_a_server_that_drains_refuses_with_a_hint() -> None:
     async with running_server() as server:
         endpoint, _ = await connect(f"grpc://127.0.0.1:{server.addresses.grpc_port}", Credentials())
-        await server.serving._frontend.gate.drain(0)
+        await server.serving.models.first.gate.drain(0)
         with pytest.raises(RefusedError) as caught:
             await endpoint.send(TEXT, Record("t", 0.0))
         assert caught.value.retry_after_s is not None

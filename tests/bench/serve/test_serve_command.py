@@ -64,7 +64,6 @@ def test_a_replay(server: Server, tmp_path: Path) -> None:
 def test_an_invalid_run_has_an_exit_code_of_its_own() -> None:
     """Every request of this run fails: gaps need a model that fills in, which this server does not have."""
     with running() as server:
-        server.serving._frontend.fim = None
         result = invoke(f"{server.url}/v1", "--workload", "fim", "--requests", "2")
     assert result.exit_code == 3
     assert "INVALID: no request was answered" in result.output

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
-from server.admission import Admission, Ticket
-from server.errors import LateError
+from server.admission import Admission
+from server.errors import DeadlinePassedError, LateError
+from server.request_stream import RequestStream
 from specdec.core.types import Finished, FinishReason, Request, SpeculationStats, StoppingParams, Timings, Usage
 from tests.server.admission.stub_engine import Clock, StubClient, admission, delta, principal, started
 
@@ -32,7 +34,7 @@ class Job:
     """One request on its way: times in seconds, of the simulation."""
 
     request: Request
-    ticket: Ticket | None
+    stream: RequestStream | None
     came_s: float
     prompt_left: int
     scheduled_s: float = 0.0
@@ -61,11 +63,11 @@ class SimulatedEngine:
         name = f"r{next(self._numbers)}"
         request = Request(name, (1,) * prompt, stopping=stopping, deadline_s=deadline_s)
         try:
-            ticket = self.admission.admit(principal(), request)
+            stream = self.admission.admit(principal(), request)
         except LateError as error:
             self.refused.append(error)
             return None
-        job = Job(ticket.request, ticket, self.clock.now, prompt)
+        job = Job(stream.request, stream, self.clock.now, prompt)
         self.waiting.append(job)
         self.jobs.append(job)
         return job
@@ -135,8 +137,9 @@ class SimulatedEngine:
             job.ended_s = now
 
     async def _tell(self, job: Job, event: object) -> None:
-        assert job.ticket is not None
+        assert job.stream is not None
         self.client.say(event)  # type: ignore[arg-type]
-        await anext(job.ticket)
+        with suppress(DeadlinePassedError):
+            await anext(job.stream)
         if isinstance(event, Finished):
-            job.ticket.close()
+            job.stream.close()

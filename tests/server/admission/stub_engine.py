@@ -7,7 +7,8 @@ from typing import Any
 
 from server.admission import Admission
 from server.auth.principal import Limits, Principal
-from server.engine_calls import RequestStream, RequestTable
+from server.engine_client import RequestTable
+from server.request_stream import RequestStream
 from specdec.config import ServerConfig
 from specdec.core.types import (
     Delta,

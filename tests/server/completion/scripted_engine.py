@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from server.auth.principal import Principal
+from server.completion.prompt_packer import PromptPacker
+from server.completion.requests import RequestMaker
 from server.completion.service import CompletionService
-from server.frontend import Frontend
 from specdec.core.types import (
     Delta,
     EngineInfo,
@@ -102,12 +103,8 @@ class ScriptedEngine:
         return self.requests[count - 1]
 
 
-class _Client:
-    info = INFO
-
-
 def service_on(engine: ScriptedEngine, tokenizer: CodeTokenizer | None = None) -> CompletionService:
     """A completion service over ``engine``."""
-    frontend = Frontend(_Client())  # type: ignore[arg-type]
-    frontend.tokenizer = tokenizer or CodeTokenizer()  # type: ignore[assignment]
-    return CompletionService(frontend, engine.submit)
+    maker = RequestMaker()
+    maker.packer = PromptPacker(tokenizer or CodeTokenizer(), INFO.max_context)  # type: ignore[arg-type]
+    return CompletionService(maker, engine.submit)  # type: ignore[arg-type]

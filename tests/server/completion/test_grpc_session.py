@@ -212,8 +212,8 @@ async def test_streams_end_when_the_engine_dies_and_when_the_server_drains() -> 
         await editor.ask(text=TEXT, offset=AT)
         error = await failed(editor.call)
         assert error.code() == grpc.StatusCode.UNAVAILABLE
-        await server.serving.client.wait_ready()
-        pid = server.serving.client.pid
+        await server.serving.client.engine.wait_ready()
+        pid = server.serving.client.engine.pid
         slow = options_pb2.CacheOptions(salt="slow")
         editor = Editor(server)
         await editor.set_up(cache=slow)
@@ -223,9 +223,9 @@ async def test_streams_end_when_the_engine_dies_and_when_the_server_drains() -> 
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         assert (await failed(editor.call)).code() == grpc.StatusCode.UNAVAILABLE
-        await server.serving.client.wait_ready()
+        await server.serving.client.engine.wait_ready()
         editor = Editor(server)
         await editor.set_up(cache=slow)
-        server.serving._frontend.gate._closed = True
+        server.serving.models.first.gate._closed = True
         await editor.ask(text=TEXT, offset=AT)
         assert (await failed(editor.call)).code() == grpc.StatusCode.UNAVAILABLE

@@ -12,10 +12,9 @@ from typing import Any, TypeVar, cast
 from starlette.types import Message, Receive
 
 from server.engine_client import EngineClient
-from server.fim import FillMode, FimEncoder, Gap, PackedPrompt
-from server.frontend import Frontend
+from server.fim import FillMode, Gap, PackedPrompt
 from server.http.call import Call, ServerContext
-from server.served_models import Models
+from server.served_model import Models, ServedModel
 from specdec.config import EngineConfig
 from specdec.errors import FieldViolation, InvalidRequestError
 from tests.server.fake_engine import FakeEngine
@@ -27,7 +26,13 @@ Found = TypeVar("Found")
 class Fim:
     """Puts 1, 2 and 3 around the texts; 7 ends what fills the gap."""
 
-    fills_in = True
+    fills_in, max_context = True, 64
+
+    def is_quick(self, gap: Gap, owner: str = "") -> bool:
+        return True
+
+    def encode_text(self, text: str, owner: str = "") -> tuple[int, ...]:
+        return tuple(text.encode())
 
     def budget(self, wanted: int | None, max_tokens: int) -> int:
         return 64
@@ -49,14 +54,17 @@ class Told(FakeTokenizer):
         return super().encode_chat(messages, **options)
 
 
-def make_context(
-    tokenizer: FakeTokenizer | None = None, fim: FimEncoder | None = None, limit: int = 1 << 20
-) -> ServerContext:
+def make_context(tokenizer: FakeTokenizer | None = None, fim: Any = None, limit: int = 1 << 20) -> ServerContext:
     """A server over an engine that is known but not there."""
+    return ServerContext(Models([make_model(tokenizer, fim)]), lambda: ("ready", True), limit)
+
+
+def make_model(tokenizer: FakeTokenizer | None = None, fim: Any = None) -> ServedModel:
+    """A model whose engine is known but not there."""
     info = replace(FakeEngine(EngineConfig(target="fake")).info(), indexes=("mine",))
-    frontend = Frontend(cast(EngineClient, SimpleNamespace(info=info)))
-    frontend.tokenizer, frontend.fim = tokenizer or FakeTokenizer(has_tools=True), fim
-    return ServerContext.of(Models([frontend]), lambda: ("ready", True), limit)
+    model = ServedModel(cast(EngineClient, SimpleNamespace(info=info, engine=SimpleNamespace(info=info))))
+    model.load(tokenizer or FakeTokenizer(has_tools=True), fim)
+    return model
 
 
 def receiving(*messages: Message) -> Receive:

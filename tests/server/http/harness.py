@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 
-from server.fim import FimEncoder
 from server.serving import Addresses, Serving
 from specdec.config import EngineConfig
 from specdec.core.types import EngineLoad
@@ -77,7 +76,7 @@ class Server:
     @property
     def load(self) -> EngineLoad:
         """What the engine last told; its prefix figure counts aborts."""
-        return self.serving.client.load
+        return self.serving.client.engine.load
 
     def comes_to(self, condition: Callable[[], bool], seconds: float = 8) -> bool:
         """Whether ``condition`` holds before long."""
@@ -117,7 +116,7 @@ def running(
     tokenizer: Callable[[], Any] = FakeTokenizer,
     *,
     wait: bool = True,
-    fim: FimEncoder | None = None,
+    fim: Any = None,
     factory: str | None = None,
     engine: EngineConfig | None = None,
     tls: ssl.SSLContext | None = None,
@@ -132,8 +131,8 @@ def running(
         return Serving(settings, lambda _: tokenizer(), factory=factory or FACTORY, policy=quick_policy())
 
     with running_serving(make, wait=wait, tls=tls) as server:
-        if wait:
-            server.serving._frontend.fim = fim or server.serving._frontend.fim
+        if fim is not None:
+            server.serving.models.first.completion.maker.packer = fim
         yield server
 
 

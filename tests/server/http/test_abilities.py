@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from server.served_model import ServedModel
 from specdec.errors import EngineDeadError
-from tests.server.http.calls import Fim, make_context
+from tests.server.http.calls import Fim, make_model
 
 
 def test_filling_in_needs_an_encoder() -> None:
-    assert make_context(fim=Fim()).frontend.fills_in
-    assert not make_context().frontend.fills_in
+    assert make_model(fim=Fim()).fills_in
+    assert not make_model().fills_in
 
 
 def test_nothing_is_said_before_the_model_is_there() -> None:
-    server = make_context(fim=Fim())
-    server.frontend.tokenizer = None
+    model = ServedModel(SimpleNamespace())  # type: ignore[arg-type]
     with pytest.raises(EngineDeadError):
-        _ = server.frontend.fills_in
+        _ = model.fills_in

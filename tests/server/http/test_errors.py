@@ -126,7 +126,7 @@ def test_a_killed_engine_ends_streams_with_an_error_and_new_calls_with_503() -> 
         with server.client.stream("POST", COMPLETIONS, json=body) as response:
             lines = response.iter_lines()
             next(lines)
-            pid = server.serving.client.pid
+            pid = server.serving.client.engine.pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             rest = [line for line in lines if line]
@@ -135,7 +135,7 @@ def test_a_killed_engine_ends_streams_with_an_error_and_new_calls_with_503() -> 
         if response.status_code != 200:  # it may be back already
             assert response.status_code == 503
             assert response.headers["retry-after"] == "1"
-        server.run(server.serving.client.wait_ready())
+        server.run(server.serving.client.engine.wait_ready())
         assert server.ask(prompt="a")["choices"]
 
 

@@ -66,7 +66,7 @@ def test_any_values_in_known_fields(server: Server, path: str, fields: Any, good
 
     check()
     assert server.comes_to(lambda: server.serving.client.in_flight == 0)
-    assert server.serving.client.restarts == 0
+    assert server.serving.client.engine.restarts == 0
 
 
 @settings(max_examples=150)

@@ -77,18 +77,18 @@ class Mute:
 def kill_engine(server: Server, in_flight: int) -> None:
     """Once so many requests run."""
     assert server.comes_to(lambda: server.load.running_requests == server.serving.client.in_flight == in_flight)
-    pid = server.serving.client.pid
+    pid = server.serving.client.engine.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
 
 
 def ready_again(server: Server, restarts: int) -> bool:
-    client = server.serving.client
-    return server.comes_to(lambda: client.restarts > restarts and server.client.get("/readyz").status_code == 200)
+    engine = server.serving.client.engine
+    return server.comes_to(lambda: engine.restarts > restarts and server.client.get("/readyz").status_code == 200)
 
 
 def test_a_death_before_the_first_token_is_an_error_of_its_own_in_every_dialect(server: Server) -> None:
-    restarts = server.serving.client.restarts
+    restarts = server.serving.client.engine.restarts
     held = [Mute(server, path, HOLD) for path in STREAMS]
     plain, sdk = (
         Mute(server, "/v1/completions", {}),
@@ -166,7 +166,7 @@ def mute_calls(channel: grpc.Channel) -> list[Any]:
 
 
 def test_grpc_sends_no_initial_metadata_before_the_first_token(server: Server) -> None:
-    restarts = server.serving.client.restarts
+    restarts = server.serving.client.engine.restarts
     channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=[("grpc.enable_retries", 0)])
     held = mute_calls(channel)
     stub = generation_pb2_grpc.GenerationServiceStub(channel)

@@ -86,4 +86,4 @@ def test_calls_made_from_the_document_meet_no_fault(server: Server) -> None:
             assert response.status_code < 500, response.text
 
         check()
-    assert server.serving.client.restarts == 0
+    assert server.serving.client.engine.restarts == 0

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from server.engine_client import EngineStartError, EngineState
+from server.engine_supervisor import EngineStartError, EngineState
 from server.observe.capture import make_trace, read_entries
 from server.observe.logs import LOGGER
 from specdec.api.v1 import (
@@ -181,10 +181,10 @@ def test_a_talk_goes_to_the_model_that_talks_and_one_is_drained_alone(tmp_path: 
 
         assert drain("codestral") == 0
         assert [health_of(server, name) for name in ("", "chat", "fim")] == [SERVES, SERVES, SERVES_NOT]
-        coder = server.serving._hosts[0].client
-        assert coder.pid is not None
-        os.kill(coder.pid, signal.SIGKILL)
-        assert server.comes_to(lambda: (coder.restarts, coder.state) == (1, EngineState.READY))
+        coder = server.serving.models.first.client
+        assert coder.engine.pid is not None
+        os.kill(coder.engine.pid, signal.SIGKILL)
+        assert server.comes_to(lambda: (coder.engine.restarts, coder.engine.state) == (1, EngineState.READY))
         assert server.comes_to(lambda: health_of(server, "fim") == SERVES_NOT)
         status, error = server.refused(COMPLETIONS, model="fim", prompt="a")
         assert (status, error["code"]) == (503, "draining")
@@ -255,11 +255,11 @@ def health_of(server: Server, name: str) -> int:
 
 def test_one_engines_death_leaves_the_others_streams_alone() -> None:
     with running_serving(serving(make_several(), give_up_after=2)) as server:
-        chat, coder = (host.client for host in server.serving._hosts)
+        chat, coder = (model.client for model in server.serving.models)
 
         def kill() -> None:
-            assert coder.pid is not None
-            os.kill(coder.pid, signal.SIGKILL)
+            assert coder.engine.pid is not None
+            os.kill(coder.engine.pid, signal.SIGKILL)
 
         slow = {"model": "chat", "prompt": "x" * 16, "max_tokens": 16, "cache_salt": "slow", "stream": True}
         with server.client.stream("POST", COMPLETIONS, json=slow) as response:
@@ -269,11 +269,11 @@ def test_one_engines_death_leaves_the_others_streams_alone() -> None:
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert sum('"text":"x"' in line for line in rest) >= 14
-        assert server.comes_to(lambda: (coder.restarts, coder.state) == (1, EngineState.READY))
+        assert server.comes_to(lambda: (coder.engine.restarts, coder.engine.state) == (1, EngineState.READY))
         assert LINE in json.dumps(server.ask("/infill", input_prefix=BEFORE, input_suffix=AFTER))
 
         kill()  # for good
-        assert server.comes_to(lambda: coder.state == EngineState.FAILED)
+        assert server.comes_to(lambda: coder.engine.state == EngineState.FAILED)
         assert server.refused("/v1/fim/completions", prompt="a", suffix="b")[0] == 503
         assert server.refused(COMPLETIONS, model="fim", prompt="a")[0] == 503
         assert server.ask(COMPLETIONS, prompt="a")["model"] == "chat"
@@ -281,7 +281,7 @@ def test_one_engines_death_leaves_the_others_streams_alone() -> None:
         assert state(server, model="fim") == (503, "failed")
         assert server.comes_to(lambda: health_of(server, "fim") == SERVES_NOT)
         assert [health_of(server, name) for name in ("", "chat")] == [SERVES, SERVES]
-        assert (chat.restarts, chat.state) == (0, EngineState.READY)
+        assert (chat.engine.restarts, chat.engine.state) == (0, EngineState.READY)
 
 
 @contextmanager

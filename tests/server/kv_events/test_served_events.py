@@ -15,7 +15,7 @@ import grpc
 import httpx
 import pytest
 
-from server.engine_client import EngineState
+from server.engine_supervisor import EngineState
 from server.kv_event_messages import block_hash
 from server.serving import Serving
 from specdec.config import KvEventsConfig
@@ -95,15 +95,15 @@ async def test_a_dead_engine_has_nothing_cached(tmp_path: Path) -> None:
     async with followed(tmp_path) as (serving, follower, server):
         await ask(server, "a" * 200)
         await known(serving, follower, set(blocks_of("a" * 200)))
-        assert serving.client.pid is not None
-        assert serving.client.cache_feed is not None
-        counts = serving.client.cache_feed.counts
+        assert serving.client.engine.pid is not None
+        assert serving.client.engine.cache_feed is not None
+        counts = serving.client.engine.cache_feed.counts
         before = counts.messages
-        os.kill(serving.client.pid, signal.SIGKILL)
+        os.kill(serving.client.engine.pid, signal.SIGKILL)
         await known(serving, follower, set())
-        states = serving.client.watch()
+        states = serving.client.engine.watch()
         async with asyncio.timeout(15):
-            while await states.get() != EngineState.READY or not serving.client.restarts:
+            while await states.get() != EngineState.READY or not serving.client.engine.restarts:
                 pass
         assert counts.messages == before + 2  # when it died, and when the next one began
         await ask(server, "b" * 200)

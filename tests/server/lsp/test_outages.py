@@ -45,7 +45,7 @@ async def test_a_lost_stream_finds_its_documents_again() -> None:
     async with running() as server, editing(server.address) as editor:
         editor.open(text)
         assert await editor.complete(line, character)
-        pid = server.serving.client.pid
+        pid = server.serving.client.engine.pid
         assert pid is not None
         os.kill(pid, 9)  # the engine; the front end stays, and ends the stream at the next ask
         editor.edit((line, character), (line, character), "to")

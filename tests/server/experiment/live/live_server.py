@@ -53,7 +53,7 @@ class LiveServer:
 
     @property
     def experiments(self) -> Experiments:
-        return self.serving._frontend.experiments
+        return self.serving.models.first.experiments
 
     def metadata(self, key: str | None = None, **more: str) -> tuple[tuple[str, str], ...]:
         """Of a call with a key, the operator's unless another is given."""

@@ -53,7 +53,7 @@ async def test_arms_differ_as_the_engine_gets_them_and_are_told_over_both_faces(
         await server.experiments.stop("widths")
         assert "x-specdec-arm" not in (await server.ask("after")).headers
         assert len(server.records()) == 25
-        assert server.serving._frontend.admission.experiments is None
+        assert server.serving.models.first.admission.experiments is None
 
 
 async def test_metrics_are_told_by_arm(tmp_path: Path) -> None:

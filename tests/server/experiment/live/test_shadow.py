@@ -144,7 +144,7 @@ async def test_shadows_count_for_nobody(tmp_path: Path) -> None:
         metrics = server.serving._observer.metrics
         assert metrics.output_tokens == 3 * 3  # the engine echoes the prompt
         assert metrics.prompt_tokens == 3 * 3
-        assert server.serving._frontend.admission.in_flight == 0
+        assert server.serving.models.first.admission.in_flight == 0
 
 
 async def test_stopping_ends_the_shadows(tmp_path: Path) -> None:

@@ -52,4 +52,4 @@ def test_any_values_in_known_fields(book: Server, path: str, fields: Any, good: 
 
     check()
     assert book.comes_to(lambda: book.serving.client.in_flight == 0)
-    assert book.serving.client.restarts == 0
+    assert book.serving.client.engine.restarts == 0

@@ -42,7 +42,8 @@ def completion(**body: Any) -> LlamaRequest:
 
 def code_face() -> Any:
     server: Any = make_context(CodeTokenizer())  # type: ignore[arg-type]
-    server.frontend.client.info = dataclasses.replace(server.info, vocab_size=300)
+    model = server.models.first
+    model.client.info = dataclasses.replace(model.info, vocab_size=300)
     return server
 
 
@@ -264,13 +265,13 @@ def test_slots() -> None:
     with TestClient(build_app(server, LLAMACPP), base_url="http://127.0.0.1") as client:
 
         def slots(running: int, **query: str) -> httpx.Response:
-            server.frontend.client.load = EngineLoad(running_requests=running)
+            server.models.first.client.engine.load = EngineLoad(running_requests=running)
             return client.get("/slots", params=query)
 
-        n = server.info.max_batch
+        n = server.models.first.info.max_batch
         found = slots(2).json()
         assert [slot["id"] for slot in found] == list(range(n))
         assert [slot["is_processing"] for slot in found] == [True, True] + [False] * (n - 2)
-        assert {slot["n_ctx"] for slot in found} == {server.info.max_context}
+        assert {slot["n_ctx"] for slot in found} == {server.models.first.info.max_context}
         assert [slots(busy, fail_on_no_slot="1").status_code for busy in (0, n - 1, n)] == [200, 200, 503]
         assert slots(n).status_code == 200

@@ -43,7 +43,7 @@ def test_calls_made_from_the_description_meet_no_fault(server: Server) -> None:
             assert response.status_code < 500, response.text
 
         check()
-    assert server.serving.client.restarts == 0
+    assert server.serving.client.engine.restarts == 0
 
 
 @settings(max_examples=60, deadline=None)

@@ -18,7 +18,8 @@ from tests.server.http.calls import Fim, make_context, receiving
 def told(kernels: str, has_chat: bool = True) -> dict[str, Any]:
     """The answer of a server whose engine runs on ``kernels``."""
     server: Any = make_context(FakeTokenizer(has_chat=has_chat), fim=Fim())
-    server.frontend.client.info = dataclasses.replace(server.info, kernels=kernels)
+    model = server.models.first
+    model.client.info = dataclasses.replace(model.info, kernels=kernels)
     sent: list[bytes] = []
 
     async def send(message: Any) -> None:

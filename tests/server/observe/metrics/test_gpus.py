@@ -35,7 +35,7 @@ def test_without_library_or_driver_there_is_nothing_to_tell(load: Any) -> None:
 def test_a_scrape_has_them() -> None:
     library = ScriptedNvml([Gpu(3 << 30, 10 << 30, 25), Gpu(5, 20, None)])
     with running() as server:
-        exporter = server.serving._models.exporter
+        exporter = server.serving.models.exporter
         assert exporter is not None
         exporter._gpus = Gpus(lambda: library)
         found = Scrape(server.client.get("/metrics").text)

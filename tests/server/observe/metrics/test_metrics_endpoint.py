@@ -111,7 +111,7 @@ def test_a_restarted_engine_keeps_the_counts_and_is_counted(server: Server) -> N
     before = scrape(server)
     assert before.value("specdec_engine_ready") == 1
     assert before.value("specdec_engine_process_resident_memory_bytes") > 1 << 20
-    pid = server.serving.client.pid
+    pid = server.serving.client.engine.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     # Without a process there are no figures of it, and a scrape still answers.

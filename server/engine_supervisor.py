@@ -1,0 +1,478 @@
+"""The engine process as the front end runs it: started, watched, restarted, closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Protocol
+
+from server.engine_process import DEFAULT_FACTORY
+from server.interfaces import CacheFeed, ProgressListener
+from server.ipc import Frame, FrameError, FrameLink, unpack_info, unpack_load
+from specdec.child_python import module_command, module_environment
+from specdec.config import Config, EngineConfig, KvEventsConfig
+from specdec.core.types import EngineInfo, EngineLoad
+from specdec.errors import EngineDeadError, SpecdecError
+
+_LOG = logging.getLogger(__name__)
+
+
+class EngineState(StrEnum):
+    """``FAILED``: it will not come back by itself. ``CLOSED``: it was told to end."""
+
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no other state follows."""
+        return self in (EngineState.FAILED, EngineState.CLOSED)
+
+
+class StateFeed:
+    """The state in force, and a queue of what it becomes for each who watches."""
+
+    def __init__(self) -> None:
+        self._state = EngineState.LOADING
+        self._watchers: list[asyncio.Queue[EngineState]] = []
+
+    @property
+    def state(self) -> EngineState:
+        """The state in force."""
+        return self._state
+
+    def become(self, state: EngineState) -> None:
+        """Change the state; a final one stays."""
+        if state == self._state or self._state.is_final:
+            return
+        self._state = state
+        for watcher in self._watchers:
+            watcher.put_nowait(state)
+
+    def watch(self) -> asyncio.Queue[EngineState]:
+        """A queue that holds the state in force and then gets every further one."""
+        watcher: asyncio.Queue[EngineState] = asyncio.Queue()
+        watcher.put_nowait(self._state)
+        self._watchers.append(watcher)
+        return watcher
+
+    def unwatch(self, watcher: asyncio.Queue[EngineState]) -> None:
+        """Stop filling ``watcher``."""
+        self._watchers.remove(watcher)
+
+
+class RestartPolicy:
+    """Waits longer after each quick death in a row, and gives up after ``give_up_after`` of them.
+
+    A death is quick when the engine had been ready for less than ``quick_s`` seconds, or never. The first wait is
+    ``first_s``, each further one twice the last, at most ``longest_s``.
+    """
+
+    def __init__(
+        self, *, first_s: float = 0.5, longest_s: float = 30.0, quick_s: float = 60.0, give_up_after: int = 5
+    ) -> None:
+        self._first_s, self._longest_s = first_s, longest_s
+        self._quick_s, self._give_up_after = quick_s, give_up_after
+        self._quick_deaths = 0
+
+    @property
+    def quick_deaths(self) -> int:
+        """Quick deaths in a row until now."""
+        return self._quick_deaths
+
+    def after_death(self, ready_for_s: float) -> float | None:
+        """Seconds to wait before the next start, after an engine that had been ready for so long; None: give up."""
+        self._quick_deaths = self._quick_deaths + 1 if ready_for_s < self._quick_s else 0
+        if self._quick_deaths >= self._give_up_after:
+            return None
+        return float(min(self._longest_s, self._first_s * 2 ** max(0, self._quick_deaths - 1)))
+
+
+_PROCESS_LOG = logging.getLogger("specdec.engine_process")
+_TAIL_LINES = 60
+_LINGER_S = 2.0
+
+
+class EngineChild:
+    """The process, its socket (``link``), and the tail of what it printed. Make one with `spawn`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, link: FrameLink) -> None:
+        self._process, self.link = process, link
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._printing = asyncio.create_task(self._read_output())
+
+    @classmethod
+    async def spawn(
+        cls, config: EngineConfig, factory: str, heartbeat_s: float, kv_events: KvEventsConfig | None = None
+    ) -> EngineChild:
+        """Start the process; it begins to load at once.
+
+        Raises:
+            OSError: the system refuses to start a process.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        process: asyncio.subprocess.Process | None = None
+        more = [] if kv_events is None else ["--kv-events", kv_events.model_dump_json()]
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *module_command("server.engine_process"),
+                    "--fd", str(theirs.fileno()), "--config", config.model_dump_json(),
+                    "--factory", factory, "--heartbeat", str(heartbeat_s), *more,
+                    stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    env=module_environment(),
+                )  # fmt: skip
+            _, link = await asyncio.get_running_loop().create_unix_connection(FrameLink, sock=ours)
+        except BaseException:
+            ours.close()
+            if process is not None and process.returncode is None:
+                process.kill()
+                await process.wait()
+            raise
+        return cls(process, link)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End the process now; listening to its link ends with it."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def ended(self) -> str:
+        """Wait for the end of a process that has closed its socket, and say how it ended, with the tail of its output.
+
+        One that lingers is killed: there must never be two engines at once. So is it where this wait is cancelled,
+        which then ends once nothing of the process is left.
+        """
+        ending = asyncio.create_task(self._end())
+        try:
+            return await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            self.kill()
+            await asyncio.wait([ending])
+            raise
+
+    async def _end(self) -> str:
+        try:
+            code = await asyncio.wait_for(self._process.wait(), _LINGER_S)
+        except TimeoutError:
+            self.kill()
+            code = await self._process.wait()
+        self.link.close()
+        # A grandchild may hold the pipe open; what came until now is enough then.
+        await asyncio.wait([self._printing], timeout=1.0)
+        self._printing.cancel()
+        await asyncio.wait([self._printing])
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return "\n  ".join([how, *self._tail])
+
+    async def close(self, grace_s: float) -> None:
+        """Ask the process to end, kill it after ``grace_s`` seconds, and wait for it."""
+        self.link.send(Frame.CLOSE)
+        try:
+            await asyncio.wait_for(self._process.wait(), grace_s)
+        except TimeoutError:
+            _PROCESS_LOG.info("engine process %d did not close within %g s and is killed", self.pid, grace_s)
+            self.kill()
+        await self.ended()
+
+    async def _read_output(self) -> None:
+        assert self._process.stdout is not None  # it was asked for as a pipe
+        while line := await _line(self._process.stdout):
+            text = line.decode("utf-8", "replace").rstrip()
+            self._tail.append(text)
+            _log_again(text)
+
+
+_LOGGED = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.]+): (.*)")
+
+
+def _log_again(line: str) -> None:
+    """Log what the process logged under the name and level it had there, and whatever else it printed as its own."""
+    found = _LOGGED.fullmatch(line)
+    if found is None:
+        _PROCESS_LOG.info("%s", line)
+    else:
+        level, name, message = found.groups()
+        logging.getLogger(name).log(logging.getLevelNamesMapping()[level], "%s", message)
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    """The next line, or what there is of one that exceeds the reader's limit; empty at the end."""
+    try:
+        return await stream.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await stream.read(max(error.consumed, 1))
+
+
+_CLOSE_GRACE_S = 5.0
+
+
+class EngineStartError(SpecdecError):
+    """The engine cannot be started or kept running; the message is the engine's own if it sent one."""
+
+
+class EngineListener(Protocol):
+    """Receives what the engine process sends about calls."""
+
+    def on_frame(self, frame: list[Any]) -> None:
+        """Take a frame that concerns calls.
+
+        Raises:
+            ValueError, TypeError: the frame is malformed.
+        """
+
+    def on_lost(self, error: EngineDeadError) -> None:
+        """End every call with ``error``: no answer will come."""
+
+
+class EngineSupervisor:
+    """Runs the engine process, restarts it after a death, and keeps its last figures. Belongs to one event loop.
+
+    Set ``listener`` before `start`.
+    """
+
+    listener: EngineListener
+    config: EngineConfig  # of the next start
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        factory: str = DEFAULT_FACTORY,
+        progress: ProgressListener | None = None,
+        policy: RestartPolicy | None = None,
+        spare: Callable[[], int] | None = None,
+        cache_feed: CacheFeed | None = None,
+    ) -> None:
+        """factory: ``module:function`` that builds the engine inside the process. spare: bytes of memory that a process
+        started now must leave to others. cache_feed: receives the events of the prefix cache."""
+        self.config = config.engine
+        self.cache_feed, self.restarts = cache_feed, 0
+        self._server, self._factory, self._progress, self._spare = config.server, factory, progress, spare
+        self._policy = policy or RestartPolicy()
+        self._states = StateFeed()
+        self._child: EngineChild | None = None
+        self._supervision: asyncio.Task[None] | None = None
+        self._info: EngineInfo | None = None
+        self._load = EngineLoad()
+        self._failure = ""
+        self._last_words: tuple[bool, str] | None = None  # whether it refused to start, and the message
+        self._ready_at: float | None = None  # monotonic seconds
+
+    @property
+    def state(self) -> EngineState:
+        """The process's state."""
+        return self._states.state
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while the process runs."""
+        return self._child.pid if self._child else None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the engine has ever been ready."""
+        return self._info is not None
+
+    @property
+    def info(self) -> EngineInfo:
+        """The engine's description; that of the last ready one while it restarts.
+
+        Raises:
+            EngineDeadError: it has not been ready yet.
+        """
+        if self._info is None:
+            raise self.unavailable()
+        return self._info
+
+    @property
+    def load(self) -> EngineLoad:
+        """The load in the engine's last heartbeat; zeros before the first one."""
+        return self._load
+
+    def adopt(self, info: EngineInfo, config: EngineConfig) -> None:
+        """Record that the running engine was changed; ``config`` is used for restarts too."""
+        self._info, self.config = info, config
+
+    def send(self, *parts: Any) -> None:
+        """Send a frame to the process, if there is one."""
+        if self._child is not None:
+            self._child.link.send(*parts)
+
+    def check_ready(self) -> None:
+        """Raises:
+        EngineDeadError: the engine is not ready.
+        """
+        if self.state != EngineState.READY or self._child is None:
+            raise self.unavailable()
+
+    def watch(self) -> asyncio.Queue[EngineState]:
+        """A queue that holds the current state and receives every later one."""
+        return self._states.watch()
+
+    async def start(self) -> None:
+        """Start the process and its supervision; returns before it is ready."""
+        self._supervision = asyncio.create_task(self._supervise(), name="engine-supervisor")
+
+    async def wait_ready(self) -> EngineInfo:
+        """Wait until the engine is ready.
+
+        Raises:
+            EngineStartError: it will not be.
+        """
+        states = self._states.watch()
+        try:
+            while (state := await states.get()) != EngineState.READY:
+                if state.is_final:
+                    raise EngineStartError(self._failure or "the engine was closed")
+        finally:
+            self._states.unwatch(states)
+        return self.info
+
+    async def wait_failed(self) -> str:
+        """Wait until the engine has failed for good or was closed, and return why (empty when closed)."""
+        states = self._states.watch()
+        try:
+            while not (await states.get()).is_final:
+                pass
+        finally:
+            self._states.unwatch(states)
+        return self._failure
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the process and every call. at_once: without letting it finish its step."""
+        # A loading process does not read commands yet, so asking it to close is pointless.
+        grace_s = _CLOSE_GRACE_S if self.state == EngineState.READY and not at_once else 0.0
+        self._states.become(EngineState.CLOSED)
+        self.listener.on_lost(EngineDeadError("the server stopped"))
+        if self._child is not None:
+            await self._child.close(grace_s)
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.wait([self._supervision])
+
+    def unavailable(self) -> EngineDeadError:
+        """The error of a call that comes while the engine is not ready."""
+        if self.state == EngineState.FAILED:
+            return EngineDeadError(f"the engine failed: {self._failure}")
+        return EngineDeadError(f"the engine is {self.state}; retry shortly")
+
+    async def _supervise(self) -> None:
+        """Start the process, again whenever it dies, until the policy gives up."""
+        try:
+            while (delay := await self._one_life()) is not None:
+                await asyncio.sleep(delay)
+                self.restarts += 1
+        except Exception as error:  # a bug here must show, not leave every request waiting
+            _LOG.exception("the engine's supervisor broke")
+            self._give_up(f"the engine's supervisor broke: {error}")
+
+    async def _one_life(self) -> float | None:
+        """One run of the process. Returns seconds to wait before the next one; None: there is none."""
+        self._last_words, self._ready_at, self._load = None, None, EngineLoad()
+        config = self.config
+        if self._spare is not None:
+            config = config.model_copy(update={"spare_bytes": config.spare_bytes + self._spare()})
+        kv_events = None if self.cache_feed is None else self._server.kv_events
+        self._child = await EngineChild.spawn(config, self._factory, self._heartbeat_s, kv_events)
+        child, watchdog = self._child, asyncio.create_task(self._watch_heartbeat(self._child))
+        try:
+            await child.link.listen(self._take)
+        except (FrameError, ValueError, TypeError) as error:
+            _LOG.exception("the engine process %d sent a malformed frame", child.pid)
+            self._last_words = (False, f"it sent a malformed frame: {error}")
+            child.kill()
+        except BaseException:
+            child.kill()
+            await child.ended()  # its pipe and the task that reads it must not outlive the loop
+            raise
+        finally:
+            watchdog.cancel()
+            self._child = None
+            if self._ready_at is not None and self.cache_feed is not None:
+                self.cache_feed.cleared()
+        if self.state == EngineState.CLOSED:
+            return None
+        if self._info is not None:
+            self._states.become(EngineState.RESTARTING)
+        self.listener.on_lost(EngineDeadError())
+        return self._after_death(child.pid, await child.ended())
+
+    def _after_death(self, pid: int, how: str) -> float | None:
+        refused, message = self._last_words or (False, "")
+        ready_for = time.monotonic() - self._ready_at if self._ready_at is not None else 0.0
+        if refused and self._info is None:
+            self._give_up(message)
+            return None
+        _LOG.error("engine process %d died: %s; %s", pid, message or "no last words", how)
+        delay = self._policy.after_death(ready_for)
+        if delay is None:
+            cause = message or how.splitlines()[0]
+            self._give_up(f"the engine died {self._policy.quick_deaths} times in a row, last: {cause}")
+            return None
+        _LOG.warning("the engine is restarted in %.1f s", delay)
+        return delay
+
+    def _give_up(self, why: str) -> None:
+        self._failure = why
+        self._states.become(EngineState.FAILED)
+        self.listener.on_lost(self.unavailable())
+
+    def _take(self, frame: list[Any]) -> None:
+        kind, *rest = frame
+        match kind:
+            case Frame.ALIVE:
+                self._load = unpack_load(rest[0])
+            case Frame.KV_EVENTS:
+                if self.cache_feed is not None:
+                    self.cache_feed.publish(rest[0])
+            case Frame.PROGRESS:
+                if self._progress is not None:
+                    self._progress(*rest)
+            case Frame.READY:
+                self._info, self._ready_at = unpack_info(rest[0]), time.monotonic()
+                if self.cache_feed is not None:
+                    self.cache_feed.cleared()
+                self._states.become(EngineState.READY)
+            case Frame.DIED:
+                self._last_words = (rest[0], rest[1])
+            case _:
+                self.listener.on_frame(frame)
+
+    @property
+    def _heartbeat_s(self) -> float:
+        return min(1.0, self._server.heartbeat_timeout_s / 4)
+
+    async def _watch_heartbeat(self, child: EngineChild) -> None:
+        """Kill a ready engine that has been silent for the configured time: it hangs."""
+        limit = self._server.heartbeat_timeout_s
+        tick = limit / 8
+        while True:
+            slept_at = time.monotonic()
+            await asyncio.sleep(tick)
+            now = time.monotonic()
+            if now - slept_at > 2 * tick:
+                # This process was stopped or starved itself; frames may lie unread, so silence proves nothing.
+                child.link.last_frame_s = now
+            if self._ready_at is not None and now - child.link.last_frame_s > limit:
+                silent_s = now - child.link.last_frame_s
+                _LOG.error("engine process %d was silent for %.1f s and is killed", child.pid, silent_s)
+                self._last_words = (False, f"it was silent for more than {limit:g} s")
+                child.kill()
+                return

@@ -1,0 +1,251 @@
+"""The stream of one request's events, and the memory that unread events may take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from server.errors import DeadlinePassedError, GenerationFailedError, SlowReaderError, SupersededError
+from server.observe.records import RequestRecord
+from specdec.core.types import Delta, Failed, Finished, FinishReason, Request, RequestEvent
+from specdec.errors import QueueFullError, RequestError
+
+MAX_UNREAD_BYTES = 1 << 26
+
+
+def weight_of(event: RequestEvent | RequestError) -> int:
+    """Approximate bytes that ``event`` takes while it waits."""
+    if not isinstance(event, Delta):
+        return 1024
+    tops = sum(160 + 120 * len(row.top) for row in event.logprobs)
+    nodes = 0 if event.tree is None else 240 * len(event.tree.tokens)
+    return 512 + 4 * len(event.text) + 40 * len(event.token_ids) + tops + nodes
+
+
+class Overrunnable(Protocol):
+    """A buffer of unread events."""
+
+    def overrun(self) -> None:
+        """Drop the buffered events: they exceed the memory limit."""
+
+
+class UnreadEvents:
+    """Bytes of unread events over all streams.
+
+    Beyond ``limit`` bytes the stream with the most unread bytes is ended. One reader may therefore pause for long,
+    while many readers that never read cannot fill the memory.
+    """
+
+    def __init__(self, limit: int = MAX_UNREAD_BYTES) -> None:
+        self._limit = limit
+        self._of: dict[Overrunnable, int] = {}
+        self.total = 0
+
+    def add(self, stream: Overrunnable, weight: int) -> None:
+        """Count ``weight`` bytes that ``stream`` buffers."""
+        self.total += weight
+        self._of[stream] = self._of.get(stream, 0) + weight
+        if self.total > self._limit:
+            max(self._of, key=self._of.__getitem__).overrun()
+
+    def taken(self, stream: Overrunnable, weight: int) -> None:
+        """Subtract ``weight`` bytes that were read."""
+        self.total -= weight
+        left = self._of[stream] - weight
+        if left:
+            self._of[stream] = left
+        else:
+            del self._of[stream]
+
+    def forget(self, stream: Overrunnable) -> None:
+        """Subtract everything that ``stream`` buffers."""
+        self.total -= self._of.pop(stream, 0)
+
+
+class StreamListener(Protocol):
+    """Accounts for requests in flight."""
+
+    def on_event(self, stream: RequestStream, event: RequestEvent) -> None:
+        """The reader got ``event``."""
+
+    def ended(self, stream: RequestStream) -> None:
+        """The request holds no place any more. Called once."""
+
+    def wait_s(self, but: RequestStream) -> float:
+        """Seconds until a request submitted now would start if ``but`` were not in flight."""
+
+
+class RequestStream:
+    """Async iterator over one request's events; ends after the last sample's Finished.
+
+    Use it as ``async with``: leaving the block before the end aborts the request. A reader never holds up the engine:
+    unread events wait here, as far as ``unread`` has room. One task at a time may read.
+
+    Iteration raises a `RequestError` where the engine refuses or fails the request, `DeadlinePassedError` where its
+    deadline passes, and `SupersededError` after the events of a request whose place a newer one took.
+    """
+
+    request: Request  # as the engine was given it
+    request_id: str  # the caller's, which events carry
+    supersedes_key: str  # scoped to the tenant; empty: none
+    admitted_s: float  # monotonic seconds of the listener
+    started: bool  # the reader got Started
+
+    def __init__(self, request: Request, on_end: Callable[[bool], None], unread: UnreadEvents | None = None) -> None:
+        """on_end: called once at the end; its argument says whether the engine has ended the request itself."""
+        self.request, self.request_id = request, request.request_id
+        self.supersedes_key, self.admitted_s, self.started = "", 0.0, False
+        self._unread = unread or UnreadEvents()
+        self._samples_left = request.sampling.n
+        self._on_end: Callable[[bool], None] | None = on_end
+        self._items: deque[tuple[RequestEvent | RequestError, int]] = deque()  # each with its weight in bytes
+        self._waiting: asyncio.Future[None] | None = None
+        self._over = self._superseded = self._cut = False
+        self._record: RequestRecord | None = None
+        self._listener: StreamListener | None = None
+
+    def listen(self, listener: StreamListener, request_id: str, supersedes_key: str, admitted_s: float) -> None:
+        """Report to ``listener`` from now on, and give events the caller's ``request_id``."""
+        self._listener, self.request_id = listener, request_id
+        self.supersedes_key, self.admitted_s = supersedes_key, admitted_s
+
+    def record_in(self, record: RequestRecord) -> None:
+        """Pass every event and the end to ``record``, whether or not anybody reads."""
+        self._record = record
+
+    @property
+    def record(self) -> RequestRecord | None:
+        """The record that `record_in` set."""
+        return self._record
+
+    @property
+    def samples_left(self) -> int:
+        """Samples that the engine has not ended, however much of them was read."""
+        return self._samples_left if self._on_end is not None else 0
+
+    def push(self, event: RequestEvent) -> None:
+        """Take the engine's next event of this request."""
+        if isinstance(event, Failed):
+            self.fail(GenerationFailedError(event.reason, event.message))
+            return
+        if self._record is not None:
+            self._record.saw(event)
+        event.request_id = self.request_id
+        self._put(event)
+        if isinstance(event, Finished):
+            self._samples_left -= 1
+            if self._samples_left == 0:
+                self._end(complete=True)
+
+    def fail(self, error: RequestError) -> None:
+        """End the request; the reader gets ``error`` after the events that came before it."""
+        if self._on_end is not None:
+            if self._record is not None:
+                self._record.failed(error)
+            self._put(error)
+            self._end(complete=True)
+
+    def supersede(self, abort: Callable[[str], bool]) -> None:
+        """Abort the request for a newer one: the reader gets what there is, then `SupersededError`."""
+        self._superseded = abort(self.request.request_id)
+        self._release()
+
+    def close(self) -> None:
+        """Drop unread events, and abort the request unless it is complete."""
+        self._over = True
+        self._items.clear()
+        self._unread.forget(self)
+        self._end(complete=False)
+        self._release()
+
+    def overrun(self) -> None:
+        """Drop unread events for lack of memory, and abort the request unless it is complete."""
+        error = SlowReaderError()
+        self._items.clear()
+        self._unread.forget(self)
+        self._append(error, 0)
+        if self._on_end is not None and self._record is not None:
+            self._record.failed(error)
+        self._end(complete=False)
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestEvent:
+        item = await self._next()
+        if item is None:
+            self._release()
+            if self._superseded and self._cut:
+                self._superseded = False
+                raise SupersededError
+            raise StopAsyncIteration
+        if isinstance(item, RequestError):
+            raise self._error(item)
+        if self._listener is not None:
+            self._listener.on_event(self, item)
+        if isinstance(item, Finished):
+            if item.reason is FinishReason.DEADLINE:
+                raise self._error(DeadlinePassedError())
+            self._cut = self._cut or item.reason is FinishReason.ABORTED
+        return item
+
+    async def aclose(self) -> None:
+        """Same as `close`; called by `contextlib.aclosing`."""
+        self.close()
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _next(self) -> RequestEvent | RequestError | None:
+        """The next item; None at the end."""
+        while not self._items and not self._over:
+            if self._on_end is None:
+                return None
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        if self._over:
+            return None
+        item, weight = self._items.popleft()
+        if weight:
+            self._unread.taken(self, weight)
+        return item
+
+    def _error(self, error: RequestError) -> RequestError:
+        """``error`` as the reader gets it, which is the last it gets: with the time after which to retry."""
+        if self._listener is not None:
+            if isinstance(error, QueueFullError):
+                error = QueueFullError(error.limit, max(error.retry_after_s or 0.0, self._listener.wait_s(self)))
+            elif isinstance(error, DeadlinePassedError) and not self.started:
+                error = DeadlinePassedError(self._listener.wait_s(self))
+        self.close()
+        return error
+
+    def _put(self, item: RequestEvent | RequestError) -> None:
+        weight = weight_of(item)
+        self._append(item, weight)
+        self._unread.add(self, weight)
+
+    def _append(self, item: RequestEvent | RequestError, weight: int) -> None:
+        self._items.append((item, weight))
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def _end(self, *, complete: bool) -> None:
+        if self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end(complete)
+            if self._record is not None:
+                self._record.ended(complete)
+
+    def _release(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.ended(self)

@@ -1,0 +1,302 @@
+"""One model of a server, from its configuration to its end, and the models that a server offers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from itertools import chain
+from time import time
+
+from server.admission import Admission
+from server.async_tokenizer import AsyncTokenizer
+from server.auth.access import Access
+from server.completion.prompt_packer import PromptPacker
+from server.completion.requests import RequestMaker
+from server.completion.service import CompletionService, OutcomeLog
+from server.engine_client import EngineClient
+from server.engine_process import return_freed_memory
+from server.engine_supervisor import EngineStartError, EngineState
+from server.errors import DrainingError, UnknownModelError
+from server.experiment.live.experiments import Experiments
+from server.interfaces import TokenizerLike
+from server.large_texts import LARGE_CHARACTERS
+from server.model_names import ModelNames
+from server.prometheus import Registry
+from specdec.config import EngineConfig, ServerConfig
+from specdec.core.types import EngineInfo
+from specdec.models.resolve import is_here
+
+LoadTokenizer = Callable[[EngineConfig], TokenizerLike]
+
+
+class Task(Enum):
+    """What a call that names no model needs one for."""
+
+    ANY = "any"
+    FILL = "fill"
+    CHAT = "chat"
+
+
+class DrainGate:
+    """Every call that generates runs inside `enter`, so that a shutdown can wait for it."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._closed = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a shutdown has begun."""
+        return self._closed
+
+    @property
+    def inside(self) -> int:
+        """Calls that run."""
+        return self._inside
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Count as running for the length of the block.
+
+        Raises:
+            DrainingError: the gate is closed.
+        """
+        if self._closed:
+            raise DrainingError
+        self._inside += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if self._inside == 0:
+                self._empty.set()
+
+    async def drain(self, timeout_s: float) -> int:
+        """Close, wait up to ``timeout_s`` seconds until no call runs, and return how many still do."""
+        self._closed = True
+        try:
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        except TimeoutError:
+            return self._inside
+        return 0
+
+
+class ServedModel:
+    """A model that requests can be sent to. All protocols share one. Belongs to one event loop.
+
+    It exists before the model is loaded: until then whatever needs the engine or the tokenizer raises EngineDeadError.
+    """
+
+    client: EngineClient
+    names: ModelNames
+    access: Access  # keys and certificates; shared by all models of a server
+    admission: Admission
+    tokenizer: AsyncTokenizer
+    completion: CompletionService  # code completion and fill-in-the-middle
+    experiments: Experiments
+    gate: DrainGate
+    hold_headers: bool  # whether headers of streams wait for the first token, unless a call says otherwise
+    started_s: int  # Unix time
+
+    def __init__(
+        self,
+        client: EngineClient,
+        config: ServerConfig | None = None,
+        names: ModelNames | None = None,
+        beside: ServedModel | None = None,
+    ) -> None:
+        """config: None: no keys, and the default limits. beside: another model of the same server, with which keys,
+        their limits and the log of suggestions are shared.
+
+        Raises:
+            ConfigError: a file of keys or certificates cannot be read or used.
+        """
+        config = config or ServerConfig()
+        self.client, self.names, self.started_s = client, names or ModelNames(), int(time())
+        self.access = Access(config) if beside is None else beside.access
+        self.admission = Admission(client, config, beside=beside.admission if beside else None)
+        self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
+        outcomes = OutcomeLog() if beside is None else beside.completion.outcomes
+        self.completion = CompletionService(RequestMaker(), self.admission.admit, outcomes)
+        self.experiments = Experiments(
+            config.experiments, client, self.admission, lambda ids: self.tokenizer.loaded.decode(ids)
+        )
+        self.gate, self.hold_headers = DrainGate(), config.hold_headers
+        self._loading: asyncio.Task[TokenizerLike] | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        """The engine's description.
+
+        Raises:
+            EngineDeadError: it is not known yet.
+        """
+        return self.client.info
+
+    @property
+    def name(self) -> str:
+        """The model's name in answers; raises as `info`."""
+        return self.names.own or self.info.target
+
+    @property
+    def fingerprint(self) -> str:
+        """Everything beside the request that decides about a seed's tokens: main facts in words, then the numeric
+        fingerprint, which covers all of them."""
+        info = self.info
+        return f"specdec-{info.version}-{info.dtype}-{info.numeric_mode}-{info.numeric_fingerprint}"
+
+    def is_called(self, asked: str) -> bool:
+        """Whether ``asked`` is a name of the model; before the engine is known only the configured names are."""
+        return self.names.include(asked, self.info.target if self.client.engine.is_known else "")
+
+    def check_name(self, asked: str | None) -> None:
+        """Refuse a name that is not the model's; None and "" pass.
+
+        Raises:
+            UnknownModelError: it is another.
+            EngineDeadError: the served model is not known yet.
+        """
+        target = self.info.target
+        if asked and not self.names.include(asked, target):
+            raise UnknownModelError(asked[:200], *(self.names.all_own or (target,)))
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a request would be accepted now."""
+        ready = self.client.engine.state == EngineState.READY
+        return ready and self.tokenizer.is_loaded and not self.gate.is_closed
+
+    @property
+    def fills_in(self) -> bool:
+        """Whether the model can fill in the middle of a text; raises EngineDeadError until it is loaded."""
+        return self.completion.maker.packer.fills_in
+
+    def can(self, task: Task) -> bool:
+        """Whether the model is known to be able to do ``task``."""
+        if task is Task.ANY:
+            return True
+        return self.tokenizer.is_loaded and (
+            self.fills_in if task is Task.FILL else self.tokenizer.loaded.has_chat_template
+        )
+
+    def load(self, tokenizer: TokenizerLike, packer: PromptPacker | None = None) -> None:
+        """Serve with ``tokenizer`` from now on. packer: made from it if None."""
+        self.completion.maker.packer = packer or PromptPacker(tokenizer, self.info.max_context)
+        self.tokenizer.load(tokenizer)
+
+    async def start(self, load_tokenizer: LoadTokenizer) -> None:
+        """Start the engine and begin to load the tokenizer; returns before either is ready.
+
+        load_tokenizer: called in a thread, once the model's files are in the cache.
+        """
+        engine = self.client.engine
+        await engine.start()
+        is_cached = await asyncio.to_thread(is_here, engine.config.target, engine.config.cache_dir)
+        self._loading = asyncio.create_task(self._load_tokenizer(load_tokenizer, is_cached))
+        self._loading.add_done_callback(_retrieve_error)  # nobody awaits it where the engine fails too
+
+    async def _load_tokenizer(self, load: LoadTokenizer, is_cached: bool) -> TokenizerLike:
+        engine = self.client.engine
+        if not is_cached:
+            await engine.wait_ready()  # the engine's process downloads the files
+        return await asyncio.to_thread(_load_warm, load, engine.config)
+
+    async def wait_ready(self) -> EngineInfo:
+        """Wait until requests are served; `start` comes first.
+
+        Raises:
+            EngineStartError: the engine cannot be started.
+            ModelError: the tokenizer cannot be loaded.
+        """
+        assert self._loading is not None
+        try:
+            info = await self.client.engine.wait_ready()
+        except EngineStartError as error:
+            raise EngineStartError(self.explain(str(error))) from None
+        tokenizer = await self._loading
+        self.load(tokenizer, await asyncio.to_thread(PromptPacker, tokenizer, info.max_context))
+        await self.experiments.start_configured()
+        return info
+
+    def explain(self, message: str) -> str:
+        """An engine's message, with its fields named as in the configuration of several models."""
+        if not self.names.own:
+            return message
+        return f"{self.names.own}: " + re.sub(r"\bengine\.(?=[a-z])", f"engines.{self.names.own}.", message)
+
+    def close(self) -> None:
+        """End the threads."""
+        self.tokenizer.close()
+
+
+def _retrieve_error(loading: asyncio.Task[TokenizerLike]) -> None:
+    if not loading.cancelled():
+        loading.exception()
+
+
+def _load_warm(load: LoadTokenizer, config: EngineConfig) -> TokenizerLike:
+    """The tokenizer after a large text: its caches are built now, where they delay nobody."""
+    tokenizer = load(config)
+    tokenizer.encode("a " * LARGE_CHARACTERS)
+    assert tokenizer.longest_token > 0
+    return_freed_memory()
+    return tokenizer
+
+
+class Models:
+    """The models of a server in the order of the configuration; at least one."""
+
+    exporter: Registry | None  # of the metrics of all models; None: none are kept
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._models, self.exporter = tuple(models), None
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    @property
+    def first(self) -> ServedModel:
+        """The default model."""
+        return self._models[0]
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one."""
+        return len(self._models) > 1
+
+    def find(self, asked: str, task: Task = Task.ANY) -> ServedModel:
+        """The model called ``asked``; without a name, the first that can do ``task``.
+
+        If there is none, returns the first model that is still loading, and may turn out to be it. Otherwise returns
+        the first model, which refuses the name or the task in its own words.
+        """
+        if len(self._models) == 1:
+            return self._models[0]
+        if asked:
+            fitting = (model for model in self._models if model.is_called(asked))
+        else:
+            fitting = (model for model in self._models if model.can(task))
+        loading = (model for model in self._models if not model.tokenizer.is_loaded)
+        return next(chain(fitting, loading), self._models[0])
+
+    def named(self, asked: str) -> ServedModel:
+        """As `find`.
+
+        Raises:
+            UnknownModelError: no model has the name.
+            EngineDeadError: it is not known yet whether one has.
+        """
+        model = self.find(asked)
+        if asked:
+            model.check_name(asked)
+        return model
+
+    async def drain(self, timeout_s: float) -> int:
+        """Close every model's gate, wait up to ``timeout_s`` seconds until no call runs, and return how many do."""
+        return sum(await asyncio.gather(*(model.gate.drain(timeout_s) for model in self._models)))
