@@ -10,8 +10,8 @@ from enum import StrEnum
 
 from server.auth.principal import Principal
 from server.completion.coalescing import CoalescedRequest, RequestCoalescer
+from server.completion.documents import MAX_CHARACTERS, Gap, TextDocument
 from server.completion.requests import CompletionOptions, RequestMaker, gap_rules
-from server.fim import MAX_CHARACTERS, Gap, TextDocument
 from specdec.core.text_stops import Cut, TextCutter
 from specdec.core.types import Finished, FinishReason, Request, TextRules
 from specdec.errors import RequestError

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from server.completion.fim_templates import FimTokens
+from server.completion.documents import ContextFile, FillMode, Gap
 from server.completion.prompt_parts import PrefixParts, UserText
-from server.fim import ContextFile, FillMode, FimNotSupportedError, Gap, PackedPrompt
 from server.interfaces import TokenizerLike
+from specdec.errors import RequestError
+from specdec.models.fim import FimTokens
 
 _HASH = (
     "python", "py", "ruby", "rb", "shellscript", "sh", "bash", "zsh", "yaml", "yml", "perl", "pl", "r", "toml",
@@ -63,6 +64,24 @@ class ContextPacker:
         return self._text.encode(shown if shown.endswith("\n") else shown + "\n", owner)
 
 
+@dataclass(frozen=True, slots=True)
+class PackedPrompt:
+    """A prompt that asks to fill a gap."""
+
+    ids: tuple[int, ...]
+    fills_in: bool  # whether the text after the gap is part of it
+    ends: tuple[int, ...]  # token ids that end the filling
+    healing_prefix: str = ""  # the word that the gap is in: left out of ``ids``, the filling begins with it
+    n_healing_tokens: int = 0  # tokens of ``healing_prefix`` by itself
+
+
+class FimNotSupportedError(RequestError):
+    """The model cannot fill in the middle; the message names alternatives."""
+
+    reason = "FIM_NOT_SUPPORTED"
+    http_status, grpc_code, field = 422, "FAILED_PRECONDITION", "suffix"
+
+
 DEFAULT_TOKENS = 2048
 SMALLEST_BUDGET = 64
 INLINE_CHARACTERS = 4096
@@ -98,17 +117,6 @@ class PromptPacker:
     def fills_in(self) -> bool:
         """Whether the model can be shown what follows a gap."""
         return self._tokens.fills_in
-
-    def encode(self, prefix: str, suffix: str) -> list[int]:
-        """Ids of the prompt for the gap between two texts; what `server.fim.FimEncoder` asks for. All of
-        both is in it as far as the model's context goes, the prefix whole and in front of the suffix: nothing is left
-        to be spelled again, for callers who only give ids on. `pack` is better to the prefix cache.
-
-        Raises:
-            FimNotSupportedError: the model can not fill in.
-        """
-        gap, budget = Gap(prefix, suffix, head_from=len(prefix)), self.max_context * 7 // 8
-        return list(self.pack(gap, FillMode.MIDDLE, budget, heal=False).ids)
 
     def encode_text(self, text: str, owner: str = "") -> tuple[int, ...]:
         """Ids of a text that goes on behind a prompt."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from server.auth.principal import Principal, current_caller
-from server.completion.prompt_packer import PromptPacker
-from server.fim import FillMode, Gap, PackedPrompt
+from server.completion.documents import FillMode, Gap
+from server.completion.prompt_packer import PackedPrompt, PromptPacker
 from specdec.core.text_stops import CLOSERS, CLOSING, CodeReader
 from specdec.core.types import (
     GrammarParams,

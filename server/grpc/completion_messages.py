@@ -9,11 +9,11 @@ from datetime import timedelta
 
 from google.rpc.error_details_pb2 import RetryInfo
 
+from server.completion.documents import FillMode, OffsetUnit, TextEdit
 from server.completion.editor_session import Origin, Suggestion
 from server.completion.prompt_packer import SMALLEST_BUDGET
 from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
 from server.completion.service import Acceptance, Outcome
-from server.fim import FillMode, OffsetUnit, TextEdit
 from server.grpc.errors import rich_status, status_code
 from server.grpc.messages import (
     REASONS,

@@ -11,11 +11,12 @@ from typing import Any
 import grpc
 
 from server.auth.principal import current_caller
+from server.completion.documents import FillMode, Gap, OffsetUnit, TextDocument, check_length, place_of
 from server.completion.editor_session import EditorSession
+from server.completion.prompt_packer import FimNotSupportedError
 from server.completion.requests import CompletionOptions
 from server.completion.service import Owner
 from server.errors import DeadlinePassedError, DrainingError
-from server.fim import FillMode, FimNotSupportedError, Gap, OffsetUnit, TextDocument, check_length, place_of
 from server.grpc.completion_messages import (
     acceptance_message,
     ask_refused,

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from server.auth.principal import current_caller
+from server.completion.documents import ContextFile, Gap
+from server.completion.prompt_packer import PackedPrompt
 from server.completion.requests import CompletionOptions
-from server.fim import ContextFile, Gap, PackedPrompt
 from server.served_model import ServedModel
 from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import generation_pb2 as pb

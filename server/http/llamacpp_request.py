@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.auth.principal import current_caller
+from server.completion.documents import ContextFile, Gap
 from server.completion.requests import CompletionOptions
-from server.fim import ContextFile, Gap
 from server.http.call import Call
 from server.http.fields import read_common
 from server.interfaces import TokenizerLike

@@ -13,9 +13,9 @@ from typing import Any
 
 import specdec
 from server.auth.principal import current_caller
+from server.completion.documents import ContextFile, Gap
 from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
 from server.completion.service import CompletionService, Outcome
-from server.fim import ContextFile, Gap
 from server.http.answering import Totals
 from server.http.call import Call, Endpoint
 from server.http.fields import (

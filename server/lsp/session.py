@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import grpc
 
-from server.fim import MAX_CHARACTERS, TextDocument
+from server.completion.documents import MAX_CHARACTERS, TextDocument
 from server.lsp.documents import OpenDocument, Settings
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2, result_pb2

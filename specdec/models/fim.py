@@ -1,10 +1,12 @@
-"""Fill-in-the-middle templates by model family, and prompts taken apart by them."""
+"""Fill-in-the-middle templates by model family, their tokens in a vocabulary, and the parts of prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from specdec.errors import ConfigError
 from specdec.models.tokenizer import Tokenizer
 
 
@@ -117,3 +119,113 @@ class FimParser:
             if 0 <= suffix < prefix < middle:
                 return FimParts(ids[:suffix], ids[prefix + 1 : middle], ids[suffix + 1 : prefix], ids[middle + 1 :])
         return FimParts([], ids, [], [])
+
+
+class FimVocabulary(Protocol):
+    """The part of a tokenizer that `FimTokens` needs."""
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Ids of ``text``."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of one token; a special token gives its name."""
+
+    def special_id(self, name: str) -> int | None:
+        """Id of the special token ``name``; None: there is none."""
+
+
+# Tokens that never occur in a middle, in any family
+COMMON_ENDS = (
+    "<|endoftext|>", "<|end_of_text|>", "<|fim_pad|>", "<fim_pad>", "<|repo_name|>", "<|file_sep|>",
+    "<|file_separator|>", "<|im_start|>", "<|im_end|>", "<repo_name>", "<reponame>", "<file_sep>", "<filename>",
+    "<|filename|>", "<|reponame|>", "<|EOT|>",
+)  # fmt: skip
+
+# For models without fill-in-the-middle tokens, which may still mark where files begin
+PREFIX_ONLY = FimTemplate(
+    "prefix-only",
+    (),
+    (),
+    repo=("<|repo_name|>", "<repo_name>", "<reponame>"),
+    file=("<|file_sep|>", "<file_sep>", "<filename>"),
+    newline=False,
+    spaced=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FimTokens:
+    """The ids of a template's tokens in one vocabulary; -1: it has no such token."""
+
+    template: FimTemplate
+    prefix: int
+    suffix: int
+    middle: int
+    repo: int
+    file: int
+    names: dict[int, str]  # by id, the tokens that cannot be part of a middle
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Ids that end a middle."""
+        return tuple(sorted(self.names))
+
+    @property
+    def fills_in(self) -> bool:
+        """Whether prompts can contain the text after the gap."""
+        return self.suffix >= 0
+
+    @staticmethod
+    def of(tokenizer: FimVocabulary, name: str = "") -> FimTokens:
+        """The tokens of the first template that the vocabulary has, or of the template ``name``. If there is none, the
+        tokens that mark files, for prompts that end at the gap.
+
+        Raises:
+            ConfigError: ``name`` is no template, or its tokens are not in the vocabulary.
+        """
+        known = [template for template in TEMPLATES if name in ("", template.name)]
+        for template in known:
+            found = _resolve(tokenizer, template)
+            if found is not None:
+                return found
+        if name and known:
+            raise ConfigError(f"FIM template {name!r}: the model has no such tokens; leave it unset to have one chosen")
+        if name:
+            names = ", ".join(template.name for template in TEMPLATES)
+            raise ConfigError(f"unknown FIM template {name!r}; one of {names}, or unset")
+        return FimTokens.prefix_only(tokenizer)
+
+    @staticmethod
+    def prefix_only(tokenizer: FimVocabulary) -> FimTokens:
+        """Tokens for prompts that end at the gap."""
+        repo, file = (_first(tokenizer, names) for names in (PREFIX_ONLY.repo, PREFIX_ONLY.file))
+        return FimTokens(PREFIX_ONLY, -1, -1, -1, repo, file, _named(tokenizer, COMMON_ENDS))
+
+
+def _resolve(tokenizer: FimVocabulary, template: FimTemplate) -> FimTokens | None:
+    prefix, suffix, middle, repo, file = (
+        _first(tokenizer, names)
+        for names in (template.prefix, template.suffix, template.middle, template.repo, template.file)
+    )
+    if min(prefix, suffix) < 0 or (template.middle and middle < 0):
+        return None
+    names = (*template.prefix, *template.suffix, *template.middle, *template.ends, *COMMON_ENDS)
+    return FimTokens(template, prefix, suffix, middle, repo, file, _named(tokenizer, names))
+
+
+def _first(tokenizer: FimVocabulary, names: tuple[str, ...]) -> int:
+    return next((found for name in names if (found := _token(tokenizer, name)) >= 0), -1)
+
+
+def _named(tokenizer: FimVocabulary, names: tuple[str, ...]) -> dict[int, str]:
+    return {found: name for name in names if (found := _token(tokenizer, name)) >= 0}
+
+
+def _token(tokenizer: FimVocabulary, name: str) -> int:
+    """Id of the token ``name``, or -1. Not every tokenizer file marks these as special, so encoding is tried too."""
+    known = tokenizer.special_id(name)
+    if known is not None:
+        return known
+    ids = tokenizer.encode(name, add_special=False, parse_special=True)
+    spelled = [tokenizer.token_bytes(i).decode(errors="replace") for i in ids]
+    return ids[0] if spelled in ([name], [name.replace("▁", " ")]) else -1

@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from server.completion.documents import FillMode, Gap
+from server.completion.prompt_packer import PromptPacker
+
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>", "<|endoftext|>")
 
 
@@ -57,3 +60,9 @@ class CodeTokenizer:
     def shown(self, ids: Sequence[int]) -> str:
         """All of a prompt as text."""
         return self.decode(ids, skip_special=False)
+
+
+def encoded(packer: PromptPacker, prefix: str, suffix: str) -> list[int]:
+    """Ids of the prompt for the gap between two texts, without healing."""
+    gap = Gap(prefix, suffix, head_from=len(prefix))
+    return list(packer.pack(gap, FillMode.MIDDLE, packer.max_context * 7 // 8, heal=False).ids)

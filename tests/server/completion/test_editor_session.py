@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.auth.principal import ANYBODY
+from server.completion.documents import MAX_CHARACTERS, ContextFile, Gap, TextDocument
 from server.completion.editor_session import DOCUMENTS, EditorSession, Origin, Suggestion
 from server.completion.requests import CompletionOptions
-from server.fim import MAX_CHARACTERS, ContextFile, Gap, TextDocument
 from specdec.core.types import FinishReason, Request, SamplingParams, StoppingParams
 from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestError
 from tests.server.completion.code_tokenizer import CodeTokenizer

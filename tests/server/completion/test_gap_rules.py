@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.completion.documents import (
+    CHARACTERS_BEFORE,
+    MAX_CHARACTERS,
+    Gap,
+    OffsetUnit,
+    TextDocument,
+    TextEdit,
+    place_of,
+)
 from server.completion.requests import CompletionOptions, gap_rules, open_brackets
-from server.fim import CHARACTERS_BEFORE, MAX_CHARACTERS, Gap, OffsetUnit, TextDocument, TextEdit, place_of
 from specdec.core.types import StoppingParams, TextRules
 from specdec.errors import InvalidRequestError
 

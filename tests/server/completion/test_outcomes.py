@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from server.completion import service as outcome_log
 from server.completion import service as session_table
+from server.completion.documents import TextDocument
 from server.completion.service import Acceptance, Outcome, OutcomeLog, SessionTable
-from server.fim import TextDocument
 from tests.server.completion.scripted_engine import ScriptedEngine, service_on
 
 ME = ("tenant", "salt")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.completion.prompt_packer import SMALLEST_BUDGET, PromptPacker
+from server.completion.documents import ContextFile, FillMode, Gap
+from server.completion.prompt_packer import SMALLEST_BUDGET, PackedPrompt, PromptPacker
 from server.completion.prompt_parts import TOP_LEVEL, line_breaks
-from server.fim import ContextFile, FillMode, Gap, PackedPrompt
-from tests.server.completion.code_tokenizer import CodeTokenizer
+from tests.server.completion.code_tokenizer import CodeTokenizer, encoded
 
 TOKENIZER = CodeTokenizer()
 PACKER = PromptPacker(TOKENIZER, 1 << 20)
@@ -181,7 +181,7 @@ def test_the_suffix_takes_what_the_prefix_leaves() -> None:
 
 
 def test_encode_gives_the_prompt_of_two_texts() -> None:
-    ids = PACKER.encode("def f():\n    re", "\n")
+    ids = encoded(PACKER, "def f():\n    re", "\n")
     assert TOKENIZER.shown(ids) == "<|fim_prefix|>def f():\n    re<|fim_suffix|>\n<|fim_middle|>"
 
 

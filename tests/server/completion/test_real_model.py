@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
+from server.completion.documents import FillMode, Gap
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import CompletionOptions
-from server.fim import FillMode, Gap
 from server.serving import Serving
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2

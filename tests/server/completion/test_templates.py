@@ -7,17 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-from server.completion.fim_templates import FimTokens
-from server.completion.prompt_packer import PromptPacker
+from server.completion.documents import ContextFile, FillMode, Gap
+from server.completion.prompt_packer import FimNotSupportedError, PromptPacker
 from server.completion.prompt_parts import ENTRY, LONGEST_HEALING_PREFIX, UserText, healing_prefix_of
-from server.fim import ContextFile, FillMode, FimNotSupportedError, Gap
 from specdec.config import EngineConfig
 from specdec.errors import ConfigError
 from specdec.models import tokenizer as models_tokenizer
-from specdec.models.fim import TEMPLATES
+from specdec.models.fim import TEMPLATES, FimTokens
 from specdec.models.resolve import load_tokenizer
 from specdec.models.tokenizer import TokenizerInfo
-from tests.server.completion.code_tokenizer import QWEN, CodeTokenizer
+from tests.server.completion.code_tokenizer import QWEN, CodeTokenizer, encoded
 
 DEEPSEEK = tuple(f"<\uff5cfim\u2581{name}\uff5c>" for name in ("begin", "hole", "end"))
 GAP = Gap("one\ntwo", "three", head_from=4)
@@ -117,7 +116,7 @@ def test_a_model_without_such_tokens_refuses_or_continues() -> None:
     with pytest.raises(FimNotSupportedError, match="MODE_PREFIX"):
         packer.pack(GAP, FillMode.MIDDLE, 900)
     with pytest.raises(FimNotSupportedError):
-        packer.encode("a", "b")
+        encoded(packer, "a", "b")
     for mode in (FillMode.PREFIX, FillMode.MIDDLE_OR_PREFIX):
         assert shown(tokenizer, GAP, mode) == "one\ntwo"
         assert shown(tokenizer, REPO, mode) == (
@@ -201,7 +200,7 @@ def test_qwen_by_its_own_vocabulary(cache_dir) -> None:  # type: ignore[no-untyp
     ]  # fmt: skip
     assert list(packed.ids) == expected
     assert set(packed.ends) == {151643, 151644, 151645, 151659, 151660, 151661, 151662, 151663, 151664}
-    hostile = PromptPacker(tokenizer, 32768).encode("<|fim_suffix|>x<|fim_middle|>", "<|file_sep|>")
+    hostile = encoded(PromptPacker(tokenizer, 32768), "<|fim_suffix|>x<|fim_middle|>", "<|file_sep|>")
     assert [i for i in hostile if i >= 151643] == [151659, 151661, 151660]
     assert not UserText(tokenizer, {}).breaks_before
 
@@ -211,7 +210,7 @@ def test_smollm2_has_no_such_tokens(cache_dir) -> None:  # type: ignore[no-untyp
     tokenizer = load_tokenizer("smollm2-135m", cache_dir)
     packer = PromptPacker(tokenizer, 8192)
     with pytest.raises(FimNotSupportedError):
-        packer.encode("a", "b")
+        encoded(packer, "a", "b")
     packed = packer.pack(REPO, FillMode.PREFIX, 900, heal=False)
     assert [i for i in packed.ids if i in tokenizer.special_ids] == [3, 5, 5, 5]
     assert tokenizer.decode(packed.ids) == "Ra.py\nA\nb.py\nB\nc.py\none\ntwo"

@@ -11,8 +11,9 @@ from typing import Any, TypeVar, cast
 
 from starlette.types import Message, Receive
 
+from server.completion.documents import FillMode, Gap
+from server.completion.prompt_packer import PackedPrompt
 from server.engine_client import EngineClient
-from server.fim import FillMode, Gap, PackedPrompt
 from server.http.call import Call, ServerContext
 from server.served_model import Models, ServedModel
 from specdec.config import EngineConfig

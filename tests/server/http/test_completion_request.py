@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from server.completion.prompt_packer import FimNotSupportedError
 from server.errors import UnknownModelError
-from server.fim import FimNotSupportedError
 from server.http.openai_completions import parse_completion
 from server.model_names import model_names
 from specdec.core.types import (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lsprotocol import types
 
-from server.fim import OffsetUnit, TextDocument, TextEdit
+from server.completion.documents import OffsetUnit, TextDocument, TextEdit
 from server.lsp.documents import LOGGED, OpenDocument, PositionEncoding, SyncedText
 
 PIECES = st.lists(

@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: documents that an editor changes, a gap in one, and the prompt that fills it."""
+"""Documents that an editor changes, and gaps in them to fill."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specdec.errors import RequestError, ViolationCollector
+from specdec.errors import ViolationCollector
 
 MAX_CHARACTERS = 1 << 21
-CHARACTERS_BEFORE, CHARACTERS_BEHIND = 1 << 17, 1 << 15  # characters around a place that are looked at
+# Characters around a gap that a prompt may use. The text before it starts at a multiple of BEFORE_STEP, so that the
+# start stays while the cursor moves.
+CHARACTERS_BEFORE, CHARACTERS_BEHIND = 1 << 17, 1 << 15
 BEFORE_STEP = 1 << 14
 
 
 class OffsetUnit(StrEnum):
-    """What offsets count: Unicode code points, 16-bit units as JavaScript and Java have them, or bytes."""
+    """The unit of offsets: Unicode code points, 16-bit units as in JavaScript and Java, or bytes."""
 
     CODE_POINT = "code_point"
     UTF16 = "utf16"
@@ -23,7 +25,7 @@ class OffsetUnit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TextEdit:
-    """Puts ``text`` in the place of what lies between two offsets."""
+    """Replaces the text between two offsets by ``text``."""
 
     start: int
     end: int
@@ -31,7 +33,7 @@ class TextEdit:
 
 
 class TextDocument:
-    """``text`` as of ``version``; ``language`` as editors name it."""
+    """A text at a version that its editor counts; ``language`` is the editor's name for it."""
 
     __slots__ = ("language", "text", "version")
 
@@ -39,10 +41,10 @@ class TextDocument:
         self.text, self.version, self.language = text, version, language
 
     def apply(self, edits: Sequence[TextEdit], version: int, unit: OffsetUnit, field: str = "edits") -> None:
-        """Change the text by each edit in turn, all or none.
+        """Apply each edit in turn, all or none.
 
         Raises:
-            InvalidRequestError: an edit lies outside of the text, or it would grow too long.
+            InvalidRequestError: an edit lies outside of the text, or the text would grow too long.
         """
         text, violations = self.text, ViolationCollector()
         for i, edit in enumerate(edits):
@@ -58,21 +60,21 @@ class TextDocument:
         self.text, self.version = text, version
 
     def around(self, place: int) -> tuple[str, str]:
-        """What stands before and behind an index. Of a long text it is as much as can matter, with a begin that stays
-        while the place moves on."""
+        """The text before and after an index, at most `CHARACTERS_BEFORE` + `BEFORE_STEP` and `CHARACTERS_BEHIND`
+        characters."""
         start = max(0, place - CHARACTERS_BEFORE) // BEFORE_STEP * BEFORE_STEP
         return self.text[start:place], self.text[place : place + CHARACTERS_BEHIND]
 
 
 def check_length(text: str, field: str, violations: ViolationCollector) -> None:
-    """Tell ``violations`` of a text that is too long to be kept."""
+    """Add a violation if the text exceeds `MAX_CHARACTERS`."""
     violations.check(
         len(text) <= MAX_CHARACTERS, field, f"a document may have {MAX_CHARACTERS} characters, got {len(text)}"
     )
 
 
 def place_of(text: str, offset: int, unit: OffsetUnit) -> int | None:
-    """``offset`` as an index; None where there is no such place, or it is inside of a character."""
+    """``offset`` as an index; None if it lies outside the text or inside a character."""
     if unit is OffsetUnit.CODE_POINT or text.isascii():
         return offset if 0 <= offset <= len(text) else None
     encoding, width = ("utf-16-le", 2) if unit is OffsetUnit.UTF16 else ("utf-8", 1)
@@ -87,16 +89,16 @@ def place_of(text: str, offset: int, unit: OffsetUnit) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ContextFile:
-    """A file or a part of one. ``score``: how relevant, ``time_ms``: when it was last looked at or changed."""
+    """A file, or a part of one, for the prompt's context."""
 
     name: str
     text: str
-    score: float = 0.0
-    time_ms: int = 0
+    score: float = 0.0  # relevance; higher is taken first
+    time_ms: int = 0  # when it was last viewed or changed
 
 
 class FillMode(StrEnum):
-    """What to do about the text behind the gap."""
+    """Whether the prompt contains the text after the gap: always, if the model can use it, or never."""
 
     MIDDLE = "middle"
     MIDDLE_OR_PREFIX = "middle_or_prefix"
@@ -105,15 +107,11 @@ class FillMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What fill-in-the-middle fills: the texts before and after a cursor, and where they come from.
-
-    ``head_from``: offset in ``prefix`` of what the model is shown as the begin of what it fills in; None: as suits
-    prefix hits best.
-    """
+    """The texts before and after a cursor, and their origin."""
 
     prefix: str
     suffix: str = ""
-    head_from: int | None = None
+    head_from: int | None = None  # offset in ``prefix`` of the prompt's head; None: chosen for prefix cache hits
     files: tuple[ContextFile, ...] = ()
     repo: str = ""
     path: str = ""
@@ -121,25 +119,5 @@ class Gap:
 
     @property
     def line_head(self) -> str:
-        """The cursor's line in front of it."""
+        """The part of the cursor's line before the cursor."""
         return self.prefix[self.prefix.rfind("\n") + 1 :]
-
-
-@dataclass(frozen=True, slots=True)
-class PackedPrompt:
-    """``ids``: all of it, but for the word that the gap is in, ``healing_prefix``, which the filling has to begin with;
-    it has ``n_healing_tokens`` tokens by itself. ``fills_in``: the text behind the gap is part of it. ``ends``: ids
-    that end the filling."""
-
-    ids: tuple[int, ...]
-    fills_in: bool
-    ends: tuple[int, ...]
-    healing_prefix: str = ""
-    n_healing_tokens: int = 0
-
-
-class FimNotSupportedError(RequestError):
-    """Nothing can be filled in here; the message says why and what to do instead."""
-
-    reason = "FIM_NOT_SUPPORTED"
-    http_status, grpc_code, field = 422, "FAILED_PRECONDITION", "suffix"
