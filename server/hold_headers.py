@@ -1,11 +1,14 @@
-"""Streams whose headers wait for the first token, where that is asked for.
+"""Streams whose headers wait for the first token.
 
-A router can send a call elsewhere as long as nothing of an answer has come. A stream usually begins with the engine's
-first word, before the prompt is read; held back, it begins with a token, and what fails before that is an error of its
-own.
+A router can repeat a call elsewhere until a byte of the answer has arrived. A stream usually begins with `Started`,
+before the prompt is computed. With deferred headers it begins with a token, and a failure before it is an error.
 """
 
 from __future__ import annotations
+
+from typing import Any
+
+import grpc
 
 from specdec.core.types import RequestEvent, Started
 from specdec.errors import FieldViolation, InvalidRequestError
@@ -15,7 +18,7 @@ _VALUES = {"1": True, "0": False}
 
 
 def holds(asked: str, default: bool) -> bool:
-    """Whether a call's headers wait: as its own header asks, else (empty: it has none) as the server is set.
+    """Return whether a call's headers wait, by its own header ``asked`` or, if that is empty, by ``default``.
 
     Raises:
         InvalidRequestError: the header is neither 1 nor 0.
@@ -23,11 +26,37 @@ def holds(asked: str, default: bool) -> bool:
     found = _VALUES.get(asked, default if not asked else None)
     if found is None:
         raise InvalidRequestError(
-            [FieldViolation(HOLD_HEADER, "must be 1, headers wait for the first token, or 0, they do not")]
+            [FieldViolation(HOLD_HEADER, "must be 1 to delay headers until the first token, or 0")]
         )
     return found
 
 
 def precedes_tokens(event: RequestEvent) -> bool:
-    """Whether ``event`` is one that a held stream does not begin with."""
+    """Return whether ``event`` cannot begin a stream with deferred headers."""
     return isinstance(event, Started)
+
+
+class DeferredHeaders:
+    """Writes the messages of a gRPC stream, whose initial metadata are sent with the first one.
+
+    Raises:
+        InvalidRequestError: the call's metadata hold another value than 0 or 1.
+    """
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], default: bool) -> None:
+        metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
+        self._context, self._holding = context, holds(str(metadata.get(HOLD_HEADER, "")), default)
+        self._held: list[Any] = []
+
+    async def write(self, event: RequestEvent, message: Any) -> None:
+        """Send ``message``, made of ``event``, once the stream may begin."""
+        if self._holding:
+            self._held.append(message)
+            if precedes_tokens(event):
+                return
+            self._holding = False
+            for held in self._held:
+                await self._context.write(held)
+            self._held.clear()
+        else:
+            await self._context.write(message)

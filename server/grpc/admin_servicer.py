@@ -1,4 +1,4 @@
-"""What operators call: AdminService, ExperimentService, TraceService."""
+"""AdminService, ExperimentService and TraceService, for operators."""
 
 from __future__ import annotations
 
@@ -25,15 +25,12 @@ _ADMIN_SERVICE = "AdminService"
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """``not_serving`` tells health's watchers for good: of one of several models, by its name, or (empty) of all.
-    ``drain_s`` is how long the server itself waits at its end."""
-
     def __init__(self, models: Models, not_serving: Callable[[str], Awaitable[None]], drain_s: float) -> None:
+        """``not_serving`` is `GrpcServer.begin_shutdown`; ``drain_s`` is the default time of a drain."""
         self._models, self._not_serving, self._drain_s = models, not_serving, drain_s
 
     @guarded
     async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
-        """No new request from now on, of one model or of any."""
         check_admin(_ADMIN_SERVICE)
         timeout_s = request.timeout_s if request.HasField("timeout_s") else self._drain_s
         violations = ViolationCollector()
@@ -50,13 +47,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     @guarded
     async def FlushCache(self, request: admin_pb2.FlushCacheRequest, context: Context) -> admin_pb2.FlushCacheResponse:
-        """Forgets cached prefixes."""
         check_admin(_ADMIN_SERVICE)
         return admin_pb2.FlushCacheResponse(pages=await self._models.named(request.model).client.flush_cache())
 
     @guarded
     async def SwapDraft(self, request: admin_pb2.SwapDraftRequest, context: Context) -> admin_pb2.SwapDraftResponse:
-        """Changes or drops the draft model."""
         check_admin(_ADMIN_SERVICE)
         violations = ViolationCollector()
         violations.check(
@@ -70,14 +65,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
 
 class TraceServicer(trace_pb2_grpc.TraceServiceServicer):
-    """Asks the engine process; a draining server answers too."""
+    """Asks the engine process, also while the server drains."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
 
     @guarded
     async def GetTrace(self, request: trace_pb2.GetTraceRequest, context: Context) -> trace_pb2.GetTraceResponse:
-        """The engine's last steps."""
         limit = request.limit if request.HasField("limit") else DEFAULT_TRACE_STEPS
         violations = ViolationCollector()
         violations.check(1 <= limit <= MAX_TRACE_STEPS, "limit", f"{TRACE_LIMIT_RULE}, got {limit}")
@@ -87,16 +81,10 @@ class TraceServicer(trace_pb2_grpc.TraceServiceServicer):
 
 
 _EXPERIMENT_SERVICE = "ExperimentService"
-_STATES = {
-    "running": experiment_pb2.EXPERIMENT_STATE_RUNNING,
-    "stopped": experiment_pb2.EXPERIMENT_STATE_STOPPED,
-    "finished": experiment_pb2.EXPERIMENT_STATE_FINISHED,
-    "failed": experiment_pb2.EXPERIMENT_STATE_FAILED,
-}
 
 
 class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
-    """Every call asks for an operator's key first."""
+    """Every call requires an operator's key."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -105,7 +93,6 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
     async def StartExperiment(
         self, request: experiment_pb2.StartExperimentRequest, context: Context
     ) -> experiment_pb2.StartExperimentResponse:
-        """Begins one, or goes on with it."""
         check_admin(_EXPERIMENT_SERVICE)
         status = await self._models.named(request.model).experiments.start(request.plan)
         return experiment_pb2.StartExperimentResponse(experiment=_experiment_message(status))
@@ -114,7 +101,6 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
     async def StopExperiment(
         self, request: experiment_pb2.StopExperimentRequest, context: Context
     ) -> experiment_pb2.StopExperimentResponse:
-        """Ends one."""
         check_admin(_EXPERIMENT_SERVICE)
         return experiment_pb2.StopExperimentResponse(
             experiment=_experiment_message(await self._models.named(request.model).experiments.stop(request.name))
@@ -124,7 +110,6 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
     async def GetExperiment(
         self, request: experiment_pb2.GetExperimentRequest, context: Context
     ) -> experiment_pb2.GetExperimentResponse:
-        """How one stands."""
         check_admin(_EXPERIMENT_SERVICE)
         return experiment_pb2.GetExperimentResponse(
             experiment=_experiment_message(await self._models.named(request.model).experiments.get(request.name))
@@ -134,7 +119,6 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
     async def ListExperiments(
         self, request: experiment_pb2.ListExperimentsRequest, context: Context
     ) -> experiment_pb2.ListExperimentsResponse:
-        """All there are."""
         check_admin(_EXPERIMENT_SERVICE)
         return experiment_pb2.ListExperimentsResponse(
             experiments=map(_experiment_message, await self._models.named(request.model).experiments.statuses())
@@ -144,7 +128,6 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
     async def GetExperimentResult(
         self, request: experiment_pb2.GetExperimentResultRequest, context: Context
     ) -> experiment_pb2.GetExperimentResultResponse:
-        """What the records say."""
         check_admin(_EXPERIMENT_SERVICE)
         found = await self._models.named(request.model).experiments.conclude(request.name)
         verdict = json.loads(found.result)["verdict"]
@@ -155,8 +138,9 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
 
 
 def _experiment_message(status: ExperimentStatus) -> experiment_pb2.Experiment:
+    state = experiment_pb2.ExperimentState.Value(f"EXPERIMENT_STATE_{status.state.upper()}")
     return experiment_pb2.Experiment(
-        name=status.name, state=_STATES[status.state], mode=status.mode, started=status.started,
+        name=status.name, state=state, mode=status.mode, started=status.started,
         arms=[experiment_pb2.ArmCount(arm=arm, records=count) for arm, count in status.records.items()],
         left_out=status.left_out, given_up=status.given_up, reason=status.reason, warnings=status.warnings,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""CompletionService's messages, read for code completion, and made of what it says."""
+"""Messages of CompletionService to requests, and its events to messages."""
 
 from __future__ import annotations
 
@@ -32,28 +32,18 @@ from specdec.api.v1 import result_pb2 as result
 from specdec.core.types import Delta, Finished, OutputParams, RequestEvent, SamplingParams, SpeculationParams, Started
 from specdec.errors import InvalidRequestError, RequestError, ViolationCollector
 
-_MODES = {
-    pb.CompletionOptions.MODE_UNSPECIFIED: FillMode.MIDDLE,
-    pb.CompletionOptions.MODE_MIDDLE: FillMode.MIDDLE,
-    pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX: FillMode.MIDDLE_OR_PREFIX,
-    pb.CompletionOptions.MODE_PREFIX: FillMode.PREFIX,
+_MODES = {pb.CompletionOptions.MODE_UNSPECIFIED: FillMode.MIDDLE} | {
+    pb.CompletionOptions.Mode.Value(f"MODE_{mode.name}"): mode for mode in FillMode
 }
-_UNITS = {
-    pb.OFFSET_UNIT_UNSPECIFIED: OffsetUnit.CODE_POINT,
-    pb.OFFSET_UNIT_CODE_POINT: OffsetUnit.CODE_POINT,
-    pb.OFFSET_UNIT_UTF16: OffsetUnit.UTF16,
-    pb.OFFSET_UNIT_UTF8: OffsetUnit.UTF8,
+_UNITS = {pb.OFFSET_UNIT_UNSPECIFIED: OffsetUnit.CODE_POINT} | {
+    pb.OffsetUnit.Value(f"OFFSET_UNIT_{unit.name}"): unit for unit in OffsetUnit
 }
-_OUTCOMES = {
-    pb.OUTCOME_SHOWN: Outcome.SHOWN,
-    pb.OUTCOME_ACCEPTED: Outcome.ACCEPTED,
-    pb.OUTCOME_PARTIALLY_ACCEPTED: Outcome.PARTIALLY_ACCEPTED,
-    pb.OUTCOME_REJECTED: Outcome.REJECTED,
-}
+_OUTCOMES = {pb.Outcome.Value(f"OUTCOME_{outcome.name}"): outcome for outcome in Outcome}
+_ORIGINS = {origin: pb.SuggestionStarted.Origin.Value(f"ORIGIN_{origin.name}") for origin in Origin}
 
 
 def read_options(message: pb.CompleteRequest | pb.SessionSetup, violations: ViolationCollector) -> CompletionOptions:
-    """How to complete; what can not be is told to ``violations``."""
+    """Return the options of a completion; adds to ``violations`` what is wrong with them."""
     made, stopping = message.completion, read_stopping(message.stopping, violations)
     sampling = read_params(SamplingParams, message.sampling, violations)
     if not message.sampling.HasField("temperature"):
@@ -84,28 +74,26 @@ def read_options(message: pb.CompleteRequest | pb.SessionSetup, violations: Viol
 
 
 def read_unit(message: pb.SessionSetup, violations: ViolationCollector) -> OffsetUnit:
-    """What offsets count."""
     violations.check(message.unit in _UNITS, "setup.unit", f"unknown value {message.unit}")
     return _UNITS.get(message.unit, OffsetUnit.CODE_POINT)
 
 
 def read_edits(messages: Iterable[pb.TextEdit]) -> list[TextEdit]:
-    """Edits of a document, in order."""
     return [TextEdit(m.start, m.end, m.text) for m in messages]
 
 
 def read_outcome(message: pb.ReportOutcomeRequest) -> tuple[Outcome, int, float]:
-    """Outcome, characters taken over, milliseconds shown.
+    """Return outcome, characters accepted and milliseconds shown.
 
     Raises:
-        InvalidRequestError: fields that make no sense, each one named.
+        InvalidRequestError: fields are out of range; each one is listed.
     """
     violations = ViolationCollector()
     outcome = _OUTCOMES.get(message.outcome)
     violations.check(bool(message.suggestion_id), "suggestion_id", "must not be empty")
     violations.check(outcome is not None, "outcome", f"one of {', '.join(pb.Outcome.keys()[1:])} is needed")
     partly = outcome is not Outcome.PARTIALLY_ACCEPTED or message.accepted_characters > 0
-    violations.check(partly, "accepted_characters", "must be positive where a part was accepted")
+    violations.check(partly, "accepted_characters", "must be positive if a part was accepted")
     shown = math.isfinite(message.shown_ms) and message.shown_ms >= 0
     violations.check(shown, "shown_ms", "must be a number of milliseconds, not negative")
     violations.raise_if_any()
@@ -113,26 +101,18 @@ def read_outcome(message: pb.ReportOutcomeRequest) -> tuple[Outcome, int, float]
     return outcome, message.accepted_characters, message.shown_ms
 
 
-_ORIGINS = {
-    Origin.NEW: pb.SuggestionStarted.ORIGIN_NEW,
-    Origin.CONTINUED: pb.SuggestionStarted.ORIGIN_CONTINUED,
-    Origin.SHARED: pb.SuggestionStarted.ORIGIN_SHARED,
-}
-
-
 def event_message(event: RequestEvent, request_id: str, model: str) -> pb.CompleteResponse:
-    """An event of the engine, for the request that its reader knows it by."""
+    """``request_id``: the caller's own, of a request that may be shared."""
     if isinstance(event, Delta):
         return pb.CompleteResponse(delta=delta_message(event))
     if isinstance(event, Started):
         started = replace(event, request_id=request_id)
         return pb.CompleteResponse(started=started_message(started, model, current_arm()))
-    assert isinstance(event, Finished)  # a run raises what Failed says
+    assert isinstance(event, Finished)  # `Failed` is raised by the run
     return pb.CompleteResponse(finished=finished_message(event))
 
 
 def suggestion_started(ask_id: int, suggestion: Suggestion) -> pb.CompleteSessionResponse:
-    """The first word about an ask."""
     return pb.CompleteSessionResponse(
         started=pb.SuggestionStarted(
             ask_id=ask_id, suggestion_id=suggestion.suggestion_id, origin=_ORIGINS[suggestion.origin],
@@ -142,13 +122,11 @@ def suggestion_started(ask_id: int, suggestion: Suggestion) -> pb.CompleteSessio
 
 
 def suggestion_delta(ask_id: int, text: str) -> pb.CompleteSessionResponse:
-    """More text."""
     return pb.CompleteSessionResponse(delta=pb.SuggestionDelta(ask_id=ask_id, text=text))
 
 
 def suggestion_finished(ask_id: int, suggestion: Suggestion) -> pb.CompleteSessionResponse:
-    """The last word about an ask that came to its end."""
-    assert suggestion.reason is not None  # its texts have been read
+    assert suggestion.reason is not None  # the suggestion has ended
     message = pb.SuggestionFinished(ask_id=ask_id, finish_reason=REASONS[suggestion.reason])
     end = suggestion.finished
     if end is not None:
@@ -159,12 +137,11 @@ def suggestion_finished(ask_id: int, suggestion: Suggestion) -> pb.CompleteSessi
 
 
 def suggestion_dropped(ask_id: int, reason: result.FinishReason.ValueType) -> pb.CompleteSessionResponse:
-    """The last word about an ask that did not."""
     return pb.CompleteSessionResponse(finished=pb.SuggestionFinished(ask_id=ask_id, finish_reason=reason))
 
 
 def ask_refused(ask_id: int, error: RequestError) -> pb.CompleteSessionResponse:
-    """An ask that can not be served, as a call's status would tell it."""
+    """Return the refusal of one request of a session, with the content of a call's status."""
     code = status_code(error)
     status = rich_status(code, error)
     message = pb.AskRefused(ask_id=ask_id, code=status.code, reason=error.reason, message=status.message)
@@ -178,7 +155,6 @@ def ask_refused(ask_id: int, error: RequestError) -> pb.CompleteSessionResponse:
 
 
 def acceptance_message(figures: Acceptance) -> pb.AcceptanceStats:
-    """A session's figures."""
     return pb.AcceptanceStats(
         suggested=figures.suggested, shown=figures.shown, accepted=figures.accepted,
         partially_accepted=figures.partially_accepted, rejected=figures.rejected,

@@ -30,9 +30,9 @@ from server.grpc.completion_messages import (
     suggestion_finished,
     suggestion_started,
 )
-from server.grpc.deferred_headers import DeferredHeaders
 from server.grpc.errors import guarded
 from server.grpc.request_reader import read_files, read_gap, read_prediction, validate
+from server.hold_headers import DeferredHeaders
 from server.served_model import Models, ServedModel, Task
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import completion_pb2_grpc as pb_grpc
@@ -40,14 +40,15 @@ from specdec.api.v1 import result_pb2 as result
 from specdec.core.types import Request
 from specdec.errors import EngineDeadError, FieldViolation, InvalidRequestError, RequestError, ViolationCollector
 
-# Messages that wait for a slow reader; beyond that nothing more is read from it
-_WAITING = 64
+_WAITING = 64  # messages that wait for a slow reader; beyond, its own are not read
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class CompletionSession:
-    """Reads messages in one task, answers the ask in force in another, and writes in the call's own: so a newer ask
-    never waits for an older one, and no write is ever cut short."""
+    """Reads messages in one task, answers the current request in another, and writes in the call's own task.
+
+    So a newer request never waits for an older one, and no write is interrupted.
+    """
 
     def __init__(self, models: Models) -> None:
         self._models, self._principal = models, current_caller()
@@ -57,16 +58,16 @@ class CompletionSession:
         self._owner: Owner = ("", "")
         self._options, self._unit, self._supersedes_key = CompletionOptions(), OffsetUnit.CODE_POINT, ""
         self._asked: asyncio.Task[None] | None = None
-        self._open_ask: int | None = None  # the ask that has not got its last word
+        self._open_ask: int | None = None  # its end is not sent yet
 
     def _use(self, model: ServedModel) -> None:
         self._service, self._model = model.completion, model
 
     async def run(self, messages: AsyncIterator[pb.CompleteSessionRequest], context: Context) -> None:
-        """Serve until the client has sent all and got all, or is gone.
+        """Serve until the client has closed its side and has all answers, or has left.
 
         Raises:
-            RequestError: the stream can not go on: nothing is set up, the engine is dead, the server shuts down.
+            RequestError: the first message is no setup, the engine is dead, or the server shuts down.
         """
         reading = asyncio.create_task(self._read(messages), name="completion-session")
         try:
@@ -133,7 +134,7 @@ class CompletionSession:
         packer = self._service.maker.packer
         if options.mode is FillMode.MIDDLE and not packer.fills_in:
             raise FimNotSupportedError(
-                "the model has no tokens for filling in the middle of a text; serve one that was trained to, or set "
+                "the model has no fill-in-the-middle tokens; serve one that was trained for it, or set "
                 "setup.completion.mode to MODE_MIDDLE_OR_PREFIX or MODE_PREFIX"
             )
         owner = self._service.owner(self._principal, options.cache_salt)
@@ -148,10 +149,10 @@ class CompletionSession:
         await self._out.put(pb.CompleteSessionResponse(ready=ready))
 
     def _change(self, session: EditorSession, message: pb.CompleteSessionRequest) -> bool:
-        """Bring a document up to date; False when another version is held than the edits begin from.
+        """Apply a change to a document. Returns False if the edits are based on another version than the one held.
 
         Raises:
-            InvalidRequestError: the change can not be made.
+            InvalidRequestError: the change is invalid.
         """
         change, violations = message.WhichOneof("change"), ViolationCollector()
         if change == "text":
@@ -171,10 +172,10 @@ class CompletionSession:
         return True
 
     def _gap(self, session: EditorSession, ask: pb.CompletionAsk) -> Gap | None:
-        """The gap asked for; None when the document is not held as it was named.
+        """Return the gap requested; None if the document's version is not the one held.
 
         Raises:
-            InvalidRequestError: there is no such place.
+            InvalidRequestError: the place does not exist.
         """
         which = ask.WhichOneof("place")
         if which == "fim":
@@ -226,7 +227,7 @@ class CompletionSession:
             await put(error)
 
     async def _drop(self, reason: result.FinishReason.ValueType) -> None:
-        """End the answering of the ask in force; its generation goes on until somebody decides about it."""
+        """Stop answering the current request. Its generation continues until the session reuses or stops it."""
         if self._asked is not None:
             self._asked.cancel()
             await asyncio.wait([self._asked])
@@ -237,14 +238,11 @@ class CompletionSession:
 
 
 class CompletionServicer(pb_grpc.CompletionServiceServicer):
-    """However a call ends, the run that it reads is left, and ends unless somebody else reads it."""
-
     def __init__(self, models: Models) -> None:
         self._models = models
 
     @guarded
     async def Complete(self, request: pb.CompleteRequest, context: Context) -> None:  # type: ignore[override]
-        """One completion, as it is made."""
         model = self._models.find(request.model, Task.FILL)
         with model.gate.enter():
             principal, service = current_caller(), model.completion
@@ -264,12 +262,10 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
     async def CompleteSession(  # type: ignore[override]
         self, request_iterator: AsyncIterator[pb.CompleteSessionRequest], context: Context
     ) -> None:
-        """An editor's stream."""
         await CompletionSession(self._models).run(request_iterator, context)
 
     @guarded
     async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeResponse:
-        """What became of a suggestion."""
         outcome, accepted, shown_ms = read_outcome(request)
         service = self._models.first.completion
         outcomes = service.outcomes  # of all models
@@ -283,10 +279,10 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
 
 
 async def _read(message: pb.CompleteRequest, context: Context, model: ServedModel) -> Request:
-    """The request that ``message`` comes to, with what is left of the call's time.
+    """Return the request in ``message``, with the rest of the call's time as its deadline.
 
     Raises:
-        RequestError: it can not be served; every bad field is named.
+        RequestError: it cannot be served; every bad field is listed.
     """
     model.check_name(message.model)
     violations = ViolationCollector()

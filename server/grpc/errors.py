@@ -1,4 +1,4 @@
-"""Refusals as gRPC statuses with google.rpc details, and the one place where a call's exceptions end."""
+"""Errors as gRPC statuses with google.rpc details."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specdec.errors import InvalidRequestError, PromptTooLongError, QueueFullErr
 
 _LOG = logging.getLogger(__name__)
 DOMAIN = "specdec"
-# Clients take 8 KiB of trailers by default, and the details travel in them.
+# Clients accept 8 KiB of trailers by default, which carry the details.
 _MESSAGE_BYTES = 1000
 _DESCRIPTION_BYTES = 160
 
@@ -28,7 +28,7 @@ Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 
 def guarded(method: Method) -> Method:
-    """Decorates a servicer's coroutine method: a `RequestError` becomes its status, anything else INTERNAL."""
+    """Decorate a servicer's method: a `RequestError` becomes its status, any other exception INTERNAL."""
 
     @functools.wraps(method)
     async def call(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
@@ -40,7 +40,7 @@ def guarded(method: Method) -> Method:
             note_refusal(error)
             request_id = getattr(request, "request_id", "") or "without an id"
             _LOG.exception("%s: request %s", method.__name__, request_id)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error; the server's log tells more")
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the server's log")
 
     return call  # type: ignore[return-value]
 
@@ -62,12 +62,11 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: RequestErro
 
 
 def status_code(error: RequestError) -> grpc.StatusCode:
-    """The code of ``error``."""
     return grpc.StatusCode[error.grpc_code]
 
 
 def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
-    """The google.rpc.Status of ``error``, its details and all."""
+    """Return the google.rpc.Status of ``error`` with its details."""
     details: list[Message] = []
     metadata: dict[str, str] = {}
     if isinstance(error, InvalidRequestError):
@@ -109,6 +108,6 @@ def _duration(seconds: float) -> Duration:
 
 
 def _cut(text: str, limit: int) -> str:
-    """``text`` within ``limit`` bytes of UTF-8, give or take the dots."""
+    """Return ``text``, cut to ``limit`` bytes of UTF-8 and three dots."""
     data = text.encode()
     return text if len(data) <= limit else data[:limit].decode(errors="ignore") + "..."

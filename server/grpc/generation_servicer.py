@@ -1,4 +1,4 @@
-"""GenerationService and ModelService: requests in, the engine's events out; what is served, and how busy it is."""
+"""GenerationService and ModelService."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import grpc
 
 from server.auth.principal import current_caller
 from server.errors import DeadlinePassedError
-from server.grpc.deferred_headers import DeferredHeaders
 from server.grpc.errors import guarded
 from server.grpc.messages import (
     delta_message,
@@ -22,6 +21,7 @@ from server.grpc.messages import (
     timings_message,
 )
 from server.grpc.request_reader import PromptMessage, parse_generate, parse_prefill, read_chat
+from server.hold_headers import DeferredHeaders
 from server.observe.records import current_arm
 from server.request_stream import RequestStream
 from server.served_model import Models, ServedModel, Task
@@ -34,9 +34,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
-    """Each generating call runs inside the gate and inside its ticket's ``async with``: however it ends, by its
-    client's cancel, its deadline or an error, the engine is told at once.
-    """
+    """Every generating call runs inside its ticket's ``async with``, which ends the request in the engine if the client
+    cancels, the deadline passes or an error is raised."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -45,7 +44,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> generation_pb2.GenerateResponse:
-        """The whole answer at once."""
         model = self._find(request)
         with model.gate.enter():
             asked = await parse_generate(request, model)
@@ -59,13 +57,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     elif isinstance(event, Delta):
                         deltas[event.index].append(event)
                     elif isinstance(event, Finished):
-                        samples.append(sample_message(event.index, deltas[event.index], event))
+                        samples.append(sample_message(deltas[event.index], event))
             response.samples.extend(sorted(samples, key=lambda sample: sample.index))
             return response
 
     @guarded
     async def GenerateStream(self, request: generation_pb2.GenerateStreamRequest, context: Context) -> None:  # type: ignore[override]
-        """The answer as it is made."""
         model = self._find(request)
         with model.gate.enter():
             asked = await parse_generate(request, model)
@@ -76,7 +73,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     @guarded
     async def Prefill(self, request: generation_pb2.PrefillRequest, context: Context) -> generation_pb2.PrefillResponse:
-        """Computes a prompt into the prefix cache."""
         model = self._find(request)
         with model.gate.enter():
             asked = await parse_prefill(request, model)
@@ -91,7 +87,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     @guarded
     async def Abort(self, request: generation_pb2.AbortRequest, context: Context) -> generation_pb2.AbortResponse:
-        """Ends a request in flight."""
         violations = ViolationCollector()
         violations.check(bool(request.request_id), "request_id", "must not be empty")
         violations.raise_if_any()
@@ -103,7 +98,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Tokenize(
         self, request: generation_pb2.TokenizeRequest, context: Context
     ) -> generation_pb2.TokenizeResponse:
-        """Text or a conversation to token ids."""
         violations = ViolationCollector()
         which = request.WhichOneof("input")
         violations.check(which is not None, "input", "one of text and chat is needed")
@@ -123,7 +117,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Detokenize(
         self, request: generation_pb2.DetokenizeRequest, context: Context
     ) -> generation_pb2.DetokenizeResponse:
-        """Token ids to text."""
         violations = ViolationCollector()
         model = self._models.named(request.model)
         size = model.info.vocab_size
@@ -144,10 +137,10 @@ _TASKS = {"fim": Task.FILL, "chat": Task.CHAT}
 def _admit(
     model: ServedModel, request: Request, scheduling: options.SchedulingOptions, context: Context
 ) -> RequestStream:
-    """Let the request in, with what is left of the call's time.
+    """Admit the request, with the rest of the call's time as its deadline.
 
     Raises:
-        RequestError: nothing is left, the caller may not, or the engine does not take it.
+        RequestError: no time is left, the caller is not allowed, or the engine refuses it.
     """
     remaining = context.time_remaining()
     if remaining is not None:
@@ -162,12 +155,12 @@ def _stream_message(event: RequestEvent, model: str) -> generation_pb2.GenerateS
         return generation_pb2.GenerateStreamResponse(delta=delta_message(event))
     if isinstance(event, Started):
         return generation_pb2.GenerateStreamResponse(started=started_message(event, model, current_arm()))
-    assert isinstance(event, Finished)  # the stream raises what Failed says
+    assert isinstance(event, Finished)  # `Failed` is raised by the stream
     return generation_pb2.GenerateStreamResponse(finished=finished_message(event))
 
 
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):
-    """Answers from what the engine process has told; never waits for it."""
+    """Answers from the engine process's last heartbeat, without waiting for it."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -176,15 +169,13 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     async def GetServerInfo(
         self, request: model_pb2.GetServerInfoRequest, context: Context
     ) -> model_pb2.GetServerInfoResponse:
-        """Facts about the engine."""
         model = self._models.named(request.model)
         return info_message(model.info, model.client.engine.restarts)
 
     @guarded
     async def ListModels(self, request: model_pb2.ListModelsRequest, context: Context) -> model_pb2.ListModelsResponse:
-        """Each target, and its draft where there is one."""
         models: list[model_pb2.Model] = []
-        for model in (model for model in self._models):
+        for model in self._models:
             target = model_pb2.Model(name=model.name, role=model_pb2.MODEL_ROLE_TARGET)
             target.aliases.extend(model.names.aliases)
             models.append(target)
@@ -194,5 +185,4 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
 
     @guarded
     async def GetLoad(self, request: model_pb2.GetLoadRequest, context: Context) -> model_pb2.GetLoadResponse:
-        """The engine's last heartbeat."""
         return load_message(self._models.named(request.model).client.engine.load)

@@ -1,4 +1,4 @@
-"""Requests off the wire: proto messages to a validated `Request`, everything that is wrong named at once."""
+"""Proto messages to validated requests. A refusal names every bad field."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from specdec.errors import FieldViolation, InvalidRequestError, PromptTooLongErr
 
 
 def _message_paths() -> dict[str, str]:
-    """The engine's names of fields that have another path in the messages."""
+    """Return the paths of fields that the engine calls differently."""
     found = {"prediction": "prediction.token_ids"}
     for prefix, record in (("", Request), ("stopping.", StoppingParams)):
         found |= {prefix + p.label: prefix + p.path for p in params_of(record) if "." in p.path or p.scale != 1}
@@ -45,7 +45,7 @@ _MESSAGE_PATHS = _message_paths()
 
 
 def validate(request: Request, info: EngineInfo, violations: ViolationCollector) -> None:
-    """As `check_requests`, by the messages' names."""
+    """Call `check_requests` with the messages' names."""
     check_requests([request], info, violations, _MESSAGE_PATHS)
 
 
@@ -54,10 +54,10 @@ PromptMessage = pb.GenerateRequest | pb.GenerateStreamRequest | pb.PrefillReques
 
 
 async def parse_generate(message: GenerateMessage, model: ServedModel) -> Request:
-    """The request ``message`` asks for.
+    """Return the request in ``message``.
 
     Raises:
-        RequestError: it can not be served; every bad field is named.
+        RequestError: it cannot be served; every bad field is listed.
     """
     violations = ViolationCollector()
     stopping = read_stopping(message.stopping, violations)
@@ -81,7 +81,7 @@ async def parse_generate(message: GenerateMessage, model: ServedModel) -> Reques
 
 
 async def parse_prefill(message: pb.PrefillRequest, model: ServedModel) -> Request:
-    """The prefill-only request ``message`` asks for; raises as `parse_generate`."""
+    """Return the prefill-only request in ``message``; raises as `parse_generate`."""
     violations = ViolationCollector()
     prompt = await _prompt(message, model, violations)
     request = Request(
@@ -96,10 +96,10 @@ async def parse_prefill(message: pb.PrefillRequest, model: ServedModel) -> Reque
 
 
 async def read_chat(chat: options.ChatPrompt, model: ServedModel, violations: ViolationCollector) -> list[int]:
-    """Token ids of ``chat``; empty when it is bad, which ``violations`` is told.
+    """Return the token ids of ``chat``. If it is invalid, adds to ``violations`` and returns none.
 
     Raises:
-        RequestError: the model knows no chat, or is not loaded.
+        RequestError: the model has no chat template, or is not loaded.
     """
     if not chat.messages:
         violations.check(False, "chat.messages", "must hold at least one message")
@@ -117,7 +117,6 @@ async def read_chat(chat: options.ChatPrompt, model: ServedModel, violations: Vi
 
 
 def read_gap(message: options.FimPrompt) -> Gap:
-    """The gap that ``message`` spells out."""
     begun = message.HasField("middle_prefix")
     return Gap(
         prefix=message.prefix + message.middle_prefix,
@@ -131,7 +130,7 @@ def read_gap(message: options.FimPrompt) -> Gap:
 
 
 def read_files(messages: Iterable[options.ContextFile]) -> tuple[ContextFile, ...]:
-    """Texts beside a gap; a score that is no number is none."""
+    """Return the texts that accompany a gap. A score that is not finite counts as 0."""
     return tuple(
         ContextFile(m.filename, m.text, m.score if math.isfinite(m.score) else 0.0, m.time_ms) for m in messages
     )
@@ -140,7 +139,7 @@ def read_files(messages: Iterable[options.ContextFile]) -> tuple[ContextFile, ..
 async def _prompt(
     message: PromptMessage, model: ServedModel, violations: ViolationCollector, grammar: GrammarParams | None = None
 ) -> PackedPrompt:
-    """The prompt, which asks for what matches ``grammar``."""
+    """Return the prompt; its fill-in-the-middle form depends on ``grammar``."""
     model.check_name(message.model)
     which = message.WhichOneof("prompt")
     if which == "fim":
@@ -164,7 +163,7 @@ async def _prompt(
 async def read_prediction(
     message: GenerateMessage | CompleteRequest, model: ServedModel, violations: ViolationCollector
 ) -> tuple[int, ...]:
-    """Token ids of what the output is expected to look like; what is said by halves is told to ``violations``.
+    """Return the token ids of the prediction. If it is incomplete, adds to ``violations``.
 
     Raises:
         EngineDeadError: the tokenizer is not loaded yet.
@@ -182,18 +181,16 @@ def _with_ends(stopping: StoppingParams, ends: Sequence[int]) -> StoppingParams:
 
 
 def read_stopping(message: options.StoppingOptions, violations: ViolationCollector) -> StoppingParams:
-    """When to stop, as ``message`` says; what it does not say is as in `StoppingParams`."""
     stopping = read_params(StoppingParams, message, violations)
     rules = read_values(TextRules, message, violations)
     return replace(stopping, rules=TextRules(**rules)) if rules else stopping
 
 
 def read_resume(message: GenerateMessage | CompleteRequest, violations: ViolationCollector) -> ResumeParams | None:
-    """Where a stream broke off that goes on."""
     given = message.HasField("resume")
     return read_params(ResumeParams, message.resume, violations, "resume.") if given else None
 
 
 def read_own(message: PromptMessage | CompleteRequest | SessionSetup, violations: ViolationCollector) -> dict[str, Any]:
-    """The options that are fields of `Request` itself."""
+    """Return the options that are fields of `Request` itself."""
     return read_values(Request, message, violations)

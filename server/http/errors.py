@@ -83,7 +83,7 @@ def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
     note_refusal(error)
     if not isinstance(error, RequestError):
         _LOG.error("an HTTP call broke", exc_info=error)
-        return Refusal(500, "INTERNAL", "internal error; the server's log tells more")
+        return Refusal(500, "INTERNAL", "internal error; see the server's log")
     status, retry_s = error.http_status, error.retry_after_s
     if status == 500:
         _LOG.error("request failed: %s: %s", error.reason, error)

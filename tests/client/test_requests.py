@@ -135,7 +135,7 @@ def test_a_gap_is_asked_for_with_the_servers_own_sampling_unless_told() -> None:
 
 @given(event=FINISHED)
 def test_a_samples_end_is_heard_as_it_was_said(event: Any) -> None:
-    sample = sample_message(event.index, [], event)
+    sample = sample_message([], event)
     (heard,) = generated_of(pb.GenerateResponse(samples=[sample])).samples
     assert (heard.index, heard.reason, heard.matched_stop) == (event.index, event.reason, event.matched_stop)
     assert (heard.usage, heard.stats, heard.timings) == (event.usage, event.stats, event.timings)

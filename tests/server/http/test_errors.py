@@ -203,9 +203,7 @@ def test_refusals_stay_short(caplog: pytest.LogCaptureFixture) -> None:
     assert len(refusal.message) < 2010
     assert len(refusal.violations) == 32
     assert refusal.violations[0].field == "f0"
-    assert refusal_of(ValueError("a secret"), {}) == Refusal(
-        500, "INTERNAL", "internal error; the server's log tells more"
-    )
+    assert refusal_of(ValueError("a secret"), {}) == Refusal(500, "INTERNAL", "internal error; see the server's log")
     assert "a secret" in caplog.text
     assert "errors" not in OpenAIErrors().body(Refusal(500, "X", "y"))["error"]
 
