@@ -97,7 +97,6 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
             self._bridge.translate(logits[row : row + 1], self._logits)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """See `Drafter`."""
         groups = (tasks[at : at + MAX_TOGETHER] for at in range(0, len(tasks), MAX_TOGETHER))
         return [tree for group in groups for tree in self._propose(group)]
 

@@ -21,7 +21,6 @@ class GrammarDrafter(Drafter):
         return sequence.request.grammar is not None or bool(sequence.request.healing_prefix)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """See `Drafter`."""
         return [_one(task) for task in tasks]
 
 

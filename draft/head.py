@@ -295,7 +295,6 @@ class HeadDrafter(ModelBasedDrafter):
         self._pending_rows = min(MAX_PENDING_ROWS, network.max_rows)
 
     def begin(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
         self._contexts[sequence] = HeadContext()
 
     def features(self, sequence: Sequence, start: int, rows: Tensor) -> None:
@@ -312,7 +311,6 @@ class HeadDrafter(ModelBasedDrafter):
             self._feed([_Feed(sequence, context, min(ready, self._network.max_rows), None)])
 
     def rewind(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
         if sequence in self._contexts:
             self._contexts[sequence] = HeadContext()
 
@@ -326,14 +324,12 @@ class HeadDrafter(ModelBasedDrafter):
         return 0 if context is None else context.n_pending
 
     def warm_up(self, rows: int) -> None:
-        """See `ModelBasedDrafter`."""
         rows = min(rows, self._network.max_logit_rows)
         hidden = self._network.fuse(torch.zeros(rows, self._network.features_width))
         entry = BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, list(range(-(-rows // PAGE_SIZE))))
         self._network.forward(ForwardBatch.build([entry]), hidden, list(range(rows)))
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """See `Drafter`."""
         trees = [HeadTree(task) for task in tasks]
         feeds = []
         for tree in trees:

@@ -122,7 +122,6 @@ class IndexDrafter(Drafter):
         self._readers[sequence] = _Reader(sequence, indexes, self._fim)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """See `Drafter`."""
         trees = []
         for task in tasks:
             tokens = task.sequence.tokens
@@ -138,7 +137,6 @@ class IndexDrafter(Drafter):
         return trees
 
     def end(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
         self._readers.pop(sequence, None)
 
 

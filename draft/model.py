@@ -266,24 +266,19 @@ class ModelDrafter(ModelBasedDrafter):
             sequence.draft_computed = drafted.computed(sequence.tokens, sequence.draft_computed)
 
     def rewind(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
         self._drafted.pop(sequence, None)
 
     def end(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
         self._drafted.pop(sequence, None)
 
     def pending_prefill(self, sequence: Sequence) -> int:
-        """See `ModelBasedDrafter`."""
         return len(sequence.tokens) - sequence.draft_computed
 
     def warm_up(self, rows: int) -> None:
-        """See `ModelBasedDrafter`."""
         entry = BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, list(range(-(-rows // 64))))
         self._decoder.forward(ForwardBatch.build([entry]), list(range(rows)))
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """See `Drafter`."""
         trees = [TokenTree(task.sequence.tokens[-1]) for task in tasks]
         growing = [
             Growth(task, tree, len(task.sequence.tokens) - 1, task.sequence.pages, [task.sequence.tokens[-1]])

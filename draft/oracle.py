@@ -64,14 +64,12 @@ class OracleDrafter(Drafter):
         return rate
 
     def begin(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
         key = _key(sequence)
         if key in self._outputs:
             self._outputs.move_to_end(key)
         self._running[sequence] = _Running(key)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """See `Drafter`."""
         return [self._one(task) for task in tasks]
 
     def _one(self, task: DraftTask) -> TokenTree:

@@ -148,12 +148,10 @@ class PredictionDrafter(Drafter):
         return bool(sequence.request.prediction_ids)
 
     def begin(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
         self._cursors[sequence] = PredictionCursor(sequence.request.prediction_ids)
         self._read[sequence] = sequence.n_prompt
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """See `Drafter`."""
         trees = []
         for task in tasks:
             tokens = task.sequence.tokens
@@ -169,7 +167,6 @@ class PredictionDrafter(Drafter):
         return trees
 
     def end(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
         self._cursors.pop(sequence, None)
         self._read.pop(sequence, None)
 

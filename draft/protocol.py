@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec.control.inputs import TreeExpansion
+from specdec.control.inputs import Odds, TreeExpansion
 from specdec.core.sequence import Sequence
 from specdec.core.tree import MAX_NODES, TokenTree
-
-Odds = Callable[[int, int, float], tuple[float, int]]
-"""(rank, depth, prob) -> (log of the chance that such a child is accepted once its parent is, calibration cell)."""
 
 _MIN_PROB = 1e-6  # lower bound of a probability, so that its log is finite
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +15,7 @@ from specdec.control.estimates.learned import Learned
 from specdec.control.inputs import (
     DraftDecision,
     DraftRequest,
+    Odds,
     Outcome,
     Plan,
     SequenceHistory,
@@ -28,8 +29,6 @@ from specdec.control.policies.how_deep import expansion_floor
 from specdec.control.policies.which_nodes import choose, merge
 from specdec.control.policies.who_drafts import DraftPrices, choose_sequences, split_prefill
 from specdec.core.tree import TokenTree
-
-Odds = Callable[[int, int, float], tuple[float, int]]
 
 
 class Controller:
@@ -86,10 +85,10 @@ class Controller:
         for name in known.yields:
             if name not in step.drafted:
                 return Plan([self._request_model(name, step)])
-        return self._choose_nodes(step)
+        return _choose_nodes(known, step)
 
     def odds(self, drafter: str, one: SequenceInputs) -> Odds:
-        """Function (rank, depth, probability) -> (log of the acceptance chance, cell) for ``drafter`` and a sequence.
+        """The calibrated chances of ``drafter`` on a sequence.
 
         A lookup drafter copies text, and how well that works depends on the text. Its chances over all sequences are
         multiplied by its acceptance ratio on this one.
@@ -117,7 +116,7 @@ class Controller:
             prices = DraftPrices(step.prices.token_ms, 0.0, [known.lookup_ms * count for count in range(n + 1)])
             found = choose_sequences(known.lookup_yield, sequences, wanted, [0.0] * n, [0.0] * n, prices)
             wanted = [one.first or made is not DraftDecision.OFF for one, made in zip(sequences, found, strict=True)]
-        floors = {DraftDecision.FREE: self._node_floor(step)}
+        floors = {DraftDecision.FREE: _node_floor(known, step)}
         return [
             DraftRequest(
                 name, [_lookup_decision(name, one, ok) for one, ok in zip(sequences, wanted, strict=True)], floors
@@ -139,7 +138,7 @@ class Controller:
         draft_prices = DraftPrices(token_ms, prices.row_ms, levels, costs.prefill_ms(round(costs.first_prefill)))
         decisions = choose_sequences(known.yields[name], step.sequences, eligible, covered, prefill_ms, draft_prices)
         prefill = split_prefill(decisions, pending, self._prefill_limit(costs, decisions, step), known.params)
-        floors = {DraftDecision.ON: self._node_floor(step)}
+        floors = {DraftDecision.ON: _node_floor(known, step)}
         floors |= {DraftDecision.PROBE: -math.inf, DraftDecision.FORCED: -math.inf}
         request = DraftRequest(name, decisions, floors, prefill=prefill)
         if request.proposing:
@@ -165,38 +164,6 @@ class Controller:
             return costs.rows_within(params.prefill_plain_steps * step.prices.plain_ms)
         return params.max_prefill
 
-    def _node_floor(self, step: StepInputs) -> float:
-        """Log of the lowest chance of being reached at which a node is proposed.
-
-        Every `probe_every` steps there is none, so that an estimate that fell too low is corrected.
-        """
-        known, params = self.estimates, self.estimates.params
-        if known.steps % params.probe_every == 0:
-            return -math.inf
-        price = params.proposal_price_share * known.rate(step) * step.prices.row_ms
-        return math.log(max(params.min_node_chance, price))
-
-    def _choose_nodes(self, step: StepInputs) -> Plan:
-        known, prices, works = self.estimates, step.prices, list(step.drafted.values())
-        trees = [
-            merge(
-                [TokenTree(one.pending), *(tree for work in works if (tree := work.trees[i]) is not None)],
-                known.params,
-            )
-            for i, one in enumerate(step.sequences)
-        ]
-        proposed = sum([len(tree.tokens) - 1 for tree in trees])
-        draft_ms = sum([work.ms for work in works])
-        if not proposed:
-            n = len(trees)
-            value = n / max(draft_ms + prices.decode_ms, 1e-9)
-            return Plan([], trees, [[] for _ in trees], 0, float(n), value, prices.plain_ms)
-        costs = known.verify.span(min(prices.rows, known.verify.largest), proposed, prices.context)
-        prompts_ms = max(0.0, costs[0] - prices.decode_ms)
-        choice = choose(step.sequences, trees, costs, draft_ms, known.rate(step), prompts_ms, known.params)
-        verify_ms = prices.plain_ms + costs[min(choice.budget, len(costs) - 1)] - costs[0]
-        return Plan([], trees, choice.kept, choice.candidates, choice.predicted_tokens, choice.value, verify_ms)
-
 
 def _lookup_decision(name: str, one: SequenceInputs, wanted: bool) -> DraftDecision:
     if name not in one.drafters or one.nodes <= 0:
@@ -213,3 +180,38 @@ def _covered(step: StepInputs, at: int) -> float:
             parents, scores = tree.parents, tree.scores
             best = max(best, sum([math.exp(scores[n]) for n in range(1, len(parents)) if parents[n] == 0]))
     return min(1.0, best)
+
+
+def _node_floor(known: Estimates, step: StepInputs) -> float:
+    """Log of the lowest chance of being reached at which a node is proposed.
+
+    Every `probe_every` steps there is none, so that an estimate that fell too low is corrected.
+    """
+    params = known.params
+    if known.steps % params.probe_every == 0:
+        return -math.inf
+    price = params.proposal_price_share * known.rate(step) * step.prices.row_ms
+    return math.log(max(params.min_node_chance, price))
+
+
+def _choose_nodes(known: Estimates, step: StepInputs) -> Plan:
+    """Merge all proposals, and choose the nodes to verify."""
+    prices, works = step.prices, list(step.drafted.values())
+    trees = [
+        merge(
+            [TokenTree(one.pending), *(tree for work in works if (tree := work.trees[i]) is not None)],
+            known.params,
+        )
+        for i, one in enumerate(step.sequences)
+    ]
+    proposed = sum([len(tree.tokens) - 1 for tree in trees])
+    draft_ms = sum([work.ms for work in works])
+    if not proposed:
+        n = len(trees)
+        value = n / max(draft_ms + prices.decode_ms, 1e-9)
+        return Plan([], trees, [[] for _ in trees], 0, float(n), value, prices.plain_ms)
+    costs = known.verify.span(min(prices.rows, known.verify.largest), proposed, prices.context)
+    prompts_ms = max(0.0, costs[0] - prices.decode_ms)
+    choice = choose(step.sequences, trees, costs, draft_ms, known.rate(step), prompts_ms, known.params)
+    verify_ms = prices.plain_ms + costs[min(choice.budget, len(costs) - 1)] - costs[0]
+    return Plan([], trees, choice.kept, choice.candidates, choice.predicted_tokens, choice.value, verify_ms)

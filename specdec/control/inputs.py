@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from specdec.control.estimates.costs import CostTable
 from specdec.core.tree import TokenTree
+
+Odds = Callable[[int, int, float], tuple[float, int]]
+"""(rank, depth, drafter's probability) -> (log of the chance that such a node is accepted if its parent is, cell)."""
 
 
 @dataclass(slots=True)
@@ -17,11 +20,9 @@ class Ratio:
 
     prior: float
     """Sum of expectations that the start at 1 counts for."""
-    least: float
-    """Lower bound of the ratio."""
-    most: float
-    """Upper bound of the ratio."""
-    keep: float = 0.98
+    bounds: tuple[float, float]
+    """Lower and upper bound of the ratio."""
+    retention: float
     """Weight that observations keep per new one."""
     observed: float = 0.0
     expected: float = 0.0
@@ -29,13 +30,14 @@ class Ratio:
     @property
     def value(self) -> float:
         """The ratio within its bounds."""
+        lower, upper = self.bounds
         found = (self.observed + self.prior) / (self.expected + self.prior)
-        return max(self.least, min(self.most, found))
+        return max(lower, min(upper, found))
 
     def add(self, expected: float, observed: float) -> None:
         """Add an observation."""
-        self.observed = self.keep * self.observed + observed
-        self.expected = self.keep * self.expected + expected
+        self.observed = self.retention * self.observed + observed
+        self.expected = self.retention * self.expected + expected
 
 
 @dataclass(slots=True)
@@ -48,12 +50,12 @@ class DraftRecord:
     rows: float = 0.0  # nodes verified
     idle: int = 0  # steps since its last proposal
 
-    def add(self, keep: float, tokens: float, levels: float, rows: float) -> None:
-        """Add a step; earlier ones keep the share ``keep`` of their weight."""
-        self.steps = keep * self.steps + 1.0
-        self.tokens = keep * self.tokens + tokens
-        self.levels = keep * self.levels + levels
-        self.rows = keep * self.rows + rows
+    def add(self, retention: float, tokens: float, levels: float, rows: float) -> None:
+        """Add a step; earlier ones keep the share ``retention`` of their weight."""
+        self.steps = retention * self.steps + 1.0
+        self.tokens = retention * self.tokens + tokens
+        self.levels = retention * self.levels + levels
+        self.rows = retention * self.rows + rows
 
 
 @dataclass(slots=True)

@@ -31,8 +31,7 @@ class Estimates:
     """Everything that the controller learns from steps. Only `Learner` changes it.
 
     drafters: name -> whether it is model-based. verify: cost of the target's forward. drafting: per model-based drafter
-    the cost of one level by the number of sequences drafted together. start:
-    estimates of an earlier run.
+    the cost of one level by the number of sequences drafted together. start: estimates of an earlier run.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Estimates:
         self.lookup_gain = 0.0  # tokens per sequence and step, less the price of their rows
         self.speedup = self._first_speedup()  # tokens that a plain step's time brings
         # Milliseconds of prompts in a forward over those of as many sampling rows.
-        self.prompt_cost = Ratio(prior=params.prompt_cost_prior_ms, least=0.3, most=2.0)
+        self.prompt_cost = Ratio(params.prompt_cost_prior_ms, params.prompt_cost_bounds, params.ratio_retention)
         self.steps = 0
 
     def prices(self, contexts: Sequence[float], prefill_rows: int = 0) -> StepPrices:
@@ -71,7 +70,8 @@ class Estimates:
         rows = n + prefill_rows
         decode_ms = self.verify.ms(max(n, 1), context)
         all_ms = self.verify.ms(max(rows, 1), context) if prefill_rows else decode_ms
-        row_ms = (self.verify.ms(rows + 8, context) - all_ms) / 8
+        further = self.params.row_price_rows
+        row_ms = (self.verify.ms(rows + further, context) - all_ms) / further
         # A prompt in the step makes it longer, but the time of decoding sequences keeps its value.
         plain_ms = decode_ms + self.prompt_cost.value * (all_ms - decode_ms)
         return StepPrices(plain_ms, decode_ms, row_ms, decode_ms / max(n, 1), rows, context)
@@ -107,14 +107,15 @@ class Estimates:
     def _first_speedup(self) -> Ratio:
         """The speed-up ratio, starting at that of the best draft model by its prior or earlier records."""
         best, plain_ms = 1.0, self.verify.ms(1)
-        row_ms = (self.verify.ms(9) - plain_ms) / 8
+        further = self.params.row_price_rows
+        row_ms = (self.verify.ms(1 + further) - plain_ms) / further
         for name, yields in self.yields.items():
             known, level = yields.pool(0), self.costs[name].level
             if level.known:
                 drafting = (known.levels * level.ms(1) + known.rows * row_ms) / plain_ms
                 best = max(best, (known.steps + known.tokens) / (known.steps + drafting))
         steps = self.params.speedup_prior_steps
-        return Ratio(0.0, 1.0, math.inf, self.params.speedup_retention, steps * best, steps)
+        return Ratio(0.0, (1.0, math.inf), self.params.speedup_retention, steps * best, steps)
 
 
 class Learner:
@@ -232,9 +233,9 @@ class Learner:
     def _observe_sequence_rate(self, name: str, history: SequenceHistory, trials: Sequence[tuple[int, bool]]) -> None:
         """Update a lookup drafter's acceptance ratio on one sequence."""
         if trials:
-            chance_of, keep = self._known.calibration.chance, self._known.params.sequence_rate_retention
+            chance_of, retention = self._known.calibration.chance, self._known.params.sequence_rate_retention
             # At most 1: the rates over all sequences are the more certain ones.
-            rate = history.rates.setdefault(name, Ratio(prior=1.0, least=0.0, most=1.0, keep=keep))
+            rate = history.rates.setdefault(name, Ratio(1.0, (0.0, 1.0), retention))
             rate.add(sum([chance_of(cell) for cell, _ in trials]), sum([hit for _, hit in trials]))
 
     def _observe_tree(self, name: str, tree: TokenTree, tokens: Sequence[int], trials: list[tuple[int, bool]]) -> int:

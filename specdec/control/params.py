@@ -9,18 +9,20 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ControlParams:
-    """Constants of estimates and policies. Figures in comments are from docs/log.md.
+    """Constants of estimates and policies.
 
-    "World" there means a run of the simulator in `tests/control`; 1.01 means one per cent more time per token.
+    Figures are from docs/log.md: time per token over that of the default, a mean over simulated worlds
+    (`tests/control/simulator.py`), so 1.01 means one per cent slower. A field without a figure was chosen by hand; no
+    measurement has compared it with another value.
     """
 
     # Costs of forwards (estimates/costs.py)
     max_log_surprise: float = 0.25
     """Bound on |log(measured / expected)| of one forward. A larger deviation is another process on the machine."""
-    min_cost_share: float = 0.2
-    """Lower bound of a present cost, as a share of its measured cost."""
-    context_step: int = 128
-    """Tokens. Cost curves are cached for multiples of this context length."""
+    guessed_row_share: float = 0.03  # guessed cost of a further row, as a share of the first row's
+    row_price_rows: int = 8  # rows over which the price of a further row is averaged
+    min_cost_share: float = 0.2  # lower bound of a present cost, as a share of its measured cost
+    context_step: int = 128  # tokens; cost curves are cached for multiples of this context length
     speed_retention: float = 0.998
     """Weight that a machine speed keeps per observation. The rest returns to the measured grid."""
     common_walk: float = 0.025
@@ -28,28 +30,18 @@ class ControlParams:
     with `own_walk` 0.01 attributed a slow spell to one of the two."""
     own_walk: float = 0.02
     """Standard deviation of the change per forward of each machine speed alone, as a share of measured time."""
-    timing_noise: float = 0.1
-    """Standard deviation of one forward's measured time, as a share of it."""
-    first_speed_spread: float = 0.05
-    """Standard deviation of both machine speeds right after the grid is measured."""
-    first_speed_correlation: float = 0.8
-    """Correlation of the two machine speeds right after the grid is measured."""
-    min_speed: float = -0.8
-    """Lower bound of a machine speed: a fifth of the measured time."""
-    max_speed: float = 8.0
-    """Upper bound of a machine speed: nine times the measured time."""
+    timing_noise: float = 0.1  # standard deviation of one forward's measured time, as a share of it
+    first_speed_spread: float = 0.05  # standard deviation of both machine speeds right after the grid is measured
+    first_speed_correlation: float = 0.8  # correlation of the two machine speeds right after the grid is measured
+    min_speed: float = -0.8  # lower bound of a machine speed: a fifth of the measured time
+    max_speed: float = 8.0  # upper bound of a machine speed: nine times the measured time
 
     # Acceptance rates (estimates/acceptance.py)
-    shrinkage: float = 8.0
-    """Observations that a coarser estimate counts for in a finer one."""
-    cell_memory: float = 300.0
-    """Observations. A cell with more of them is halved."""
-    min_chance: float = 1e-3
-    """Lower bound of an estimated acceptance rate: no estimate is certain."""
-    max_chance: float = 0.995
-    """Upper bound of an estimated acceptance rate."""
-    first_choice_trust: float = 0.9
-    """Factor on a drafter's own probability of its first choice, before observations."""
+    shrinkage: float = 8.0  # observations that a coarser estimate counts for in a finer one
+    cell_memory: float = 300.0  # observations; a cell with more of them is halved
+    min_chance: float = 1e-3  # lower bound of an estimated acceptance rate: no estimate is certain
+    max_chance: float = 0.995  # upper bound of an estimated acceptance rate
+    first_choice_trust: float = 0.9  # factor on a drafter's own probability of its first choice, before observations
     lookup_prior_power: float = 1.7
     """Power of a lookup drafter's own probability, before observations: earlier text predicts new text less than
     itself."""
@@ -58,38 +50,38 @@ class ControlParams:
     sequence_rate_retention: float = 0.9
     """Weight that a lookup drafter's acceptance ratio on one sequence keeps per proposal. Without that ratio,
     fill-in-the-middle after edits runs at 0.68 to 0.88 of plain decoding's speed."""
-    learned_cell_trials: float = 16.0
-    """Observations that a cell of an earlier run counts for, at most."""
+    learned_cell_trials: float = 16.0  # observations that a cell of an earlier run counts for, at most
     learned_pool_steps: float = 10.0
     """Steps that a drafter's yield of an earlier run counts for, at most. With 12 and no prior beside, outdated
     records cost 1.18 to 1.37; with 10 and `restart_prior_steps` 2 they cost 1.003 to 1.096."""
 
     # Costs and yields of drafters (estimates/drafters.py)
-    average_weight: float = 0.1
-    """Weight of one step in running averages."""
+    average_weight: float = 0.1  # weight of one step in running averages
+    ratio_retention: float = 0.98  # weight that a cost ratio keeps per observation
     prompt_cost_prior_ms: float = 200.0
     """Milliseconds of expected prompt time that the first guess of the prompt cost ratio counts for."""
+    prompt_cost_bounds: tuple[float, float] = (0.3, 2.0)
+    """Bounds of the prompt cost ratio: the time of a forward's prompt rows over that of as many sampling rows."""
     overhead_prior_ms: float = 200.0
     """Milliseconds of expected draft time that the first guess of the overhead ratio counts for."""
+    overhead_bounds: tuple[float, float] = (1.0, 100.0)
+    """Bounds of the overhead ratio: the time of a proposal over that of its levels and its long prefill."""
     prefill_prior_ms: float = 100.0
     """Milliseconds of expected draft prefill time that the first guess of its cost ratio counts for."""
+    prefill_ratio_bounds: tuple[float, float] = (0.2, 4.0)
+    """Bounds of the draft prefill ratio: the time of long prefill over that of as many rows of levels."""
     slowdown_weight: float = 0.15
     """Weight of one proposal in the slowdown of the machine at which a drafter's costs were last seen."""
-    min_slowdown: float = 0.5
-    """Lower bound of the factor by which an idle drafter's costs follow the target's slowdown."""
-    max_slowdown: float = 2.0
-    """Upper bound of that factor."""
+    min_slowdown: float = 0.5  # lower bound of the factor by which an idle drafter's costs follow the target's slowdown
+    max_slowdown: float = 2.0  # upper bound of that factor
     first_agreement: float = 0.7
     """Share of tree levels in which a drafter holds the target's choice, before observations."""
-    agreement_weight: float = 0.02
-    """Weight of one tree level in that share."""
-    min_agreement: float = 0.2
-    """Lower bound of that share where it prices a level."""
+    agreement_weight: float = 0.02  # weight of one tree level in that share
+    min_agreement: float = 0.2  # lower bound of that share where it prices a level
     short_prefill: int = 16
     """Tokens. The first level of a tree computes this many pending tokens at no extra cost; an accepted run or a pause
     leaves so many."""
-    prefill_chunk: int = 192
-    """Tokens of pending prefill computed in one draft forward."""
+    prefill_chunk: int = 192  # tokens of pending prefill computed in one draft forward
     prefill_plain_steps: float = 2.0
     """Time that draft prefill may add to a step shared with other sequences, in plain steps."""
     max_prefill: int = 512
@@ -98,66 +90,54 @@ class ControlParams:
     # Who drafts (policies/who_drafts.py)
     model_prior: tuple[float, float, float] = (1.5, 3.0, 3.0)
     """Accepted tokens, levels and verified rows per step of a model-based drafter without observations."""
-    lookup_prior: tuple[float, float, float] = (0.5, 1.0, 0.0)
-    """The same of all lookup drafters together."""
+    lookup_prior: tuple[float, float, float] = (0.5, 1.0, 0.0)  # the same of all lookup drafters together
     prior_steps: float = 4.0
     """Steps that the prior counts for. With 1, four unlucky trees turned a good drafter off for 80 steps: 1.22."""
     restart_prior_steps: float = 2.0
     """Steps that the prior counts for beside records of an earlier run: requests may have changed."""
     pool_steps: float = 8.0
     """Steps of a sequence's own records that count as much as the records of all sequences of its temperature."""
-    sequence_retention: float = 0.95
-    """Weight that a sequence's records keep per step in which the drafter proposes."""
-    pool_retention: float = 0.995
-    """The same for the records of all sequences."""
+    sequence_retention: float = 0.95  # weight that a sequence's records keep per step in which the drafter proposes
+    pool_retention: float = 0.995  # the same for the records of all sequences
     min_tokens_ahead: int = 48
     """Tokens that a sequence is expected to emit still, or as many as it has emitted: an answer may end any time."""
     future_tokens: float = 300.0
     """Tokens of later requests that benefit from knowing a drafter's yield. With 100: 0.9997."""
-    trial_steps: float = 4.0
-    """Steps that a trial takes. With 2: 1.0002."""
-    min_trial_room: int = 8
-    """Tokens left to emit below which no trial starts."""
+    trial_steps: float = 4.0  # steps that a trial takes. With 2: 1.0002
+    min_trial_room: int = 8  # tokens left to emit below which no trial starts
     probe_every: int = 16
     """Steps. At each multiple, nodes of any chance are proposed, so that a rate that fell too low is corrected."""
     drift_rate: float = 0.1
     """Divided by `probe_every`: chance per step that texts have changed so that an idle drafter pays again."""
-    min_weighed_share: float = 0.01
-    """Share of a token's time below which lookup drafters are not weighed at all."""
+    min_weighed_share: float = 0.01  # share of a token's time below which lookup drafters are not weighed at all
 
     # Value of time (controller.py)
     speedup_retention: float = 0.95
     """Weight that the observed speed-up keeps per step. Without the speed-up as price of time: 1.0075, worst 1.067."""
-    speedup_prior_steps: float = 4.0
-    """Steps that the first estimate of the speed-up counts for."""
+    speedup_prior_steps: float = 4.0  # steps that the first estimate of the speed-up counts for
 
     # How deep (policies/how_deep.py)
+    min_level_price: float = 1e-3  # chance of being reached below which a node is never expanded
     max_level_price: float = 0.95
     """Chance of being reached above which a node is always expanded, whatever a level costs."""
 
     # Which nodes (policies/which_nodes.py)
-    min_node_chance: float = 2e-3
-    """Chance of being reached below which a node is never proposed."""
+    min_node_chance: float = 2e-3  # chance of being reached below which a node is never proposed
     proposal_price_share: float = 0.5
     """Share of a row's price that a node must be worth to be proposed, since its chance is an estimate."""
     witness_independence: float = 0.5
     """Where two drafters propose a node: 0 takes the better of their chances, 1 treats them as independent. They read
     the same text."""
-    max_sibling_sum: float = 0.995
-    """Bound on the sum of siblings' chances: they exclude each other."""
+    max_sibling_sum: float = 0.995  # bound on the sum of siblings' chances: they exclude each other
     min_gain: float = 1.015
     """Ratio of goodput over plain decoding below which no node is verified: less is within the estimates' error. An
     ablation of the bound changes the mean by 0.0001."""
 
     # Prefill beside decoding (prefill_pace.py)
-    new_answer_tokens: int = 32
-    """Tokens of an answer during which `new_answer_slowdown` applies."""
-    new_answer_slowdown: float = 2.5
-    """Longest step beside an answer that has just begun, in steps without prompts."""
-    max_log_pace_surprise: float = 0.4
-    """Bound on |log(measured / expected)| of one step's forward."""
-    guess_steps: int = 4
-    """Steps whose fastest one replaces a guessed cost: the first forward also warms caches."""
+    new_answer_tokens: int = 32  # tokens of an answer during which `new_answer_slowdown` applies
+    new_answer_slowdown: float = 2.5  # longest step beside an answer that has just begun, in steps without prompts
+    max_log_pace_surprise: float = 0.4  # bound on |log(measured / expected)| of one step's forward
+    guess_steps: int = 4  # steps whose fastest one replaces a guessed cost: the first forward also warms caches
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> ControlParams:

@@ -1,4 +1,4 @@
-"""The decision trace: a step as plain values, in memory and on disk, and its replay."""
+"""The decision trace: steps as plain values, in memory and on disk, and their replay."""
 
 from __future__ import annotations
 
@@ -23,24 +23,21 @@ Nodes = list[tuple[int, int, int, float]]  # (parent, token, cell, score) of eac
 
 @dataclass(slots=True)
 class StepRecord:
-    """What a replay needs of a step, as plain values. sequences: fields of `SequenceInputs`, the history as (key,
-    bucket). contexts: their mean. decisions, work (levels, milliseconds) and trees (None: not asked): by drafter. kept:
-    per sequence the nodes verified. late: the controller learned from the recorded step before this one only after it
-    had decided this one. The rest is the outcome's."""
+    """What a replay needs of a step, as plain values."""
 
-    sequences: list[dict[str, Any]]
+    sequences: list[dict[str, Any]]  # fields of `SequenceInputs`; the history is (key, bucket)
     prefill_rows: int
-    mean_context: float
-    decisions: dict[str, list[DraftDecision]]
-    trees: dict[str, list[Nodes | None]]
-    work: dict[str, tuple[int, float]]
-    kept: list[list[int]]
-    late: bool = False
-    outcome: dict[str, Any] = field(default_factory=dict)
+    mean_context: float  # tokens
+    decisions: dict[str, list[DraftDecision]]  # by drafter, per sequence
+    trees: dict[str, list[Nodes | None]]  # by drafter, per sequence; None: it did not propose
+    work: dict[str, tuple[int, float]]  # by drafter: levels, milliseconds
+    kept: list[list[int]]  # per sequence, the nodes verified
+    late: bool = False  # this step was decided before the previous step's outcome was observed
+    outcome: dict[str, Any] = field(default_factory=dict)  # fields of `Outcome`
 
     @staticmethod
     def of(step: StepInputs, plan: Plan, late: bool = False) -> StepRecord:
-        """What was decided; the outcome is filled in by `end`."""
+        """The record of a decision; `end` adds the outcome."""
         return StepRecord(
             [_plain(one) for one in step.sequences],
             step.prefill_rows,
@@ -72,16 +69,15 @@ def _nodes(tree: TokenTree) -> Nodes:
     return list(zip(tree.parents[1:], tree.tokens[1:], tree.cells[1:], tree.scores[1:], strict=True))
 
 
-VERSION = 2
-
-
-KEPT_FILES = 3  # older ones, named FILE.1 (the newest) and so on
+VERSION = 2  # of the file format
+KEPT_FILES = 3  # previous files, named FILE.1 (the newest) to FILE.3
 
 
 class TraceWriter:
-    """Writes steps to a file that begins with what the controller was built from. Each is with the system at once, so
-    that a process that is killed loses none. What was there before, and what exceeds ``max_bytes``, is kept in older
-    files.
+    """Writes steps to a file, after a header with the controller's arguments.
+
+    Each step is flushed to the system, so a killed process loses none. The file is rotated at start and at
+    ``max_bytes``.
 
     Raises:
         ConfigError: the file can not be written.
@@ -92,27 +88,26 @@ class TraceWriter:
         try:
             self._begin(continues=False)
         except OSError as error:
-            raise ConfigError(f"engine.speculation.trace_file: can not write {path} ({error.strerror})") from None
+            raise ConfigError(f"engine.speculation.trace_file: {path} can not be written ({error.strerror})") from None
 
     def write(self, step: StepTrace) -> None:
-        """One step. Raises OSError."""
+        """Append a step. Raises OSError."""
         if self._written >= self._max_bytes:
             self._file.close()
             self._begin(continues=True)
         self._line(dataclasses.asdict(step))
 
     def close(self) -> None:
-        """Nothing can be written any more."""
+        """Close the file."""
         self._file.close()
 
     def _begin(self, *, continues: bool) -> None:
         if self._path.is_file() and self._path.stat().st_size:
             for number in range(KEPT_FILES, 0, -1):
-                younger = older_file(self._path, number - 1)
-                if younger.exists():
-                    younger.replace(older_file(self._path, number))
-        # Lives as long as the engine.
-        self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115
+                newer = previous_file(self._path, number - 1)
+                if newer.exists():
+                    newer.replace(previous_file(self._path, number))
+        self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         self._written = 0
         self._line({"specdec_trace": VERSION, "controller": self._controller, "continues": continues})
 
@@ -121,36 +116,36 @@ class TraceWriter:
         self._file.flush()
 
 
-def older_file(path: Path, number: int) -> Path:
-    """The file that holds what came before that at ``path``, so many files ago."""
+def previous_file(path: Path, number: int) -> Path:
+    """The file that ``path`` was ``number`` rotations ago."""
     return path.with_name(f"{path.name}.{number}") if number else path
 
 
 def _parts(path: Path) -> list[Path]:
-    """The files of the run that goes on at ``path``, oldest first.
+    """The files of the run whose last file is ``path``, oldest first.
 
     Raises:
-        ConfigError: the run's beginning is not there any more, or no trace.
+        ConfigError: a file is no trace, or the run's first file was deleted by rotation.
     """
     stem, _, suffix = path.name.rpartition(".")
-    first, number = path, 0
+    newest, number = path, 0
     if stem and suffix.isdecimal() and _is_trace(path.with_name(stem)):  # else the number is part of the name
-        first, number = path.with_name(stem), int(suffix)
+        newest, number = path.with_name(stem), int(suffix)
     parts = [path]
     while _header(parts[0]).get("continues"):
         number += 1
-        parts.insert(0, older_file(first, number))
+        parts.insert(0, previous_file(newest, number))
         if not parts[0].exists():
-            raise ConfigError(f"{path}: goes on from a file that is not kept any more; older files are deleted")
+            raise ConfigError(f"{path}: continues a file that was deleted; only the last {KEPT_FILES} are kept")
     return parts
 
 
 def read_trace(path: Path) -> tuple[dict[str, Any], Iterator[StepTrace]]:
-    """The controller's description and the steps, read as they are asked for; a line cut short by a crash ends them.
+    """The controller's arguments and the steps, which are read lazily. A last line cut off by a crash is skipped.
 
     Raises:
-        ConfigError: the file can not be read, or is no trace of this version; also while the steps are read, at a
-            line that is no step.
+        ConfigError: the file can not be read, or is no trace of this version; while the steps are read, also for a line
+            that is no step.
     """
     return _header(path)["controller"], _steps(path)
 
@@ -164,7 +159,7 @@ def _header(path: Path) -> dict[str, Any]:
     if not isinstance(header, dict) or header.get("specdec_trace") != VERSION:
         raise ConfigError(f"{path}: is no decision trace of version {VERSION}; write one with --trace-file")
     if not isinstance(header.get("controller"), dict):
-        raise ConfigError(f"{path}: line 1 does not say what the controller was built from; the file was altered")
+        raise ConfigError(f"{path}: line 1 has no arguments of the controller; the file was altered")
     return header
 
 
@@ -183,7 +178,7 @@ def _steps(path: Path) -> Iterator[StepTrace]:
             try:
                 values = json.loads(line)
             except ValueError:
-                # Lines are written whole, so only a crash leaves one without its end, and nothing comes after it.
+                # Only a crash leaves a line without its end, and nothing follows it.
                 if line.endswith("\n"):
                     raise ConfigError(f"{path}: line {number} is no JSON; the file was altered") from None
                 return
@@ -202,7 +197,7 @@ logger = logging.getLogger(__name__)
 
 
 class TraceLog:
-    """A bounded ring of `StepTrace`. ``keeps_replay``: whether steps should carry what a replay needs."""
+    """The last ``steps`` steps; all steps go to ``writer``. ``keeps_replay``: whether steps need a `StepRecord`."""
 
     def __init__(self, steps: int, writer: TraceWriter | None = None) -> None:
         self._ring: deque[StepTrace] = deque(maxlen=steps)
@@ -212,11 +207,11 @@ class TraceLog:
         self.count = 0
 
     def add(self, step: StepTrace) -> None:
-        """The newest step."""
+        """Append a step."""
         self.count += 1
         if self._writer is not None:
             self._write(self._writer, step)
-            step.replay = {}  # on disk now; the ring stays small
+            step.replay = {}  # only the file keeps it, to bound memory
         self._ring.append(step)
 
     def _write(self, writer: TraceWriter, step: StepTrace) -> None:
@@ -228,33 +223,33 @@ class TraceLog:
             self._writer, self.keeps_replay = None, False
 
     def last(self, limit: int) -> list[StepTrace]:
-        """The newest ``limit`` steps, oldest first."""
+        """The last ``limit`` steps, oldest first."""
         steps = list(self._ring)
         return steps[-limit:] if limit > 0 else []
 
     def close(self) -> None:
-        """Finish the file."""
+        """Close the file."""
         writer, self._writer, self.keeps_replay = self._writer, None, False
         if writer is not None:
             try:
                 writer.close()
             except OSError as error:
-                logger.error("the end of the trace file could not be written (%s)", error)
+                logger.error("the trace file could not be completed (%s)", error)
 
 
 @dataclass(slots=True)
 class ReplayReport:
-    """How many steps were decided again, and every decision that came out otherwise."""
+    """The result of a replay."""
 
-    steps: int = 0
-    differences: list[str] = field(default_factory=list)
+    steps: int = 0  # decided again
+    differences: list[str] = field(default_factory=list)  # one line per decision that differs
 
 
 def replay_file(path: Path) -> ReplayReport:
-    """Decide every step of the run whose trace ends at ``path`` again.
+    """Repeat the decisions of the run whose last trace file is ``path``.
 
     Raises:
-        ConfigError: it is no trace, or one without the values a replay needs.
+        ConfigError: the file is no trace, or lacks the values that a replay needs.
     """
     parts = _parts(path)
     report = ReplayReport()
@@ -266,20 +261,20 @@ def replay_file(path: Path) -> ReplayReport:
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
         raise ConfigError(f"{path}: is damaged, or was written by another version ({error!r})") from None
     if not report.steps:
-        raise ConfigError(f"{path}: holds nothing to replay; record requests in mode AUTO with --trace-file")
+        raise ConfigError(f"{path}: has no step to replay; record requests in mode AUTO with --trace-file")
     return report
 
 
 class _Replay:
-    """Lets ``controller`` decide recorded steps again, and teaches it what came of them in the recorded order."""
+    """Repeats recorded decisions with ``controller``, which observes the recorded outcomes in the recorded order."""
 
     def __init__(self, controller: Controller, report: ReplayReport) -> None:
         self._controller, self._report = controller, report
         self._histories: dict[int, SequenceHistory] = {}
-        self._unobserved: tuple[StepInputs, Plan, Outcome] | None = None  # a step decided and not yet learned from
+        self._unobserved: tuple[StepInputs, Plan, Outcome] | None = None  # the last step
 
     def step(self, record: StepRecord, number: int) -> None:
-        """Decide a step again; what comes out otherwise than recorded is noted, and what was recorded goes on."""
+        """Repeat a step's decision and report differences; the recorded proposals are used in any case."""
         self._report.steps += 1
         if not record.late:
             self._observe()
@@ -319,7 +314,7 @@ class _Replay:
 
 
 def _tree(drafter: str, pending: int, nodes: Nodes) -> TokenTree:
-    """The tree as proposed."""
+    """The proposed tree."""
     tree = TokenTree(pending)
     for parent, token, cell, score in nodes:
         tree.add(parent, token, score, drafter, cell)

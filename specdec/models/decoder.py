@@ -273,5 +273,4 @@ class Decoder:
         """Does nothing: there is no other process."""
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """See `HostDecoder`."""
         self.backend.move_kv(self.pool.tensors, source, target)

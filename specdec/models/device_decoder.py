@@ -254,33 +254,36 @@ class DeviceDecoder:
             self.network.logits(step)
 
 
-PROMPT = 1300  # tokens of the self-test's prompt: more than a coarse plan's block of 1,024
-FIRST = 1030  # tokens of its first step, so that the rest reads a whole block as pages
-PIECE = 24  # tokens of a step when the prompt runs in pieces: other tiles, and segments that end anywhere
-PARENTS = (-1, 0, 1, 1, 0, 4, 5)  # the tree above the prompt
-EVERY = 32  # rows of the prompt for each one whose logits are compared
+# The self-test
+PROMPT_TOKENS = 1300  # more than a coarse plan's block of 1,024 tokens
+FIRST_STEP_TOKENS = 1030  # of the prompt, so that the rest attends to a whole block of pages
+PIECE_TOKENS = 24  # of a step when the prompt runs in pieces, for other tiles and segment ends
+TREE_PARENTS = (-1, 0, 1, 1, 0, 4, 5)  # of the tree after the prompt
+COMPARED_ROWS = 32  # the logits of one in so many rows of the prompt are compared
 
 
-def device_self_test(decoder: DeviceDecoder, prompt: int = PROMPT) -> NumericMode:
+def device_self_test(decoder: DeviceDecoder, prompt: int = PROMPT_TOKENS) -> NumericMode:
     """Test that rows do not depend on their batch: "bitwise" if no bit of logits, keys or values differs.
 
-    A prompt in the largest steps and a tree above it, planned coarsely, are compared with the prompt in pieces and
-    each node's path one row at a time, planned finely. ``prompt``: its tokens, cut to what the pool and the decoder
-    hold twice. Writes to the pool's pages, which must not be in use. Takes about 80 forwards.
+    A prompt in the largest steps and a tree after it, planned coarsely, are compared with the prompt in pieces and each
+    node's path one row at a time, planned finely. Writes to the pool's pages, which must be unused. Takes about 80
+    forwards.
+
+    prompt: its tokens, limited to what the pool and the decoder hold twice.
     """
     half = max(decoder.pool.pages // 2, 1)
-    prompt = max(1, min(prompt, min(decoder.max_positions, half * PAGE_SIZE) - len(PARENTS)))
+    prompt = max(1, min(prompt, min(decoder.max_positions, half * PAGE_SIZE) - len(TREE_PARENTS)))
     generator = torch.Generator().manual_seed(7)
-    tokens = torch.randint(0, decoder.config.vocab_size, (prompt + len(PARENTS),), generator=generator).tolist()
+    tokens = torch.randint(0, decoder.config.vocab_size, (prompt + len(TREE_PARENTS),), generator=generator).tolist()
     pages = -(-len(tokens) // PAGE_SIZE)
     # The second pages are in falling order, so that page ids are tested too.
     here, there = list(range(pages)), list(reversed(range(decoder.pool.pages - pages, decoder.pool.pages)))
     try:
         decoder.plan_coarsely(True)
-        at_once = _prompt(decoder, tokens[:prompt], min(FIRST, decoder.max_rows), decoder.max_rows, here)
-        nodes = _rows(decoder, BatchEntry(tokens[prompt:], PARENTS, prompt, here), range(len(PARENTS)))
+        at_once = _prompt(decoder, tokens[:prompt], min(FIRST_STEP_TOKENS, decoder.max_rows), decoder.max_rows, here)
+        nodes = _rows(decoder, BatchEntry(tokens[prompt:], TREE_PARENTS, prompt, here), range(len(TREE_PARENTS)))
         decoder.plan_coarsely(False)
-        in_pieces = _prompt(decoder, tokens[:prompt], 1, PIECE, there)
+        in_pieces = _prompt(decoder, tokens[:prompt], 1, PIECE_TOKENS, there)
         alike = here == there or _same_cache(decoder, here, there, prompt)
         paths = _paths(decoder, tokens[prompt:], prompt, there)
     finally:
@@ -291,7 +294,7 @@ def device_self_test(decoder: DeviceDecoder, prompt: int = PROMPT) -> NumericMod
 
 def _prompt(decoder: DeviceDecoder, tokens: list[int], first: int, size: int, pages: list[int]) -> list[Tensor]:
     """Logits of some of a prompt's rows, which do not depend on how it is cut."""
-    every = max(EVERY, -(-min(FIRST, decoder.max_rows) // decoder.max_logit_rows))
+    every = max(COMPARED_ROWS, -(-min(FIRST_STEP_TOKENS, decoder.max_rows) // decoder.max_logit_rows))
     done, found = 0, []
     while done < len(tokens):
         chunk = tokens[done : done + min(size if done else first, decoder.max_rows)]
@@ -305,8 +308,8 @@ def _paths(decoder: DeviceDecoder, tokens: list[int], prompt: int, pages: list[i
     found = []
     for node in range(len(tokens)):
         path = [node]
-        while PARENTS[path[0]] >= 0:
-            path.insert(0, PARENTS[path[0]])
+        while TREE_PARENTS[path[0]] >= 0:
+            path.insert(0, TREE_PARENTS[path[0]])
         for depth, at in enumerate(path):
             (row,) = _rows(decoder, BatchEntry([tokens[at]], [-1], prompt + depth, pages), [0])
         found.append(row)

@@ -98,11 +98,9 @@ class DenseLinear(DeviceLinear):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights one pass reads."""
         return self.weight.numel() * self.weight.element_size()
 
     def plain(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
-        """out = x W^T + bias + residual."""
         linear(x, self.weight, out, workspace=self._scratch.workspace, bias=self._bias, residual=residual)
 
 
@@ -116,19 +114,15 @@ class Fp8Linear(DeviceLinear):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights one pass reads."""
         return self._weight.numel() + 4 * self._scale.numel()
 
     def normed(self, x: Tensor, norm: Tensor, eps: float, out: Tensor) -> None:
-        """The layer of rms(x) * norm; x [rows, k]."""
         self._run(x, "rms", out, None, norm, eps)
 
     def gated(self, gate_up: Tensor, gate: Gate, out: Tensor, residual: Tensor | None) -> None:
-        """The layer of gate(g) * u; gate_up [rows, 2k] = [g | u]."""
         self._run(gate_up, gate, out, residual)
 
     def plain(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
-        """out = x W^T + bias + residual."""
         self._run(x, "none", out, residual)
 
     def _run(
@@ -152,11 +146,9 @@ class Int4Linear(DeviceLinear):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights one pass reads."""
         return self._weight.nbytes
 
     def plain(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
-        """out = x W^T + bias + residual."""
         linear_int4(x, self._weight, out, workspace=self._scratch.workspace, bias=self._bias, residual=residual)
 
 

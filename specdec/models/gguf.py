@@ -360,28 +360,23 @@ class GGUFSource:
             }
 
     def has(self, role: str) -> bool:
-        """Whether the file holds ``role``."""
         return self._tensor_name(role) in self._file.tensors
 
     def shape(self, role: str) -> tuple[int, ...]:
-        """Shape of ``role``."""
         name = self._tensor_name(role)
         if name not in self._file.tensors:
             raise ModelError(f"{self._file.path}: tensor {name} is missing; the file is incomplete, fetch it again")
         return self._file.tensors[name].shape
 
     def rows(self, role: str, low: int, high: int) -> Tensor:
-        """Rows [low, high) of matrix ``role``, float32."""
         return _tensor(self._file.rows(self._tensor_name(role), self._index(role, low, high)))
 
     def stored_blocks(self, role: str) -> StoredBlocks | None:
-        """The block format of matrix ``role``; None where it has none, or is missing."""
         tensor = self._file.tensors.get(self._tensor_name(role))
         kind = None if tensor is None else _BLOCK_KINDS.get(tensor.type)
         return None if kind is None else StoredBlocks(kind)
 
     def blocks(self, role: str, low: int, high: int) -> Tensor:
-        """Rows [low, high) of matrix ``role`` as they are stored, uint8 [high - low, bytes of a row]."""
         return _tensor(self._file.raw_rows(self._tensor_name(role), self._index(role, low, high)))
 
     def _index(self, role: str, low: int, high: int) -> np.ndarray | slice:
@@ -389,7 +384,6 @@ class GGUFSource:
         return slice(low, high) if order is None else order[low:high]
 
     def vector(self, role: str) -> Tensor:
-        """Vector ``role``, float32."""
         values = _tensor(self._file.rows(self._tensor_name(role), slice(None))).reshape(-1)
         order = self._order.get(role.removesuffix(".bias").rpartition(".")[2]) if role.endswith(".bias") else None
         return values if order is None else values[_tensor(order)]
@@ -404,8 +398,10 @@ class GGUFSource:
 
 
 def half_split_order(heads: int, head_dim: int) -> np.ndarray:
-    """Where in the file each row of a half-split q or k lies: row j of a head's first half is stored at 2j, of its
-    second half at 2j + 1. int64 [heads * head_dim]."""
+    """The row in the file of each row of a half-split q or k, int64 [heads * head_dim].
+
+    Row j of a head's first half is stored at 2j, of its second half at 2j + 1.
+    """
     half = head_dim // 2
     within = np.concatenate([np.arange(half) * 2, np.arange(half) * 2 + 1])
     return (np.arange(heads)[:, None] * head_dim + within[None]).reshape(-1)

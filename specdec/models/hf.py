@@ -377,15 +377,12 @@ class HFSource:
         )
 
     def has(self, role: str) -> bool:
-        """Whether the checkpoint holds ``role``."""
         return self._tensor_name(role) in self._where
 
     def shape(self, role: str) -> tuple[int, ...]:
-        """Shape of ``role``."""
         return tuple(self._slice(self._tensor_name(role)).get_shape())
 
     def rows(self, role: str, low: int, high: int) -> Tensor:
-        """Rows [low, high) of matrix ``role``, float32."""
         name = self._tensor_name(role)
         with readable(self._folder, name):
             return self._slice(name)[low:high].float().contiguous()

@@ -153,7 +153,7 @@ _LEVELS_AND_ZEROS = ("u4_32", "u4_64", "u4_128")  # blocks that a source builds 
 
 
 def _jobs(read: _Reader, dtype: WeightDtype, buffer: WeightsBuffer) -> list[tuple[int, Callable[[], None]]]:
-    """What packs the model slice by slice: the number of values, and the work on them."""
+    """The work of packing, slice by slice: (number of values, function)."""
     source = read.source
     jobs: list[tuple[int, Callable[[], None]]] = []
     for piece in linear_pieces(source, dtype):

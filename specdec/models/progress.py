@@ -1,4 +1,4 @@
-"""How long work reports itself: a plain callable, so that a terminal, a log or a test can listen."""
+"""The callable by which long work reports its progress to a terminal, a log or a test."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ Progress = Callable[[str, int, int], None]
 
 
 def silent(label: str, done: int, total: int) -> None:
-    """A listener that shows nothing."""
+    """Ignores progress."""

@@ -1,5 +1,4 @@
-"""GPTQ, AWQ and compressed-tensors folders as a tensor source: dequantised slice by slice, as blocks for the CPU's
-kernels, or as levels, zero points and scales."""
+"""Reads GPTQ, AWQ and compressed-tensors folders: as floats, as blocks for the CPU's kernels, or as levels."""
 
 from __future__ import annotations
 
@@ -38,16 +37,12 @@ def unpack_awq_columns(words: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """w[i, j] = (levels[i, j] - zeros[i, g]) * scales[i, g] with g = groups[j].
+    """w[i, j] = (levels[i, j] - zeros[i, g]) * scales[i, g] with g = groups[j]."""
 
-    levels: uint8 [out, in]. zeros: int16 [out, groups]. scales: floating-point [out, groups], as stored. groups: int64
-    [in], the group of each input channel.
-    """
-
-    levels: Tensor
-    zeros: Tensor
-    scales: Tensor
-    groups: Tensor
+    levels: Tensor  # uint8 [out, in]
+    zeros: Tensor  # int16 [out, groups]
+    scales: Tensor  # floating-point [out, groups], as stored
+    groups: Tensor  # int64 [in], the group of each input channel
 
     def dequantised(self) -> Tensor:
         """The matrix, float32 [out, in]."""
@@ -56,7 +51,7 @@ class QuantizedMatrix:
 
 
 def group_order(groups: Tensor, size: int) -> Tensor | None:
-    """The input channels in the order of their ``groups`` [in], int64 [in]; None if they stand so.
+    """The input channels in the order of their ``groups`` [in], int64 [in]; None if they are in order.
 
     Raises:
         ValueError: the groups do not have ``size`` channels each.
@@ -72,7 +67,7 @@ def group_order(groups: Tensor, size: int) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What the tensors of a quantised matrix are called."""
+    """Name endings of the tensors of a quantised matrix."""
 
     levels: str
     zeros: str
@@ -89,8 +84,9 @@ _PARTS: dict[QuantMethod, _Parts] = {
 
 
 class QuantizedSource:
-    """A `BlockSource` over a folder some of whose matrices are stored as words of several levels, zero points, scales
-    and perhaps the group of each input channel (act-order); the others are as in any folder.
+    """A `BlockSource` over a folder whose quantised matrices are words of several levels, zero points and scales.
+
+    Some also have the group of each input channel (act-order). Other matrices are as in any folder.
 
     AWQ ("gemm"): qweight int32 [in, out / 8], qzeros int32 [groups, out / 8], scales [groups, out].
     GPTQ: qweight int32 [in * bits / 32, out], qzeros int32 [groups, out * bits / 32], scales [groups, out], g_idx int32
@@ -111,7 +107,6 @@ class QuantizedSource:
         return self._inner.holds(self._tensor(role, self._parts.levels))
 
     def has(self, role: str) -> bool:
-        """Whether the checkpoint holds ``role``."""
         return self._inner.has(role) or self.is_quantized(role)
 
     def shape(self, role: str) -> tuple[int, ...]:
@@ -135,13 +130,11 @@ class QuantizedSource:
         return outputs, inputs
 
     def rows(self, role: str, low: int, high: int) -> Tensor:
-        """Rows [low, high) of matrix ``role``, float32."""
         if not self.is_quantized(role):
             return self._inner.rows(role, low, high)
         return self.matrix(role, low, high).dequantised()
 
     def vector(self, role: str) -> Tensor:
-        """Vector ``role``, float32."""
         return self._inner.vector(role)
 
     def matrix(self, role: str, low: int, high: int) -> QuantizedMatrix:
@@ -165,7 +158,6 @@ class QuantizedSource:
         return self._stored[role]
 
     def blocks(self, role: str, low: int, high: int) -> Tensor:
-        """Rows [low, high) of matrix ``role`` in its block format, uint8 [high - low, bytes of a row]."""
         form = self.stored_blocks(role)
         assert form is not None, role
         matrix, layout = self.matrix(role, low, high), FORMATS[form.kind]

@@ -148,11 +148,9 @@ class RandomSource:
         self._shapes = _shapes(config)
 
     def has(self, role: str) -> bool:
-        """Whether a model of this shape has ``role``."""
         return role in self._shapes
 
     def shape(self, role: str) -> tuple[int, ...]:
-        """Shape of ``role``."""
         if role not in self._shapes:
             raise ModelError(f"{self.name}: a model of this shape has no tensor {role}")
         return self._shapes[role]
@@ -248,7 +246,6 @@ class RandomCheckpoint:
         return hashlib.sha256(f"random {_RECIPE} {self._seed} {self._config}".encode()).hexdigest()
 
     def open(self) -> RandomSource:
-        """The tensors."""
         return RandomSource(self.name, self._config, self._seed)
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:

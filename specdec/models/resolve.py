@@ -68,7 +68,6 @@ class GGUFCheckpoint:
         return self._sha256 or fingerprint_files([self.path])
 
     def open(self) -> GGUFSource:
-        """The tensors."""
         return GGUFSource(self._file)
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:

@@ -21,7 +21,7 @@ from specdec.models.tool_forms import ToolForm, tool_form, without_tools
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """What a ``tokenizer.json`` does not say."""
+    """Settings that a ``tokenizer.json`` does not hold."""
 
     bos_id: int | None = None
     add_bos: bool = False  # whether prompts begin with ``bos_id``

@@ -73,11 +73,9 @@ class CutCheckpoint:
         return hashlib.sha256(self._checkpoint.fingerprint().encode() + self._ids.tobytes()).hexdigest()
 
     def open(self) -> CutSource:
-        """The tensors; raises ModelError."""
         return CutSource(self._checkpoint.open(), self._ids)
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
-        """The checkpoint's."""
         return self._checkpoint.tokenizer(cache_dir, config, like)
 
 
@@ -95,25 +93,20 @@ class CutSource:
         return role == "lm_head" or self._inner.has(role)
 
     def shape(self, role: str) -> tuple[int, ...]:
-        """Shape of ``role``."""
         if role == "lm_head":
             return len(self.output_ids), self._inner.shape(self._table)[1]
         return self._inner.shape(role)
 
     def rows(self, role: str, low: int, high: int) -> Tensor:
-        """Rows [low, high) of matrix ``role``, float32."""
         return self._rows(self._inner.rows, role, low, high)
 
     def vector(self, role: str) -> Tensor:
-        """Vector ``role``, float32."""
         return self._inner.vector(role)
 
     def stored_blocks(self, role: str) -> StoredBlocks | None:
-        """The block format of matrix ``role``; None where it has none."""
         return stored_blocks(self._inner, self._table if role == "lm_head" else role)
 
     def blocks(self, role: str, low: int, high: int) -> Tensor:
-        """Rows [low, high) of matrix ``role`` as they are stored."""
         assert isinstance(self._inner, BlockSource), role
         return self._rows(self._inner.blocks, role, low, high)
 

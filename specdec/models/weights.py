@@ -106,17 +106,16 @@ def norm_plans(config: ModelConfig) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class LinearPiece:
-    """Neighbouring parts of a fused linear layer that are packed as one matrix of ``kind``: most often all of them.
-    ``order``: see `PackedLinear`; the same for all of them."""
+    """Neighbouring parts of a fused linear layer that are packed as one matrix; usually all parts."""
 
-    plan: LinearPlan
-    place: int
+    plan: LinearPlan  # of these parts
+    place: int  # index among the layer's pieces
     kind: WeightKind
-    order: Tensor | None = None
+    order: Tensor | None = None  # see `PackedLinear`
 
     @property
     def name(self) -> str:
-        """What its arrays are called; `WeightsBuffer` reads the piece from it."""
+        """Prefix of its arrays' names, which `WeightsBuffer` parses."""
         return f"{self.plan.name}/{self.place}/{self.plan.rows}/{self.kind}"
 
 
@@ -124,8 +123,10 @@ FOUR_BITS = ("q4_0", "q4_1", "q4_k", "u4_32", "u4_64", "u4_128")
 
 
 def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]:
-    """How every linear layer of a model is packed, in the order a forward reads them. An embedding in blocks comes
-    last, unless it is the output table too."""
+    """How every linear layer of a model is packed, in the order a forward reads them.
+
+    An embedding in blocks comes last, unless it is the output table too.
+    """
     pieces: list[LinearPiece] = []
     for plan in linear_plans(source.config, source.config.tie_embeddings):
         first = len(pieces)
@@ -158,7 +159,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 def _linear_kind(source: TensorSource, name: str, role: str, dtype: WeightDtype) -> WeightKind:
     """How ``role``, a part of the layer ``name``, is packed in a model of ``dtype``.
 
-    int4: in blocks of four bits, as the file has it or rounded to Q4_0; the output table keeps eight.
+    int4 means blocks of four bits, stored ones or rounded to Q4_0; the output table keeps eight bits.
     """
     found = stored_blocks(source, role)
     stored = None if found is None else found.kind
@@ -174,7 +175,7 @@ def _linear_kind(source: TensorSource, name: str, role: str, dtype: WeightDtype)
 
 
 def has_bias(plan: LinearPlan, source: TensorSource) -> bool:
-    """Whether any part of the linear layer carries a bias (the others' is zero then)."""
+    """Whether any part of the linear layer has a bias; that of the other parts is then zero."""
     return any(source.has(role + ".bias") for role, _ in plan.parts)
 
 
@@ -264,19 +265,19 @@ class LayerWeights(Generic[L]):
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights(Generic[L]):
-    """All weights of a model. ``embed``: [vocab, hidden]; ``lm_head`` has the same values where the two are tied.
+    """All weights of a model.
 
-    On a CPU norms are float32, ``embed`` has the file's own blocks where layers have (and is ``lm_head`` where the two
-    are tied), is float32 for fp32 and else float16, and ``lm_head`` is always a packed matrix, in which ``output_ids``
-    (int32, rising) names the token of each row where some are left out. On a GPU norms, ``embed`` and ``lm_head``,
-    which is the same memory where they are tied, are in the type of the rows.
+    On a CPU norms are float32. On a GPU norms, ``embed`` and ``lm_head`` have the type of the rows.
     """
 
     embed: Embedding
+    """[vocab, hidden]. On a CPU the file's blocks, float32 for fp32, else float16. On a GPU it shares ``lm_head``'s
+    memory if the two are tied."""
     layers: list[LayerWeights[L]]
     final_norm: Tensor
     lm_head: L
     output_ids: Tensor | None = None
+    """int32, increasing: the token of each row of an output table that was cut."""
 
     @property
     def nbytes(self) -> int:
@@ -316,7 +317,7 @@ class WeightsBuffer:
     """Private anonymous memory, on huge pages where the system grants them, with a tensor view per array.
 
     Kernels stream the weights once per step: with 4 KiB pages a good part of that time is page-table walks.
-    The views keep the memory alive; it is given back when the last of them is gone.
+    The views keep the memory alive; it is released with the last of them.
     """
 
     def __init__(self, layout: list[ArraySpec]) -> None:

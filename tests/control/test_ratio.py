@@ -13,7 +13,7 @@ pairs = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), max_size=60)
 
 @given(pairs)
 def test_it_stays_within_its_bounds(seen: list[tuple[float, float]]) -> None:
-    ratio = Ratio(5.0, 0.25, 1.7)
+    ratio = Ratio(5.0, (0.25, 1.7), 0.98)
     assert ratio.value == 1.0
     for expected, observed in seen:
         ratio.add(expected, observed)
@@ -22,7 +22,7 @@ def test_it_stays_within_its_bounds(seen: list[tuple[float, float]]) -> None:
 
 @pytest.mark.parametrize("truth", [0.5, 1.0, 1.4])
 def test_it_finds_the_truth_and_follows_a_change(truth: float) -> None:
-    ratio = Ratio(5.0, 0.25, 1.7)
+    ratio = Ratio(5.0, (0.25, 1.7), 0.98)
     for _ in range(400):
         ratio.add(1.0, truth)
     assert ratio.value == pytest.approx(truth, abs=0.06)

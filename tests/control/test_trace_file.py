@@ -139,7 +139,7 @@ def test_without_ring_and_file_nothing_is_to_be_traced() -> None:
 
 
 def test_bug_a_full_disk_ends_the_trace_and_nothing_else(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="trace_file: can not write /dev/full"):
+    with pytest.raises(ConfigError, match="trace_file: /dev/full can not be written"):
         TraceWriter(Path("/dev/full"), {})
     writer = TraceWriter(tmp_path / "t.jsonl", {})
     writer._file.close()

@@ -34,16 +34,16 @@ class MachineSpeed:
 
         first, more: milliseconds of its first row and of its other rows on the grid.
         """
-        params, keep = self._params, self._params.speed_retention
+        params, retention = self._params, self._params.speed_retention
         a, b = first / expected, more / expected
         walk = params.common_walk**2 + params.own_walk**2
-        var_reading = keep * keep * self._var_reading + walk
-        var_rows = keep * keep * self._var_rows + walk
-        covariance = keep * keep * self._covariance + params.common_walk**2
+        var_reading = retention**2 * self._var_reading + walk
+        var_rows = retention**2 * self._var_rows + walk
+        covariance = retention**2 * self._covariance + params.common_walk**2
         reading, rows = a * var_reading + b * covariance, a * covariance + b * var_rows
         total = a * reading + b * rows + params.timing_noise**2
-        self.reading = self._bounded(keep * self.reading + reading / total * surprise)
-        self.rows = self._bounded(keep * self.rows + rows / total * surprise)
+        self.reading = self._bounded(retention * self.reading + reading / total * surprise)
+        self.rows = self._bounded(retention * self.rows + rows / total * surprise)
         self._var_reading = var_reading - reading * reading / total
         self._var_rows = var_rows - rows * rows / total
         self._covariance = covariance - reading * rows / total
@@ -94,9 +94,10 @@ class CostTable:
 
     @staticmethod
     def guess(max_rows: int, first_ms: float = 10.0) -> CostTable:
-        """A guess for an unmeasured machine: each row adds 3 % to a forward. Observations correct it."""
+        """A guess for an unmeasured machine. Observations correct it."""
         rows = sorted({1, 2, 4, 8, 16, 32, 64, 128, 256, max_rows} & set(range(1, max_rows + 1)))
-        return CostTable(rows, [0], [[first_ms * (1 + 0.03 * (r - 1)) for r in rows]], measured=False)
+        share = DEFAULT_PARAMS.guessed_row_share
+        return CostTable(rows, [0], [[first_ms * (1 + share * (r - 1)) for r in rows]], measured=False)
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], params: ControlParams = DEFAULT_PARAMS) -> CostTable:

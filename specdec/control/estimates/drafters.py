@@ -80,9 +80,9 @@ class DraftCosts:
     ) -> None:
         self.level, self._params = level, params
         # Time of a proposal over that of its levels and long prefills: sampling, merging, short prefills.
-        self._overhead = Ratio(prior=params.overhead_prior_ms, least=1.0, most=100.0)
+        self._overhead = Ratio(params.overhead_prior_ms, params.overhead_bounds, params.ratio_retention)
         # Time of long prefills over that of as many rows of levels.
-        self._prefill_ratio = Ratio(prior=params.prefill_prior_ms, least=0.2, most=4.0)
+        self._prefill_ratio = Ratio(params.prefill_prior_ms, params.prefill_ratio_bounds, params.ratio_retention)
         self._slowdown = 1.0  # of the target's forwards, at the last proposals
         self.first_prefill = 0.0  # mean tokens of pending prefill at a sequence's first proposal
         self.agreement = params.first_agreement if agreement is None else agreement

@@ -19,7 +19,7 @@ from verify_kernels.cpu.shared_ranks import SharedRanks
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
 from verify_kernels.packed_weights import HostLinear
 
-HEAD_WORDS = 5  # int32 at the front of a command: how long its parts are
+HEAD_WORDS = 5  # int32 words before a command's parts, with their lengths
 
 
 @dataclass(slots=True)
