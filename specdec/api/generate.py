@@ -1,4 +1,4 @@
-"""Generates the gRPC stubs beside their .proto files: ``python -m specdec.api.generate`` (needs the `dev` extra)."""
+"""Generate the gRPC stubs next to their .proto files: ``python -m specdec.api.generate`` (needs the `dev` extra)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ PROTOS = "specdec/api/v1"
 
 
 def generate(out: Path) -> None:
-    """Write the stubs of every .proto file below folder ``out``.
+    """Write the stubs of every .proto file to folder ``out``.
 
     Raises:
-        RuntimeError: protoc refused a file; it has said why on standard error.
+        RuntimeError: protoc refused a file; standard error says why.
     """
     from grpc_tools import protoc
 

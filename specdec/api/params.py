@@ -1,4 +1,4 @@
-"""The options of a request as gRPC messages and back, by the paths that `specdec.core.types` gives its parameters."""
+"""A request's options as gRPC messages and back, by the paths of the parameters in `specdec.core.types`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ Values = dict[str, Any]
 
 
 def read_values(record: Any, message: Message, violations: ViolationCollector, prefix: str = "") -> Values:
-    """What ``message`` says of the parameters of ``record``, by their names; those that it leaves out are not in it.
-    An enum's value that is not known here is told to ``violations``, the field's name after ``prefix``."""
+    """Return the parameters of ``record`` that ``message`` sets, by name.
+
+    Adds unknown values of enums to ``violations``, with ``prefix`` before the field's name.
+    """
     found: Values = {}
     readers = _readers(record, message.DESCRIPTOR)
     for field, value in message.ListFields():
@@ -37,12 +39,12 @@ def read_values(record: Any, message: Message, violations: ViolationCollector, p
 
 
 def read_params(record: type[Record], message: Message, violations: ViolationCollector, prefix: str = "") -> Record:
-    """``message`` as a ``record``; what it leaves out is as there by default. Problems: as in `read_values`."""
+    """Return ``message`` as a ``record``, with its defaults. Problems: as in `read_values`."""
     return record(**read_values(record, message, violations, prefix))
 
 
 def fill_params(message: AnyMessage, record: Any) -> AnyMessage:
-    """``message`` with every parameter of ``record`` that it has a place for and that is not None."""
+    """Set in ``message`` every parameter of ``record`` that it has a field for and that is not None."""
     kind: Any = type(record)
     for name, write in _writers(kind, message.DESCRIPTOR).items():
         value = getattr(record, name)
@@ -52,7 +54,7 @@ def fill_params(message: AnyMessage, record: Any) -> AnyMessage:
 
 
 def fill_values(message: AnyMessage, record: Any, values: Mapping[str, Any]) -> AnyMessage:
-    """The same for the parameters of ``record`` that ``values`` has by name."""
+    """As `fill_params`, from ``values`` by parameter name."""
     for name, write in _writers(record, message.DESCRIPTOR).items():
         if values.get(name) is not None:
             write(message, values[name])
@@ -60,12 +62,12 @@ def fill_values(message: AnyMessage, record: Any, values: Mapping[str, Any]) -> 
 
 
 class _UnknownValueError(ValueError):
-    """An enum's value that is not known here."""
+    """An unknown value of an enum."""
 
 
 @cache
 def _writers(record: Any, descriptor: Descriptor) -> dict[str, Callable[[Any, Any], None]]:
-    """What puts the parameters, by name, into a message; those without a place there are left out."""
+    """Return the setters of a message's fields, by parameter name."""
     return {
         each.name: _writer(each, descriptor)
         for each in params_of(record)
@@ -93,7 +95,7 @@ def _writer(each: Param, descriptor: Descriptor) -> Callable[[Any, Any], None]:
 
 
 def _write_inner(message: Any, write: Callable[[Any, Any], None], value: Any, default: Any) -> None:
-    """A message around a parameter may mean something by being there, so a default is not written."""
+    """Set a field of an inner message. A default is not set, since the message's presence may have a meaning."""
     if value != default:
         message.SetInParent()
         write(message, value)
@@ -101,7 +103,7 @@ def _write_inner(message: Any, write: Callable[[Any, Any], None], value: Any, de
 
 @cache
 def _readers(record: Any, descriptor: Descriptor) -> dict[str, Callable[[Any], Values]]:
-    """What the fields of a message, by name, say of parameters."""
+    """Return the readers of a message's fields, by field name."""
     found: dict[str, Callable[[Any], Values]] = {}
     inner: dict[str, list[Param]] = {}
     for each in params_of(record):
@@ -130,7 +132,7 @@ def _reader(each: Param, field: FieldDescriptor) -> Callable[[Any], Values]:
 
 
 def _inner_reader(params: list[Param], descriptor: Descriptor | None) -> Callable[[Any], Values]:
-    """A field without presence says something as soon as the message around it is there."""
+    """Return a reader of an inner message. Its fields without presence count as set."""
     assert descriptor is not None
     paths = [(each.name, each.path.partition(".")[2]) for each in params]
     leaves = [(name, leaf, descriptor.fields_by_name[leaf].has_presence) for name, leaf in paths]
@@ -155,7 +157,6 @@ def _enum_value(each: Param, field: FieldDescriptor, number: int) -> Values:
 
 
 def grammar_message(grammar: GrammarParams) -> options.GrammarOptions:
-    """``grammar`` as a client sends it."""
     if grammar.kind == GrammarKind.JSON_OBJECT:
         return options.GrammarOptions(json_object=True)
     if grammar.kind == GrammarKind.CHOICE:
@@ -166,7 +167,7 @@ def grammar_message(grammar: GrammarParams) -> options.GrammarOptions:
 
 
 def read_grammar(message: options.GrammarOptions, violations: ViolationCollector) -> GrammarParams | None:
-    """What ``message`` asks for; None when it is bad, which ``violations`` is told."""
+    """Return the grammar. If it is invalid, adds to ``violations`` and returns None."""
     which = message.WhichOneof("kind")
     if which is None:
         violations.check(False, "grammar", f"one of {', '.join(kind.value for kind in GrammarKind)} is needed")

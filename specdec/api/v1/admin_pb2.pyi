@@ -27,7 +27,7 @@ class DrainRequest(_message.Message):
     timeout_s: _builtins.float
     """Seconds to wait at most. Unset: as long as the server waits at its end."""
     model: _builtins.str
-    """A name of a model that is served: only this one is drained, and health goes on for the others. Empty: all."""
+    """A name of a model that is served: only this one is drained; health checks of the others stay as they are. Empty: all."""
     def __init__(
         self,
         *,

@@ -59,7 +59,7 @@ class AdminServiceServicer:
     """
 
     def Drain(self, request, context):
-        """Takes no new request from now on, and answers once those that run have ended or the time is over. Health tells
+        """Takes no new request from now on, and answers once those that run have ended or the time is over. Health checks see
         NOT_SERVING at once. The process stays: end it with SIGTERM.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -36,7 +36,7 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Takes no new request from now on, and answers once those that run have ended or the time is over. Health tells
+    """Takes no new request from now on, and answers once those that run have ended or the time is over. Health checks see
     NOT_SERVING at once. The process stays: end it with SIGTERM.
     """
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]
@@ -55,7 +55,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Takes no new request from now on, and answers once those that run have ended or the time is over. Health tells
+    """Takes no new request from now on, and answers once those that run have ended or the time is over. Health checks see
     NOT_SERVING at once. The process stays: end it with SIGTERM.
     """
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
@@ -77,7 +77,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Takes no new request from now on, and answers once those that run have ended or the time is over. Health tells
+        """Takes no new request from now on, and answers once those that run have ended or the time is over. Health checks see
         NOT_SERVING at once. The process stays: end it with SIGTERM.
         """
 

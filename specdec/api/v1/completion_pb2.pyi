@@ -175,7 +175,7 @@ class CompleteRequest(_message.Message):
     request_id: _builtins.str
     """Shown in logs, taken by Abort and named in ReportOutcome; must not be in flight already. Empty: the server makes one."""
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one that can do what is asked."""
+    """A name of a model that is served. Empty: the first one that can serve the request."""
     @_builtins.property
     def fim(self) -> _options_pb2.FimPrompt: ...
     @_builtins.property
@@ -277,7 +277,7 @@ class CompleteSessionRequest(_message.Message):
     close: _builtins.str
     """The uri of a document to forget."""
     cancel: _builtins.bool
-    """True: end the ask that runs, if one does."""
+    """True: end the running request, if there is one."""
     @_builtins.property
     def setup(self) -> Global___SessionSetup:
         """Needed in the first message. In a later one it replaces all options; its session must be the same."""
@@ -327,7 +327,7 @@ class SessionSetup(_message.Message):
     SCHEDULING_FIELD_NUMBER: _builtins.int
     UNIT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one that can do what is asked."""
+    """A name of a model that is served. Empty: the first one that can serve the request."""
     unit: Global___OffsetUnit.ValueType
     """Of edits and cursors."""
     @_builtins.property
@@ -342,7 +342,7 @@ class SessionSetup(_message.Message):
 
     @_builtins.property
     def stopping(self) -> _options_pb2.StoppingOptions:
-        """Of every ask. An unset max_tokens is 128 here."""
+        """Of every request of the session. An unset max_tokens is 128 here."""
 
     @_builtins.property
     def speculation(self) -> _options_pb2.SpeculationOptions: ...
@@ -533,7 +533,7 @@ Global___Cursor: _TypeAlias = Cursor  # noqa: Y015
 
 @_typing.final
 class CompleteSessionResponse(_message.Message):
-    """Every ask is answered by one SuggestionStarted, SuggestionDeltas and one SuggestionFinished, or by one AskRefused, or
+    """Every request is answered by one SuggestionStarted, SuggestionDeltas and one SuggestionFinished, or by one AskRefused, or
     by one ResyncNeeded.
     """
 
@@ -645,7 +645,7 @@ class SuggestionStarted(_message.Message):
         ORIGIN_NEW: SuggestionStarted._Origin.ValueType  # 1
         """A sequence of its own."""
         ORIGIN_CONTINUED: SuggestionStarted._Origin.ValueType  # 2
-        """The sequence of an earlier ask goes on."""
+        """The sequence of an earlier request continues."""
         ORIGIN_SHARED: SuggestionStarted._Origin.ValueType  # 3
         """An equal request was running, and its sequence is shared."""
 
@@ -654,7 +654,7 @@ class SuggestionStarted(_message.Message):
     ORIGIN_NEW: SuggestionStarted.Origin.ValueType  # 1
     """A sequence of its own."""
     ORIGIN_CONTINUED: SuggestionStarted.Origin.ValueType  # 2
-    """The sequence of an earlier ask goes on."""
+    """The sequence of an earlier request continues."""
     ORIGIN_SHARED: SuggestionStarted.Origin.ValueType  # 3
     """An equal request was running, and its sequence is shared."""
 
@@ -746,7 +746,7 @@ Global___SuggestionFinished: _TypeAlias = SuggestionFinished  # noqa: Y015
 
 @_typing.final
 class AskRefused(_message.Message):
-    """An ask that can not be served; the stream goes on."""
+    """A request that cannot be served. The stream continues."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -809,7 +809,7 @@ Global___FieldProblem: _TypeAlias = FieldProblem  # noqa: Y015
 
 @_typing.final
 class ResyncNeeded(_message.Message):
-    """The server does not hold this version of the document: send it as a whole, and ask again."""
+    """The server does not hold this version of the document. Send the whole document and repeat the request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -856,7 +856,7 @@ class ReportOutcomeRequest(_message.Message):
     """How long it could be seen, in milliseconds."""
     @_builtins.property
     def cache(self) -> _options_pb2.CacheOptions:
-        """As it was asked with."""
+        """The salt of the request."""
 
     def __init__(
         self,

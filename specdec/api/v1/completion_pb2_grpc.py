@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class CompletionServiceStub:
-    """Code completion for editors. Errors carry the details that GenerationService's do; a model that can not fill in is
-    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
+    """Code completion for editors. Errors carry the details that GenerationService's do; a model without fill-in-the-middle is
+    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
     """
 
     def __init__(self, channel):
@@ -54,20 +54,20 @@ class CompletionServiceStub:
 
 
 class CompletionServiceServicer:
-    """Code completion for editors. Errors carry the details that GenerationService's do; a model that can not fill in is
-    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
+    """Code completion for editors. Errors carry the details that GenerationService's do; a model without fill-in-the-middle is
+    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
     """
 
     def Complete(self, request, context):
-        """One completion, as it is made: one Started, Deltas, one Finished per sample.
+        """One completion as a stream: one Started, Deltas, one Finished per sample.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CompleteSession(self, request_iterator, context):
-        """One stream per editor. Each ask supersedes the one before: where the user typed what was being generated, the same
-        sequence goes on, and the answer is what it says beyond that; else it is cancelled at once.
+        """One stream per editor. Each request supersedes the one before. If the user typed what was being generated, the same
+        sequence continues, and the answer begins behind the typed text; otherwise the sequence is cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,8 +107,8 @@ def add_CompletionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CompletionService:
-    """Code completion for editors. Errors carry the details that GenerationService's do; a model that can not fill in is
-    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
+    """Code completion for editors. Errors carry the details that GenerationService's do; a model without fill-in-the-middle is
+    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CompletionServiceStub:
-    """Code completion for editors. Errors carry the details that GenerationService's do; a model that can not fill in is
-    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
+    """Code completion for editors. Errors carry the details that GenerationService's do; a model without fill-in-the-middle is
+    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
     """
 
     @_typing.overload
@@ -36,33 +36,33 @@ class CompletionServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CompletionServiceAsyncStub: ...
     Complete: _grpc.UnaryStreamMultiCallable[_completion_pb2.CompleteRequest, _completion_pb2.CompleteResponse]
-    """One completion, as it is made: one Started, Deltas, one Finished per sample."""
+    """One completion as a stream: one Started, Deltas, one Finished per sample."""
     CompleteSession: _grpc.StreamStreamMultiCallable[_completion_pb2.CompleteSessionRequest, _completion_pb2.CompleteSessionResponse]
-    """One stream per editor. Each ask supersedes the one before: where the user typed what was being generated, the same
-    sequence goes on, and the answer is what it says beyond that; else it is cancelled at once.
+    """One stream per editor. Each request supersedes the one before. If the user typed what was being generated, the same
+    sequence continues, and the answer begins behind the typed text; otherwise the sequence is cancelled.
     """
     ReportOutcome: _grpc.UnaryUnaryMultiCallable[_completion_pb2.ReportOutcomeRequest, _completion_pb2.ReportOutcomeResponse]
     """What became of a suggestion."""
 
 @_typing.type_check_only
 class CompletionServiceAsyncStub(CompletionServiceStub):
-    """Code completion for editors. Errors carry the details that GenerationService's do; a model that can not fill in is
-    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
+    """Code completion for editors. Errors carry the details that GenerationService's do; a model without fill-in-the-middle is
+    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Complete: _aio.UnaryStreamMultiCallable[_completion_pb2.CompleteRequest, _completion_pb2.CompleteResponse]  # type: ignore[assignment]
-    """One completion, as it is made: one Started, Deltas, one Finished per sample."""
+    """One completion as a stream: one Started, Deltas, one Finished per sample."""
     CompleteSession: _aio.StreamStreamMultiCallable[_completion_pb2.CompleteSessionRequest, _completion_pb2.CompleteSessionResponse]  # type: ignore[assignment]
-    """One stream per editor. Each ask supersedes the one before: where the user typed what was being generated, the same
-    sequence goes on, and the answer is what it says beyond that; else it is cancelled at once.
+    """One stream per editor. Each request supersedes the one before. If the user typed what was being generated, the same
+    sequence continues, and the answer begins behind the typed text; otherwise the sequence is cancelled.
     """
     ReportOutcome: _aio.UnaryUnaryMultiCallable[_completion_pb2.ReportOutcomeRequest, _completion_pb2.ReportOutcomeResponse]  # type: ignore[assignment]
     """What became of a suggestion."""
 
 class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Code completion for editors. Errors carry the details that GenerationService's do; a model that can not fill in is
-    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
+    """Code completion for editors. Errors carry the details that GenerationService's do; a model without fill-in-the-middle is
+    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
     """
 
     @_abc_1.abstractmethod
@@ -71,7 +71,7 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _completion_pb2.CompleteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_completion_pb2.CompleteResponse], _abc.AsyncIterator[_completion_pb2.CompleteResponse]]:
-        """One completion, as it is made: one Started, Deltas, one Finished per sample."""
+        """One completion as a stream: one Started, Deltas, one Finished per sample."""
 
     @_abc_1.abstractmethod
     def CompleteSession(
@@ -79,8 +79,8 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_completion_pb2.CompleteSessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_completion_pb2.CompleteSessionResponse], _abc.AsyncIterator[_completion_pb2.CompleteSessionResponse]]:
-        """One stream per editor. Each ask supersedes the one before: where the user typed what was being generated, the same
-        sequence goes on, and the answer is what it says beyond that; else it is cancelled at once.
+        """One stream per editor. Each request supersedes the one before. If the user typed what was being generated, the same
+        sequence continues, and the answer begins behind the typed text; otherwise the sequence is cancelled.
         """
 
     @_abc_1.abstractmethod

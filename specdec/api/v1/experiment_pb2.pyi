@@ -356,7 +356,7 @@ class GetExperimentResultResponse(_message.Message):
     result_json: _builtins.str
     """Everything found, as `specdec ab analyze` writes it to result.json."""
     report_html: _builtins.str
-    """One page that needs nothing else; empty unless asked for."""
+    """One self-contained page; empty unless requested."""
     @_builtins.property
     def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(

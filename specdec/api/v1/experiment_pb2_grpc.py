@@ -71,7 +71,7 @@ class ExperimentServiceServicer:
     """
 
     def StartExperiment(self, request, context):
-        """Begins an experiment, or goes on with one that was stopped. INVALID_ARGUMENT names what is wrong with the plan, with
+        """Starts an experiment, or resumes one that was stopped. INVALID_ARGUMENT names what is wrong with the plan, with
         its line; FAILED_PRECONDITION: another experiment has the name or changes the same setting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -37,7 +37,7 @@ class ExperimentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ExperimentServiceAsyncStub: ...
     StartExperiment: _grpc.UnaryUnaryMultiCallable[_experiment_pb2.StartExperimentRequest, _experiment_pb2.StartExperimentResponse]
-    """Begins an experiment, or goes on with one that was stopped. INVALID_ARGUMENT names what is wrong with the plan, with
+    """Starts an experiment, or resumes one that was stopped. INVALID_ARGUMENT names what is wrong with the plan, with
     its line; FAILED_PRECONDITION: another experiment has the name or changes the same setting.
     """
     StopExperiment: _grpc.UnaryUnaryMultiCallable[_experiment_pb2.StopExperimentRequest, _experiment_pb2.StopExperimentResponse]
@@ -58,7 +58,7 @@ class ExperimentServiceAsyncStub(ExperimentServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartExperiment: _aio.UnaryUnaryMultiCallable[_experiment_pb2.StartExperimentRequest, _experiment_pb2.StartExperimentResponse]  # type: ignore[assignment]
-    """Begins an experiment, or goes on with one that was stopped. INVALID_ARGUMENT names what is wrong with the plan, with
+    """Starts an experiment, or resumes one that was stopped. INVALID_ARGUMENT names what is wrong with the plan, with
     its line; FAILED_PRECONDITION: another experiment has the name or changes the same setting.
     """
     StopExperiment: _aio.UnaryUnaryMultiCallable[_experiment_pb2.StopExperimentRequest, _experiment_pb2.StopExperimentResponse]  # type: ignore[assignment]
@@ -82,7 +82,7 @@ class ExperimentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _experiment_pb2.StartExperimentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_experiment_pb2.StartExperimentResponse, _abc.Awaitable[_experiment_pb2.StartExperimentResponse]]:
-        """Begins an experiment, or goes on with one that was stopped. INVALID_ARGUMENT names what is wrong with the plan, with
+        """Starts an experiment, or resumes one that was stopped. INVALID_ARGUMENT names what is wrong with the plan, with
         its line; FAILED_PRECONDITION: another experiment has the name or changes the same setting.
         """
 

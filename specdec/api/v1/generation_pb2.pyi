@@ -43,12 +43,12 @@ class GenerateRequest(_message.Message):
     request_id: _builtins.str
     """Shown in logs and taken by Abort; must not be in flight already. Empty: the server makes one."""
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one that can do what is asked."""
+    """A name of a model that is served. Empty: the first one that can serve the request."""
     text: _builtins.str
     """Encoded with the model's begin token; special tokens spelled out in it stay plain text."""
     @_builtins.property
     def token_ids(self) -> _options_pb2.TokenIds:
-        """Taken as they are."""
+        """Used as they are."""
 
     @_builtins.property
     def chat(self) -> _options_pb2.ChatPrompt: ...
@@ -135,12 +135,12 @@ class GenerateStreamRequest(_message.Message):
     request_id: _builtins.str
     """Shown in logs and taken by Abort; must not be in flight already. Empty: the server makes one."""
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one that can do what is asked."""
+    """A name of a model that is served. Empty: the first one that can serve the request."""
     text: _builtins.str
     """Encoded with the model's begin token; special tokens spelled out in it stay plain text."""
     @_builtins.property
     def token_ids(self) -> _options_pb2.TokenIds:
-        """Taken as they are."""
+        """Used as they are."""
 
     @_builtins.property
     def chat(self) -> _options_pb2.ChatPrompt: ...
@@ -259,7 +259,7 @@ class Sample(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_result_pb2.TokenLogprobs]:
-        """Aligned with token_ids when asked for, else empty."""
+        """Aligned with token_ids if requested, else empty."""
 
     @_builtins.property
     def usage(self) -> _result_pb2.Usage: ...
@@ -350,10 +350,10 @@ class Started(_message.Message):
     numeric_fingerprint: _builtins.str
     """GetServerInfoResponse.numeric_fingerprint: what the stream can be resumed on."""
     resumed_tokens: _builtins.int
-    """Output tokens that came with the request (ResumeOptions); Deltas bring those behind them."""
+    """Output tokens that came with the request (ResumeOptions); Deltas bring the following ones."""
     prompt_digest: _builtins.str
-    """32 hex digits over the prompt's tokens and the cache salt. A resumed stream that tells others is of another prompt: a
-    chat template may tell the date.
+    """32 hex digits over the prompt's tokens and the cache salt. A resumed stream with another digest has another prompt: a
+    chat template may contain the date.
     """
     def __init__(
         self,
@@ -395,11 +395,11 @@ class Delta(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_result_pb2.TokenLogprobs]:
-        """Aligned with token_ids when asked for, else empty."""
+        """Aligned with token_ids if requested, else empty."""
 
     @_builtins.property
     def tree(self) -> _result_pb2.StepTree:
-        """What the step verified, when asked for."""
+        """What the step verified, if requested."""
 
     def __init__(
         self,
@@ -477,12 +477,12 @@ class PrefillRequest(_message.Message):
     request_id: _builtins.str
     """Shown in logs and taken by Abort; must not be in flight already. Empty: the server makes one."""
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one that can do what is asked."""
+    """A name of a model that is served. Empty: the first one that can serve the request."""
     text: _builtins.str
     """Encoded with the model's begin token; special tokens spelled out in it stay plain text."""
     @_builtins.property
     def token_ids(self) -> _options_pb2.TokenIds:
-        """Taken as they are."""
+        """Used as they are."""
 
     @_builtins.property
     def chat(self) -> _options_pb2.ChatPrompt: ...

@@ -28,7 +28,7 @@ if _version_not_supported:
 class GenerationServiceStub:
     """Text generation. A call's deadline is given to the scheduler; a cancelled or expired call frees its memory within one
     step. Errors carry google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a reason,
-    RetryInfo tells when to come back.
+    RetryInfo says when to retry.
     """
 
     def __init__(self, channel):
@@ -72,18 +72,18 @@ class GenerationServiceStub:
 class GenerationServiceServicer:
     """Text generation. A call's deadline is given to the scheduler; a cancelled or expired call frees its memory within one
     step. Errors carry google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a reason,
-    RetryInfo tells when to come back.
+    RetryInfo says when to retry.
     """
 
     def Generate(self, request, context):
-        """The whole answer at once.
+        """The whole answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """The answer as it is made: one Started, Deltas, one Finished per sample.
+        """The answer as a stream: one Started, Deltas, one Finished per sample.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,7 +159,7 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 class GenerationService:
     """Text generation. A call's deadline is given to the scheduler; a cancelled or expired call frees its memory within one
     step. Errors carry google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a reason,
-    RetryInfo tells when to come back.
+    RetryInfo says when to retry.
     """
 
     @staticmethod

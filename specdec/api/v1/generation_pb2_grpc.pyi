@@ -29,7 +29,7 @@ GRPC_VERSION: str
 class GenerationServiceStub:
     """Text generation. A call's deadline is given to the scheduler; a cancelled or expired call frees its memory within one
     step. Errors carry google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a reason,
-    RetryInfo tells when to come back.
+    RetryInfo says when to retry.
     """
 
     @_typing.overload
@@ -37,9 +37,9 @@ class GenerationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
-    """The whole answer at once."""
+    """The whole answer."""
     GenerateStream: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateStreamRequest, _generation_pb2.GenerateStreamResponse]
-    """The answer as it is made: one Started, Deltas, one Finished per sample."""
+    """The answer as a stream: one Started, Deltas, one Finished per sample."""
     Prefill: _grpc.UnaryUnaryMultiCallable[_generation_pb2.PrefillRequest, _generation_pb2.PrefillResponse]
     """Computes a prompt into the prefix cache, and no token."""
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]
@@ -51,14 +51,14 @@ class GenerationServiceStub:
 class GenerationServiceAsyncStub(GenerationServiceStub):
     """Text generation. A call's deadline is given to the scheduler; a cancelled or expired call frees its memory within one
     step. Errors carry google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a reason,
-    RetryInfo tells when to come back.
+    RetryInfo says when to retry.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
-    """The whole answer at once."""
+    """The whole answer."""
     GenerateStream: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateStreamRequest, _generation_pb2.GenerateStreamResponse]  # type: ignore[assignment]
-    """The answer as it is made: one Started, Deltas, one Finished per sample."""
+    """The answer as a stream: one Started, Deltas, one Finished per sample."""
     Prefill: _aio.UnaryUnaryMultiCallable[_generation_pb2.PrefillRequest, _generation_pb2.PrefillResponse]  # type: ignore[assignment]
     """Computes a prompt into the prefix cache, and no token."""
     Abort: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]  # type: ignore[assignment]
@@ -69,7 +69,7 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Text generation. A call's deadline is given to the scheduler; a cancelled or expired call frees its memory within one
     step. Errors carry google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a reason,
-    RetryInfo tells when to come back.
+    RetryInfo says when to retry.
     """
 
     @_abc_1.abstractmethod
@@ -78,7 +78,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.GenerateResponse, _abc.Awaitable[_generation_pb2.GenerateResponse]]:
-        """The whole answer at once."""
+        """The whole answer."""
 
     @_abc_1.abstractmethod
     def GenerateStream(
@@ -86,7 +86,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateStreamRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateStreamResponse], _abc.AsyncIterator[_generation_pb2.GenerateStreamResponse]]:
-        """The answer as it is made: one Started, Deltas, one Finished per sample."""
+        """The answer as a stream: one Started, Deltas, one Finished per sample."""
 
     @_abc_1.abstractmethod
     def Prefill(

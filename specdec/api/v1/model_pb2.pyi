@@ -181,7 +181,7 @@ class Model(_message.Message):
     role: Global___ModelRole.ValueType
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Other names by which requests may ask for it."""
+        """Other names that requests may use."""
 
     def __init__(
         self,

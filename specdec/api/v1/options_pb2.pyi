@@ -48,7 +48,7 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """"system", "user", "assistant", or whatever the model's template knows."""
+    """"system", "user", "assistant", or another role of the model's template."""
     content: _builtins.str
     def __init__(
         self,
@@ -72,7 +72,9 @@ class ChatPrompt(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """At most 8192."""
+
     def __init__(
         self,
         *,
@@ -88,7 +90,7 @@ Global___ChatPrompt: _TypeAlias = ChatPrompt  # noqa: Y015
 
 @_typing.final
 class FimPrompt(_message.Message):
-    """A gap in a text, to be filled in by models that were trained to. Special tokens spelled out in it stay plain text.
+    """A gap in a text, for models trained to fill it in. Special tokens spelled out in it stay plain text.
     What does not fit the prompt's tokens is left out: the text nearest to the gap stays.
     """
 
@@ -104,8 +106,8 @@ class FimPrompt(_message.Message):
     prefix: _builtins.str
     suffix: _builtins.str
     middle_prefix: _builtins.str
-    """What the filling begins with. Set: the model is shown exactly `prefix` before the gap and this as the filling's
-    begin. Unset: the server lets it begin with the last lines of `prefix`, so that typing keeps the prompt's start.
+    """The beginning of the filling. Set: the model sees exactly `prefix` before the gap. Unset: the filling begins with the
+    last lines of `prefix`, so that the prompt's start stays the same while the user types.
     """
     repo_name: _builtins.str
     file_name: _builtins.str
@@ -113,7 +115,7 @@ class FimPrompt(_message.Message):
     """As editors name languages, "python". Unset: as `file_name` ends."""
     @_builtins.property
     def extra(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContextFile]:
-        """Other texts of the project."""
+        """Other texts of the project, at most 8192."""
 
     def __init__(
         self,
@@ -229,11 +231,11 @@ class SamplingOptions(_message.Message):
     """Samples of the same prompt, 1 to 16. Default 1. Sample i runs under a seed derived from (seed, i)."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Added to the logits of these token ids."""
+        """Added to the logits of these token ids, at most 4096."""
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Empty: every token is allowed."""
+        """Empty: every token is allowed. At most the vocabulary's size."""
 
     def __init__(
         self,
@@ -343,13 +345,15 @@ class StoppingOptions(_message.Message):
     decode_time_limit_ms: _builtins.float
     """The same from the first token."""
     finish_line: _builtins.bool
-    """A text that has begun when its time is over goes on to the end of its line."""
+    """A text that has begun when its time limit passes continues to the end of its line."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Non-empty strings, at most 64."""
 
     @_builtins.property
-    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At most 1024."""
+
     @_builtins.property
     def brackets(self) -> Global___BracketOptions:
         """Ends before a closing bracket that the text did not open. Unset: brackets don't matter."""
@@ -637,7 +641,7 @@ class PredictionOptions(_message.Message):
     """Encoded without a begin token; special tokens spelled out in it stay plain text."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
-        """Taken as they are."""
+        """Used as they are, at most 131072."""
 
     def __init__(
         self,
@@ -657,10 +661,10 @@ Global___PredictionOptions: _TypeAlias = PredictionOptions  # noqa: Y015
 
 @_typing.final
 class ResumeOptions(_message.Message):
-    """Where a stream broke off that goes on here, on any server of the same numeric fingerprint: the Deltas that come are
-    those that would have come, to the bit. All else of the request stays as it was; sampling.seed is the one in force
-    that Started told, sampling.n is 1. Sample i > 0 of several has the seed of its own: the first 8 bytes, little-endian,
-    of BLAKE2b with 8 bytes of digest over Started.seed and i, each as 8 bytes, little-endian.
+    """Resumes a stream on any server with the same numeric fingerprint. The Deltas equal those of the unbroken stream, to the
+    bit. The rest of the request stays the same; sampling.seed is Started.seed, and sampling.n is 1. The seed of sample
+    i > 0 is the first 8 bytes, little-endian, of BLAKE2b with a digest of 8 bytes over Started.seed and i, each as 8
+    bytes, little-endian.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -669,15 +673,13 @@ class ResumeOptions(_message.Message):
     TEXT_CHARACTERS_FIELD_NUMBER: _builtins.int
     NUMERIC_FINGERPRINT_FIELD_NUMBER: _builtins.int
     text_characters: _builtins.int
-    """Characters (Unicode code points) of their text that came; what is missing comes with the first Delta. Unset: all
-    that goes with these tokens.
-    """
+    """Characters (Unicode code points) of their text received; the first Delta brings the rest. Unset: all of it."""
     numeric_fingerprint: _builtins.str
-    """Of the server that the stream began on (Started). Refused with FAILED_PRECONDITION where this server's differs."""
+    """Started.numeric_fingerprint. Refused with FAILED_PRECONDITION if this server's differs."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """All output tokens that came, of one sample. The counts of max_tokens and min_tokens, stops, penalties, grammar and
-        usage go on behind them. Refused where the answer ends before the last of them.
+        """All output tokens received, of one sample. max_tokens, min_tokens, stops, penalties, grammar and usage count them.
+        Refused if the answer ends before the last of them.
         """
 
     def __init__(
@@ -721,7 +723,7 @@ Global___SessionOptions: _TypeAlias = SessionOptions  # noqa: Y015
 
 @_typing.final
 class Choices(_message.Message):
-    """Strings to choose among."""
+    """Strings to choose from, at most 8192."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -84,7 +84,7 @@ class DrafterTrace(_message.Message):
     decision: _builtins.str
     """Why it was asked or not: on, off, probe, forced (MODE_ON), free (it costs next to nothing)."""
     sequences: _builtins.int
-    """Sequences it was asked for."""
+    """Sequences that it was asked for."""
     proposed: _builtins.int
     """Nodes it proposed."""
     verified: _builtins.int
