@@ -19,8 +19,7 @@ from bench.serve.endpoints import GrpcEndpoint
 from bench.serve.load import LoadRun, ServeReport
 from bench.serve.schedule import endless_asks
 from cluster.plan.arrivals import PlannedRequest, read_requests
-from cluster.plan.export import limits_of, with_request_ms
-from cluster.plan.fit import fit_request_ms, fit_steps
+from cluster.plan.export import fit_request_ms, fit_steps, limits_of, with_request_ms
 from cluster.plan.profile import Profile
 from cluster.plan.routing import ROUND_ROBIN
 from cluster.plan.simulate import FleetPlan, FleetRun, simulate

@@ -1,8 +1,8 @@
-"""How many replicas there should be: a pure decision from the load that they tell, and its face to Ray Serve.
+"""Autoscaling: a pure decision from the replicas' load, and its adapter for Ray Serve.
 
-Up as soon as calls have had to wait in two looks in a row; down to the most that were needed in the last minutes, so
-that a load that comes and goes does not start and stop replicas with it. Ray pickles this module into its controller,
-so it needs nothing but the standard library.
+The fleet grows when calls wait in two evaluations in a row. It shrinks to the largest number that was needed within
+``down_after_s``, so a fluctuating load does not start and stop replicas. Ray pickles this module into its controller,
+so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 _LOG = logging.getLogger("ray.serve")
-MOST_GROWTH = 2.0  # at one decision: what waits while replicas start says little about how many are missing
-CLEARED_PERIODS = 12  # in which a queue is gone by itself: then there are enough replicas, however long it is
-FULL = 0.8  # of a replica's batch: as full as those that are left may be once one is taken away
+MAX_GROWTH = 2.0  # factor per decision: a queue that builds up while replicas start says little about the need
+CLEARED_PERIODS = 12  # a queue that shrinks fast enough to be empty within so many periods needs no replica
+MAX_FILL = 0.8  # of a replica's batch: the highest mean fill after a replica is removed
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """What a replica that serves tells. ``waiting``: requests that its engine has said nothing of. ``wait_s``: until a
-    request that came now would begin. ``busy``: running requests, as a part of its largest batch."""
+    """The load of a ready replica."""
 
-    waiting: float
-    wait_s: float
-    busy: float
+    waiting: float  # requests without a first event from the engine
+    wait_s: float  # forecast of the seconds until a new request would begin
+    busy: float  # running requests relative to the largest batch, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingRule:
-    """As `cluster.config.AutoscalingConfig` has it, with the bounds of the release."""
+    """`cluster.config.AutoscalingConfig` with the bounds of the release."""
 
     low: int
     high: int
@@ -44,19 +43,16 @@ class ScalingRule:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a decision takes from those before it. ``looked_s``: when the load was looked at last; ``over_since_s``:
-    since when it has been above the target, None while it is not; ``needed``: pairs of a time and how many were needed
-    then, of the last ``down_after_s``; ``waiting``: requests at the last look, of all replicas. Times are in seconds of
-    any one clock."""
+    """The state between two decisions. Times are in seconds of one clock."""
 
-    looked_s: float = -math.inf
-    over_since_s: float | None = None
-    needed: tuple[tuple[float, int], ...] = ()
-    waiting: float = 0.0
+    evaluated_s: float = -math.inf  # time of the last evaluation
+    over_since_s: float | None = None  # since when the load is above the target; None: it is not
+    needed: tuple[tuple[float, int], ...] = ()  # (time, replicas needed) within the last ``down_after_s``
+    waiting: float = 0.0  # waiting requests of all replicas at the last evaluation
 
 
 def pressure(loads: Sequence[ReplicaLoad], rule: ScalingRule) -> float:
-    """The load as a part of what it may be in the mean: above 1, calls wait for too long."""
+    """Mean load relative to the target; above 1, calls wait too long."""
     if not loads:
         return 0.0
     waiting = sum(load.waiting for load in loads) / len(loads)
@@ -65,25 +61,24 @@ def pressure(loads: Sequence[ReplicaLoad], rule: ScalingRule) -> float:
 
 
 def replicas_needed(loads: Sequence[ReplicaLoad], rule: ScalingRule) -> int:
-    """How many replicas this load takes, as well as that can be told from it: where it is too high, at most
-    `MOST_GROWTH` times as many as bear it now; where it is not, so many that none is fuller than `FULL`."""
+    """Estimates how many replicas the load needs: above the target at most `MAX_GROWTH` times the present number, else
+    as many as keep the mean fill below `MAX_FILL`."""
     over = pressure(loads, rule)
     if over > 1:
-        return math.ceil(len(loads) * min(over, MOST_GROWTH))
-    return max(math.ceil(len(loads) * over), math.ceil(sum(load.busy for load in loads) / FULL))
+        return math.ceil(len(loads) * min(over, MAX_GROWTH))
+    return max(math.ceil(len(loads) * over), math.ceil(sum(load.busy for load in loads) / MAX_FILL))
 
 
 def decide(
     now_s: float, loads: Sequence[ReplicaLoad], target: int, rule: ScalingRule, memory: Memory
 ) -> tuple[int, Memory]:
-    """The number of replicas to have, and what to hand to the next decision.
+    """Returns the new number of replicas, and the memory for the next decision.
 
-    loads: of the replicas that serve. target: how many there are to be by the decision before. Between two looks
-    nothing changes, and replicas that were asked for and are not there yet are waited for before more are, for
-    ``down_after_s`` at most.
+    ``loads``: of the ready replicas. ``target``: the present decision. Within ``period_s`` of an evaluation nothing
+    changes. Replicas that are still starting delay further growth, for at most ``down_after_s``.
     """
     target = min(max(target, rule.low), rule.high)
-    if now_s - memory.looked_s < rule.period_s or not loads:
+    if now_s - memory.evaluated_s < rule.period_s or not loads:
         return target, memory
     waiting = sum(load.waiting for load in loads)
     over = pressure(loads, rule) > 1
@@ -91,7 +86,7 @@ def decide(
     needed = min(max(replicas_needed(loads, rule), rule.low), rule.high)
     kept = tuple((at_s, count) for at_s, count in memory.needed if now_s - at_s <= rule.down_after_s)
     if not memory.needed:
-        kept = ((now_s, target),)  # what was there to begin with had its reasons
+        kept = ((now_s, target),)  # the initial number counts as needed
     clearing = (memory.waiting - waiting) * CLEARED_PERIODS >= waiting
     found = Memory(now_s, since_s, (*kept, (now_s, max(needed, target) if over else needed)), waiting)
     if since_s is None:
@@ -104,25 +99,25 @@ def decide(
 
 
 class ServePolicy:
-    """The policy that Ray Serve asks, which keeps no state but what Serve hands back to it."""
+    """The autoscaling policy of Ray Serve; its only state is what Serve passes back."""
 
     def __init__(self, **rule: Any) -> None:
         self._rule = ScalingRule(**rule)
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """How many replicas to have, of a `ray.serve.config.AutoscalingContext`."""
+        """Returns the number of replicas and the next state, for a `ray.serve.config.AutoscalingContext`."""
         memory = context.policy_state.get("memory", Memory())
         loads, now_s = self._loads(context), context.current_time
         target, found = decide(now_s, loads, context.target_num_replicas, self._rule, memory)
         if target != context.target_num_replicas:
             _LOG.info(
-                "%s: %d replicas instead of %d: %.2f of the load that they may have, %d of them serve",
+                "%s: %d replicas instead of %d; load %.2f of the target, %d replicas ready",
                 context.app_name, target, context.target_num_replicas, pressure(loads, self._rule), len(loads),
             )  # fmt: skip
         return target, {"memory": found}
 
     def _loads(self, context: Any) -> list[ReplicaLoad]:
-        """The last word of every running replica that is not too old."""
+        """The latest report of each running replica, unless it is older than three periods."""
         found, now_s = [], context.current_time
         raw = context.raw_metrics or {}
         for replica, series in raw.get("waiting", {}).items():

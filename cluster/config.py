@@ -1,4 +1,4 @@
-"""What cluster.yaml says: which models, by how many replicas each, where clients connect, how calls are spread."""
+"""cluster.yaml: the models of a fleet, their replicas and releases, the listeners and the routing."""
 
 from __future__ import annotations
 
@@ -9,28 +9,32 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from cluster.replica_settings import check_files
 from specdec.config import Config, Name, merged, problems, read_mapping
 from specdec.errors import ConfigError
 
 HeaderName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
 WORKSPACE_HEADER, SESSION_HEADER = "x-workspace-id", "x-session-id"
 FIRST_RELEASE = "blue"
-# What `specdec plan` simulates is what Envoy does: both take these.
-RING_PLACES = 4096  # at least, of all replicas together; with a thousand for each of four, shares differ by 3 % or so
-BALANCE_PERCENT = 125  # of the mean of running calls, which a replica may have and still be given more
+REPLICA_PLACEHOLDER = "{replica}"  # stands for the replica's id in any text of the settings
+# Envoy and the simulation of `specdec plan` share these two.
+RING_PLACES = 4096  # minimum ring size over all replicas; with four replicas, their shares differ by about 3 %
+BALANCE_PERCENT = 125  # of the mean number of running calls: the limit up to which a replica gets more
 
 
-class ListenConfig(BaseModel):
-    """Where clients connect. Every model has ports of its own, so that each dialect's paths stay as they are."""
-
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    host: str = Field("127.0.0.1", description="address that Envoy listens on; 0.0.0.0: all")
-    admin_port: int = Field(8499, ge=0, le=65535, description="Envoy's own figures, on loopback only; 0: any free one")
-    tls_cert: Path | None = Field(None, description="PEM certificate chain; with tls_key: TLS only")
+
+class ListenConfig(_Section):
+    """Where clients connect. Each model has its own ports, so that every dialect keeps its paths."""
+
+    host: str = Field("127.0.0.1", description="address that Envoy listens on; 0.0.0.0: all interfaces")
+    admin_port: int = Field(
+        8499, ge=0, le=65535, description="Envoy's admin interface, on loopback only; 0: any free port"
+    )
+    tls_cert: Path | None = Field(None, description="PEM certificate chain; with tls_key, clients must use TLS")
     tls_key: Path | None = Field(None, description="PEM private key of tls_cert")
-    tls_client_ca: Path | None = Field(None, description="PEM authorities; clients must show a certificate of theirs")
+    tls_client_ca: Path | None = Field(None, description="PEM authorities; clients need a certificate signed by one")
 
     @field_validator("host")
     @classmethod
@@ -38,144 +42,134 @@ class ListenConfig(BaseModel):
         try:
             return str(ipaddress.ip_address(host))
         except ValueError:
-            raise ValueError(f"{host!r} is no address, which Envoy needs; 127.0.0.1 for localhost") from None
+            raise ValueError(f"{host!r} is not an IP address; use 127.0.0.1 for localhost") from None
 
     @model_validator(mode="after")
-    def _tls_is_whole(self) -> ListenConfig:
+    def _tls_is_complete(self) -> ListenConfig:
         if (self.tls_cert is None) != (self.tls_key is None):
             given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
-            raise ValueError(f"{given} needs {missing}: give both, or neither")
+            raise ValueError(f"{given} needs {missing}: set both or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("tls_client_ca needs tls_cert and tls_key: clients are known by certificate only over TLS")
+            raise ValueError("tls_client_ca needs tls_cert and tls_key: client certificates need TLS")
         return self
 
 
-class RoutingConfig(BaseModel):
-    """How calls are spread over the replicas of a release."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class RoutingConfig(_Section):
+    """How Envoy distributes calls over the replicas of a release."""
 
     affinity_headers: tuple[HeaderName, ...] = Field(
         (WORKSPACE_HEADER, SESSION_HEADER),
-        description="headers or gRPC metadata that keep calls on one replica; the first there is",
+        description="headers or gRPC metadata whose value keeps calls on one replica; the first one present counts",
     )
     hash_balance_factor: int = Field(
         BALANCE_PERCENT, ge=101, le=1000,
-        description="a replica's running calls, at most so many of the mean; more go to the next",
+        description="limit of a replica's running calls, relative to the mean; more calls go to the next replica",
         json_schema_extra={"unit": "percent"},
     )  # fmt: skip
     retries: int = Field(
-        3, ge=0, le=10, description="on other replicas, of a call that no byte came back for",
+        3, ge=0, le=10, description="retries on other replicas of a call that has received no byte",
         json_schema_extra={"unit": "tries"},
     )  # fmt: skip
-    connect_s: float = Field(
-        1.0, gt=0, description="a replica that does not take a connection for so long is passed by"
-    )
+    connect_s: float = Field(1.0, gt=0, description="connection timeout, after which Envoy tries another replica")
 
 
-class HealthConfig(BaseModel):
-    """When a replica gets no calls though it is listed: asked for /readyz, and watched in what it answers."""
+class HealthConfig(_Section):
+    """When Envoy stops sending calls to a listed replica: failed probes of /readyz, or errors in its answers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    interval_s: float = Field(1.0, gt=0, le=60, description="between two probes of /readyz")
-    timeout_s: float = Field(2.0, gt=0, le=60, description="a probe that takes longer has failed")
+    interval_s: float = Field(1.0, gt=0, le=60, description="time between two probes of /readyz")
+    timeout_s: float = Field(2.0, gt=0, le=60, description="a probe that takes longer fails")
     unhealthy_after: int = Field(2, ge=1, description="failed probes in a row", json_schema_extra={"unit": "probes"})
     eject_after: int = Field(
-        5, ge=1, description="in a row: 5xx answers, over gRPC broken connections", json_schema_extra={"unit": "errors"}
+        5,
+        ge=1,
+        description="consecutive 5xx answers, or broken connections over gRPC",
+        json_schema_extra={"unit": "errors"},
     )
-    ejected_s: float = Field(10.0, gt=0, description="how long for the first time; each further time adds as much")
+    ejected_s: float = Field(10.0, gt=0, description="duration of the first ejection; each further one adds as much")
     max_ejected_percent: int = Field(
-        50, ge=0, le=100, description="of a release's replicas ejected at once, at most",
+        50, ge=0, le=100, description="limit of a release's replicas that are ejected at once",
         json_schema_extra={"unit": "percent"},
     )  # fmt: skip
 
 
-class AutoscalingConfig(BaseModel):
-    """When replicas are added and taken away, between ``min`` and ``max``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class AutoscalingConfig(_Section):
+    """When the fleet adds and removes replicas, between ``min`` and ``max``."""
 
     target_waiting: float = Field(
-        2.0, gt=0, description="requests that wait in a replica, in the mean; above it one is added",
+        2.0, gt=0, description="mean waiting requests per replica, above which the fleet grows",
         json_schema_extra={"unit": "requests"},
     )  # fmt: skip
-    target_wait_s: float = Field(1.0, gt=0, description="until the first token, as admission forecasts it; as above")
-    period_s: float = Field(5.0, gt=0, description="between two looks at the load")
-    up_after_s: float = Field(5.0, ge=0, description="the load must be above the target for so long")
-    down_after_s: float = Field(300.0, ge=0, description="the load must be below the target for so long")
+    target_wait_s: float = Field(
+        1.0, gt=0, description="mean forecast wait for the first token, above which the fleet grows"
+    )
+    period_s: float = Field(5.0, gt=0, description="time between two evaluations of the load")
+    up_after_s: float = Field(5.0, ge=0, description="how long the load must stay above the target")
+    down_after_s: float = Field(300.0, ge=0, description="how long the load must stay below the target")
 
 
-class ReplicasConfig(BaseModel):
-    """How many, and what each one takes of its machine."""
+class ReplicasConfig(_Section):
+    """The number of replicas, and the resources that each one reserves."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    min: int = Field(1, ge=1, description="replicas at least", json_schema_extra={"unit": "replicas"})
-    max: int = Field(1, ge=1, description="replicas at most", json_schema_extra={"unit": "replicas"})
-    cpus: float = Field(1.0, gt=0, description="cores that are set aside for each", json_schema_extra={"unit": "cores"})
-    gpus: float = Field(0.0, ge=0, description="GPUs that are set aside for each", json_schema_extra={"unit": "GPUs"})
-    memory_bytes: int = Field(0, ge=0, description="memory that is set aside for each; 0: not counted")
+    min: int = Field(1, ge=1, description="minimum number", json_schema_extra={"unit": "replicas"})
+    max: int = Field(1, ge=1, description="maximum number", json_schema_extra={"unit": "replicas"})
+    cpus: float = Field(1.0, gt=0, description="cores reserved for each replica", json_schema_extra={"unit": "cores"})
+    gpus: float = Field(0.0, ge=0, description="GPUs reserved for each replica", json_schema_extra={"unit": "GPUs"})
+    memory_bytes: int = Field(0, ge=0, description="memory reserved for each replica; 0: none")
 
     @field_validator("gpus")
     @classmethod
-    def _can_be_set_aside(cls, gpus: float) -> float:
+    def _can_be_reserved(cls, gpus: float) -> float:
         if gpus > 1 and gpus % 1:
-            raise ValueError(f"{gpus:g} GPUs can not be set aside: above 1 it must be a whole number")
+            raise ValueError(f"{gpus:g} GPUs cannot be reserved: above 1 the number must be whole")
         return gpus
 
     @model_validator(mode="after")
     def _in_order(self) -> ReplicasConfig:
         if self.min > self.max:
-            raise ValueError(f"min is {self.min}, above max, which is {self.max}")
+            raise ValueError(f"min is {self.min}, above max ({self.max})")
         return self
 
 
-class ReleaseConfig(BaseModel):
-    """One of a model's releases: its share of the sessions, and in what it differs from the model's own settings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class ReleaseConfig(_Section):
+    """One release of a model: its share of the sessions, and the settings that override the model's."""
 
     weight: int = Field(
-        100, ge=0, le=100, description="of the sessions; 0: none yet", json_schema_extra={"unit": "percent"}
+        100, ge=0, le=100, description="share of the sessions; 0: none", json_schema_extra={"unit": "percent"}
     )
-    python: Path | None = Field(None, description="interpreter whose specdec runs it; null: the one that runs this")
-    settings: dict[str, Any] = Field({}, description="`engine:` and `server:`, laid over the model's own")
+    python: Path | None = Field(None, description="interpreter that runs specdec; null: the one of `specdec cluster`")
+    settings: dict[str, Any] = Field({}, description="`engine:` and `server:`, merged over the model's settings")
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(_Section):
     """A model of the fleet.
 
-    ``settings`` is what a file of ``specdec serve`` holds; ports and host in it are the fleet's to choose, and
-    ``{replica}`` in any text stands for the replica's id, which files that replicas write need. ``releases``
-    are in the order of their coming, oldest first; weights that do not make 100 in all count by their proportions.
+    The fleet chooses host and ports of ``settings``. ``{replica}`` in any text of them stands for the replica's id;
+    paths that replicas write to need it. Weights of ``releases`` that do not add up to 100 count in proportion.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    name: Name = Field(description="as `specdec cluster` calls it")
-    http_port: int | None = Field(8401, ge=1, le=65535, description="where clients reach it over HTTP; null: nowhere")
-    grpc_port: int | None = Field(8400, ge=1, le=65535, description="where clients reach it over gRPC; null: nowhere")
+    name: Name = Field(description="name for `specdec cluster`")
+    http_port: int | None = Field(8401, ge=1, le=65535, description="port for HTTP clients; null: none")
+    grpc_port: int | None = Field(8400, ge=1, le=65535, description="port for gRPC clients; null: none")
     settings: dict[str, Any] = Field({}, description="`engine:` and `server:`, as `specdec serve --config` reads them")
     key_file: Path | None = Field(
-        None, description="file with a key of the settings' keys_file, by which replicas are asked for their load"
+        None, description="file with a key of server.keys_file, for requests to /v1/loads of the replicas"
     )
     replicas: ReplicasConfig = ReplicasConfig()
     autoscaling: AutoscalingConfig = AutoscalingConfig()
     releases: dict[Name, ReleaseConfig] = Field(
-        {FIRST_RELEASE: ReleaseConfig()}, min_length=1, description="by name, oldest first"
+        {FIRST_RELEASE: ReleaseConfig()}, min_length=1, description="releases by name, oldest first"
     )
 
     @model_validator(mode="after")
     def _can_be_served(self) -> ModelConfig:
         if self.http_port is None and self.grpc_port is None:
-            raise ValueError("http_port and grpc_port are both null: clients could not reach it")
+            raise ValueError("http_port and grpc_port are both null: no client could connect")
         if not any(release.weight for release in self.releases.values()):
-            raise ValueError("releases: one needs a weight above 0")
+            raise ValueError("releases: at least one needs a weight above 0")
         for name in self.releases:
             try:
                 config = self.server_config(name)
-                check_files(config)
+                _check_paths(config)
             except ValidationError as error:
                 raise ValueError(f"settings of release {name}: {problems(error)}") from None
             except ValueError as error:
@@ -183,18 +177,18 @@ class ModelConfig(BaseModel):
             server = config.server
             if server.tls_cert is not None:
                 raise ValueError(
-                    f"settings of release {name}: server.tls_cert: Envoy speaks to replicas in the clear; "
-                    "clients get TLS by listen.tls_cert and tls_key of the cluster"
+                    f"settings of release {name}: server.tls_cert: Envoy connects to replicas without TLS; "
+                    "set listen.tls_cert and listen.tls_key of the cluster instead"
                 )
             if server.keys_file is not None and self.key_file is None:
                 raise ValueError(
-                    f"settings of release {name}: server.keys_file needs the model's key_file, a key of it by which "
-                    "replicas are asked for their load"
+                    f"settings of release {name}: server.keys_file needs the model's key_file, with a key for "
+                    "requests to /v1/loads"
                 )
         return self
 
     def server_config(self, release: str) -> Config:
-        """What a replica of ``release`` is started with, before it is given its ports.
+        """The configuration of a replica of ``release``, without its ports.
 
         Raises:
             ValidationError: a setting is unknown or out of range.
@@ -202,50 +196,48 @@ class ModelConfig(BaseModel):
         return Config.model_validate(merged(self.settings, self.releases[release].settings))
 
 
-class ClusterConfig(BaseModel):
-    """The whole of cluster.yaml."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class ClusterConfig(_Section):
+    """The content of cluster.yaml."""
 
     models: tuple[ModelConfig, ...] = Field(min_length=1, description="each with its own ports and replicas")
     listen: ListenConfig = ListenConfig()
     routing: RoutingConfig = RoutingConfig()
     health: HealthConfig = HealthConfig()
-    drain_s: float = Field(30.0, ge=0, description="how long a replica that is taken away may finish its calls")
-    folder: Path = Field(Path("~/.cache/specdec/cluster"), description="Envoy's files and logs, and what the fleet is")
+    drain_s: float = Field(30.0, ge=0, description="how long a replica may finish its calls before it stops")
+    folder: Path = Field(Path("~/.cache/specdec/cluster"), description="Envoy's files, logs and the state of the fleet")
 
     @field_validator("folder")
     @classmethod
-    def _is_the_same_wherever_it_is_read(cls, folder: Path) -> Path:
+    def _is_absolute(cls, folder: Path) -> Path:
         return folder.expanduser().absolute()
 
     @field_validator("models")
     @classmethod
-    def _stand_apart(cls, models: tuple[ModelConfig, ...]) -> tuple[ModelConfig, ...]:
+    def _differ(cls, models: tuple[ModelConfig, ...]) -> tuple[ModelConfig, ...]:
         names: set[str] = set()
         ports: dict[int, str] = {}
         for model in models:
             if model.name in names:
-                raise ValueError(f"two models are called {model.name!r}")
+                raise ValueError(f"two models are named {model.name!r}")
             names.add(model.name)
             for place, port in _ports(model):
                 if (owner := ports.setdefault(port, place)) != place:
-                    raise ValueError(f"{place} is {port}, as {owner} is; each model needs ports of its own")
+                    raise ValueError(f"{place} is {port}, the same as {owner}; each model needs its own ports")
         return models
 
     @model_validator(mode="after")
-    def _admin_stands_apart(self) -> ClusterConfig:
+    def _admin_port_differs(self) -> ClusterConfig:
         for model in self.models:
             for place, port in _ports(model):
                 if port == self.listen.admin_port:
-                    raise ValueError(f"listen.admin_port is {port}, as {place} is")
+                    raise ValueError(f"listen.admin_port is {port}, the same as {place}")
         return self
 
     def model(self, name: str) -> ModelConfig:
-        """The model of that name.
+        """Returns the model ``name``.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no such model.
         """
         for model in self.models:
             if model.name == name:
@@ -258,7 +250,7 @@ def load_cluster_config(path: Path) -> ClusterConfig:
     """Read cluster.yaml.
 
     Raises:
-        ConfigError: the file can not be read, or a field is unknown or out of range; names every such field.
+        ConfigError: the file cannot be read, or a field is unknown or out of range; names every such field.
     """
     data: Mapping[str, Any] = read_mapping(path, "`models:`")
     try:
@@ -268,7 +260,7 @@ def load_cluster_config(path: Path) -> ClusterConfig:
 
 
 def fixed_changes(running: ClusterConfig, changed: ClusterConfig) -> list[str]:
-    """What differs though it can not while a fleet runs, by field: Envoy listens by it from its start on."""
+    """Names of the changed fields that a running fleet cannot adopt: Envoy reads them only at its start."""
     former, now = _fixed(running), _fixed(changed)
     return [field for field in dict.fromkeys((*former, *now)) if former.get(field, _NONE) != now.get(field, _NONE)]
 
@@ -288,3 +280,54 @@ def _ports(model: ModelConfig) -> Iterator[tuple[str, int]]:
     for field, port in (("http_port", model.http_port), ("grpc_port", model.grpc_port)):
         if port is not None:
             yield f"{model.name}.{field}", port
+
+
+def settings_of(settings: Any, replica_id: str) -> Any:
+    """``settings`` with the replica's id in place of ``{replica}``."""
+    if isinstance(settings, str):
+        return settings.replace(REPLICA_PLACEHOLDER, replica_id)
+    if isinstance(settings, dict):
+        return {name: settings_of(value, replica_id) for name, value in settings.items()}
+    if isinstance(settings, list | tuple):
+        return [settings_of(value, replica_id) for value in settings]
+    return settings
+
+
+def check_addresses(config: Config, release: str) -> None:
+    """Check that replicas of ``release`` can share a machine.
+
+    Raises:
+        ConfigError: every replica would listen on the same port.
+    """
+    for field, address in _listen_addresses(config):
+        if address.startswith("tcp://"):
+            raise ConfigError(
+                f"settings of {release}: {field}: replicas on one machine cannot all listen on {address}; "
+                f"use ipc:// with {REPLICA_PLACEHOLDER} in the path, or connect: true if the router listens"
+            )
+
+
+def _check_paths(config: Config) -> None:
+    """Raises ValueError if all replicas would write to one path."""
+    for field, path in _written_paths(config):
+        if path is not None and REPLICA_PLACEHOLDER not in str(path):
+            raise ValueError(f"{field}: every replica would write {path}; put {REPLICA_PLACEHOLDER} into the path")
+
+
+def _written_paths(config: Config) -> Iterator[tuple[str, Any]]:
+    engines = {f"engines.{name}": engine for name, engine in config.engines.items()} or {"engine": config.engine}
+    for name, engine in engines.items():
+        yield f"{name}.speculation.trace_file", engine.speculation.trace_file
+    yield "server.capture_dir", config.server.capture_dir
+    yield "server.experiments.folder", config.server.experiments.folder
+    for field, address in _listen_addresses(config):
+        if address.startswith("ipc://"):
+            yield field, address
+
+
+def _listen_addresses(config: Config) -> Iterator[tuple[str, str]]:
+    events = config.server.kv_events
+    if events.endpoint is not None and not events.connect:
+        yield "server.kv_events.endpoint", events.endpoint
+    if events.replay_endpoint is not None:
+        yield "server.kv_events.replay_endpoint", events.replay_endpoint

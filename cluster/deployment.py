@@ -1,4 +1,4 @@
-"""What is deployed of one release: everything that a replica is started with, and how many there are to be."""
+"""The deployment of one release: what its replicas are started with, and how many there are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from cluster.autoscale import ScalingRule
-from cluster.config import AutoscalingConfig, ClusterConfig, ModelConfig, ReplicasConfig
-from cluster.replica_settings import check_addresses
+from cluster.config import AutoscalingConfig, ClusterConfig, ModelConfig, ReplicasConfig, check_addresses
 from specdec.config import merged
 from specdec.errors import ConfigError
 
@@ -18,64 +17,59 @@ LOOPBACK = "127.0.0.1"
 
 
 class Deployment(BaseModel):
-    """Plain data, which travels to every machine of the fleet.
-
-    ``settings``: of `specdec serve`. ``host``: the address of replicas; empty: each has that of its machine.
-    ``folder``: for their configurations and logs. ``key``: of the settings' keys file, by which replicas are asked for
-    their load. ``restarts``: how often all of them were replaced for no change of settings.
-    """
+    """Plain data that is sent to every machine of the fleet."""
 
     model_config = ConfigDict(frozen=True)
 
     model: str
     release: str
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # of `specdec serve`
     python: Path | None
     replicas: ReplicasConfig
     autoscaling: AutoscalingConfig
     drain_s: float
-    interval_s: float
-    folder: Path
-    host: str = LOOPBACK
-    key: str = ""
-    restarts: int = 0
+    interval_s: float  # seconds between two heartbeats of a replica
+    folder: Path  # for the replicas' configurations and logs
+    host: str = LOOPBACK  # address of the replicas; empty: that of each replica's machine
+    key: str = ""  # of server.keys_file, for requests to /v1/loads
+    restarts: int = 0  # how often all replicas were replaced without a change of settings
 
     @property
     def app(self) -> str:
-        """What Ray Serve calls it."""
+        """The name of its Ray Serve application."""
         return f"{self.model}.{self.release}"
 
     @property
     def version(self) -> str:
-        """Another one: every replica has to be replaced. How many there are is no part of it."""
+        """Changes when every replica has to be replaced. The number of replicas is not part of it."""
         what = (self.settings, self.python, self.host, self.key, self.drain_s, self.interval_s, self.restarts)
         return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
 
     @property
     def rule(self) -> ScalingRule:
-        """By which their number changes, between bounds that may be one."""
+        """The rule for the number of replicas; both bounds may be equal."""
         return ScalingRule(self.replicas.min, self.replicas.max, **self.autoscaling.model_dump())
 
     def scaled(self, low: int, high: int) -> Deployment:
-        """With other bounds of how many replicas there are.
+        """Returns a copy with other bounds for the number of replicas.
 
         Raises:
-            ConfigError: there would be none, or at least more than at most.
+            ConfigError: the bounds are below 1 or out of order.
         """
         if not 1 <= low <= high:
-            raise ConfigError(f"{low} to {high} replicas: there must be at least one, and not more than at most")
+            raise ConfigError(f"{low} to {high} replicas: the minimum must be at least 1 and not above the maximum")
         return self.model_copy(update={"replicas": self.replicas.model_copy(update={"min": low, "max": high})})
 
     def restarted(self) -> Deployment:
-        """The same, to replace every replica of this one."""
+        """Returns a copy whose version differs, so that every replica is replaced."""
         return self.model_copy(update={"restarts": self.restarts + 1})
 
 
 def deployment_of(config: ClusterConfig, model: str, release: str, *, host: str = LOOPBACK) -> Deployment:
-    """What cluster.yaml says of a release.
+    """The deployment of a release in cluster.yaml.
 
     Raises:
-        ConfigError: there is no such model or release; its key can not be read; or replicas would listen at one port.
+        ConfigError: there is no such model or release; its key cannot be read; or replicas would share a port.
     """
     found = config.model(model)
     own = found.releases.get(release)
@@ -104,4 +98,4 @@ def _key(model: ModelConfig) -> str:
     try:
         return model.key_file.expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{model.name}.key_file: {model.key_file} can not be read: {error}") from None
+        raise ConfigError(f"{model.name}.key_file: {model.key_file} cannot be read: {error}") from None

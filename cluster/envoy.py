@@ -1,8 +1,8 @@
-"""From a fleet to Envoy's files.
+"""Envoy's configuration files for a fleet.
 
-The bootstrap (`bootstrap`) has what stays: listeners and the admin port. What changes with the fleet lies in files that
-Envoy watches and takes over when another is renamed into their place, without a restart and without touching calls that
-run: endpoints of each release, clusters, and routes. HTTP and gRPC, each model has a listener of its own for both.
+The bootstrap holds the fixed part: listeners and the admin port. Endpoints, clusters and routes change with the fleet;
+they are in files that Envoy watches and reloads when they are replaced, without a restart and without an effect on
+running calls. Each model has one listener for HTTP and one for gRPC.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from cluster.config import RING_PLACES, ClusterConfig, ModelConfig
 from cluster.fleet import Fleet, Replica
+from cluster.state_folder import replace_files
 from server.hold_headers import HOLD_HEADER
 from specdec.errors import ConfigError
 
@@ -31,31 +29,31 @@ RELEASE_HEADER = "x-specdec-release"
 
 _TYPES = "type.googleapis.com/envoy"
 _OFF = "0s"
-# Admission is each replica's own business; Envoy's own limits would only refuse what a replica may still take.
+# Replicas do admission; limits in Envoy would only refuse calls that a replica would accept.
 _NO_LIMIT = 1 << 20
-# A server closes a connection that is idle for 75 s; Envoy is the first to, so that no call meets one that just closed.
-_IDLE_S = 60.0
-_HEADERS_S = 30.0
+# Below the servers' 75 s, so that no call arrives on a connection that its server just closed.
+_IDLE_S = 60.0  # of a connection to a replica
+_HEADERS_S = 30.0  # for a client to send its headers
 
 
 @dataclass(frozen=True, slots=True)
 class EnvoyFiles:
-    """Where the files are: ``folder`` is Envoy's alone."""
+    """The files of an Envoy, which has ``folder`` for itself."""
 
     folder: Path
 
     @property
     def bootstrap(self) -> Path:
-        """What Envoy is started with."""
+        """Read once, at the start."""
         return self.folder / "bootstrap.json"
 
     @property
     def clusters(self) -> Path:
-        """The releases that there are, and how calls are spread inside of them."""
+        """The releases, and how calls are distributed within each."""
         return self.folder / "clusters.json"
 
     def routes(self, model: str, face: Face) -> Path:
-        """Which calls of a listener go to which release."""
+        """Which release a call of a listener goes to."""
         return self.folder / f"routes.{model}.{face}.json"
 
     def endpoints(self, model: str, release: str, face: Face) -> Path:
@@ -64,50 +62,58 @@ class EnvoyFiles:
 
     @property
     def certificate(self) -> Path:
-        """Where the listeners' certificate is found."""
+        """Names the listeners' certificate."""
         return self.folder / "certificate.json"
 
 
 def write_bootstrap(config: ClusterConfig, files: EnvoyFiles) -> None:
-    """What Envoy is started with; `write_fleet` comes first, so that there is something to be read."""
+    """Writes what Envoy reads at its start. `write_fleet` comes first, so that the watched files exist."""
+    contents = {files.bootstrap: encoded(bootstrap(config, files))}
     if config.listen.tls_cert is not None:
-        _write(files.certificate, _resources([_certificate(config)]))
-    _write(files.bootstrap, bootstrap(config, files))
+        contents = {files.certificate: encoded(_resources([_certificate(config)])), **contents}
+    replace_files(contents)
 
 
 def write_fleet(config: ClusterConfig, fleet: Fleet, files: EnvoyFiles) -> list[Path]:
-    """Bring the files up to date; returns those that changed. What calls are sent to comes before what sends them.
+    """Updates the watched files; returns those that changed.
 
     Raises:
-        ConfigError: a replica's host is no address; nothing was written.
+        ConfigError: a replica's host is not an IP address; no file was written.
+        OSError: a file cannot be written; none changed.
     """
-    wanted = dict(fleet_files(config, fleet, files))
-    return [path for path, content in wanted.items() if _write(path, content)]
+    return replace_files(fleet_files(config, fleet, files))
 
 
-def fleet_files(config: ClusterConfig, fleet: Fleet, files: EnvoyFiles) -> Iterator[tuple[Path, Json]]:
-    """Files and what they say, in the order in which they are to be written.
+def fleet_files(config: ClusterConfig, fleet: Fleet, files: EnvoyFiles) -> dict[Path, bytes]:
+    """The watched files and their contents, in the order of writing: targets before the routes to them.
 
     Raises:
-        ConfigError: a replica's host is no address.
+        ConfigError: a replica's host is not an IP address.
     """
+    found: dict[Path, Json] = {}
     clusters: list[Json] = []
     for model in config.models:
         for release in fleet.releases[model.name]:
             for face in _faces(model):
                 service = _service(model.name, release.name, face)
                 pool = fleet.pool(model.name, release.name)
-                yield files.endpoints(model.name, release.name, face), _resources([_endpoints(service, pool, face)])
-                watched = _watched(files.endpoints(model.name, release.name, face))
-                clusters += [_cluster(config, service, face, spread, watched) for spread in SPREADS]
-    yield files.clusters, _resources(clusters)
+                path = files.endpoints(model.name, release.name, face)
+                found[path] = _resources([_endpoints(service, pool, face)])
+                clusters += [_cluster(config, service, face, spread, _watched(path)) for spread in SPREADS]
+    found[files.clusters] = _resources(clusters)
     for model in config.models:
         for face in _faces(model):
-            yield files.routes(model.name, face), _resources([_routes(config, fleet, model, face)])
+            found[files.routes(model.name, face)] = _resources([_routes(config, fleet, model, face)])
+    return {path: encoded(content) for path, content in found.items()}
+
+
+def encoded(content: Json) -> bytes:
+    """The bytes of a file."""
+    return json.dumps(content, indent=1).encode()
 
 
 def bootstrap(config: ClusterConfig, files: EnvoyFiles) -> Json:
-    """The admin port, on loopback only, and the listeners; what else there is comes from watched files."""
+    """The admin port, on loopback only, and the listeners."""
     listeners = [_listener(config, model, face, files) for model in config.models for face in _faces(model)]
     return {
         "node": {"id": "specdec", "cluster": "specdec"},
@@ -119,7 +125,7 @@ def bootstrap(config: ClusterConfig, files: EnvoyFiles) -> Json:
 
 def _listener(config: ClusterConfig, model: ModelConfig, face: Face, files: EnvoyFiles) -> Json:
     port = model.http_port if face == "http" else model.grpc_port
-    assert port is not None  # a face without a port is left out
+    assert port is not None  # _faces omits faces without a port
     chain: Json = {"filters": [_connections(model, face, files)]}
     if config.listen.tls_cert is not None:
         chain["transport_socket"] = _downstream_tls(config, files)
@@ -128,12 +134,12 @@ def _listener(config: ClusterConfig, model: ModelConfig, face: Face, files: Envo
         "address": _address(config.listen.host, port),
         "filter_chains": [chain],
         "socket_options": _KEEP_ALIVE_OPTIONS,
-        # Another Envoy on this port would take half of the calls, and neither would notice.
+        # With it, a second Envoy on this port would silently take half of the calls.
         "enable_reuse_port": False,
     }
 
 
-# SO_KEEPALIVE, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT of Linux: a client whose machine is gone is noticed in 45 s.
+# SO_KEEPALIVE, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT of Linux: detects a dead client machine within 45 s.
 _KEEP_ALIVE_OPTIONS = [
     {"level": level, "name": name, "int_value": value, "state": "STATE_PREBIND"}
     for level, name, value in ((1, 9, 1), (6, 4, 30), (6, 5, 5), (6, 6, 3))
@@ -141,7 +147,7 @@ _KEEP_ALIVE_OPTIONS = [
 
 
 def _connections(model: ModelConfig, face: Face, files: EnvoyFiles) -> Json:
-    """What a listener does with a connection. No time limit ends a slow stream, and headers stay as they are."""
+    """The HTTP connection manager of a listener. No timeout ends a slow stream, and headers pass unchanged."""
     return {
         "name": "envoy.filters.network.http_connection_manager",
         "typed_config": {
@@ -173,7 +179,7 @@ def _connections(model: ModelConfig, face: Face, files: EnvoyFiles) -> Json:
 
 
 def _downstream_tls(config: ClusterConfig, files: EnvoyFiles) -> Json:
-    """The certificate comes from a watched file, and is read again when it changes."""
+    """Envoy watches the certificate and reloads it when it changes."""
     common: Json = {
         "alpn_protocols": ["h2", "http/1.1"],
         "tls_certificate_sds_secret_configs": [
@@ -194,7 +200,7 @@ def _downstream_tls(config: ClusterConfig, files: EnvoyFiles) -> Json:
 
 def _certificate(config: ClusterConfig) -> Json:
     cert, key = config.listen.tls_cert, config.listen.tls_key
-    assert cert is not None  # the configuration is whole
+    assert cert is not None  # checked by ListenConfig
     assert key is not None
     return {
         "@type": f"{_TYPES}.extensions.transport_sockets.tls.v3.Secret",
@@ -208,8 +214,8 @@ def _certificate(config: ClusterConfig) -> Json:
 
 
 def _routes(config: ClusterConfig, fleet: Fleet, model: ModelConfig, face: Face) -> Json:
-    """Calls with one of the affinity headers are split between the releases by the hash of its value, and go to the
-    replica of that hash; calls without go to the live release, wherever least is running."""
+    """Calls with an affinity header are split between the releases by the hash of its value, which also selects the
+    replica. Calls without one go to the live release, to the less busy of two replicas."""
     live = fleet.live(model.name)
     largest = max(model.server_config(name).server.max_message_bytes for name in model.releases)
     least: Json = {
@@ -227,8 +233,8 @@ def _routes(config: ClusterConfig, fleet: Fleet, model: ModelConfig, face: Face)
         }
         for header in config.routing.affinity_headers
     ]
-    told = [_header(RELEASE_HEADER, live.name)]
-    routes.append({"match": {"prefix": "/"}, "route": least, "response_headers_to_add": told})
+    answered_by = [_header(RELEASE_HEADER, live.name)]
+    routes.append({"match": {"prefix": "/"}, "route": least, "response_headers_to_add": answered_by})
     return {
         "@type": f"{_TYPES}.config.route.v3.RouteConfiguration",
         "name": f"{model.name}.{face}",
@@ -245,7 +251,7 @@ def _routes(config: ClusterConfig, fleet: Fleet, model: ModelConfig, face: Face)
 
 
 def _split(fleet: Fleet, model: ModelConfig, face: Face) -> list[Json]:
-    """The same ranges as `cluster.canary.release_of` has, in the same order."""
+    """The same ranges, in the same order, as in `cluster.fleet.release_of`."""
     return [
         {
             "name": _cluster_name(_service(model.name, release, face), "affine"),
@@ -257,8 +263,8 @@ def _split(fleet: Fleet, model: ModelConfig, face: Face) -> list[Json]:
 
 
 def _route_settings(config: ClusterConfig, face: Face) -> Json:
-    """No time limits; and another replica is asked for what no byte came back for. A replica that says it can not serve
-    now, by 503 or UNAVAILABLE, has not begun either."""
+    """No timeouts. Envoy retries a call on another replica if it received no byte, or if the replica answered 503 or
+    UNAVAILABLE, which says that it did not begin."""
     unable = "retriable-status-codes" if face == "http" else "unavailable"
     retry = {
         "retry_on": f"connect-failure,refused-stream,reset,{unable}",
@@ -272,15 +278,15 @@ def _route_settings(config: ClusterConfig, face: Face) -> Json:
                 },
             }
         ],
-        # A dead replica has no call running, so the draw by least running calls prefers it until it is ejected.
+        # A dead replica has no running calls, so least-request selection prefers it until it is ejected.
         "host_selection_retry_max_attempts": 64,
     }
     return {"timeout": _OFF, "idle_timeout": _OFF, **({"retry_policy": retry} if config.routing.retries else {})}
 
 
 def _cluster(config: ClusterConfig, service: str, face: Face, spread: Spread, watched: Json) -> Json:
-    """One way of spreading calls over a release's replicas. A replica that leaves the list gets no further call, and
-    finishes what it has."""
+    """The cluster of a release for one way of load balancing. A replica that leaves the endpoints gets no more calls
+    and finishes its running ones."""
     health = config.health
     cluster: Json = {
         "@type": f"{_TYPES}.config.cluster.v3.Cluster",
@@ -289,7 +295,7 @@ def _cluster(config: ClusterConfig, service: str, face: Face, spread: Spread, wa
         "eds_cluster_config": {"service_name": service, "eds_config": watched},
         "connect_timeout": _seconds(config.routing.connect_s),
         "ignore_health_on_host_removal": True,
-        # No merging of changes: a replica that is found to be healthy, or not, is so for calls from then on.
+        # Do not merge updates: a change of a replica's health takes effect at once.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": _OFF},
         "circuit_breakers": {"thresholds": [dict.fromkeys(_LIMITS, _NO_LIMIT)]},
         "typed_extension_protocol_options": {
@@ -334,9 +340,9 @@ def _upstream_protocol(face: Face) -> Json:
 
 
 def _outlier_detection(config: ClusterConfig, face: Face) -> Json:
-    """Errors in a row after which a replica gets no calls for a while. Over gRPC only broken connections count: Envoy
-    can not tell a replica's failures from what calls bring upon themselves, such as a deadline that can not be met, of
-    which many come in a row when there is much to do."""
+    """Ejects a replica after consecutive errors. Over gRPC only broken connections count: Envoy cannot distinguish a
+    replica's failures from errors that calls cause themselves, such as unattainable deadlines, which come in rows under
+    load."""
     health = config.health
     by_answers, by_connections = (100, 0) if face == "http" else (0, 100)
     return {
@@ -355,8 +361,8 @@ def _outlier_detection(config: ClusterConfig, face: Face) -> Json:
 
 
 def _endpoints(service: str, pool: tuple[Replica, ...], face: Face) -> Json:
-    """A replica's place in the ring follows from its id, so that it keeps its sessions when its ports change. Health is
-    asked for at the HTTP port, whichever calls go to the other one."""
+    """The hash key is the replica's id, so a replacement with other ports keeps the sessions. Probes of gRPC endpoints
+    go to the HTTP port."""
     found = [
         {
             "endpoint": {
@@ -378,7 +384,9 @@ def _ip(replica: Replica) -> str:
     try:
         return str(ipaddress.ip_address(replica.host))
     except ValueError:
-        raise ConfigError(f"replica {replica.id}: {replica.host!r} is no address; give the IP of its machine") from None
+        raise ConfigError(
+            f"replica {replica.id}: {replica.host!r} is not an IP address; use that of its machine"
+        ) from None
 
 
 def _faces(model: ModelConfig) -> list[Face]:
@@ -387,7 +395,7 @@ def _faces(model: ModelConfig) -> list[Face]:
 
 
 def _service(model: str, release: str, face: Face) -> str:
-    """Names may hold dots; a digest of both keeps one model's ``a.b`` apart from another's."""
+    """Names may contain dots, so a digest of both makes the name unique."""
     apart = hashlib.sha256(f"{model}\0{release}".encode()).hexdigest()[:6]
     return f"{model}.{release}.{apart}.{face}"
 
@@ -417,20 +425,5 @@ def _file(path: Path) -> Json:
 
 
 def _seconds(value: float) -> str:
-    """As protobuf reads it, which knows no exponents."""
+    """In protobuf's JSON form, which has no exponents."""
     return f"{value:.9f}".rstrip("0").rstrip(".") + "s"
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> bool:
-    """Put ``content`` at ``path`` by one rename, so that Envoy never reads a half; False: it was there already."""
-    data = json.dumps(content, indent=1).encode()
-    try:
-        if path.read_bytes() == data:
-            return False
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    os.replace(name, path)
-    return True

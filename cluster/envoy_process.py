@@ -1,4 +1,7 @@
-"""Envoy as a child process: found, started with a fleet's files, watched, started again when it dies, and stopped."""
+"""Envoy as a child process: its ports and certificates are checked, it is started, restarted when it dies, and stopped.
+
+`EnvoyAdmin` reads the state of an Envoy, from any process on its machine.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import os
 import re
 import shutil
 import signal
+import socket
+import ssl
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -17,34 +22,35 @@ from types import TracebackType
 from typing import Self
 
 import httpx
+import psutil
 
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, ListenConfig
 from cluster.envoy import EnvoyFiles, write_bootstrap, write_fleet
 from cluster.fleet import Fleet
-from cluster.listen import check_ports
 from cluster.state_folder import bound_log
-from specdec.errors import SpecdecError
+from specdec.errors import ConfigError, SpecdecError
 
 _LOG = logging.getLogger(__name__)
-_START_S = 20.0
+_START_S = 20.0  # for Envoy to become ready
+_STOP_S = 5.0  # between SIGTERM and SIGKILL
+_ADMIN_S = 2.0  # for an answer of the admin interface
 _POLL_S = 0.05
-_STOP_S = 5.0
-_TAIL_BYTES = 2000
-_LOG_LOOK_S = 10.0  # between two looks at how long its log has become
-# A start after a death waits twice as long each time; one that ran for a minute is forgiven.
+_TAIL_BYTES = 2000  # of the log that an error quotes
+_LOG_CHECK_S = 10.0  # between two checks of the log's size
+# Each restart waits twice as long as the one before; the pause is reset when Envoy ran for _FORGIVEN_S.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _FORGIVEN_S = 0.25, 10.0, 60.0
 _HOST_LINE = re.compile(r"^(?P<cluster>[^:]+)::(?P<host>.+:\d+)::(?P<name>[a-z_]+)::(?P<value>.*)$")
 
 
 class EnvoyError(SpecdecError):
-    """Envoy is not installed, did not start, or does not answer; the message says which, and what to do."""
+    """Envoy is not installed, does not start, or does not answer."""
 
 
 def find_envoy() -> Path:
-    """Envoy's program: of this Python's environment, else on the PATH.
+    """Returns Envoy's program: of this Python's environment, else on the PATH.
 
     Raises:
-        EnvoyError: there is none.
+        EnvoyError: it is not installed.
     """
     package = importlib.util.find_spec("envoy")
     if package is not None and package.origin is not None:
@@ -59,51 +65,105 @@ def find_envoy() -> Path:
     return Path(found)
 
 
-class EnvoyProcess:
-    """Envoy in front of a fleet. Use as ``async with``: inside, its listeners take calls, and `update` gives it another
-    fleet without a restart. When it dies it is started again, with the fleet that it had.
-
-    ``folder``: for its files and its log, its alone. ``program``: as `find_envoy` finds it.
+def check_certificates(listen: ListenConfig) -> None:
+    """Checks the listeners' files before Envoy starts, whose errors do not name the field.
 
     Raises:
-        EnvoyError: it is not installed.
-        ConfigError: a replica's host is no address.
+        ConfigError: a file is missing, unreadable or of the wrong kind; names the field.
     """
+    for field in ("tls_cert", "tls_key", "tls_client_ca"):
+        path = getattr(listen, field)
+        try:
+            if path is not None:
+                path.expanduser().read_bytes()
+        except OSError as error:
+            raise ConfigError(f"listen.{field}: {path} cannot be read ({error.strerror})") from None
+    if listen.tls_cert is None or listen.tls_key is None:
+        return
+    cert, key = listen.tls_cert.expanduser(), listen.tls_key.expanduser()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key, password=lambda: b"")  # instead of a prompt on the terminal
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"listen.tls_cert, listen.tls_key: {cert} and {key} are not a certificate and its key ({error}); "
+            "both must be PEM files, the key not encrypted"
+        ) from None
+    if listen.tls_client_ca is not None:
+        try:
+            context.load_verify_locations(listen.tls_client_ca.expanduser())
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"listen.tls_client_ca: {listen.tls_client_ca} holds no PEM certificates ({error})"
+            ) from None
 
-    def __init__(self, config: ClusterConfig, fleet: Fleet, folder: Path, program: Path | None = None) -> None:
-        self._config, self._files = config, EnvoyFiles(folder.expanduser().absolute())
-        self._program = program or find_envoy()
-        write_fleet(config, fleet, self._files)
-        write_bootstrap(config, self._files)
-        self._process: asyncio.subprocess.Process | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self.starts = 0
+
+def check_ports(config: ClusterConfig) -> None:
+    """Checks that Envoy's ports are free before it starts.
+
+    Raises:
+        ConfigError: a port is taken, or the address is not of this machine; names the field, and the process that
+            listens on the port if it is known.
+    """
+    wanted = [("listen.admin_port", "127.0.0.1", config.listen.admin_port)]
+    for model in config.models:
+        for field, port in (("http_port", model.http_port), ("grpc_port", model.grpc_port)):
+            wanted.append((f"{model.name}.{field}", config.listen.host, port or 0))
+    for field, host, port in wanted:
+        if port:
+            _check_port(field, host, port)
+
+
+def _check_port(field: str, host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        # As Envoy does: connections in TIME_WAIT do not block the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if probe.family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{field}: cannot listen on {host}:{port} ({error.strerror}){_listener(port)}; "
+                f"choose another {field.rpartition('.')[2]} or listen.host, or stop the process that has it"
+            ) from None
+
+
+def _listener(port: int) -> str:
+    """The process that listens on ``port``, if this user may know it."""
+    with contextlib.suppress(psutil.Error, OSError):
+        for found in psutil.net_connections("tcp"):
+            if found.status == psutil.CONN_LISTEN and found.laddr[1:] == (port,) and found.pid is not None:
+                return f", process {found.pid} ({psutil.Process(found.pid).name()}) listens there"
+    return ""
+
+
+class EnvoyAdmin:
+    """The admin interface of the Envoy on ``files``."""
+
+    def __init__(self, files: EnvoyFiles) -> None:
+        self.address_file = files.folder / "admin.address"
 
     @property
-    def admin(self) -> str:
-        """``host:port`` of its own figures, reachable from this machine only."""
-        return self._admin_file.read_text()
+    def address(self) -> str:
+        """``host:port``, reachable from this machine only."""
+        return self.address_file.read_text()
 
-    @property
-    def pid(self) -> int:
-        """Of the process that runs now."""
-        assert self._process is not None  # it was started
-        return self._process.pid
-
-    def update(self, fleet: Fleet) -> None:
-        """Route by ``fleet`` from now on. Calls that run are not touched.
-
-        Raises:
-            ConfigError: a replica's host is no address; everything stays as it was.
-        """
-        write_fleet(self._config, fleet, self._files)
+    async def is_ready(self) -> bool:
+        """Whether the listeners accept calls."""
+        if not self.address_file.exists() or not self.address:
+            return False
+        try:
+            await self.ask("GET", "/ready")
+        except EnvoyError:
+            return False
+        return True
 
     async def wait_routable(self, addresses: Collection[tuple[str, int]], timeout_s: float) -> None:
-        """Wait until calls may go to each of ``addresses`` (host, port): Envoy lists it and has found it healthy. What
-        it replaces should stay until then.
+        """Waits until Envoy lists each of ``addresses`` (host, port) and has found it healthy.
 
         Raises:
-            EnvoyError: that takes longer than ``timeout_s`` seconds.
+            EnvoyError: this takes longer than ``timeout_s`` seconds.
         """
         wanted = {f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses}
         until = time.monotonic() + timeout_s
@@ -112,40 +172,110 @@ class EnvoyProcess:
                 raise EnvoyError(f"Envoy found no healthy replica at {', '.join(sorted(missing))} in {timeout_s:g} s")
             await asyncio.sleep(_POLL_S)
 
-    async def clear_the_way(self) -> None:
-        """End one that was left behind in this folder, and see that nobody else has its ports.
+    async def drain(self, timeout_s: float) -> None:
+        """Accepts no more connections, and waits up to ``timeout_s`` seconds for running calls.
 
         Raises:
-            ConfigError: somebody has, or the address is another machine's.
+            EnvoyError: Envoy does not answer.
         """
-        await self._end_left_behind()
+        await self.ask("POST", "/drain_listeners?graceful")
+        until = time.monotonic() + timeout_s
+        while await self._running_calls() and time.monotonic() < until:
+            await asyncio.sleep(_POLL_S)
+
+    async def ask(self, method: str, path: str) -> str:
+        """Returns the text of an answer.
+
+        Raises:
+            EnvoyError: there is none.
+        """
+        try:
+            async with httpx.AsyncClient(trust_env=False, timeout=_ADMIN_S) as client:
+                answer = await client.request(method, f"http://{self.address}{path}")
+                answer.raise_for_status()
+                return answer.text
+        except (httpx.HTTPError, OSError) as error:
+            raise EnvoyError(f"Envoy does not answer: {error}") from None
+
+    async def _healthy(self) -> set[str]:
+        """Addresses that are healthy in every cluster that lists them."""
+        able: set[str] = set()
+        unable: set[str] = set()
+        for line in (await self.ask("GET", "/clusters")).splitlines():
+            found = _HOST_LINE.match(line)
+            if found is not None and found["name"] == "health_flags":
+                (able if found["value"] == "healthy" else unable).add(found["host"])
+        return able - unable
+
+    async def _running_calls(self) -> int:
+        found = re.findall(r"downstream_rq_active: (\d+)", await self.ask("GET", "/stats?filter=downstream_rq_active"))
+        return sum(map(int, found)) - 1  # without this request
+
+
+class EnvoyProcess:
+    """Envoy in front of a fleet. Within ``async with`` its listeners accept calls, and it is restarted when it dies.
+
+    ``folder``: for its files and its log alone. ``program``: default `find_envoy`.
+
+    Raises:
+        EnvoyError: it is not installed.
+        ConfigError: a replica's host is not an IP address.
+    """
+
+    def __init__(self, config: ClusterConfig, fleet: Fleet, folder: Path, program: Path | None = None) -> None:
+        self._config, self._files = config, EnvoyFiles(folder.expanduser().absolute())
+        self._program = program or find_envoy()
+        write_fleet(config, fleet, self._files)
+        write_bootstrap(config, self._files)
+        self.admin = EnvoyAdmin(self._files)
+        self._log_file, self._pid_file = self._files.folder / "envoy.log", self._files.folder / "envoy.pid"
+        self._process: asyncio.subprocess.Process | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.starts = 0
+
+    @property
+    def pid(self) -> int:
+        """The id of the running process."""
+        assert self._process is not None  # started
+        return self._process.pid
+
+    def update(self, fleet: Fleet) -> None:
+        """Routes by ``fleet`` from now on. Running calls continue.
+
+        Raises:
+            ConfigError: a replica's host is not an IP address; nothing changed.
+        """
+        write_fleet(self._config, fleet, self._files)
+
+    async def prepare(self) -> None:
+        """Stops an Envoy that was left behind in this folder, and checks the ports.
+
+        Raises:
+            ConfigError: another process has a port, or the address is not of this machine.
+        """
+        await self._stop_orphan()
         check_ports(self._config)
 
     async def start(self) -> None:
-        """Start it and wait until its listeners take calls.
+        """Starts Envoy and waits until its listeners accept calls.
 
         Raises:
-            ConfigError: a port or the address is somebody else's.
-            EnvoyError: it ended instead, or is not ready in time.
+            ConfigError: as `prepare`.
+            EnvoyError: it exits, or is not ready in time.
         """
-        await self.clear_the_way()
+        await self.prepare()
         await self._spawn()
         self._watch = asyncio.create_task(self._keep_alive(), name="envoy")
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Take no new connection, wait for up to ``drain_s`` seconds for calls that run, and end it."""
+        """Stops Envoy. It accepts no more connections, and running calls get up to ``drain_s`` seconds."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
             self._watch = None
-        if self._process is None or self._process.returncode is not None:
-            return
-        if drain_s:
+        if self._process is not None and self._process.returncode is None and drain_s:
             with contextlib.suppress(EnvoyError):
-                await self._ask("POST", "/drain_listeners?graceful")
-                until = time.monotonic() + drain_s
-                while await self._running_calls() and time.monotonic() < until:
-                    await asyncio.sleep(_POLL_S)
+                await self.admin.drain(drain_s)
         await self._end()
 
     async def __aenter__(self) -> Self:
@@ -157,34 +287,17 @@ class EnvoyProcess:
     ) -> None:
         await self.stop()
 
-    @property
-    def _admin_file(self) -> Path:
-        return self._files.folder / "admin.address"
-
-    @property
-    def _log_file(self) -> Path:
-        return self._files.folder / "envoy.log"
-
-    @property
-    def _pid_file(self) -> Path:
-        return self._files.folder / "envoy.pid"
-
     async def _spawn(self) -> None:
-        self._admin_file.unlink(missing_ok=True)
+        self.admin.address_file.unlink(missing_ok=True)
         words = [
-            str(self._program),
-            "--config-path",
-            str(self._files.bootstrap),
-            "--disable-hot-restart",
-            "--concurrency",
-            "1",
-        ]
-        words += ["--log-level", "warning", "--admin-address-path", str(self._admin_file)]
-        # When it is to stop, it takes new connections for so long still; else for ten minutes, until it ends with them.
-        words += ["--drain-time-s", "1", "--drain-strategy", "immediate"]
+            str(self._program), "--config-path", str(self._files.bootstrap), "--disable-hot-restart",
+            "--concurrency", "1", "--log-level", "warning", "--admin-address-path", str(self.admin.address_file),
+            # While draining it accepts connections for 1 s, instead of ten minutes.
+            "--drain-time-s", "1", "--drain-strategy", "immediate",
+        ]  # fmt: skip
         bound_log(self._log_file)
         with self._log_file.open("ab") as log:
-            # In a session of its own, or Ctrl-C on a terminal would end it with the calls that are to be finished.
+            # In its own session: Ctrl-C on a terminal would end it together with the calls that are to be drained.
             self._process = await asyncio.create_subprocess_exec(
                 *words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -192,11 +305,11 @@ class EnvoyProcess:
         self.starts += 1
         until = time.monotonic() + _START_S
         try:
-            while not await self._is_ready():
+            while not await self.admin.is_ready():
                 if self._process.returncode is not None:
-                    raise EnvoyError(f"Envoy did not start: {self._last_words()}")
+                    raise EnvoyError(f"Envoy did not start: {self._log_tail()}")
                 if time.monotonic() > until:
-                    raise EnvoyError(f"Envoy was not ready in {_START_S:g} s: {self._last_words()}")
+                    raise EnvoyError(f"Envoy was not ready in {_START_S:g} s: {self._log_tail()}")
                 await asyncio.sleep(_POLL_S)
         except BaseException:
             await self._end()
@@ -214,15 +327,15 @@ class EnvoyProcess:
             await process.wait()
         self._pid_file.unlink(missing_ok=True)
 
-    async def _end_left_behind(self) -> None:
-        """One whose parent was killed still holds the ports, and would be sent calls for replicas that are gone."""
+    async def _stop_orphan(self) -> None:
+        """Stops an Envoy whose parent was killed: it holds the ports, and its replicas are gone."""
         try:
             pid = int(self._pid_file.read_text())
         except (OSError, ValueError):
             return
         if not self._is_ours(pid):
             return
-        _LOG.warning("ending Envoy (process %d), which an earlier `specdec cluster serve` left behind", pid)
+        _LOG.warning("stopping Envoy (process %d), which an earlier `specdec cluster serve` left behind", pid)
         late_s = time.monotonic() + _STOP_S
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
@@ -232,7 +345,7 @@ class EnvoyProcess:
                 await asyncio.sleep(_POLL_S)
 
     def _is_ours(self, pid: int) -> bool:
-        """Whether the process is an Envoy on this folder's files; its number may be somebody else's by now."""
+        """Whether the process is an Envoy on this folder's files; its id may have been reused."""
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
@@ -240,15 +353,15 @@ class EnvoyProcess:
         return str(self._files.bootstrap).encode() in words
 
     async def _keep_alive(self) -> None:
-        """Start it again whenever it ends."""
+        """Restarts Envoy whenever it exits."""
         pause_s = _FIRST_PAUSE_S
         while True:
-            assert self._process is not None  # it was started
+            assert self._process is not None  # started
             began = time.monotonic()
-            code = await self._ended(self._process)
+            code = await self._exit_status(self._process)
             if time.monotonic() - began > _FORGIVEN_S:
                 pause_s = _FIRST_PAUSE_S
-            _LOG.error("Envoy ended with code %d and is started again: %s", code, self._last_words())
+            _LOG.error("Envoy exited with status %d and is restarted: %s", code, self._log_tail())
             while True:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -259,47 +372,15 @@ class EnvoyProcess:
                 else:
                     break
 
-    async def _ended(self, process: asyncio.subprocess.Process) -> int:
-        """Its exit status, once it has one; until then its log is kept from growing."""
+    async def _exit_status(self, process: asyncio.subprocess.Process) -> int:
+        """Waits for the exit of ``process``, and bounds its log meanwhile."""
         while True:
             try:
-                return await asyncio.wait_for(process.wait(), _LOG_LOOK_S)
+                return await asyncio.wait_for(process.wait(), _LOG_CHECK_S)
             except TimeoutError:
                 bound_log(self._log_file)
 
-    async def _is_ready(self) -> bool:
-        if not self._admin_file.exists() or not self._admin_file.read_text():
-            return False
-        try:
-            await self._ask("GET", "/ready")
-        except EnvoyError:
-            return False
-        return True
-
-    async def _healthy(self) -> set[str]:
-        """Addresses to which each cluster that lists them sends calls."""
-        able: set[str] = set()
-        unable: set[str] = set()
-        for line in (await self._ask("GET", "/clusters")).splitlines():
-            found = _HOST_LINE.match(line)
-            if found is not None and found["name"] == "health_flags":
-                (able if found["value"] == "healthy" else unable).add(found["host"])
-        return able - unable
-
-    async def _running_calls(self) -> int:
-        found = re.findall(r"downstream_rq_active: (\d+)", await self._ask("GET", "/stats?filter=downstream_rq_active"))
-        return sum(map(int, found)) - 1  # that which asks
-
-    async def _ask(self, method: str, path: str) -> str:
-        try:
-            async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
-                answer = await client.request(method, f"http://{self.admin}{path}")
-                answer.raise_for_status()
-                return answer.text
-        except (httpx.HTTPError, OSError) as error:
-            raise EnvoyError(f"Envoy does not answer: {error}") from None
-
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         with self._log_file.open("rb") as log:
             log.seek(max(0, log.seek(0, 2) - _TAIL_BYTES))
-            return log.read().decode("utf-8", "replace").strip() or "it said nothing"
+            return log.read().decode("utf-8", "replace").strip() or "its log is empty"

@@ -1,8 +1,8 @@
-"""The replicas that there are, and which calls each may get: frozen data, and functions from one fleet to the next.
+"""The state of a fleet: replicas, releases and weights. Frozen data, and functions that return a new fleet.
 
-Sessions are split between a model's releases by hash. A release's replicas form one pool, and all of a pool have the
-same numeric fingerprint: what computes a token beside the request. So within a pool a call that is tried again, or a
-stream that goes on elsewhere, has the same bits; what changes the numbers is a release of its own.
+Sessions are split between the releases of a model by hash. The replicas of a release form one pool and share a numeric
+fingerprint, so a call that is retried or resumed on another replica of the pool computes the same bits. A change of the
+numbers needs a release of its own.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import accumulate
+
+import xxhash
 
 from cluster.config import ClusterConfig
 from specdec.errors import ConfigError
 
 
 class ReplicaState(StrEnum):
-    """``DRAINING``: it finishes what it has and gets nothing more."""
+    """``DRAINING``: finishes its running calls and gets no new ones."""
 
     STARTING = "starting"
     READY = "ready"
@@ -25,39 +28,37 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One server. ``id`` stays the same for as long as it runs, and is its place in the hash ring: who takes its place
-    should have the same. ``owner``: tells it from any other of its id, before and after. ``fingerprint``: empty as long
-    as it is not ready."""
+    """One server."""
 
     id: str
+    """Unique in the fleet, and the replica's place in the hash ring. A replacement takes the id over."""
     model: str
     release: str
     host: str
-    http_port: int
-    grpc_port: int
-    fingerprint: str = ""
+    http_port: int  # 0 until it is ready
+    grpc_port: int  # 0 until it is ready
+    fingerprint: str = ""  # numeric fingerprint; empty until it is ready
     state: ReplicaState = ReplicaState.STARTING
-    owner: str = ""
+    owner: str = ""  # random; distinguishes replicas that had the same id in turn
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """``weight``: its share of the sessions, against those of the model's other releases. ``fingerprint``: of the first
-    of its replicas that was ready; empty: none was yet. Another one's replicas are not let into its pool."""
+    """One release of a model."""
 
     name: str
-    weight: int
+    weight: int  # share of the sessions, relative to the model's other releases
     fingerprint: str = ""
+    """Numeric fingerprint of the first replica that became ready; replicas with another one get no calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """``releases`` by model, oldest first. ``earlier`` has the weights by model and release before the last change of
-    them, to which `rolled_back` returns."""
+    """Replicas and releases of all models."""
 
     replicas: tuple[Replica, ...]
-    releases: Mapping[str, tuple[Release, ...]]
-    earlier: Mapping[str, Mapping[str, int]]
+    releases: Mapping[str, tuple[Release, ...]]  # by model, oldest first
+    earlier: Mapping[str, Mapping[str, int]]  # weights before their last change, by model and release
 
     @classmethod
     def of(cls, config: ClusterConfig) -> Fleet:
@@ -69,7 +70,7 @@ class Fleet:
         return cls((), releases, {})
 
     def release(self, model: str, name: str) -> Release:
-        """A release by its name.
+        """Returns a release by its name.
 
         Raises:
             ConfigError: there is no such model or release.
@@ -80,8 +81,12 @@ class Fleet:
         known = ", ".join(release.name for release in self._releases_of(model))
         raise ConfigError(f"{model} has no release {name!r}; there are: {known}")
 
+    def replica(self, replica_id: str) -> Replica | None:
+        """Returns a replica by its id, or None."""
+        return next((replica for replica in self.replicas if replica.id == replica_id), None)
+
     def pool(self, model: str, release: str) -> tuple[Replica, ...]:
-        """The replicas that may get calls of ``release``: ready, and of its fingerprint."""
+        """The replicas that may get calls of ``release``: ready, with the release's fingerprint."""
         fingerprint = self.release(model, release).fingerprint
         return tuple(
             replica
@@ -92,7 +97,7 @@ class Fleet:
 
     @property
     def misfits(self) -> tuple[Replica, ...]:
-        """Replicas that are ready and yet get no call, because their fingerprint is not their release's."""
+        """Ready replicas that get no calls because their fingerprint differs from their release's."""
         return tuple(
             replica
             for replica in self.replicas
@@ -101,19 +106,15 @@ class Fleet:
         )
 
     def live(self, model: str) -> Release:
-        """The release that calls without a session get: of those that have replicas the heaviest, the older of two
-        equal ones; where none has replicas, the heaviest of all."""
+        """The release that calls without a session go to: the heaviest that has replicas, else the heaviest. Of two
+        equal ones the older."""
         releases = self._releases_of(model)
         able = [release for release in releases if release.weight and self.pool(model, release.name)]
         return max(able or releases, key=lambda release: release.weight)
 
-    def live_fingerprint(self, model: str) -> str:
-        """The fingerprint of the live release; empty: none of its replicas was ready yet."""
-        return self.live(model).fingerprint
-
     def shares(self, model: str) -> list[tuple[str, int]]:
-        """Releases and their weights, the newest first, so that whoever is in a canary stays in it as it grows. The
-        share of a release without a replica that could serve it goes to the live one, in its place."""
+        """Releases and their weights, newest first, so that a growing canary keeps its sessions. The share of a release
+        without replicas goes to the live release, at the same place in the list."""
         live = self.live(model)
         return [
             (release.name if self.pool(model, release.name) else live.name, release.weight)
@@ -128,19 +129,19 @@ class Fleet:
 
 
 def with_replica(fleet: Fleet, replica: Replica) -> Fleet:
-    """``replica`` is new, or has changed. The first of a release that is ready gives it its fingerprint.
+    """Adds or updates ``replica``. The first ready replica of a release sets the release's fingerprint.
 
     Raises:
-        ConfigError: there is no such model or release; it is ready and has no fingerprint; or one of that id is of
-            another release.
+        ConfigError: there is no such model or release; the replica is ready and has no fingerprint; or a replica of
+            another release has its id.
     """
     release = fleet.release(replica.model, replica.release)
-    former = next((known for known in fleet.replicas if known.id == replica.id), None)
+    former = fleet.replica(replica.id)
     if former is not None and (former.model, former.release) != (replica.model, replica.release):
-        raise ConfigError(f"replica {replica.id} is of {former.model}/{former.release}; an id is of one release")
+        raise ConfigError(f"replica {replica.id} is of {former.model}/{former.release}; an id belongs to one release")
     if replica.state is ReplicaState.READY:
         if not replica.fingerprint:
-            raise ConfigError(f"replica {replica.id} is ready and has no fingerprint: nobody could stand in for it")
+            raise ConfigError(f"replica {replica.id} is ready and has no fingerprint")
         if not release.fingerprint:
             fleet = _with_release(fleet, replica.model, replace(release, fingerprint=replica.fingerprint))
     others = tuple(known for known in fleet.replicas if known.id != replica.id)
@@ -149,8 +150,9 @@ def with_replica(fleet: Fleet, replica: Replica) -> Fleet:
 
 
 def without_replica(fleet: Fleet, replica_id: str) -> Fleet:
-    """It is gone. When it was the last one of its release's fingerprint, that becomes another's that waits, if any."""
-    gone = next((replica for replica in fleet.replicas if replica.id == replica_id), None)
+    """Removes a replica. If it was the last one with its release's fingerprint, the release takes the fingerprint of
+    another ready replica, if there is one."""
+    gone = fleet.replica(replica_id)
     if gone is None:
         return fleet
     fleet = replace(fleet, replicas=tuple(replica for replica in fleet.replicas if replica.id != replica_id))
@@ -163,18 +165,20 @@ def without_replica(fleet: Fleet, replica_id: str) -> Fleet:
 
 
 def draining(fleet: Fleet, replica_id: str) -> Fleet:
-    """It gets no more calls, and finishes those it has."""
-    return replace(
-        fleet,
-        replicas=tuple(
-            replace(replica, state=ReplicaState.DRAINING) if replica.id == replica_id else replica
-            for replica in fleet.replicas
-        ),
-    )
+    """The replica finishes its running calls and gets no new ones.
+
+    Raises:
+        ConfigError: there is no such replica.
+    """
+    replica = fleet.replica(replica_id)
+    if replica is None:
+        known = ", ".join(replica.id for replica in fleet.replicas) or "none"
+        raise ConfigError(f"no replica {replica_id!r}; there are: {known}")
+    return with_replica(fleet, replace(replica, state=ReplicaState.DRAINING))
 
 
 def with_release(fleet: Fleet, model: str, name: str) -> Fleet:
-    """``model`` has a further release, of no weight yet, the newest of all; one that is there already stays."""
+    """Adds a release with weight 0, as the newest; an existing one stays as it is."""
     releases = fleet.releases.get(model, ())
     if any(release.name == name for release in releases):
         return fleet
@@ -182,10 +186,10 @@ def with_release(fleet: Fleet, model: str, name: str) -> Fleet:
 
 
 def without_release(fleet: Fleet, model: str, name: str) -> Fleet:
-    """The release is over.
+    """Removes a release.
 
     Raises:
-        ConfigError: it has replicas or sessions still.
+        ConfigError: it still has replicas or sessions.
     """
     release = fleet.release(model, name)
     if release.weight:
@@ -198,11 +202,11 @@ def without_release(fleet: Fleet, model: str, name: str) -> Fleet:
 
 
 def with_weights(fleet: Fleet, model: str, weights: Mapping[str, int]) -> Fleet:
-    """A canary: ``weights`` by release; those not named keep theirs.
+    """Changes ``weights``, by release; releases that are not named keep theirs.
 
     Raises:
-        ConfigError: a release is unknown, none is left with a weight, or one is to get sessions and has no replica to
-            serve them.
+        ConfigError: a release is unknown, no release would have a weight, or a release without a ready replica would
+            gain weight.
     """
     for name, weight in weights.items():
         release = fleet.release(model, name)
@@ -211,11 +215,17 @@ def with_weights(fleet: Fleet, model: str, weights: Mapping[str, int]) -> Fleet:
         if weight > release.weight and not fleet.pool(model, name):
             raise ConfigError(f"{model}/{name} has no replica that is ready; start some before it gets sessions")
     former = {release.name: release.weight for release in fleet.releases[model]}
-    return _reweighed(fleet, model, {**former, **weights})
+    wanted = {**former, **weights}
+    if not any(wanted.values()):
+        raise ConfigError(f"{model}: every release would have the weight 0, and no call could be served")
+    if former == wanted:
+        return fleet
+    changed = tuple(replace(release, weight=wanted[release.name]) for release in fleet.releases[model])
+    return replace(fleet, releases={**fleet.releases, model: changed}, earlier={**fleet.earlier, model: former})
 
 
 def switched(fleet: Fleet, model: str, name: str) -> Fleet:
-    """Blue-green: ``name`` gets all sessions at once; the others keep their replicas, for `rolled_back`.
+    """Blue-green: ``name`` gets all sessions; the other releases keep their replicas, for `rolled_back`.
 
     Raises:
         ConfigError: as `with_weights`.
@@ -225,29 +235,39 @@ def switched(fleet: Fleet, model: str, name: str) -> Fleet:
 
 
 def rolled_back(fleet: Fleet, model: str) -> Fleet:
-    """The weights are again what they were before they were changed last; once more, and they are as now.
+    """Restores the weights before their last change. A second call undoes the first.
 
     Raises:
-        ConfigError: they never changed, or who had sessions then has no replica any more.
+        ConfigError: the weights never changed, or a release that would gain weight has no replica.
     """
     if model not in fleet.earlier:
         raise ConfigError(f"{model}: the weights have not been changed, so there is nothing to go back to")
     return with_weights(fleet, model, fleet.earlier[model])
 
 
-def _reweighed(fleet: Fleet, model: str, weights: Mapping[str, int]) -> Fleet:
-    if not any(weights.values()):
-        raise ConfigError(f"{model}: every release would have the weight 0, and nobody be served")
-    former = {release.name: release.weight for release in fleet.releases[model]}
-    if former == dict(weights):
-        return fleet
-    changed = tuple(replace(release, weight=weights[release.name]) for release in fleet.releases[model])
-    return replace(
-        fleet, releases={**fleet.releases, model: changed}, earlier={**fleet.earlier, model: former}
-    )  # fmt: skip
-
-
 def _with_release(fleet: Fleet, model: str, release: Release) -> Fleet:
-    releases: Sequence[Release] = fleet.releases[model]
-    changed = tuple(release if known.name == release.name else known for known in releases)
+    changed = tuple(release if known.name == release.name else known for known in fleet.releases[model])
     return replace(fleet, releases={**fleet.releases, model: changed})
+
+
+def session_key(headers: Mapping[str, str], affinity_headers: Sequence[str]) -> str | None:
+    """The value that keeps a call's session together: that of the first of ``affinity_headers`` which the call has;
+    None if it has none.
+
+    ``headers``: names in lower case.
+    """
+    return next((headers[name] for name in affinity_headers if headers.get(name)), None)
+
+
+def release_of(key: str, shares: Sequence[tuple[str, int]]) -> str:
+    """The release that Envoy sends a session to: XXH64 of ``key`` in UTF-8, modulo the sum of the weights, selects a
+    range of ``shares`` (`Fleet.shares`). The result is deterministic, so canaries can be planned and evaluated offline.
+
+    Raises:
+        ValueError: no weight is above 0.
+    """
+    ends = list(accumulate(weight for _, weight in shares))
+    if not ends or not ends[-1]:
+        raise ValueError("no release has a weight above 0")
+    place = xxhash.xxh64_intdigest(key.encode("utf-8")) % ends[-1]
+    return next(name for (name, _), end in zip(shares, ends, strict=True) if place < end)

@@ -1,45 +1,30 @@
-"""Keeps the fleet: replicas tell it of themselves, operators of releases, and whoever routes calls is told what
-changed.
+"""The reconciler: keeps the state of the fleet from heartbeats and operators' commands, and writes it for Envoy.
 
-Plain asyncio, from one event loop; `cluster.ray_serve` makes an actor of it.
+Plain code for one event loop; `cluster.ray_serve` makes it an actor.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.autoscale import ReplicaLoad
-from cluster.fleet import (
-    Fleet,
-    Replica,
-    ReplicaState,
-    draining,
-    rolled_back,
-    switched,
-    with_release,
-    with_replica,
-    with_weights,
-    without_release,
-    without_replica,
-)
-from specdec.errors import ConfigError
+from cluster.fleet import Fleet, Replica, ReplicaState, draining, with_replica, without_replica
 
-# A replica that has said nothing for so many intervals, and so many seconds, is gone. Envoy notices a dead one at once;
-# this frees its place only, which a machine that is overloaded for some seconds must not lose it.
+# A replica without a heartbeat for so many intervals, and so many seconds, is dropped. Envoy notices a dead replica
+# at once; dropping it frees its id, which an overloaded machine must not lose within seconds.
 SILENT_BEATS, SILENT_S = 4.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The answer to a replica's beat. ``drain``: finish the calls that run, then end, since an operator wants it or
-    another has its id by now. ``misfit``: why it gets no calls; empty where it may."""
+    """The answer to a heartbeat."""
 
-    drain: bool = False
-    misfit: str = ""
+    drain: bool = False  # finish the running calls, then stop: an operator asked for it, or the id has a new owner
+    misfit: str = ""  # why the replica gets no calls; empty: it may get some
 
 
 @dataclass(slots=True)
@@ -49,8 +34,11 @@ class _Beat:
 
 
 class Reconciler:
-    """``write`` gets the fleet after every change and puts it where calls are routed by it. ``interval_s``: between two
-    beats of a replica. ``clock``: monotonic seconds."""
+    """Applies changes to the fleet.
+
+    ``write``: is called with the fleet after every change, and publishes it to Envoy. ``interval_s``: seconds between
+    two heartbeats of a replica. ``clock``: monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -67,35 +55,36 @@ class Reconciler:
 
     @property
     def fleet(self) -> Fleet:
-        """As it is now."""
+        """The current fleet."""
         return self._fleet
 
     def join(self, model: str, release: str, host: str) -> Replica:
-        """A replica starts; returns it, under the first id that is free: who takes the place of a replica that died has
-        its id, and with it its place in the hash ring.
+        """Adds a starting replica and returns it. It gets the lowest free id, so a replacement takes over the id of the
+        replica that died, and with it the place in the hash ring.
 
         Raises:
             ConfigError: there is no such model or release.
         """
         self._fleet.release(model, release)
         taken = {replica.id for replica in self._fleet.replicas}
-        number = next(n for n in range(len(taken) + 1) if _id(model, release, n) not in taken)
-        replica = Replica(_id(model, release, number), model, release, host, 0, 0, owner=secrets.token_hex(8))
+        ids = (f"{model}.{release}.{number}" for number in range(len(taken) + 1))
+        replica_id = next(each for each in ids if each not in taken)
+        replica = Replica(replica_id, model, release, host, 0, 0, owner=secrets.token_hex(8))
         self._beats[replica.id] = _Beat(self._clock())
         self._change(with_replica(self._fleet, replica))
         return replica
 
     def beat(self, replica: Replica, load: ReplicaLoad | None) -> Order:
-        """A replica tells how it is. One that the keeper does not know any more, having begun anew or taken it for
-        dead, is let in again, unless its id is another's by now.
+        """Takes a replica's heartbeat. A replica that is unknown, because the reconciler restarted or dropped it, joins
+        again, unless its id has a new owner.
 
         Raises:
             ConfigError: there is no such model or release.
         """
-        if self._is_taken(replica):
+        if self._has_new_owner(replica):
             return Order(drain=True)
         self._beats[replica.id] = _Beat(self._clock(), load)
-        known = self._known(replica.id)
+        known = self._fleet.replica(replica.id)
         if known is not None and known.state is ReplicaState.DRAINING:
             return Order(drain=True)
         if known != replica:
@@ -105,84 +94,46 @@ class Reconciler:
             return Order(misfit=f"its numeric fingerprint is {replica.fingerprint}, its pool's {pool}")
         return Order()
 
-    def drain(self, replica_id: str) -> None:
-        """An operator wants it to get no more calls.
-
-        Raises:
-            ConfigError: there is no such replica.
-        """
-        if self._known(replica_id) is None:
-            known = ", ".join(replica.id for replica in self._fleet.replicas) or "none"
-            raise ConfigError(f"no replica {replica_id!r}; there are: {known}")
-        self._change(draining(self._fleet, replica_id))
-
     def retire(self, replica: Replica) -> None:
-        """It says itself that it takes no more calls."""
-        if not self._is_taken(replica):
+        """The replica takes no more calls."""
+        if self._fleet.replica(replica.id) is not None and not self._has_new_owner(replica):
             self._change(draining(self._fleet, replica.id))
 
     def leave(self, replica: Replica) -> None:
-        """It ended."""
-        if not self._is_taken(replica):
-            self._forget(replica.id)
+        """The replica stopped."""
+        if not self._has_new_owner(replica):
+            self._drop(replica.id)
 
     def drop_silent(self) -> list[str]:
-        """Forget the replicas that have not told anything for too long; returns their ids."""
+        """Drops the replicas whose last heartbeat is too old; returns their ids."""
         late_s = self._clock() - max(SILENT_BEATS * self._interval_s, SILENT_S)
         silent = [replica_id for replica_id, beat in self._beats.items() if beat.at_s < late_s]
         for replica_id in silent:
-            self._forget(replica_id)
+            self._drop(replica_id)
         return silent
 
     def allow_interval(self, interval_s: float) -> None:
-        """Replicas may say something every ``interval_s`` from now on, or as before: all are replaced one by one."""
+        """Accepts heartbeats every ``interval_s`` seconds, besides the former interval: replicas are replaced one by
+        one."""
         self._interval_s = max(self._interval_s, interval_s)
 
-    def open_release(self, model: str, release: str) -> None:
-        """``model`` has a further release, of no weight yet."""
-        self._change(with_release(self._fleet, model, release))
-
-    def close_release(self, model: str, release: str) -> None:
-        """The release is over.
+    def apply(self, transition: Callable[..., Fleet], *arguments: Any) -> None:
+        """Applies a function of `cluster.fleet` to the fleet: an operator's command.
 
         Raises:
-            ConfigError: it has sessions or replicas still.
+            ConfigError: the function refuses it.
         """
-        self._change(without_release(self._fleet, model, release))
-
-    def weigh(self, model: str, weights: Mapping[str, int]) -> None:
-        """The shares of releases, as `with_weights`.
-
-        Raises:
-            ConfigError: they can not be given.
-        """
-        self._change(with_weights(self._fleet, model, weights))
-
-    def promote(self, model: str, release: str) -> None:
-        """All sessions go to ``release``.
-
-        Raises:
-            ConfigError: it has no replica that is ready.
-        """
-        self._change(switched(self._fleet, model, release))
-
-    def roll_back(self, model: str) -> None:
-        """The shares are again as they were before they changed last.
-
-        Raises:
-            ConfigError: they have not changed.
-        """
-        self._change(rolled_back(self._fleet, model))
+        self._change(transition(self._fleet, *arguments))
 
     def status(self) -> dict[str, Any]:
-        """Everything, to show: by model its releases, and in these their replicas with their load."""
+        """The fleet as JSON: by model its releases, with their replicas and the replicas' load."""
         return {
             model: {
                 release.name: {
                     "weight": release.weight,
                     "fingerprint": release.fingerprint,
                     "replicas": [
-                        self._told(replica)
+                        self._replica_status(replica)
                         for replica in self._fleet.replicas
                         if (replica.model, replica.release) == (model, release.name)
                     ],
@@ -192,7 +143,7 @@ class Reconciler:
             for model, releases in self._fleet.releases.items()
         }
 
-    def _told(self, replica: Replica) -> dict[str, Any]:
+    def _replica_status(self, replica: Replica) -> dict[str, Any]:
         beat = self._beats.get(replica.id)
         load = None if beat is None else beat.load
         return {
@@ -207,17 +158,14 @@ class Reconciler:
             "busy": None if load is None else load.busy,
         }
 
-    def _is_taken(self, replica: Replica) -> bool:
-        """Whether its id is another's by now: it was taken for dead, and its place was given away."""
-        known = self._known(replica.id)
+    def _has_new_owner(self, replica: Replica) -> bool:
+        """Whether another replica took over the id after this one was dropped."""
+        known = self._fleet.replica(replica.id)
         return known is not None and known.owner != replica.owner
 
-    def _forget(self, replica_id: str) -> None:
+    def _drop(self, replica_id: str) -> None:
         self._beats.pop(replica_id, None)
         self._change(without_replica(self._fleet, replica_id))
-
-    def _known(self, replica_id: str) -> Replica | None:
-        return next((replica for replica in self._fleet.replicas if replica.id == replica_id), None)
 
     def _change(self, fleet: Fleet) -> None:
         if fleet != self._fleet:
@@ -228,7 +176,3 @@ class Reconciler:
 def ready(replica: Replica, http_port: int, grpc_port: int, fingerprint: str) -> Replica:
     """``replica`` once its server takes requests."""
     return replace(replica, http_port=http_port, grpc_port=grpc_port, fingerprint=fingerprint, state=ReplicaState.READY)
-
-
-def _id(model: str, release: str, number: int) -> str:
-    return f"{model}.{release}.{number}"

@@ -1,7 +1,7 @@
-"""One replica's server: `specdec serve` as a process of its own, watched and ended by whoever started it.
+"""The server of one replica: `specdec serve` as a child process.
 
-A process and not a part of Ray's: what serves tokens shares no interpreter with what administers it, and a replica is
-the same program as a server that stands alone.
+It is a separate process, not a part of Ray's, so a replica is the same program as a stand-alone server, and serving
+shares no interpreter with administration.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ import httpx
 import yaml
 
 from cluster.autoscale import ReplicaLoad
-from cluster.replica_settings import filled
-from cluster.state_folder import bound_log, private_folder, write_private
+from cluster.config import settings_of
+from cluster.state_folder import bound_log, private_folder, replace_files
 from specdec.errors import ModelError
 
 _PR_SET_PDEATHSIG = 1
-_PROBE_S = 2.0
+_REQUEST_S = 2.0  # timeout of /readyz and /v1/loads
 _LOG_TAIL = 2000  # bytes of a dead server's log that its error quotes
-_KILL_AFTER_S = 5.0  # beyond the drain that was asked for
+_KILL_AFTER_S = 5.0  # after the drain time
 
 
 class ReplicaProcess:
-    """A server on ports of its own. ``settings``: as `specdec serve --config` reads them; host and ports are set here,
-    and its id where they leave room for it. ``folder``: of the fleet, for its configuration and its log. ``key``: of
-    ``server.keys_file``, where there is one.
+    """A server on its own ports.
+
+    ``settings``: as of `specdec serve --config`; host, ports and the replica's id are filled in. ``folder``: of the
+    fleet, for the configuration and the log. ``key``: of ``server.keys_file``, if there is one.
 
     Raises:
-        ConfigError: others may write in the folder.
-        ModelError: ``python`` can not be run.
+        ConfigError: others may write to the folder.
+        ModelError: ``python`` cannot be run.
     """
 
     def __init__(
@@ -59,41 +60,43 @@ class ReplicaProcess:
         for part in ("replicas", replica_id):
             own = private_folder(own / part)
         config, self._log = own / "specdec.yaml", own / "specdec.log"
-        write_private(config, yaml.safe_dump(self._with_ports(filled(settings, replica_id))))
+        replace_files({config: yaml.safe_dump(self._with_ports(settings_of(settings, replica_id))).encode()})
         program = str((python or Path(sys.executable)).expanduser())
         words = [program, "-m", "specdec.cli.main", "serve", "--config", str(config)]
         self.bound_log()
         with self._log.open("ab") as log:
             try:
                 self._process = subprocess.Popen(
-                    words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent
+                    words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent
                 )
             except OSError as error:
-                raise ModelError(f"python: {program} can not be run ({error.strerror})") from None
-        self._client = httpx.AsyncClient(base_url=f"http://{host}:{self.http_port}", timeout=_PROBE_S, trust_env=False)
+                raise ModelError(f"python: {program} cannot be run ({error.strerror})") from None
+        self._client = httpx.AsyncClient(
+            base_url=f"http://{host}:{self.http_port}", timeout=_REQUEST_S, trust_env=False
+        )
 
     @property
     def pid(self) -> int:
-        """Of the server."""
+        """The server's process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, ready or not."""
+        """Whether the process runs, ready or not."""
         return self._process.poll() is None
 
     async def is_ready(self) -> bool:
-        """Whether it would take a request now."""
+        """Whether the server accepts requests."""
         try:
             return (await self._client.get("/readyz")).status_code == 200
         except httpx.HTTPError:
             return False
 
-    async def told(self) -> tuple[str, ReplicaLoad]:
-        """Its numeric fingerprint, and its load.
+    async def load(self) -> tuple[str, ReplicaLoad]:
+        """Returns the server's numeric fingerprint and its load.
 
         Raises:
-            ModelError: it does not say: it is dead, or refuses the key.
+            ModelError: it does not answer, or refuses the key.
         """
         try:
             answer = await self._client.get("/v1/loads", headers=self._headers)
@@ -106,27 +109,28 @@ class ReplicaProcess:
             raise ModelError(f"the server does not answer: {error!r}") from None
         body = answer.json()
         load = body["loads"][0]
-        told = ReplicaLoad(load["num_waiting_reqs"], load["forecast_wait_s"], load["utilization"])
-        return body["numeric_fingerprint"], told
+        found = ReplicaLoad(load["num_waiting_reqs"], load["forecast_wait_s"], load["utilization"])
+        return body["numeric_fingerprint"], found
 
     def bound_log(self) -> None:
-        """Keep what it says from growing for ever; to be called now and then."""
+        """Bounds the server's log; to be called regularly."""
         bound_log(self._log)
 
-    def explained(self) -> str:
-        """Why it ended: its exit status, and the end of what it said."""
+    def exit_reason(self) -> str:
+        """The exit status, and the end of the log."""
         with self._log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL))
-            said = log.read().decode("utf-8", "replace").strip()
-        return f"the server ended with status {self._process.poll()}; {self._log} ends with: {said}"
+            tail = log.read().decode("utf-8", "replace").strip()
+        return f"the server exited with status {self._process.poll()}; {self._log} ends with: {tail}"
 
     def begin_stop(self) -> None:
-        """It takes no new call, and ends once those that it has are done or its drain is over."""
+        """Sends SIGTERM: the server accepts no more calls, and exits when the running ones end or its drain time is
+        over."""
         if self.alive:
             self._process.send_signal(signal.SIGTERM)
 
     async def stopped(self, sleep: Callable[[float], Any]) -> None:
-        """Wait for its end after `begin_stop`; one that does not end is killed. Has no effect the second time."""
+        """Waits for the exit after `begin_stop`; kills the server if it exceeds its drain time."""
         late_s = time.monotonic() + self._drain_s + _KILL_AFTER_S
         while self.alive:
             if time.monotonic() > late_s:
@@ -143,8 +147,7 @@ class ReplicaProcess:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """So many ports that nobody listens on; who takes them soon gets them, since the system goes through all others
-    before it gives one out again."""
+    """Returns free ports. The system hands out all other ports before it repeats one, so they stay free for a while."""
     held = [socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) for _ in range(count)]
     try:
         for each in held:
@@ -155,6 +158,6 @@ def free_ports(host: str, count: int) -> list[int]:
             each.close()
 
 
-def _end_with_parent() -> None:
-    """In the child: no server outlives the one that watches over it."""
+def _die_with_parent() -> None:
+    """In the child: SIGKILL when its parent dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

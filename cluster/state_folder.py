@@ -1,6 +1,6 @@
-"""The folder of a fleet: its owner's alone, one `specdec cluster serve` at a time, and logs that do not grow for ever.
+"""The folder of a fleet: private to its owner, used by one `specdec cluster serve` at a time, with bounded logs.
 
-What lies in it is read back and acted on, and holds keys; so nobody else may write there.
+It holds keys, and the fleet acts on its content, so no other user may write to it.
 """
 
 from __future__ import annotations
@@ -11,62 +11,102 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pydantic import BaseModel, ValidationError
+
+from cluster.config import ClusterConfig
+from cluster.deployment import Deployment
+from cluster.fleet import Fleet
+from specdec.config import problems
 from specdec.errors import ConfigError
 
-LOG_BYTES = 16 << 20
+LOG_BYTES = 16 << 20  # size at which a log is rotated
+
+
+class FleetState(BaseModel):
+    """What a restarted reconciler continues from. JSON, so that reading it runs no code."""
+
+    config: ClusterConfig
+    deployments: dict[str, Deployment]  # by Serve application; with the keys for /v1/loads
+    fleet: Fleet
+
+    def encoded(self) -> bytes:
+        """The content of its file."""
+        return self.model_dump_json(indent=1).encode()
+
+    @classmethod
+    def load(cls, path: Path) -> FleetState:
+        """Reads the state at ``path``.
+
+        Raises:
+            ConfigError: another user may have written it, or it cannot be read.
+        """
+        try:
+            _refuse_other_writers(path, "delete it if you do not know who wrote it")
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read ({error.strerror})") from None
+        except ValidationError as error:
+            raise ConfigError(f"{path}: {problems(error)}") from None
 
 
 def private_folder(path: Path) -> Path:
-    """``path``, absolute; made for its owner alone where it is missing. One that is there keeps its mode.
+    """Returns ``path`` as an absolute path. Creates it with mode 0700 if it is missing; an existing one keeps its mode.
 
     Raises:
-        ConfigError: it can not be made, is somebody else's, or others may write there.
+        ConfigError: it cannot be created, belongs to another user, or others may write to it.
     """
     path = path.expanduser().absolute()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"folder: {path} can not be made ({error.strerror})") from None
-    _refuse_others(path, "give the fleet a `folder` of its own")
+        raise ConfigError(f"folder: {path} cannot be created ({error.strerror})") from None
+    _refuse_other_writers(path, "give the fleet a `folder` of its own")
     return path
 
 
-def write_private(path: Path, content: str) -> None:
-    """Put ``content`` at ``path`` by one rename; only its owner can read it, from its first byte on."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(content)
-    os.replace(name, path)
+def replace_files(contents: Mapping[Path, bytes]) -> list[Path]:
+    """Writes files with mode 0600, in order; returns those whose content changed.
 
-
-def read_private(path: Path) -> str:
-    """What `write_private` wrote.
+    All contents are written to temporary files first and renamed then, so a full disk changes no file, and a reader
+    sees either the old or the new content.
 
     Raises:
-        ConfigError: somebody else may have written it.
-        OSError: it can not be read.
+        OSError: a file cannot be written; no temporary file is left.
     """
-    _refuse_others(path, "delete it if you do not know who wrote it")
-    return path.read_text(encoding="utf-8")
+    staged: dict[Path, str] = {}
+    try:
+        for path, content in contents.items():
+            if path.exists() and path.read_bytes() == content:
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, staged[path] = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+        for path, temporary in staged.items():
+            os.replace(temporary, path)
+    finally:
+        for temporary in staged.values():
+            Path(temporary).unlink(missing_ok=True)
+    return list(staged)
 
 
-def _refuse_others(path: Path, way_out: str) -> None:
+def _refuse_other_writers(path: Path, remedy: str) -> None:
     found = path.stat()
     if found.st_uid != os.geteuid():
-        raise ConfigError(f"{path} belongs to the user {found.st_uid}, not to {os.geteuid()}; {way_out}")
+        raise ConfigError(f"{path} belongs to the user {found.st_uid}, not to {os.geteuid()}; {remedy}")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(f"{path} may be written by others; chmod go-w {path}, or {way_out}")
+        raise ConfigError(f"other users may write to {path}; chmod go-w {path}, or {remedy}")
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """``folder`` is this process's for as long as the context lasts, or until it dies, however that comes.
+    """Holds the lock of ``folder`` until the context ends or the process dies.
 
     Raises:
-        ConfigError: another process has it.
+        ConfigError: another process holds it.
     """
     with (folder / "lock").open("a+") as file:
         try:
@@ -75,7 +115,7 @@ def locked(folder: Path) -> Iterator[None]:
             file.seek(0)
             raise ConfigError(
                 f"folder: {folder} is in use by another `specdec cluster serve` (process {file.read() or 'unknown'}); "
-                "end that one, or give this fleet a `folder` and ports of its own"
+                "stop that one, or give this fleet its own `folder` and ports"
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -84,7 +124,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process has it now."""
+    """Whether a process holds the lock of ``folder``."""
     try:
         with (folder / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -96,10 +136,10 @@ def is_locked(folder: Path) -> bool:
 
 
 def bound_log(path: Path, limit: int = LOG_BYTES) -> None:
-    """Where ``path`` is larger than ``limit`` bytes, move what it says to ``path.1`` and empty it. Whoever appends to
-    it goes on; a line that comes meanwhile may be lost."""
+    """Copies a log larger than ``limit`` bytes to ``path.1`` and truncates it. Its writer continues; a line written
+    meanwhile may be lost."""
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > limit:
-            with contextlib.suppress(OSError):  # a full disk is no reason to let it grow
+            with contextlib.suppress(OSError):  # truncate it even if the disk has no room for the copy
                 shutil.copy(path, path.with_name(f"{path.name}.1"))
             os.truncate(path, 0)

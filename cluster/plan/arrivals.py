@@ -1,8 +1,7 @@
-"""What a planned fleet is asked, and when: a trace of requests that came to a server, or drawn ones."""
+"""The requests of a plan and their arrival times: a captured trace, or random ones."""
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Sequence
@@ -10,8 +9,11 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Self
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from specdec.config import problems
 from specdec.core.fields import MAX_NAME
 from specdec.core.types import OutputParams, Request, SamplingParams, StoppingParams
 from specdec.errors import ConfigError
@@ -23,22 +25,21 @@ _PLAIN, _TOKENS_ONLY = SamplingParams(seed=0), OutputParams(text=False)
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """``at_s``: seconds after the beginning. The prompt begins with ``blocks`` of 64 tokens (the last may be shorter),
-    which it shares with those prompts that begin with the same ones; its other ``prompt_tokens`` nobody else has.
-    ``session``: who asks, as a router sees it. ``output_tokens``: as long as its answer is. ``was_first_s``: of a
-    recorded one, what it waited for its first tokens."""
+    """A simulated request."""
 
-    at_s: float
+    at_s: float  # arrival, after the start of the plan
     prompt_tokens: int
     output_tokens: int
     blocks: tuple[Block, ...] = ()
-    session: str = ""
+    """The beginning of the prompt, in blocks of 64 tokens (the last may be shorter). Prompts that begin with the same
+    blocks share them; the rest of the prompt is unique."""
+    session: str = ""  # routing key
     salt: str = ""
     deadline_s: float | None = None
-    was_first_s: float | None = None
+    was_first_s: float | None = None  # recorded time to the first token
 
     def request(self, number: int) -> Request:
-        """As an engine is asked it, as the ``number``-th."""
+        """The engine's request, with ``number`` as its id."""
         shared = [token for block in self.blocks for token in block]
         tail = self.prompt_tokens - len(shared)
         own = _token(f"own {number}")
@@ -59,21 +60,18 @@ def _block(name: str) -> Block:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What drawn requests are like. Prompts of ``prompt_tokens`` and answers of ``output_tokens`` are means of
-    geometric distributions where ``spread``, else of that length exactly. Every prompt begins with the same
-    ``shared_tokens``, then those of its session: of ``sessions`` one is drawn each time, with ``session_tokens`` of its
-    own (both in whole blocks of 64).
+    """The distribution of random requests.
 
     Raises:
-        ConfigError: a figure is out of range, or prompts are no longer than what they share.
+        ConfigError: a value is out of range, or prompts are not longer than their shared beginning.
     """
 
-    prompt_tokens: int = 512
-    output_tokens: int = 64
-    shared_tokens: int = 0
-    sessions: int = 0
-    session_tokens: int = 0
-    spread: bool = True
+    prompt_tokens: int = 512  # mean length
+    output_tokens: int = 64  # mean length
+    shared_tokens: int = 0  # at the beginning of every prompt, in whole blocks of 64
+    sessions: int = 0  # each request belongs to one, chosen at random; 0: none
+    session_tokens: int = 0  # shared by the prompts of a session, after shared_tokens, in whole blocks of 64
+    spread: bool = True  # geometric distribution of lengths; False: every length is its mean
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "output_tokens"):
@@ -83,15 +81,15 @@ class Traffic:
             if getattr(self, name) < 0:
                 raise ConfigError(f"traffic: {name} must not be negative, not {getattr(self, name)}")
         if self.session_tokens and not self.sessions:
-            raise ConfigError("traffic: session_tokens means nothing without sessions; say how many there are")
+            raise ConfigError("traffic: session_tokens needs sessions")
         if self.prompt_tokens <= self.shared_tokens + self.session_tokens:
             raise ConfigError(
-                f"traffic: prompt_tokens counts what is shared too, so it must exceed "
+                f"traffic: prompt_tokens includes the shared tokens, so it must exceed "
                 f"{self.shared_tokens + self.session_tokens} (shared_tokens and session_tokens)"
             )
 
     def draw(self, rng: random.Random) -> PlannedRequest:
-        """One request, at 0."""
+        """Returns a random request, at 0 s."""
         session = f"session-{rng.randrange(self.sessions)}" if self.sessions else ""
         blocks = [_block(f"shared {n}") for n in range(self.shared_tokens // BLOCK_TOKENS)]
         blocks += [_block(f"{session} {n}") for n in range(self.session_tokens // BLOCK_TOKENS)]
@@ -106,88 +104,76 @@ class Traffic:
 
 
 def drawn_requests(arrivals: Arrivals, traffic: Traffic, seed: int) -> list[PlannedRequest]:
-    """Requests of ``traffic`` at ``arrivals``; the same for the same seed."""
+    """Random requests of ``traffic`` at ``arrivals``; deterministic in ``seed``."""
     rng = random.Random(seed)
     return [replace(traffic.draw(rng), at_s=at_s) for at_s in arrivals.offsets(seed)]
 
 
 def at_rate(requests: Sequence[PlannedRequest], arrivals: Arrivals, seed: int) -> list[PlannedRequest]:
-    """``requests`` in their order, over and over, at ``arrivals`` instead of their own times."""
+    """``requests`` in order, repeated, at ``arrivals`` instead of their own times."""
     return [replace(one, at_s=at_s) for at_s, one in zip(arrivals.offsets(seed), cycle(requests), strict=False)]
 
 
+class _TraceLine(BaseModel):
+    """A line of a trace, as `specdec capture` writes it; other fields are ignored."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    offset_s: float = Field(ge=0)
+    prompt_ids: list[Annotated[int, Field(ge=0, lt=1 << 31)]] | None = Field(None, min_length=1)
+    prompt_blocks: list[str] | None = None
+    prompt_tokens: int = Field(1, ge=1)
+    was_tokens: int = Field(0, ge=0)
+    max_tokens: int = Field(1, ge=1)
+    was_first_s: float | None = Field(None, ge=0)
+    session: str = Field("", max_length=MAX_NAME)
+    salt: str = Field("", max_length=MAX_NAME)
+
+    @model_validator(mode="after")
+    def _has_prompt_and_length(self) -> Self:
+        if self.prompt_ids is None and self.prompt_blocks is None:
+            raise ValueError("prompt_ids or prompt_blocks is needed; `specdec capture` writes such traces")
+        if self.prompt_blocks is not None and self.prompt_tokens < BLOCK_TOKENS * len(self.prompt_blocks):
+            raise ValueError(f"prompt_tokens must be at least {BLOCK_TOKENS} for each of prompt_blocks")
+        if not self.was_tokens and "max_tokens" not in self.model_fields_set:
+            raise ValueError("was_tokens or max_tokens is needed")
+        return self
+
+    def planned(self, speed: float) -> PlannedRequest:
+        """The request, ``speed`` times as early."""
+        if (ids := self.prompt_ids) is not None:
+            blocks = tuple(tuple(ids[at : at + BLOCK_TOKENS]) for at in range(0, len(ids), BLOCK_TOKENS))
+            tokens = len(ids)
+        else:
+            blocks, tokens = tuple(_block(name) for name in self.prompt_blocks or ()), self.prompt_tokens
+        output = self.was_tokens or self.max_tokens
+        return PlannedRequest(
+            self.offset_s / speed, tokens, output, blocks, self.session, self.salt, was_first_s=self.was_first_s
+        )
+
+
 def read_requests(path: Path, speed: float = 1.0) -> list[PlannedRequest]:
-    """The trace in ``path``, by arrival, as `specdec capture` writes them: JSON lines with ``offset_s``, with
-    ``prompt_ids`` or with ``prompt_blocks`` and ``prompt_tokens``, and with ``was_tokens`` or ``max_tokens``; may have
-    ``session`` and ``salt``. speed: 2 replays it in half the time.
+    """Reads a trace of `specdec capture`, sorted by arrival.
+
+    A line is a JSON object with ``offset_s``; ``prompt_ids``, or ``prompt_blocks`` and ``prompt_tokens``;
+    ``was_tokens`` or ``max_tokens``; optionally ``session`` and ``salt``. speed: 2 replays the trace in half the time.
 
     Raises:
-        ConfigError: it can not be read, holds no request, or a line is not of that form; names it and the field.
+        ConfigError: the file cannot be read or holds no request, or a line is invalid; names the line and the field.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise ConfigError(f"trace: {path} can not be read ({error.strerror})") from None
+        raise ConfigError(f"trace: {path} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise ConfigError(f"trace: {path} is not UTF-8 text") from None
-    found = [_read(line, f"trace: {path.name}, line {number}", speed) for number, line in enumerate(lines, 1) if line]
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line:
+                found.append(_TraceLine.model_validate_json(line).planned(speed))
+        except ValidationError as error:
+            raise ConfigError(f"trace: {path.name}, line {number}: {problems(error)}") from None
     if not found:
         raise ConfigError(f"trace: {path} holds no request")
     return sorted(found, key=lambda one: one.at_s)
-
-
-def _read(line: str, where: str, speed: float) -> PlannedRequest:
-    try:
-        item = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is no JSON ({error})") from None
-    if not isinstance(item, dict):
-        raise ConfigError(f"{where} is not an object")
-    offset = item.get("offset_s")
-    if not isinstance(offset, int | float) or isinstance(offset, bool) or not 0 <= offset < math.inf:
-        raise ConfigError(f"{where}: offset_s must be a number of seconds, at least 0")
-    if "prompt_ids" in item:
-        blocks, tokens = _ids(item["prompt_ids"], where)
-    elif "prompt_blocks" in item:
-        blocks, tokens = _named(item, where)
-    else:
-        raise ConfigError(f"{where}: prompt_ids or prompt_blocks is needed; `specdec capture` writes such traces")
-    output = _whole(item, "was_tokens" if item.get("was_tokens") else "max_tokens", where)
-    was_first_s = item.get("was_first_s")
-    if was_first_s is not None and not (isinstance(was_first_s, int | float) and was_first_s >= 0):
-        raise ConfigError(f"{where}: was_first_s must be a number of seconds")
-    return PlannedRequest(
-        offset / speed, tokens, output, blocks, _text(item, "session", where), _text(item, "salt", where),
-        was_first_s=was_first_s,
-    )  # fmt: skip
-
-
-def _ids(value: Any, where: str) -> tuple[tuple[Block, ...], int]:
-    good = isinstance(value, list) and all(type(token) is int and 0 <= token < 1 << 31 for token in value)
-    if not good or not value:
-        raise ConfigError(f"{where}: prompt_ids must be a list of token ids")
-    return tuple(tuple(value[at : at + BLOCK_TOKENS]) for at in range(0, len(value), BLOCK_TOKENS)), len(value)
-
-
-def _named(item: dict[str, Any], where: str) -> tuple[tuple[Block, ...], int]:
-    names = item["prompt_blocks"]
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{where}: prompt_blocks must be a list of texts")
-    tokens = _whole(item, "prompt_tokens", where)
-    if tokens < BLOCK_TOKENS * len(names):
-        raise ConfigError(f"{where}: prompt_tokens must be at least {BLOCK_TOKENS * len(names)}, 64 for each block")
-    return tuple(_block(name) for name in names), tokens
-
-
-def _whole(item: dict[str, Any], name: str, where: str) -> int:
-    value = item.get(name)
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{where}: {name} must be a whole number, at least 1")
-    return value
-
-
-def _text(item: dict[str, Any], name: str, where: str) -> str:
-    value = item.get(name, "")
-    if not isinstance(value, str) or len(value) > MAX_NAME:
-        raise ConfigError(f"{where}: {name} must be a text of at most {MAX_NAME} characters")
-    return value

@@ -1,4 +1,4 @@
-"""What drafting brings a simulated step: drawn from steps that were run, or from a given law of tokens per step."""
+"""Speculation in a simulation: draft nodes and tokens per step, sampled from recorded steps or a given distribution."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from specdec.engine.propose import Drafting, Proposals
 from specdec.engine.scheduler import PlanEntry
 from specdec.errors import ConfigError
 
-MOST_DRAFTED = MAX_NODES - 1
+MAX_DRAFT_NODES = MAX_NODES - 1
 
 
 class DraftLaw:
-    """Draws what each sequence of a step drafts and gets, from ``steps``: of those with about as many sequences, since
-    fewer nodes are verified where more sequences share the forward.
+    """Samples a recorded step with about as many sequences: the controller drafts fewer nodes per sequence in larger
+    batches.
 
     Raises:
-        ValueError: there are none, or a tree is larger than trees may be.
+        ValueError: ``steps`` is empty, or a tree is too large.
     """
 
     def __init__(self, steps: Seq[DraftedStep]) -> None:
         if not steps:
-            raise ValueError("drafted: there must be a step")
+            raise ValueError("drafted: at least one step is needed")
         self.most = max(nodes for step in steps for nodes, _ in step.sequences)
-        if self.most > MOST_DRAFTED:
-            raise ValueError(f"drafted: a tree has at most {MOST_DRAFTED} draft nodes, not {self.most}")
+        if self.most > MAX_DRAFT_NODES:
+            raise ValueError(f"drafted: a tree has at most {MAX_DRAFT_NODES} draft nodes, not {self.most}")
         self._by_size: dict[int, list[DraftedStep]] = {}
         for step in steps:
             self._by_size.setdefault(len(step.sequences), []).append(step)
         self._sizes = sorted(self._by_size)
 
     def draw(self, sequences: int, rng: random.Random) -> DraftedStep:
-        """A step of the nearest number of sequences that there is."""
+        """Returns a random step of the nearest recorded number of sequences."""
         sizes = self._sizes
         right = min(bisect_left(sizes, sequences), len(sizes) - 1)
         if right and sequences - sizes[right - 1] < sizes[right] - sequences:
@@ -50,11 +50,11 @@ class DraftLaw:
 
 
 def given_steps(text: str, nodes: int, draft_ms: float) -> list[DraftedStep]:
-    """Steps of one sequence whose tokens are distributed as ``text`` says: a mean such as ``2.1`` (every node of a
-    chain of ``nodes`` is accepted with the same chance), or shares such as ``1:0.5,2:0.3,4:0.2``. draft_ms: of a step.
+    """Returns steps of one sequence with the distribution ``text``: a mean such as ``2.1`` (each node of a chain of
+    ``nodes`` has the same acceptance probability), or shares such as ``1:0.5,2:0.3,4:0.2``. draft_ms: of each step.
 
     Raises:
-        ConfigError: it says neither, or a mean that so many nodes do not give.
+        ConfigError: ``text`` has neither form, or so many nodes cannot reach the mean.
     """
     shares = _shares(text) if ":" in text else _chain(text, nodes)
     if max(shares) > nodes + 1:
@@ -82,13 +82,15 @@ def _shares(text: str) -> dict[int, float]:
 
 
 def _chain(text: str, nodes: int) -> dict[int, float]:
-    """Shares of a chain of ``nodes`` whose mean is as given; by bisection of the chance of one node."""
+    """Shares of a chain of ``nodes`` with the given mean; by bisection of the acceptance probability."""
     try:
         mean = float(text)
     except ValueError:
         mean = math.nan
     if not 1 <= mean <= nodes + 1:
-        raise ConfigError(f"tokens-per-step: {text!r} is no mean from 1 to {nodes + 1}, which {nodes} draft nodes give")
+        raise ConfigError(
+            f"tokens-per-step: {text!r} is not a mean from 1 to {nodes + 1}, the range of {nodes} draft nodes"
+        )
     low, high = 0.0, 1.0
     for _ in range(60):
         chance = (low + high) / 2
@@ -107,14 +109,14 @@ def _tree(nodes: int) -> TokenTree:
     return tree
 
 
-_TREES = [_tree(nodes) for nodes in range(MAX_NODES)]  # what is in them decides nothing here, so all may share them
+_TREES = [_tree(nodes) for nodes in range(MAX_NODES)]  # their content does not matter here, so sequences share them
 
 
 class SimulatedDrafting(Drafting):
-    """The propose stage of a simulation: trees of drawn sizes, and the time that a step takes beside its forward.
+    """The propose stage of a simulation: trees of random sizes, and the time of a step outside its forward.
 
-    law: None: nothing is drafted. drawn: is filled with the tokens that each entry of the step gets. spend: is told
-    milliseconds that pass.
+    law: None: no speculation. drawn: receives the tokens of each entry of the step. spend: advances the clock by
+    milliseconds.
     """
 
     def __init__(
@@ -131,14 +133,14 @@ class SimulatedDrafting(Drafting):
         self._law, self._overheads, self._rng, self._drawn, self._spend = law, overheads, rng, drawn, spend
 
     def begin(self, sequence: Sequence) -> None:
-        """There are no drafters to tell."""
+        """Does nothing: there are no drafters."""
 
     def want(self, sequence: Sequence) -> int:
-        """As many nodes as any recorded tree had: how many it will be depends on who else is in the step."""
+        """The largest recorded tree: the final size depends on the other sequences of the step."""
         return 0 if self._law is None else max(0, min(self._law.most, sequence.room - 1))
 
     def propose(self, entries: Seq[PlanEntry]) -> Proposals:
-        """Trees of as many nodes as are drawn, and granted."""
+        """Returns trees of the sampled sizes, as far as they are granted."""
         drawn, overheads = self._drawn, self._overheads
         drawn.clear()
         if not entries:
@@ -154,10 +156,10 @@ class SimulatedDrafting(Drafting):
         return Proposals(trees)
 
     def learn(self, out: Proposals, outcome: Outcome) -> None:
-        """Nothing is decided here."""
+        """Does nothing: the controller decides nothing."""
 
     def _draw(self, law: DraftLaw, entries: Seq[PlanEntry]) -> tuple[list[TokenTree | None], float]:
-        """Trees, and the milliseconds that they take."""
+        """Returns the trees, and their draft time in milliseconds."""
         sampling = sum(entry.samples for entry in entries)
         step = law.draw(sampling, self._rng)
         lines, taken = step.sequences, 0

@@ -1,25 +1,39 @@
-"""Makes a profile of an engine: its limits, what its forwards cost here, and what a trace of its server tells."""
+"""Measures a replica's profile: an engine's limits and forward costs, and what the traces of its server show."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from cluster.plan.arrivals import read_requests
-from cluster.plan.fit import captured_wait_ms, fit_request_ms, fit_steps
-from cluster.plan.profile import Memory, Profile, ReplicaLimits
-from cluster.plan.simulate import FleetPlan
+from cluster.plan.arrivals import PlannedRequest, read_requests
+from cluster.plan.profile import DraftedStep, Memory, Overheads, Profile, ReplicaLimits
+from cluster.plan.simulate import FleetPlan, simulate
 from draft.protocol import ModelBasedDrafter
 from specdec.config import EngineConfig, ServerConfig
-from specdec.core.types import EngineInfo
+from specdec.control.estimates.costs import CostTable
+from specdec.control.trace import read_trace
+from specdec.core.types import EngineInfo, StepTrace
 from specdec.engine.engine import EngineParts
 from specdec.engine.profile_costs import profile_costs
+from specdec.errors import ConfigError
 from specdec.models.memory import measure_model
 from verify_kernels.backend import KvTensors
 
-PROFILE_S = 3.0  # for measuring forwards where an engine does not do it itself
+PROFILE_S = 3.0  # for measuring forwards, if the engine does not do it itself
+MIN_STEPS = 50  # of a decision trace
+NOISE_QUANTILES = 64
+MAX_DRAFTED = 4096  # drafted steps in a profile, chosen at even distances
+MIN_NOISE = 0.05  # factor
+PRIOR_STEPS = 5.0  # mean steps that keep a column of the cost table at its former value
+OUTLIER = 3.0  # factor over the expected time: caused by other processes, which a plan does not model
+BACK_TO_BACK_MS = 5.0  # between two steps; a longer gap is an idle engine, or a step without samples
 _KV_DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8,
     "fp8": torch.float8_e4m3fn,
@@ -89,3 +103,146 @@ def _memory(parts: EngineParts, bytes_per_s: float) -> Memory:
         return Memory(weight_bytes=info.weight_bytes, kv_token_bytes=kv_token_bytes, bytes_per_s=bytes_per_s)
     read = measure_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir).read_bytes
     return Memory(weight_bytes=read, kv_token_bytes=kv_token_bytes, bytes_per_s=bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedSteps:
+    """The fields of `Profile` that a decision trace yields."""
+
+    verify: dict[str, Any]
+    noise: tuple[float, ...]
+    drafted: tuple[DraftedStep, ...]
+    overheads: Overheads
+
+
+def fit_steps(path: Path, *others: Path) -> FittedSteps:
+    """Fits the decision traces of servers (`specdec serve --trace-file`) under a load like the planned one.
+
+    Raises:
+        ConfigError: a file is not a trace, holds too few steps, or an impossible step.
+    """
+    controller, found = read_trace(path)
+    found = chain(found, *(read_trace(other)[1] for other in others))
+    steps = [step for step in found if step.rows > 0 and step.realised_verify_ms > 0]
+    if len(steps) < MIN_STEPS:
+        raise ConfigError(f"decisions: {path} holds {len(steps)} steps; at least {MIN_STEPS} are needed")
+    try:
+        table = CostTable.from_dict(controller["verify"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"decisions: {path} has no cost table ({error!r})") from None
+    verify = _as_found(_at_speed_of(table, steps), steps)
+    now = CostTable.from_dict(verify)
+    ratios = np.array([step.realised_verify_ms / now.ms(step.rows, step.context) for step in steps])
+    noise = np.quantile(ratios[ratios < OUTLIER], (np.arange(NOISE_QUANTILES) + 0.5) / NOISE_QUANTILES)
+    noise = np.maximum(noise / noise.mean(), MIN_NOISE)
+    drafted = _drafted(steps)
+    overheads = _overheads(steps, drafts=bool(drafted))
+    return FittedSteps(verify, tuple(float(value) for value in noise.round(5)), drafted, overheads)
+
+
+def _at_speed_of(table: CostTable, steps: Sequence[StepTrace]) -> dict[str, Any]:
+    """Scales ``table`` to the machine's speed under load: one factor for reading the weights and one for further
+    rows (`MachineSpeed`), by least squares of relative errors."""
+    first = np.array([table.ms(1, step.context) for step in steps])
+    whole = np.array([table.ms(step.rows, step.context) for step in steps])
+    took = np.array([step.realised_verify_ms for step in steps])
+    typical = took < OUTLIER * np.median(took / whole) * whole
+    reading, rows = _two_shares(first[typical], (whole - first)[typical], took[typical])
+    values = table.as_dict()
+    values["ms"] = [[line[0] * reading + (ms - line[0]) * rows for ms in line] for line in values["ms"]]
+    values["measured"] = True
+    return values
+
+
+def _as_found(values: dict[str, Any], steps: Sequence[StepTrace]) -> dict[str, Any]:
+    """Scales each column of the table to the measured forwards with about as many rows: the slowdown depends on the
+    number of rows."""
+    table, grid = CostTable.from_dict(values), np.array(values["rows"])
+    rows = np.array([step.rows for step in steps])
+    nearest = np.abs(np.log(rows[:, None] / grid[None, :])).argmin(axis=1)
+    expected = np.array([table.ms(step.rows, step.context) for step in steps])
+    took = np.minimum([step.realised_verify_ms for step in steps], OUTLIER * expected)
+    shares = [
+        (took[nearest == at].sum() + PRIOR_STEPS * expected.mean())
+        / (expected[nearest == at].sum() + PRIOR_STEPS * expected.mean())
+        for at in range(len(grid))
+    ]
+    return values | {"ms": [[ms * share for ms, share in zip(line, shares, strict=True)] for line in values["ms"]]}
+
+
+def _two_shares(first: NDArray[Any], more: NDArray[Any], took: NDArray[Any]) -> tuple[float, float]:
+    parts = np.stack([first / took, more / took], axis=1)
+    shares, *_ = np.linalg.lstsq(parts, np.ones(len(took)), rcond=None)
+    if shares.min() > 0.1:
+        return float(shares[0]), float(shares[1])
+    both = float(np.median(took / (first + more)))  # the steps are too similar to separate the two
+    return both, both
+
+
+def _drafted(steps: Sequence[StepTrace]) -> tuple[DraftedStep, ...]:
+    """The trees and tokens of steps; empty if nothing was drafted."""
+    if not any(step.budget for step in steps):
+        return ()
+    alone = [step for step in steps if not step.prefill_rows]  # prompts take rows from drafts
+    steps = alone or steps
+    chosen = [steps[i] for i in np.linspace(0, len(steps) - 1, min(len(steps), MAX_DRAFTED)).astype(int)]
+    return tuple(
+        DraftedStep(sequences=_sequences(step), draft_ms=round(step.realised_draft_ms, 4))
+        for step in chosen
+        if step.sequences
+    )
+
+
+def _sequences(step: StepTrace) -> tuple[tuple[int, int], ...]:
+    """Draft nodes and tokens of each sequence: of the trace's replay record, else distributed evenly."""
+    replay = cast(dict[str, Any], step.replay)
+    if replay:
+        pairs = zip(replay["kept"], replay["outcome"]["tokens"], strict=True)
+        return tuple((len(kept), max(1, min(len(tokens), len(kept) + 1))) for kept, tokens in pairs)
+    count = step.sequences
+    nodes, tokens = (_dealt(total, count) for total in (step.budget, step.realised_tokens))
+    return tuple((n, max(1, min(t, n + 1))) for n, t in zip(nodes, tokens, strict=True))
+
+
+def _dealt(total: int, count: int) -> list[int]:
+    return [total // count + (i < total % count) for i in range(count)]
+
+
+def _overheads(steps: Sequence[StepTrace], *, drafts: bool) -> Overheads:
+    """Time of steps outside their forwards, by number of sequences: planning, committing and the gap to the next
+    step; without drafts also the propose stage."""
+    inside = np.array([step.plan_ms + step.commit_ms + (0 if drafts else step.realised_draft_ms) for step in steps])
+    whole = np.array([step.plan_ms + step.commit_ms + step.realised_ms for step in steps])
+    began = np.array([step.at_s * 1e3 for step in steps])
+    gaps = began[1:] - began[:-1] - whole[:-1]
+    close = (gaps >= 0) & (gaps < BACK_TO_BACK_MS)
+    between = float(np.median(gaps[close])) if close.any() else 0.0
+    counts = np.array([step.sequences for step in steps], float)
+    kept = inside <= np.quantile(inside, 0.99)
+    slope = 0.0
+    if np.ptp(counts[kept]) > 0:
+        slope = max(0.0, float(np.polyfit(counts[kept], inside[kept], 1)[0]))
+    base = max(0.0, float(np.mean(inside[kept]) - slope * np.mean(counts[kept])))
+    return Overheads(step_ms=round(base + between, 4), step_ms_per_sequence=round(slope, 4))
+
+
+def fit_request_ms(plan: FleetPlan, requests: Sequence[PlannedRequest], waited_ms: float) -> float:
+    """Milliseconds of a request outside the engine: ``waited_ms``, the median time to first token, minus
+    the time that the fleet of ``plan`` simulates for the engine."""
+    overheads = plan.profile.overheads.model_copy(update={"request_ms": 0.0})
+    bare = plan.profile.model_copy(update={"overheads": overheads})
+    run = simulate(replace(plan, profile=bare), requests)
+    expected_ms = float(np.median([record.ttft_ms for record in run.answered]))
+    return round(max(0.0, float(waited_ms) - expected_ms), 3)
+
+
+def captured_wait_ms(requests: Sequence[PlannedRequest]) -> float:
+    """The median time to the first tokens of captured requests, in ms.
+
+    Raises:
+        ConfigError: the trace does not record it.
+    """
+    waited = [one.was_first_s for one in requests if one.was_first_s is not None]
+    if not waited:
+        raise ConfigError("captured: the trace lacks the times of first tokens (was_first_s); capture it again")
+    return float(np.median(waited)) * 1e3

@@ -1,4 +1,4 @@
-"""What a replica is to the planner, as a file: limits, measured costs, what drafting brought, overheads, memory."""
+"""The profile of a replica, as a file: limits, measured costs, drafted steps, overheads and memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError
 
 VERSION = 1
-_LARGEST = 64 << 20  # bytes of a file that is read
+_MAX_BYTES = 64 << 20  # of a profile
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -24,7 +24,7 @@ class _Part(BaseModel):
 
 
 class ReplicaLimits(_Part):
-    """Of the engine, and of admission in front of it, as the configuration has them; tokens, sequences, requests."""
+    """Limits of the engine and of admission; the fields of `EngineConfig` and `ServerConfig` of the same names."""
 
     max_batch: int = Field(ge=1, le=256)
     max_step_rows: int = Field(ge=1)
@@ -39,11 +39,11 @@ class ReplicaLimits(_Part):
 
 
 class DraftedStep(_Part):
-    """A step that was run. sequences: per sequence that sampled, its draft nodes and the tokens that it got. draft_ms:
-    what proposing took."""
+    """A recorded step."""
 
     sequences: tuple[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]], ...] = Field(min_length=1)
-    draft_ms: _Milliseconds = 0.0
+    """(draft nodes, tokens) of each sequence that sampled."""
+    draft_ms: _Milliseconds = 0.0  # of the propose stage
 
     @field_validator("sequences")
     @classmethod
@@ -54,27 +54,23 @@ class DraftedStep(_Part):
 
 
 class Overheads(_Part):
-    """Milliseconds beside forwards and drafts. step_ms: of a step, and step_ms_per_sequence more for each sequence in
-    it. request_ms: from when a request is sent until it is with the engine, and of its first tokens back."""
+    """Time outside forwards and drafts."""
 
     step_ms: _Milliseconds = 0.0
-    step_ms_per_sequence: _Milliseconds = 0.0
-    request_ms: _Milliseconds = 0.0
+    step_ms_per_sequence: _Milliseconds = 0.0  # added to step_ms
+    request_ms: _Milliseconds = 0.0  # of a request outside the engine, both ways
 
 
 class Memory(_Part):
-    """Bytes of weights that a forward reads, of KV that a token takes; bytes per second that the memory gives. 0: not
-    known."""
+    """Memory traffic; 0: unknown."""
 
-    weight_bytes: int = Field(0, ge=0)
+    weight_bytes: int = Field(0, ge=0)  # read by a forward
     kv_token_bytes: int = Field(0, ge=0)
-    bytes_per_s: float = Field(0, ge=0, allow_inf_nan=False)
+    bytes_per_s: float = Field(0, ge=0, allow_inf_nan=False)  # memory bandwidth
 
 
 class Profile(_Part):
-    """One replica. verify: milliseconds of the target's forward, `CostTable.as_dict`. noise: how many times as long as
-    expected forwards took, quantiles in equal steps, rising; empty: exactly as long. drafted: steps that were run;
-    empty: nothing is drafted.
+    """One replica.
 
     Raises:
         ValidationError: a field is missing, unknown or out of range.
@@ -84,9 +80,9 @@ class Profile(_Part):
     target: str
     machine: str = ""
     limits: ReplicaLimits
-    verify: dict[str, Any]
-    noise: tuple[_Positive, ...] = ()
-    drafted: tuple[DraftedStep, ...] = ()
+    verify: dict[str, Any]  # milliseconds of the target's forward, `CostTable.as_dict`
+    noise: tuple[_Positive, ...] = ()  # quantiles of measured over expected forward time; empty: no noise
+    drafted: tuple[DraftedStep, ...] = ()  # empty: no speculation
     overheads: Overheads = Overheads()
     memory: Memory = Memory()
 
@@ -94,7 +90,7 @@ class Profile(_Part):
     @classmethod
     def _is_ours(cls, version: int) -> int:
         if version != VERSION:
-            raise ValueError(f"this is version {version}, {VERSION} is read; export it again")
+            raise ValueError(f"version {version} is not supported, only {VERSION}; export it again")
         return version
 
     @field_validator("verify")
@@ -103,23 +99,23 @@ class Profile(_Part):
         try:
             CostTable.from_dict(verify)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"no cost table ({error!r})") from None
+            raise ValueError(f"not a cost table ({error!r})") from None
         return verify
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean tokens of a sequence and step."""
+        """Mean tokens per sequence and step."""
         found = [tokens for step in self.drafted for _, tokens in step.sequences]
         return sum(found) / len(found) if found else 1.0
 
     @property
     def nodes_per_step(self) -> float:
-        """Mean draft nodes of a sequence and step."""
+        """Mean draft nodes per sequence and step."""
         found = [nodes for step in self.drafted for nodes, _ in step.sequences]
         return sum(found) / len(found) if found else 0.0
 
     def engine_config(self) -> EngineConfig:
-        """The engine's; a trace would only cost time."""
+        """The engine's configuration, without a decision trace."""
         limits = self.limits
         return EngineConfig(
             target=self.target, max_context=limits.max_context, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch,
@@ -129,7 +125,7 @@ class Profile(_Part):
         )  # fmt: skip
 
     def engine_info(self, vocab_size: int) -> EngineInfo:
-        """What the engine says of itself; the planner's tokens are below ``vocab_size``."""
+        """The engine's information; the planner's tokens are below ``vocab_size``."""
         limits = self.limits
         return EngineInfo(
             target=self.target, draft=None, dtype="", kernels="", numeric_mode="", max_context=limits.max_context,
@@ -139,18 +135,18 @@ class Profile(_Part):
 
 
 def read_profile(path: Path) -> Profile:
-    """The profile in ``path``.
+    """Reads the profile at ``path``.
 
     Raises:
-        ConfigError: it can not be read, or is none; names every bad field.
+        ConfigError: it cannot be read or is invalid; names every bad field.
     """
     try:
         with path.open("rb") as file:
-            data = file.read(_LARGEST + 1)
+            data = file.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"profile: {path} can not be read ({error.strerror})") from None
-    if len(data) > _LARGEST:
-        raise ConfigError(f"profile: {path} has more than {_LARGEST >> 20} MiB")
+        raise ConfigError(f"profile: {path} cannot be read ({error.strerror})") from None
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(f"profile: {path} has more than {_MAX_BYTES >> 20} MiB")
     try:
         profile = Profile.model_validate(json.loads(data))
         profile.engine_config()
@@ -158,5 +154,5 @@ def read_profile(path: Path) -> Profile:
         lines = [f"{'.'.join(map(str, e['loc'])) or 'limits'}: {e['msg']}" for e in error.errors()]
         raise ConfigError(f"profile: {path}: {'; '.join(lines)}; `specdec plan export` makes one") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"profile: {path} is no JSON ({error}); `specdec plan export` makes one") from None
+        raise ConfigError(f"profile: {path} is not JSON ({error}); `specdec plan export` makes one") from None
     return profile

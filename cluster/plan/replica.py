@@ -32,12 +32,12 @@ from specdec.models.decoder import TargetDecoder
 from specdec.models.tokenizer import Tokenizer
 from verify_kernels.forward_batch import PAGE_SIZE
 
-VOCABULARY = 2**31 - 1  # a token stands for a whole block of a prompt here, so there must be many
-IDLE_S = 1e-4  # of a step in which nothing could be computed: time goes on
+VOCABULARY = 2**31 - 1  # large, since one token stands for a whole block of a prompt
+IDLE_S = 1e-4  # duration of a step without any work
 
 
 class VirtualClock:
-    """``now``: seconds, which pass only when somebody says so."""
+    """``now``: seconds, advanced by `spend_ms` only."""
 
     __slots__ = ("now",)
 
@@ -48,13 +48,13 @@ class VirtualClock:
         return self.now
 
     def spend_ms(self, milliseconds: float) -> None:
-        """They pass."""
+        """Advances the clock."""
         self.now += milliseconds / 1e3
 
 
 class SimulatedVerifier:
-    """Takes the time that a forward of so many rows with such a context is expected to take, times what is drawn from
-    the profile's noise; emits the tokens ``drawn`` for each entry."""
+    """Spends the expected time of each forward, times a sample of the profile's noise; emits the tokens ``drawn`` for
+    each entry."""
 
     overlaps = keeps_aux_states = False
 
@@ -63,18 +63,18 @@ class SimulatedVerifier:
         self._clock, self._rng, self._drawn = clock, rng, drawn
 
     def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
-        """Never asked for, since no hidden states are kept."""
+        """Not called, since no hidden states are kept."""
         raise NotImplementedError
 
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
-        """All is done on return."""
+        """Completes the forward before it returns."""
         rows, plain, looked = 0, 0, 0.0
         accepted: list[Acceptance] = []
         for entry, tree, tokens in zip(entries, trees, self._drawn, strict=True):
             prefill = entry.prefill
             rows += prefill
             plain += prefill + 1
-            looked += (prefill + 1) * (entry.seq.n_computed + 0.5 * prefill)  # as steps count their context
+            looked += (prefill + 1) * (entry.seq.n_computed + 0.5 * prefill)  # the context of `StepTrace`
             if tree is None:
                 accepted.append(Acceptance())
             else:
@@ -86,21 +86,21 @@ class SimulatedVerifier:
 
 
 class _NoTokenizer:
-    """No request asks for text, and none ends by what it says."""
+    """Requests ask for no text and have no stops."""
 
     eos_ids: frozenset[int] = frozenset()
     special_ids: frozenset[int] = frozenset()
 
 
 Outcome = RequestEvent | RequestError
-"""What became of a request: the engine's next word of it, or why it is refused."""
+"""The next event of a request, or the reason of its refusal."""
 
 
 class Replica:
-    """One engine behind its admission. Whoever drives it lets requests in with `admit`, runs a `step` from then on as
-    long as it is `busy`, and hears with `heard` what came of it once the time has come that `step` returned.
+    """One engine behind its admission. The caller passes requests to `admit`, calls `step` while the replica is `busy`,
+    and collects the outcomes with `outcomes` at the time that `step` returned.
 
-    Times are seconds of one clock for all replicas. ``seed``: of what is drawn in it.
+    Times are seconds of one clock for all replicas. ``seed``: of its random numbers.
     """
 
     def __init__(self, profile: Profile, law: DraftLaw | None, seed: int) -> None:
@@ -113,7 +113,7 @@ class Replica:
         self._streams: dict[str, RequestStream] = {}
         self._admitted: dict[str, RequestStream] = {}
         self._inbox: list[Request] = []
-        self._said: list[RequestEvent] = []
+        self._events: list[RequestEvent] = []
         self._refused: list[str] = []
 
     def _build(self, profile: Profile, law: DraftLaw | None, rng: random.Random) -> Engine:
@@ -124,7 +124,7 @@ class Replica:
             return SimulatedDrafting(panel, controller, law, profile.overheads, rng, drawn, clock.spend_ms)
 
         kv = KvCacheManager(profile.limits.kv_tokens // PAGE_SIZE, prefix_cache=config.prefix_cache)
-        nothing: Any = None  # is decoded or sampled
+        nothing: Any = None  # the simulation neither decodes nor samples
         return Engine(
             EngineParts(
                 config, self._info, cast(Tokenizer, _NoTokenizer()), cast(TargetDecoder, nothing),
@@ -135,30 +135,30 @@ class Replica:
 
     @property
     def info(self) -> EngineInfo:
-        """What admission asks of an engine."""
+        """The engine's information, for admission."""
         return self._info
 
     @property
     def active(self) -> int:
-        """Requests that were let in and have not ended."""
+        """Admitted requests that have not ended."""
         return len(self._admitted)
 
     @property
     def busy(self) -> bool:
-        """Whether a `step` would do anything."""
+        """Whether a `step` has work."""
         return bool(self._inbox) or self._engine.has_work()
 
     def admit(self, request: Request, now: float) -> None:
-        """Let ``request``, whose id no other has, in at ``now``.
+        """Admits ``request``, which has a unique id, at ``now``.
 
         Raises:
-            RequestError: it is refused, as the server would.
+            RequestError: admission refuses it.
         """
         self._front_clock.now = now
         self._admitted[request.request_id] = self._admission.admit(ANYBODY, request)
 
     def step(self, now: float) -> float:
-        """Hand over what was let in, and run a step from ``now`` on; returns when it ends."""
+        """Submits the admitted requests and runs a step from ``now`` on; returns its end."""
         clock, engine = self._clock, self._engine
         clock.now = now
         inbox, self._inbox = self._inbox, []
@@ -168,37 +168,37 @@ class Replica:
             except RequestError as error:
                 self._streams[request.request_id].fail(error)
                 self._refused.append(request.request_id)
-        self._said = engine.step()
+        self._events = engine.step()
         if clock.now == now and engine.has_work():
             clock.now += IDLE_S
         return clock.now
 
-    def heard(self, now: float) -> list[tuple[str, Outcome]]:
-        """What the last step said, by request, in order; to be called at the time that it returned."""
+    def outcomes(self, now: float) -> list[tuple[str, Outcome]]:
+        """The events of the last step, in order, with their request ids; to be called at its end."""
         self._front_clock.now = now
-        refused, said, self._refused, self._said = self._refused, self._said, [], []
+        refused, events, self._refused, self._events = self._refused, self._events, [], []
         found: list[tuple[str, Outcome]] = [(request_id, self._next(request_id)) for request_id in refused]
-        for event in said:
+        for event in events:
             self._streams[event.request_id].push(event)
             found.append((event.request_id, self._next(event.request_id)))
         return found
 
     def generate(self, request: Request) -> RequestStream:
-        """As admission asks it: from the next step on."""
+        """Called by admission; the engine gets the request at the next step."""
         stream = RequestStream(request, partial(self._ended, request.request_id))
         self._streams[request.request_id] = stream
         self._inbox.append(request)
         return stream
 
     def abort(self, request_id: str) -> bool:
-        """As admission asks it."""
+        """Called by admission."""
         return self._engine.abort(request_id)
 
     def _ended(self, request_id: str, complete: bool) -> None:
         del self._streams[request_id]
 
     def _next(self, request_id: str) -> Outcome:
-        """What the reader of a request gets, which is there already: so there is nothing to wait for."""
+        """Returns what the reader of a request gets. It is available, so the coroutine must not wait."""
         stream = self._admitted[request_id]
         outcome: Outcome
         reading = cast(Coroutine[Any, None, RequestEvent], stream.__anext__())
@@ -209,7 +209,7 @@ class Replica:
         except RequestError as error:
             outcome = error
         else:
-            raise RuntimeError("a reader waits for what was said already")
+            raise RuntimeError("a reader waits for an event that is available")
         if not isinstance(outcome, Started | Delta):
             del self._admitted[request_id]
             stream.close()

@@ -1,4 +1,4 @@
-"""A plan's figures, as one JSON object and as tables."""
+"""The report of a plan, as JSON and as tables."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from specdec.load.figures import QUANTILES
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """``runs``: of the same fleet and requests by each routing policy, that of the plan first. ``enough`` None: no goal
-    was given; False: so many replicas do not keep it."""
+    """The figures of a plan."""
 
-    runs: tuple[FleetRun, ...]
+    runs: tuple[FleetRun, ...]  # by routing policy, that of the plan first
     ceiling: Ceiling
     goal: Goal | None
-    enough: bool | None
+    enough: bool | None  # whether the replicas meet the goal; None: no goal
     prices: Prices
     wall_s: float
 
@@ -96,7 +95,7 @@ class PlanReport:
 
 
 def by_policies(first: FleetRun, requests: Sequence[PlannedRequest]) -> tuple[FleetRun, ...]:
-    """``first``, and the same fleet by every other policy."""
+    """``first``, and runs of the same fleet with every other policy."""
     plan: FleetPlan = first.plan
     others = [policy for policy in POLICIES if policy != plan.policy]
     return (first, *(simulate(replace(plan, policy=policy), requests) for policy in others))
@@ -111,7 +110,7 @@ def make_report(
     *,
     compare: bool,
 ) -> PlanReport:
-    """Of the fleet in ``run``. compare: by the other policies too, where there is more than one replica."""
+    """Reports ``run``. compare: simulates the other policies too, if there are several replicas."""
     runs = by_policies(run, requests) if compare and run.plan.replicas > 1 else (run,)
     enough = None if goal is None else goal.share_in(run) >= goal.share
     most = ceiling(run.plan.profile, requests, run.prefix_hit_rate)

@@ -1,4 +1,4 @@
-"""Which replica a request goes to: the ways of Envoy that a fleet may be set to."""
+"""Routing policies: which replica a simulated request goes to."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from cluster.config import BALANCE_PERCENT, RING_PLACES
 ROUND_ROBIN, LEAST_REQUESTS, RING_HASH = "round-robin", "least-requests", "ring-hash"
 POLICIES = (ROUND_ROBIN, LEAST_REQUESTS, RING_HASH)
 
-CHOICES = 2  # as Envoy's LEAST_REQUEST looks at
+CHOICES = 2  # replicas that Envoy's LEAST_REQUEST compares
 
 
 class Router(Protocol):
-    """Chooses by who asks and by how busy each replica is."""
+    """Chooses a replica by session and load."""
 
     def choose(self, key: str, active: Seq[int]) -> int:
-        """A replica. key: who asks, empty for nobody in particular. active: requests that each replica has."""
+        """Returns a replica. key: of the session; empty: none. active: running requests of each replica."""
 
 
 class RoundRobin:
-    """One after the other."""
+    """Each replica in turn."""
 
     def __init__(self) -> None:
         self._next = -1
 
     def choose(self, key: str, active: Seq[int]) -> int:
-        """The next one."""
+        """Returns the next replica."""
         self._next = (self._next + 1) % len(active)
         return self._next
 
 
 class LeastRequests:
-    """Of two replicas drawn at random the one with fewer requests (Mitzenmacher 2001)."""
+    """The less busy of two random replicas (Mitzenmacher 2001)."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
 
     def choose(self, key: str, active: Seq[int]) -> int:
-        """The less busy of those looked at."""
+        """Returns the less busy of `CHOICES` replicas."""
         count = len(active)
         if count <= CHOICES:
             return min(range(count), key=active.__getitem__)
@@ -53,10 +53,8 @@ class LeastRequests:
 
 
 class BoundedRing:
-    """Consistent hashing in which no replica that has more than its share of the load is given more (Mirrokni et al.
-    1608.01350); who asks first goes to the same replica each time, and beyond it to others in an order of its own. Who
-    is nobody in particular goes by `LeastRequests`.
-    """
+    """Consistent hashing with bounded loads (Mirrokni et al. 1608.01350): a session has one home replica, and an order
+    of others for when the home has more than its share. Requests without a session use `LeastRequests`."""
 
     def __init__(self, replicas: int, seed: int) -> None:
         places = math.ceil(RING_PLACES / replicas)
@@ -66,7 +64,7 @@ class BoundedRing:
         self._others = LeastRequests(seed)
 
     def choose(self, key: str, active: Seq[int]) -> int:
-        """The first in its order that has room, or the least loaded for its share where none has."""
+        """Returns the first replica in the session's order with room, or the least busy one."""
         if not key:
             return self._others.choose(key, active)
         point, count = _hash(key), len(active)
@@ -84,11 +82,11 @@ def _hash(text: str) -> int:
 
 
 def make_router(policy: str, replicas: int, seed: int) -> Router:
-    """One of `POLICIES`; raises ValueError for another name."""
+    """Returns a router for one of `POLICIES`; raises ValueError for another name."""
     if policy == ROUND_ROBIN:
         return RoundRobin()
     if policy == LEAST_REQUESTS:
         return LeastRequests(seed)
     if policy == RING_HASH:
         return BoundedRing(replicas, seed)
-    raise ValueError(f"{policy}: no such policy; there are {', '.join(POLICIES)}")
+    raise ValueError(f"unknown policy {policy}; there are {', '.join(POLICIES)}")

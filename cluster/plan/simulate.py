@@ -1,4 +1,4 @@
-"""A fleet of simulated replicas behind a router: one queue of events, every replica's clock within it."""
+"""A simulated fleet: replicas behind a router, driven by one event queue."""
 
 from __future__ import annotations
 
@@ -25,34 +25,33 @@ from specdec.load.request import Record
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """``replicas`` of ``profile`` behind a router of ``policy``; ``seed``: of all that is drawn."""
+    """A fleet of equal replicas behind a router."""
 
     profile: Profile
     replicas: int
     policy: str = RING_HASH
-    seed: int = 0
+    seed: int = 0  # of all random numbers
 
 
 @dataclass(slots=True)
 class FleetRun:
-    """``records``: of every request sent, by arrival, as `bench serve` keeps them. ``by_replica``: requests that each
-    replica was sent; ``steps``: engine steps of all. ``whole`` False: it was broken off."""
+    """The result of a simulation."""
 
     plan: FleetPlan
-    records: list[Record] = field(default_factory=list)
-    by_replica: list[int] = field(default_factory=list)
-    steps: int = 0
-    ended_s: float = 0.0
-    whole: bool = True
+    records: list[Record] = field(default_factory=list)  # of every request sent, by arrival
+    by_replica: list[int] = field(default_factory=list)  # requests sent to each replica
+    steps: int = 0  # engine steps of all replicas
+    ended_s: float = 0.0  # end of the last answer
+    whole: bool = True  # False: stopped early
 
     @property
     def answered(self) -> list[Record]:
-        """Requests with a whole answer."""
+        """The records of completed requests."""
         return [record for record in self.records if record.ok]
 
     @property
     def prefix_hit_rate(self) -> float:
-        """Of all prompt tokens of begun requests, the share that came from a replica's prefix cache."""
+        """Share of all prompt tokens that came from a prefix cache."""
         prompts = sum(record.prompt_tokens for record in self.records)
         return sum(record.cached_tokens for record in self.records) / prompts if prompts else 0.0
 
@@ -87,13 +86,10 @@ Late = Callable[[Record], bool]
 
 
 class Fleet:
-    """Runs requests through a fleet; to be used once. ``hopeless``: is asked of each request that ended whether the run
-    is to be broken off.
+    """One run of requests through a fleet. ``hopeless``: called with each ended request; True stops the run.
 
-    Requests are sent when they come, whatever became of others; a replica steps from when it has something to do, takes
-    in what came meanwhile at the end of each step, as the engine's process does, and is told apart from others by
-    nothing but its number. Events at one time go by the order in which they came about, so a run is the same for the
-    same plan.
+    Arrivals are open-loop. A replica steps while it has work, and takes in new requests at the end of each step, as the
+    engine's process does. Simultaneous events are handled in order of creation, so a plan has one result.
     """
 
     def __init__(self, plan: FleetPlan, hopeless: Late | None = None) -> None:
@@ -111,7 +107,7 @@ class Fleet:
         self._run = FleetRun(plan, by_replica=[0] * plan.replicas)
 
     def run(self, requests: Sequence[PlannedRequest]) -> FleetRun:
-        """All of ``requests``, which rise in time, to their ends."""
+        """Runs ``requests``, sorted by arrival, to their end."""
         run = self._run
         with _without_collector():
             for number, planned in enumerate(requests):
@@ -144,13 +140,13 @@ class Fleet:
         self._run.steps += 1
 
     def _until(self, until_s: float) -> bool:
-        """Go on to ``until_s``; False where the run is broken off."""
+        """Advances to ``until_s``; False: the run was stopped."""
         stepping = self._stepping
         while stepping and stepping[0][0] <= until_s:
             now, _, at = heapq.heappop(stepping)
             replica = self._replicas[at]
-            for name, outcome in replica.heard(now):
-                self._hear(name, outcome, now)
+            for name, outcome in replica.outcomes(now):
+                self._take(name, outcome, now)
             if not self._run.whole:
                 return False
             if replica.busy:
@@ -159,7 +155,7 @@ class Fleet:
                 self._idle[at] = True
         return True
 
-    def _hear(self, name: str, outcome: Outcome, now: float) -> None:
+    def _take(self, name: str, outcome: Outcome, now: float) -> None:
         record, at = self._records[name]
         if isinstance(outcome, Delta):
             record.chunk(now)
@@ -178,20 +174,20 @@ class Fleet:
         record.end_s = self._run.ended_s = now
         if isinstance(outcome, DeadlinePassedError):
             record.outcome, record.error = "cut", "its deadline passed"
-        self._look(record)
+        self._check(record)
 
     def _refuse(self, record: Record, error: RequestError, now: float) -> None:
         record.end_s, record.outcome, record.error = now, "refused", type(error).__name__
-        self._look(record)
+        self._check(record)
 
-    def _look(self, record: Record) -> None:
+    def _check(self, record: Record) -> None:
         if self._hopeless is not None and self._hopeless(record):
             self._run.whole = False
 
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """A run makes millions of small objects and no cycles worth looking for; looking takes a third of the time."""
+    """A run creates millions of small objects and no cycles; garbage collection would take a third of the time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -202,5 +198,5 @@ def _without_collector() -> Iterator[None]:
 
 
 def simulate(plan: FleetPlan, requests: Sequence[PlannedRequest], hopeless: Late | None = None) -> FleetRun:
-    """``requests``, which rise in time, through a fleet as ``plan`` says."""
+    """Simulates ``requests``, sorted by arrival, on the fleet of ``plan``."""
     return Fleet(plan, hopeless).run(requests)

@@ -1,4 +1,4 @@
-"""How many replicas keep an objective, what one of them can do at most, and what they cost."""
+"""The number of replicas that meets an objective, the capacity of one replica, and costs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from verify_kernels.forward_batch import PAGE_SIZE
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """At least ``share`` of the requests that are sent are to be answered within every one of ``objectives``: of one
-    objective, a share of 0.99 is its p99; of several, goodput.
+    """At least ``share`` of the requests sent meet all ``objectives``: with one objective, 0.99 is its p99; with
+    several, goodput.
 
     Raises:
-        ConfigError: there is no objective, the share is out of range, or an objective is about messages, which a plan
-            does not tell apart.
+        ConfigError: there is no objective, the share is out of range, or the objective is itl, which is not simulated.
     """
 
     objectives: tuple[Objective, ...]
@@ -31,29 +30,29 @@ class Goal:
 
     def __post_init__(self) -> None:
         if not self.objectives:
-            raise ConfigError("objective: give at least one, such as ttft:500")
+            raise ConfigError("objective: at least one is needed, such as ttft:500")
         if any(limit.metric == "itl" for limit in self.objectives):
-            raise ConfigError("objective: a plan knows ttft, tpot and e2e, not itl")
+            raise ConfigError("objective: a plan supports ttft, tpot and e2e, not itl")
         if not 0 < self.share <= 1:
             raise ConfigError(f"share: must be above 0 and at most 1, not {self.share:g}")
 
     def kept_by(self, record: Record) -> bool:
-        """Whether one request keeps them."""
+        """Whether a request meets the objectives."""
         return record.ok and all(limit.kept_by(record) for limit in self.objectives)
 
     def share_in(self, run: FleetRun) -> float:
-        """Of a run that went to its end."""
+        """The share of requests that meet the objectives."""
         return fmean(self.kept_by(record) for record in run.records) if run.records else 1.0
 
 
 class _Misses:
-    """Counts the requests that miss a goal, up to more than it allows."""
+    """Counts the requests that miss a goal."""
 
     def __init__(self, goal: Goal, requests: int) -> None:
         self._goal, self._left = goal, requests - goal.share * requests
 
     def __call__(self, record: Record) -> bool:
-        """Whether the goal can not be reached any more."""
+        """Whether the goal cannot be met any more."""
         self._left -= not self._goal.kept_by(record)
         return self._left < -1e-9
 
@@ -65,11 +64,10 @@ def least_replicas(
     most: int,
     tried: Callable[[int, bool], None] | None = None,
 ) -> FleetRun | None:
-    """The run of the fewest replicas, at most ``most``, that keep ``goal``; None: even so many do not. ``plan``: of the
-    fleet, but for its number. tried: is told of each number and whether it was enough.
+    """Returns the run of the fewest replicas that meet ``goal``; None: ``most`` replicas do not. ``plan``: the fleet;
+    its number of replicas is ignored. tried: called with each number, and whether it was enough.
 
-    Doubles and halves, which takes for granted that more replicas never do worse; runs of too few are broken off as
-    soon as that is certain.
+    Doubles, then bisects: assumes that more replicas never do worse. Runs stop as soon as the goal is missed.
     """
 
     def enough(replicas: int) -> FleetRun | None:
@@ -78,7 +76,7 @@ def least_replicas(
             tried(replicas, run.whole)
         return run if run.whole else None
 
-    most = max(1, min(most, len(requests)))  # more than one for each request are no better
+    most = max(1, min(most, len(requests)))  # more than one per request cannot help
     too_few, replicas, found = 0, 1, enough(1)
     while found is None:
         if replicas == most:
@@ -97,18 +95,14 @@ def least_replicas(
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What one replica can do at most. sequences: of the traffic's mean length that fit its KV cache and its batch at a
-    time, ``kv_sequences`` its cache alone. Output tokens per second: one_stream of one sequence, decode of all that
-    fit, both by the measured forwards, without prompts; with_prompts: in the long run, prompts included, those cached
-    left out. memory_one_stream, memory_decode: the same two by bytes over bandwidth, which no kernel passes; None where
-    these are not known."""
+    """The capacity of one replica, for sequences of the traffic's mean length. Rates are output tokens per second."""
 
-    sequences: int
-    kv_sequences: int
-    one_stream: float
-    decode: float
-    with_prompts: float
-    memory_one_stream: float | None
+    sequences: int  # that fit the KV cache and the batch
+    kv_sequences: int  # that fit the KV cache
+    one_stream: float  # of one sequence, by measured forwards, without prompts
+    decode: float  # of all sequences that fit, by measured forwards, without prompts
+    with_prompts: float  # sustained, including prompts that are not cached
+    memory_one_stream: float | None  # bound by memory bandwidth; None: unknown
     memory_decode: float | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -117,7 +111,7 @@ class Ceiling:
 
 
 def ceiling(profile: Profile, requests: Sequence[PlannedRequest], hit_rate: float) -> Ceiling:
-    """Of ``profile`` under ``requests``, of whose prompts the share ``hit_rate`` is cached."""
+    """The capacity of ``profile`` under ``requests``. hit_rate: share of their prompts that is cached."""
     prompt = fmean(one.prompt_tokens for one in requests)
     output = fmean(one.output_tokens for one in requests)
     pages = -(-round(prompt + output) // PAGE_SIZE)
@@ -145,7 +139,7 @@ def ceiling(profile: Profile, requests: Sequence[PlannedRequest], hit_rate: floa
 
 
 def _step_ms(profile: Profile, costs: CostTable, sequences: int, context: float, noise: float) -> float:
-    """Of a step in which so many sequences sample and draft as they use to."""
+    """Milliseconds of a step in which so many sequences sample, with their mean drafts."""
     overheads, drafted = profile.overheads, profile.drafted
     rows = round(sequences * (1 + profile.nodes_per_step))
     draft_ms = fmean(step.draft_ms for step in drafted) if drafted else 0.0
@@ -158,20 +152,19 @@ HOURS_A_YEAR = 8766.0
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Dollars. per_hour: of a replica's machine where it is hired; else it is bought for ``hardware``, lasts ``years``,
-    and takes ``watts`` at ``per_kwh``. api_prompt, api_output: what somebody else asks for a million tokens.
+    """Prices in dollars, of a replica's machine (rented or bought) and of a hosted API.
 
     Raises:
-        ConfigError: a figure is negative, or the machine is both hired and bought.
+        ConfigError: a price is negative, or the machine is both rented and bought.
     """
 
-    per_hour: float = 0.0
-    hardware: float = 0.0
-    years: float = 3.0
+    per_hour: float = 0.0  # rent
+    hardware: float = 0.0  # purchase
+    years: float = 3.0  # lifetime of the hardware
     watts: float = 0.0
     per_kwh: float = 0.0
-    api_prompt: float = 0.0
-    api_output: float = 0.0
+    api_prompt: float = 0.0  # per million tokens
+    api_output: float = 0.0  # per million tokens
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -179,20 +172,20 @@ class Prices:
                 raise ConfigError(f"prices: {name} must not be negative, not {value:g}")
         if self.per_hour and (self.hardware or self.watts):
             raise ConfigError(
-                "prices: per_hour is of a hired machine, hardware and watts of an own one; give one of them"
+                "prices: per_hour is of a rented machine, hardware and watts of an own one; set one of them"
             )
         if not self.years:
             raise ConfigError("prices: years must be positive")
 
     @property
     def replica_hour(self) -> float:
-        """A replica for an hour."""
+        """Dollars per hour of a replica."""
         return self.per_hour or self.hardware / (self.years * HOURS_A_YEAR) + self.watts / 1e3 * self.per_kwh
 
     def of(self, run: FleetRun) -> dict[str, float] | None:
-        """What the traffic of ``run`` costs with its replicas, and at the other's prices; None without any price.
+        """The cost of the traffic of ``run`` with its replicas and with the API; None without a price.
 
-        ``worth_it_from``: share of that traffic from which on the own replicas are the cheaper ones.
+        ``worth_it_from``: share of that traffic from which the replicas are cheaper.
         """
         if not self.replica_hour:
             return None

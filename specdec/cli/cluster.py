@@ -56,8 +56,8 @@ def serve_command(file: Path, address: str | None) -> None:
 def status_command(file: Path, address: str | None, as_json: bool) -> None:
     """Show releases with their weights, and replicas with their load."""
     config, operate = _fleet(file, address)
-    with operate.attached(config, address) as keeper:
-        found = operate.status(keeper)
+    with operate.attached(config, address) as reconciler:
+        found = operate.status(reconciler)
     click.echo(json.dumps(found, indent=1) if as_json else "\n".join(status_lines(found)))
 
 
@@ -72,8 +72,8 @@ def scale_command(
 ) -> None:
     """Have REPLICAS of MODEL, until the file is applied again. One that is too many finishes its calls first."""
     config, operate = _fleet(file, address)
-    with operate.attached(config, address) as keeper:
-        operate.scale(keeper, model, release, replicas, replicas if most is None else most)
+    with operate.attached(config, address) as reconciler:
+        operate.scale(reconciler, model, release, replicas, replicas if most is None else most)
 
 
 @cluster_group.command("drain")
@@ -82,8 +82,8 @@ def scale_command(
 def drain_command(file: Path, address: str | None, replica: str) -> None:
     """Let REPLICA, an id that `status` shows, finish its calls and end; another takes its place."""
     config, operate = _fleet(file, address)
-    with operate.attached(config, address) as keeper:
-        operate.drain(keeper, replica)
+    with operate.attached(config, address) as reconciler:
+        operate.drain(reconciler, replica)
 
 
 @cluster_group.command("rollout")
@@ -118,22 +118,22 @@ def rollout_command(
     if (weight is not None or promote) and release is None:
         raise click.UsageError(f"{asked[0]} needs a RELEASE")
     config, operate = _fleet(file, address)
-    with operate.attached(config, address) as keeper:
+    with operate.attached(config, address) as reconciler:
         apps: list[str] = []
         if model is None:
-            apps = operate.apply(keeper, config, lambda line: click.echo(line, err=True))
+            apps = operate.apply(reconciler, config, lambda line: click.echo(line, err=True))
         elif restart:
-            apps = [operate.restart(keeper, model, release).app]
+            apps = [operate.restart(reconciler, model, release).app]
         elif rollback:
-            operate.roll_back(keeper, model)
+            operate.roll_back(reconciler, model)
         elif promote:
-            operate.promote(keeper, model, release)
+            operate.promote(reconciler, model, release)
         else:
-            operate.canary(keeper, model, release, weight)
+            operate.canary(reconciler, model, release, weight)
         if wait:
             drains_s = config.drain_s * sum(model.replicas.max for model in config.models)
             operate.wait_complete(apps, _COMPLETE_S + drains_s)
-        click.echo("\n".join(status_lines(operate.status(keeper))))
+        click.echo("\n".join(status_lines(operate.status(reconciler))))
 
 
 def status_lines(found: dict[str, Any]) -> list[str]:

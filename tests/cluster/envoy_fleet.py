@@ -87,7 +87,7 @@ class EnvoyFleet:
         """Another replica, which gets calls on return."""
         self.servers[replica_id] = await self._stack.enter_async_context(server(**settings))
         self.route(with_replica(self.fleet, replica_of(replica_id, release, self.servers[replica_id])))
-        await self.envoy.wait_routable([("127.0.0.1", self.servers[replica_id].http_port)], 10)
+        await self.envoy.admin.wait_routable([("127.0.0.1", self.servers[replica_id].http_port)], 10)
 
     async def loads(self) -> dict[str, dict[str, Any]]:
         """What each server says of its load."""

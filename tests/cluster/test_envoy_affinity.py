@@ -76,7 +76,7 @@ async def typed(urls: Sequence[str], salt: str) -> float:
 async def calls_by_replica(fleet: EnvoyFleet) -> dict[str, int]:
     """Calls with a key that each replica got, as Envoy counts them."""
     async with httpx.AsyncClient(trust_env=False) as client:
-        lines = (await client.get(f"http://{fleet.envoy.admin}/clusters")).text
+        lines = (await client.get(f"http://{fleet.envoy.admin.address}/clusters")).text
     found = dict.fromkeys((f"127.0.0.1:{server.http_port}" for server in fleet.servers.values()), 0)
     for host, count in re.findall(r"\.http\.affine::([0-9.:]+)::rq_total::(\d+)", lines):
         found[host] += int(count)

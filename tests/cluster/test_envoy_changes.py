@@ -18,8 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from cluster.canary import release_of
-from cluster.fleet import rolled_back, switched, with_weights
+from cluster.fleet import release_of, rolled_back, switched, with_weights
 from specdec.client.client import Client
 from specdec.client.connection import CallError, RetryPolicy
 from specdec.core.types import StoppingParams
@@ -208,7 +207,7 @@ async def test_each_sessions_release_is_the_one_computed_offline_and_the_way_bac
         async with Client(fleet.grpc) as client_by_grpc:
             for session in by_grpc:
                 await client_by_grpc.generate("a", stopping=StoppingParams(max_tokens=1), session=session)
-        figures = (await client.get(f"http://{fleet.envoy.admin}/clusters")).text
+        figures = (await client.get(f"http://{fleet.envoy.admin.address}/clusters")).text
         calls = re.findall(r"\.(blue|green)\.[0-9a-f]+\.grpc\.affine::[0-9.:]+::rq_total::([0-9]+)", figures)
         wanted = Counter(release_of(session, shares) for session in by_grpc)
         assert {release: int(count) for release, count in calls} == wanted

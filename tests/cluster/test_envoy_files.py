@@ -103,7 +103,7 @@ def test_a_host_that_is_no_address_is_named_and_nothing_is_written(tmp_path: Pat
     files = EnvoyFiles(tmp_path)
     config, fleet = made(replica("a"))
     write_fleet(config, fleet, files)
-    with pytest.raises(ConfigError, match="replica b: 'node-7' is no address"):
+    with pytest.raises(ConfigError, match="replica b: 'node-7' is not an IP address"):
         write_fleet(config, with_replica(fleet, replica("b", host="node-7")), files)
     assert listed(files, "blue") == [("10.0.0.1", 9001, "a")]
 

@@ -1,20 +1,25 @@
-"""Envoy as a process, with a script in its place: what was left behind, signals of the terminal, and its log."""
+"""Envoy as a process, with a script in its place: certificates and ports, orphans, signals and the log."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import trustme
 
 from cluster import envoy_process
-from cluster.envoy_process import EnvoyProcess
+from cluster.config import ClusterConfig, ListenConfig
+from cluster.envoy_process import EnvoyProcess, check_certificates, check_ports
 from cluster.fleet import Fleet
 from cluster.state_folder import bound_log
+from specdec.errors import ConfigError
 from tests.cluster.envoy_fleet import cluster_config
 from tests.cluster.scripted_envoy import program
 
@@ -31,7 +36,7 @@ async def test_one_that_was_left_behind_is_ended(tmp_path: Path, caplog: pytest.
         assert first._process is not None
         assert await asyncio.wait_for(first._process.wait(), 10) < 0
         assert psutil.pid_exists(second.pid)
-    assert f"ending Envoy (process {first.pid})" in caplog.text
+    assert f"stopping Envoy (process {first.pid})" in caplog.text
     assert not (tmp_path / "envoy" / "envoy.pid").exists()
 
 
@@ -51,10 +56,65 @@ async def test_a_signal_to_the_terminals_processes_does_not_reach_it(tmp_path: P
 
 
 async def test_its_log_is_bounded_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(envoy_process, "_LOG_LOOK_S", 0.01)
+    monkeypatch.setattr(envoy_process, "_LOG_CHECK_S", 0.01)
     monkeypatch.setattr(envoy_process, "bound_log", lambda path: bound_log(path, 1000))
     log = tmp_path / "envoy" / "envoy.log"
     async with process(tmp_path, says=5000):
         while not (tmp_path / "envoy" / "envoy.log.1").exists() or log.stat().st_size:
             await asyncio.sleep(0.01)
     assert (tmp_path / "envoy" / "envoy.log.1").stat().st_size == 5001
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """A certificate, its key and an authority."""
+    authority = trustme.CA()
+    own = authority.issue_cert("127.0.0.1")
+    found = {"tls_cert": tmp_path / "cert", "tls_key": tmp_path / "key", "tls_client_ca": tmp_path / "ca"}
+    own.cert_chain_pems[0].write_to_path(found["tls_cert"])
+    own.private_key_pem.write_to_path(found["tls_key"])
+    authority.cert_pem.write_to_path(found["tls_client_ca"])
+    return found
+
+
+def test_sound_files_are_taken_and_none_too(files: dict[str, Path]) -> None:
+    check_certificates(ListenConfig(**files))
+    check_certificates(ListenConfig())
+
+
+@pytest.mark.parametrize("field", ["tls_cert", "tls_key", "tls_client_ca"])
+def test_a_file_that_is_missing_or_something_else_is_named(files: dict[str, Path], field: str) -> None:
+    files[field].write_text("no PEM")
+    with pytest.raises(ConfigError, match=rf"listen\.{field}.*PEM"):
+        check_certificates(ListenConfig(**files))
+    files[field].unlink()
+    with pytest.raises(ConfigError, match=rf"^listen\.{field}: {files[field]} cannot be read \(No such file"):
+        check_certificates(ListenConfig(**files))
+
+
+def config(port: int, **listen: Any) -> ClusterConfig:
+    return ClusterConfig.model_validate(
+        {"models": [{"name": "coder", "http_port": port, "grpc_port": None}], "listen": {"admin_port": 0, **listen}}
+    )
+
+
+def test_a_port_that_another_listens_at_is_named_even_where_it_would_be_shared() -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"coder\.http_port: cannot listen on 127\.0\.0\.1:{port} .*process {os.getpid()} "
+        ):
+            check_ports(config(port))
+        with pytest.raises(
+            ConfigError, match=rf"listen\.admin_port: cannot listen on 127\.0\.0\.1:{port} .*choose another admin_port"
+        ):
+            check_ports(config(1 if port != 1 else 2, admin_port=port))
+    check_ports(config(port))
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"coder\.http_port: cannot listen on 192\.0\.2\.1:8401 .*listen\.host"):
+        check_ports(config(8401, host="192.0.2.1"))

@@ -49,7 +49,7 @@ async def test_started_streams_survive_a_kill(tmp_path: Path) -> None:
                     killed_at = time.monotonic()
                     for process in processes:
                         os.kill(process.pid, signal.SIGKILL)
-                    envoy.update(without_replica(fleet, "r0"))  # as the keeper does, half a second later
+                    envoy.update(without_replica(fleet, "r0"))  # as the reconciler does, half a second later
 
             async with Client(f"127.0.0.1:{config.models[0].grpc_port}", retry=QUICK) as client:
                 return await read(client, number, saw)

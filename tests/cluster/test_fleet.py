@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+import xxhash
 
 from cluster.config import ClusterConfig
 from cluster.fleet import (
@@ -12,7 +14,9 @@ from cluster.fleet import (
     Replica,
     ReplicaState,
     draining,
+    release_of,
     rolled_back,
+    session_key,
     switched,
     with_release,
     with_replica,
@@ -23,6 +27,7 @@ from cluster.fleet import (
 from specdec.errors import ConfigError
 
 READY = ReplicaState.READY
+SHARES = [("green", 10), ("blue", 90)]
 
 
 def replica(name: str, release: str = "blue", fingerprint: str = "int8-avx512", state: ReplicaState = READY) -> Replica:
@@ -78,10 +83,10 @@ def test_canary_switch_and_the_way_back() -> None:
     assert fleet.shares("coder") == [("blue", 100)]
     canary = with_weights(fleet, "coder", {"blue": 90, "green": 10})
     assert canary.shares("coder") == [("green", 10), ("blue", 90)]
-    assert (canary.live("coder").name, canary.live_fingerprint("coder")) == ("blue", "int8-avx512")
+    assert (canary.live("coder").name, canary.live("coder").fingerprint) == ("blue", "int8-avx512")
     green = switched(canary, "coder", "green")
     assert green.shares("coder") == [("green", 100)]
-    assert green.live_fingerprint("coder") == "bf16"
+    assert green.live("coder").fingerprint == "bf16"
     assert rolled_back(green, "coder") == replace(canary, earlier=rolled_back(green, "coder").earlier)
     assert rolled_back(rolled_back(green, "coder"), "coder").shares("coder") == [("green", 100)]
 
@@ -116,3 +121,32 @@ def test_a_release_ends_when_nothing_is_left_of_it() -> None:
     assert [release.name for release in over.releases["coder"]] == ["green"]
     with pytest.raises(ConfigError, match="nothing to go back to"):
         rolled_back(over, "coder")
+
+
+def test_a_key_is_the_first_header_that_is_there() -> None:
+    order = ("x-workspace-id", "x-session-id")
+    assert session_key({"x-session-id": "s", "x-workspace-id": "w"}, order) == "w"
+    assert session_key({"x-session-id": "s", "x-workspace-id": ""}, order) == "s"
+    assert session_key({"authorization": "a"}, order) is None
+
+
+def test_the_arm_is_xxh64_modulo_the_weights_in_the_order_of_the_shares() -> None:
+    assert xxhash.xxh64_intdigest(b"abc") == 0x44BC2CF5AD770999  # the algorithm's own test vector
+    assert 0x44BC2CF5AD770999 % 100 == 49
+    assert release_of("abc", [("green", 49), ("blue", 51)]) == "blue"
+    assert release_of("abc", [("green", 50), ("blue", 50)]) == "green"
+    assert release_of("größe", SHARES) == release_of("größe", SHARES)
+
+
+def test_a_growing_canary_keeps_whom_it_has() -> None:
+    keys = [f"session-{i}" for i in range(4000)]
+    small = {key for key in keys if release_of(key, SHARES) == "green"}
+    large = {key for key in keys if release_of(key, [("green", 30), ("blue", 70)]) == "green"}
+    assert small < large
+    counts = Counter(release_of(key, SHARES) for key in keys)
+    assert counts["green"] == pytest.approx(400, abs=80)
+
+
+def test_somebody_has_to_serve() -> None:
+    with pytest.raises(ValueError, match="no release has a weight"):
+        release_of("a", [])

@@ -131,7 +131,7 @@ async def test_an_interrupt_while_envoy_starts_starts_no_replica(fleet: Fleet, m
 async def test_a_second_interrupt_waits_for_nobody(fleet: Fleet) -> None:
     fleet.config = fleet.configured(drain_s=3600)
     fleet.ray.ends = False
-    fleet.on_say = {"ready: coder": interrupt, "stopping: calls": interrupt}
+    fleet.on_say = {"ready: coder": interrupt, "stopping: running": interrupt}
     await fleet.serve()
     assert not fleet.envoys
     assert not fleet.ray.running
@@ -141,8 +141,8 @@ async def test_what_was_begun_is_ended_when_the_rest_fails(fleet: Fleet, monkeyp
     fleet.config = fleet.configured(model={"releases": {"blue": {}, "green": {"weight": 0}}})
     deploy = fleet.ray_serve.deploy
 
-    def fails(keeper: Any, deployment: Any) -> None:
-        deploy(keeper, deployment)
+    def fails(reconciler: Any, deployment: Any) -> None:
+        deploy(reconciler, deployment)
         if deployment.release == "green":
             raise ModelError("no room")
 
@@ -173,8 +173,10 @@ async def test_what_keeps_replicas_from_starting_is_said_once(fleet: Fleet) -> N
 
 async def test_replicas_that_a_killed_one_left_on_a_ray_of_many_machines_are_ended_first(fleet: Fleet) -> None:
     fleet.ray.running = True
-    keeper = fleet.ray_serve.start_keeper(fleet.config)
-    fleet.ray_serve.deploy(keeper, deployment_of(fleet.config, "coder", "blue").model_copy(update={"release": "old"}))
+    reconciler = fleet.ray_serve.start_reconciler(fleet.config)
+    fleet.ray_serve.deploy(
+        reconciler, deployment_of(fleet.config, "coder", "blue").model_copy(update={"release": "old"})
+    )
     fleet.on_say["ready: coder"] = interrupt
     await fleet.serve("ray:6379")
     assert fleet.ray.deleted == ["coder.old", "coder.blue"]
@@ -184,7 +186,7 @@ async def test_replicas_that_a_killed_one_left_on_a_ray_of_many_machines_are_end
 async def test_another_fleet_on_the_same_ray_is_left_alone(fleet: Fleet) -> None:
     fleet.ray.running = True
     other = fleet.configured(folder=fleet.folder / "other")
-    fleet.ray_serve.start_keeper(other)
+    fleet.ray_serve.start_reconciler(other)
     with pytest.raises(ConfigError, match=rf"another fleet runs on this Ray, of the folder {other.folder}"):
         await fleet.serve("ray:6379")
     assert fleet.ray.actors
@@ -204,55 +206,55 @@ async def test_two_fleets_do_not_share_a_folder(fleet: Fleet) -> None:
 async def test_a_port_that_is_taken_or_a_file_that_is_missing_is_named_before_ray_is_started(fleet: Fleet) -> None:
     with (
         socket.create_server(("127.0.0.1", fleet.ports[0])),
-        pytest.raises(ConfigError, match=rf"coder\.http_port: 127\.0\.0\.1:{fleet.ports[0]} can not be had"),
+        pytest.raises(ConfigError, match=rf"coder\.http_port: cannot listen on 127\.0\.0\.1:{fleet.ports[0]}"),
     ):
         await fleet.serve()
     fleet.config = fleet.configured(listen={"admin_port": 0, "tls_cert": "/none", "tls_key": "/none"})
-    with pytest.raises(ConfigError, match=r"listen\.tls_cert: /none can not be read"):
+    with pytest.raises(ConfigError, match=r"listen\.tls_cert: /none cannot be read"):
         await fleet.serve()
     fleet.config = fleet.configured(model={"key_file": "/none"})
-    with pytest.raises(ConfigError, match=r"coder\.key_file: /none can not be read"):
+    with pytest.raises(ConfigError, match=r"coder\.key_file: /none cannot be read"):
         await fleet.serve()
     assert fleet.said == []
     assert not fleet.envoys
 
 
 def started(fleet: Fleet) -> Handle:
-    """The keeper of a fleet that runs."""
+    """The reconciler of a fleet that runs."""
     fleet.ray.running = True
-    keeper: Handle = fleet.ray_serve.start_keeper(fleet.config)
-    fleet.ray_serve.deploy(keeper, deployment_of(fleet.config, "coder", "blue"))
-    return keeper
+    reconciler: Handle = fleet.ray_serve.start_reconciler(fleet.config)
+    fleet.ray_serve.deploy(reconciler, deployment_of(fleet.config, "coder", "blue"))
+    return reconciler
 
 
 def test_where_a_fleet_was_killed_and_where_none_is_yet_ray_is_not_looked_for(fleet: Fleet) -> None:
     for _ in range(2):
-        with pytest.raises(fleet.operate.RunsElsewhereError, match="no fleet runs here in the folder"):
+        with pytest.raises(fleet.operate.FleetUnreachableError, match="no fleet runs here in the folder"):
             fleet.operate.attached(fleet.config).__enter__()
         private_folder(fleet.config.folder).joinpath("ray-address").write_text("127.0.0.1:1")
         assert not fleet.ray.running
     with (
         locked(fleet.config.folder),
-        pytest.raises(fleet.operate.RunsElsewhereError, match="no fleet runs on this Ray"),
+        pytest.raises(fleet.operate.FleetUnreachableError, match="no fleet runs on this Ray"),
     ):
         fleet.operate.attached(fleet.config).__enter__()
 
 
 def test_a_rollout_of_what_envoy_was_started_with_is_refused_by_name(fleet: Fleet) -> None:
-    keeper = started(fleet)
+    reconciler = started(fleet)
     bootstrap = (fleet.folder / "state" / "envoy" / "bootstrap.json").read_text()
     moved = fleet.configured(model={"http_port": free_port()}, listen={"admin_port": 0, "host": "0.0.0.0"})
-    with pytest.raises(ConfigError, match=r"listen\.host, coder\.http_port: can not change while the fleet runs"):
-        fleet.operate.apply(keeper, moved, fleet.say)
+    with pytest.raises(ConfigError, match=r"listen\.host, coder\.http_port: cannot change while the fleet runs"):
+        fleet.operate.apply(reconciler, moved, fleet.say)
     assert (fleet.folder / "state" / "envoy" / "bootstrap.json").read_text() == bootstrap
-    assert fleet.operate.apply(keeper, fleet.configured(drain_s=90), fleet.say) == ["coder.blue"]
+    assert fleet.operate.apply(reconciler, fleet.configured(drain_s=90), fleet.say) == ["coder.blue"]
 
 
 def test_a_rollout_of_a_fleet_that_is_still_being_started_says_so(fleet: Fleet) -> None:
     fleet.ray.running = True
-    keeper = fleet.ray_serve.start_keeper(fleet.config)
-    with pytest.raises(ConfigError, match="still being started"):
-        fleet.operate.apply(keeper, fleet.config, fleet.say)
+    reconciler = fleet.ray_serve.start_reconciler(fleet.config)
+    with pytest.raises(ConfigError, match="still starting"):
+        fleet.operate.apply(reconciler, fleet.config, fleet.say)
 
 
 @pytest.mark.parametrize(("takes_s", "is_too_long"), [(590.0, False), (700.0, True)])
@@ -260,7 +262,7 @@ def test_a_release_that_ends_is_waited_for_as_long_as_it_may_drain(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, takes_s: float, is_too_long: bool
 ) -> None:
     fleet.config = fleet.configured(drain_s=600)
-    keeper, now_s = started(fleet), 0.0
+    reconciler, now_s = started(fleet), 0.0
     fleet.ray.ends = False
 
     def sleep(seconds: float) -> None:
@@ -272,10 +274,10 @@ def test_a_release_that_ends_is_waited_for_as_long_as_it_may_drain(
     monkeypatch.setattr(fleet.ray_serve, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
     running = [deployment_of(fleet.config, "coder", "blue")]
     if is_too_long:
-        with pytest.raises(ModelError, match=r"coder\.blue: replicas are there still"):
-            fleet.ray_serve.remove(keeper, running)
+        with pytest.raises(ModelError, match=r"coder\.blue: replicas still run"):
+            fleet.ray_serve.remove(reconciler, running)
     else:
-        fleet.ray_serve.remove(keeper, running)
+        fleet.ray_serve.remove(reconciler, running)
 
 
 def test_replicas_that_die_or_are_drained_meanwhile_do_not_fail_a_rollout(fleet: Fleet) -> None:
@@ -308,7 +310,7 @@ def test_the_only_release_keeps_all_sessions(fleet: Fleet) -> None:
         fleet.operate.canary(started(fleet), "coder", "blue", 5)
 
 
-def test_a_keeper_that_begins_anew_goes_on_from_its_file_or_without(fleet: Fleet) -> None:
+def test_a_restarted_reconciler_continues_from_its_file_or_without(fleet: Fleet) -> None:
     started(fleet)
     fleet.ray_serve.ray.get_runtime_context().was_current_actor_reconstructed = True
     anew = fleet.ray_serve.ReconcilerActor(fleet.config, True)

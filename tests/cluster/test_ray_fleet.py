@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster.canary import release_of
+from cluster.fleet import release_of
 from specdec.client import Client
 from specdec.core.types import Delta, StoppingParams
 from tests.cluster.calls import Outcomes, calls, expected

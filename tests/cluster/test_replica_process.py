@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, settings_of
 from cluster.deployment import deployment_of
 from cluster.replica_process import ReplicaProcess
-from cluster.replica_settings import filled
 from specdec.errors import ConfigError, ModelError
 
 
@@ -35,11 +34,11 @@ def test_every_replica_has_files_of_its_own(tmp_path: Path) -> None:
     assert written["server"]["http_port"] > 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert {stat.S_IMODE(parent.stat().st_mode) for parent in (*file.parents,)[:3]} == {0o700}
-    assert filled(["{replica}", 3], "a") == ["a", 3]
+    assert settings_of(["{replica}", 3], "a") == ["a", 3]
 
 
 def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"python: /nowhere/python can not be run \(No such file"):
+    with pytest.raises(ModelError, match=r"python: /nowhere/python cannot be run \(No such file"):
         replica(tmp_path / "state", {}, "/nowhere/python")
 
 
@@ -51,7 +50,7 @@ def deployed(kv_events: dict[str, Any], host: str = "127.0.0.1") -> None:
 
 def test_replicas_of_one_machine_do_not_listen_at_one_port() -> None:
     fixed = "tcp://127.0.0.1:5557"
-    with pytest.raises(ConfigError, match=r"coder\.blue: server\.kv_events\.endpoint: .*listen at tcp://127"):
+    with pytest.raises(ConfigError, match=r"coder\.blue: server\.kv_events\.endpoint: .*listen on tcp://127"):
         deployed({"endpoint": fixed})
     with pytest.raises(ConfigError, match=r"server\.kv_events\.replay_endpoint"):
         deployed({"endpoint": fixed, "connect": True, "replay_endpoint": fixed})

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from cluster import envoy_process
 from cluster.autoscale import ReplicaLoad
 from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
-from cluster.fleet import ReplicaState
+from cluster.fleet import ReplicaState, draining
 from tests.cluster.scripted_ray import scripted_ray
 
 
@@ -29,7 +28,7 @@ class ScriptedProcess:
         """At once."""
         return True
 
-    async def told(self) -> tuple[str, ReplicaLoad]:
+    async def load(self) -> tuple[str, ReplicaLoad]:
         """As one that is idle."""
         return "f", ReplicaLoad(0, 0, 0)
 
@@ -47,9 +46,8 @@ class ScriptedProcess:
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """A keeper, and how a replica is made."""
-    monkeypatch.setattr(envoy_process, "find_envoy", lambda: tmp_path)
+def made(tmp_path: Path) -> Iterator[SimpleNamespace]:
+    """A reconciler, and how a replica is made."""
     config = ClusterConfig.model_validate(
         {"models": [{"name": "coder"}], "folder": tmp_path / "state", "health": {"interval_s": 0.01}}
     )
@@ -59,54 +57,54 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleName
         cls = ray_serve.ServerReplica
         cls.serve_ends = cls.__del__
         del cls.__del__  # Serve calls and awaits it, and Python would only call it
-        keeper = ray_serve.start_keeper(config).actor
+        actor = ray_serve.start_reconciler(config).actor
 
         async def routable(_: Any) -> None:
             pass
 
-        keeper.wait_routable = routable
+        actor.wait_routable = routable
 
         async def start() -> Any:
             replica = cls.__new__(cls)
             await replica.__init__(deployment_of(config, "coder", "blue"))
             return replica
 
-        yield SimpleNamespace(start=start, keeper=keeper._keeper)
+        yield SimpleNamespace(start=start, reconciler=actor._reconciler)
 
 
 async def test_who_is_drained_ends_when_its_calls_are_done_though_serve_replaces_it_at_once(
     made: SimpleNamespace,
 ) -> None:
     replica = await made.start()
-    made.keeper.drain("coder.blue.0")
+    made.reconciler.apply(draining, "coder.blue.0")
     await replica._process.stopping.wait()
     with pytest.raises(Exception, match="it was drained"):
         replica.check_health()  # upon which Serve starts another, and ends this one
     ended = asyncio.create_task(replica.serve_ends())
     successor = await made.start()
     assert successor._replica.id == "coder.blue.1"
-    beats = made.keeper._beats["coder.blue.0"].at_s
-    while made.keeper._beats["coder.blue.0"].at_s == beats:  # it says still that it is there
+    beats = made.reconciler._beats["coder.blue.0"].at_s
+    while made.reconciler._beats["coder.blue.0"].at_s == beats:  # it says still that it is there
         await asyncio.sleep(0.01)
     assert not ended.done()
-    assert [r.state for r in made.keeper.fleet.replicas] == [ReplicaState.DRAINING, ReplicaState.READY]
+    assert [r.state for r in made.reconciler.fleet.replicas] == [ReplicaState.DRAINING, ReplicaState.READY]
     replica._process.over.set()
     await ended
-    assert [r.id for r in made.keeper.fleet.replicas] == ["coder.blue.1"]
+    assert [r.id for r in made.reconciler.fleet.replicas] == ["coder.blue.1"]
     successor._process.over.set()
     await successor.serve_ends()
 
 
 async def test_one_whose_place_was_taken_ends_and_leaves_its_successor_alone(made: SimpleNamespace) -> None:
     former = await made.start()
-    made.keeper._forget(former._replica.id)
+    made.reconciler._drop(former._replica.id)
     successor = await made.start()
     assert successor._replica.id == former._replica.id
     await former._process.stopping.wait()
     former._process.over.set()
     await former.serve_ends()
-    assert [r.owner for r in made.keeper.fleet.replicas] == [successor._replica.owner]
-    assert made.keeper.fleet.replicas[0].state is ReplicaState.READY
+    assert [r.owner for r in made.reconciler.fleet.replicas] == [successor._replica.owner]
+    assert made.reconciler.fleet.replicas[0].state is ReplicaState.READY
     successor._process.over.set()
     await successor.serve_ends()
-    assert made.keeper.fleet.replicas == ()
+    assert made.reconciler.fleet.replicas == ()

@@ -12,8 +12,7 @@ import pytest
 from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
 from cluster.fleet import Fleet, Replica, ReplicaState, with_replica, with_weights
-from cluster.fleet_state import FleetState
-from cluster.state_folder import bound_log, is_locked, locked, private_folder, read_private, write_private
+from cluster.state_folder import FleetState, bound_log, is_locked, locked, private_folder, replace_files
 from specdec.errors import ConfigError
 from tools.markdown import REPOSITORY
 
@@ -31,13 +30,13 @@ def test_a_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", [0o770, 0o707])
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, bits: int) -> None:
     tmp_path.chmod(bits)
-    with pytest.raises(ConfigError, match=f"{tmp_path} may be written by others; chmod go-w"):
+    with pytest.raises(ConfigError, match=f"other users may write to {tmp_path}; chmod go-w"):
         private_folder(tmp_path)
 
 
 def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"folder: .*file/state can not be made"):
+    with pytest.raises(ConfigError, match=r"folder: .*file/state cannot be created"):
         private_folder(tmp_path / "file" / "state")
 
 
@@ -91,9 +90,9 @@ def state() -> FleetState:
     return FleetState(config=config, deployments={deployment.app: deployment}, fleet=fleet)
 
 
-def test_what_a_keeper_goes_on_from_is_its_owners_alone_and_whole(tmp_path: Path) -> None:
+def test_the_saved_state_is_private_and_complete(tmp_path: Path) -> None:
     path = tmp_path / "fleet.json"
-    state().save(path)
+    replace_files({path: state().encoded()})
     assert mode(path) == 0o600
     assert FleetState.load(path) == state()
     assert FleetState.load(path).deployments["coder.blue"].version == state().deployments["coder.blue"].version
@@ -103,17 +102,16 @@ def test_what_a_keeper_goes_on_from_is_its_owners_alone_and_whole(tmp_path: Path
 @pytest.mark.parametrize("bits", [0o620, 0o602])
 def test_what_others_may_have_written_is_not_read(tmp_path: Path, bits: int) -> None:
     path = tmp_path / "fleet.json"
-    state().save(path)
+    replace_files({path: state().encoded()})
     path.chmod(bits)
-    with pytest.raises(ConfigError, match=r"fleet\.json may be written by others"):
+    with pytest.raises(ConfigError, match=r"other users may write to .*fleet\.json"):
         FleetState.load(path)
 
 
 def test_what_is_no_state_is_named(tmp_path: Path) -> None:
     path = tmp_path / "fleet.json"
-    with pytest.raises(ConfigError, match="can not be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         FleetState.load(path)
-    write_private(path, "{}")
-    assert read_private(path) == "{}"
+    replace_files({path: b"{}"})
     with pytest.raises(ConfigError, match=r"fleet\.json: config: Field required"):
         FleetState.load(path)

@@ -1,15 +1,25 @@
-"""The keeper: who is in the fleet, who is let into a pool, and what becomes of those who say nothing any more."""
+"""The reconciler: which replicas are in the fleet, which may get calls, and which are dropped."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from cluster.autoscale import ReplicaLoad
 from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
-from cluster.fleet import Fleet, Replica
+from cluster.fleet import (
+    Fleet,
+    Replica,
+    draining,
+    rolled_back,
+    switched,
+    with_release,
+    with_weights,
+    without_release,
+)
 from cluster.reconciler import SILENT_S, Reconciler, ready
 from specdec.errors import ConfigError
 
@@ -29,170 +39,173 @@ CONFIG = ClusterConfig.model_validate(
 LOAD = ReplicaLoad(1, 0.5, 0.25)
 
 
-class Kept:
-    """A keeper on a virtual clock, with what it has written."""
+class Reconciled:
+    """A reconciler on a virtual clock, with the fleets that it wrote."""
 
     def __init__(self, fleet: Fleet | None = None) -> None:
         self.now_s, self.written = 0.0, list[Fleet]()
-        self.keeper = Reconciler(
+        self.reconciler = Reconciler(
             fleet or Fleet.of(CONFIG), self.written.append, interval_s=1.0, clock=lambda: self.now_s
         )
 
     def serving(self, release: str = "blue", fingerprint: str = "f") -> Replica:
-        """A replica that has begun to serve."""
-        replica = ready(self.keeper.join("coder", release, "127.0.0.1"), 81, 80, fingerprint)
-        self.keeper.beat(replica, LOAD)
+        """A ready replica."""
+        replica = ready(self.reconciler.join("coder", release, "127.0.0.1"), 81, 80, fingerprint)
+        self.reconciler.beat(replica, LOAD)
         return replica
 
     @property
     def pool(self) -> list[str]:
-        """Who gets calls by what was written last."""
+        """The replicas that get calls, as written last."""
         return [replica.id for replica in self.written[-1].pool("coder", "blue")]
 
 
 def test_a_replica_gets_calls_once_it_is_ready_and_none_once_it_drains() -> None:
-    kept = Kept()
-    starting = kept.keeper.join("coder", "blue", "127.0.0.1")
+    kept = Reconciled()
+    starting = kept.reconciler.join("coder", "blue", "127.0.0.1")
     name = starting.id
-    assert not kept.keeper.beat(starting, None).drain
+    assert not kept.reconciler.beat(starting, None).drain
     assert kept.pool == []
     serving = ready(starting, 81, 80, "f")
-    kept.keeper.beat(serving, LOAD)
+    kept.reconciler.beat(serving, LOAD)
     assert kept.pool == [name]
-    (told,) = kept.keeper.status()["coder"]["blue"]["replicas"]
+    (told,) = kept.reconciler.status()["coder"]["blue"]["replicas"]
     assert (told["state"], told["http_port"], told["waiting"], told["busy"]) == ("ready", 81, 1, 0.25)
-    kept.keeper.drain(name)
+    kept.reconciler.apply(draining, name)
     assert kept.pool == []
-    assert kept.keeper.beat(serving, LOAD).drain
+    assert kept.reconciler.beat(serving, LOAD).drain
     assert kept.pool == []
-    kept.keeper.leave(serving)
-    assert kept.keeper.fleet.replicas == ()
+    kept.reconciler.leave(serving)
+    assert kept.reconciler.fleet.replicas == ()
 
 
 def test_what_changes_nothing_is_not_written() -> None:
-    kept = Kept()
+    kept = Reconciled()
     serving = kept.serving()
     written = len(kept.written)
-    kept.keeper.beat(serving, replace(LOAD, waiting=5))
+    kept.reconciler.beat(serving, replace(LOAD, waiting=5))
     assert len(kept.written) == written
 
 
 def test_the_place_of_one_that_died_is_taken_and_that_of_one_that_drains_is_not() -> None:
-    kept = Kept()
+    kept = Reconciled()
     first, second = kept.serving(), kept.serving()
     assert (first.id, second.id) == ("coder.blue.0", "coder.blue.1")
-    kept.keeper.leave(first)
+    kept.reconciler.leave(first)
     assert kept.serving().id == first.id
-    kept.keeper.drain(second.id)
+    kept.reconciler.apply(draining, second.id)
     assert kept.serving().id == "coder.blue.2"
 
 
 def test_other_numbers_are_not_let_into_a_pool() -> None:
-    kept = Kept()
+    kept = Reconciled()
     kept.serving()
-    other = ready(kept.keeper.join("coder", "blue", "h"), 81, 80, "other")
-    misfit = kept.keeper.beat(other, LOAD).misfit
+    other = ready(kept.reconciler.join("coder", "blue", "h"), 81, 80, "other")
+    misfit = kept.reconciler.beat(other, LOAD).misfit
     assert "other" in misfit
     assert "f" in misfit
     assert kept.pool == ["coder.blue.0"]
-    assert kept.keeper.status()["coder"]["blue"]["replicas"][1]["state"] == "refused"
+    assert kept.reconciler.status()["coder"]["blue"]["replicas"][1]["state"] == "refused"
     assert kept.serving("green", "other").id == "coder.green.0"
 
 
 def test_who_says_nothing_is_gone_and_comes_back_by_saying_something() -> None:
-    kept = Kept()
+    kept = Reconciled()
     silent, lively = kept.serving(), kept.serving()
     kept.now_s = SILENT_S - 0.5
-    kept.keeper.beat(lively, LOAD)
-    assert kept.keeper.drop_silent() == []
+    kept.reconciler.beat(lively, LOAD)
+    assert kept.reconciler.drop_silent() == []
     kept.now_s = SILENT_S + 0.5
-    assert kept.keeper.drop_silent() == [silent.id]
+    assert kept.reconciler.drop_silent() == [silent.id]
     assert kept.pool == [lively.id]
-    kept.keeper.beat(silent, LOAD)
+    kept.reconciler.beat(silent, LOAD)
     assert kept.pool == [silent.id, lively.id]
 
 
 def test_who_says_something_as_often_as_it_is_to_is_not_forgotten() -> None:
-    kept = Kept()
+    kept = Reconciled()
     replica = kept.serving()
-    kept.keeper.allow_interval(30.0)
-    kept.keeper.allow_interval(1.0)  # who was started before still takes its time
+    kept.reconciler.allow_interval(30.0)
+    kept.reconciler.allow_interval(1.0)  # who was started before still takes its time
     kept.now_s = 4 * 30.0 - 1
-    assert kept.keeper.drop_silent() == []
+    assert kept.reconciler.drop_silent() == []
     kept.now_s = 4 * 30.0 + 1
-    assert kept.keeper.drop_silent() == [replica.id]
+    assert kept.reconciler.drop_silent() == [replica.id]
 
 
 def test_one_that_comes_back_when_its_place_is_taken_changes_nothing_for_its_successor() -> None:
-    kept = Kept()
+    kept = Reconciled()
     former = kept.serving()
     kept.now_s = SILENT_S + 0.5
-    kept.keeper.drop_silent()
-    successor = ready(kept.keeper.join("coder", "blue", "127.0.0.1"), 91, 90, "f")
-    kept.keeper.beat(successor, LOAD)
+    kept.reconciler.drop_silent()
+    successor = ready(kept.reconciler.join("coder", "blue", "127.0.0.1"), 91, 90, "f")
+    kept.reconciler.beat(successor, LOAD)
     assert successor.id == former.id
-    assert kept.keeper.beat(former, LOAD).drain
-    kept.keeper.retire(former)
-    kept.keeper.leave(former)
-    assert kept.keeper.fleet.replicas == (successor,)
+    assert kept.reconciler.beat(former, LOAD).drain
+    kept.reconciler.retire(former)
+    kept.reconciler.leave(former)
+    assert kept.reconciler.fleet.replicas == (successor,)
     assert kept.pool == [successor.id]
     kept.now_s = 2 * SILENT_S + 1
-    kept.keeper.beat(former, LOAD)
-    assert kept.keeper.drop_silent() == [successor.id]
+    kept.reconciler.beat(former, LOAD)
+    assert kept.reconciler.drop_silent() == [successor.id]
 
 
 def test_one_that_is_not_known_any_more_can_end() -> None:
-    kept = Kept()
+    kept = Reconciled()
     replica = kept.serving()
     kept.now_s = SILENT_S + 0.5
-    kept.keeper.drop_silent()
-    kept.keeper.retire(replica)
-    kept.keeper.leave(replica)
-    assert kept.keeper.fleet.replicas == ()
+    kept.reconciler.drop_silent()
+    kept.reconciler.retire(replica)
+    kept.reconciler.leave(replica)
+    assert kept.reconciler.fleet.replicas == ()
 
 
-def test_a_keeper_that_begins_anew_goes_on_with_the_fleet_and_forgets_who_is_silent() -> None:
-    former = Kept()
+def test_a_restarted_reconciler_continues_with_the_fleet_and_drops_silent_replicas() -> None:
+    former = Reconciled()
     lively, silent = former.serving(), former.serving()
-    kept = Kept(former.keeper.fleet)
+    kept = Reconciled(former.reconciler.fleet)
     assert kept.pool == [lively.id, silent.id]
     kept.now_s = SILENT_S + 0.5
-    kept.keeper.beat(lively, LOAD)
-    assert kept.keeper.drop_silent() == [silent.id]
+    kept.reconciler.beat(lively, LOAD)
+    assert kept.reconciler.drop_silent() == [silent.id]
 
 
 def test_sessions_move_between_releases_and_back() -> None:
-    kept = Kept()
+    kept = Reconciled()
     kept.serving()
     with pytest.raises(ConfigError, match="no replica that is ready"):
-        kept.keeper.promote("coder", "green")
+        kept.reconciler.apply(switched, "coder", "green")
     kept.serving("green", "other")
 
     def weights() -> dict[str, int]:
-        return {name: release["weight"] for name, release in kept.keeper.status()["coder"].items()}
+        return {name: release["weight"] for name, release in kept.reconciler.status()["coder"].items()}
 
-    kept.keeper.weigh("coder", {"green": 5, "blue": 95})
+    kept.reconciler.apply(with_weights, "coder", {"green": 5, "blue": 95})
     assert weights() == {"blue": 95, "green": 5}
-    kept.keeper.promote("coder", "green")
+    kept.reconciler.apply(switched, "coder", "green")
     assert weights() == {"blue": 0, "green": 100}
-    kept.keeper.roll_back("coder")
+    kept.reconciler.apply(rolled_back, "coder")
     assert weights() == {"blue": 95, "green": 5}
 
 
-@pytest.mark.parametrize(("method", "words"), [("join", ("coder", "red", "h")), ("drain", ("coder.blue.9",))])
-def test_what_is_not_there_is_named(method: str, words: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match=f"{words[-1] if method == 'drain' else 'red'}.*there are"):
-        getattr(Kept().keeper, method)(*words)
+@pytest.mark.parametrize(
+    ("method", "words", "named"),
+    [("join", ("coder", "red", "h"), "'red'"), ("apply", (draining, "coder.blue.9"), "'coder.blue.9'")],
+)
+def test_an_unknown_release_or_replica_is_named(method: str, words: tuple[Any, ...], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"{named}; there are"):
+        getattr(Reconciled().reconciler, method)(*words)
 
 
 def test_a_release_that_is_over_leaves() -> None:
-    kept = Kept()
-    kept.keeper.open_release("coder", "red")
-    assert [*kept.keeper.status()["coder"]] == ["blue", "green", "red"]
+    kept = Reconciled()
+    kept.reconciler.apply(with_release, "coder", "red")
+    assert [*kept.reconciler.status()["coder"]] == ["blue", "green", "red"]
     with pytest.raises(ConfigError, match="weight 0 first"):
-        kept.keeper.close_release("coder", "blue")
-    kept.keeper.close_release("coder", "red")
-    assert [*kept.keeper.status()["coder"]] == ["blue", "green"]
+        kept.reconciler.apply(without_release, "coder", "blue")
+    kept.reconciler.apply(without_release, "coder", "red")
+    assert [*kept.reconciler.status()["coder"]] == ["blue", "green"]
 
 
 def test_a_deployment_is_another_version_where_its_replicas_would_be_others() -> None:
