@@ -1,1 +1,1 @@
-"""The language server: inline completion for every editor that speaks LSP 3.18, from a specdec server."""
+"""The language server: inline completion for editors that support LSP 3.18, from a specdec server."""

@@ -1,4 +1,4 @@
-"""Answers an editor's requests for inline completion, and tells the server what became of the suggestions."""
+"""Answers an editor's requests for inline completion, and reports the outcome of suggestions to the server."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from server.lsp.documents import (
 from server.lsp.session import Answer, LinkState, Notices, SessionLink, SuggestionRequest
 from specdec.client.client import Client, Outcome
 
-REMEMBERED = 512
-_WAITING = 256
+REMEMBERED = 512  # suggestions whose outcome can still be reported
+_MAX_UNREPORTED = 256
 Report = Callable[[str, Outcome, int, float], Awaitable[None]]
 
 
 class _Given:
-    """A suggestion, behind ``lead`` characters that the editor's own menu put there."""
+    """A suggestion whose first ``lead`` characters come from the editor's own menu."""
 
     def __init__(self, text: str, lead: int) -> None:
         self.text, self.lead = text, lead
@@ -41,46 +41,45 @@ class _Given:
 
 
 class Outcomes:
-    """Tells them to ``report``, one after the other, in the background. ``clock`` gives monotonic seconds. `run` it."""
+    """Queues outcomes and passes them to ``report`` one at a time. ``clock`` returns monotonic seconds. `run` it."""
 
     def __init__(self, report: Report, clock: Callable[[], float] = time.monotonic) -> None:
         self._report, self._clock = report, clock
         self._given: OrderedDict[str, _Given] = OrderedDict()
-        self._untold: asyncio.Queue[tuple[str, Outcome, int, float]] = asyncio.Queue(_WAITING)
+        self._unreported: asyncio.Queue[tuple[str, Outcome, int, float]] = asyncio.Queue(_MAX_UNREPORTED)
 
     async def run(self) -> None:
         """Report until cancelled."""
         while True:
-            told = await self._untold.get()
-            await self._report(*told)
-            self._untold.task_done()
+            outcome = await self._unreported.get()
+            await self._report(*outcome)
+            self._unreported.task_done()
 
     async def settle(self) -> None:
-        """Wait until all was told."""
-        await self._untold.join()
+        """Wait until the queue is empty."""
+        await self._unreported.join()
 
     def given(self, suggestion_id: str, text: str, lead: int) -> None:
-        """The editor was given ``text``, whose first ``lead`` characters are not the model's."""
+        """The editor got ``text``, whose first ``lead`` characters are not the model's."""
         self._given[suggestion_id] = _Given(text, lead)
         while len(self._given) > REMEMBERED:
             self._given.popitem(last=False)
 
     def shown(self, suggestion_id: str) -> None:
-        """The user sees it."""
         found = self._given.get(suggestion_id)
         if found is not None and found.shown_s is None and not found.closed:
             found.shown_s = self._clock()
-            self._tell(suggestion_id, found, "shown", 0)
+            self._queue(suggestion_id, found, "shown", 0)
 
     def accepted(self, suggestion_id: str) -> None:
-        """The user took all of it."""
+        """The user accepted all of it."""
         found = self._given.get(suggestion_id)
         if found is not None and not found.closed:
             found.closed = True
-            self._tell(suggestion_id, found, "accepted", len(found.text) - found.lead)
+            self._queue(suggestion_id, found, "accepted", len(found.text) - found.lead)
 
     def partly_accepted(self, suggestion_id: str, length: int) -> None:
-        """The user took its first ``length`` 16-bit units."""
+        """The user accepted its first ``length`` UTF-16 units."""
         found = self._given.get(suggestion_id)
         if found is None or found.closed:
             return
@@ -89,27 +88,27 @@ class Outcomes:
             self.accepted(suggestion_id)
         elif characters > found.taken:
             found.taken = characters
-            self._tell(suggestion_id, found, "partially_accepted", characters)
+            self._queue(suggestion_id, found, "partially_accepted", characters)
 
     def dismissed(self, suggestion_id: str) -> None:
-        """The user did not want it, or no more of it."""
+        """The user rejected it, or the rest of it."""
         found = self._given.get(suggestion_id)
         if found is not None and not found.closed:
             found.closed = True
             if not found.taken:
-                self._tell(suggestion_id, found, "rejected", 0)
+                self._queue(suggestion_id, found, "rejected", 0)
 
-    def _tell(self, suggestion_id: str, found: _Given, outcome: Outcome, characters: int) -> None:
+    def _queue(self, suggestion_id: str, found: _Given, outcome: Outcome, characters: int) -> None:
         shown_ms = 0.0 if found.shown_s is None else (self._clock() - found.shown_s) * 1e3
-        if not self._untold.full():
-            self._untold.put_nowait((suggestion_id, outcome, characters, shown_ms))
+        if not self._unreported.full():
+            self._unreported.put_nowait((suggestion_id, outcome, characters, shown_ms))
 
 
 ACCEPT_COMMAND = "specdec.didAcceptCompletion"
 
 
 class Completer:
-    """One request at a time: while a newer one is there, older ones are answered with nothing."""
+    """Completes one request at a time; a newer request makes older ones return nothing."""
 
     def __init__(self, documents: DocumentTable, link: SessionLink, outcomes: Outcomes, settings: Settings) -> None:
         self._documents, self._link, self._outcomes = documents, link, outcomes
@@ -117,7 +116,7 @@ class Completer:
         self._latest = 0
 
     async def complete(self, params: types.InlineCompletionParams) -> list[types.InlineCompletionItem]:
-        """At most one item, empty where there is nothing to suggest. The place is that of the moment of the call.
+        """At most one item. The position refers to the document at the time of the call.
 
         Raises:
             BeyondDocumentError: the document has no such line.
@@ -127,15 +126,15 @@ class Completer:
         if document is None or not self._wanted(document, invoked):
             return []
         self._latest += 1
-        turn, ask = self._latest, self._ask(document, params)
+        turn, request = self._latest, self._request(document, params)
         if not invoked and self.settings.debounce_ms:
             await asyncio.sleep(self.settings.debounce_ms / 1e3)
-            if turn != self._latest or document.revision != ask.revision:
+            if turn != self._latest or document.revision != request.revision:
                 return []
-        answer = await self._link.ask(ask)
+        answer = await self._link.complete(request)
         if answer is None or not answer.text.strip():
             return []
-        return [self._item(answer, ask, params)]
+        return [self._item(answer, params)]
 
     def _wanted(self, document: OpenDocument, invoked: bool) -> bool:
         mode = self.settings.mode
@@ -143,9 +142,9 @@ class Completer:
             return False
         return document.language not in self.settings.disabled_languages and not secret(document.name, self.settings)
 
-    def _ask(self, document: OpenDocument, params: types.InlineCompletionParams) -> SuggestionRequest:
+    def _request(self, document: OpenDocument, params: types.InlineCompletionParams) -> SuggestionRequest:
         menu, selected = params.context.selected_completion_info, None
-        place = document.ask_at(params.position)
+        place = document.completed_at(params.position)
         if menu is not None:
             start = document.place(menu.range.start)
             selected = (start, max(start, document.place(menu.range.end)), menu.text)
@@ -154,9 +153,7 @@ class Completer:
             document, document.revision, place, selected, extra, self._documents.project.repository_of(document.uri)
         )
 
-    def _item(
-        self, answer: Answer, ask: SuggestionRequest, params: types.InlineCompletionParams
-    ) -> types.InlineCompletionItem:
+    def _item(self, answer: Answer, params: types.InlineCompletionParams) -> types.InlineCompletionItem:
         menu = params.context.selected_completion_info
         lead = "" if menu is None else menu.text
         where = types.Range(params.position, params.position) if menu is None else menu.range
@@ -166,7 +163,7 @@ class Completer:
 
 
 class Workplace:
-    """Made when the editor says who it is. `start` it once that is answered, and `close` it."""
+    """The state of one editor, created at `initialize`. `start` it after the answer, and `close` it."""
 
     def __init__(
         self,
@@ -185,12 +182,12 @@ class Workplace:
         self._reporting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look for the server."""
+        """Connect to the server."""
         self._reporting = asyncio.create_task(self.outcomes.run(), name="lsp-outcomes")
         self._apply()
 
     async def close(self) -> None:
-        """Tell what is still to be told, as far as that is quick, and end the session."""
+        """Report the remaining outcomes, for a second at most, and end the session."""
         if self._reporting is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.outcomes.settle(), 1.0)
@@ -199,12 +196,22 @@ class Workplace:
             self._reporting = None
         await self.link.close()
 
-    def configure(self, told: Any) -> None:
-        """The editor's settings have changed."""
-        if isinstance(told, dict):
-            self.completer.settings, self._problems = read_settings(told, self.completer.settings)
+    def configure(self, given: Any) -> None:
+        """The editor's settings changed."""
+        if isinstance(given, dict):
+            self.completer.settings, self._problems = read_settings(given, self.completer.settings)
             self.link.configure(self.completer.settings)
             self._apply()
+
+    def change_folders(self, event: types.WorkspaceFoldersChangeEvent) -> None:
+        """The editor opened or closed workspace folders."""
+        self.project.change(event.added, event.removed)
+
+    def change_document(self, params: types.DidChangeTextDocumentParams) -> None:
+        """The editor changed a document."""
+        document = self.documents.get(params.text_document.uri)
+        if document is not None:
+            document.apply(params.content_changes)
 
     def close_document(self, uri: str) -> None:
         """The editor closed a document."""
@@ -215,7 +222,7 @@ class Workplace:
     def _apply(self) -> None:
         self._notices.over("settings")
         if self._problems:
-            self._notices.tell("settings", "; ".join(self._problems))
+            self._notices.warn("settings", "; ".join(self._problems))
         if self.completer.settings.mode == "off":
             self._notices.state(LinkState.OFF)
             self.link.stop()

@@ -22,7 +22,7 @@ from specdec.api.v1 import options_pb2
 
 
 def plain(value: Any) -> Any:
-    """Named tuples, which pygls makes of objects it knows no type for, as dicts, all the way down."""
+    """Convert named tuples, which pygls makes of objects of unknown type, to dicts, recursively."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: plain(field) for name, field in value._asdict().items()}
     if isinstance(value, dict):
@@ -37,38 +37,32 @@ _SECRETS = (".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_ed25519")
 
 
 class Settings(BaseModel):
-    """Names are camelCase on the wire. Unknown ones are ignored: editors send more than is meant for us.
-
-    ``mode``: suggest while the user types and when asked to, only when asked to, or never. ``fill``: fill in or be
-    refused where the model cannot; else continue what is in front of the cursor there; or do that in any case.
-    ``max_prompt_tokens`` None: the server's default. ``context_files``, ``context_characters``: of other documents.
-    ``exclude``: names of files that are neither completed nor shown to the model. ``indexes``: the server's to draft
-    from; none named: all that it allows.
-    """
+    """Names are camelCase on the wire. Unknown names are ignored, because editors send settings of others too."""
 
     model_config = ConfigDict(alias_generator=to_camel, frozen=True, extra="ignore", strict=True)
 
-    mode: Literal["auto", "manual", "off"] = "auto"
+    mode: Literal["auto", "manual", "off"] = "auto"  # suggest while typing, only on request, never
     debounce_ms: Annotated[float, Field(ge=0, le=10_000)] = 10.0
     max_lines: Annotated[int, Field(ge=1, le=1000)] | None = 12
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 96
     time_limit_ms: Annotated[float, Field(gt=0, le=600_000)] | None = 2000.0
-    max_prompt_tokens: Annotated[int, Field(ge=64)] | None = None
+    max_prompt_tokens: Annotated[int, Field(ge=64)] | None = None  # None: the server's default
+    # Fill in, or be refused by models that cannot; continue the prefix with such models; always continue the prefix.
     fill: Literal["middle", "middle_or_prefix", "prefix"] = "middle_or_prefix"
     speculation: Literal["auto", "on", "off"] = "auto"
-    context_files: Annotated[int, Field(ge=0, le=64)] = 6
+    context_files: Annotated[int, Field(ge=0, le=64)] = 6  # other open documents in the prompt
     context_characters: Annotated[int, Field(ge=0, le=1 << 20)] = 6000
-    exclude: Annotated[tuple[str, ...], Field(strict=False)] = _SECRETS
+    exclude: Annotated[tuple[str, ...], Field(strict=False)] = _SECRETS  # file names that are never sent
     disabled_languages: Annotated[tuple[str, ...], Field(strict=False)] = ()
     model: str = ""
     cache_salt: str = ""
-    indexes: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    indexes: Annotated[tuple[str, ...], Field(strict=False)] = ()  # of the server, to draft from; empty: all allowed
 
 
-def read_settings(told: Any, former: Settings | None = None) -> tuple[Settings, list[str]]:
-    """Settings as an editor tells them, alone or under "specdec", and what is wrong with them; what is wrong or not
-    told is as in ``former`` (None: the defaults)."""
-    values = dict(told) if isinstance(told, dict) else {}
+def read_settings(given: Any, former: Settings | None = None) -> tuple[Settings, list[str]]:
+    """The settings that an editor sends, with or without the "specdec" section, and their problems. Invalid or missing
+    ones keep their value in ``former`` (None: the defaults)."""
+    values = dict(given) if isinstance(given, dict) else {}
     if isinstance(values.get(SECTION), dict):
         values = values[SECTION]
     base = {} if former is None else former.model_dump(by_alias=True)
@@ -82,15 +76,15 @@ def read_settings(told: Any, former: Settings | None = None) -> tuple[Settings, 
 
 
 class PositionEncoding(StrEnum):
-    """As editors and servers agree on it at the begin: bytes, 16-bit units, or code points."""
+    """The unit of positions, negotiated at `initialize`: bytes, UTF-16 units, or code points."""
 
     UTF8 = "utf-8"
     UTF16 = "utf-16"
     UTF32 = "utf-32"
 
     def place_in(self, text: str, units: int) -> int:
-        """The index in ``text`` that lies ``units`` behind its begin; beyond the end it is the end, inside of a
-        character that character's begin. ``text`` holds no lone surrogates."""
+        """The index in ``text`` after ``units`` units: at most its end; inside a character, that character's begin.
+        ``text`` contains no lone surrogates."""
         units = max(0, units)
         if self is PositionEncoding.UTF32 or text.isascii():
             return min(units, len(text))
@@ -103,8 +97,8 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class SyncedText:
-    """``text``, and where its lines begin. Lines end as LSP says: at ``\\n``, ``\\r\\n`` or ``\\r``. Half a surrogate
-    pair, which no other side could be told of, is kept as U+FFFD, which counts as much."""
+    r"""A text and the begins of its lines, which end at ``\n``, ``\r\n`` or ``\r`` as LSP defines. A lone surrogate,
+    which cannot be transmitted, becomes U+FFFD, which has the same length."""
 
     def __init__(self, text: str, encoding: PositionEncoding) -> None:
         self.text, self._encoding = whole_characters(text), encoding
@@ -112,12 +106,11 @@ class SyncedText:
 
     @property
     def n_lines(self) -> int:
-        """How many lines there are; the last may be empty."""
+        """Number of lines; the last may be empty."""
         return len(self._starts)
 
     def place(self, line: int, character: int) -> int:
-        """The index of a position. One behind its line's last character is the line's end, one behind the last line
-        the text's."""
+        """The index of a position, clipped to the line's end, and beyond the last line to the text's end."""
         if line >= len(self._starts):
             return len(self.text)
         start = self._starts[max(0, line)]
@@ -126,9 +119,9 @@ class SyncedText:
         return start + self._encoding.place_in(shown, character)
 
     def replace(self, start: int, end: int, text: str) -> None:
-        """Put ``text`` into the place of what lies between two indices."""
+        """Replace the text between two indices."""
         starts = self._starts
-        # Lines are found anew from the one before, whose end may be half of what is now one line end.
+        # Rescan from the previous line: its \r may now be followed by \n.
         first = max(0, bisect_right(starts, start) - 2)
         last = bisect_right(starts, end)
         new = whole_characters(text)
@@ -141,45 +134,43 @@ class SyncedText:
 
 
 def whole_characters(text: str) -> str:
-    """``text`` with half surrogate pairs replaced."""
+    """``text`` with lone surrogates replaced."""
     return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
 
 
 class BeyondDocumentError(ValueError):
-    """A position in a line, from 0, that a document of so many lines does not have. A character behind a line's end is
-    none: LSP has it mean that end."""
+    """A position's line, from 0, is not in the document. A character beyond a line's end is valid: LSP clips it."""
 
     def __init__(self, line: int, n_lines: int) -> None:
         lines = "1 line" if n_lines == 1 else f"{n_lines} lines"
         super().__init__(f"position.line: {line} is beyond the document, which has {lines} here (counted from 0)")
 
 
-LOGGED = 256  # edits after which the whole text is sent instead
+LOGGED = 256  # edits; a server that is further behind gets the whole text
 _REVISIONS = itertools.count(1)
 
 
 class _Logged(NamedTuple):
-    revision: int  # what the edit led to
+    revision: int  # after the edit
     edit: pb.TextEdit
 
 
 class OpenDocument:
-    """``name``: what the server and the model know it by. ``revision``: names this very text; no other text of this
-    process has it, so that a server that holds it holds this text, even after the document was closed and opened.
-    ``used_ms``: when it was last changed or asked for, Unix time. ``touched``: index of the last change or ask."""
+    """A document of the editor, with the log of its recent edits."""
 
     def __init__(self, uri: str, name: str, language: str, text: str, encoding: PositionEncoding) -> None:
-        self.uri, self.name, self.language = uri, name, language
+        self.uri, self.language = uri, language
+        self.name = name  # for the server and the model
         self._encoding = encoding
         self._content = SyncedText(text, encoding)
         self._log: deque[_Logged] = deque(maxlen=LOGGED)
+        # Identifies this very text in the process, so a server's copy stays valid after the document is reopened.
         self.revision = self._log_from = next(_REVISIONS)
-        self.touched = 0
-        self.used_ms = _now_ms()
+        self.touched = 0  # index of the last change or completion
+        self.used_ms = _now_ms()  # of the last change or completion, Unix time
 
     @property
     def text(self) -> str:
-        """All of it."""
         return self._content.text
 
     def place(self, position: types.Position) -> int:
@@ -187,7 +178,7 @@ class OpenDocument:
         return self._content.place(position.line, position.character)
 
     def apply(self, changes: Iterable[types.TextDocumentContentChangeEvent]) -> None:
-        """Follow the editor, change by change."""
+        """Apply the editor's changes."""
         for change in changes:
             if isinstance(change, types.TextDocumentContentChangePartial):
                 start = self.place(change.range.start)
@@ -200,7 +191,7 @@ class OpenDocument:
         self.used_ms = _now_ms()
 
     def edits_since(self, revision: int | None) -> Sequence[pb.TextEdit] | None:
-        """What leads from a revision to this one, offsets in code points; None: it is better to send the text."""
+        """The edits from a revision to the current one, offsets in code points; None: sending the text is shorter."""
         if revision == self.revision:
             return ()
         if revision is None or revision < self._log_from:
@@ -208,8 +199,8 @@ class OpenDocument:
         edits = [logged.edit for logged in self._log if logged.revision > revision]
         return edits if sum(len(edit.text) for edit in edits) < len(self.text) else None
 
-    def ask_at(self, position: types.Position) -> int:
-        """The index of a position at which a completion is wanted.
+    def completed_at(self, position: types.Position) -> int:
+        """The index of a position to complete at.
 
         Raises:
             BeyondDocumentError: there is no such line.
@@ -220,8 +211,8 @@ class OpenDocument:
         return self.touched
 
     def excerpt(self, characters: int) -> str:
-        """Whole lines around the place that was touched last, more of those in front of it. It stays what it is for as
-        long as nobody works in the document, so that prompts begin alike."""
+        """Whole lines around the last touched place, two thirds of them before it. It is stable while the document is
+        idle, so that prompts share a prefix."""
         if len(self.text) <= characters:
             return self.text
         start = max(0, min(self.touched - characters * 2 // 3, len(self.text) - characters))
@@ -247,20 +238,18 @@ def _now_ms() -> int:
 
 
 class Project:
-    """Documents are known by their paths in the project: prompts read better, and nobody learns where a user keeps
-    things."""
+    """Names documents by their paths in the project: better for prompts, and the user's directories stay private."""
 
     def __init__(self, folders: Iterable[types.WorkspaceFolder] = ()) -> None:
         self._folders = list(folders)
 
     def change(self, added: Sequence[types.WorkspaceFolder], removed: Sequence[types.WorkspaceFolder]) -> None:
-        """Folders come and go."""
         gone = {folder.uri for folder in removed}
         self._folders = [folder for folder in self._folders if folder.uri not in gone] + list(added)
 
     def name_of(self, uri: str) -> str:
-        """A document's path in its folder, behind the folder's name where several are open; its file's name where it
-        is in none."""
+        """A document's path in its folder, after the folder's name if several are open; the bare file name outside of
+        all folders."""
         folder = self._folder_of(uri)
         if folder is None:
             return unquote(uri.rstrip("/").rpartition("/")[2]) or uri
@@ -268,7 +257,7 @@ class Project:
         return f"{folder.name}/{path}" if len(self._folders) > 1 else path
 
     def repository_of(self, uri: str) -> str:
-        """The name of a document's folder; empty where it is in none."""
+        """The name of a document's folder; empty outside of all folders."""
         folder = self._folder_of(uri)
         return "" if folder is None else folder.name
 
@@ -278,7 +267,7 @@ class Project:
 
 
 def folders_of(params: types.InitializeParams) -> list[types.WorkspaceFolder]:
-    """The folders an editor begins with, in whichever way it tells them."""
+    """The initial workspace folders, from any of LSP's fields for them."""
     if params.workspace_folders:
         return list(params.workspace_folders)
     if params.root_uri:
@@ -287,14 +276,14 @@ def folders_of(params: types.InitializeParams) -> list[types.WorkspaceFolder]:
 
 
 class DocumentTable:
-    """By URI. What an editor says of documents that it has not opened is ignored."""
+    """Open documents by URI. Messages about others are ignored."""
 
     def __init__(self, project: Project, encoding: PositionEncoding) -> None:
         self.project, self._encoding = project, encoding
         self._documents: dict[str, OpenDocument] = {}
 
     def open(self, item: types.TextDocumentItem) -> OpenDocument:
-        """A document is there, or there anew."""
+        """Add a document, or replace it."""
         self._documents.pop(item.uri, None)
         name = self.project.name_of(item.uri)
         taken = {document.name for document in self._documents.values()}
@@ -304,21 +293,20 @@ class DocumentTable:
         return found
 
     def get(self, uri: str) -> OpenDocument | None:
-        """An open document."""
         return self._documents.get(uri)
 
     def close(self, uri: str) -> OpenDocument | None:
-        """Forget a document; the one it was."""
+        """Remove and return a document."""
         return self._documents.pop(uri, None)
 
     def beside(self, document: OpenDocument, settings: Settings) -> list[options_pb2.ContextFile]:
-        """Parts of the other documents, those used last first, as far as ``settings`` leave room."""
+        """Excerpts of the other documents, last used first, within the limits of ``settings``."""
         others = [o for o in self._documents.values() if o is not document and o.text and not secret(o.name, settings)]
         others.sort(key=lambda other: other.used_ms, reverse=True)
         found: list[options_pb2.ContextFile] = []
         left = settings.context_characters
         for i, other in enumerate(others[: settings.context_files]):
-            # What is used less gets less, but all of what the others left.
+            # Each gets half of the remaining characters, the last one all of them.
             text = other.excerpt(left if i + 1 == len(others) else left // 2 or left)
             if not text:
                 break
@@ -328,6 +316,6 @@ class DocumentTable:
 
 
 def secret(name: str, settings: Settings) -> bool:
-    """Whether a document's file name is one of those that no model is shown."""
+    """Whether a document's file name matches `exclude`."""
     file = name.rpartition("/")[2]
     return any(fnmatchcase(file, pattern) for pattern in settings.exclude)

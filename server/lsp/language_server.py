@@ -1,4 +1,4 @@
-"""The language server: LSP's messages, one handler each, over standard input and output."""
+"""The language server over standard input and output: LSP's messages."""
 
 from __future__ import annotations
 
@@ -25,26 +25,23 @@ _Handled = Generator[Any, Any, None]
 
 
 class InlineProtocol(LanguageServerProtocol):
-    """pygls's own copy of the documents would cost each key a second time, and it parts lines at characters that end
-    none in LSP."""
+    """Disables pygls's own copy of the documents: it would apply each change twice, and it splits lines at characters
+    that are not line ends in LSP."""
 
     @lsp_method(types.TEXT_DOCUMENT_DID_OPEN)
     def lsp_text_document__did_open(self, params: types.DidOpenTextDocumentParams) -> _Handled:
-        """To the server."""
         yield self.fm.features[types.TEXT_DOCUMENT_DID_OPEN], (params,), None
 
     @lsp_method(types.TEXT_DOCUMENT_DID_CHANGE)
     def lsp_text_document__did_change(self, params: types.DidChangeTextDocumentParams) -> _Handled:
-        """To the server."""
         yield self.fm.features[types.TEXT_DOCUMENT_DID_CHANGE], (params,), None
 
     @lsp_method(types.TEXT_DOCUMENT_DID_CLOSE)
     def lsp_text_document__did_close(self, params: types.DidCloseTextDocumentParams) -> _Handled:
-        """To the server."""
         yield self.fm.features[types.TEXT_DOCUMENT_DID_CLOSE], (params,), None
 
 
-# Names of the first three as in Copilot's language server, so that clients written for it report to us too.
+# The first three are Copilot's names, so that clients written for its language server report outcomes here too.
 DID_SHOW = "textDocument/didShowCompletion"
 DID_ACCEPT_PART = "textDocument/didPartiallyAcceptCompletion"
 DID_ACCEPT = "textDocument/didAcceptCompletion"
@@ -53,24 +50,31 @@ STATUS = "specdec/didChangeStatus"
 
 
 class InlineLanguageServer(LanguageServer):
-    """``connect`` makes a client of the specdec server. ``clean``: whether the editor said goodbye."""
+    """``connect`` creates a client of the specdec server."""
 
     def __init__(self, connect: Callable[[], Client]) -> None:
         super().__init__("specdec", specdec.__version__, protocol_cls=InlineProtocol)
         self.connect = connect
-        self.clean = False
+        self.clean = False  # whether the editor shut the server down
         self.workplace: Workplace | None = None
-        _add_life_cycle(self)
-        _add_documents(self)
-        _add_completion(self)
-        _add_outcomes(self)
+        self._add_requests()
+        self._on(types.INITIALIZED, lambda work, _: work.start())
+        self._on(types.WORKSPACE_DID_CHANGE_CONFIGURATION, lambda work, params: work.configure(plain(params.settings)))
+        self._on(types.WORKSPACE_DID_CHANGE_WORKSPACE_FOLDERS, lambda work, params: work.change_folders(params.event))
+        self._on(types.TEXT_DOCUMENT_DID_OPEN, lambda work, params: work.documents.open(params.text_document))
+        self._on(types.TEXT_DOCUMENT_DID_CHANGE, lambda work, params: work.change_document(params))
+        self._on(types.TEXT_DOCUMENT_DID_CLOSE, lambda work, params: work.close_document(params.text_document.uri))
+        self._on(DID_ACCEPT, lambda work, params: work.outcomes.accepted(_suggestion_id(params)))
+        self._on(DID_SHOW, lambda work, params: work.outcomes.shown(_suggestion_id(params)))
+        self._on(DID_DISMISS, lambda work, params: work.outcomes.dismissed(_suggestion_id(params)))
+        self._on(DID_ACCEPT_PART, _accept_part)
 
     def report_server_error(self, error: Exception, source: Any) -> None:
-        """Into the log: a user can do nothing about it, least of all at every key."""
+        """Log the error. pygls would show it to the user, at every key."""
         _LOG.error("%s: %s", getattr(source, "__name__", source), error)
 
     def notices(self) -> Notices:
-        """What speaks to the editor's user."""
+        """Messages to the editor's user."""
 
         def show(text: str) -> None:
             self.window_show_message(types.ShowMessageParams(types.MessageType.Warning, f"specdec: {text}"))
@@ -80,106 +84,61 @@ class InlineLanguageServer(LanguageServer):
 
         return Notices(show, status)
 
+    def _on(self, method: str, handle: Callable[[Workplace, Any], object]) -> None:
+        """Register a notification. One that arrives before `initialize` is ignored, as LSP demands."""
 
-def _add_life_cycle(server: InlineLanguageServer) -> None:
-    @server.feature(types.INITIALIZE)
-    def initialize(params: types.InitializeParams) -> None:
-        agreed = server.workspace.position_encoding
-        encoding = PositionEncoding(str(getattr(agreed, "value", agreed)))
-        server.workplace = Workplace(params, encoding, server.connect, server.notices())
+        def run(params: Any) -> None:
+            if self.workplace is not None:
+                handle(self.workplace, params)
 
-    @server.feature(types.INITIALIZED)
-    async def initialized(params: types.InitializedParams) -> None:
-        if server.workplace is not None:
-            server.workplace.start()
+        self.feature(method)(run)
 
-    @server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)
-    async def configure(params: types.DidChangeConfigurationParams) -> None:
-        if server.workplace is not None:
-            server.workplace.configure(plain(params.settings))
+    def _add_requests(self) -> None:
+        @self.feature(types.INITIALIZE)
+        def initialize(params: types.InitializeParams) -> None:
+            agreed = self.workspace.position_encoding
+            encoding = PositionEncoding(str(getattr(agreed, "value", agreed)))
+            self.workplace = Workplace(params, encoding, self.connect, self.notices())
 
-    @server.feature(types.WORKSPACE_DID_CHANGE_WORKSPACE_FOLDERS)
-    def folders(params: types.DidChangeWorkspaceFoldersParams) -> None:
-        if server.workplace is not None:
-            server.workplace.project.change(params.event.added, params.event.removed)
+        @self.feature(types.SHUTDOWN)
+        async def shutdown(params: None) -> None:
+            self.clean = True
+            if self.workplace is not None:
+                await self.workplace.close()
 
-    @server.feature(types.SHUTDOWN)
-    async def shutdown(params: None) -> None:
-        server.clean = True
-        if server.workplace is not None:
-            await server.workplace.close()
+        @self.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())
+        async def complete(params: types.InlineCompletionParams) -> list[types.InlineCompletionItem]:
+            if self.workplace is None:
+                return []
+            try:
+                return await self.workplace.completer.complete(params)
+            except BeyondDocumentError as error:
+                raise JsonRpcInvalidParams(str(error)) from None
 
-
-def _add_documents(server: InlineLanguageServer) -> None:
-    @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
-    def opened(params: types.DidOpenTextDocumentParams) -> None:
-        if server.workplace is not None:
-            server.workplace.documents.open(params.text_document)
-
-    @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
-    def changed(params: types.DidChangeTextDocumentParams) -> None:
-        document = None if server.workplace is None else server.workplace.documents.get(params.text_document.uri)
-        if document is not None:
-            document.apply(params.content_changes)
-
-    @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
-    def closed(params: types.DidCloseTextDocumentParams) -> None:
-        if server.workplace is not None:
-            server.workplace.close_document(params.text_document.uri)
+        @self.command(ACCEPT_COMMAND)
+        def accept(suggestion_id: str) -> None:
+            if self.workplace is not None:
+                self.workplace.outcomes.accepted(suggestion_id)
 
 
-def _add_completion(server: InlineLanguageServer) -> None:
-    @server.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())
-    async def complete(params: types.InlineCompletionParams) -> list[types.InlineCompletionItem]:
-        if server.workplace is None:
-            return []
-        try:
-            return await server.workplace.completer.complete(params)
-        except BeyondDocumentError as error:
-            raise JsonRpcInvalidParams(str(error)) from None
+def _suggestion_id(params: Any) -> str:
+    """The suggestion that a notification is about; empty if it names none."""
+    try:
+        return str(plain(params)["item"]["command"]["arguments"][0])
+    except (KeyError, IndexError, TypeError):
+        return ""
 
 
-def _add_outcomes(server: InlineLanguageServer) -> None:
-    def of_item(told: Any) -> tuple[str, Any]:
-        """The suggestion that a notification is about, and the whole of what it says."""
-        values = plain(told)
-        try:
-            return str(values["item"]["command"]["arguments"][0]), values
-        except (KeyError, IndexError, TypeError):
-            return "", {}
-
-    @server.command(ACCEPT_COMMAND)
-    def accept(suggestion_id: str) -> None:
-        if server.workplace is not None:
-            server.workplace.outcomes.accepted(suggestion_id)
-
-    @server.feature(DID_ACCEPT)
-    def accepted(params: Any) -> None:
-        if server.workplace is not None:
-            server.workplace.outcomes.accepted(of_item(params)[0])
-
-    @server.feature(DID_SHOW)
-    def shown(params: Any) -> None:
-        if server.workplace is not None:
-            server.workplace.outcomes.shown(of_item(params)[0])
-
-    @server.feature(DID_DISMISS)
-    def dismissed(params: Any) -> None:
-        if server.workplace is not None:
-            server.workplace.outcomes.dismissed(of_item(params)[0])
-
-    @server.feature(DID_ACCEPT_PART)
-    def accepted_part(params: Any) -> None:
-        suggestion_id, values = of_item(params)
-        length = values.get("acceptedLength")
-        if server.workplace is not None and isinstance(length, int):
-            server.workplace.outcomes.partly_accepted(suggestion_id, length)
+def _accept_part(work: Workplace, params: Any) -> None:
+    length = plain(params).get("acceptedLength")
+    if isinstance(length, int):
+        work.outcomes.partly_accepted(_suggestion_id(params), length)
 
 
 def run_stdio(connect: Callable[[], Client]) -> int:
-    """Serve one editor until it goes; the exit code that LSP asks for. Standard output belongs to the protocol:
-    whatever else is printed in this process goes to standard error."""
-    # pygls logs every message, and that is the user's text.
+    """Serve one editor until it disconnects; returns LSP's exit code. Standard output belongs to the protocol; other
+    output of this process goes to standard error."""
+    # pygls logs every message, which contains the user's text.
     logging.getLogger("pygls").setLevel(logging.CRITICAL)
     server = InlineLanguageServer(connect)
     server.start_io(sys.stdin.buffer, private_stdout())
@@ -187,7 +146,7 @@ def run_stdio(connect: Callable[[], Client]) -> int:
 
 
 def private_stdout() -> BinaryIO:
-    """A file for what was standard output, which now is standard error."""
+    """A file for the original standard output, which is redirected to standard error."""
     sys.stdout.flush()
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""An editor's completion session with its server: what is asked and answered, kept through restarts and outages."""
+"""An editor's completion session with its server, kept through restarts and outages."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ from specdec.client.connection import CallError
 
 @dataclass(frozen=True, slots=True)
 class SuggestionRequest:
-    """At index ``place`` of ``document`` as of ``revision``. ``selected``: what the editor's menu would put into the
-    place of what lies between two indices; the completion is to follow that. ``extra``: other texts of the project."""
+    """A request for a suggestion at one place of a document."""
 
     document: OpenDocument
-    revision: int
-    place: int
-    selected: tuple[int, int, str] | None = None
-    extra: tuple[options_pb2.ContextFile, ...] = ()
-    repository: str = ""
+    revision: int  # of the document
+    place: int  # index of the cursor
+    selected: tuple[int, int, str] | None = None  # the editor's menu would replace [start, end) with this text
+    extra: tuple[options_pb2.ContextFile, ...] = ()  # excerpts of other documents
+    repository: str = ""  # name of the project
 
     @property
     def by_cursor(self) -> bool:
-        """Whether a place in the document says it all, so that the server's copy of it can be used."""
+        """Whether the cursor's position suffices, so that the server's copy of the document can be used."""
         return self.selected is None and len(self.document.text) <= MAX_CHARACTERS
 
     def gap(self) -> options_pb2.FimPrompt:
-        """The texts around the place, cut as the server cuts its copy: a generation goes on from one to the other."""
+        """The texts around the place, cut as the server cuts its copy, so that the two ways share a prefix."""
         text, place = self.document.text, self.place
         if self.selected is not None:
             start, end, menu = self.selected
@@ -51,9 +50,9 @@ class SuggestionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A suggestion that was made to its end. ``suggestion_id``: to be named when its outcome is told."""
+    """A complete suggestion."""
 
-    suggestion_id: str
+    suggestion_id: str  # for the report of its outcome
     text: str
 
 
@@ -91,7 +90,7 @@ Show = Callable[[str], None]
 
 
 class LinkState(StrEnum):
-    """What there is to show in a status bar."""
+    """The states of a status bar."""
 
     CONNECTING = "connecting"
     READY = "ready"
@@ -100,26 +99,24 @@ class LinkState(StrEnum):
 
 
 class Notices:
-    """Each thing is said once, until it is `over`. ``show`` puts a line before the user's eyes, ``status`` shows a
-    state, a line about it, and the model's name, without asking for attention."""
+    """Messages to the user. ``show`` displays a warning, ``status`` a state, its description and the model's name."""
 
     def __init__(self, show: Show, status: Callable[[LinkState, str, str], None]) -> None:
         self._show, self._status = show, status
         self._said: dict[str, str] = {}
         self._last: tuple[LinkState, str, str] | None = None
 
-    def tell(self, subject: str, text: str) -> None:
-        """Say ``text``, unless something was said about ``subject`` that is not over."""
+    def warn(self, subject: str, text: str) -> None:
+        """Show ``text``, unless a warning about ``subject`` was shown and is not over."""
         if subject not in self._said:
             self._said[subject] = text
             self._show(text)
 
     def over(self, subject: str) -> None:
-        """What is said about ``subject`` from now on is news."""
+        """The next warning about ``subject`` is shown again."""
         self._said.pop(subject, None)
 
     def state(self, state: LinkState, text: str = "", model: str = "") -> None:
-        """What is so now."""
         if self._last != (state, text, model):
             self._last = (state, text, model)
             self._status(state, text, model)
@@ -127,46 +124,44 @@ class Notices:
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """The pause is ``first_s`` seconds and doubles with each failure up to ``longest_s``. ``lasting_s``: where the
-    server is there and refuses, which a setting has to change."""
+    """Pauses between attempts to connect."""
 
-    first_s: float = 0.25
+    first_s: float = 0.25  # doubles with each failure
     longest_s: float = 4.0
-    lasting_s: float = 30.0
+    lasting_s: float = 30.0  # if the server refuses the session, which only a setting can change
 
     def pause_s(self, failures: int, *, lasting: bool) -> float:
-        """Seconds until the next try, after so many failures in a row."""
+        """Seconds until the next attempt, after ``failures`` in a row."""
         if lasting:
             return self.lasting_s
         return min(self.longest_s, self.first_s * 2.0 ** min(failures, 30))
 
 
 _LAST_WORD = re.compile(r"[ \t]*\w*\Z")
-_UNSENT = 64  # messages that may wait for a server that does not read
+_MAX_UNSENT = 64  # messages queued for a server that does not read
 _CUT = (result_pb2.FINISH_REASON_SUPERSEDED, result_pb2.FINISH_REASON_ABORTED)
 
 
-class _Asked:
-    """An ask without its last word."""
+class _Pending:
+    """A request without its final answer."""
 
-    def __init__(self, ask_id: int, ask: SuggestionRequest) -> None:
-        self.ask_id, self.ask = ask_id, ask
+    def __init__(self, ask_id: int, request: SuggestionRequest) -> None:
+        self.ask_id, self.request = ask_id, request
         self.answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self.suggestion_id, self.text = "", ""
-        self.again = False
+        self.resent = False
 
     def end(self, answer: Answer | None) -> None:
-        """Tell who waits; only the first word counts."""
+        """Set the answer; only the first call counts."""
         if not self.answer.done():
             self.answer.set_result(answer)
 
 
 class LiveSession:
-    """One ask at a time: a new one supersedes the one before, whose answer is None then. A document travels when a
-    completion is asked for in it: as a whole at first, then as what changed since, in one message with the ask.
+    """Completes one request at a time: a new one supersedes the previous one, whose answer is then None. A document is
+    sent when a completion is requested in it: completely at first, then as edits, in one message with the request.
 
-    ``heard``: messages of the server. ``on_ready`` is told once that the server has set up the session, ``on_refused``
-    of asks that it does not serve.
+    on_ready: called when the server has set up the session. on_refused: called when it refuses a request.
     """
 
     def __init__(
@@ -178,8 +173,9 @@ class LiveSession:
         self._call, self._on_ready, self._on_refused = call, on_ready, on_refused
         self._unsent: asyncio.Queue[pb.CompleteSessionRequest] = asyncio.Queue()
         self._held: dict[str, int] = {}
-        self._asked: _Asked | None = None
-        self._asks = self.heard = 0
+        self._pending: _Pending | None = None
+        self._requests = 0
+        self.heard = 0  # messages from the server
         self._ready = False
 
     async def run(self, settings: Settings, session_id: str) -> None:
@@ -199,57 +195,56 @@ class LiveSession:
             self._supersede(None)
 
     def configure(self, settings: Settings, session_id: str) -> None:
-        """Options of every ask from now on."""
+        """Set the options of later requests."""
         self._unsent.put_nowait(setup_message(settings, session_id))
 
     def forget(self, document: OpenDocument) -> None:
-        """The server need not hold a document any more."""
+        """Close a document at the server."""
         if self._held.pop(document.name, None) is not None:
             self._unsent.put_nowait(pb.CompleteSessionRequest(close=document.name))
 
-    def ask(self, ask: SuggestionRequest) -> tuple[int, asyncio.Future[Answer | None]]:
-        """The ask's number, and what will be its answer: None where it is superseded, cancelled or refused, or where
-        the stream ends."""
-        self._asks += 1
-        asked = _Asked(self._asks, ask)
-        if self._unsent.qsize() >= _UNSENT:
-            asked.end(None)
+    def complete(self, request: SuggestionRequest) -> tuple[int, asyncio.Future[Answer | None]]:
+        """Send a request; returns its number and a future of its answer: None if it is superseded, cancelled or
+        refused, or the stream ends."""
+        self._requests += 1
+        pending = _Pending(self._requests, request)
+        if self._unsent.qsize() >= _MAX_UNSENT:
+            pending.end(None)
         else:
-            self._supersede(asked)
-            self._send(asked)
-        return asked.ask_id, asked.answer
+            self._supersede(pending)
+            self._send(pending)
+        return pending.ask_id, pending.answer
 
     def so_far(self, ask_id: int) -> Answer | None:
-        """What was said to an ask whose last word is still to come, without the word that is not whole yet; None where
-        there is nothing of it."""
-        asked = self._asked
-        if asked is None or asked.ask_id != ask_id:
+        """The text received for an unfinished request, without its last, incomplete word; None if there is none."""
+        pending = self._pending
+        if pending is None or pending.ask_id != ask_id:
             return None
-        text = _LAST_WORD.sub("", asked.text)
-        return Answer(asked.suggestion_id, text) if text else None
+        text = _LAST_WORD.sub("", pending.text)
+        return Answer(pending.suggestion_id, text) if text else None
 
     def cancel(self, ask_id: int) -> None:
-        """End an ask, unless it was answered or superseded."""
-        if self._asked is not None and self._asked.ask_id == ask_id:
+        """Cancel a request, unless it was answered or superseded."""
+        if self._pending is not None and self._pending.ask_id == ask_id:
             self._supersede(None)
             self._unsent.put_nowait(pb.CompleteSessionRequest(cancel=True))
 
-    def _supersede(self, by: _Asked | None) -> None:
-        if self._asked is not None:
-            self._asked.end(None)
-        self._asked = by
+    def _supersede(self, by: _Pending | None) -> None:
+        if self._pending is not None:
+            self._pending.end(None)
+        self._pending = by
 
-    def _send(self, asked: _Asked) -> None:
-        ask, document = asked.ask, asked.ask.document
+    def _send(self, pending: _Pending) -> None:
+        request, document = pending.request, pending.request.document
         message = pb.CompleteSessionRequest()
-        message.ask.id = asked.ask_id
-        if ask.by_cursor:
+        message.ask.id = pending.ask_id
+        if request.by_cursor:
             self._bring_up_to_date(document, message)
-            message.ask.cursor.CopyFrom(pb.Cursor(uri=document.name, version=document.revision, offset=ask.place))
-            message.ask.extra.extend(ask.extra)
-            message.ask.repo_name = ask.repository
+            message.ask.cursor.CopyFrom(pb.Cursor(uri=document.name, version=document.revision, offset=request.place))
+            message.ask.extra.extend(request.extra)
+            message.ask.repo_name = request.repository
         else:
-            message.ask.fim.CopyFrom(ask.gap())
+            message.ask.fim.CopyFrom(request.gap())
         self._unsent.put_nowait(message)
 
     def _bring_up_to_date(self, document: OpenDocument, message: pb.CompleteSessionRequest) -> None:
@@ -268,7 +263,7 @@ class LiveSession:
         self._held[document.name] = document.revision
 
     async def _write(self) -> None:
-        # What is wrong with the stream, its reader is told.
+        # The stream's reader gets its error.
         with contextlib.suppress(CallError, asyncio.InvalidStateError):
             while True:
                 await self._call.send(await self._unsent.get())
@@ -282,38 +277,38 @@ class LiveSession:
                 self._held = dict(message.ready.documents)
                 self._on_ready(message.ready)
             return
-        asked, ask_id = self._asked, 0 if which is None else getattr(message, which).ask_id
+        pending, ask_id = self._pending, 0 if which is None else getattr(message, which).ask_id
         if which == "resync":
             self._held.pop(message.resync.uri, None)
-        if asked is None or asked.ask_id != ask_id:
+        if pending is None or pending.ask_id != ask_id:
             return
         if which == "started":
-            asked.suggestion_id = message.started.suggestion_id
+            pending.suggestion_id = message.started.suggestion_id
         elif which == "delta":
-            asked.text += message.delta.text
+            pending.text += message.delta.text
         elif which == "finished":
             cut = message.finished.finish_reason in _CUT
-            asked.end(None if cut else Answer(asked.suggestion_id, asked.text))
-            self._asked = None
+            pending.end(None if cut else Answer(pending.suggestion_id, pending.text))
+            self._pending = None
         elif which == "refused":
             self._supersede(None)
             self._on_refused(message.refused)
         elif which == "resync":
-            self._ask_again(asked)
+            self._resend(pending)
 
-    def _ask_again(self, asked: _Asked) -> None:
-        # The document may have changed since, and the place with it; then a newer ask is on its way, or none is wanted.
-        if asked.again or asked.ask.document.revision != asked.ask.revision:
+    def _resend(self, pending: _Pending) -> None:
+        # If the document has changed, the place is stale; the editor sends a newer request if it wants one.
+        if pending.resent or pending.request.document.revision != pending.request.revision:
             self._supersede(None)
         else:
-            asked.again = True
-            self._send(asked)
+            pending.resent = True
+            self._send(pending)
 
 
-GRACE_S = 0.4  # after a cancelled ask, until it is certain that no other follows that may go on with its text
-SILENT_S = 15.0  # beyond an ask's own limit; who has said nothing by then never will
-_NO_LIMIT_S = 60.0
-# Trying again changes nothing about these: somebody has to change a setting.
+GRACE_S = 0.4  # between the cancellation of a request and its abort: the next request may continue its text
+SILENT_S = 15.0  # beyond a request's time limit, after which a silent server counts as dead
+_NO_LIMIT_S = 60.0  # time limit if the settings have none
+# Errors that only a changed setting can resolve.
 _LASTING = (
     grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION,
@@ -321,8 +316,9 @@ _LASTING = (
 
 
 class SessionLink:
-    """``connect`` makes a client; one is used for as long as its stream lives. The session's id stays, so that a
-    server that is still there gives back the documents it holds. `start` it, and `close` it, in one event loop."""
+    """Keeps a session open. ``connect`` creates a client, used for one stream. The session's id is kept, so that a
+    server that still runs returns the versions of the documents it holds. `start` it, and `close` it, in one event
+    loop."""
 
     def __init__(
         self, connect: Callable[[], Client], settings: Settings, notices: Notices, pauses: Reconnect | None = None
@@ -336,28 +332,28 @@ class SessionLink:
         self._trouble = ""
         self._poked = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
-        self._ending: asyncio.Task[None] | None = None  # what `stop` has stopped
+        self._ending: asyncio.Task[None] | None = None  # stopped by `stop`, may still run
         self._serving: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Connect, and stay so."""
+        """Connect, and reconnect after failures."""
         if self._keeping is None:
             self._keeping = asyncio.create_task(self._keep(self._ending), name="lsp-session-link")
 
     def stop(self) -> None:
-        """End the session; it may be started again."""
+        """End the session; it can be started again."""
         if self._keeping is not None:
             self._ending, self._keeping, self._trouble = self._keeping, None, ""
             self._ending.cancel()
 
     async def close(self) -> None:
-        """End the session, and wait until it has ended."""
+        """End the session, and wait for its end."""
         self.stop()
         if self._ending is not None:
             await asyncio.wait([self._ending])
 
     def configure(self, settings: Settings) -> None:
-        """Options of every ask from now on. Another cache salt or model is another session."""
+        """Set the options of later requests. Another cache salt or model starts a new session."""
         former, self._settings = self._settings, settings
         if (former.cache_salt, former.model) != (settings.cache_salt, settings.model):
             self._session_id = ""
@@ -367,7 +363,7 @@ class SessionLink:
         self._poked.set()
 
     def reconnect(self) -> None:
-        """Give up the stream, and open another one."""
+        """Replace the stream by a new one."""
         if self._serving is not None:
             self._serving.cancel()
         self._poked.set()
@@ -377,15 +373,15 @@ class SessionLink:
         if self._live is not None:
             self._live.forget(document)
 
-    async def ask(self, ask: SuggestionRequest) -> Answer | None:
-        """The suggestion; None where there is none to be had now. When the caller is cancelled, the server goes on for
-        a moment: what is typed next may be what it is saying."""
+    async def complete(self, request: SuggestionRequest) -> Answer | None:
+        """The suggestion; None if there is none now. If the caller is cancelled, the server continues for `GRACE_S`:
+        the next key may continue its text."""
         live = self._live if self._ready else None
         if live is None:
             if self._trouble:
-                self._notices.tell("server", self._trouble)
+                self._notices.warn("server", self._trouble)
             return None
-        ask_id, answer = live.ask(ask)
+        ask_id, answer = live.complete(request)
         limit, later = self._settings.time_limit_ms, asyncio.get_running_loop().call_later
         try:
             done, _ = await asyncio.wait([answer], timeout=SILENT_S + _NO_LIMIT_S if limit is None else limit / 1e3)
@@ -403,12 +399,12 @@ class SessionLink:
         return live.so_far(ask_id)
 
     def _reconnect_if_silent(self, live: LiveSession, heard: int) -> None:
-        """A server that is there ends every ask with a message."""
+        """A live server ends every request with a message."""
         if self._live is live and live.heard == heard:
             self.reconnect()
 
     async def report(self, suggestion_id: str, outcome: Outcome, accepted_characters: int, shown_ms: float) -> None:
-        """Tell the server what became of a suggestion; where none is there, nobody wants to know."""
+        """Report the outcome of a suggestion; dropped without a connection."""
         if self._client is None:
             return
         try:
@@ -419,7 +415,7 @@ class SessionLink:
         except CallError:
             pass
         except asyncio.CancelledError:
-            # gRPC says so too where the connection is closed under the call.
+            # gRPC also raises this when the connection closes during the call.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
@@ -444,7 +440,7 @@ class SessionLink:
                 await asyncio.wait([self._serving])
                 was_ready, self._ready, self._live, self._client = self._ready, False, None, None
             failures = 0 if was_ready else failures + 1
-            self._trouble = str(error) if error is not None else "the specdec server has ended the session"
+            self._trouble = str(error) if error is not None else "the specdec server ended the session"
             self._notices.state(LinkState.AWAY, self._trouble)
             lasting = error is not None and error.reached and error.code in _LASTING
             with contextlib.suppress(TimeoutError):
@@ -464,14 +460,14 @@ class SessionLink:
             LinkState.READY, "" if ready.fills_in else "continues the text before the cursor", ready.model
         )
         if not ready.fills_in:
-            self._notices.tell(
+            self._notices.warn(
                 f"fill:{ready.model}",
-                f"the model {ready.model} was not trained to fill in: suggestions only continue what stands in front "
-                "of the cursor; a code model that knows fill-in-the-middle does better",
+                f"the model {ready.model} has no fill-in-the-middle: suggestions only continue the text before the "
+                "cursor; use a code model with fill-in-the-middle for better ones",
             )
 
     def _refused(self, refused: pb.AskRefused) -> None:
-        # A server that is busy will not be for long, and the next key asks again.
+        # A busy server needs no warning: the next key sends a new request.
         if not refused.HasField("retry_after_ms"):
-            told = "; ".join(f"{p.field}: {p.description}" for p in refused.problems) or refused.message
-            self._notices.tell("refused", f"the specdec server refuses to complete: {told}")
+            reason = "; ".join(f"{p.field}: {p.description}" for p in refused.problems) or refused.message
+            self._notices.warn("refused", f"the specdec server refuses to complete: {reason}")

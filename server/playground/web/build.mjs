@@ -1,5 +1,5 @@
-// Builds the page into the folder given, by default ../static: one script, one style sheet, one icon, one HTML file that names
-// them by their content.
+// Builds the playground into a folder, by default ../static: a script, a style sheet, an icon, and an HTML file whose links
+// contain their hashes.
 import { createHash } from "node:crypto";
 import { copyFileSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";

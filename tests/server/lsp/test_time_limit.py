@@ -40,16 +40,16 @@ def say(live: LiveSession, ask_id: int, text: str) -> None:
     ],
 )  # fmt: skip
 async def test_what_there_is_at_the_limit_is_the_answer_cut_at_a_word(said: str, given: str | None) -> None:
-    live, ask = made()
-    waiting = asyncio.create_task(link_to(live, 20.0).ask(ask))
+    live, request = made()
+    waiting = asyncio.create_task(link_to(live, 20.0).complete(request))
     await asyncio.sleep(0)
     say(live, 1, said)
     assert await waiting == (None if given is None else Answer("s", given))
 
 
 async def test_what_ended_in_time_is_whole() -> None:
-    live, ask = made()
-    waiting = asyncio.create_task(link_to(live, 60_000.0).ask(ask))
+    live, request = made()
+    waiting = asyncio.create_task(link_to(live, 60_000.0).complete(request))
     await asyncio.sleep(0)
     say(live, 1, "one two thr")
     live._take(pb.CompleteSessionResponse(finished=pb.SuggestionFinished(ask_id=1)))
@@ -59,11 +59,11 @@ async def test_what_ended_in_time_is_whole() -> None:
 async def test_a_server_that_stays_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "SILENT_S", 0.01)
     for heard in (False, True):
-        live, ask = made()
+        live, request = made()
         link = link_to(live, 1.0)
         reconnected = asyncio.Event()
         monkeypatch.setattr(link, "reconnect", reconnected.set)
-        assert await link.ask(ask) is None
+        assert await link.complete(request) is None
         if heard:
             live._take(pb.CompleteSessionResponse(finished=pb.SuggestionFinished(ask_id=1)))
             await asyncio.sleep(0.05)

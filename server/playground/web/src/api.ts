@@ -3,7 +3,7 @@ import { readEvents } from "./sse";
 import type { Chunk, WireError } from "./wire";
 
 export class ApiError extends Error {
-  /** `status` 0: the server did not answer at all. `field`: what in the body is at fault. */
+  /** `status` 0: no answer. `field`: the invalid field of the body. */
   constructor(
     readonly status: number,
     message: string,
@@ -41,7 +41,7 @@ export async function getJson<T>(path: string, key: string): Promise<T> {
   return (await (await call(path, key)).json()) as T;
 }
 
-/** The chunks of a streamed answer. Throws an ApiError where it is refused, or ends before its end. */
+/** The chunks of a streamed answer. Throws an ApiError if it is refused or incomplete. */
 export async function* stream(path: string, body: object, key: string, signal: AbortSignal): AsyncGenerator<Chunk> {
   const init = { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" }, signal };
   const response = await call(path, key, init);
@@ -55,7 +55,7 @@ export async function* stream(path: string, body: object, key: string, signal: A
     }
   } catch (error) {
     if (error instanceof ApiError || signal.aborted) throw error;
-    throw new ApiError(0, "The connection broke off before the answer was complete.");
+    throw new ApiError(0, "The connection closed before the answer was complete.");
   }
-  throw new ApiError(0, "The answer broke off before it was complete.");
+  throw new ApiError(0, "The answer is incomplete.");
 }

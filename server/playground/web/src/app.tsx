@@ -51,7 +51,7 @@ function Notice() {
   );
 }
 
-/** What happens, for who does not see it; the tokens themselves are read on demand. */
+/** The progress, for screen readers; the tokens are read on demand. */
 function Announcement() {
   const run = live(shown.value);
   if (!run) return null;

@@ -1,4 +1,4 @@
-// Small charts, drawn as SVG. Each says in words what it shows.
+// Small SVG charts. Each has a label in words.
 import type { ComponentChildren } from "preact";
 import { niceCeiling } from "./figures";
 
@@ -12,14 +12,14 @@ interface Frame {
 }
 
 export interface Bar {
-  /** From the base up, each with its CSS class. */
+  /** Stacked from the base, each with its CSS class. */
   parts: { value: number; look: string }[];
   title: string;
   chosen?: boolean;
   onPick?: () => void;
 }
 
-/** Bars side by side; of too many, the last that fit. */
+/** A bar chart of the last `slots` bars. */
 export function Bars({ bars, slots, ...frame }: { bars: Bar[]; slots: number } & Omit<Frame, "top">) {
   const seen = bars.slice(-Math.max(slots, 1));
   const sums = seen.map((bar) => bar.parts.reduce((sum, part) => sum + part.value, 0));
@@ -51,7 +51,7 @@ export interface Line {
   look: string;
 }
 
-/** Lines over a common, evenly spaced axis. Outliers over three times the median are cut off at the top. */
+/** Lines over a common, evenly spaced axis. Values above three times the median are clipped. */
 export function Lines({ lines, ...frame }: { lines: Line[] } & Omit<Frame, "top">) {
   const all = lines.flatMap((line) => line.values).sort((a, b) => a - b);
   const median = all[Math.floor(all.length / 2)] ?? 1;

@@ -1,4 +1,4 @@
-// How each drafter looks: a colour and a kind of line, so that neither must be told apart alone.
+// How each drafter looks: a colour and a kind of line, so that colour is not the only difference.
 
 const LOOKS = ["suffix", "model", "prediction", "head", "grammar"];
 
@@ -9,7 +9,7 @@ export function look(source: string | undefined): string {
   return LOOKS.includes(name) ? `d-${name}` : "d-other";
 }
 
-/** Who proposed a token, in words. */
+/** The drafters that proposed a token, in words. */
 export function proposedBy(sources: readonly string[]): string {
   return sources.length ? `proposed by ${sources.join(" and ")}` : "the target's own";
 }

@@ -1,6 +1,6 @@
-// Numbers for people.
+// Formats of numbers.
 
-/** Milliseconds with as many digits as mean something. */
+/** Milliseconds with three significant digits. */
 export function ms(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (value >= 10_000) return `${(value / 1000).toFixed(1)} s`;
@@ -16,7 +16,7 @@ export function count(number: number, what: string): string {
   return `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 }
 
-/** The step that a scale's end is rounded up to: 1, 2 or 5 times a power of ten. */
+/** `value` rounded up to 1, 2 or 5 times a power of ten. */
 export function niceCeiling(value: number): number {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
@@ -24,7 +24,7 @@ export function niceCeiling(value: number): number {
   return (found ?? 10) * power;
 }
 
-/** A token's text with what cannot be seen made visible. */
+/** A token's text with white space made visible. */
 export function visible(text: string): string {
   if (text === "") return "∅";
   return text.replace(/ /g, "·").replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");

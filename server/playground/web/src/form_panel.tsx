@@ -16,7 +16,7 @@ const phone = matchMedia("(max-width: 759px)");
 const narrow = signal(phone.matches);
 phone.addEventListener("change", () => (narrow.value = phone.matches));
 
-/** Runs what the form says; on a phone the output, which stands below, comes into sight. */
+/** Run the form's request; on a phone, scroll to the output below. */
 function run(work: () => Promise<void>): void {
   void work();
   if (narrow.value && busy.value) document.getElementById("output")?.scrollIntoView({ block: "start" });
@@ -53,7 +53,7 @@ export function FormPanel() {
         <>
           {!fillsIn && <p class="hint">This model was not trained to fill in: it will refuse. A coder model can.</p>}
           <Text label="Before the gap" name="prefix" rows={6} value={prefix} bad={fault === "prefix"} />
-          <Text label="Behind the gap" name="suffix" rows={6} value={suffix} bad={fault === "suffix"} />
+          <Text label="After the gap" name="suffix" rows={6} value={suffix} bad={fault === "suffix"} />
         </>
       )}
       {narrow.value ? (
@@ -69,7 +69,7 @@ export function FormPanel() {
   );
 }
 
-/** A select that does not keep what is picked: it only fills in the form. */
+/** A select that only fills in the form, and keeps no value. */
 function Examples() {
   const { kind } = form.value;
   const pick = (event: Event & { currentTarget: HTMLSelectElement }) => {
@@ -96,7 +96,7 @@ function Settings() {
     <>
       <details>
         <summary>Predicted output{prediction && <em> set</em>}</summary>
-        <Text label="Text the answer is likely to repeat; it becomes a draft" name="prediction" rows={4} value={prediction} />
+        <Text label="Text that the answer is likely to repeat, used as a draft" name="prediction" rows={4} value={prediction} />
       </details>
       <Segments legend="Speculation" name="mode" value={mode} options={MODES} shown onPick={(value) => change({ mode: value })} />
       <Drafters off={mode === "off"} />
@@ -139,7 +139,7 @@ function Actions() {
 function Drafters({ off }: { off: boolean }) {
   const loaded = info.value?.drafters ?? [];
   const chosen = form.value.drafters ?? loaded;
-  if (!loaded.length) return info.value ? <p class="hint">No drafter is loaded: nothing will be drafted.</p> : null;
+  if (!loaded.length) return info.value ? <p class="hint">No drafter is loaded.</p> : null;
   const flip = (name: string) => {
     const next = loaded.filter((other) => (other === name ? !chosen.includes(name) : chosen.includes(other)));
     change({ drafters: next.length === loaded.length ? null : next });

@@ -6,8 +6,8 @@ const WORDS: Record<Connection, string> = {
   connecting: "Connecting",
   ready: "Ready",
   loading: "Not ready: the engine is loading or restarting",
-  lost: "No connection, trying again",
-  key: "An API key is needed",
+  lost: "No connection, retrying",
+  key: "An API key is required",
 };
 
 export function Header() {

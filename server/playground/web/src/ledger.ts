@@ -1,7 +1,7 @@
-// Which token came from which step and from which node of its tree.
+// The step and the tree node of each token.
 import type { StepTree } from "./wire";
 
-/** `node`: where in its step's tree the token stands; null for one of the target's own. */
+/** `node`: the token's node in its step's tree; null for the target's own token. */
 export interface Token {
   index: number;
   id: number;
@@ -11,7 +11,7 @@ export interface Token {
   text: string;
 }
 
-/** `atMs`: when it arrived, counted from the request. */
+/** `atMs`: arrival, from the sending of the request. */
 export interface Step {
   index: number;
   tokens: Token[];
@@ -27,8 +27,8 @@ export interface Piece {
 }
 
 /**
- * The steps of one answer. The texts of all tokens joined are the answer's text, whatever the server held back: a token that
- * is half a character shows nothing, and the one that completes it shows the whole.
+ * The steps of one answer. The joined texts of all tokens are the answer's text: a token with a part of a character has no
+ * text, and the token that completes it has the whole character.
  */
 export class Ledger {
   readonly steps: Step[] = [];
@@ -49,10 +49,10 @@ export class Ledger {
       const token = { index: this.tokens.length, id, step: step.index, node, sources: at?.sources ?? [], text: "" };
       step.tokens.push(token);
       this.tokens.push(token);
-      // Half a character, as its token alone has it, is not in the text.
+      // A part of a character is not in the text.
       const where = at === undefined ? -1 : rest.indexOf(at.text);
       if (at === undefined || where < 0) return;
-      // What stands before it belongs to tokens whose own text is not known, or was held back.
+      // Text before it belongs to earlier tokens whose text is unknown or was delayed.
       const before = step.tokens.at(-2) ?? waiting;
       if (where > 0 && before) before.text += rest.slice(0, where);
       token.text = where > 0 && !before ? rest.slice(0, where) + at.text : at.text;
@@ -68,7 +68,7 @@ export class Ledger {
   }
 }
 
-/** How many tokens each drafter is to thank for (the first that proposed it); `target` counts the target's own. */
+/** Tokens by the first drafter that proposed them; `target` counts the target's own. */
 export function countBySource(tokens: readonly Token[]): Map<string, number> {
   const counts = new Map<string, number>();
   for (const token of tokens) {

@@ -3,7 +3,7 @@ import { busy, change, form, shown } from "./store";
 
 const NAMES: Record<Message["role"], string> = { system: "System", user: "You", assistant: "Model" };
 
-/** The conversation so far; the last answer can be made a part of it. */
+/** The conversation; the last answer can be appended. */
 export function Messages() {
   const { messages } = form.value;
   const put = (next: Message[]) => change({ messages: next });
@@ -49,7 +49,7 @@ export function Messages() {
         )}
         {answer && last?.role === "user" && last.content && (
           <button type="button" class="quiet" onClick={keep}>
-            Go on from the answer
+            Continue from the answer
           </button>
         )}
       </div>

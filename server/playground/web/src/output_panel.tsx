@@ -1,4 +1,4 @@
-import { memo } from "./memo";
+import { type ComponentChild, Component, type FunctionComponent } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { look, proposedBy } from "./drafters";
 import { count, ms, percent } from "./figures";
@@ -6,7 +6,7 @@ import { countBySource, type Step, type Token } from "./ledger";
 import { fromEarlier, type Run } from "./run";
 import { busy, connection, history, live, pair, select, selected, shown } from "./store";
 
-/** The answer; of a comparison, both side by side. */
+/** The answer; both answers of a comparison. */
 export function OutputPanel() {
   const run = live(shown.value);
   const compared = live(pair.value);
@@ -32,7 +32,7 @@ export function OutputPanel() {
 
 function Side({ run }: { run: Run | null }) {
   live(run);
-  if (!run) return <p class="empty">Auto comes next: run at once, each would slow the other.</p>;
+  if (!run) return <p class="empty">Auto runs next: in parallel, each run would slow the other.</p>;
   return (
     <div class="side-by">
       {run.tokens > 0 ? (
@@ -55,7 +55,7 @@ function Summary({ run }: { run: Run }) {
       {count(run.tokens, "token")} · {count(run.ledger.steps.length, "step")} · first after {ms(run.firstMs)} ·{" "}
       <b>{ms(run.perTokenMs)}</b> per token
       {run.state === "stopped" && <em> · stopped</em>}
-      {run.state === "failed" && <em> · broke off</em>}
+      {run.state === "failed" && <em> · failed</em>}
       {run.finishReason === "length" && <em> · cut at max tokens</em>}
     </p>
   );
@@ -64,13 +64,13 @@ function Summary({ run }: { run: Run }) {
 function Empty({ run }: { run: Run | null }) {
   live(run);
   if (run?.state === "running") return <p class="empty">Waiting for the first token…</p>;
-  if (run?.state === "failed") return <p class="empty">Nothing came: {run.error}</p>;
+  if (run?.state === "failed") return <p class="empty">No tokens: {run.error}</p>;
   if (run) return <p class="empty">{run.state === "stopped" ? "Stopped before the first token." : "The answer is empty."}</p>;
-  if (connection.value === "key") return <p class="empty">This server asks for an API key. Enter yours above.</p>;
+  if (connection.value === "key") return <p class="empty">This server requires an API key. Enter yours above.</p>;
   return (
     <p class="empty">
-      Press <b>Generate</b>. Every token will show which drafter proposed it; go to one by mouse or arrow keys to see the tree
-      of the step that it came from.
+      Press <b>Generate</b>. Every token shows which drafter proposed it; select one by mouse or arrow keys to see the tree of
+      its step.
     </p>
   );
 }
@@ -122,7 +122,7 @@ function Filled({ run }: { run: Run }) {
   );
 }
 
-/** The tokens of one step. It is drawn again only when its text or what is chosen in it changes. */
+/** The tokens of one step. It renders again only if its text or selection changes. */
 const StepTokens = memo(function StepTokens(props: { run: Run; step: Step; text: string; chosen: number | null }) {
   const { run, step, chosen } = props;
   return (
@@ -145,14 +145,14 @@ const StepTokens = memo(function StepTokens(props: { run: Run; step: Step; text:
   );
 });
 
-/** Who asks the same twice should know why it is fast. */
+/** Explains why a repeated request is fast. */
 function Earlier({ run }: { run: Run }) {
   const found = run.state === "running" ? null : fromEarlier(run, history.value);
   if (!found) return null;
   return (
     <p class="hint earlier">
-      {count(found.tokens, "token")} drafted from the answer of run {found.from.number}, which said the same: a first answer takes
-      longer. The A/B button keeps its runs apart.
+      {count(found.tokens, "token")} drafted from the same answer in run {found.from.number}: a first answer takes longer. The A/B
+      button isolates its runs.
     </p>
   );
 }
@@ -179,7 +179,7 @@ function describe(token: Token): string {
   return `${JSON.stringify(token.text)}, ${proposedBy(token.sources)}, step ${token.step + 1}`;
 }
 
-/** A line break keeps a visible mark, else nobody could go to it. */
+/** A line break gets a visible mark, so that it can be selected. */
 function shape(text: string): string {
   return text.replace(/\n/g, "↵\n");
 }
@@ -200,4 +200,18 @@ function move(event: KeyboardEvent, run: Run, chosen: number | null): void {
   if (goal === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
   select(run, goal);
+}
+
+/** A component that renders again only if its props change. */
+function memo<P extends object>(render: (props: P) => ComponentChild): FunctionComponent<P> {
+  class Memo extends Component<P> {
+    override shouldComponentUpdate(next: P): boolean {
+      const [a, b] = [this.props as Record<string, unknown>, next as Record<string, unknown>];
+      return Object.keys(b).some((key) => a[key] !== b[key]);
+    }
+    override render(props: P): ComponentChild {
+      return render(props);
+    }
+  }
+  return Memo as unknown as FunctionComponent<P>;
 }

@@ -2,7 +2,7 @@ import { count, ms } from "./figures";
 import { firstDifference, type Run } from "./run";
 import { live, pair, show, shown } from "./store";
 
-/** What speculation off and auto took, once both are done. */
+/** The times of speculation off and auto, once both are done. */
 export function PairPanel() {
   const { off, auto } = live(pair.value) ?? {};
   if (off?.state !== "done" || auto?.state !== "done") return null;
@@ -61,7 +61,7 @@ export function PairPanel() {
 
 function ratio(off: Run, auto: Run): string {
   const [slow, fast] = [off.perTokenMs, auto.perTokenMs];
-  if (slow === null || fast === null || !(fast > 0)) return "too short to time";
+  if (slow === null || fast === null || !(fast > 0)) return "too short to measure";
   const found = slow / fast;
   return found >= 1 ? `${found.toFixed(2)}× as fast per token` : `${(1 / found).toFixed(2)}× as slow per token`;
 }

@@ -12,12 +12,12 @@ export interface Form {
   kind: Kind;
   messages: Message[];
   prompt: string;
-  /** What stands behind the gap that is filled in; `prompt` is not used then, but `prefix`. */
+  /** The text after the gap. Only `prefix` and `suffix` are used for it, not `prompt`. */
   suffix: string;
   prefix: string;
   prediction: string;
   mode: Mode;
-  /** null: all that are loaded. */
+  /** null: all loaded ones. */
   drafters: string[] | null;
   maxNodes: string;
   maxDepth: string;
@@ -52,7 +52,7 @@ export interface Example {
 
 const say = (content: string): Partial<Form> => ({ messages: [{ role: "user", content }], prediction: "" });
 
-/** Requests to start from; the first of each kind is what a visitor finds. */
+/** Sample requests; the first of each kind is the default. */
 export const EXAMPLES: readonly Example[] = [
   { name: "Write code", kind: "chat", fields: say("Write a Python function that counts the words in a text, then explain it.") },
   {
@@ -110,11 +110,11 @@ export interface Fault {
   message: string;
 }
 
-/** The first thing in the form that cannot be sent. */
+/** The first invalid field of the form. */
 export function faultOf(form: Form): Fault | null {
   if (form.kind === "raw" && form.prompt === "") return { field: "prompt", message: "Write a prompt first." };
   if (form.kind === "fill" && form.suffix === "")
-    return { field: "suffix", message: "Write what stands behind the gap; without it, take Completion." };
+    return { field: "suffix", message: "Write the text after the gap; without it, use Completion." };
   if (form.kind === "chat" && !form.messages.some((m) => m.role === "user" && m.content.trim()))
     return { field: "messages", message: "Write a message first." };
   if (form.drafters?.length === 0 && form.mode !== "off")
@@ -131,8 +131,7 @@ export function faultOf(form: Form): Fault | null {
   return null;
 }
 
-/** Path and body. `salt` keeps caches apart from those of other requests, so that runs can be compared; an empty `model`
- * is the server's choice. */
+/** Path and body. `salt` isolates caches from those of other requests; an empty `model` is the server's choice. */
 export function requestOf(form: Form, mode: Mode, seed: number | null, salt: string, model = ""): { path: string; body: object } {
   const speculation: Record<string, unknown> = { mode };
   if (form.drafters?.length) speculation.drafters = form.drafters;

@@ -1,4 +1,4 @@
-// One answer as it comes, and how long it took.
+// One answer, while it arrives, and its times.
 import { acceptance, Ledger } from "./ledger";
 import type { Step } from "./ledger";
 import type { Chunk, StepTree } from "./wire";
@@ -10,15 +10,12 @@ export class Run {
   readonly ledger = new Ledger();
   state: RunState = "running";
   error = "";
-  field = "";
   finishReason = "";
-  promptTokens = 0;
-  cachedTokens = 0;
   firstMs: number | null = null;
   private firstTokens = 0;
   lastMs = 0;
 
-  /** `asked`: all text that the request had. */
+  /** `asked`: the request's text. */
   constructor(
     readonly number: number,
     readonly mode: Mode,
@@ -28,10 +25,6 @@ export class Run {
 
   /** Take in a chunk that arrived `atMs` after the request was sent. */
   add(chunk: Chunk, atMs: number): void {
-    if (chunk.usage) {
-      this.promptTokens = chunk.usage.prompt_tokens;
-      this.cachedTokens = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
-    }
     const choice = chunk.choices[0];
     if (!choice) return;
     const tokenIds = choice.token_ids ?? [];
@@ -54,7 +47,7 @@ export class Run {
     return this.ledger.tokens.map((token) => token.text).join("");
   }
 
-  /** Milliseconds per token after the first that came; null while there are none. */
+  /** Milliseconds per token after the first chunk; null without such tokens. */
   get perTokenMs(): number | null {
     const later = this.tokens - this.firstTokens;
     return this.firstMs === null || later < 1 ? null : (this.lastMs - this.firstMs) / later;
@@ -83,16 +76,16 @@ export function firstDifference(a: Run, b: Run): number | null {
   return null;
 }
 
-/** The first of the steps that said most tokens. */
+/** The first of the steps with the most tokens. */
 export function bestStep(steps: readonly Step[]): Step | null {
   return steps.reduce<Step | null>((best, step) => (step.tokens.length > (best?.tokens.length ?? 0) ? step : best), null);
 }
 
-const LEAST = 4;
+const MIN_TOKENS = 4;
 
 /**
- * Tokens that were drafted from the text of earlier runs: what a step took over from the suffix drafter, four tokens or
- * more, that an earlier answer holds, and neither the request nor this answer so far. `from`: the latest such run.
+ * Tokens drafted from the text of earlier runs: four tokens or more of a step that the suffix drafter proposed, and that are
+ * in an earlier answer, but neither in the request nor in this answer so far. `from`: the latest such run.
  */
 export function fromEarlier(run: Run, runs: readonly Run[]): { tokens: number; from: Run } | null {
   const earlier = runs.filter((other) => other.number < run.number && other.salt === run.salt && other.tokens);
@@ -100,7 +93,7 @@ export function fromEarlier(run: Run, runs: readonly Run[]): { tokens: number; f
   for (const step of earlier.length ? run.ledger.steps : []) {
     const drafted = step.tokens.filter((token) => token.sources.includes("suffix"));
     const text = drafted.map((token) => token.text).join("");
-    const found = drafted.length >= LEAST && !own.includes(text) ? earlier.findLast((other) => other.text.includes(text)) : null;
+    const found = drafted.length >= MIN_TOKENS && !own.includes(text) ? earlier.findLast((other) => other.text.includes(text)) : null;
     if (found) [tokens, from] = [tokens + drafted.length, found];
     own += step.tokens.map((token) => token.text).join("");
   }

@@ -1,6 +1,6 @@
-// Server-sent events: bytes in pieces of any size become the data of whole events.
+// Server-sent events: converts byte chunks to the data of whole events.
 
-/** Collects pieces of text; each call gives the data of the events that are complete by now. */
+/** Each call returns the data of the events that its text completes. */
 export class SseParser {
   private rest = "";
   private lines: string[] = [];
@@ -12,7 +12,7 @@ export class SseParser {
     for (;;) {
       const at = nextBreak(this.rest, start);
       if (at < 0) break;
-      // A return at the very end may be the first half of a break of two characters.
+      // A \r at the end may be followed by \n in the next chunk.
       if (this.rest[at] === "\r" && at + 1 === this.rest.length) break;
       this.line(this.rest.slice(start, at), found);
       start = at + (this.rest[at] === "\r" && this.rest[at + 1] === "\n" ? 2 : 1);
@@ -31,7 +31,7 @@ export class SseParser {
   }
 }
 
-/** The data of the events in `body`, as they come. */
+/** The data of the events in `body`. */
 export async function* readEvents(body: ReadableStream<Uint8Array>): AsyncGenerator<string> {
   const parser = new SseParser();
   const decoder = new TextDecoder();

@@ -5,7 +5,7 @@ import { live, looked, shown } from "./store";
 import { TreeView } from "./tree_view";
 import type { StepTree } from "./wire";
 
-/** The step that the chosen token came from. */
+/** The step of the selected token. */
 export function StepPanel() {
   const choice = looked.value;
   const run = live(shown.value);
@@ -22,14 +22,14 @@ export function StepPanel() {
         {step?.tree && <StepSummary step={step} tree={step.tree} />}
       </div>
       {!step || !token ? (
-        <p class="empty">Nothing said yet.</p>
+        <p class="empty">No tokens yet.</p>
       ) : (
         <>
           <p class="chosen-token">
             <code class={`mark-as ${look(token.sources[0])}`}>{visible(token.text)}</code> id {token.id},{" "}
             {proposedBy(token.sources)}
           </p>
-          {step.tree ? <Tree step={step} tree={step.tree} chosen={token.node} /> : <p class="empty">The server told no tree.</p>}
+          {step.tree ? <Tree step={step} tree={step.tree} chosen={token.node} /> : <p class="empty">The server sent no tree.</p>}
         </>
       )}
     </section>
@@ -50,7 +50,7 @@ function Tree({ step, tree, chosen }: { step: Step; tree: StepTree; chosen: numb
   const own = step.tokens.find((token) => token.node === null);
   return (
     <>
-      {tree.nodes.length === 1 && <p class="hint">Nothing was drafted here: the target went one token ahead by itself.</p>}
+      {tree.nodes.length === 1 && <p class="hint">Nothing was drafted: the target produced one token.</p>}
       <TreeView tree={tree} ownText={own?.text ?? null} chosen={chosen} />
       <details>
         <summary>The tree as a table</summary>
@@ -78,7 +78,7 @@ function Tree({ step, tree, chosen }: { step: Step; tree: StepTree; chosen: numb
                   <td>{node.token_id}</td>
                   <td>{i === 0 ? "–" : percent(node.chance, 1)}</td>
                   <td>{node.sources.join(", ") || "–"}</td>
-                  <td>{i === 0 ? "said before" : tree.accepted.includes(i) ? "✓ accepted" : "✕ rejected"}</td>
+                  <td>{i === 0 ? "context" : tree.accepted.includes(i) ? "✓ accepted" : "✕ rejected"}</td>
                 </tr>
               ))}
             </tbody>

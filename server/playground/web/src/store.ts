@@ -1,4 +1,4 @@
-// What the page knows, and what can be done with it.
+// The playground's state and actions.
 import { batch, computed, signal } from "@preact/signals";
 import { ApiError, getJson, stream } from "./api";
 import { emptyForm, faultOf, type Form, requestOf, textOf } from "./request";
@@ -14,8 +14,8 @@ export interface Selection {
 const HISTORY = 24;
 const TRACE_STEPS = 60;
 const ROUND_MS = 700;
-const CALM = 8;
-const EAGER = 3;
+const CALM_ROUNDS = 8; // between polls of a ready server
+const EAGER_ROUNDS = 3; // and of one that is not
 
 export const form = signal<Form>(emptyForm());
 export const apiKey = signal("");
@@ -23,17 +23,17 @@ export const info = signal<Info | null>(null);
 export const connection = signal<Connection>("connecting");
 export const shown = signal<Run | null>(null);
 export const history = signal<Run[]>([]);
-/** Two runs of one request. `auto` comes after `off`, so that neither takes the processor from the other. */
+/** Two runs of one request. `auto` runs after `off`, so that they do not compete for the processor. */
 export const pair = signal<{ off: Run; auto: Run | null } | null>(null);
 export const selected = signal<Selection | null>(null);
 export const busy = signal(false);
 export const notice = signal<{ message: string; field: string } | null>(null);
 export const trace = signal<StepTrace[]>([]);
 export const traceError = signal("");
-/** Rises when runs have something new, which they take in place. */
+/** Increases when runs, which change in place, have new data. */
 const tick = signal(0);
 
-/** The token whose step is shown: the selected one, else the last of the best step. */
+/** The token whose step is shown: the selected one, else the last drafted one of the best step. */
 export const looked = computed<(Selection & { best: boolean }) | null>(() => {
   const run = live(shown.value);
   if (!run?.tokens) return null;
@@ -47,7 +47,7 @@ let stopper: AbortController | null = null;
 let frame = 0;
 let runs = 0;
 
-/** What is given, for a component that must be drawn again when runs have something new. */
+/** Returns `thing`, and makes the component render again when runs have new data. */
 export function live<T>(thing: T): T {
   void tick.value;
   return thing;
@@ -57,7 +57,7 @@ export function change(part: Partial<Form>): void {
   form.value = { ...form.value, ...part };
 }
 
-/** Select a token of a run, which is the one that is shown from then on; the tree of its step follows. */
+/** Select a token, and show its run and step. */
 export function select(run: Run, token: number): void {
   if (!run.tokens) return;
   batch(() => {
@@ -80,7 +80,7 @@ function refresh(): void {
   });
 }
 
-/** Runs the form's request once, in its mode. */
+/** Run the form's request once, in its mode. */
 export async function generate(): Promise<void> {
   await working(async (seed) => {
     pair.value = null;
@@ -88,7 +88,7 @@ export async function generate(): Promise<void> {
   });
 }
 
-/** Runs it with speculation off and then controlled, with one seed; neither finds anything of the other in a cache. */
+/** Run it with speculation off, then auto, with one seed and separate caches. */
 export async function compare(): Promise<void> {
   await working(async (given) => {
     const seed = given ?? crypto.getRandomValues(new Uint32Array(1))[0]!;
@@ -151,7 +151,7 @@ function fail(run: Run, error: unknown, stopped: boolean): void {
   if (status === 0) void look();
 }
 
-/** Finds out whether the server is there, and what it serves. */
+/** Query the server's state and model. */
 export async function look(): Promise<void> {
   try {
     await getJson("/readyz", apiKey.value);
@@ -163,7 +163,7 @@ export async function look(): Promise<void> {
   }
 }
 
-/** The model of those served that is asked from now on. */
+/** Use this model from now on. */
 export async function choose(model: string): Promise<void> {
   try {
     const chosen = await getJson<Info>(`/page/info?model=${encodeURIComponent(model)}`, apiKey.value);
@@ -173,11 +173,11 @@ export async function choose(model: string): Promise<void> {
     });
     await readTrace();
   } catch {
-    await look(); // which says what is the matter
+    await look(); // reports the error
   }
 }
 
-/** The chosen model's name; empty where there is no choice. */
+/** The chosen model's name; empty on a server of one. */
 function chosen(): string {
   return info.value && info.value.models.length > 1 ? info.value.model : "";
 }
@@ -196,11 +196,11 @@ export async function readTrace(): Promise<void> {
   }
 }
 
-/** Looks after the server for as long as the page is seen, and more closely while something runs. */
+/** Poll the server while the tab is visible, more often while a request runs. */
 export async function watch(): Promise<never> {
   for (let round = 0; ; round++) {
     if (!document.hidden) {
-      if (round % (connection.value === "ready" ? CALM : EAGER) === 0) {
+      if (round % (connection.value === "ready" ? CALM_ROUNDS : EAGER_ROUNDS) === 0) {
         await look();
         await readTrace();
       } else if (busy.value) {

@@ -1,4 +1,4 @@
-// Light, dark, or as the system has it; remembered in this browser.
+// The theme: light, dark, or the system's; stored in this browser.
 import { signal } from "@preact/signals";
 
 export type Theme = "system" | "light" | "dark";
@@ -13,7 +13,7 @@ export function applyTheme(chosen: Theme = theme.value): void {
   try {
     localStorage.setItem(KEY, chosen);
   } catch {
-    // A browser that keeps nothing shows the system's theme next time.
+    // Storage is disabled.
   }
 }
 

@@ -6,7 +6,7 @@ import type { StepTrace } from "./wire";
 
 const ROWS = 40;
 
-/** Why the engine drafted as it did: what the controller expected of each step, and what came. */
+/** The controller's prediction for each step, and the outcome. */
 export function TracePanel() {
   const [frozen, freeze] = useState<StepTrace[] | null>(null);
   const steps = frozen ?? trace.value;
@@ -22,7 +22,7 @@ export function TracePanel() {
         )}
       </div>
       {traceError.value && <p class="empty">The trace cannot be read: {traceError.value}</p>}
-      {!steps.length && !traceError.value && <p class="empty">The engine has taken no step yet.</p>}
+      {!steps.length && !traceError.value && <p class="empty">The engine has made no step yet.</p>}
       {steps.length > 0 && (
         <>
           <figure class="chart">
@@ -57,10 +57,10 @@ function Table({ steps }: { steps: StepTrace[] }) {
           <th scope="col" title="Draft nodes verified, of those proposed">
             Nodes <small>of proposed</small>
           </th>
-          <th scope="col" title="Tokens that came, and those expected">
+          <th scope="col" title="Tokens, and the prediction">
             Tokens <small>/ expected</small>
           </th>
-          <th scope="col" title="Milliseconds of drafting and verifying, and those expected">
+          <th scope="col" title="Milliseconds of drafting and verifying, and the prediction">
             ms <small>/ expected</small>
           </th>
         </tr>
@@ -93,13 +93,13 @@ function Table({ steps }: { steps: StepTrace[] }) {
   );
 }
 
-/** What each drafter was let do, and what it brought; one that costs nothing and had nothing to say is left out. */
+/** Decision and outcome of each drafter; free ones without a proposal are omitted. */
 function Decisions({ step }: { step: StepTrace }) {
-  const told = step.drafters.filter((drafter) => drafter.decision !== "free" || drafter.proposed > 0);
-  if (!told.length) return <small>{step.prefill_rows ? "a prompt" : "nobody drafted"}</small>;
+  const active = step.drafters.filter((drafter) => drafter.decision !== "free" || drafter.proposed > 0);
+  if (!active.length) return <small>{step.prefill_rows ? "a prompt" : "no draft"}</small>;
   return (
     <>
-      {told.map((drafter) => (
+      {active.map((drafter) => (
         <span key={drafter.name} class={`chip ${drafter.decision === "off" ? "off" : ""}`}>
           <span class={`mark-as ${look(drafter.name)}`}>{drafter.name}</span> {drafter.decision}
           {drafter.verified > 0 && ` · ${drafter.accepted} of ${drafter.verified} accepted`}

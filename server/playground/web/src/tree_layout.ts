@@ -1,9 +1,9 @@
-// Where the nodes of a step's tree stand: depth to the right, leaves one below the other.
+// The layout of a step's tree: depth to the right, one leaf per row.
 import type { StepTree } from "./wire";
 
 export type Outcome = "root" | "accepted" | "rejected" | "own";
 
-/** `x`: depth; `y`: row, halves too. `node` is null for the token that the target added itself. */
+/** `x`: depth; `y`: row. `node` is null for the target's own token. */
 export interface Place {
   node: number | null;
   parent: number | null;
@@ -19,8 +19,7 @@ export interface Layout {
 }
 
 /**
- * The accepted path runs straight along the top row; what was rejected hangs below it, likeliest first. `own`: whether the
- * target added a token of its own.
+ * The accepted path is the top row; rejected nodes are below it, likeliest first. `own`: whether the target added a token.
  */
 export function layoutTree(tree: StepTree, own: boolean): Layout {
   const children: number[][] = tree.nodes.map(() => []);

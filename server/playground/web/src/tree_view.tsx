@@ -28,7 +28,7 @@ export function TreeView({ tree, ownText, chosen }: { tree: StepTree; ownText: s
     if (y < current.scrollTop || y + ROW > current.scrollTop + current.clientHeight) current.scrollTop = y - ROW;
   }, [tree, chosen]);
   const rejected = tree.nodes.length - 1 - tree.accepted.length;
-  const label = `Tree: ${count(tree.accepted.length, "drafted token")} accepted, ${rejected} rejected. The table below has it all.`;
+  const label = `Tree: ${count(tree.accepted.length, "drafted token")} accepted, ${rejected} rejected. The table below lists all nodes.`;
   return (
     <div ref={box} class="scroll tree" tabIndex={0} role="region" aria-label="Tree of the step">
       <svg width={width} height={height} viewBox={`0 0 ${width} ${height}`} role="img" aria-label={label}>
@@ -51,7 +51,7 @@ function Node(props: { place: Place; tree: StepTree; ownText: string; chosen: nu
   const text = visible(node ? node.text : ownText);
   const cut = text.length > LETTERS ? `${text.slice(0, LETTERS - 1)}…` : text;
   const [x, y] = [left(place), top(place)];
-  const below = node ? (place.outcome === "root" ? "said before" : `${percent(node.chance, 1)} ${names(node.sources)}`) : "target";
+  const below = node ? (place.outcome === "root" ? "context" : `${percent(node.chance, 1)} ${names(node.sources)}`) : "target";
   const marked = place.outcome !== "root" && place.node === chosen ? " chosen" : "";
   return (
     <g class={`node ${place.outcome} ${look(source)}${marked}`}>

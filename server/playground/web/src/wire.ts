@@ -1,4 +1,4 @@
-// What the server sends.
+// The server's messages.
 
 export interface TreeNode {
   token_id: number;
@@ -8,7 +8,7 @@ export interface TreeNode {
   sources: string[];
 }
 
-/** What one step verified. Node 0 is the token said before; `accepted` are the nodes whose tokens the step said. */
+/** The tree that one step verified. Node 0 is the last token before it; `accepted`: nodes whose tokens were emitted. */
 export interface StepTree {
   nodes: TreeNode[];
   accepted: number[];
@@ -45,7 +45,7 @@ export interface WireError {
 export interface Info {
   version: string;
   model: string;
-  /** All that are served; more than one: requests name theirs. */
+  /** All served models; with several, requests name one. */
   models: string[];
   draft: string | null;
   dtype: string;
@@ -65,7 +65,7 @@ export interface DrafterTrace {
   ms: number | null;
 }
 
-/** A step of the engine, with all its sequences, as the controller saw it. */
+/** The controller's record of an engine step, over all sequences. */
 export interface StepTrace {
   step: number;
   sequences: number;
