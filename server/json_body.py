@@ -1,31 +1,34 @@
-"""JSON objects that callers send: read strictly, field by field, noting every field that is wrong."""
+"""JSON objects that callers send, read strictly: by single fields, or by a dialect's table of fields."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from server.interfaces import TokenizerLike
 from specdec.core.fields import MAX_OBJECTS
+from specdec.core.types import OutputParams, Request, SamplingParams, StoppingParams
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 
-MAX_VALUES = 1 << 18  # some 30 ms
-LARGE_BYTES = 1 << 19
+MAX_VALUES = 1 << 18  # of a large body; orjson takes about 30 ms to parse them
+LARGE_BYTES = 1 << 19  # a smaller body is parsed without counting its values
 _SEPARATORS = (b",", b"[", b"{")
 
 
 def count_values(piece: bytes) -> int:
-    """At least as many values as a piece of JSON adds; those that its strings look as if they held among them."""
+    """An upper bound on the values in a piece of JSON. Separators inside strings count too."""
     return sum(map(piece.count, _SEPARATORS))
 
 
 def check_values(size: int, values: int) -> None:
-    """Refuse a body of ``size`` bytes that takes long to take apart, which would hold up everybody.
+    """Refuse a body of ``size`` bytes that would take long to parse, during which nothing else is served.
 
     Raises:
-        InvalidRequestError: it has too many ``values``, by `count_values`.
+        InvalidRequestError: it has too many ``values``, as `count_values` counts them.
     """
     if size > LARGE_BYTES and values > MAX_VALUES:
         raise InvalidRequestError(
@@ -37,7 +40,7 @@ def read_object(data: bytes) -> dict[str, Any]:
     """The JSON object in ``data``, UTF-8.
 
     Raises:
-        InvalidRequestError: it is not JSON (NaN, infinities and halves of surrogate pairs are not), or not an object.
+        InvalidRequestError: it is not JSON (NaN, infinities and lone surrogates are not), or not an object.
     """
     try:
         value = orjson.loads(data)
@@ -54,14 +57,14 @@ def write_json(value: Any) -> bytes:
 
 
 MAX_DEPTH = 64
-_EXACT = 1 << 53  # whole numbers up to here are exact as floats
+_EXACT = 1 << 53  # a float up to here holds a whole number exactly
 
 
 class Body:
-    """A JSON object whose fields are read one by one; a null field reads as an absent one, unknown fields as nothing.
+    """A JSON object whose fields are read one by one. A null field counts as absent.
 
-    A field of a wrong type reads as absent, and ``violations`` is told. ``names`` gives the engine's names of fields
-    that are called otherwise here; it fills as fields are read, so that a later refusal can name them.
+    A field of the wrong type reads as absent and is added to ``violations``. ``names`` maps the engine's field names to
+    those of the body, for violations that are found later.
     """
 
     def __init__(
@@ -77,19 +80,19 @@ class Body:
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """Every field there is, null ones too."""
+        """The names of all fields, null ones included."""
         return tuple(self._data)
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self._data.get(name) is not None
 
     def path(self, name: str) -> str:
-        """The field's name from the top of the body on."""
+        """The field's name, with those of the objects around it in front."""
         return f"{self._path}{name}"
 
     def refuse(self, name: str, problem: str) -> None:
-        """Note that the field is wrong."""
+        """Add a violation for the field."""
         self.violations.check(False, self.path(name), problem)
 
     def text(self, name: str) -> str | None:
@@ -119,7 +122,7 @@ class Body:
         return float(value)
 
     def integer(self, name: str, low: int, high: int) -> int | None:
-        """A whole number from ``low`` to ``high``; 3.0 is one too."""
+        """A whole number from ``low`` to ``high``. 3.0 is one."""
         value = self.whole(name, low, high)
         if value is not None and not low <= value <= high:
             self.refuse(name, f"must be a whole number from {low} to {high}")
@@ -127,7 +130,7 @@ class Body:
         return value
 
     def whole(self, name: str, low: int, high: int) -> int | None:
-        """Any whole number; ``low`` and ``high`` are only told to who sends something else."""
+        """Any whole number. ``low`` and ``high`` appear only in the text of a refusal."""
         value = self._data.get(name)
         if value is None:
             return None
@@ -170,7 +173,7 @@ class Body:
         return Body(value, self.violations, self.names, f"{self.path(name)}.")
 
     def objects(self, name: str) -> list[Body]:
-        """A list of objects, `MAX_OBJECTS` at most, to be read in turn."""
+        """A list of at most `MAX_OBJECTS` objects, to be read in turn."""
         value = self._data.get(name)
         if value is None:
             return []
@@ -183,11 +186,11 @@ class Body:
         return [Body(item, self.violations, self.names, f"{self.path(name)}[{i}].") for i, item in enumerate(value)]
 
     def raw(self, name: str) -> Any:
-        """Whatever is there, for a reader that takes it apart without recursion."""
+        """The value as parsed, for a reader that does not recurse into it."""
         return self._data.get(name)
 
     def value(self, name: str) -> Any:
-        """Any JSON value nested at most ``MAX_DEPTH`` deep: what walks through it later must not run out of stack."""
+        """Any JSON value nested at most `MAX_DEPTH` deep, so that code may recurse into it."""
         value = self._data.get(name)
         if _too_deep(value):
             self.refuse(name, f"is nested more than {MAX_DEPTH} levels deep")
@@ -208,3 +211,96 @@ def _too_deep(value: Any) -> bool:
             return False
         level = inner
     return True
+
+
+Schema = Mapping[str, Any]
+Reader = Callable[[Body, str], Any]
+GRAMMAR_FIELD = "grammar"
+# The engine groups the parameters of these records; violations carry the group's name.
+GROUPS: dict[type[Any], str] = {SamplingParams: "sampling", StoppingParams: "stopping", OutputParams: "output"}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a dialect's bodies."""
+
+    name: str
+    schema: Schema
+    read: Reader | None = None
+    """Returns the value, or None and a violation. Without a reader the endpoint reads the field itself."""
+    sets: str = ""
+    """The engine's field, such as ``sampling.top_k`` or ``priority``. Empty: an option of the endpoint."""
+    default: Any = None  # the dialect's own; None: the engine's
+    fields: Table = ()
+    """Of an object, whose fields count as those of the body."""
+
+
+Table = tuple[Field, ...]
+
+
+@dataclass(slots=True)
+class RequestFields:
+    """What a body asks for. Fields that are absent or wrong have their dialect's default, or are left out."""
+
+    own: dict[str, Any] = field(default_factory=dict)
+    """Options of the endpoint, by the body's names."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Options of the request, by the engine's names."""
+
+    def options(self) -> dict[str, Any]:
+        """The engine's options as fields of `Request`."""
+        groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS.values()}
+        plain: dict[str, Any] = {}
+        for name, value in self.engine.items():
+            group, _, parameter = name.rpartition(".")
+            (groups[group] if group else plain)[parameter] = value
+        return {group: record(**groups[group]) for record, group in GROUPS.items()} | plain
+
+    def request(self, request_id: str, prompt_ids: tuple[int, ...], ends: Iterable[int] = ()) -> Request:
+        """A request for one prompt. ``ends``: further token ids to stop at."""
+        self.stop_at(ends)
+        return Request(request_id=request_id, prompt_ids=prompt_ids, **self.options())
+
+    def stop_at_special_tokens(self, tokenizer: TokenizerLike) -> None:
+        """A stop string that names a special token also stops at that token, which text may leave out."""
+        stops = tuple(dict.fromkeys(self.engine.get("stopping.stop", ())))
+        named = (tokenizer.special_id(stop) for stop in stops)
+        self.engine["stopping.stop"] = stops
+        self.stop_at(token for token in named if token is not None)
+
+    def stop_at(self, token_ids: Iterable[int]) -> None:
+        """Also stop at these tokens."""
+        known = self.engine.get("stopping.stop_token_ids", ())
+        self.engine["stopping.stop_token_ids"] = tuple(dict.fromkeys((*known, *token_ids)))
+
+
+def read_request(body: Body, table: Table) -> RequestFields:
+    """What ``body`` asks for, by the names of ``table``."""
+    found = RequestFields()
+    _read_table(body, table, found)
+    return found
+
+
+def _read_table(body: Body, table: Table, found: RequestFields) -> None:
+    for each in table:
+        values, key = (found.engine, each.sets) if each.sets else (found.own, each.name)
+        if each.fields:
+            inner = values[key] = body.object(each.name)
+            _read_table(inner or Body({}, body.violations, body.names), each.fields, found)
+        elif each.read is not None:
+            value = _read_field(body, each, found) if body.has(each.name) else None
+            if value is not None:
+                values[key] = value
+            elif each.default is not None:
+                values.setdefault(key, each.default)
+
+
+def _read_field(body: Body, each: Field, found: RequestFields) -> Any:
+    assert each.read is not None
+    former = body.names.get(each.sets)
+    if each.sets:
+        body.names[each.sets] = body.path(each.name)
+    value = each.read(body, each.name)
+    if value is not None and each.sets == GRAMMAR_FIELD and GRAMMAR_FIELD in found.engine:
+        body.refuse(each.name, f"{former} is given too; give one of them")
+    return value

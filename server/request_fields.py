@@ -1,16 +1,17 @@
-"""A request's options in JSON bodies, read by the names of a dialect."""
+"""Fields for the tables of dialects: those of the engine's parameters, grammars, predictions, and plain ones.
+
+A parameter's field follows from its kind, bounds and name in `specdec.core.types`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-from server.interfaces import TokenizerLike
-from server.json_body import Body, write_json
+from server.json_body import GRAMMAR_FIELD, GROUPS, Body, Field, Reader, Schema, Table, read_request, write_json
 from specdec.core.fields import (
     INT31,
-    OPENAI,
     UINT64,
     Flag,
     Int,
@@ -28,84 +29,125 @@ from specdec.core.fields import (
 from specdec.core.types import (
     GrammarKind,
     GrammarParams,
-    OutputParams,
-    Request,
     ResumeParams,
-    SamplingParams,
     SpeculationParams,
-    StoppingParams,
-    TextRules,
 )
 
-MAX_UNKNOWN, MAX_SHOWN = 8, 64  # unknown fields that a refusal names, and the characters of each
+NO_PROMPT = (0,)
+"""Replaces a prompt that is wrong or missing, so that all other fields are still checked."""
+MAX_UNKNOWN, MAX_SHOWN = 8, 64  # unknown fields that a refusal names, and the characters it shows of each
 Record = TypeVar("Record")
-# What the engine calls the group of a record's fields.
-_GROUPS: dict[type[Any], str] = {
-    SamplingParams: "sampling.",
-    StoppingParams: "stopping.",
-    TextRules: "stopping.",
-    OutputParams: "output.",
-    SpeculationParams: "speculation.",
-    ResumeParams: "resume.",
-    Request: "",
-}
+
+TEXT: Schema = {"type": "string"}
+FLAG: Schema = {"type": "boolean"}
+NUMBER: Schema = {"type": "number"}
+INTEGER: Schema = {"type": "integer"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+OBJECT: Schema = {"type": "object"}
 
 
-def read_params(body: Body, record: type[Record], dialect: str = OPENAI, **given: Any) -> Record:
-    """The parameters of ``record`` that ``body`` has, by the names of ``dialect``; those ``given`` are not looked for,
-    and the others are as by default. ``body`` learns what the engine calls them."""
-    return record(**read_values(body, record, dialect, given))
+def listed(items: Schema, **keywords: Any) -> Schema:
+    """The schema of a list."""
+    return {"type": "array", **keywords, "items": items}
 
 
-def read_values(body: Body, record: Any, dialect: str = OPENAI, given: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """The same by the parameters' names: what is there, and what is ``given``."""
-    found = dict(given)
-    for each, name, label, read in _named(record, dialect):
-        is_given = each.name in given
-        if not is_given and not body.has(name):
-            continue
-        body.names.setdefault(label, body.path(name))
-        value = None if is_given else read(body, name, each)
-        if value is not None:
-            found[each.name] = value
-    return found
+def either(*schemas: Schema) -> Schema:
+    """The schema of a value that matches exactly one of ``schemas``."""
+    return {"oneOf": [*schemas]}
 
 
-@cache
-def _named(record: Any, dialect: str) -> list[tuple[Param, str, str, Callable[[Body, str, Param], Any]]]:
-    """The parameters that bodies of a dialect have: each with its name there, the engine's, and its reader."""
-    return [
-        (each, name, _GROUPS[record] + each.label, _READERS[type(each.kind)])
+def with_fields(fields: Mapping[str, Schema], *required: str) -> Schema:
+    """The schema of an object."""
+    return {"type": "object", **({"required": [*required]} if required else {}), "properties": dict(fields)}
+
+
+TEXTS = either(TEXT, listed(TEXT))
+IDS = listed(COUNT)
+
+
+def text_field(name: str, doc: str = "", **keywords: Any) -> Field:
+    """A string that the endpoint uses."""
+    return Field(name, _described({**TEXT, **keywords}, doc), Body.text)
+
+
+def flag_field(name: str, doc: str = "", *, default: bool = False) -> Field:
+    """A flag that the endpoint uses."""
+    return Field(name, _described({**FLAG, "default": True} if default else FLAG, doc), Body.flag, default=default)
+
+
+def integer_field(name: str, low: int, high: int, doc: str = "") -> Field:
+    """A whole number from ``low`` to ``high`` that the endpoint uses."""
+    bounds = {"minimum": low} | ({"maximum": high} if high < INT31 else {})
+    return Field(name, _described({**INTEGER, **bounds}, doc), partial(Body.integer, low=low, high=high))
+
+
+def object_field(name: str, fields: Table, *required: str) -> Field:
+    """An object, whose fields are read as if they were the body's. Its own value is the inner `Body`."""
+    return Field(name, with_fields(schemas(fields), *required), fields=fields)
+
+
+def _described(schema: Schema, doc: str) -> Schema:
+    return {**schema, "description": doc} if doc else schema
+
+
+def schemas(table: Iterable[Field]) -> dict[str, Schema]:
+    """JSON schemas by field name."""
+    return {each.name: each.schema for each in table}
+
+
+def param_field(record: type[Any], parameter: str, name: str = "", default: Any = None) -> Field:
+    """A parameter of ``record`` as a field, with a dialect's ``name`` and ``default`` if it has its own."""
+    (each,) = (each for each in params_of(record) if each.name == parameter)
+    group = f"{GROUPS[record]}." if record in GROUPS else ""
+    return Field(name or each.json_name or parameter, each.schema(default), _reader(each), group + parameter, default)
+
+
+def param_fields(record: type[Any], *left_out: str) -> Table:
+    """The parameters of ``record`` that JSON bodies have, but for those ``left_out``."""
+    return tuple(
+        param_field(record, each.name)
         for each in params_of(record)
-        if (name := each.json_name(dialect)) is not None
-    ]
+        if each.json_name is not None and each.name not in left_out
+    )
 
 
-def param_schemas(record: type[Any], dialect: str = OPENAI, **defaults: Any) -> dict[str, Mapping[str, Any]]:
-    """The JSON schemas of what `read_params` looks for, by name. ``defaults``: the dialect's own, by parameter."""
-    named = ((each.json_name(dialect), each) for each in params_of(record))
-    return {name: each.schema(defaults.get(each.name)) for name, each in named if name is not None}
+def _reader(each: Param) -> Reader:
+    match each.kind:
+        case Number():
+            return Body.number
+        case Int() as kind:
+            return partial(_read_int, kind=kind)
+        case Seed():
+            return read_seed
+        case Flag():
+            return Body.flag
+        case Text():
+            return Body.text
+        case Texts() as kind:
+            return partial(_read_repeated, kind=kind, read=_read_texts)
+        case TokenIds() as kind:
+            return partial(_read_repeated, kind=kind, read=partial(Body.integers, low=0, high=INT31))
+        case OneOf() as kind:
+            return partial(_read_choice, choices=kind.values, convert=type(each.default), prefix=f"{each.name}_")
+        case LogitBias() as kind:
+            return partial(_read_repeated, kind=kind, read=_read_bias)
+    raise TypeError(f"no JSON field has the kind {each.kind}")
 
 
-def _read_number(body: Body, name: str, each: Param) -> float | None:
-    return body.number(name)
-
-
-def _read_whole(body: Body, name: str, each: Param) -> int | None:
-    assert isinstance(each.kind, Int)
-    kind, value = each.kind, body.whole(name, each.kind.low, each.kind.high)
+def _read_int(body: Body, name: str, kind: Int) -> int | None:
+    """A count within its bounds, since endpoints use some counts before the whole request is checked."""
+    value = body.whole(name, kind.low, kind.high)
     if value is None:
         return None
-    if value == kind.off:
-        return kind.low
-    problem = kind.problem(value)
-    if problem:
+    value = kind.low if value == kind.off else value
+    if problem := kind.problem(value):
         body.refuse(name, problem)
-    return None if problem else value
+        return None
+    return value
 
 
-def read_seed(body: Body, name: str = "seed", each: Param | None = None) -> int | None:
-    """Any whole number of 64 bits, signed or not; -1 asks for a random one, as vLLM and llama.cpp have it."""
+def read_seed(body: Body, name: str) -> int | None:
+    """A whole number of 64 bits, signed or unsigned. -1 requests a random seed, as in vLLM and llama.cpp."""
     low = -(UINT64 // 2) - 1
     seed = body.whole(name, low, UINT64)
     if seed is not None and not low <= seed <= UINT64:
@@ -113,61 +155,37 @@ def read_seed(body: Body, name: str = "seed", each: Param | None = None) -> int 
     return None if seed is None or seed == -1 else seed % (UINT64 + 1)
 
 
-def read_count(body: Body, record: Any, parameter: str, name: str = "") -> int | None:
-    """One parameter of ``record`` that is a whole number, by another ``name`` or ahead of the others."""
-    return _read_whole(body, name or parameter, _param(record, parameter))
-
-
-def _param(record: Any, name: str) -> Param:
-    (each,) = (each for each in params_of(record) if each.name == name)
-    return each
-
-
-def _read_flag(body: Body, name: str, each: Param) -> bool:
-    return body.flag(name)
-
-
-def _read_text(body: Body, name: str, each: Param) -> str | None:
-    return body.text(name)
-
-
-def _read_texts(body: Body, name: str, each: Param) -> tuple[str, ...] | None:
-    assert isinstance(each.kind, Texts)
-    return None if _is_too_long(body, name, each.kind) else body.texts(name) or None
-
-
-def _read_ids(body: Body, name: str, each: Param) -> tuple[int, ...]:
-    assert isinstance(each.kind, TokenIds)
-    return () if _is_too_long(body, name, each.kind) else body.integers(name, 0, INT31)
-
-
-def _is_too_long(body: Body, name: str, kind: Repeated) -> bool:
-    """Whether the list or the object ``name`` is refused for its length, before it is copied."""
+def _read_repeated(body: Body, name: str, kind: Repeated, read: Reader) -> Any:
+    """A list or an object, which is refused for its length before it is copied."""
     given = body.raw(name)
-    problem = kind.excess(len(given)) if isinstance(given, list | dict) else ""
-    if problem:
+    if isinstance(given, list | dict) and (problem := kind.excess(len(given))):
         body.refuse(name, problem)
-    return bool(problem)
+        return None
+    return read(body, name)
 
 
-def _read_choice(body: Body, name: str, each: Param) -> str | None:
-    """Also as the message spells it (MODE_OFF)."""
-    assert isinstance(each.kind, OneOf)
+def _read_texts(body: Body, name: str) -> tuple[str, ...] | None:
+    return body.texts(name) or None
+
+
+def _read_choice(
+    body: Body, name: str, choices: Sequence[str], convert: Callable[[str], Any], prefix: str
+) -> str | None:
+    """A choice, which may also be spelled as in the gRPC message (``MODE_OFF``)."""
     text = body.text(name)
     if text is None:
         return None
-    chosen = text.lower().removeprefix(f"{each.name}_")
+    chosen = text.lower().removeprefix(prefix)
     if chosen == "unspecified":
         return None
-    if chosen not in each.kind.values:
-        body.refuse(name, f"must be one of {', '.join(each.kind.values)}")
+    if chosen not in choices:
+        body.refuse(name, f"must be one of {', '.join(choices)}")
         return None
-    return type(each.default)(chosen)
+    return convert(chosen)
 
 
-def _read_bias(body: Body, name: str, each: Param) -> tuple[tuple[int, float], ...] | None:
-    assert isinstance(each.kind, LogitBias)
-    given = None if _is_too_long(body, name, each.kind) else body.object(name)
+def _read_bias(body: Body, name: str) -> tuple[tuple[int, float], ...] | None:
+    given = body.object(name)
     if given is None:
         return None
     biases: dict[int, float] = {}
@@ -185,97 +203,56 @@ def is_token_id(name: str) -> bool:
     return name.isascii() and name.isdigit() and len(name) < 10
 
 
-_READERS: dict[type[Any], Callable[[Body, str, Param], Any]] = {
-    Number: _read_number, Int: _read_whole, Seed: read_seed, Flag: _read_flag, Text: _read_text, Texts: _read_texts,
-    TokenIds: _read_ids, OneOf: _read_choice, LogitBias: _read_bias,
-}  # fmt: skip
-
-
-def read_speculation(body: Body) -> SpeculationParams:
-    """The object ``speculation``; absent: the controller decides."""
-    return _read_own(body, "speculation", SpeculationParams) or SpeculationParams()
-
-
-def read_resume(body: Body) -> ResumeParams | None:
-    """The object ``resume``: where a stream broke off that goes on."""
-    return _read_own(body, "resume", ResumeParams)
-
-
-def _read_own(body: Body, group: str, record: type[Record]) -> Record | None:
-    """The object ``group``, which is ours alone, so that an unknown field is a mistake, and named."""
-    given = body.object(group)
+def read_record(body: Body, name: str, record: type[Record], table: Table) -> Record | None:
+    """An object with the parameters of ``record``. Only specdec has such objects, so an unknown field is a mistake."""
+    given = body.object(name)
     if given is None:
         return None
-    known = [name for each in params_of(record) if (name := each.json_name()) is not None]
-    unknown = [name[:MAX_SHOWN] for name in given.field_names if name not in known]
-    for name in unknown[:MAX_UNKNOWN]:
-        given.refuse(name, f"is not known; {group} has {', '.join(known)}")
-    return read_params(given, record)
+    known = [each.name for each in table]
+    unknown = [inner[:MAX_SHOWN] for inner in given.field_names if inner not in known]
+    for inner in unknown[:MAX_UNKNOWN]:
+        given.refuse(inner, f"is not known; {name} has {', '.join(known)}")
+    return record(**read_request(given, table).engine)
 
 
-def read_stopping(
-    body: Body, tokenizer: TokenizerLike, max_tokens: int | None, dialect: str = OPENAI, name: str = "stop"
-) -> StoppingParams:
-    """``stop``, by its ``name`` there, and vLLM's fields around it; ``max_tokens`` has been read already.
-
-    A stop string that is the name of a special token also stops at that token, which text may leave out.
-    """
-    stops = tuple(dict.fromkeys(_read_texts(body, name, _param(StoppingParams, "stop")) or ()))
-    body.names["stopping.stop"] = body.path(name)
-    ids = _read_ids(body, "stop_token_ids", _param(StoppingParams, "stop_token_ids"))
-    named = [found for stop in stops if (found := tokenizer.special_id(stop)) is not None]
-    return read_params(
-        body, StoppingParams, dialect, max_tokens=max_tokens, stop=stops,
-        stop_token_ids=tuple(dict.fromkeys((*ids, *named))),
-    )  # fmt: skip
+def record_field(name: str, record: type[Any], doc: str) -> Field:
+    """A field of `Request` that is a record of its own."""
+    table = param_fields(record)
+    schema = _described(with_fields(schemas(table)), doc)
+    return Field(name, schema, partial(read_record, record=record, table=table), name)
 
 
-_GUIDED = {
-    "guided_json": GrammarKind.JSON_SCHEMA,
-    "guided_regex": GrammarKind.REGEX,
-    "guided_choice": GrammarKind.CHOICE,
-    "guided_grammar": GrammarKind.EBNF,
-}
-_STRUCTURED = {
-    "json": GrammarKind.JSON_SCHEMA,
-    "regex": GrammarKind.REGEX,
-    "choice": GrammarKind.CHOICE,
-    "grammar": GrammarKind.EBNF,
-}
+SPECULATION = record_field("speculation", SpeculationParams, "Changes how fast tokens come, never which.")
+RESUME = record_field(
+    "resume", ResumeParams, "Continues a broken stream: the same body with the tokens received and their seed."
+)
+
+_TYPES = ("text", "json_object", "json_schema")
 _FORMS: dict[GrammarKind, tuple[Any, str]] = {
     GrammarKind.JSON_SCHEMA: (str | dict, "must be a JSON schema, as an object or as its text"),
     GrammarKind.CHOICE: (list, "must be a list of strings"),
 }
-_TYPES = ("text", "json_object", "json_schema")
+_STRUCTURED: dict[str, tuple[GrammarKind, Schema]] = {
+    "json": (GrammarKind.JSON_SCHEMA, either(TEXT, OBJECT)),
+    "regex": (GrammarKind.REGEX, TEXT),
+    "choice": (GrammarKind.CHOICE, listed(TEXT)),
+    "grammar": (GrammarKind.EBNF, {**TEXT, "description": "Lark with `start:`, or GBNF with `root ::=`."}),
+}
 
 
-def read_grammar(body: Body) -> GrammarParams | None:
-    """OpenAI's ``response_format``, or vLLM's ``guided_*`` fields or ``structured_outputs``; at most one of them."""
-    found = [
-        (name, grammar)
-        for name, grammar in [
-            ("response_format", _response_format(body)),
-            *((name, _grammar(body, name, kind)) for name, kind in _GUIDED.items()),
-            ("structured_outputs", _structured(body)),
-        ]
-        if grammar is not None
-    ]
-    if not found:
-        return None
-    for name, _ in found[1:]:
-        body.refuse(name, f"{found[0][0]} is given too; give one of them")
-    body.names["grammar"] = body.path(found[0][0])
-    return found[0][1]
+def _read_response_format(body: Body, name: str) -> GrammarParams | None:
+    given = body.object(name)
+    return None if given is None else _read_format(given, "json_schema")
 
 
-def _response_format(body: Body) -> GrammarParams | None:
-    given = body.object("response_format")
-    return None if given is None else read_format(given, "json_schema")
+def read_format(body: Body, name: str) -> GrammarParams | None:
+    """An object with a ``type`` and, for a JSON schema, the ``schema``."""
+    given = body.object(name)
+    return None if given is None else _read_format(given, "")
 
 
-def read_format(given: Body, holder: str = "") -> GrammarParams | None:
-    """``type`` is text, json_object or json_schema; the schema is in the field ``schema`` of the object ``holder``, or
-    beside the type."""
+def _read_format(given: Body, holder: str) -> GrammarParams | None:
+    """``holder`` names the object that holds the schema; empty: ``given`` itself."""
     kind = given.text("type")
     if kind not in _TYPES:
         given.refuse("type", f"must be one of {', '.join(_TYPES)}")
@@ -287,22 +264,25 @@ def read_format(given: Body, holder: str = "") -> GrammarParams | None:
     if schema is None or not schema.has("schema"):
         given.refuse(holder or "schema", 'must hold a JSON schema in "schema"' if holder else "must be a JSON schema")
         return None
-    return _grammar(schema, "schema", GrammarKind.JSON_SCHEMA)
+    return read_grammar(schema, "schema", GrammarKind.JSON_SCHEMA)
 
 
-def _structured(body: Body) -> GrammarParams | None:
-    given = body.object("structured_outputs")
+def _read_structured(body: Body, name: str) -> GrammarParams | None:
+    given = body.object(name)
     if given is None:
         return None
-    found = [grammar for name, kind in _STRUCTURED.items() if (grammar := _grammar(given, name, kind)) is not None]
+    found = [
+        grammar for inner, (kind, _) in _STRUCTURED.items() if (grammar := read_grammar(given, inner, kind)) is not None
+    ]
     if given.flag("json_object"):
         found.append(GrammarParams(GrammarKind.JSON_OBJECT))
     if len(found) != 1:
-        body.refuse("structured_outputs", f"give exactly one of {', '.join((*_STRUCTURED, 'json_object'))}")
+        body.refuse(name, f"give exactly one of {', '.join((*_STRUCTURED, 'json_object'))}")
     return found[0] if found else None
 
 
-def _grammar(body: Body, name: str, kind: GrammarKind) -> GrammarParams | None:
+def read_grammar(body: Body, name: str, kind: GrammarKind) -> GrammarParams | None:
+    """A grammar of ``kind``; JSON values are written as text."""
     value = body.value(name)
     if value is None:
         return None
@@ -311,3 +291,50 @@ def _grammar(body: Body, name: str, kind: GrammarKind) -> GrammarParams | None:
         body.refuse(name, rule)
         return None
     return GrammarParams(kind, value if isinstance(value, str) else write_json(value).decode())
+
+
+_FORMAT_TYPE: Mapping[str, Schema] = {"type": {"enum": [*_TYPES]}}
+FORMAT = Field("format", with_fields({**_FORMAT_TYPE, "schema": OBJECT}), read_format, GRAMMAR_FIELD)
+GRAMMAR: Table = (
+    Field(
+        "response_format",
+        with_fields({**_FORMAT_TYPE, "json_schema": with_fields({"schema": OBJECT})}),
+        _read_response_format,
+        GRAMMAR_FIELD,
+    ),
+    *(
+        Field(f"guided_{name}", schema, partial(read_grammar, kind=kind), GRAMMAR_FIELD)
+        for name, (kind, schema) in _STRUCTURED.items()
+    ),
+    Field(
+        "structured_outputs",
+        with_fields({name: schema for name, (_, schema) in _STRUCTURED.items()} | {"json_object": FLAG}),
+        _read_structured,
+        GRAMMAR_FIELD,
+    ),
+)
+
+
+def _read_prediction(body: Body, name: str) -> str | None:
+    given = body.object(name)
+    if given is None:
+        return None
+    if given.text("type") not in (None, "content"):
+        given.refuse("type", 'must be "content"')
+    value = given.raw("content")
+    if isinstance(value, str):
+        return value
+    texts = [part.text("text") for part in given.objects("content")] if isinstance(value, list) else [None]
+    if None in texts:
+        given.refuse("content", 'must be a string or a list of {"type": "text", "text": "..."}')
+    return "".join(text for text in texts if text is not None)
+
+
+PREDICTION = Field(
+    "prediction",
+    {
+        **with_fields({"type": {"enum": ["content"]}, "content": either(TEXT, listed(with_fields({"text": TEXT})))}),
+        "description": "What the output is expected to resemble; it changes how fast tokens come, never which.",
+    },
+    _read_prediction,
+)

@@ -17,7 +17,8 @@ from google.protobuf.descriptor_pb2 import (
 )
 
 from server.http.app import ENDPOINTS, openapi_document
-from server.http.fields import COMMON, GRAMMAR, PREDICTION, SAMPLING, STOPPING
+from server.http.fields import COMMON, SAMPLING, STOPPING
+from server.request_fields import GRAMMAR, PREDICTION, schemas
 from specdec.api.generate import PROTOS, ROOT
 from tools.markdown import REPOSITORY, header, row, with_parts
 
@@ -143,8 +144,8 @@ def _link(type_name: str) -> str:
 
 # Fields that many bodies share are told once.
 _SHARED: dict[str, Mapping[str, Any]] = {
-    "Common fields": COMMON, "Sampling fields": SAMPLING, "Stopping fields": STOPPING, "Grammar fields": GRAMMAR,
-    "Prediction fields": PREDICTION,
+    "Common fields": schemas(COMMON), "Sampling fields": schemas(SAMPLING), "Stopping fields": schemas(STOPPING),
+    "Grammar fields": schemas(GRAMMAR), "Prediction fields": schemas([PREDICTION]),
 }  # fmt: skip
 _KEYWORDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "minItems", "maxItems", "minLength")
 _WORDS = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from server.auth.principal import current_caller
-from server.hold_headers import HOLD_HEADER, holds, precedes_tokens
+from server.hold_headers import precedes_tokens
 from server.http.call import Call
 from server.json_body import write_json
 from server.request_stream import RequestStream
@@ -197,7 +197,7 @@ async def stream_answer(call: Call, requests: Sequence[Request], writer: StreamW
     Raises:
         RequestError: the engine refuses or fails one of them.
     """
-    hold, held = holds(call.header(HOLD_HEADER), call.model.hold_headers), b""
+    hold, held = call.holds_headers, b""
     left, cut = sum(request.sampling.n for request in requests), False
     async with aclosing(generate(call.model, requests, share=share, supersedes_key=call.supersedes_key)) as events:
         async for prompt, event in events:

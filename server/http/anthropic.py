@@ -1,34 +1,201 @@
-"""Anthropic's dialect: /v1/messages, its streamed answer, its whole answer, and /v1/messages/count_tokens."""
+"""Anthropic's dialect: /v1/messages, with its body and both forms of its answer, and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from server.http.answering import MEDIA_TYPE, Totals, named_event, stream_answer, whole_answer
-from server.http.anthropic_request import MessagesRequest, count_prompt, parse_messages
 from server.http.blocks import Block, Blocks, Step, Steps
 from server.http.call import Call, Endpoint
+from server.http.conversation import Conversation, needed_text, read_flat_tools, read_named_tool, read_part, read_text
 from server.http.errors import Refusal
-from server.http.fields import (
-    COMMON,
-    COUNT,
+from server.http.fields import COMMON, MODEL, SAMPLING, STREAM, encode_messages
+from server.http.openai_format import extras
+from server.http.tool_use import ToolUse, read_tools, use_tools
+from server.interfaces import TokenizerLike
+from server.json_body import Body, write_json
+from server.request_fields import (
     FLAG,
+    FORMAT,
+    NO_PROMPT,
     OBJECT,
     PREDICTION,
-    SAMPLING,
-    STOPPING,
     TEXT,
     TEXTS,
+    Field,
     Schema,
-    json_operation,
+    Table,
+    either,
+    listed,
+    object_field,
+    param_field,
+    param_fields,
+    with_fields,
 )
-from server.http.openai_format import extras
-from server.interfaces import TokenizerLike
 from server.served_model import Task
-from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
+from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, StoppingParams
+from specdec.engine.validation import check_requests
+
+_PART = with_fields(
+    {
+        "type": {"enum": ["text", "tool_use", "tool_result"]},
+        "text": TEXT,
+        "id": TEXT,
+        "name": TEXT,
+        "input": OBJECT,
+        "tool_use_id": TEXT,
+        "content": TEXTS,
+    },
+    "type",
+)
+_MESSAGE = with_fields(
+    {"role": {"enum": ["user", "assistant", "system"]}, "content": either(TEXT, listed(_PART))}, "role", "content"
+)
+_TOOL = with_fields(
+    {"name": TEXT, "description": TEXT, "input_schema": OBJECT, "strict": FLAG, "type": {"enum": ["custom"]}}, "name"
+)
+_CHOICE = with_fields(
+    {
+        "type": {"enum": ["auto", "any", "tool", "none"]},
+        "name": TEXT,
+        "disable_parallel_tool_use": {**FLAG, "description": "At most one call."},
+    }
+)
+_LAST: Schema = {"description": "If the last one is the assistant's, the answer continues it."}
+PROMPT_FIELDS: Table = (
+    MODEL,
+    Field("system", either(TEXT, listed(with_fields({"text": TEXT})))),
+    Field("messages", {**listed(_MESSAGE, minItems=1), **_LAST}),
+    Field("tools", listed(_TOOL)),
+    Field("tool_choice", _CHOICE),
+)
+MESSAGE_FIELDS: Table = (
+    *PROMPT_FIELDS,
+    param_field(StoppingParams, "max_tokens"),
+    STREAM,
+    object_field("output_config", (FORMAT,)),
+    *SAMPLING,
+    param_field(StoppingParams, "stop", "stop_sequences"),
+    *param_fields(StoppingParams, "max_tokens", "stop"),
+    PREDICTION,
+    *COMMON,
+)
+_TEXT = ("text",)
+_THOUGHTS = ("thinking", "redacted_thinking")  # of other models; Anthropic leaves those of earlier turns out too
+_ROLES = ("user", "assistant", "system")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesRequest:
+    """What a call asks for."""
+
+    request: Request
+    stream: bool
+    tools: ToolUse | None  # that the model knows, so its text may hold calls of them
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A conversation as the model reads it."""
+
+    ids: tuple[int, ...]  # empty: a field is wrong, which the body notes
+    tools: ToolUse | None
+
+
+async def parse_messages(call: Call) -> MessagesRequest:
+    """What ``call`` asks for.
+
+    Raises:
+        RequestError: it cannot be served; the error names every bad field.
+    """
+    body, fields = await call.read_request(MESSAGE_FIELDS)
+    prompt = await _read_prompt(call, body)
+    use_tools(body, fields, prompt.tools, call.model.tokenizer.loaded)
+    request = fields.request(f"msg_{call.request_id}", prompt.ids or NO_PROMPT)
+    check_requests([request], call.model.info, body.violations)
+    return MessagesRequest(request, fields.own["stream"], prompt.tools)
+
+
+async def _read_prompt(call: Call, body: Body) -> Prompt:
+    """The conversation with the answer's beginning, which the last message may continue.
+
+    Raises:
+        ChatNotSupportedError: the model has no chat template.
+    """
+    model = call.model
+    call.field_names["prompt"] = "messages"
+    tools = _read_tools(call, body, model.tokenizer.loaded)
+    conversation = Conversation()
+    if body.has("system"):
+        conversation.say("system", read_text(body, "system", _TEXT))
+    _read_turns(body, conversation)
+    if body.violations.found:
+        return Prompt((), tools)
+    beginning = conversation.take_beginning()
+    ids = await encode_messages(body, model, conversation.messages, tools)
+    if ids and beginning:
+        ids += tuple(await model.tokenizer.encode(beginning, add_special=False))
+    body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
+    return Prompt(ids, tools)
+
+
+def _read_turns(body: Body, conversation: Conversation) -> None:
+    body.value("messages")  # refuses values nested too deep
+    given = body.objects("messages")
+    if not given and body.raw("messages") in (None, []):
+        body.refuse("messages", "must hold at least one message")
+    for message in given:
+        role = message.text("role")
+        if role not in _ROLES:
+            message.refuse("role", f"must be {', '.join(_ROLES)}")
+        elif not isinstance(message.raw("content"), list):
+            conversation.say(role, read_text(message, "content", _TEXT))
+        else:
+            for block in message.objects("content"):
+                _read_block(block, role, conversation)
+
+
+def _read_block(block: Body, role: str, conversation: Conversation) -> None:
+    kind = block.text("type")
+    if kind == "tool_use" and role == "assistant":
+        name, call_id, arguments = needed_text(block, "name"), needed_text(block, "id"), block.object("input")
+        if arguments is None and not block.has("input"):
+            block.refuse("input", "is needed")
+        if not block.violations.found:
+            conversation.call(call_id or "", name or "", write_json(block.raw("input")).decode())
+    elif kind == "tool_result" and role == "user":
+        call_id = needed_text(block, "tool_use_id")
+        conversation.answer(call_id or "", read_text(block, "content", _TEXT) if block.has("content") else "")
+    elif not (kind in _THOUGHTS and role == "assistant"):
+        calls = "tool_use" if role == "assistant" else "tool_result"
+        if kind == "text":
+            conversation.say(role, read_part(block, _TEXT))
+        else:
+            block.refuse("type", f"must be text or {calls} where the role is {role}; the model reads text only")
+
+
+def _read_tools(call: Call, body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
+    """Translates ``tools`` and ``tool_choice`` to those of OpenAI's chat, and reads these."""
+    tools = read_flat_tools(call, body, ("custom", None), "input_schema")
+    same: dict[str, Any] = {"tools": tools}
+    choice = body.object("tool_choice")
+    if choice is not None:
+        kind = choice.text("type") or ""
+        if kind == "tool":
+            same["tool_choice"] = read_named_tool(choice, tools)
+        elif kind in _CHOICES:
+            same["tool_choice"] = _CHOICES[kind]
+        else:
+            choice.refuse("type", "must be auto, any, tool or none")
+        same["parallel_tool_calls"] = not choice.flag("disable_parallel_tool_use")
+    if body.violations.found:
+        return None
+    return read_tools(Body(same, body.violations, body.names), tokenizer)
+
 
 _ERROR_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
@@ -156,7 +323,7 @@ async def create_message(call: Call) -> None:
         RequestError: it can not be served.
     """
     model = call.model
-    _tell_id(call)
+    _add_request_id(call)
     with model.gate.enter():
         parsed = await parse_messages(call)
         head, tokenizer = message_head(call), model.tokenizer.loaded
@@ -172,89 +339,27 @@ async def create_message(call: Call) -> None:
 
 
 async def count_tokens(call: Call) -> None:
-    """How long the prompt of a message would be.
+    """Answer with the length of a message's prompt.
 
     Raises:
-        RequestError: it can not be read.
+        RequestError: it cannot be read.
     """
-    _tell_id(call)
-    await call.reply(200, {"input_tokens": await count_prompt(call)})
+    _add_request_id(call)
+    body, _ = await call.read_request(PROMPT_FIELDS)
+    prompt = await _read_prompt(call, body)
+    body.violations.raise_if_any()
+    await call.reply(200, {"input_tokens": len(prompt.ids)})
 
 
-def _tell_id(call: Call) -> None:
-    """The call's id by the name that Anthropic's clients look for."""
+def _add_request_id(call: Call) -> None:
+    """Send the call's id under the name that Anthropic's clients read."""
     call.headers.append((b"request-id", call.request_id.encode("latin-1")))
 
 
-_PARTS: Schema = {
-    "oneOf": [TEXT, {"type": "array", "items": {"type": "object", "required": ["type"], "properties": {
-        "type": {"enum": ["text", "tool_use", "tool_result"]}, "text": TEXT, "id": TEXT, "name": TEXT, "input": OBJECT,
-        "tool_use_id": TEXT, "content": TEXTS,
-    }}}],
-}  # fmt: skip
-_CHOICE: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["auto", "any", "tool", "none"]},
-        "name": TEXT,
-        "disable_parallel_tool_use": {**FLAG, "description": "At most one call."},
-    },
-}
-PROMPT_FIELDS: Mapping[str, Schema] = {
-    "model": {**TEXT, "description": "None, or the one served."},
-    "system": {"oneOf": [TEXT, {"type": "array", "items": {"type": "object", "properties": {"text": TEXT}}}]},
-    "messages": {
-        "type": "array",
-        "minItems": 1,
-        "description": "The last one, where it is the assistant's, is what the answer goes on from.",
-        "items": {
-            "type": "object",
-            "required": ["role", "content"],
-            "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": _PARTS},
-        },
-    },
-    "tools": {
-        "type": "array",
-        "items": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {
-                "name": TEXT,
-                "description": TEXT,
-                "input_schema": OBJECT,
-                "strict": FLAG,
-                "type": {"enum": ["custom"]},
-            },
-        },
-    },
-    "tool_choice": _CHOICE,
-}
-MESSAGE_FIELDS: Mapping[str, Schema] = {
-    **PROMPT_FIELDS,
-    "max_tokens": {
-        **COUNT,
-        "description": "None: up to the context. 0: only compute the prompt into the prefix cache.",
-    },
-    "stream": FLAG,
-    "output_config": {
-        "type": "object",
-        "properties": {
-            "format": {
-                "type": "object",
-                "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}, "schema": OBJECT},
-            }
-        },
-    },
-    **SAMPLING,
-    **{("stop_sequences" if name == "stop" else name): schema for name, schema in STOPPING.items()},
-    **PREDICTION,
-    **COMMON,
-}
-
 _ERRORS = AnthropicErrors()
 ANTHROPIC = (
-    Endpoint("POST", "/v1/messages", create_message, _ERRORS,
-             json_operation("Anthropic: answer in a conversation", MESSAGE_FIELDS, ("messages",)), task=Task.CHAT),
-    Endpoint("POST", "/v1/messages/count_tokens", count_tokens, _ERRORS,
-             json_operation("Anthropic: how long a prompt is", PROMPT_FIELDS, ("messages",)), task=Task.CHAT),
+    Endpoint("POST", "/v1/messages", create_message, _ERRORS, "Anthropic: answer in a conversation", MESSAGE_FIELDS,
+             ("messages",), task=Task.CHAT),
+    Endpoint("POST", "/v1/messages/count_tokens", count_tokens, _ERRORS, "Anthropic: how long a prompt is",
+             PROMPT_FIELDS, ("messages",), task=Task.CHAT),
 )  # fmt: skip

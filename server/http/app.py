@@ -20,8 +20,6 @@ from server.auth.principal import set_caller
 from server.http.anthropic import ANTHROPIC, AnthropicErrors
 from server.http.call import Call, Endpoint, ErrorStyle, ServerContext
 from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFoundError, refusal_of
-from server.http.fields import RESPONSES
-from server.http.ignored_fields import body_fields
 from server.http.llamacpp import LLAMACPP
 from server.http.mistral import MISTRAL
 from server.http.model_choice import model_of
@@ -63,7 +61,6 @@ class EndpointApp:
 
     def __init__(self, endpoints: Sequence[Endpoint], server: ServerContext) -> None:
         self._endpoints, self._server = endpoints, server
-        self._fields = [body_fields(endpoint.operation) for endpoint in endpoints]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, endpoint = Call(scope, receive, send, self._server), self._endpoints[-1]
@@ -74,7 +71,7 @@ class EndpointApp:
             set_caller(await http_caller(access, endpoint.path, sent))
             await call.read()
             endpoint = self._choose(call)
-            call.fields = self._fields[self._endpoints.index(endpoint)]
+            call.fields = endpoint.fields
             if self._server.models.several:
                 call.model = model_of(call, endpoint)
             await _unless_gone(call, endpoint.answer(call))
@@ -167,7 +164,7 @@ def build_app(server: ServerContext, endpoints: Iterable[Endpoint] = ENDPOINTS) 
     async def describe(call: Call) -> None:
         await call.reply(200, document)
 
-    served.append(Endpoint("GET", "/openapi.json", describe, _ERRORS, {"responses": RESPONSES}))
+    served.append(Endpoint("GET", "/openapi.json", describe, _ERRORS, "This document"))
     groups: dict[str, dict[str, list[Endpoint]]] = {}
     for endpoint in served:
         groups.setdefault(endpoint.path, {}).setdefault(endpoint.method, []).append(endpoint)

@@ -13,10 +13,23 @@ from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
+from server.hold_headers import HOLD_HEADER, holds
 from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError, Refusal
 from server.http.ignored_fields import warnings
-from server.json_body import LARGE_BYTES, Body, check_values, count_values, read_object, write_json
+from server.json_body import (
+    LARGE_BYTES,
+    Body,
+    RequestFields,
+    Schema,
+    Table,
+    check_values,
+    count_values,
+    read_object,
+    read_request,
+    write_json,
+)
 from server.observe.records import MAX_ID_CHARACTERS, REQUEST_ID_HEADER, call_id
+from server.request_fields import schemas, with_fields
 from server.served_model import Models, ServedModel, Task
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 
@@ -38,12 +51,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Call:
-    """``field_names``: the engine's fields that the body calls otherwise; it fills as the body is read.
-    ``supersedes_key``: the running request with the same one makes way for this call's first. ``headers`` go along with
-    whatever answers the call. ``broken``: what ends a stream of this call's that breaks off, where that is not for its
-    dialect alone to word. ``fields``: the schemas of the body's fields that the endpoint reads; ``left_out``: what
-    of them is ignored for its value.
-    """
+    """One HTTP call."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, server: ServerContext) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -51,13 +59,14 @@ class Call:
         self._request_id = ""
         self.server = server
         self.model: ServedModel = server.models.first  # the one that the call means
-        self.field_names: dict[str, str] = {}
-        self.supersedes_key = ""
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.broken: Callable[[Refusal], bytes] | None = None
-        self.fields: Mapping[str, Any] = {}
-        self.left_out: list[str] = []
-        self.began = False
+        self.field_names: dict[str, str] = {}  # the body's names by the engine's; filled while the body is read
+        self.supersedes_key = ""  # this call's first request replaces the running one with the same key
+        self.holds_headers = False  # a stream's headers wait for the first token
+        self.headers: list[tuple[bytes, bytes]] = []  # further ones of the answer
+        self.broken: Callable[[Refusal], bytes] | None = None  # writes the end of a broken stream; None: the dialect
+        self.fields: Table = ()  # those that the endpoint reads
+        self.left_out: list[str] = []  # parts of them that it ignores
+        self.began = False  # the answer's headers are sent
 
     @property
     def path_params(self) -> dict[str, Any]:
@@ -115,6 +124,27 @@ class Call:
     def body(self) -> Body:
         """The body's fields, to be read one by one; raises as `data`."""
         return Body(self.data, ViolationCollector(), self.field_names)
+
+    async def read_request(self, table: Table) -> tuple[Body, RequestFields]:
+        """The body, and what it asks for by the names of a dialect's ``table``.
+
+        Raises:
+            InvalidRequestError: the body is not a JSON object.
+            UnknownModelError: it names another model.
+            RequestError: its prediction cannot be encoded.
+        """
+        session, hold, model = self.header("x-session-id"), self.header(HOLD_HEADER), self.model
+        body = self.body()
+        fields = read_request(body, table)
+        own, engine = fields.own, fields.engine
+        model.check_name(own.get("model") or own.get("name"))
+        self.supersedes_key = own.get("supersedes_key", "")
+        fields.stop_at_special_tokens(model.tokenizer.loaded)
+        engine.setdefault("session", session)
+        if prediction := own.get("prediction"):
+            engine["prediction_ids"] = tuple(await model.tokenizer.encode(prediction, add_special=False))
+        self.holds_headers = holds(hold, model.hold_headers)
+        return body, fields
 
     async def read(self) -> None:
         """Receive the body.
@@ -208,18 +238,39 @@ class ErrorStyle(Protocol):
         """The end of a stream that breaks off after its first byte."""
 
 
+RESPONSES: Schema = {
+    "200": {"description": "The answer; server-sent events if a stream was requested."},
+    "4XX": {"description": "Refused; the body says why. 422: the model cannot fill in. 429: retry later."},
+    "5XX": {"description": "503: loading or draining; retry later."},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """``answer`` answers a call, or raises a `RequestError`, which ``errors`` words. ``operation`` is for OpenAPI.
-
-    Several dialects may share a method and path: the first whose ``claims`` says yes to the body's object answers; one
-    without ``claims`` takes whatever comes. ``task``: what it needs a model for, where the call names none.
-    """
+    """One method of one path. Endpoints of several dialects may share both: the first whose ``claims`` accepts the body
+    answers, and one without ``claims`` accepts any."""
 
     method: str
     path: str
-    answer: Callable[[Call], Coroutine[Any, Any, None]]
+    answer: Callable[[Call], Coroutine[Any, Any, None]]  # answers a call, or raises a `RequestError`
     errors: ErrorStyle
-    operation: Mapping[str, Any]
+    summary: str
+    fields: Table = ()  # of the body's JSON object
+    required: tuple[str, ...] = ()  # names of fields
     claims: Callable[[Mapping[str, Any]], bool] | None = None
-    task: Task = Task.ANY
+    task: Task = Task.ANY  # selects a model if the call names none
+    parameters: Sequence[Schema] = ()  # of the path and the query, as OpenAPI describes them
+    body: Schema | None = None  # OpenAPI's description of a body that is no table of fields
+
+    @property
+    def operation(self) -> dict[str, Any]:
+        """The endpoint in OpenAPI."""
+        found: dict[str, Any] = {"summary": self.summary, "responses": RESPONSES}
+        if self.parameters:
+            found["parameters"] = self.parameters
+        if self.fields:
+            schema = with_fields(schemas(self.fields), *self.required)
+            found["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        elif self.body is not None:
+            found["requestBody"] = self.body
+        return found

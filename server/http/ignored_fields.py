@@ -1,7 +1,7 @@
-"""Fields that other servers take and this one does not, where leaving them out changes what the answer means.
+"""Fields that other servers have and this one lacks, where that changes what the answer means.
 
-Unknown fields are ignored, as clients expect. These few are told of in ``warnings``: who asks for beam search should
-know that the answer is none.
+Unknown fields are ignored, as clients expect. The answer lists these few in ``warnings``: a caller who asks for beam
+search should learn that this answer does not come from one.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from server.request_fields import Table
+
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
-# Each with values that, beside those, ask for nothing either. Whichever an endpoint reads is not looked for there.
+# Each with further values that request nothing. A field that the endpoint reads is never reported.
 _MEANING: Mapping[str, tuple[Any, ...]] = {
     # vLLM, OpenAI, Mistral
     "use_beam_search": (), "length_penalty": (1,), "early_stopping": (), "best_of": (1,), "n": (1,), "bad_words": (),
@@ -35,27 +37,24 @@ _MEANING: Mapping[str, tuple[Any, ...]] = {
     "lora_path": (), "adapter_id": (), "stop_regex": (), "no_stop_trim": (), "session_params": (),
     "custom_logit_processor": (), "watermark": (), "truncate": (), "top_a": (), "smoothing_factor": (),
 }  # fmt: skip
-_OPTIONS = "options"  # Ollama's place for some of them
 
 
-def body_fields(operation: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schemas of the fields of an OpenAPI operation's body; none where it has no JSON object."""
-    content = operation.get("requestBody", {}).get("content", {})
-    found: Mapping[str, Any] = content.get("application/json", {}).get("schema", {}).get("properties", {})
-    return found
+def warnings(data: Mapping[str, Any], known: Table, left_out: Sequence[str] = ()) -> list[dict[str, str]]:
+    """The fields of a body that were ignored and would have changed what the answer means.
 
-
-def warnings(data: Mapping[str, Any], known: Mapping[str, Any], left_out: Sequence[str] = ()) -> list[dict[str, str]]:
-    """What of a body was ignored and would have changed the answer's meaning. ``known``: the fields that are read;
-    ``left_out``: what of them was ignored nevertheless."""
+    known: the fields that the endpoint reads.
+    left_out: parts of them that it ignored.
+    """
     names = [*_ignored(data, known), *left_out]
-    inner, options = known.get(_OPTIONS), data.get(_OPTIONS)
-    if inner is not None and isinstance(options, dict):
-        names += [f"{_OPTIONS}.{name}" for name in _ignored(options, inner.get("properties", {}))]
+    for each in known:
+        inner = data.get(each.name)
+        if each.fields and isinstance(inner, dict):
+            names += [f"{each.name}.{name}" for name in _ignored(inner, each.fields)]
     return [{"param": name, "message": "is not served here, and was ignored"} for name in names]
 
 
-def _ignored(data: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
+def _ignored(data: Mapping[str, Any], known: Table) -> Iterator[str]:
+    read = {each.name for each in known}
     for name, value in data.items():
-        if name in _MEANING and name not in known and value not in _NOTHING and value not in _MEANING[name]:
+        if name in _MEANING and name not in read and value not in _NOTHING and value not in _MEANING[name]:
             yield name

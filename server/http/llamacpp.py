@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import specdec
 from server.http.answering import MEDIA_TYPE, Sample, sse, stream_answer, whole_answer
 from server.http.call import Call, Endpoint
 from server.http.errors import Refusal
-from server.http.fields import (
-    COMMON,
-    CONVERSATION,
-    COUNT,
-    FLAG,
-    IDS,
-    NUMBER,
-    OBJECT,
-    RESPONSES,
-    STOPPING,
-    TEXT,
-    Schema,
-    json_operation,
-    read_conversation,
-)
+from server.http.fields import CONVERSATION, read_conversation
 from server.http.llamacpp_request import (
-    DEFAULTS,
-    DIALECT,
+    COMPLETION_FIELDS,
+    INFILL_FIELDS,
     LlamaRequest,
     parse_completion,
     parse_infill,
@@ -35,11 +20,9 @@ from server.http.llamacpp_request import (
 from server.http.openai_format import ERROR_TYPES
 from server.http.tool_use import read_tools
 from server.interfaces import TokenizerLike
-from server.json_body import Body
-from server.request_fields import param_schemas
+from server.request_fields import IDS, TEXT, Field, Table, flag_field, text_field
 from server.served_model import Task
-from specdec.core.fields import MAX_LOGPROBS
-from specdec.core.types import Delta, Finished, FinishReason, RequestEvent, SamplingParams
+from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
 from specdec.errors import EngineDeadError
 
 _TYPES = ERROR_TYPES | {404: "not_found_error", 503: "unavailable_error"}
@@ -227,19 +210,21 @@ async def tokenize(call: Call) -> None:
         InvalidRequestError: the body makes no sense.
         EngineDeadError: the tokenizer is not loaded yet.
     """
-    body, model = call.body(), call.model
-    content, pieces = _content(body), body.flag("with_pieces")
-    special, parse = body.flag("add_special"), body.flag("parse_special", True)
+    body, fields = await call.read_request(TOKENIZE_FIELDS)
+    own, model = fields.own, call.model
+    if "content" not in own:
+        body.refuse("content", "must be a string")
     body.violations.raise_if_any()
-    ids = await model.tokenizer.encode(content, add_special=special, parse_special=parse)
-    shown = [_piece(model.tokenizer.loaded, token) for token in ids] if pieces else ids
+    ids = await model.tokenizer.encode(
+        own["content"], add_special=own["add_special"], parse_special=own["parse_special"]
+    )
+    shown = [_piece(model.tokenizer.loaded, token) for token in ids] if own["with_pieces"] else ids
     await call.reply(200, {"tokens": shown})
 
 
 async def detokenize(call: Call) -> None:
     """Ids to text, special tokens by name; raises as `tokenize`. vLLM asks with the same body, and reads ``prompt``."""
-    body = call.body()
-    call.model.check_name(body.text("model"))
+    body, _ = await call.read_request(DETOKENIZE_FIELDS)
     ids = body.integers("tokens", 0, call.model.info.vocab_size - 1)
     body.violations.raise_if_any()
     text = await call.model.tokenizer.decode(ids, skip_special=False)
@@ -258,13 +243,6 @@ async def apply_template(call: Call) -> None:
     begin = tuple(await model.tokenizer.encode(""))
     shown = ids[len(begin) :] if ids[: len(begin)] == begin else ids
     await call.reply(200, {"prompt": await model.tokenizer.decode(shown, skip_special=False)})
-
-
-def _content(body: Body) -> str:
-    content = body.text("content")
-    if content is None and not body.violations.found:
-        body.refuse("content", "must be a string")
-    return content or ""
 
 
 def _piece(tokenizer: TokenizerLike, token: int) -> dict[str, Any]:
@@ -326,91 +304,29 @@ async def props(call: Call) -> None:
     )
 
 
-_TEXTS: Schema = {"type": "array", "items": TEXT}
-_SAMPLING = param_schemas(SamplingParams, DIALECT, **DEFAULTS)
-_SHARED: Mapping[str, Schema] = {
-    "model": {**TEXT, "description": "None, or the one served."},
-    "n_predict": {"type": "integer", "description": "Negative: no limit. 0: only compute the prompt."},
-    "n_indent": {**COUNT, "description": "End before a line that is indented less."},
-    "t_max_predict_ms": {**NUMBER, "description": "From the first token on; the line is ended."},
-    "stream": FLAG,
-    "return_tokens": FLAG,
-    "response_fields": {**_TEXTS, "description": "Paths such as timings/prompt_n; the answer has these keys only."},
-    "samplers": {**_TEXTS, "description": "What is on; infill without a temperature is greedy."},
-    **_SAMPLING,
-    "n_cmpl": {**_SAMPLING["n_cmpl"], "description": "Above 1 the answer is a list."},
-    "logit_bias": {
-        "oneOf": [{"type": "array", "items": {"type": "array", "minItems": 2, "maxItems": 2}}, OBJECT],
-        "description": "Pairs, or an object, of a token id or a text and a number that is added; false: never.",
-    },
-    "n_probs": {**COUNT, "maximum": MAX_LOGPROBS, "description": "So many of the likeliest tokens beside each token."},
-    "post_sampling_probs": {**FLAG, "description": "Refused beside n_probs: the model's own probabilities are told."},
-    "grammar": {**TEXT, "description": "GBNF."},
-    "json_schema": OBJECT,
-    **STOPPING,
-    **COMMON,
-}
-_EXTRA: Schema = {
-    "type": "object",
-    "required": ["text"],
-    "properties": {"text": TEXT, "filename": TEXT, "time": {"description": "A number orders the texts."}},
-}
-INFILL_FIELDS: Mapping[str, Schema] = {
-    **_SHARED,
-    "input_prefix": TEXT,
-    "input_suffix": TEXT,
-    "prompt": {**TEXT, "description": "The cursor's line in front of it."},
-    "input_extra": {"type": "array", "items": _EXTRA, "description": "Other texts of the project."},
-}
-COMPLETION_FIELDS: Mapping[str, Schema] = {**_SHARED, "prompt": {"oneOf": [TEXT, IDS]}}
-TOKENIZE_FIELDS: Mapping[str, Schema] = {
-    "content": TEXT, "add_special": FLAG, "parse_special": {**FLAG, "default": True}, "with_pieces": FLAG,
-}  # fmt: skip
-
+TOKENIZE_FIELDS: Table = (
+    text_field("content"),
+    flag_field("add_special"),
+    flag_field("parse_special", default=True),
+    flag_field("with_pieces"),
+)
+DETOKENIZE_FIELDS: Table = (text_field("model"), Field("tokens", IDS))
 _ERRORS = LlamaErrors()
 _MODEL = {"name": "model", "in": "query", "schema": TEXT}
-_FREE = {"name": "fail_on_no_slot", "in": "query", "schema": TEXT, "description": "503 where no slot is free."}
-_COMPLETION = json_operation("llama.cpp: continue a text", COMPLETION_FIELDS, ("prompt",))
-_INFILL = json_operation("llama.cpp: fill a gap", INFILL_FIELDS, ("input_prefix", "input_suffix"))
+_FREE = {"name": "fail_on_no_slot", "in": "query", "schema": TEXT, "description": "503 if no slot is free."}
+_GAP = ("input_prefix", "input_suffix")
 LLAMACPP = (
-    Endpoint("POST", "/infill", infill, _ERRORS, _INFILL, task=Task.FILL),
-    Endpoint("POST", "/completion", complete, _ERRORS, _COMPLETION),
-    Endpoint("POST", "/completions", complete, _ERRORS, _COMPLETION),
-    Endpoint(
-        "POST",
-        "/tokenize",
-        tokenize,
-        _ERRORS,
-        json_operation("llama.cpp: ids of a text", TOKENIZE_FIELDS, ("content",)),
+    Endpoint("POST", "/infill", infill, _ERRORS, "llama.cpp: fill a gap", INFILL_FIELDS, _GAP, task=Task.FILL),
+    *(
+        Endpoint("POST", path, complete, _ERRORS, "llama.cpp: continue a text", COMPLETION_FIELDS, ("prompt",))
+        for path in ("/completion", "/completions")
     ),
-    Endpoint(
-        "POST",
-        "/detokenize",
-        detokenize,
-        _ERRORS,
-        json_operation("llama.cpp, vLLM: text of ids", {"model": TEXT, "tokens": IDS}, ("tokens",)),
-    ),
-    Endpoint(
-        "POST",
-        "/apply-template",
-        apply_template,
-        _ERRORS,
-        json_operation("llama.cpp: the text of a conversation", CONVERSATION, ("messages",)),
-        task=Task.CHAT,
-    ),
-    Endpoint(
-        "GET",
-        "/slots",
-        slots,
-        _ERRORS,
-        {"summary": "llama.cpp: which slots are free", "parameters": [_FREE], "responses": RESPONSES},
-    ),
-    Endpoint(
-        "GET",
-        "/props",
-        props,
-        _ERRORS,
-        {"summary": "llama.cpp: the model and the server", "parameters": [_MODEL], "responses": RESPONSES},
-    ),
-    Endpoint("GET", "/health", health, _ERRORS, {"summary": "llama.cpp: requests are taken", "responses": RESPONSES}),
-)
+    Endpoint("POST", "/tokenize", tokenize, _ERRORS, "llama.cpp: ids of a text", TOKENIZE_FIELDS, ("content",)),
+    Endpoint("POST", "/detokenize", detokenize, _ERRORS, "llama.cpp, vLLM: text of ids", DETOKENIZE_FIELDS,
+             ("tokens",)),
+    Endpoint("POST", "/apply-template", apply_template, _ERRORS, "llama.cpp: the text of a conversation", CONVERSATION,
+             ("messages",), task=Task.CHAT),
+    Endpoint("GET", "/slots", slots, _ERRORS, "llama.cpp: which slots are free", parameters=(_FREE,)),
+    Endpoint("GET", "/props", props, _ERRORS, "llama.cpp: the model and the server", parameters=(_MODEL,)),
+    Endpoint("GET", "/health", health, _ERRORS, "llama.cpp: requests are taken"),
+)  # fmt: skip

@@ -1,8 +1,7 @@
-"""What bodies of llama.cpp's /infill and /completion ask for."""
+"""Bodies of llama.cpp's /infill and /completion."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,44 +11,143 @@ from server.auth.principal import current_caller
 from server.completion.documents import ContextFile, Gap
 from server.completion.requests import CompletionOptions
 from server.http.call import Call
-from server.http.fields import read_common
+from server.http.fields import COMMON, MODEL, STOPPING, STREAM
 from server.interfaces import TokenizerLike
-from server.json_body import Body, write_json
-from server.request_fields import is_token_id, read_params, read_stopping
+from server.json_body import Body, RequestFields
+from server.request_fields import (
+    COUNT,
+    IDS,
+    INTEGER,
+    NO_PROMPT,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    Field,
+    Table,
+    either,
+    flag_field,
+    is_token_id,
+    listed,
+    param_field,
+    read_grammar,
+    text_field,
+    with_fields,
+)
 from server.served_model import ServedModel
 from specdec.core.fields import INT31, MAX_BIAS, MAX_LOGPROBS, MAX_N
-from specdec.core.types import (
-    GrammarKind,
-    GrammarParams,
-    OutputParams,
-    Request,
-    SamplingParams,
-    StoppingParams,
-    TextRules,
-    TokenLogprobs,
-)
+from specdec.core.types import GrammarKind, GrammarParams, Request, SamplingParams, TextRules, TokenLogprobs
 from specdec.engine.validation import check_requests
+
+
+def _read_limit(body: Body, name: str) -> int | None:
+    """A negative number means no limit."""
+    limit = body.integer(name, -INT31, INT31)
+    return None if limit is None or limit < 0 else limit
+
+
+def _read_indent(body: Body, name: str) -> TextRules | None:
+    indent = body.integer(name, 0, INT31)
+    return TextRules(min_indent=indent) if indent else None
+
+
+def _read_temperature(body: Body, name: str) -> float | None:
+    value = body.number(name)
+    return None if value is None else max(0.0, value)
+
+
+def _read_samples(body: Body, name: str) -> int:
+    """llama.vscode looks for these very words if the number is out of range."""
+    value = body.raw(name)
+    if type(value) is int and 1 <= value <= MAX_N:
+        return value
+    got = str(value)[:20]
+    body.refuse(name, f"Field '{name}': Value must be between 1 <= value <= {MAX_N}, but got {got}")
+    return 1
+
+
+def _read_probabilities(body: Body, name: str) -> int | None:
+    return body.integer(name, 0, MAX_LOGPROBS) or None
+
+
+def _read_gbnf(body: Body, name: str) -> GrammarParams | None:
+    text = body.text(name)
+    return GrammarParams(GrammarKind.EBNF, text) if text else None
+
+
+def _read_schema(body: Body, name: str) -> GrammarParams | None:
+    if not isinstance(body.raw(name), dict):
+        body.refuse(name, "must be a JSON schema")
+        return None
+    return read_grammar(body, name, GrammarKind.JSON_SCHEMA)
+
+
+_OFF = ("top_k", "top_p", "min_p")  # samplers that a list of ``samplers`` without them turns off
+_TEXTS = listed(TEXT)
+_SHARED: Table = (
+    MODEL,
+    Field("n_predict", {**INTEGER, "description": "Negative: no limit. 0: only compute the prompt."}, _read_limit,
+          "stopping.max_tokens"),
+    Field("n_indent", {**COUNT, "description": "End before a line that is indented less."}, _read_indent,
+          "stopping.rules"),
+    Field("t_max_predict_ms", {**NUMBER, "description": "From the first token on; the line is finished."}, Body.number),
+    STREAM,
+    flag_field("return_tokens"),
+    Field("response_fields", {**_TEXTS, "description": "Paths such as timings/prompt_n; the answer has only these."},
+          Body.texts),
+    Field("samplers", {**_TEXTS, "description": "The active samplers; infill without a temperature is greedy."},
+          Body.raw),
+    Field("temperature", param_field(SamplingParams, "temperature", default=0.8).schema, _read_temperature,
+          "sampling.temperature", 0.8),
+    param_field(SamplingParams, "top_k", default=40),
+    param_field(SamplingParams, "top_p", default=0.95),
+    param_field(SamplingParams, "min_p", default=0.05),
+    param_field(SamplingParams, "repetition_penalty", "repeat_penalty"),
+    param_field(SamplingParams, "presence_penalty"),
+    param_field(SamplingParams, "frequency_penalty"),
+    param_field(SamplingParams, "seed"),
+    Field("n_cmpl", {**param_field(SamplingParams, "n").schema, "description": "Above 1 the answer is a list."},
+          _read_samples, "sampling.n"),
+    Field("logit_bias", {
+        **either(listed({"type": "array", "minItems": 2, "maxItems": 2}), OBJECT),
+        "description": "Pairs, or an object, of a token id or a text and a number to add; false: never.",
+    }),
+    Field("n_probs", {**COUNT, "maximum": MAX_LOGPROBS, "description": "Likeliest tokens to return with each token."},
+          _read_probabilities, "output.logprobs"),
+    flag_field("post_sampling_probs", "Refused with n_probs, which returns the model's own probabilities."),
+    Field("grammar", {**TEXT, "description": "GBNF."}, _read_gbnf, "grammar"),
+    Field("json_schema", OBJECT, _read_schema, "grammar"),
+    *STOPPING,
+    *COMMON,
+)  # fmt: skip
+_EXTRA = with_fields({"text": TEXT, "filename": TEXT, "time": {"description": "A number orders the texts."}}, "text")
+INFILL_FIELDS: Table = (
+    *_SHARED,
+    text_field("input_prefix"),
+    text_field("input_suffix"),
+    text_field("prompt", "The cursor's line in front of it."),
+    Field("input_extra", {**listed(_EXTRA), "description": "Other texts of the project."}),
+)
+COMPLETION_FIELDS: Table = (*_SHARED, Field("prompt", either(TEXT, IDS), Body.raw))
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaRequest:
-    """``response_fields`` None: the whole answer; else the paths (``timings/prompt_n``) that are wanted of it, which
-    are its keys then. ``n_predict`` as it was asked for; -1: no limit. ``notes`` are told beside the answer."""
+    """What a call asks for."""
 
     request: Request
     stream: bool
     return_tokens: bool
-    response_fields: tuple[str, ...] | None
-    n_predict: int
-    notes: Mapping[str, Any]
+    response_fields: tuple[str, ...] | None  # paths (``timings/prompt_n``), the answer's only keys; None: all of it
+    n_predict: int  # -1: no limit
+    notes: Mapping[str, Any]  # further fields of the answer
 
 
 MAX_TEXTS = 256  # each is tokenised
 _BIAS_RULE = "must be a list of pairs, or an object, of a token id or a text and a number or false"
 
 
-async def read_logit_bias(body: Body, model: ServedModel) -> tuple[tuple[int, float], ...]:
-    """``logit_bias``: what is added to the logits of a token id, or of every token of a text; false: never to be said.
+async def _read_logit_bias(body: Body, model: ServedModel) -> tuple[tuple[int, float], ...]:
+    """``logit_bias``: a number to add to the logit of a token id, or of every token of a text. False bans the token.
 
     Biases of one token add up.
     """
@@ -86,17 +184,7 @@ def _good(what: Any, bias: Any) -> bool:
     return (type(what) is int or isinstance(what, str)) and (number or bias is False)
 
 
-_FLOOR = -9999.0  # stands for minus infinity, which JSON can not say
-
-
-def read_output(body: Body) -> OutputParams:
-    """``n_probs``: so many of the likeliest tokens beside each; 0: no probabilities. They are the model's own; the
-    engine tells none after sampling (``post_sampling_probs``)."""
-    wanted = body.integer("n_probs", 0, MAX_LOGPROBS)
-    if body.flag("post_sampling_probs") and wanted:
-        body.refuse("post_sampling_probs", "is not told; leave it out, and n_probs gives the model's own probabilities")
-    body.names["output.logprobs"] = body.path("n_probs")
-    return OutputParams(logprobs=wanted or None)
+_FLOOR = -9999.0  # stands for minus infinity, which JSON lacks
 
 
 def probabilities(rows: Sequence[TokenLogprobs], tokenizer: TokenizerLike) -> list[dict[str, Any]]:
@@ -113,97 +201,34 @@ def probabilities(rows: Sequence[TokenLogprobs], tokenizer: TokenizerLike) -> li
     ]
 
 
-DIALECT = "llamacpp"
-DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}  # llama.cpp's own
+async def _read_options(call: Call, table: Table) -> tuple[Body, RequestFields]:
+    """The body, and its options as llama.cpp understands them."""
+    body, fields = await call.read_request(table)
+    engine, own = fields.engine, fields.own
+    samplers = own.get("samplers")
+    if isinstance(samplers, list):  # the older form, a text of one letter each, is ignored
+        active = body.texts("samplers")
+        for name in _OFF:
+            if name not in active:
+                engine.pop(f"sampling.{name}", None)
+        if not body.has("temperature") and "temperature" not in active:
+            # That sampler, too, prefers what is likeliest to be meant.
+            greedy = "infill" in active and engine.get("sampling.n", 1) == 1
+            engine["sampling.temperature"] = 0.0 if greedy else 1.0
+    engine["sampling.logit_bias"] = await _read_logit_bias(body, call.model)
+    # ``t_max_prompt_ms`` is ignored, as by llama.cpp: a warm-up that gives 1 ms wants its prompt computed.
+    limit_ms = own.get("t_max_predict_ms", 0)
+    if limit_ms > 0:
+        engine |= {"stopping.decode_limit_s": limit_ms / 1e3, "stopping.finish_line": True}
+    if own["post_sampling_probs"] and "output.logprobs" in engine:
+        body.refuse("post_sampling_probs", "is not served; leave it out, and n_probs returns the model's probabilities")
+    return body, fields
 
 
-def read_samples(body: Body) -> int:
-    """``n_cmpl``, how many samples; llama.vscode looks for these very words where it is out of range."""
-    value = body.raw("n_cmpl")
-    if value is None:
-        return 1
-    if type(value) is int and 1 <= value <= MAX_N:
-        return value
-    got = str(value)[:20]
-    body.refuse("n_cmpl", f"Field 'n_cmpl': Value must be between 1 <= value <= {MAX_N}, but got {got}")
-    return 1
-
-
-async def read_llama_sampling(body: Body, model: ServedModel) -> SamplingParams:
-    """The fields of llama.cpp and its defaults. With a list ``samplers``, only what it names is on; where that is
-    ``infill`` without a temperature, one sample is greedy: that sampler, too, takes what is likeliest to be meant."""
-    n, asked = read_samples(body), _samplers(body)
-    left_out = {name: value for name, value in DEFAULTS.items() if not body.has(name)}
-    off: dict[str, Any] = {}
-    if asked is not None:
-        off = {name: getattr(SamplingParams(), name) for name in ("top_k", "top_p", "min_p") if name not in asked}
-        if "temperature" in left_out and "temperature" not in asked:
-            left_out["temperature"] = 0.0 if "infill" in asked and n == 1 else 1.0
-    bias = await read_logit_bias(body, model)
-    sampling = read_params(body, SamplingParams, DIALECT, n=n, logit_bias=bias, **left_out)
-    return dataclasses.replace(sampling, **{"temperature": max(0.0, sampling.temperature), **off})
-
-
-def _samplers(body: Body) -> tuple[str, ...] | None:
-    """None where no list is given; the former form, a text of one letter each, is not looked at."""
-    return body.texts("samplers") if isinstance(body.raw("samplers"), list) else None
-
-
-def read_llama_stopping(body: Body, tokenizer: TokenizerLike) -> StoppingParams:
-    """``n_predict`` (negative: up to the context limit), ``stop``, ``n_indent`` (before a line indented less) and
-    ``t_max_predict_ms``, which counts from the first token and lets the line be ended. A limit to the prompt's time
-    (``t_max_prompt_ms``) is none to llama.cpp either: a warm-up that gives 1 ms wants its prompt computed."""
-    limit = body.integer("n_predict", -INT31, INT31)
-    body.names["stopping.max_tokens"] = body.path("n_predict")
-    stopping = read_stopping(body, tokenizer, None if limit is None or limit < 0 else limit)
-    indent = body.integer("n_indent", 0, INT31)
-    if indent:
-        stopping = dataclasses.replace(stopping, rules=TextRules(min_indent=indent))
-    most_ms = body.number("t_max_predict_ms")
-    if most_ms is None or most_ms <= 0:
-        return stopping
-    return dataclasses.replace(stopping, decode_limit_s=most_ms / 1e3, finish_line=True)
-
-
-def read_llama_grammar(body: Body) -> GrammarParams | None:
-    """``grammar`` as GBNF, or ``json_schema``."""
-    text, schema = body.text("grammar"), body.value("json_schema")
-    if not text and schema is None:
-        return None
-    if text and schema is not None:
-        body.refuse("json_schema", "grammar is given too; give one of them")
-    if text:
-        return GrammarParams(GrammarKind.EBNF, text)
-    body.names["grammar"] = body.path("json_schema")
-    if not isinstance(schema, dict):
-        body.refuse("json_schema", "must be a JSON schema")
-        return None
-    return GrammarParams(GrammarKind.JSON_SCHEMA, write_json(schema).decode())
-
-
-def _with_answer_options(call: Call, body: Body, request: Request, n_predict: int | None) -> LlamaRequest:
-    """``request`` and how it is to be answered."""
-    fields = body.texts("response_fields")
-    return LlamaRequest(
-        request,
-        stream=body.flag("stream"),
-        return_tokens=body.flag("return_tokens"),
-        response_fields=fields if body.has("response_fields") else None,
-        n_predict=-1 if n_predict is None else n_predict,
-        notes=call.notes(),
-    )
-
-
-async def _options(call: Call, body: Body) -> dict[str, Any]:
-    """What both calls ask for beside the prompt, as fields of `Request`."""
-    model = call.model
-    return {
-        "stopping": read_llama_stopping(body, model.tokenizer.loaded),
-        "sampling": await read_llama_sampling(body, model),
-        "output": read_output(body),
-        "grammar": read_llama_grammar(body),
-        **read_common(call, body),
-    }
+def _parsed(call: Call, fields: RequestFields, request: Request) -> LlamaRequest:
+    own = fields.own
+    limit = fields.engine.get("stopping.max_tokens", -1)
+    return LlamaRequest(request, own["stream"], own["return_tokens"], own.get("response_fields"), limit, call.notes())
 
 
 _PROMPT_RULE = "must be text, a list of token ids, or a list of both"
@@ -213,16 +238,13 @@ async def parse_completion(call: Call) -> LlamaRequest:
     """What ``call`` asks for.
 
     Raises:
-        RequestError: it can not be served; every bad field is named.
+        RequestError: it cannot be served; the error names every bad field.
     """
-    body, model = call.body(), call.model
-    call.model.check_name(body.text("model"))
+    body, fields = await _read_options(call, COMPLETION_FIELDS)
     call.field_names["prompt.token_ids"] = "prompt"
-    ids = await _prompt(body, model)
-    options = await _options(call, body)
-    # A stand-in where the prompt is bad: the other fields are checked all the same.
-    request = Request(request_id=f"cmpl-{call.request_id}", prompt_ids=ids or (0,), **options)
-    parsed = _with_answer_options(call, body, request, request.stopping.max_tokens)
+    ids = await _prompt(body, call.model)
+    request = fields.request(f"cmpl-{call.request_id}", ids or NO_PROMPT)
+    parsed = _parsed(call, fields, request)
     body.violations.check(bool(ids) or bool(body.violations.found), "prompt", "must amount to at least one token")
     check_requests([request], call.model.info, body.violations)
     return parsed
@@ -255,30 +277,28 @@ async def parse_infill(call: Call) -> LlamaRequest:
     """What ``call`` asks for.
 
     Raises:
-        FimNotSupportedError: the model can not fill in the middle of a text.
-        RequestError: it can not be served; every bad field is named.
+        FimNotSupportedError: the model cannot fill in the middle of a text.
+        RequestError: it cannot be served; the error names every bad field.
     """
-    body = call.body()
-    call.model.check_name(body.text("model"))
-    gap = _gap(body)
+    body, fields = await _read_options(call, INFILL_FIELDS)
+    gap = _gap(body, fields)
     # No end where the text leaves its block: clients say what they want in n_indent.
-    options = CompletionOptions(dedent=False, **await _options(call, body))
+    options = CompletionOptions(dedent=False, **fields.options())
     body.violations.raise_if_any()
-    maker = call.model.completion.maker
-    request = await maker.make(gap, options, current_caller(), f"infill-{call.request_id}")
-    parsed = _with_answer_options(call, body, request, options.stopping.max_tokens)
+    request = await call.model.completion.maker.make(gap, options, current_caller(), f"infill-{call.request_id}")
+    parsed = _parsed(call, fields, request)
     check_requests([request], call.model.info, body.violations)
     return parsed
 
 
 def _time(given: Any) -> int:
-    """llama.cpp never looks at ``time``, so clients send what they like: milliseconds, or Vim's reltime(), a list."""
+    """llama.cpp ignores ``time``, so clients send anything: milliseconds, or a list, Vim's reltime()."""
     is_number = isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
     return int(given) if is_number else 0
 
 
-def _gap(body: Body) -> Gap:
-    """``prompt`` is the cursor's line in front of it. The newest of the other texts is the last, and goes in first."""
+def _gap(body: Body, fields: RequestFields) -> Gap:
+    """``prompt`` is the cursor's line in front of it. The last of the other texts is the newest, and is used first."""
     for name in ("input_prefix", "input_suffix"):
         if not body.has(name):
             body.refuse(name, f'"{name}" is required')
@@ -289,10 +309,10 @@ def _gap(body: Body) -> Gap:
             extra.refuse("text", "must be a string")
             continue
         files.append(ContextFile(filename or f"snippet{i}", text, time_ms=_time(extra.raw("time"))))
-    shown = bool(files)
+    shown, own = bool(files), fields.own
     return Gap(
-        prefix=(body.text("input_prefix") or "") + (body.text("prompt") or ""),
-        suffix=body.text("input_suffix") or "",
+        prefix=own.get("input_prefix", "") + own.get("prompt", ""),
+        suffix=own.get("input_suffix", ""),
         files=tuple(files),
         repo=REPOSITORY if shown else "",
         path=OWN_NAME if shown else "",

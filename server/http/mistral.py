@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from server.completion.requests import DEFAULT_MAX_TOKENS
 from server.http.answering import Sample, stream_answer, whole_answer
 from server.http.call import Call, Endpoint
-from server.http.fields import TEXT, Schema, json_operation
-from server.http.openai import COMPLETION_FIELDS
-from server.http.openai_completions import CompletionRequest, CompletionStream, parse_completion
+from server.http.openai_completions import CompletionRequest, CompletionStream, completion_fields, parse_completion
 from server.http.openai_format import OpenAIErrors, answer_head, extras, usage
+from server.request_fields import INTEGER, Field, Table, read_seed
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
 from specdec.errors import FieldViolation, InvalidRequestError
 
+FIM_FIELDS: Table = (
+    *completion_fields(DEFAULT_MAX_TOKENS),
+    Field("random_seed", {**INTEGER, "description": "The seed, by Mistral's name."}, read_seed, "sampling.seed"),
+)
 _REASONS = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "error"}
 
 
@@ -33,9 +35,7 @@ async def parse_fim(call: Call) -> CompletionRequest:
     """
     if not isinstance(call.data.get("prompt"), str):
         raise InvalidRequestError([FieldViolation("prompt", "must be text: what stands before the gap")])
-    if call.data.get("random_seed") is not None:
-        call.data["seed"] = call.data["random_seed"]
-    return await parse_completion(call, DEFAULT_MAX_TOKENS)
+    return await parse_completion(call, FIM_FIELDS)
 
 
 class FimStream(CompletionStream):
@@ -79,18 +79,7 @@ def _whole_choice(sample: Sample) -> dict[str, Any]:
     return {"index": sample.index, "message": message, "finish_reason": finish_reason(sample.end)}
 
 
-FIM_FIELDS: Mapping[str, Schema] = {
-    **COMPLETION_FIELDS,
-    "prompt": TEXT,
-    "random_seed": {"type": "integer", "description": "The seed, by Mistral's name."},
-}
 MISTRAL = (
-    Endpoint(
-        "POST",
-        "/v1/fim/completions",
-        fill,
-        OpenAIErrors(),
-        json_operation("Mistral: fill a gap", FIM_FIELDS, ("prompt",)),
-        task=Task.FILL,
-    ),
-)
+    Endpoint("POST", "/v1/fim/completions", fill, OpenAIErrors(), "Mistral: fill a gap", FIM_FIELDS, ("prompt",),
+             task=Task.FILL),
+)  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import orjson
@@ -15,31 +15,33 @@ from server.errors import UnknownModelError
 from server.http.answering import Totals, stream_answer, whole_answer
 from server.http.call import Call, Endpoint
 from server.http.errors import Refusal
-from server.http.fields import (
-    COMMON,
-    COUNT,
-    FLAG,
+from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, read_conversation
+from server.http.openai_format import ChatLogprobs, extras, set_logprobs
+from server.http.tool_calls import ToolCall
+from server.http.tool_use import TOOLS, ToolUse, read_tools, use_tools
+from server.interfaces import TokenizerLike
+from server.json_body import Body, RequestFields, write_json
+from server.request_fields import (
+    IDS,
+    INTEGER,
+    NO_PROMPT,
     OBJECT,
     PREDICTION,
-    RESPONSES,
-    SAMPLING,
-    STOPPING,
     TEXT,
-    TOOLS,
-    TOP_LOGPROBS,
+    Field,
     Schema,
-    build_request,
-    json_operation,
-    read_conversation,
+    Table,
+    either,
+    flag_field,
+    listed,
+    object_field,
+    param_field,
+    read_grammar,
+    text_field,
+    with_fields,
 )
-from server.http.openai_format import ChatLogprobs, extras, read_logprobs
-from server.http.tool_calls import ToolCall
-from server.http.tool_use import ToolUse, answer_grammar, read_tools
-from server.interfaces import TokenizerLike
-from server.json_body import Body, write_json
-from server.request_fields import param_schemas, read_params, read_stopping
 from server.served_model import ServedModel, Task
-from specdec.core.fields import INT31, OPENAI
+from specdec.core.fields import INT31
 from specdec.core.types import (
     Delta,
     Finished,
@@ -50,7 +52,6 @@ from specdec.core.types import (
     Request,
     RequestEvent,
     SamplingParams,
-    StoppingParams,
     TokenLogprobs,
 )
 from specdec.engine.validation import check_requests
@@ -79,93 +80,116 @@ class OllamaErrors:
         return ndjson(self.body(refusal))
 
 
-def asked_model(body: Body, model: ServedModel) -> str:
-    """The name in ``model``, or as older clients have it in ``name``; where there is none, that of the model served.
-
-    Raises:
-        UnknownModelError: it is not served here.
-        EngineDeadError: it is not known yet which is.
-    """
-    new, old = body.text("model"), body.text("name")
-    name = new or old
-    model.check_name(name)
-    return name or model.name
-
-
-def refuse_images(body: Body) -> None:
-    """Note ``images`` that are there; an empty list is none."""
-    if body.raw("images"):
-        body.refuse("images", "the model reads text only; leave them out")
-
-
-def refuse_thinking(body: Body, model: str) -> None:
-    """Note a ``think`` that asks for it."""
-    if body.raw("think") not in (None, False):
-        body.refuse("think", f"{model!r} does not support thinking; leave it out")
-
-
 def logprob_fields(rows: Sequence[TokenLogprobs], tokenizer: TokenizerLike) -> dict[str, Any]:
     """``logprobs``, one per token, where there are any."""
     return {"logprobs": ChatLogprobs(tokenizer).rows(rows)["content"]} if rows else {}
 
 
-def read_format(body: Body) -> GrammarParams | None:
-    """``"json"``, or a JSON schema; an empty text is none."""
-    value = body.value("format")
-    body.names["grammar"] = body.path("format")
+def _read_limit(body: Body, name: str) -> int | None:
+    """-1, without end, and -2, as much as fits, both mean up to the context limit."""
+    limit = body.integer(name, -2, INT31)
+    return None if limit is None or limit < 0 else limit
+
+
+def _read_format(body: Body, name: str) -> GrammarParams | None:
+    """``"json"``, or a JSON schema. An empty text is neither."""
+    value = body.value(name)
     if value is None or value == "":
         return None
     if value == "json":
         return GrammarParams(GrammarKind.JSON_OBJECT)
     if isinstance(value, dict):
-        return GrammarParams(GrammarKind.JSON_SCHEMA, write_json(value).decode())
-    body.refuse("format", 'must be "json" or a JSON schema')
+        return read_grammar(body, name, GrammarKind.JSON_SCHEMA)
+    body.refuse(name, 'must be "json" or a JSON schema')
     return None
 
 
-# What holds where a request says nothing, as Ollama has it.
-DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-_UNLIMITED = -2  # "as much as fits", and -1, "without end", come to the same: the context is the limit
-_DIALECT = "ollama"
+def _refuse_images(body: Body) -> None:
+    if body.raw("images"):
+        body.refuse("images", "the model reads text only; leave them out")
 
 
-def read_options(body: Body, tokenizer: TokenizerLike) -> tuple[SamplingParams, StoppingParams]:
-    """How to choose and when to stop. What only concerns another engine (threads, memory, num_ctx, ...) is ignored."""
-    options = body.object("options") or Body({}, body.violations, body.names, f"{body.path('options')}.")
-    return _sampling(options), _stopping(options, tokenizer)
+DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}  # Ollama's own
+# Options that concern another engine (threads, memory, num_ctx) are ignored.
+OPTION_FIELDS: Table = (
+    *(
+        param_field(SamplingParams, each.sets.partition(".")[2], default=DEFAULTS.get(each.name))
+        for each in SAMPLING
+    ),
+    param_field(SamplingParams, "repetition_penalty", "repeat_penalty"),
+    Field("repeat_last_n", {**INTEGER, "minimum": -1, "description": "0 turns repeat_penalty off."},
+          partial(Body.integer, low=-1, high=INT31)),
+    *STOPPING,
+    Field("num_predict", {
+        **INTEGER, "minimum": -2, "default": -1,
+        "description": "Negative: up to the context. 0: only compute the prompt into the prefix cache.",
+    }, _read_limit, "stopping.max_tokens"),
+)  # fmt: skip
+_NAMES: Table = (MODEL, text_field("name", "The same, as older clients send it."))
+_SHARED: Table = (
+    *_NAMES,
+    flag_field("stream", default=True),
+    Field("format", either({"enum": ["json", ""]}, {**OBJECT, "description": "A JSON schema."}), _read_format,
+          "grammar"),
+    object_field("options", OPTION_FIELDS),
+    flag_field("logprobs"),
+    param_field(OutputParams, "logprobs", "top_logprobs"),
+    Field("think", {"enum": [False], "description": "The model's thoughts are not told apart from its answer."},
+          Body.raw),
+    PREDICTION,
+    *COMMON,
+)  # fmt: skip
+_IMAGES: Schema = {"type": "array", "maxItems": 0}
+GENERATE_FIELDS: Table = (
+    *_SHARED,
+    text_field("prompt", "None: nothing is generated."),
+    text_field("suffix", "What follows the gap to be filled."),
+    text_field("system"),
+    text_field("template", "Ignored: the model's own counts."),
+    Field("context", {**IDS, "description": "From an earlier answer."}, partial(Body.integers, low=0, high=INT31)),
+    flag_field("raw", "Take the prompt as it is, special tokens included."),
+    Field("images", _IMAGES),
+)
+_MESSAGE = with_fields({"role": {**TEXT, "minLength": 1}, "content": TEXT, "images": _IMAGES}, "role")
+CHAT_FIELDS: Table = (
+    *_SHARED,
+    Field("messages", {**listed(_MESSAGE), "description": "None: nothing is generated."}),
+    *TOOLS,
+)
 
 
-def _sampling(options: Body) -> SamplingParams:
-    left_out = {name: value for name, value in DEFAULTS.items() if not options.has(name)}
-    given = options.has("repeat_penalty")  # else by the name that vLLM has for it
-    sampling = read_params(options, SamplingParams, _DIALECT if given else OPENAI, n=1, **left_out)
-    looks_at_none = options.integer("repeat_last_n", -1, INT31) == 0
-    return dataclasses.replace(sampling, repetition_penalty=1.0) if looks_at_none else sampling
+async def read_ollama_call(call: Call, table: Table) -> tuple[Body, RequestFields, str]:
+    """The body, what it asks for, and the model's name in the answer: as the client calls it.
 
-
-def _stopping(options: Body, tokenizer: TokenizerLike) -> StoppingParams:
-    limit = options.integer("num_predict", _UNLIMITED, INT31)
-    options.names["stopping.max_tokens"] = options.path("num_predict")
-    stopping = read_stopping(options, tokenizer, None if limit is None or limit < 0 else limit)
-    return dataclasses.replace(stopping, stop=tuple(filter(None, stopping.stop)))
+    Raises:
+        RequestError: as `Call.read_request` raises.
+    """
+    body, fields = await call.read_request(table)
+    model = fields.own.get("model") or fields.own.get("name") or call.model.name
+    fields.engine["stopping.stop"] = tuple(filter(None, fields.engine["stopping.stop"]))
+    if fields.own.get("repeat_last_n") == 0:
+        fields.engine.pop("sampling.repetition_penalty", None)
+    set_logprobs(body, fields, fields.own["logprobs"])
+    if fields.own.get("think"):
+        body.refuse("think", f"{model!r} does not support thinking; leave it out")
+    return body, fields, model
 
 
 _MARKS = tuple((before, behind) for template in TEMPLATES for before in template.prefix for behind in template.suffix)
 
 
 class PromptFields:
-    """The fields that the prompt is made of, as they were sent. ``is_raw``: the prompt goes to the model as it is: the
-    body says so, or it is a FIM template that the client has filled in itself, which many do without saying so."""
+    """The fields that make up the prompt."""
 
-    def __init__(self, body: Body) -> None:
-        self._body = body
-        self.prompt, self.suffix, self.system = (body.text(name) or "" for name in ("prompt", "suffix", "system"))
-        self.context = body.integers("context", 0, INT31)
-        said, template = body.flag("raw"), body.text("template")
-        self.is_raw = said or spells_template(self.prompt)
-        if said and (self.system or template or self.context):
+    def __init__(self, body: Body, fields: RequestFields) -> None:
+        self._body, own = body, fields.own
+        self.prompt, self.suffix, self.system = (own.get(name, "") for name in ("prompt", "suffix", "system"))
+        self.context: tuple[int, ...] = own.get("context", ())
+        # Many clients fill in a FIM template themselves without setting raw.
+        self.is_raw = own["raw"] or spells_template(self.prompt)
+        if own["raw"] and (self.system or own.get("template") or self.context):
             body.refuse("raw", "takes the prompt as it is; leave out system, template and context, or raw")
-        refuse_images(body)
+        _refuse_images(body)
         body.names["prompt.token_ids"] = "context" if self.context else "prompt"
 
     @property
@@ -174,11 +198,12 @@ class PromptFields:
         return not self.prompt and (self.is_raw or not self.suffix)
 
     async def encode(self, model: ServedModel, max_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Token ids, and those that end what fills a gap, of which as much is shown as leaves room for ``max_tokens``.
-        Special tokens that are spelled out are read as such in a raw prompt only; what a template refuses is noted.
+        """Token ids of the prompt, which leave room for ``max_tokens``, and those that end what fills a gap.
+
+        Special tokens spelled out in text are read as such in a raw prompt only.
 
         Raises:
-            FimNotSupportedError: there is a suffix, and the model can not fill in.
+            FimNotSupportedError: there is a suffix, and the model cannot fill in.
         """
         ends: tuple[int, ...] = ()
         if self.is_empty:
@@ -275,20 +300,15 @@ async def parse_generate(call: Call) -> GenerateRequest:
     """What ``call`` asks for.
 
     Raises:
-        RequestError: it can not be served; every bad field is named.
+        RequestError: it cannot be served; the error names every bad field.
     """
-    body, model = call.body(), call.model
-    name = asked_model(body, model)
-    fields, stream = PromptFields(body), body.flag("stream", default=True)
-    sampling, stopping = read_options(body, model.tokenizer.loaded)
-    ids, ends = await fields.encode(model, stopping.max_tokens or DEFAULT_ROOM)
-    stopping = dataclasses.replace(stopping, stop_token_ids=(*stopping.stop_token_ids, *ends))
-    refuse_thinking(body, name)
-    output = OutputParams(logprobs=read_logprobs(body))
-    options = {"sampling": sampling, "stopping": stopping, "grammar": read_format(body), "output": output}
-    request = await build_request(call, body, "ollama-", ids, **options)
+    body, fields, model = await read_ollama_call(call, GENERATE_FIELDS)
+    prompt = PromptFields(body, fields)
+    ids, ends = await prompt.encode(call.model, fields.engine.get("stopping.max_tokens", 0) or DEFAULT_ROOM)
+    request = fields.request(f"ollama-{call.request_id}", ids or NO_PROMPT, ends)
     check_requests([request], call.model.info, body.violations)
-    return GenerateRequest(name, None if fields.is_empty else request, stream, not fields.is_raw, call.notes())
+    asked = None if prompt.is_empty else request
+    return GenerateRequest(model, asked, fields.own["stream"], not prompt.is_raw, call.notes())
 
 
 class GenerateStream:
@@ -378,33 +398,23 @@ async def parse_chat(call: Call) -> ChatRequest:
     """What ``call`` asks for.
 
     Raises:
-        RequestError: it can not be served; every bad field is named.
+        RequestError: it cannot be served; the error names every bad field.
     """
-    body, model = call.body(), call.model
-    name, stream = asked_model(body, model), body.flag("stream", default=True)
+    body, fields, model = await read_ollama_call(call, CHAT_FIELDS)
     call.field_names["prompt"] = "messages"
-    tokenizer = model.tokenizer.loaded
+    tokenizer = call.model.tokenizer.loaded
     tools = read_tools(body, tokenizer)
     empty = body.raw("messages") in (None, [])
-    ids = () if empty else await _read_messages(body, call, tools)
-    sampling, stopping = read_options(body, tokenizer)
-    options = {"sampling": sampling, "stopping": stopping}
-    options["grammar"] = answer_grammar(body, read_format(body), tools, tokenizer)
-    output = OutputParams(logprobs=read_logprobs(body))
-    options["output"] = output if tools is None else tools.output(output, tokenizer)
-    refuse_thinking(body, name)
-    request = await build_request(call, body, "ollama-", ids, **options)
-    body.violations.check(
-        empty or bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token"
-    )
-    check_requests([request], call.model.info, body.violations)
-    return ChatRequest(name, None if empty else request, stream, tools, call.notes())
-
-
-async def _read_messages(body: Body, call: Call, tools: ToolUse | None) -> tuple[int, ...]:
     for message in body.objects("messages"):
-        refuse_images(message)
-    return () if body.violations.found else await read_conversation(body, call.model, tools)
+        _refuse_images(message)
+    ids: tuple[int, ...] = ()
+    if not empty and not body.violations.found:
+        ids = await read_conversation(body, call.model, tools)
+        body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
+    use_tools(body, fields, tools, tokenizer)
+    request = fields.request(f"ollama-{call.request_id}", ids or NO_PROMPT)
+    check_requests([request], call.model.info, body.violations)
+    return ChatRequest(model, None if empty else request, fields.own["stream"], tools, call.notes())
 
 
 class ChatStream:
@@ -523,9 +533,9 @@ async def show(call: Call) -> None:
         UnknownModelError: it is not served here.
         EngineDeadError: it is not known yet which is.
     """
-    body, model = call.body(), call.model
-    asked_model(body, model)
+    body, _ = await call.read_request(_NAMES)
     body.violations.raise_if_any()
+    model = call.model
     capabilities = _capabilities(model)
     await call.reply(
         200,
@@ -577,70 +587,13 @@ async def version(call: Call) -> None:
     await call.reply(200, {"version": LEVEL})
 
 
-OPTION_FIELDS: Mapping[str, Schema] = {
-    **SAMPLING,
-    **param_schemas(SamplingParams, _DIALECT, **DEFAULTS),
-    **STOPPING,
-    "num_predict": {
-        "type": "integer", "minimum": -2, "default": -1,
-        "description": "Negative: up to the context. 0: only compute the prompt into the prefix cache.",
-    },
-    "repeat_last_n": {"type": "integer", "minimum": -1, "description": "0 turns repeat_penalty off."},
-}  # fmt: skip
-_MODEL: Mapping[str, Schema] = {
-    "model": {**TEXT, "description": "None, or the one served."},
-    "name": {**TEXT, "description": "The same, as older clients have it."},
-}
-_SHARED: Mapping[str, Schema] = {
-    **_MODEL,
-    "stream": {**FLAG, "default": True},
-    "format": {"oneOf": [{"enum": ["json", ""]}, {**OBJECT, "description": "A JSON schema."}]},
-    "options": {"type": "object", "properties": dict(OPTION_FIELDS)},
-    "logprobs": FLAG,
-    "top_logprobs": TOP_LOGPROBS,
-    "think": {"enum": [False], "description": "Nothing that thinks is told apart from its answer."},
-    **PREDICTION,
-    **COMMON,
-}
-_IMAGES: Schema = {"type": "array", "maxItems": 0}
-GENERATE_FIELDS: Mapping[str, Schema] = {
-    **_SHARED,
-    "prompt": {**TEXT, "description": "None: nothing is generated."},
-    "suffix": {**TEXT, "description": "What follows the gap that is to be filled."},
-    "system": TEXT,
-    "template": {**TEXT, "description": "Ignored: the model's own counts."},
-    "context": {"type": "array", "items": COUNT, "description": "What an earlier answer told."},
-    "raw": {**FLAG, "description": "Take the prompt as it is, special tokens included."},
-    "images": _IMAGES,
-}
-CHAT_FIELDS: Mapping[str, Schema] = {
-    **_SHARED,
-    "messages": {
-        "type": "array",
-        "description": "None: nothing is generated.",
-        "items": {
-            "type": "object",
-            "required": ["role"],
-            "properties": {"role": {**TEXT, "minLength": 1}, "content": TEXT, "images": _IMAGES},
-        },
-    },
-    **TOOLS,
-}
-
 _ERRORS = OllamaErrors()
 OLLAMA = (
-    Endpoint("POST", "/api/generate", generate, _ERRORS, json_operation("Ollama: continue a text", GENERATE_FIELDS)),
-    Endpoint(
-        "POST",
-        "/api/chat",
-        chat,
-        _ERRORS,
-        json_operation("Ollama: answer in a conversation", CHAT_FIELDS),
-        task=Task.CHAT,
-    ),
-    Endpoint("POST", "/api/show", show, _ERRORS, json_operation("Ollama: what the model can do", _MODEL)),
-    Endpoint("GET", "/api/tags", tags, _ERRORS, {"summary": "Ollama: the models served", "responses": RESPONSES}),
-    Endpoint("GET", "/api/ps", running, _ERRORS, {"summary": "Ollama: the models loaded", "responses": RESPONSES}),
-    Endpoint("GET", "/api/version", version, _ERRORS, {"summary": "Ollama: the API's level", "responses": RESPONSES}),
-    Endpoint("GET", "/", alive, _ERRORS, {"summary": "Ollama: a server is there", "responses": RESPONSES}),
+    Endpoint("POST", "/api/generate", generate, _ERRORS, "Ollama: continue a text", GENERATE_FIELDS),
+    Endpoint("POST", "/api/chat", chat, _ERRORS, "Ollama: answer in a conversation", CHAT_FIELDS, task=Task.CHAT),
+    Endpoint("POST", "/api/show", show, _ERRORS, "Ollama: what the model can do", _NAMES),
+    Endpoint("GET", "/api/tags", tags, _ERRORS, "Ollama: the models served"),
+    Endpoint("GET", "/api/ps", running, _ERRORS, "Ollama: the models loaded"),
+    Endpoint("GET", "/api/version", version, _ERRORS, "Ollama: the API's level"),
+    Endpoint("GET", "/", alive, _ERRORS, "Ollama: a server is there"),
 )

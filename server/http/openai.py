@@ -3,35 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from server.http.call import Call, Endpoint
-from server.http.fields import (
-    COMMON,
-    CONVERSATION,
-    COUNT,
-    FLAG,
-    GRAMMAR,
-    IDS,
-    PREDICTION,
-    RESPONSES,
-    SAMPLING,
-    STOPPING,
-    STREAM_OPTIONS,
-    TEXT,
-    TEXTS,
-    TOP_LOGPROBS,
-    Schema,
-    json_operation,
-)
-from server.http.openai_chat import chat
-from server.http.openai_completions import complete
+from server.http.openai_chat import CHAT_FIELDS, chat
+from server.http.openai_completions import COMPLETION_FIELDS, complete
 from server.http.openai_format import OpenAIErrors
-from server.request_fields import param_schemas
+from server.request_fields import TEXT, TEXTS, Field, text_field
 from server.served_model import ServedModel, Task
-from specdec.core.fields import MAX_N
-from specdec.core.types import OutputParams, ResumeParams
 from specdec.errors import RequestError
 
 
@@ -91,65 +70,15 @@ def _card(model: ServedModel) -> dict[str, Any]:
     }
 
 
-_SHARED: Mapping[str, Schema] = {
-    "model": {**TEXT, "description": "None, or the one served."},
-    "n": {"type": "integer", "minimum": 1, "maximum": MAX_N, "default": 1},
-    "best_of": {"type": "integer", "description": "Equal to n, where given."},
-    "max_tokens": {**COUNT, "description": "0: only compute the prompt into the prefix cache."},
-    "stream": FLAG,
-    "stream_options": STREAM_OPTIONS,
-    "return_token_ids": FLAG,
-    **param_schemas(OutputParams),
-    **SAMPLING,
-    **STOPPING,
-    **GRAMMAR,
-    **PREDICTION,
-    "resume": {
-        "type": "object",
-        "description": "Where a stream broke off that goes on: the same body with the tokens that came and their seed.",
-        "properties": param_schemas(ResumeParams),
-    },
-    **COMMON,
-}
-COMPLETION_FIELDS: Mapping[str, Schema] = {
-    **_SHARED,
-    "prompt": {"oneOf": [TEXTS, IDS, {"type": "array", "items": IDS}]},
-    "suffix": {**TEXT, "description": "What follows the gap that is to be filled."},
-    "echo": FLAG,
-    "add_special_tokens": {**FLAG, "default": True},
-    "parse_special": {**FLAG, "default": True, "description": "Read special tokens spelled out in the prompt as such."},
-}
-CHAT_FIELDS: Mapping[str, Schema] = {
-    **_SHARED,
-    **CONVERSATION,
-    "max_completion_tokens": COUNT,
-    "logprobs": FLAG,
-    "top_logprobs": TOP_LOGPROBS,
-}
-
 _ERRORS = OpenAIErrors()
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": TEXT}
 OPENAI = (
-    Endpoint(
-        "POST", "/v1/completions", complete, _ERRORS, json_operation("Continue a text", COMPLETION_FIELDS, ("prompt",))
-    ),
-    Endpoint(
-        "POST",
-        "/v1/chat/completions",
-        chat,
-        _ERRORS,
-        json_operation("Answer in a conversation", CHAT_FIELDS, ("messages",)),
-        task=Task.CHAT,
-    ),
-    Endpoint("GET", "/v1/models", list_models, _ERRORS, {"summary": "The models served", "responses": RESPONSES}),
-    Endpoint(
-        "GET",
-        "/v1/models/{model:path}",
-        show_model,
-        _ERRORS,
-        {"summary": "The model of a name", "parameters": [_MODEL], "responses": RESPONSES},
-    ),
-)
+    Endpoint("POST", "/v1/completions", complete, _ERRORS, "Continue a text", COMPLETION_FIELDS, ("prompt",)),
+    Endpoint("POST", "/v1/chat/completions", chat, _ERRORS, "Answer in a conversation", CHAT_FIELDS, ("messages",),
+             task=Task.CHAT),
+    Endpoint("GET", "/v1/models", list_models, _ERRORS, "The models served"),
+    Endpoint("GET", "/v1/models/{model:path}", show_model, _ERRORS, "The model of a name", parameters=(_MODEL,)),
+)  # fmt: skip
 
 
 class NoEmbeddingsError(RequestError):
@@ -174,19 +103,10 @@ async def embed(call: Call) -> None:
     raise NoEmbeddingsError
 
 
-_EMBEDDING_FIELDS = {"model": TEXT, "input": TEXTS}
 EMBEDDINGS = (
-    Endpoint("POST", "/v1/embeddings", embed, _ERRORS,
-             json_operation("Refused: the model makes no embeddings", _EMBEDDING_FIELDS)),
+    Endpoint("POST", "/v1/embeddings", embed, _ERRORS, "Refused: the model makes no embeddings",
+             (text_field("model"), Field("input", TEXTS))),
 )  # fmt: skip
-
-
 DEEPSEEK = (
-    Endpoint(
-        "POST",
-        "/beta/completions",
-        complete,
-        OpenAIErrors(),
-        json_operation("DeepSeek: fill a gap", COMPLETION_FIELDS, ("prompt",)),
-    ),
+    Endpoint("POST", "/beta/completions", complete, _ERRORS, "DeepSeek: fill a gap", COMPLETION_FIELDS, ("prompt",)),
 )

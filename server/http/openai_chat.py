@@ -8,81 +8,73 @@ from typing import Any
 
 from server.http.answering import MEDIA_TYPE, Sample, stream_answer, whole_answer
 from server.http.call import Call
-from server.http.fields import build_request, read_conversation
+from server.http.fields import CONVERSATION, read_conversation
 from server.http.openai_format import (
+    SHARED,
     ChatLogprobs,
     Chunks,
     StreamOptions,
     answer_head,
+    check_n,
     extras,
     finish_fields,
-    read_logprobs,
-    read_n,
-    read_step_trees,
-    read_stream_options,
+    set_logprobs,
     step_tree_value,
+    stream_options,
     usage,
 )
 from server.http.tool_calls import CallArguments, CallBegin, Part, ToolCall, ToolCallParser, WholeCallParser
-from server.http.tool_use import ToolUse, answer_grammar, read_tools
+from server.http.tool_use import ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
-from server.json_body import Body
-from server.request_fields import read_count, read_grammar, read_params, read_resume, read_stopping
-from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, SamplingParams, StoppingParams
+from server.request_fields import NO_PROMPT, Table, flag_field, param_field, param_fields
+from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, StoppingParams
 from specdec.engine.validation import check_requests
+
+CHAT_FIELDS: Table = (
+    *SHARED,
+    *param_fields(OutputParams, "logprobs"),
+    *CONVERSATION,
+    param_field(StoppingParams, "max_tokens"),
+    param_field(StoppingParams, "max_tokens", "max_completion_tokens"),
+    flag_field("logprobs"),
+    param_field(OutputParams, "logprobs", "top_logprobs"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """``tools``: those that the model was told of, so its text may hold calls of them. ``whole_calls``: a stream has
-    each in one piece, as Mistral's does."""
+    """What a call asks for."""
 
     request: Request
     streaming: StreamOptions
-    tools: ToolUse | None
+    tools: ToolUse | None  # that the model knows, so its text may hold calls of them
     return_token_ids: bool
-    whole_calls: bool = False
+    whole_calls: bool = False  # a stream has each call in one piece
 
 
 async def parse_chat(call: Call) -> ChatRequest:
     """What ``call`` asks for.
 
     Raises:
-        RequestError: it can not be served; every bad field is named.
+        RequestError: it cannot be served; the error names every bad field.
     """
-    body, model = call.body(), call.model
-    call.model.check_name(body.text("model"))
+    body, fields = await call.read_request(CHAT_FIELDS)
     call.field_names["prompt"] = "messages"
-    tokenizer = model.tokenizer.loaded
+    tokenizer = call.model.tokenizer.loaded
     tools = read_tools(body, tokenizer)
-    ids = await read_conversation(body, model, tools)
-    streaming = read_stream_options(body)
-    output = read_params(body, OutputParams, logprobs=read_logprobs(body), trees=read_step_trees(body, streaming))
-    request = await build_request(
-        call, body, "chatcmpl-", ids,
-        sampling=read_params(body, SamplingParams, n=read_n(body)),
-        stopping=read_stopping(body, tokenizer, _max_tokens(body)),
-        output=output if tools is None else tools.output(output, tokenizer),
-        grammar=answer_grammar(body, read_grammar(body), tools, tokenizer),
-        resume=read_resume(body),
-    )  # fmt: skip
+    ids = await read_conversation(body, call.model, tools)
+    check_n(body, fields)
+    set_logprobs(body, fields, fields.own["logprobs"])
+    streaming = stream_options(body, fields)
+    use_tools(body, fields, tools, tokenizer)
+    request = fields.request(f"chatcmpl-{call.request_id}", ids or NO_PROMPT)
     if tools is not None and request.resume is not None:
-        body.refuse("resume", "does not go with tools, whose calls are read from the whole text; ask anew without it")
-    token_ids = body.flag("return_token_ids")
+        body.refuse("resume", "does not go with tools, whose calls are read from the whole text; leave it out")
     body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
     check_requests([request], call.model.info, body.violations)
     # Mistral's own client takes a piece of a call for an error.
-    return ChatRequest(request, streaming, tools, token_ids, "mistral" in call.header("user-agent"))
-
-
-def _max_tokens(body: Body) -> int | None:
-    """``max_completion_tokens``, or by its former name ``max_tokens``; None: up to the context limit."""
-    old, new = (
-        read_count(body, StoppingParams, "max_tokens", name) for name in ("max_tokens", "max_completion_tokens")
-    )
-    if new is not None:
-        body.names["stopping.max_tokens"] = "max_completion_tokens"
-    return old if new is None else new
+    whole_calls = "mistral" in call.header("user-agent")
+    return ChatRequest(request, streaming, tools, fields.own["return_token_ids"], whole_calls)
 
 
 class ChatStream:

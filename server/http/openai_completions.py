@@ -2,67 +2,85 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from server.http.answering import MEDIA_TYPE, Sample, stream_answer, whole_answer
 from server.http.call import Call
-from server.http.fields import read_common, read_prediction
 from server.http.openai_format import (
+    SHARED,
     Chunks,
     LegacyLogprobs,
     StreamOptions,
     answer_head,
+    check_n,
     extras,
     finish_fields,
-    read_n,
-    read_step_trees,
-    read_stream_options,
     step_tree_value,
+    stream_options,
     usage,
 )
 from server.http.prompt_logprobs import prompt_logprobs
 from server.interfaces import TokenizerLike
-from server.json_body import Body
-from server.request_fields import read_count, read_grammar, read_params, read_resume, read_stopping
-from server.served_model import ServedModel
-from specdec.core.types import (
-    Delta,
-    Finished,
-    OutputParams,
-    Request,
-    RequestEvent,
-    SamplingParams,
-    StoppingParams,
-    TokenLogprobs,
+from server.json_body import Body, RequestFields
+from server.request_fields import (
+    IDS,
+    NO_PROMPT,
+    TEXTS,
+    Field,
+    Table,
+    either,
+    flag_field,
+    listed,
+    param_field,
+    param_fields,
+    text_field,
 )
+from server.served_model import ServedModel
+from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, StoppingParams, TokenLogprobs
 from specdec.engine.validation import check_requests
 
 MAX_PROMPTS = 128
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
 _RULE = "must be text, a list of token ids, or a list of such"
+
+
+def completion_fields(default_tokens: int) -> Table:
+    """The fields of a completion, which generates ``default_tokens`` at most if it does not say how many."""
+    return (
+        *SHARED,
+        *param_fields(OutputParams),
+        param_field(StoppingParams, "max_tokens", default=default_tokens),
+        Field("prompt", either(TEXTS, IDS, listed(IDS)), Body.raw),
+        text_field("suffix", "What follows the gap to be filled."),
+        flag_field("echo"),
+        flag_field("add_special_tokens", default=True),
+        flag_field("parse_special", "Special tokens spelled out in the prompt are read as such.", default=True),
+    )
+
+
+COMPLETION_FIELDS = completion_fields(DEFAULT_MAX_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``text`` is the caller's own where there is one; ``ends``: ids that end what fills a gap."""
+    """An encoded prompt."""
 
     ids: tuple[int, ...]
-    text: str | None = None
-    ends: tuple[int, ...] = ()
+    text: str | None = None  # None: the caller sent token ids
+    ends: tuple[int, ...] = ()  # token ids that end what fills a gap
 
 
-async def read_prompts(body: Body, model: ServedModel, max_tokens: int) -> list[Prompt]:
-    """Every prompt, encoded. Special tokens spelled out in a text are read as such unless ``parse_special`` is false:
-    clients write templates of their own. With ``suffix``, each is what stands before a gap, shown as far
-    as there is room for ``max_tokens`` more.
+async def read_prompts(body: Body, fields: RequestFields, model: ServedModel) -> list[Prompt]:
+    """Every prompt, encoded. With ``suffix``, each prompt is the text before a gap, of which as much is used as leaves
+    room for the output.
 
     Raises:
-        FimNotSupportedError: there is a suffix, and the model can not fill in.
+        FimNotSupportedError: there is a suffix, and the model cannot fill in.
     """
-    given, suffix = _listed(body.raw("prompt")), body.text("suffix")
-    special, parse = body.flag("add_special_tokens", True), body.flag("parse_special", True)
+    own = fields.own
+    given, suffix = _listed(own.get("prompt")), own.get("suffix")
     if given is None:
         body.refuse("prompt", _RULE)
         given = []
@@ -77,9 +95,10 @@ async def read_prompts(body: Body, model: ServedModel, max_tokens: int) -> list[
         if not isinstance(prompt, str):
             prompts.append(Prompt(tuple(prompt)))
         elif suffix:
-            packed = await model.completion.maker.pack_between(prompt, suffix, max_tokens)
+            packed = await model.completion.maker.pack_between(prompt, suffix, fields.engine["stopping.max_tokens"])
             prompts.append(Prompt(packed.ids, prompt, packed.ends))
         else:
+            special, parse = own["add_special_tokens"], own["parse_special"]
             ids = await model.tokenizer.encode(prompt, add_special=special, parse_special=parse)
             prompts.append(Prompt(tuple(ids), prompt))
     return prompts
@@ -99,70 +118,42 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(token) is int for token in value)
 
 
-DEFAULT_MAX_TOKENS = 16  # OpenAI's
-
-
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One request per prompt. ``echo``: the text to put before each prompt's samples; ``scored``: its tokens'
-    log-probabilities are told too."""
+    """What a call asks for."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[Request, ...]  # one per prompt
     streaming: StreamOptions
-    echo: tuple[str, ...]
+    echo: tuple[str, ...]  # the text in front of each prompt's samples
     return_token_ids: bool
-    scored: bool = False
+    scored: bool = False  # the prompts' tokens have log-probabilities too
 
 
-async def parse_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS) -> CompletionRequest:
-    """What ``call`` asks for; ``default_tokens`` at most where it does not say how many.
+async def parse_completion(call: Call, table: Table = COMPLETION_FIELDS) -> CompletionRequest:
+    """What ``call`` asks for.
 
     Raises:
-        RequestError: it can not be served; every bad field is named.
+        RequestError: it cannot be served; the error names every bad field.
     """
-    body = call.body()
-    call.model.check_name(body.text("model"))
+    body, fields = await call.read_request(table)
     call.field_names["prompt.token_ids"] = "prompt"
-    given = read_count(body, StoppingParams, "max_tokens")
-    max_tokens = default_tokens if given is None else given
-    prompts = await read_prompts(body, call.model, max_tokens)
-    streaming = read_stream_options(body)
-    template = await _template(call, body, max_tokens)
-    if prompts and prompts[0].ends:
-        ends = (*template["stopping"].stop_token_ids, *prompts[0].ends)
-        template["stopping"] = dataclasses.replace(template["stopping"], stop_token_ids=ends)
-    if read_step_trees(body, streaming):
-        template["output"] = dataclasses.replace(template["output"], trees=True)
+    prompts = await read_prompts(body, fields, call.model)
+    check_n(body, fields)
+    streaming = stream_options(body, fields)
     request_id = f"cmpl-{call.request_id}"
-    # Without a good prompt the other fields are checked all the same, on a stand-in.
-    ids = [prompt.ids for prompt in prompts] or [(0,)]
     requests = tuple(
-        Request(request_id=request_id if len(ids) == 1 else f"{request_id}-{i}", prompt_ids=tokens, **template)
-        for i, tokens in enumerate(ids)
+        fields.request(request_id if len(prompts) < 2 else f"{request_id}-{i}", prompt.ids, prompt.ends)
+        for i, prompt in enumerate(prompts or [Prompt(NO_PROMPT)])
     )
-    echo, token_ids = body.flag("echo"), body.flag("return_token_ids")
-    if template["resume"] is not None and (echo or len(ids) > 1):
+    echo = fields.own["echo"]
+    if requests[0].resume is not None and (echo or len(requests) > 1):
         body.refuse("resume", "goes with one prompt, and without echo, which came before")
-    scored = echo and template["output"].logprobs is not None
-    if scored and body.has("suffix"):
-        body.refuse("echo", "can not go with logprobs and suffix; leave out one of them")
+    scored = echo and requests[0].output.logprobs is not None
+    if scored and "suffix" in fields.own:
+        body.refuse("echo", "cannot go with logprobs and suffix; leave out one of them")
     check_requests(requests, call.model.info, body.violations)
     texts = [await _text(call, prompt) if echo else "" for prompt in prompts]
-    return CompletionRequest(requests, streaming, tuple(texts), token_ids, scored)
-
-
-async def _template(call: Call, body: Body, max_tokens: int) -> dict[str, Any]:
-    """The fields of `Request` but for prompt and id."""
-    model = call.model
-    return {
-        "sampling": read_params(body, SamplingParams, n=read_n(body)),
-        "stopping": read_stopping(body, model.tokenizer.loaded, max_tokens),
-        "output": read_params(body, OutputParams, trees=False),
-        "prediction_ids": await read_prediction(body, model),
-        "grammar": read_grammar(body),
-        "resume": read_resume(body),
-        **read_common(call, body),
-    }
+    return CompletionRequest(requests, streaming, tuple(texts), fields.own["return_token_ids"], scored)
 
 
 async def _text(call: Call, prompt: Prompt) -> str:

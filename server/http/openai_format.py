@@ -5,20 +5,31 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import time
 from typing import Any
 
 from server.http.answering import DONE, Totals, sse
 from server.http.call import Call
 from server.http.errors import Refusal
+from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING
 from server.interfaces import TokenizerLike
-from server.json_body import Body
-from server.request_fields import read_count
+from server.json_body import Body, RequestFields
+from server.request_fields import (
+    GRAMMAR,
+    INTEGER,
+    PREDICTION,
+    RESUME,
+    Field,
+    Table,
+    flag_field,
+    object_field,
+    param_field,
+)
 from specdec.core.fields import MAX_N
 from specdec.core.types import (
     Finished,
     FinishReason,
-    OutputParams,
     ResumeParams,
     SamplingParams,
     StepTree,
@@ -52,39 +63,39 @@ class OpenAIErrors:
         return sse(self.body(refusal))
 
 
-def read_n(body: Body) -> int:
-    """``n``; ``best_of`` may only say the same, since every sample that is made is returned."""
-    n = read_count(body, SamplingParams, "n") or 1
-    best_of = body.integer("best_of", 1, MAX_N)
-    if best_of not in (None, n):
+def check_n(body: Body, fields: RequestFields) -> None:
+    """Refuse a ``best_of`` that differs from ``n``, since every sample that is made is returned."""
+    n = fields.engine.get("sampling.n", 1)
+    if fields.own.get("best_of", n) != n:
         body.refuse("best_of", f"must equal n ({n}): every sample is returned; ask for more with n and choose yourself")
-    return n
 
 
-def read_logprobs(body: Body) -> int | None:
-    """``logprobs``, a flag, and ``top_logprobs``: so many of the likeliest beside each token; None: none are wanted."""
-    wanted, top = body.flag("logprobs"), read_count(body, OutputParams, "logprobs", "top_logprobs")
+def set_logprobs(body: Body, fields: RequestFields, wanted: bool, needed: str = "logprobs to be true") -> None:
+    """``top_logprobs`` counts only if log-probabilities are ``wanted`` at all; ``needed`` says how to ask for them."""
+    top = fields.engine.pop("output.logprobs", None)
     if top and not wanted:
-        body.refuse("top_logprobs", "needs logprobs to be true")
-    return (top or 0) if wanted else None
+        body.refuse("top_logprobs", f"needs {needed}")
+    if wanted:
+        fields.engine["output.logprobs"] = top or 0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """``include_usage``: a last chunk without choices has the usage; ``continuous``: every chunk has that so far."""
+    """How an answer is streamed."""
 
     stream: bool
-    include_usage: bool = False
-    continuous: bool = False
+    include_usage: bool = False  # a last chunk without choices carries the usage
+    continuous: bool = False  # every chunk carries the usage so far
 
 
-def read_stream_options(body: Body) -> StreamOptions:
-    """``stream`` and ``stream_options``, which says nothing where nothing is streamed."""
-    stream, given = body.flag("stream"), body.object("stream_options")
-    if given is None:
-        return StreamOptions(stream)
-    include, continuous = given.flag("include_usage"), given.flag("continuous_usage_stats")
-    return StreamOptions(stream, stream and include, stream and include and continuous)
+def stream_options(body: Body, fields: RequestFields) -> StreamOptions:
+    """``stream`` and ``stream_options``, which counts only in a stream."""
+    own = fields.own
+    stream = own["stream"]
+    include = stream and own["include_usage"]
+    if not stream and fields.engine.get("output.trees"):
+        body.refuse("return_step_trees", "goes with the steps of a streamed answer: set stream to true")
+    return StreamOptions(stream, include, include and own["continuous_usage_stats"])
 
 
 def answer_head(call: Call, prefix: str, kind: str) -> dict[str, Any]:
@@ -137,14 +148,6 @@ def finish_fields(event: Finished, called_tools: bool = False) -> dict[str, Any]
         "finish_reason": "tool_calls" if called_tools and reason == "stop" else reason,
         "stop_reason": None if own_end else event.matched_stop,
     }
-
-
-def read_step_trees(body: Body, streaming: StreamOptions) -> bool:
-    """``return_step_trees``: whether each chunk comes with the tree its step verified."""
-    wanted = body.flag("return_step_trees")
-    if wanted and not streaming.stream:
-        body.refuse("return_step_trees", "goes with the steps of a streamed answer: set stream to true")
-    return wanted
 
 
 def step_tree_value(tree: StepTree, tokenizer: TokenizerLike) -> dict[str, Any]:
@@ -267,3 +270,20 @@ class Chunks:
         if not self._options.include_usage:
             return DONE
         return sse({**self._head, "choices": [], "usage": usage(self.totals), **extras(self.totals)}) + DONE
+
+
+SHARED: Table = (
+    MODEL,
+    param_field(SamplingParams, "n"),
+    Field("best_of", {**INTEGER, "description": "Equal to n, if present."}, partial(Body.integer, low=1, high=MAX_N)),
+    flag_field("stream"),
+    object_field("stream_options", (flag_field("include_usage"), flag_field("continuous_usage_stats"))),
+    flag_field("return_token_ids"),
+    *SAMPLING,
+    *STOPPING,
+    *GRAMMAR,
+    PREDICTION,
+    RESUME,
+    *COMMON,
+)
+"""Fields of completions and chat alike."""

@@ -13,7 +13,6 @@ from server.experiment.live.conclusions import NoResultError
 from server.experiment.live.experiments import Experiments
 from server.http.call import Call, Endpoint
 from server.http.errors import PathNotFoundError, Refusal
-from server.http.fields import RESPONSES
 from server.http.openai_format import OpenAIErrors
 from specdec.core.types import trace_dict
 from specdec.errors import FieldViolation, InvalidRequestError, RequestError
@@ -69,20 +68,12 @@ async def trace(call: Call) -> None:
 _LIMIT = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_TRACE_STEPS}}
 _PROBE_ERRORS = ProbeErrors()
 PROBES = (
-    Endpoint("GET", "/livez", live, _PROBE_ERRORS, {"summary": "The server runs", "responses": RESPONSES}),
-    Endpoint("GET", "/readyz", ready, _PROBE_ERRORS, {"summary": "Requests are taken", "responses": RESPONSES}),
-    *(
-        Endpoint(method, "/ping", live, _PROBE_ERRORS, {"summary": "vLLM: the server runs", "responses": RESPONSES})
-        for method in ("GET", "POST")
-    ),
-    Endpoint("GET", "/version", version, _PROBE_ERRORS, {"summary": "The release", "responses": RESPONSES}),
-    Endpoint(
-        "GET",
-        "/trace",
-        trace,
-        _PROBE_ERRORS,
-        {"summary": "The controller's last decisions", "parameters": [_LIMIT], "responses": RESPONSES},
-    ),
+    Endpoint("GET", "/livez", live, _PROBE_ERRORS, "The server runs"),
+    Endpoint("GET", "/readyz", ready, _PROBE_ERRORS, "Requests are taken"),
+    Endpoint("GET", "/ping", live, _PROBE_ERRORS, "vLLM: the server runs"),
+    Endpoint("POST", "/ping", live, _PROBE_ERRORS, "vLLM: the server runs"),
+    Endpoint("GET", "/version", version, _PROBE_ERRORS, "The release"),
+    Endpoint("GET", "/trace", trace, _PROBE_ERRORS, "The controller's last decisions", parameters=(_LIMIT,)),
 )
 
 
@@ -102,9 +93,7 @@ async def metrics(call: Call) -> None:
     await call.reply_data(200, data, media_type)
 
 
-METRICS = (
-    Endpoint("GET", METRICS_PATH, metrics, ProbeErrors(), {"summary": "Prometheus metrics", "responses": RESPONSES}),
-)
+METRICS = (Endpoint("GET", METRICS_PATH, metrics, _PROBE_ERRORS, "Prometheus metrics"),)
 
 
 PATH = "/v1/experiments"
@@ -159,20 +148,16 @@ def _name(call: Call) -> str:
     return str(call.path_params["name"])
 
 
-_EXPERIMENT_ERRORS = OpenAIErrors()
-_ONE = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+_ERRORS = OpenAIErrors()
+_ONE = ({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},)
 _PLAN = {
     "required": True,
     "content": {"application/yaml": {"schema": {"type": "string"}}, "application/json": {"schema": {"type": "object"}}},
 }
 EXPERIMENTS = (
-    Endpoint("POST", PATH, start_experiment, _EXPERIMENT_ERRORS,
-             {"summary": "Start an experiment", "requestBody": _PLAN, "responses": RESPONSES}),
-    Endpoint("GET", PATH, list_experiments, _EXPERIMENT_ERRORS, {"summary": "The experiments", "responses": RESPONSES}),
-    Endpoint("GET", f"{PATH}/{{name}}", show_experiment, _EXPERIMENT_ERRORS,
-             {"summary": "How an experiment stands", "parameters": _ONE, "responses": RESPONSES}),
-    Endpoint("GET", f"{PATH}/{{name}}/report", show_report, _EXPERIMENT_ERRORS,
-             {"summary": "An experiment's report", "parameters": _ONE, "responses": RESPONSES}),
-    Endpoint("DELETE", f"{PATH}/{{name}}", stop_experiment, _EXPERIMENT_ERRORS,
-             {"summary": "Stop an experiment", "parameters": _ONE, "responses": RESPONSES}),
-)  # fmt: skip
+    Endpoint("POST", PATH, start_experiment, _ERRORS, "Start an experiment", body=_PLAN),
+    Endpoint("GET", PATH, list_experiments, _ERRORS, "The experiments"),
+    Endpoint("GET", f"{PATH}/{{name}}", show_experiment, _ERRORS, "How an experiment stands", parameters=_ONE),
+    Endpoint("GET", f"{PATH}/{{name}}/report", show_report, _ERRORS, "An experiment's report", parameters=_ONE),
+    Endpoint("DELETE", f"{PATH}/{{name}}", stop_experiment, _ERRORS, "Stop an experiment", parameters=_ONE),
+)

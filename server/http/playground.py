@@ -9,9 +9,9 @@ from importlib.resources import files
 
 from server.http.call import Call, Endpoint
 from server.http.errors import PathNotFoundError
-from server.http.fields import RESPONSES, TEXT
 from server.http.ollama import alive
 from server.http.operator_endpoints import ProbeErrors
+from server.request_fields import TEXT
 
 MAIN = "index.html"
 _TYPES = {
@@ -121,15 +121,7 @@ async def _send(call: Call, file: StaticFile, keep: bytes, more: tuple[tuple[byt
 _ERRORS = ProbeErrors()
 _NAME = {"name": "name", "in": "path", "required": True, "schema": TEXT}
 PLAYGROUND = (
-    Endpoint(
-        "GET", "/", root, _ERRORS, {"summary": "The playground, or that a server is there", "responses": RESPONSES}
-    ),
-    Endpoint("GET", "/page/info", info, _ERRORS, {"summary": "What the engine is", "responses": RESPONSES}),
-    Endpoint(
-        "GET",
-        "/page/{name}",
-        page_file,
-        _ERRORS,
-        {"summary": "A file of the playground", "parameters": [_NAME], "responses": RESPONSES},
-    ),
+    Endpoint("GET", "/", root, _ERRORS, "The playground, or that a server is there"),
+    Endpoint("GET", "/page/info", info, _ERRORS, "What the engine is"),
+    Endpoint("GET", "/page/{name}", page_file, _ERRORS, "A file of the playground", parameters=(_NAME,)),
 )

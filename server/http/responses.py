@@ -1,34 +1,213 @@
-"""OpenAI's /v1/responses: its streamed answer and its whole answer. Nothing of either is kept."""
+"""OpenAI's /v1/responses: a conversation of items, and its answer as a stream or in one piece. Nothing is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from time import time
 from typing import Any
 
 from server.http.answering import MEDIA_TYPE, Totals, named_event, stream_answer, whole_answer
 from server.http.blocks import Block, Blocks, Step, Steps
 from server.http.call import Call, Endpoint
+from server.http.conversation import Conversation, needed_text, read_flat_tools, read_named_tool, read_text
 from server.http.errors import Refusal
-from server.http.fields import (
-    COMMON,
-    COUNT,
+from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, STREAM, encode_messages
+from server.http.openai_format import ChatLogprobs, OpenAIErrors, extras, set_logprobs
+from server.http.tool_use import PARALLEL, ToolUse, read_tools, use_tools
+from server.interfaces import TokenizerLike
+from server.json_body import Body, RequestFields
+from server.request_fields import (
     FLAG,
+    FORMAT,
+    NO_PROMPT,
     OBJECT,
     PREDICTION,
-    SAMPLING,
-    STOPPING,
     TEXT,
     TEXTS,
-    Schema,
-    json_operation,
+    Field,
+    Table,
+    either,
+    flag_field,
+    listed,
+    object_field,
+    param_field,
+    text_field,
+    with_fields,
 )
-from server.http.openai_format import ChatLogprobs, OpenAIErrors, extras
-from server.http.responses_request import LOGPROBS, ResponsesRequest, parse_responses
-from server.interfaces import TokenizerLike
 from server.served_model import Task
-from specdec.core.fields import MAX_LOGPROBS
-from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
+from specdec.core.types import Delta, Finished, FinishReason, OutputParams, Request, RequestEvent, StoppingParams
+from specdec.engine.validation import check_requests
+
+LOGPROBS = "message.output_text.logprobs"
+_ITEM = with_fields(
+    {
+        "type": {"enum": ["message", "function_call", "function_call_output"]},
+        "role": {"enum": ["user", "assistant", "system", "developer"]},
+        "content": either(TEXT, listed(with_fields({"type": {"enum": ["input_text", "output_text"]}, "text": TEXT}))),
+        "call_id": TEXT,
+        "name": TEXT,
+        "arguments": TEXT,
+        "output": TEXT,
+    }
+)
+_FUNCTION = {"enum": ["function"]}
+_TOOL = with_fields(
+    {"type": _FUNCTION, "name": TEXT, "description": TEXT, "parameters": OBJECT, "strict": FLAG}, "type", "name"
+)
+_CHOICE = {**with_fields({"type": _FUNCTION, "name": TEXT}), "description": "The one to call."}
+_NOTHING = {"type": "null", "description": "Nothing is kept on the server."}
+RESPONSES_FIELDS: Table = (
+    MODEL,
+    Field("input", either(TEXT, listed(_ITEM, minItems=1))),
+    text_field("instructions"),
+    param_field(StoppingParams, "max_tokens", "max_output_tokens"),
+    object_field("text", (FORMAT,)),
+    Field("tools", listed(_TOOL)),
+    Field("tool_choice", either({"enum": ["auto", "none", "required"]}, _CHOICE)),
+    PARALLEL,
+    STREAM,
+    Field("include", {**TEXTS, "description": f"{LOGPROBS}; other values are ignored."}, Body.texts, default=()),
+    param_field(OutputParams, "logprobs", "top_logprobs"),
+    Field("metadata", {**OBJECT, "description": "The answer repeats it."}),
+    text_field("user"),
+    Field("truncation", {"enum": ["disabled"]}, Body.text),
+    flag_field("store", "Ignored: the answer is never kept, and says so."),
+    Field("background", {"enum": [False]}, Body.flag, default=False),
+    Field("previous_response_id", _NOTHING),
+    Field("conversation", _NOTHING),
+    Field("prompt", _NOTHING),
+    *SAMPLING,
+    *STOPPING,
+    PREDICTION,
+    *COMMON,
+)
+# The model's roles by those of the messages.
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_TEXTS = ("input_text", "output_text", "text")
+_CHOICES = ("auto", "none", "required")
+_STATE = "nothing is kept on this server; send the whole conversation in input"
+_NOT_SERVED = {
+    "previous_response_id": _STATE,
+    "conversation": _STATE,
+    "prompt": "no prompts are kept on this server; send instructions and input",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesRequest:
+    """What a call asks for."""
+
+    request: Request
+    stream: bool
+    tools: ToolUse | None  # that the model knows, so its text may hold calls of them
+    echo: dict[str, Any]  # fields that the answer repeats
+
+
+async def parse_responses(call: Call) -> ResponsesRequest:
+    """What ``call`` asks for.
+
+    Raises:
+        RequestError: it cannot be served; the error names every bad field.
+    """
+    body, fields = await call.read_request(RESPONSES_FIELDS)
+    for name in ("prompt", "messages"):
+        call.field_names[name] = "input"
+    _refuse_state(body, fields)
+    ids: tuple[int, ...] = ()
+    tokenizer = call.model.tokenizer.loaded
+    tools = _read_tools(call, body, tokenizer)
+    conversation = _read_input(body, fields)
+    if not body.violations.found:
+        ids = await encode_messages(body, call.model, conversation.messages, tools)
+        body.violations.check(bool(ids) or bool(body.violations.found), "input", "must amount to at least one token")
+    wanted = LOGPROBS in fields.own["include"]
+    set_logprobs(body, fields, wanted, f'"{LOGPROBS}" in include')
+    if wanted and tools is not None:
+        body.refuse("include", f'"{LOGPROBS}" goes without tools')
+    use_tools(body, fields, tools, tokenizer)
+    request = fields.request(f"resp_{call.request_id}", ids or NO_PROMPT)
+    echo = _echo(body, fields, request)
+    check_requests([request], call.model.info, body.violations)
+    return ResponsesRequest(request, fields.own["stream"], tools, echo)
+
+
+def _refuse_state(body: Body, fields: RequestFields) -> None:
+    for field, rule in _NOT_SERVED.items():
+        if body.has(field):
+            body.refuse(field, rule)
+    if fields.own["background"]:
+        body.refuse("background", "this server answers at once and keeps nothing; leave it out")
+    if fields.own.get("truncation", "disabled") != "disabled":
+        body.refuse("truncation", 'only "disabled" is served: shorten the conversation to fit the context')
+
+
+def _read_input(body: Body, fields: RequestFields) -> Conversation:
+    conversation = Conversation()
+    if instructions := fields.own.get("instructions"):
+        conversation.say("system", instructions)
+    given = body.value("input")
+    if isinstance(given, str):
+        conversation.say("user", given)
+    elif isinstance(given, list) and given:
+        for item in body.objects("input"):
+            _read_item(item, conversation)
+    else:
+        body.refuse("input", "must be text, or a list of at least one item")
+    return conversation
+
+
+def _read_item(item: Body, conversation: Conversation) -> None:
+    match item.text("type") or "message":
+        case "message":
+            role = _ROLES.get(item.text("role") or "")
+            if role is None:
+                item.refuse("role", f"must be {', '.join(_ROLES)}")
+            else:
+                conversation.say(role, read_text(item, "content", _TEXTS))
+        case "function_call":
+            call_id, name, arguments = (needed_text(item, field) or "" for field in ("call_id", "name", "arguments"))
+            conversation.call(call_id, name, arguments)
+        case "function_call_output":
+            conversation.answer(needed_text(item, "call_id") or "", read_text(item, "output", _TEXTS))
+        case "reasoning":
+            pass  # of another model, which this one cannot read
+        case "item_reference":
+            item.refuse("type", "nothing is kept on this server; send the item itself")
+        case _:
+            item.refuse("type", "must be message, function_call or function_call_output")
+
+
+def _read_tools(call: Call, body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
+    """Translates ``tools`` and ``tool_choice`` to those of the chat, and reads these."""
+    tools = read_flat_tools(call, body, ("function",), "parameters")
+    choice = body.raw("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = read_named_tool(Body(choice, body.violations, body.names, "tool_choice."), tools)
+    elif choice not in (None, *_CHOICES):
+        body.refuse("tool_choice", f'must be {", ".join(_CHOICES)} or {{"type": "function", "name": "..."}}')
+    parallel = body.flag("parallel_tool_calls", default=True)
+    if body.violations.found:
+        return None
+    same = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+    return read_tools(Body(same, body.violations, body.names), tokenizer)
+
+
+def _echo(body: Body, fields: RequestFields, request: Request) -> dict[str, Any]:
+    """What the answer repeats of the body."""
+    return {
+        "instructions": fields.own.get("instructions"),
+        "max_output_tokens": request.stopping.max_tokens,
+        "metadata": body.value("metadata") or {},
+        "parallel_tool_calls": body.flag("parallel_tool_calls", default=True),
+        "temperature": request.sampling.temperature,
+        "text": body.value("text") or {"format": {"type": "text"}},
+        "tool_choice": body.value("tool_choice") or "auto",
+        "tools": body.raw("tools") or [],
+        "top_logprobs": request.output.logprobs or 0,
+        "top_p": request.sampling.top_p,
+        "user": fields.own.get("user"),
+    }
+
 
 _CUT = {FinishReason.LENGTH: "max_output_tokens", FinishReason.ABORTED: "abort"}
 
@@ -207,65 +386,7 @@ async def respond(call: Call) -> None:
         await call.reply(200, answer)
 
 
-_ITEM: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["message", "function_call", "function_call_output"]},
-        "role": {"enum": ["user", "assistant", "system", "developer"]},
-        "content": {"oneOf": [TEXT, {"type": "array", "items": {"type": "object", "properties": {
-            "type": {"enum": ["input_text", "output_text"]}, "text": TEXT,
-        }}}]},
-        "call_id": TEXT, "name": TEXT, "arguments": TEXT, "output": TEXT,
-    },
-}  # fmt: skip
-_TOOL: Schema = {
-    "type": "object",
-    "required": ["type", "name"],
-    "properties": {
-        "type": {"enum": ["function"]},
-        "name": TEXT,
-        "description": TEXT,
-        "parameters": OBJECT,
-        "strict": FLAG,
-    },
-}
-_CHOICE: Schema = {
-    "type": "object",
-    "description": "The one to call.",
-    "properties": {"type": {"enum": ["function"]}, "name": TEXT},
-}
-_FORMAT: Schema = {
-    "type": "object",
-    "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}, "name": TEXT, "schema": OBJECT},
-}
-_NONE: Schema = {"type": "null", "description": "Nothing is kept on the server."}
-RESPONSES_FIELDS: Mapping[str, Schema] = {
-    "model": {**TEXT, "description": "None, or the one served."},
-    "input": {"oneOf": [TEXT, {"type": "array", "minItems": 1, "items": _ITEM}]},
-    "instructions": TEXT,
-    "max_output_tokens": {**COUNT, "description": "0: only compute the prompt into the prefix cache."},
-    "text": {"type": "object", "properties": {"format": _FORMAT}},
-    "tools": {"type": "array", "items": _TOOL},
-    "tool_choice": {"oneOf": [{"enum": ["auto", "none", "required"]}, _CHOICE]},
-    "parallel_tool_calls": {**FLAG, "default": True, "description": "False: at most one call."},
-    "stream": FLAG,
-    "include": {**TEXTS, "description": f"{LOGPROBS}, or what is ignored."},
-    "top_logprobs": {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS},
-    "metadata": {**OBJECT, "description": "Told again in the answer."},
-    "user": TEXT,
-    "truncation": {"enum": ["disabled"]},
-    "store": {**FLAG, "description": "Whatever it says, the answer is not kept, and says so."},
-    "background": {"enum": [False]},
-    "previous_response_id": _NONE,
-    "conversation": _NONE,
-    "prompt": _NONE,
-    **SAMPLING,
-    **STOPPING,
-    **PREDICTION,
-    **COMMON,
-}
-
 OPENAI_RESPONSES = (
-    Endpoint("POST", "/v1/responses", respond, OpenAIErrors(),
-             json_operation("Answer in a conversation of items", RESPONSES_FIELDS, ("input",)), task=Task.CHAT),
+    Endpoint("POST", "/v1/responses", respond, OpenAIErrors(), "Answer in a conversation of items", RESPONSES_FIELDS,
+             ("input",), task=Task.CHAT),
 )  # fmt: skip

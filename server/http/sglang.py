@@ -7,7 +7,6 @@ from typing import Any
 
 import specdec
 from server.http.call import Call, Endpoint
-from server.http.fields import RESPONSES
 from server.http.openai_format import OpenAIErrors
 from server.served_model import ServedModel
 from specdec.errors import FieldViolation, InvalidRequestError
@@ -77,14 +76,9 @@ def _core(model: ServedModel) -> dict[str, Any]:
     }
 
 
-_PARAMETERS = [
+_PARAMETERS = (
     {"name": "include", "in": "query", "schema": {"type": "string", "default": "all"},
      "description": "SGLang's sections, by commas: " + ", ".join(SECTIONS) + "; here there are core and queues."},
     {"name": "model", "in": "query", "schema": {"type": "string"}, "description": "Where several are served."},
-]  # fmt: skip
-SGLANG = (
-    Endpoint(
-        "GET", PATH, loads, OpenAIErrors(),
-        {"summary": "SGLang: how busy the server is", "parameters": _PARAMETERS, "responses": RESPONSES},
-    ),
 )  # fmt: skip
+SGLANG = (Endpoint("GET", PATH, loads, OpenAIErrors(), "SGLang: how busy the server is", parameters=_PARAMETERS),)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import os
 import platform
 import re
@@ -18,22 +16,26 @@ from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
 from server.completion.service import CompletionService, Outcome
 from server.http.answering import Totals
 from server.http.call import Call, Endpoint
-from server.http.fields import (
-    COMMON,
-    COUNT,
-    FLAG,
-    NUMBER,
-    RESPONSES,
-    TEXT,
-    Schema,
-    json_operation,
-    read_common,
-)
+from server.http.fields import COMMON
 from server.http.openai_format import OpenAIErrors, extras
 from server.json_body import Body
-from server.request_fields import read_seed
+from server.request_fields import (
+    NUMBER,
+    TEXT,
+    Field,
+    Table,
+    flag_field,
+    integer_field,
+    listed,
+    object_field,
+    param_field,
+    read_request,
+    text_field,
+    with_fields,
+)
 from server.served_model import ServedModel, Task
-from specdec.core.types import Request, SamplingParams, StoppingParams, TextRules
+from specdec.core.fields import INT31
+from specdec.core.types import Request, SamplingParams, TextRules
 from specdec.engine.validation import check_requests
 
 _CRLF, _ALONE = "\r\n", re.compile(r"(?<!\r)\n")
@@ -61,31 +63,59 @@ _KINDS = (
     ("relevant_snippets_from_recently_opened_files", True),
 )
 CLIPBOARD = "clipboard"
+STANDARD = "standard"
+
+
+_SNIPPETS = listed(with_fields({"filepath": TEXT, "body": TEXT, "score": NUMBER}))
+SEGMENT_FIELDS: Table = (
+    *(text_field(name) for name in ("prefix", "suffix", "filepath", "git_url", CLIPBOARD)),
+    *(Field(kind, _SNIPPETS) for kind, _ in _KINDS),
+)
+COMPLETION_FIELDS: Table = (
+    text_field("language", "As VS Code names it."),
+    object_field("segments", SEGMENT_FIELDS, "prefix"),
+    text_field("user", "Also the session, if none is named."),
+    param_field(SamplingParams, "temperature", default=0.0),
+    param_field(SamplingParams, "seed"),
+    Field("mode", {"enum": [STANDARD]}, Body.text),
+    object_field(
+        "debug_options",
+        (
+            text_field("raw_prompt", "Replaces the segments."),
+            flag_field("return_snippets"),
+            flag_field("return_prompt"),
+        ),
+    ),
+    *COMMON,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """``gap`` has plain line feeds; ``snippets``: the texts beside it, as Tabby tells them."""
+    """A document around the cursor."""
 
-    gap: Gap
+    gap: Gap  # with plain line feeds
     ends: LineEnds
-    snippets: tuple[dict[str, Any], ...]
+    snippets: tuple[dict[str, Any], ...]  # texts of other files, in Tabby's form
 
 
-def read_segments(given: Body, language: str) -> Segments:
-    """Tabby's own fields; a text without a body says nothing, and is left out."""
-    prefix, suffix = given.text("prefix"), given.text("suffix") or ""
-    if prefix is None:
+def read_segments(body: Body, own: Mapping[str, Any]) -> Segments:
+    """The fields of ``segments``."""
+    given: Body | None = own["segments"]
+    if given is None:
+        body.refuse("segments", "must be an object with a prefix")
+    elif "prefix" not in own:
         given.refuse("prefix", "must be a string")
-    ends = LineEnds(prefix or "", suffix)
-    files = tuple(_files(given, ends))
+    prefix, suffix = own.get("prefix", ""), own.get("suffix", "")
+    ends = LineEnds(prefix, suffix)
+    files = () if given is None else tuple(_files(given, ends))
     gap = Gap(
-        prefix=ends.plain(prefix or ""),
+        prefix=ends.plain(prefix),
         suffix=ends.plain(suffix),
         files=files,
-        repo=_repository(given.text("git_url") or ""),
-        path=given.text("filepath") or "",
-        language=language,
+        repo=_repository(own.get("git_url", "")),
+        path=own.get("filepath", ""),
+        language=own.get("language", ""),
     )
     return Segments(gap, ends, tuple({"filepath": f.name, "body": f.text, "score": f.score} for f in files))
 
@@ -109,33 +139,14 @@ def _repository(url: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class DebugOptions:
-    """``raw_prompt``: goes to the model as it is, in the place of the segments."""
-
-    raw_prompt: str | None
-    return_snippets: bool
-    return_prompt: bool
-
-
-def read_debug_options(body: Body) -> DebugOptions | None:
-    """None where there are none. That the server should look for no further texts is heard gladly: it never does."""
-    given = body.object("debug_options")
-    if given is None:
-        return None
-    return DebugOptions(given.text("raw_prompt"), given.flag("return_snippets"), given.flag("return_prompt"))
-
-
-STANDARD = "standard"
-
-
-@dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """``ends``: what to make of the answer's line breaks. ``debug`` None: nothing is to be told beside the answer."""
+    """What a call asks for."""
 
     request: Request
-    ends: LineEnds
-    snippets: tuple[dict[str, Any], ...]
-    debug: DebugOptions | None
+    ends: LineEnds  # of the document, for the answer's line breaks
+    snippets: tuple[dict[str, Any], ...] | None  # to be returned; None: none are
+    return_prompt: bool
+    debug: bool  # the answer has ``debug_data``
 
 
 def is_tabbys(body: Mapping[str, Any]) -> bool:
@@ -144,58 +155,34 @@ def is_tabbys(body: Mapping[str, Any]) -> bool:
     return named and body.get("prompt") is None
 
 
-async def parse_completion(call: Call, service: CompletionService) -> CompletionRequest:
-    """What ``call`` asks for.
+async def parse_completion(call: Call) -> CompletionRequest:
+    """What ``call`` asks for. It ends before a blank line, among the ends that follow from its place in the text.
 
     Raises:
-        FimNotSupportedError: the model can not fill in the middle of a text.
-        RequestError: it can not be served; every bad field is named.
+        FimNotSupportedError: the model cannot fill in the middle of a text.
+        RequestError: it cannot be served; the error names every bad field.
     """
-    body, model = call.body(), call.model
-    options, debug, segments = _options(call, body), read_debug_options(body), _segments(body)
-    request_id = f"cmpl-{call.request_id}"
-    if debug is not None and debug.raw_prompt is not None:
-        call.field_names["prompt"] = "debug_options.raw_prompt"
-        request = Request(
-            request_id=request_id,
-            prompt_ids=tuple(await model.tokenizer.encode(debug.raw_prompt, parse_special=True)),
-            sampling=options.sampling,
-            stopping=dataclasses.replace(options.stopping, rules=None),
-            speculation=options.speculation,
-            priority=options.priority,
-            cache_salt=options.cache_salt,
-            session=options.session,
-            target_tpot_ms=options.target_tpot_ms,
-        )
-        segments = None
-    else:
-        if segments is None:
-            body.refuse("segments", "must be an object with a prefix")
-        body.violations.raise_if_any()
-        assert segments is not None
-        request = await service.maker.make(segments.gap, options, current_caller(), request_id)
-    check_requests([request], call.model.info, body.violations)
-    if segments is None:
-        return CompletionRequest(request, LineEnds(), (), debug)
-    return CompletionRequest(request, segments.ends, segments.snippets, debug)
-
-
-def _segments(body: Body) -> Segments | None:
-    given, language = body.object("segments"), body.text("language") or ""
-    return None if given is None else read_segments(given, language)
-
-
-def _options(call: Call, body: Body) -> CompletionOptions:
-    """Ends before a blank line, beside where its place in the text ends it. Greedy where nothing is said."""
-    if body.text("mode") not in (None, STANDARD):
+    body, fields = await call.read_request(COMPLETION_FIELDS)
+    own, engine = fields.own, fields.engine
+    if own.get("mode", STANDARD) != STANDARD:
         body.refuse("mode", f'only "{STANDARD}" is served')
-    temperature, user = body.number("temperature"), body.text("user")
-    common = read_common(call, body)
-    return CompletionOptions(
-        sampling=SamplingParams(temperature=0.0 if temperature is None else temperature, seed=read_seed(body)),
-        stopping=StoppingParams(max_tokens=DEFAULT_MAX_TOKENS, rules=TextRules(blank_line=True)),
-        **common | {"session": common["session"] or user or ""},
-    )
+    engine["session"] = engine["session"] or own.get("user", "")
+    engine["stopping.max_tokens"] = DEFAULT_MAX_TOKENS
+    request_id, segments = f"cmpl-{call.request_id}", Segments(Gap(""), LineEnds(), ())
+    if "raw_prompt" in own:
+        call.field_names["prompt"] = "debug_options.raw_prompt"
+        ids = await call.model.tokenizer.encode(own["raw_prompt"], parse_special=True)
+        request = fields.request(request_id, tuple(ids))
+    else:
+        segments = read_segments(body, own)
+        engine["stopping.rules"] = TextRules(blank_line=True)
+        body.violations.raise_if_any()
+        maker, options = call.model.completion.maker, CompletionOptions(**fields.options())
+        request = await maker.make(segments.gap, options, current_caller(), request_id)
+    check_requests([request], call.model.info, body.violations)
+    snippets = segments.snippets if own["return_snippets"] else None
+    debug = own["debug_options"] is not None
+    return CompletionRequest(request, segments.ends, snippets, own["return_prompt"], debug)
 
 
 async def complete(call: Call) -> None:
@@ -206,7 +193,7 @@ async def complete(call: Call) -> None:
     """
     with call.model.gate.enter():
         service = call.model.completion
-        parsed = await parse_completion(call, service)
+        parsed = await parse_completion(call)
         text, totals = await _fill_in(service, parsed, call.supersedes_key)
         body = {
             "id": parsed.request.request_id,
@@ -214,7 +201,7 @@ async def complete(call: Call) -> None:
             "mode": STANDARD,
             **extras(totals),
         }
-        if parsed.debug is not None:
+        if parsed.debug:
             body["debug_data"] = await _debug_data(call, parsed)
         await call.reply(200, body)
 
@@ -234,17 +221,23 @@ async def _fill_in(service: CompletionService, parsed: CompletionRequest, supers
 
 
 async def _debug_data(call: Call, parsed: CompletionRequest) -> dict[str, Any]:
-    assert parsed.debug is not None
     data: dict[str, Any] = {}
-    if parsed.debug.return_snippets:
+    if parsed.snippets is not None:
         data["snippets"] = parsed.snippets
-    if parsed.debug.return_prompt:
+    if parsed.return_prompt:
         data["prompt"] = await call.model.tokenizer.decode(parsed.request.prompt_ids, skip_special=False)
     return data
 
 
+EVENT_FIELDS: Table = (
+    Field("type", {"enum": ["view", "select", "dismiss"]}, Body.text),
+    text_field("completion_id", minLength=1),
+    integer_field("choice_index", 0, INT31),
+    text_field("select_kind", "A part was taken over, such as a line; also as a query field."),
+    Field("elapsed", {**NUMBER, "minimum": 0, "description": "Milliseconds that it was shown for."}, Body.number),
+    text_field("cache_salt", "That of the completion, if it had one."),
+)
 _OUTCOMES = {"view": Outcome.SHOWN, "select": Outcome.ACCEPTED, "dismiss": Outcome.REJECTED}
-_INT31 = (1 << 31) - 1
 
 
 async def log_event(call: Call) -> None:
@@ -254,25 +247,22 @@ async def log_event(call: Call) -> None:
         InvalidRequestError: fields that make no sense, each one named.
     """
     body = call.body()
-    kind, completion = body.text("type"), body.text("completion_id")
-    select, salt = body.text("select_kind") or call.query.get("select_kind"), body.text("cache_salt") or ""
-    shown_ms = body.number("elapsed")
-    body.integer("choice_index", 0, _INT31)
-    outcome = _OUTCOMES.get(kind or "")
+    own = read_request(body, EVENT_FIELDS).own
+    outcome = _OUTCOMES.get(own.get("type", ""))
+    completion, shown_ms = own.get("completion_id", ""), own.get("elapsed", 0.0)
     if outcome is None:
         body.refuse("type", f"must be one of {', '.join(_OUTCOMES)}")
     if not completion:
         body.refuse("completion_id", "must be the id of a completion")
-    if shown_ms is not None and not 0 <= shown_ms < math.inf:
+    if shown_ms < 0:
         body.refuse("elapsed", "must be a number of milliseconds, not negative")
     body.violations.raise_if_any()
     assert outcome is not None
-    assert completion is not None
-    if outcome is Outcome.ACCEPTED and select:
-        outcome = Outcome.PARTIALLY_ACCEPTED  # of how many characters is not told
+    if outcome is Outcome.ACCEPTED and (own.get("select_kind") or call.query.get("select_kind")):
+        outcome = Outcome.PARTIALLY_ACCEPTED  # of how many characters is not said
     service = call.model.completion
-    owner = service.owner(current_caller(), salt)
-    service.outcomes.report(owner, completion, outcome, 0, shown_ms or 0.0)
+    owner = service.owner(current_caller(), own.get("cache_salt", ""))
+    service.outcomes.report(owner, completion, outcome, 0, shown_ms)
     await call.reply_data(200, b"", b"text/plain; charset=utf-8")
 
 
@@ -321,76 +311,14 @@ def _device(model: ServedModel) -> str:
     return "cuda" if model.info.kernels == "triton" else "cpu"
 
 
-_SNIPPETS: Schema = {
-    "type": "array",
-    "items": {"type": "object", "properties": {"filepath": TEXT, "body": TEXT, "score": NUMBER}},
-}
-SEGMENT_FIELDS: Mapping[str, Schema] = {
-    "prefix": TEXT,
-    "suffix": TEXT,
-    "filepath": TEXT,
-    "git_url": TEXT,
-    "declarations": _SNIPPETS,
-    "relevant_snippets_from_changed_files": _SNIPPETS,
-    "relevant_snippets_from_recently_opened_files": _SNIPPETS,
-    "clipboard": TEXT,
-}
-COMPLETION_FIELDS: Mapping[str, Schema] = {
-    "language": {**TEXT, "description": "As VS Code names it."},
-    "segments": {"type": "object", "required": ["prefix"], "properties": dict(SEGMENT_FIELDS)},
-    "user": {**TEXT, "description": "Also the session, where none is named."},
-    "temperature": {"type": "number", "minimum": 0, "default": 0},
-    "seed": {"type": "integer"},
-    "mode": {"enum": [STANDARD]},
-    "debug_options": {
-        "type": "object",
-        "properties": {
-            "raw_prompt": {**TEXT, "description": "In the place of the segments."},
-            "return_snippets": FLAG,
-            "return_prompt": FLAG,
-        },
-    },
-    **COMMON,
-}
-EVENT_FIELDS: Mapping[str, Schema] = {
-    "type": {"enum": ["view", "select", "dismiss"]},
-    "completion_id": {**TEXT, "minLength": 1},
-    "choice_index": COUNT,
-    "select_kind": {**TEXT, "description": "A part was taken over, such as a line; also as a query field."},
-    "elapsed": {"type": "number", "minimum": 0, "description": "Milliseconds that it was shown for."},
-    "cache_salt": {**TEXT, "description": "That of the completion, where it had one."},
-}
-
 _ERRORS = OpenAIErrors()
-_HEALTH = {"summary": "Tabby: the model and the machine", "responses": RESPONSES}
 _SELECT = {"name": "select_kind", "in": "query", "schema": TEXT}
 TABBY = (
-    Endpoint(
-        "POST",
-        "/v1/completions",
-        complete,
-        _ERRORS,
-        json_operation("Tabby: fill in the middle of a text", COMPLETION_FIELDS),
-        is_tabbys,
-        Task.FILL,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/events",
-        log_event,
-        _ERRORS,
-        {
-            **json_operation("Tabby: what became of a suggestion", EVENT_FIELDS, ("type", "completion_id")),
-            "parameters": [_SELECT],
-        },
-    ),
-    Endpoint("GET", "/v1/health", health, _ERRORS, _HEALTH),
-    Endpoint("POST", "/v1/health", health, _ERRORS, _HEALTH),
-    Endpoint(
-        "GET",
-        "/v1beta/server_setting",
-        server_setting,
-        _ERRORS,
-        {"summary": "Tabby: what clients are asked to do", "responses": RESPONSES},
-    ),
-)
+    Endpoint("POST", "/v1/completions", complete, _ERRORS, "Tabby: fill in the middle of a text", COMPLETION_FIELDS,
+             claims=is_tabbys, task=Task.FILL),
+    Endpoint("POST", "/v1/events", log_event, _ERRORS, "Tabby: what became of a suggestion", EVENT_FIELDS,
+             ("type", "completion_id"), parameters=(_SELECT,)),
+    Endpoint("GET", "/v1/health", health, _ERRORS, "Tabby: the model and the machine"),
+    Endpoint("POST", "/v1/health", health, _ERRORS, "Tabby: the model and the machine"),
+    Endpoint("GET", "/v1beta/server_setting", server_setting, _ERRORS, "Tabby: what clients are asked to do"),
+)  # fmt: skip

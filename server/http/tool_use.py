@@ -1,17 +1,18 @@
-"""What a request says of tools: those the model is told of, and what its answer must call."""
+"""The tools of a request: reading them, and the grammar of an answer that must call them."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from server.http.tool_calls import MAX_NAME, ToolCall, ToolCallParser, WholeCallParser
-from server.http.tool_grammar import MARKED, tool_grammar
 from server.interfaces import TokenizerLike
-from server.json_body import Body
-from specdec.core.types import GrammarKind, GrammarParams, OutputParams
+from server.json_body import Body, RequestFields
+from server.request_fields import FLAG, OBJECT, TEXT, Field, Table, either, listed, with_fields
+from specdec.core.types import GrammarKind, GrammarParams
 from specdec.models.tool_forms import ToolForm
 
 _NAME = re.compile(rf'[^\s<>{{}}\[\]"\\]{{1,{MAX_NAME}}}')
@@ -65,14 +66,8 @@ class ToolUse:
         text = tool_grammar(self.form, callable_, tokenizer, many=many, free=free)
         return GrammarParams(GrammarKind.EBNF, text)
 
-    def output(self, output: OutputParams, tokenizer: TokenizerLike) -> OutputParams:
-        """``output``, with special tokens in the text where marks of the form are such."""
-        if all(tokenizer.special_id(mark) is None for mark in _MARKS.get(self.form, ())):
-            return output
-        return replace(output, skip_special_tokens=False)
 
-
-_MARKS = {
+_CALL_MARKS = {
     ToolForm.HERMES: ("<tool_call>",),
     ToolForm.LLAMA: ("<|python_tag|>",),
     ToolForm.MISTRAL: ("[TOOL_CALLS]",),
@@ -96,16 +91,19 @@ def read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     return ToolUse(tools, tokenizer.tool_form, required, parallel and not single)
 
 
-def answer_grammar(
-    body: Body, own: GrammarParams | None, tools: ToolUse | None, tokenizer: TokenizerLike
-) -> GrammarParams | None:
-    """What an answer must match that should match ``own`` too; that it can not is noted."""
-    if tools is None or (own is not None and not tools.required):
-        return own
-    if own is not None:
+def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenizer: TokenizerLike) -> None:
+    """Set the grammar that calls must match, and whether the text shows the special tokens that mark calls."""
+    if tools is None:
+        return
+    if any(tokenizer.special_id(mark) is not None for mark in _CALL_MARKS.get(tools.form, ())):
+        fields.engine["output.skip_special_tokens"] = False
+    if "grammar" not in fields.engine:
+        grammar = tools.grammar(tokenizer)
+        if grammar is not None:
+            body.names["grammar"] = body.path("tools")
+            fields.engine["grammar"] = grammar
+    elif tools.required:
         body.refuse("tool_choice", "lets nothing but calls be answered, and a form for the answer is given too")
-    body.names["grammar"] = body.path("tools")
-    return tools.grammar(tokenizer)
 
 
 def check_names(body: Body, names: Sequence[str], field: str, key: str) -> None:
@@ -164,3 +162,116 @@ def _read_choice(body: Body, names: Sequence[str]) -> tuple[str, ...] | None:
     else:
         return (name,)
     return ()
+
+
+_FUNCTION = with_fields(
+    {
+        "name": {**TEXT, "minLength": 1},
+        "description": TEXT,
+        "parameters": {**OBJECT, "description": "A JSON schema."},
+        "strict": FLAG,
+    },
+    "name",
+)
+PARALLEL = Field("parallel_tool_calls", {**FLAG, "default": True, "description": "False: at most one call."})
+TOOLS: Table = (
+    Field("tools", listed(with_fields({"type": {"enum": ["function"]}, "function": _FUNCTION}))),
+    Field(
+        "tool_choice",
+        either(
+            {"enum": ["auto", "none", "required", "any"]},
+            {
+                **with_fields({"type": {"enum": ["function"]}, "function": with_fields({"name": TEXT})}),
+                "description": "The one to call.",
+            },
+        ),
+    ),
+    PARALLEL,
+)
+
+
+# As Python's json writes, which templates write calls with: what the model has seen most, and all of it is forced.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def tool_grammar(
+    form: ToolForm, functions: Sequence[Mapping[str, Any]], tokenizer: TokenizerLike, *, many: bool, free: bool = False
+) -> str:
+    """An answer that is calls of ``functions``, as OpenAI describes them: each with ``name`` and ``parameters``, a JSON
+    schema. ``many``: more than one may come. ``free``: text may come too, or nothing but text; then arguments follow
+    the schemas of functions that are ``strict``, and are any object for the others."""
+    writer = _Writer(tokenizer)
+    mark, opening, closing, between = _AROUND[form]
+    more = f"({writer.marked(between)} call)*" if many else ""
+    rules = [
+        f"calls: {writer.marked(opening)} call {more} {writer.marked(closing)}",
+        "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
+    ]
+    if not free:
+        rules.insert(0, f"start: {writer.marked(mark)} calls")
+    else:
+        kind = "" if writer.is_special(mark) else "[lazy]"
+        start = "(marked calls)* TEXT" if many else "marked calls | TEXT"
+        rules = [f"start: {start}", f"marked{kind}: TEXT {writer.marked(mark)}", r"TEXT: /(.|\n)*/", *rules]
+    for i, function in enumerate(functions):
+        before, after = _call(form, function["name"])
+        bound = not free or function.get("strict") is True
+        schema = _schema(function.get("parameters")) if bound else {"type": "object", "x-guidance": _SPACING}
+        rules += [
+            f"call_{i}: {writer.marked(before)} arguments_{i} {writer.marked(after)}",
+            f"arguments_{i}: %json {json.dumps(schema)}",
+        ]
+    return "\n".join(rules)
+
+
+# The mark of the first call, what follows it, what stands behind the last call, and what between two.
+_AROUND: Mapping[ToolForm, tuple[str, str, str, str]] = {
+    ToolForm.HERMES: ("<tool_call>", "\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n"),
+    ToolForm.LLAMA: ("", "", "", "; "),
+    ToolForm.MISTRAL: ("[TOOL_CALLS]", "[", "]", ", "),
+    ToolForm.MISTRAL_ARGS: ("[TOOL_CALLS]", "", "", "[TOOL_CALLS]"),
+    ToolForm.FUNCTIONARY: ("", "", "", ">>>"),
+    ToolForm.FUNCTION_TAG: ("<function=", "", "", "<function="),
+}
+MARKED = frozenset(form for form, (mark, *_) in _AROUND.items() if mark)
+"""Forms that calls and text can be told apart in by the first mark: those that `tool_grammar` takes ``free``."""
+
+
+def _call(form: ToolForm, name: str) -> tuple[str, str]:
+    """What stands around the arguments."""
+    if form is ToolForm.MISTRAL_ARGS:
+        return f"{name}[ARGS]", ""
+    if form is ToolForm.FUNCTIONARY:
+        return f"{name}\n", ""
+    if form is ToolForm.FUNCTION_TAG:
+        return f"{name}>", "</function>"
+    key = "parameters" if form is ToolForm.LLAMA else "arguments"
+    return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ', "}"
+
+
+_MARKS = ("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>")
+_COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")
+
+
+def _schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Fields beyond those described are left out, unless the schema speaks of them."""
+    schema: dict[str, Any] = dict(parameters or {"type": "object", "properties": {}})
+    if "properties" in schema and not any(key in schema for key in _COMBINED):
+        schema = {"additionalProperties": False, **schema}
+    return {"type": "object", **schema, "x-guidance": _SPACING}
+
+
+class _Writer:
+    def __init__(self, tokenizer: TokenizerLike) -> None:
+        self._ids = {mark: found for mark in _MARKS if (found := tokenizer.special_id(mark)) is not None}
+
+    def is_special(self, mark: str) -> bool:
+        return mark in self._ids
+
+    def marked(self, text: str) -> str:
+        """``text`` as a sequence of literals, special tokens by their ids."""
+        for mark, token in self._ids.items():
+            before, found, after = text.partition(mark)
+            if found:
+                return " ".join(filter(None, (self.marked(before), f"<[{token}]>", self.marked(after))))
+        return json.dumps(text, ensure_ascii=False) if text else ""

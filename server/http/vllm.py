@@ -3,27 +3,28 @@ llama.cpp. And its /render endpoints: what a request's prompt is in tokens, for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.http.call import Call, Endpoint
-from server.http.fields import (
-    CONVERSATION,
-    FLAG,
-    RESPONSES,
-    TEXT,
-    Schema,
-    json_operation,
-    read_conversation,
-)
-from server.http.openai import CHAT_FIELDS, COMPLETION_FIELDS
-from server.http.openai_chat import parse_chat
-from server.http.openai_completions import parse_completion
+from server.http.fields import CONVERSATION, MODEL, read_conversation
+from server.http.openai_chat import CHAT_FIELDS, parse_chat
+from server.http.openai_completions import COMPLETION_FIELDS, parse_completion
 from server.http.openai_format import OpenAIErrors
 from server.http.tool_use import read_tools
-from server.json_body import Body
+from server.request_fields import Table, flag_field, text_field
 from server.served_model import Task
 from specdec.core.types import Request
+
+_ERRORS = OpenAIErrors()
+TOKENIZE_FIELDS: Table = (
+    MODEL,
+    text_field("prompt"),
+    flag_field("add_special_tokens", "Of a prompt; a conversation has its template's.", default=True),
+    *CONVERSATION,
+    flag_field("add_generation_prompt", default=True),
+    flag_field("return_token_strs"),
+)
 
 
 def _is_vllms(body: Mapping[str, Any]) -> bool:
@@ -37,33 +38,28 @@ async def tokenize(call: Call) -> None:
     Raises:
         RequestError: it can not be read, or the model has no chat template.
     """
-    body, model, info = call.body(), call.model, call.model.info
-    call.model.check_name(body.text("model"))
-    ids = await (_conversation(call, body) if body.has("messages") else _prompt(call, body))
-    told = body.flag("return_token_strs")
-    body.violations.raise_if_any()
-    pieces = map(model.tokenizer.loaded.token_bytes, ids)
-    texts = [piece.decode("utf-8", "replace") for piece in pieces] if told else None
-    answer = {"count": len(ids), "max_model_len": info.max_context, "tokens": ids, "token_strs": texts}
-    await call.reply(200, answer)
-
-
-async def _prompt(call: Call, body: Body) -> tuple[int, ...]:
-    """Special tokens spelled out in it are read as such, as /v1/completions reads them."""
-    text, special = body.text("prompt"), body.flag("add_special_tokens", True)
-    if text is None:
-        if not body.violations.found:
+    body, fields = await call.read_request(TOKENIZE_FIELDS)
+    model, own = call.model, fields.own
+    ids: Sequence[int] = ()
+    if not body.has("messages"):
+        if "prompt" not in own:
             body.refuse("prompt", "must be a string")
-        return ()
-    return tuple(await call.model.tokenizer.encode(text, add_special=special, parse_special=True))
-
-
-async def _conversation(call: Call, body: Body) -> tuple[int, ...]:
-    if body.has("prompt"):
-        body.refuse("prompt", "messages are given too; give one of them")
-    generation = body.flag("add_generation_prompt", True)
-    tools = read_tools(body, call.model.tokenizer.loaded)
-    return await read_conversation(body, call.model, tools, add_generation_prompt=generation)
+        # Special tokens spelled out in the prompt are read as such, as in /v1/completions.
+        ids = await model.tokenizer.encode(
+            own.get("prompt", ""), add_special=own["add_special_tokens"], parse_special=True
+        )
+    else:
+        if body.has("prompt"):
+            body.refuse("prompt", "messages are given too; give one of them")
+        tools = read_tools(body, model.tokenizer.loaded)
+        ids = await read_conversation(body, model, tools, add_generation_prompt=own["add_generation_prompt"])
+    body.violations.raise_if_any()
+    texts = None
+    if own["return_token_strs"]:
+        pieces = map(model.tokenizer.loaded.token_bytes, ids)
+        texts = [piece.decode("utf-8", "replace") for piece in pieces]
+    max_context = call.model.info.max_context
+    await call.reply(200, {"count": len(ids), "max_model_len": max_context, "tokens": ids, "token_strs": texts})
 
 
 async def tokenizer_info(call: Call) -> None:
@@ -80,31 +76,11 @@ async def tokenizer_info(call: Call) -> None:
     await call.reply(200, {"bos_token": names[0], "eos_token": names[1], "pad_token": names[1]})
 
 
-TOKENIZE_FIELDS: Mapping[str, Schema] = {
-    "model": {**TEXT, "description": "None, or the one served."},
-    "prompt": TEXT,
-    "add_special_tokens": {**FLAG, "default": True, "description": "Of a prompt; a conversation has its template's."},
-    **CONVERSATION,
-    "add_generation_prompt": {**FLAG, "default": True},
-    "return_token_strs": FLAG,
-}
 VLLM = (
-    Endpoint(
-        "POST",
-        "/tokenize",
-        tokenize,
-        OpenAIErrors(),
-        json_operation("vLLM: ids of a text or of a conversation", TOKENIZE_FIELDS),
-        claims=_is_vllms,
-    ),
-    Endpoint(
-        "GET",
-        "/tokenizer_info",
-        tokenizer_info,
-        OpenAIErrors(),
-        {"summary": "vLLM: the names of special tokens", "responses": RESPONSES},
-    ),
-)
+    Endpoint("POST", "/tokenize", tokenize, _ERRORS, "vLLM: ids of a text or of a conversation", TOKENIZE_FIELDS,
+             claims=_is_vllms),
+    Endpoint("GET", "/tokenizer_info", tokenizer_info, _ERRORS, "vLLM: the names of special tokens"),
+)  # fmt: skip
 
 
 async def render_completion(call: Call) -> None:
@@ -137,12 +113,8 @@ def _rendered(call: Call, request: Request) -> dict[str, Any]:
 
 
 RENDER = (
-    Endpoint(
-        "POST", "/v1/completions/render", render_completion, OpenAIErrors(),
-        json_operation("vLLM: the prompts of a completion in tokens", COMPLETION_FIELDS, ("prompt",)),
-    ),
-    Endpoint(
-        "POST", "/v1/chat/completions/render", render_chat, OpenAIErrors(),
-        json_operation("vLLM: the prompt of a conversation in tokens", CHAT_FIELDS, ("messages",)), task=Task.CHAT,
-    ),
+    Endpoint("POST", "/v1/completions/render", render_completion, _ERRORS,
+             "vLLM: the prompts of a completion in tokens", COMPLETION_FIELDS, ("prompt",)),
+    Endpoint("POST", "/v1/chat/completions/render", render_chat, _ERRORS,
+             "vLLM: the prompt of a conversation in tokens", CHAT_FIELDS, ("messages",), task=Task.CHAT),
 )  # fmt: skip

@@ -8,11 +8,10 @@ experiment arms are derived from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 MIN_TEMPERATURE = 1e-6  # below it, logits of 1e30 overflow float32 when they are divided by it
@@ -37,8 +36,6 @@ MAX_BIAS = 1e4  # logits; far above any logit, and far below what overflows a fl
 INT31, UINT32, UINT64 = (1 << 31) - 1, (1 << 32) - 1, (1 << 64) - 1
 UTF8 = "must be text that UTF-8 can hold"
 NAME_RULE = f"at most {MAX_NAME} characters of text that UTF-8 can hold"
-OPENAI = "openai"
-"""The dialect whose names JSON bodies use unless `Param.names` says otherwise."""
 
 
 class Kind:
@@ -227,11 +224,7 @@ class Param:
     path: str  # of its field in the options message, with dots where it lies deeper
     scale: float  # units of the message per unit of the dataclass
     label: str  # its name in refusals
-    names: Mapping[str, str | None]  # by dialect, its name in JSON bodies; None: bodies do not have it
-
-    def json_name(self, dialect: str = OPENAI) -> str | None:
-        """Return its name in bodies of ``dialect``."""
-        return self.names.get(dialect, self.names.get(OPENAI, self.name))
+    json_name: str | None  # in JSON bodies, unless a dialect has another; None: bodies do not have it
 
     def schema(self, default: Any = None) -> dict[str, Any]:
         """Return its JSON Schema for OpenAPI. ``default``: the dialect's own default, if it has one."""
@@ -250,17 +243,15 @@ def param(
     scale: float = 1.0,
     label: str = "",
     json: str | None = "",
-    names: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Any:
     """Return a dataclass field with a `Param`.
 
     ``path`` and ``label`` default to the field's name. ``json`` is its name in JSON bodies: empty for the field's name,
     None if bodies do not have it.
     """
-    own = {} if json == "" else {OPENAI: json}
 
     def make(name: str) -> Param:
-        return Param(name, kind, default, doc, path or name, scale, label or name, MappingProxyType({**own, **names}))
+        return Param(name, kind, default, doc, path or name, scale, label or name, name if json == "" else json)
 
     return field(default=default, metadata={"param": make})
 

@@ -74,21 +74,17 @@ class SamplingParams:
     """1 is off."""
     min_p: float = param(0.0, Number(0.0, 1.0))
     """0 is off."""
-    repetition_penalty: float = param(
-        1.0, Number(1e-3, 1e3), names={"llamacpp": "repeat_penalty", "ollama": "repeat_penalty"}
-    )
+    repetition_penalty: float = param(1.0, Number(1e-3, 1e3))
     """Divides positive and multiplies negative logits of tokens in the prompt or the output."""
     presence_penalty: float = param(0.0, Number(-100.0, 100.0))
     """Counts output tokens, as frequency_penalty does."""
     frequency_penalty: float = param(0.0, Number(-100.0, 100.0))
     logit_bias: tuple[tuple[int, float], ...] = param((), LogitBias(MAX_BIASED_TOKENS), "By token id.")
-    allowed_token_ids: tuple[int, ...] = param(
-        (), TokenIds(MAX_ALLOWED_TOKENS, distinct=True), names={"llamacpp": None}
-    )
+    allowed_token_ids: tuple[int, ...] = param((), TokenIds(MAX_ALLOWED_TOKENS, distinct=True))
     """Empty: all."""
     seed: int | None = param(None, Seed(), "The same seed gives the same tokens. -1 or none: a fresh one.")
     """None: the engine draws one and reports it in `Started`."""
-    n: int = param(1, Int(1, MAX_N), names={"llamacpp": "n_cmpl", "ollama": None})
+    n: int = param(1, Int(1, MAX_N))
     """Samples of the prompt. Sample 0 uses ``seed`` itself, sample i a seed derived from (seed, i)."""
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from server.http.tool_calls import ToolCall
-from server.http.tool_grammar import MARKED
-from server.http.tool_use import ToolUse
+from server.http.tool_use import MARKED, ToolUse
 from specdec.grammar.state import GrammarState
 from specdec.models.tool_forms import ToolForm
 from tests.grammar.helpers import EOS, byte_level, ids_of, start

@@ -132,7 +132,7 @@ def over_http(group: str, each: Param, value: Any) -> Request:
     """The same of a body."""
     plain = {str(k): v for k, v in value} if isinstance(each.kind, LogitBias) else value
     body: dict[str, Any] = {"prompt": [7], "stream": True}
-    fields = {each.json_name(): plain}
+    fields = {each.json_name: plain}
     return across(asked(parse_completion, body | ({group: fields} if group == "speculation" else fields)).requests[0])
 
 
@@ -162,7 +162,7 @@ def test_it_reaches_the_engine(group: str, each: Param) -> None:
     value = good(each)
     request = with_value(group, each, value)
     assert over_grpc(request) == request
-    if each.json_name() is not None:
+    if each.json_name is not None:
         assert found_in(over_http(group, each, value), group, each) == value
 
 
@@ -170,7 +170,7 @@ def test_it_reaches_the_engine(group: str, each: Param) -> None:
 def test_out_of_bounds_it_is_refused_alike(group: str, each: Param) -> None:
     for value in bad(each):
         told = {refusal(over_grpc, with_value(group, each, value))}
-        if each.json_name() is not None:
+        if each.json_name is not None:
             told.add(refusal(over_http, group, each, value))
             assert told != {None}
         assert told - {None} <= {each.kind.problem(value, INFO.vocab_size)}

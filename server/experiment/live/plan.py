@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from server.experiment.config import ExperimentConfig, Place
 from server.json_body import Body
-from server.request_fields import read_speculation, read_values
+from server.request_fields import SPECULATION, param_fields, read_request
 from specdec.config import WeightDtype
 from specdec.core.types import EngineInfo, Request, SpeculationParams
 from specdec.engine.validation import check_requests
@@ -62,10 +62,9 @@ def read_options(given: Mapping[str, Any], info: EngineInfo) -> tuple[ArmOptions
     violations = ViolationCollector()
     known = {name: value for name, value in speculation.items() if name in _SPECULATION}
     body = Body({"speculation": known, **plain}, violations)
-    asked = read_speculation(body)
-    options = ArmOptions(
-        {name: getattr(asked, name) for name in _SPECULATION if name in speculation}, read_values(body, Request)
-    )
+    asked = read_request(body, (SPECULATION, *param_fields(Request))).engine
+    chosen = asked.pop("speculation", SpeculationParams())
+    options = ArmOptions({name: getattr(chosen, name) for name in _SPECULATION if name in speculation}, asked)
     if not violations.found:
         try:
             check_requests([options.put(UNTOUCHED)], info)

@@ -18,6 +18,7 @@ from server.http.call import Call, ServerContext
 from server.served_model import Models, ServedModel
 from specdec.config import EngineConfig
 from specdec.errors import FieldViolation, InvalidRequestError
+from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.fake_tokenizer import FakeTokenizer
 
@@ -66,6 +67,14 @@ def make_model(tokenizer: FakeTokenizer | None = None, fim: Any = None) -> Serve
     model = ServedModel(cast(EngineClient, SimpleNamespace(info=info, engine=SimpleNamespace(info=info))))
     model.load(tokenizer or FakeTokenizer(has_tools=True), fim)
     return model
+
+
+def code_context() -> ServerContext:
+    """A server whose model can fill in the middle of a text."""
+    server: Any = make_context(CodeTokenizer())  # type: ignore[arg-type]
+    model = server.models.first
+    model.client.info = replace(model.info, vocab_size=300)
+    return cast(ServerContext, server)
 
 
 def receiving(*messages: Message) -> Receive:

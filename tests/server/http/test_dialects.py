@@ -30,7 +30,7 @@ def endpoint(name: str, method: str = "POST", **more: Any) -> Endpoint:
             raise RuntimeError("a secret")
         await call.reply(200, {"by": name, "body": call.data if method == "POST" else None})
 
-    return Endpoint(method, "/x", answer, Plain() if name == "first" else OpenAIErrors(), {"summary": name}, **more)
+    return Endpoint(method, "/x", answer, Plain() if name == "first" else OpenAIErrors(), name, **more)
 
 
 ENDPOINTS = [
@@ -65,7 +65,7 @@ def test_methods_of_one_path_may_differ() -> None:
     async def show(call: Call) -> None:
         await call.reply(200, {"by": "get"})
 
-    both = [endpoint("post"), Endpoint("GET", "/x", show, OpenAIErrors(), {"summary": "get"})]
+    both = [endpoint("post"), Endpoint("GET", "/x", show, OpenAIErrors(), "get")]
     with TestClient(build_app(make_context(), both)) as client:
         assert client.post("/x", json={}).json()["by"] == "post"
         assert client.get("/x").json()["by"] == "get"

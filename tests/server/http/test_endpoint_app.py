@@ -20,7 +20,7 @@ class Exchange:
         self.left, self.begun, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.sent: list[Any] = []
         self._read, self._stubborn = False, stubborn
-        endpoint = Endpoint("POST", "/x", self._answer, OpenAIErrors(), {})
+        endpoint = Endpoint("POST", "/x", self._answer, OpenAIErrors(), "")
         scope = {"type": "http", "method": "POST", "path": "/x", "headers": [], "query_string": b""}
         self.task = asyncio.create_task(EndpointApp([endpoint], make_context())(scope, self._receive, self._send))
 

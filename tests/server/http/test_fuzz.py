@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from server.http.anthropic import MESSAGE_FIELDS
 from server.http.mistral import FIM_FIELDS
-from server.http.openai import CHAT_FIELDS, COMPLETION_FIELDS
+from server.http.openai_chat import CHAT_FIELDS
+from server.http.openai_completions import COMPLETION_FIELDS
 from server.http.responses import RESPONSES_FIELDS
+from server.request_fields import schemas
 from tests.server.http.harness import CHAT, COMPLETIONS, MESSAGES, RESPOND, Server
 
 ANY = st.recursive(
@@ -31,7 +33,7 @@ ANY = st.recursive(
 
 def bodies(fields: Any, good: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     """Bodies of known fields with unknown values, mostly around a good one."""
-    some = st.dictionaries(st.sampled_from(sorted(set(fields) - {"cache_salt"})), ANY, max_size=4)
+    some = st.dictionaries(st.sampled_from(sorted(set(schemas(fields)) - {"cache_salt"})), ANY, max_size=4)
     return st.tuples(st.booleans(), some).map(lambda pair: (good if pair[0] else {}) | pair[1])
 
 

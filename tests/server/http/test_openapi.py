@@ -11,16 +11,15 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
-from server.http.anthropic import MESSAGE_FIELDS
-from server.http.anthropic_request import parse_messages
+from server.http import llamacpp_request, ollama, tabby
+from server.http.anthropic import MESSAGE_FIELDS, parse_messages
 from server.http.app import ENDPOINTS, build_app
 from server.http.call import Call
-from server.http.openai import CHAT_FIELDS, COMPLETION_FIELDS
-from server.http.openai_chat import parse_chat
-from server.http.openai_completions import parse_completion
-from server.http.responses import RESPONSES_FIELDS
-from server.http.responses_request import parse_responses
-from tests.server.http.calls import make_call, make_context
+from server.http.openai_chat import CHAT_FIELDS, parse_chat
+from server.http.openai_completions import COMPLETION_FIELDS, parse_completion
+from server.http.responses import RESPONSES_FIELDS, parse_responses
+from server.request_fields import Table, schemas
+from tests.server.http.calls import code_context, make_call, make_context
 from tests.server.http.harness import Server
 
 HI = [{"role": "user", "content": "hi"}]
@@ -57,19 +56,25 @@ class Watched(dict[str, Any]):
         (parse_chat, {"messages": HI}, CHAT_FIELDS),
         (parse_messages, {"messages": HI}, MESSAGE_FIELDS),
         (parse_responses, {"input": "hi"}, RESPONSES_FIELDS),
+        (ollama.parse_generate, {"prompt": "hi"}, ollama.GENERATE_FIELDS),
+        (ollama.parse_chat, {"messages": HI}, ollama.CHAT_FIELDS),
+        (llamacpp_request.parse_completion, {"prompt": "hi"}, llamacpp_request.COMPLETION_FIELDS),
+        (llamacpp_request.parse_infill, {"input_prefix": "a", "input_suffix": "b"}, llamacpp_request.INFILL_FIELDS),
+        (tabby.parse_completion, {"debug_options": {"raw_prompt": "a"}}, tabby.COMPLETION_FIELDS),
     ],
 )
 def test_the_fields_described_are_those_that_are_read(
-    reader: Callable[[Call], Awaitable[Any]], body: dict[str, Any], fields: Mapping[str, Any]
+    reader: Callable[[Call], Awaitable[Any]], body: dict[str, Any], fields: Table
 ) -> None:
     async def read() -> set[str]:
-        call = make_call(json.dumps(body).encode())
+        context = code_context() if reader is llamacpp_request.parse_infill else make_context()
+        call = make_call(json.dumps(body).encode(), server=context)
         await call.read()
         call.data = watched = Watched(call.data)  # type: ignore[misc]
         await reader(call)
         return watched.seen
 
-    assert asyncio.run(read()) == set(fields)
+    assert asyncio.run(read()) == set(schemas(fields))
 
 
 def test_calls_made_from_the_document_meet_no_fault(server: Server) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.errors import ChatNotSupportedError, UnknownModelError
-from server.http.anthropic_request import parse_messages
+from server.http.anthropic import parse_messages
 from specdec.core.types import GrammarKind, GrammarParams, Request, SamplingParams, SpeculationParams, StoppingParams
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import Told, asked, make_context, violations

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.http.llamacpp import COMPLETION_FIELDS, INFILL_FIELDS, TOKENIZE_FIELDS
+from server.http.llamacpp import COMPLETION_FIELDS, DETOKENIZE_FIELDS, INFILL_FIELDS, TOKENIZE_FIELDS
+from server.request_fields import schemas
 from tests.server.http.harness import Server, events
 from tests.server.http.tabby.book_server import book_server
 from tests.server.http.test_fuzz import ANY
@@ -21,7 +22,7 @@ CASES = [
     ("/infill", INFILL_FIELDS, {"input_prefix": "def ", "input_suffix": "z", "prompt": "", "n_predict": 3}),
     ("/completion", COMPLETION_FIELDS, {"prompt": "def ", "n_predict": 3}),
     ("/tokenize", TOKENIZE_FIELDS, {"content": "a"}),
-    ("/detokenize", {"tokens": {}}, {"tokens": [97]}),
+    ("/detokenize", DETOKENIZE_FIELDS, {"tokens": [97]}),
 ]
 
 
@@ -34,7 +35,7 @@ def book() -> Iterator[Server]:
 
 @pytest.mark.parametrize(("path", "fields", "good"), CASES)
 def test_any_values_in_known_fields(book: Server, path: str, fields: Any, good: dict[str, Any]) -> None:
-    some = st.dictionaries(st.sampled_from(sorted(set(fields) - UNTRIED)), ANY, max_size=4)
+    some = st.dictionaries(st.sampled_from(sorted(set(schemas(fields)) - UNTRIED)), ANY, max_size=4)
 
     @settings(max_examples=200)
     @given(body=st.tuples(st.booleans(), some).map(lambda pair: (good if pair[0] else {}) | pair[1]))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -14,7 +12,7 @@ from starlette.testclient import TestClient
 
 from server.http.app import build_app
 from server.http.call import Call
-from server.http.llamacpp import COMPLETION_FIELDS, INFILL_FIELDS, LLAMACPP, picked, result, timings
+from server.http.llamacpp import LLAMACPP, picked, result, timings
 from server.http.llamacpp_request import LlamaRequest, parse_completion, parse_infill
 from specdec.core.types import (
     EngineLoad,
@@ -29,9 +27,8 @@ from specdec.core.types import (
 )
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
-from tests.server.http.calls import asked, make_call, make_context, violations
+from tests.server.http.calls import asked, code_context, make_context, violations
 from tests.server.http.harness import Server, running
-from tests.server.http.test_openapi import Watched
 
 GAP = {"input_prefix": "a\n", "input_suffix": "\nz", "prompt": "  b"}
 
@@ -40,15 +37,8 @@ def completion(**body: Any) -> LlamaRequest:
     return asked(parse_completion, {"prompt": "hi"} | body)
 
 
-def code_face() -> Any:
-    server: Any = make_context(CodeTokenizer())  # type: ignore[arg-type]
-    model = server.models.first
-    model.client.info = dataclasses.replace(model.info, vocab_size=300)
-    return server
-
-
 def infill(**body: Any) -> LlamaRequest:
-    return asked(parse_infill, GAP | body, server=code_face())
+    return asked(parse_infill, GAP | body, server=code_context())
 
 
 def shown(ask: LlamaRequest) -> str:
@@ -150,23 +140,6 @@ def test_the_rest_of_the_body() -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_named(reader: Callable[[Call], Awaitable[Any]], field: str, body: dict[str, Any]) -> None:
     assert field in [violation.field for violation in violations(reader, body)]
-
-
-@pytest.mark.parametrize(
-    ("reader", "body", "fields"),
-    [(parse_completion, {"prompt": "hi"}, COMPLETION_FIELDS), (parse_infill, GAP, INFILL_FIELDS)],
-)
-def test_the_fields_described_are_those_that_are_read(
-    reader: Callable[[Call], Awaitable[Any]], body: dict[str, Any], fields: Mapping[str, Any]
-) -> None:
-    async def read() -> set[str]:
-        call = make_call(json.dumps(body).encode(), server=code_face())
-        await call.read()
-        call.data = watched = Watched(call.data)  # type: ignore[misc]
-        await reader(call)
-        return watched.seen
-
-    assert asyncio.run(read()) == set(fields)
 
 
 def end(reason: FinishReason, stop: str | int | None = None, **usage: int) -> Finished:

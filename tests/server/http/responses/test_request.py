@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.errors import ChatNotSupportedError, UnknownModelError
-from server.http.responses_request import parse_responses
+from server.http.responses import parse_responses
 from specdec.core.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import Told, asked, make_context, violations

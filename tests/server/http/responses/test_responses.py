@@ -7,8 +7,7 @@ import json
 import time
 from typing import Any
 
-from server.http.responses import ResponseStream
-from server.http.responses_request import parse_responses
+from server.http.responses import ResponseStream, parse_responses
 from specdec.core.types import Delta, Finished, FinishReason, SpeculationStats, Started, Timings, Usage
 from tests.server.fake_engine import DEFAULT_SEED
 from tests.server.fake_tokenizer import FakeTokenizer

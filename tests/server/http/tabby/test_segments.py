@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.tabby import LineEnds, Segments, is_tabbys, read_segments
+from server.http.tabby import COMPLETION_FIELDS, LineEnds, Segments, is_tabbys, read_segments
 from server.json_body import Body
+from server.request_fields import read_request
 from specdec.errors import ViolationCollector
 
 KINDS = (
@@ -21,7 +22,8 @@ LINES = st.lists(st.sampled_from(["a", "\n", "\r\n", "", "é"]), max_size=12).ma
 
 def read(**fields: Any) -> Segments:
     violations = ViolationCollector()
-    found = read_segments(Body({"prefix": "", **fields}, violations), "python")
+    body = Body({"language": "python", "segments": {"prefix": "", **fields}}, violations)
+    found = read_segments(body, read_request(body, COMPLETION_FIELDS).own)
     assert not violations.found
     return found
 
