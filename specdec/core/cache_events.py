@@ -1,4 +1,4 @@
-"""What becomes cached and what is lost, as the prefix cache tells it to those outside of the engine."""
+"""Events of the prefix cache, for routers that follow its content."""
 
 from __future__ import annotations
 
@@ -8,50 +8,49 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class BlocksStored:
-    """A run of pages that are cached now, each the next one's predecessor.
-
-    keys: 16 bytes each; parent: the key before the first, None at the beginning of a text; tokens: ids of all the
-    pages, 64 for each key; salt: under which they are shared.
-    """
+    """Consecutive pages entered the cache."""
 
     keys: list[bytes]
+    """One per page, 16 bytes each."""
     parent: bytes | None
+    """The key before the first; None at the beginning of a text."""
     tokens: list[int]
+    """Token ids of the pages, 64 per key."""
     salt: str
+    """The pages are shared among requests of this salt."""
 
 
 @dataclass(slots=True)
 class BlocksRemoved:
-    """Pages that are cached no more, by their ``keys``."""
+    """The pages of ``keys`` left the cache."""
 
     keys: list[bytes]
 
 
 @dataclass(slots=True)
 class CacheCleared:
-    """Nothing is cached any more."""
+    """All pages left the cache."""
 
 
 CacheEvent = BlocksStored | BlocksRemoved | CacheCleared
 
 
 class CacheRecorder:
-    """Keeps the events of one cache, in order, until they are taken. Told by the thread that runs the engine.
+    """Collects the events of one cache, in order, until they are taken. Used by the engine's thread only.
 
-    Pages under a salt are left out unless ``salted``: those who share no cache with a caller must not learn from the
-    events what it asked, nor that it asked.
+    salted: False: pages under a salt are left out, since a caller's salt keeps its requests private.
     """
 
     def __init__(self, *, salted: bool) -> None:
         self._salted = salted
-        self._told: set[bytes] = set()
+        self._recorded: set[bytes] = set()
         self._events: list[CacheEvent] = []
 
     def stored(self, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
-        """A page of ``tokens`` is cached now under ``key``."""
+        """Record that a page of ``tokens`` entered the cache under ``key``."""
         if salt and not self._salted:
             return
-        self._told.add(key)
+        self._recorded.add(key)
         last = self._events[-1] if self._events else None
         if isinstance(last, BlocksStored) and parent is not None and last.keys[-1] == parent:
             last.keys.append(key)
@@ -60,10 +59,10 @@ class CacheRecorder:
             self._events.append(BlocksStored([key], parent, list(tokens), salt))
 
     def removed(self, key: bytes) -> None:
-        """The page of ``key`` is cached no more."""
-        if key not in self._told:
+        """Record that the page of ``key`` left the cache."""
+        if key not in self._recorded:
             return
-        self._told.remove(key)
+        self._recorded.remove(key)
         last = self._events[-1] if self._events else None
         if isinstance(last, BlocksRemoved):
             last.keys.append(key)
@@ -71,8 +70,8 @@ class CacheRecorder:
             self._events.append(BlocksRemoved([key]))
 
     def flushed(self) -> None:
-        """All was dropped that could be: where nothing is left, one event says so for all."""
-        if not self._told and self._events and isinstance(self._events[-1], BlocksRemoved):
+        """Record the end of a flush: if no page is left, one `CacheCleared` replaces the removals."""
+        if not self._recorded and self._events and isinstance(self._events[-1], BlocksRemoved):
             self._events[-1] = CacheCleared()
 
     def take(self) -> list[CacheEvent]:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from specdec.core.cache_events import CacheRecorder
 from verify_kernels.forward_batch import PAGE_SIZE
 
-KEY_BYTES = 16
+KEY_BYTES = 16  # of a page key: collisions stay improbable for any number of pages
 _ROOT = b"specdec.salt"
 _PAGE = b"specdec.page"
 
@@ -23,7 +23,7 @@ def pages_for(n_tokens: int) -> int:
 
 
 def root_key(salt: str) -> bytes:
-    """What the first page of every chain under ``salt`` is chained to."""
+    """The key before the first page of every chain under ``salt``."""
     return blake2b(salt.encode(), digest_size=KEY_BYTES, person=_ROOT).digest()
 
 
@@ -33,12 +33,9 @@ def page_key(previous: bytes, tokens: Seq[int]) -> bytes:
 
 
 class PagedTokens:
-    """Tokens, and the pages that hold their KV: one row of the block tables. Compared by identity.
+    """Tokens and the pages that hold their KV: one row of the block tables. Compared by identity.
 
-    The last token is the *pending token*, whose KV is not computed. n_computed: leading tokens whose target KV is in
-    the cache, at most len(tokens) - 1; draft_computed: the same for the draft model. pages: page ids, page i holding
-    slots 64 i .. 64 i + 63. page_keys, n_published, n_draft_published: what the prefix cache was told of them. Pages
-    are shared among equal ``salt`` only.
+    The last token is the *pending token*, whose KV is not computed. Pages are shared among sequences of equal ``salt``.
     """
 
     __slots__ = (
@@ -55,33 +52,34 @@ class PagedTokens:
     def __init__(self, tokens: Iterable[int], salt: str) -> None:
         self.tokens = list(tokens)
         self.salt = salt
-        self.n_computed = self.draft_computed = 0
-        self.pages: list[int] = []
-        self.page_keys: list[bytes] = []
-        self.n_published = self.n_draft_published = 0
+        self.n_computed = 0  # leading tokens with target KV in the cache, at most len(tokens) - 1
+        self.draft_computed = 0  # the same for the draft model's KV
+        self.pages: list[int] = []  # page i holds slots 64 i .. 64 i + 63
+        self.page_keys: list[bytes] = []  # keys of the leading full pages, as far as they were needed
+        self.n_published = self.n_draft_published = 0  # leading pages that the prefix cache holds
 
     @property
     def prefilling(self) -> bool:
-        """Whether tokens before the pending one still lack their KV."""
+        """Whether a token before the pending one lacks its KV."""
         return self.n_computed < len(self.tokens) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """Leading pages whose KV is computed already: full ones, and behind them perhaps one that is computed in part.
-
-    n_tokens: tokens they cover. draft_tokens: leading tokens whose draft-model KV is there too.
-    """
+    """The cached prefix of a sequence."""
 
     pages: list[int]
+    """Full pages, then at most one partial block."""
     n_tokens: int
+    """Tokens in these pages."""
     draft_tokens: int
+    """Leading tokens whose draft-model KV is cached too."""
 
 
 class PagePool:
-    """Hands out pages by id; takes idle ones, least recently used first, when no free one is left.
+    """Allocates pages by id. If none is free, it evicts idle ones, least recently used first.
 
-    ``on_evict(page)`` is told that an idle page's content is about to be lost.
+    on_evict: called with an idle page before its content is lost.
     """
 
     def __init__(self, n_pages: int, on_evict: Callable[[int], None]) -> None:
@@ -92,7 +90,7 @@ class PagePool:
 
     @property
     def n_available(self) -> int:
-        """Pages `take` can hand out."""
+        """Pages that `take` can return."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -115,13 +113,13 @@ class PagePool:
         return pages
 
     def retain(self, page: int) -> None:
-        """One more reference to a referenced or idle page."""
+        """Add a reference to a referenced or idle page."""
         if self.references[page] == 0:
             del self._idle[page]
         self.references[page] += 1
 
     def drop(self, page: int, keep: bool) -> None:
-        """One reference less; the last one leaves the page idle (``keep``: as most recently used) or free."""
+        """Drop a reference. The last one leaves the page idle, as most recently used, if ``keep``; else free."""
         self.references[page] -= 1
         if self.references[page] > 0:
             return
@@ -131,7 +129,7 @@ class PagePool:
             self._free.append(page)
 
     def touch(self, page: int) -> None:
-        """Count an idle page as just used; no-op for a referenced one."""
+        """Make an idle page the most recently used; no-op for a referenced one."""
         if page in self._idle:
             self._idle.move_to_end(page)
 
@@ -143,7 +141,7 @@ class PagePool:
         return count
 
     def evict(self, page: int) -> None:
-        """Free an idle page out of turn."""
+        """Evict one idle page."""
         del self._idle[page]
         self.on_evict(page)
         self._free.append(page)
@@ -156,60 +154,59 @@ class PagePool:
 
 @dataclass(slots=True)
 class PartialBlock:
-    """What an idle page holds in part: KV of ``tokens``, of the first ``n_drafted`` the draft model's too."""
+    """An idle page that is computed in part."""
 
     page: int
     tokens: Seq[int]
+    """Tokens whose KV it holds."""
     n_drafted: int
+    """Leading tokens among them whose draft-model KV it holds too."""
 
 
 class PrefixIndex:
-    """At most one page per key and one key per page. ``draft_ready[page]``: the draft model's KV is there too.
-
-    Behind each key, the root's too, there may be one `PartialBlock`: the last one that was left there.
-    """
+    """Cached pages by key: at most one page per key, one key per page, and one `PartialBlock` after each key."""
 
     def __init__(self, n_pages: int) -> None:
-        self.draft_ready = bytearray(n_pages)
+        self.draft_ready = bytearray(n_pages)  # by page, 1: it holds the draft model's KV too
         self._page_of: dict[bytes, int] = {}
         self._key_of: list[bytes | None] = [None] * n_pages
         self._parent_of: list[bytes | None] = [None] * n_pages
-        self._tails: dict[bytes, PartialBlock] = {}
-        self._behind: dict[int, bytes] = {}  # by a tail's page, the key that it follows
+        self._partial: dict[bytes, PartialBlock] = {}  # by the key before
+        self._partial_parent: dict[int, bytes] = {}  # by the page of a partial block, the key before
 
     def __len__(self) -> int:
-        return len(self._page_of) + len(self._tails)
+        return len(self._page_of) + len(self._partial)
 
-    def tail(self, previous: bytes) -> PartialBlock | None:
-        """What follows ``previous`` without filling its page."""
-        return self._tails.get(previous)
+    def partial(self, previous: bytes) -> PartialBlock | None:
+        """The partial block after key ``previous``."""
+        return self._partial.get(previous)
 
-    def add_tail(self, previous: bytes, tail: PartialBlock, *, first: bool) -> None:
-        """Note what follows ``previous``, where nothing is noted yet. ``first``: no page is in front of it."""
-        self._tails[previous] = tail
-        self._behind[tail.page] = previous
-        self._parent_of[tail.page] = None if first else previous
+    def add_partial(self, previous: bytes, block: PartialBlock, *, first: bool) -> None:
+        """Index a block after key ``previous``, which has none. first: no page precedes it."""
+        self._partial[previous] = block
+        self._partial_parent[block.page] = previous
+        self._parent_of[block.page] = None if first else previous
 
-    def behind(self, page: int) -> bytes | None:
-        """The key that ``page`` follows as a tail; None where it is none."""
-        return self._behind.get(page)
+    def partial_parent(self, page: int) -> bytes | None:
+        """The key before ``page`` if that is a partial block, else None."""
+        return self._partial_parent.get(page)
 
     def forget_drafts(self) -> None:
-        """No page holds the draft model's KV."""
+        """Mark the draft model's KV of all pages as lost."""
         self.draft_ready[:] = bytes(len(self.draft_ready))
-        for tail in self._tails.values():
-            tail.n_drafted = 0
+        for block in self._partial.values():
+            block.n_drafted = 0
 
     def page(self, key: bytes) -> int | None:
         """The page that holds ``key``'s content."""
         return self._page_of.get(key)
 
     def key(self, page: int) -> bytes | None:
-        """The key whose content ``page`` holds; None when it is not indexed."""
+        """The key of a full page; None if it is not indexed."""
         return self._key_of[page]
 
     def parent(self, page: int) -> bytes | None:
-        """The key before this page's in its chain; None for the first page of a chain."""
+        """The key before ``page``; None for the first page of a chain."""
         return self._parent_of[page]
 
     def add(self, page: int, key: bytes, parent: bytes | None) -> None:
@@ -220,9 +217,9 @@ class PrefixIndex:
         self.draft_ready[page] = 0
 
     def remove(self, page: int) -> None:
-        """Forget an indexed page."""
-        if (previous := self._behind.pop(page, None)) is not None:
-            del self._tails[previous]
+        """Remove an indexed page."""
+        if (previous := self._partial_parent.pop(page, None)) is not None:
+            del self._partial[previous]
             self._parent_of[page] = None
             return
         key = self._key_of[page]
@@ -235,12 +232,11 @@ class PrefixIndex:
 
 
 def check_invariants(pool: PagePool, index: PrefixIndex, holders: Seq[Seq[int]] | None) -> None:
-    """Raise AssertionError naming the first rule broken.
+    """Raise AssertionError that names the first broken rule.
 
-    Every page is in exactly one of free, referenced, idle; idle pages are exactly the unreferenced indexed ones, tails
-    among them; an idle page's predecessor in its chain is indexed and is referenced or evicted later; no tail is
-    referenced. ``holders``: the page lists
-    of all sequences; reference counts must equal the number of lists a page is in.
+    Every page is free, referenced or idle. Idle pages are the unreferenced indexed ones, partial blocks included. The
+    page before an idle page in its chain is indexed, and is referenced or evicted later. Partial blocks are idle.
+    holders: the page lists of all sequences; None: reference counts are not compared with them.
     """
     free, idle = list(pool.free), list(pool.idle)
     referenced = {page for page, count in enumerate(pool.references) if count > 0}
@@ -261,17 +257,17 @@ def check_invariants(pool: PagePool, index: PrefixIndex, holders: Seq[Seq[int]] 
 def _check_chains(index: PrefixIndex, free: list[int], idle: list[int], referenced: set[int]) -> None:
     place = {page: i for i, page in enumerate(idle)}
     for page in free:
-        _require(index.key(page) is None and index.behind(page) is None, f"free page {page} is still indexed")
+        _require(index.key(page) is None and index.partial_parent(page) is None, f"free page {page} is still indexed")
     for page in referenced:
-        _require(index.behind(page) is None, f"page {page} is written to, and still found as a tail")
+        _require(index.partial_parent(page) is None, f"page {page} is referenced and indexed as a partial block")
     for page in idle:
         key, parent = index.key(page), index.parent(page)
         found = key is not None and index.page(key) == page
-        _require(found or index.behind(page) is not None, f"idle page {page} is not indexed")
+        _require(found or index.partial_parent(page) is not None, f"idle page {page} is not indexed")
         if parent is None:
             continue
         before = index.page(parent)
-        _require(before is not None, f"idle page {page} can not be reached: its predecessor is not cached")
+        _require(before is not None, f"idle page {page} cannot be reached: its predecessor is not cached")
         ordered = before in referenced or (before is not None and place[before] > place[page])
         _require(ordered, f"page {before} would be evicted before page {page}, which needs it")
 
@@ -282,21 +278,22 @@ def _require(ok: bool, message: str) -> None:
 
 
 class KvCacheManager:
-    """Allocates the ``n_pages`` pages of the KV pools; page p names a page in the target's and the draft's pool.
+    """Block tables over ``n_pages`` pages; a page id names a page in the target's pool and in the draft model's.
 
-    A page is free, referenced by one or more sequences, or idle: unreferenced, cached, evicted least recently used
-    first. Only full pages whose KV is computed are ever shared, and those are never written again. A page that is left
-    with a part computed goes to the next sequence that begins with the same tokens, which writes on from where these
-    end: somebody who types asks for the same prompt and a token more, many times a second. ``tails`` False: such pages
-    are not kept.
+    A page is free, referenced by sequences, or idle: unreferenced but cached, evicted least recently used first. Full
+    computed pages are shared and never written again. A *partial block*, the last page of a finished sequence, passes
+    to the next sequence that begins with the same tokens, which continues to write to it: code completion repeats a
+    prompt with one more token many times a second.
+
+    partial_blocks: False: partial blocks are not cached.
     """
 
-    def __init__(self, n_pages: int, *, prefix_cache: bool, tails: bool = True) -> None:
+    def __init__(self, n_pages: int, *, prefix_cache: bool, partial_blocks: bool = True) -> None:
         if n_pages < 1:
             raise ValueError(f"n_pages: must be positive, got {n_pages}")
         self.n_total = n_pages
         self.prefix_cache = prefix_cache
-        self._tails = prefix_cache and tails
+        self._partial_blocks = prefix_cache and partial_blocks
         self._index = PrefixIndex(n_pages)
         self._pool = PagePool(n_pages, self._index.remove)
         self._recorder: CacheRecorder | None = None
@@ -314,7 +311,7 @@ class KvCacheManager:
 
     @property
     def n_free(self) -> int:
-        """Pages a sequence could get now: free ones and idle cached ones."""
+        """Pages that a sequence could get: free and idle ones."""
         return self._pool.n_available
 
     @property
@@ -323,37 +320,37 @@ class KvCacheManager:
         return len(self._index)
 
     def match(self, tokens: Seq[int], salt: str) -> PrefixHit:
-        """The longest cached chain of full pages over ``tokens[:-1]``; the caller holds a reference to each page."""
+        """The longest cached chain of full pages of ``tokens[:-1]``; each page gets a reference."""
         hit = self._find(tokens, salt, [])
         for page in hit.pages:
             self._pool.retain(page)
         return hit
 
     def cached_tokens(self, tokens: Seq[int], salt: str) -> int:
-        """How many of ``tokens[:-1]`` the prefix cache holds now; nothing is held for the caller."""
+        """How many of ``tokens[:-1]`` are cached; takes no reference."""
         return self._find_all(tokens, salt, []).n_tokens if tokens else 0
 
     @classmethod
     def key_of(cls, seq: PagedTokens, n_tokens: int) -> bytes:
-        """16 bytes over the first ``n_tokens`` of ``seq`` and its salt; pages that have keys are not hashed again."""
+        """Digest, 16 bytes, of the salt and the first ``n_tokens`` of ``seq``; reuses its page keys."""
         full = n_tokens // PAGE_SIZE
         cls._keys_to(seq.tokens, seq.salt, seq.page_keys, full - 1)
         previous = seq.page_keys[full - 1] if full else root_key(seq.salt)
         return page_key(previous, seq.tokens[full * PAGE_SIZE : n_tokens])
 
     def uncached(self, seq: PagedTokens) -> int:
-        """Tokens before the pending one that would have to be computed, were ``seq`` admitted now."""
+        """Tokens before the pending one that are not cached."""
         return len(seq.tokens) - 1 - self._find_all(seq.tokens, seq.salt, seq.page_keys).n_tokens
 
     def fits(self, seq: PagedTokens, reserve: int = 0) -> bool:
-        """Whether `admit` would do it now."""
+        """Whether `admit` would succeed."""
         return self._fitting(seq, reserve) is not None
 
     def admit(self, seq: PagedTokens, reserve: int = 0) -> PrefixHit | None:
-        """Give ``seq``, which holds no page, its cached prefix and pages for all its tokens.
+        """Give ``seq``, which holds no page, its cached prefix and pages for all other tokens.
 
-        Sets ``pages``, ``n_computed`` and ``draft_computed``. None, and nothing changed, unless ``reserve`` pages
-        would stay available.
+        Sets ``pages``, ``n_computed`` and ``draft_computed``. None: fewer than ``reserve`` pages would stay available;
+        nothing has changed.
         """
         hit = self._fitting(seq, reserve)
         if hit is None:
@@ -368,7 +365,7 @@ class KvCacheManager:
         return hit
 
     def ensure(self, seq: PagedTokens, n_tokens: int) -> bool:
-        """Grow ``seq.pages`` to hold ``n_tokens`` slots, evicting idle pages if need be; all or nothing."""
+        """Grow ``seq.pages`` to ``n_tokens`` slots, all or nothing; evicts idle pages if necessary."""
         missing = pages_for(n_tokens) - len(seq.pages)
         if missing <= 0:
             return True
@@ -378,13 +375,13 @@ class KvCacheManager:
         return True
 
     def trim(self, seq: PagedTokens, n_tokens: int) -> None:
-        """Give back the pages beyond ``n_tokens`` slots (at least ``n_computed``): room for drafts now gone."""
+        """Return the pages beyond ``n_tokens`` slots, which held drafts; computed tokens keep theirs."""
         keep = pages_for(max(n_tokens, seq.n_computed))
         while len(seq.pages) > keep:
             self._pool.drop(seq.pages.pop(), keep=False)
 
     def publish(self, seq: PagedTokens) -> None:
-        """Let others find the pages of ``seq`` that are full and computed. Cheap when there is nothing new."""
+        """Add the full computed pages of ``seq`` to the prefix cache. Cheap if there are no new ones."""
         if not self.prefix_cache:
             return
         full = min(seq.n_computed // PAGE_SIZE, len(seq.pages))
@@ -400,38 +397,38 @@ class KvCacheManager:
         seq.n_draft_published = ready
 
     def release(self, seq: PagedTokens) -> None:
-        """Drop every page of ``seq``. Cached ones stay, deepest first to be evicted, so that chains stay reachable."""
+        """Drop the references of ``seq``. Cached pages become idle; the deepest are evicted first."""
         pool, index = self._pool, self._index
-        tail = self._leave_tail(seq)
+        partial = self._cache_partial_block(seq)
         for depth in range(len(seq.pages) - 1, -1, -1):
             page = seq.pages[depth]
             if depth < seq.n_published:
                 known = index.page(seq.page_keys[depth])
-                if known is None:  # its twin was evicted meanwhile: without this page the deeper ones are lost
+                if known is None:  # a page of the same key was evicted; without one the deeper pages are lost
                     self._add(seq, depth)
-                elif known != page:  # the twin must outlive the deeper pages
+                elif known != page:  # the other page of this key must outlive the deeper pages
                     pool.touch(known)
-            pool.drop(page, keep=index.key(page) is not None or page == tail)
+            pool.drop(page, keep=index.key(page) is not None or page == partial)
         seq.pages = []
         seq.n_published = seq.n_draft_published = 0
 
     def flush(self) -> int:
-        """Drop every cached page that no sequence holds; returns how many."""
+        """Evict every idle page; returns how many."""
         count = self._pool.flush()
         if self._recorder is not None:
             self._recorder.flushed()
         return count
 
     def forget_drafts(self) -> None:
-        """The draft model was changed: no cached page holds its KV. Running sequences: set draft_computed to 0."""
+        """Mark the draft model's KV as lost after a swap. The caller sets ``draft_computed`` of sequences to 0."""
         self._index.forget_drafts()
 
     def check(self, sequences: Iterable[PagedTokens] | None = None) -> None:
-        """AssertionError unless the block tables are consistent; given every page holder, also the reference counts."""
+        """Raise AssertionError if the block tables are inconsistent. sequences: all holders; None: not compared."""
         check_invariants(self._pool, self._index, None if sequences is None else [s.pages for s in sequences])
 
     def _fitting(self, seq: PagedTokens, reserve: int) -> PrefixHit | None:
-        """The cached prefix, if there are pages for all other tokens too and ``reserve`` are left."""
+        """The cached prefix, or None if pages for the other tokens and ``reserve`` more are not available."""
         hit = self._find_all(seq.tokens, seq.salt, seq.page_keys)
         references = self._pool.references
         idle_hits = sum(1 for page in hit.pages if references[page] == 0)
@@ -439,7 +436,7 @@ class KvCacheManager:
         return None if missing + idle_hits + reserve > self.n_free else hit
 
     def _find(self, tokens: Seq[int], salt: str, keys: list[bytes]) -> PrefixHit:
-        """Look without retaining; ``keys`` holds the chain's keys so far and is extended as needed."""
+        """Cached full pages; takes no reference. keys: of the leading pages, extended as needed."""
         pages: list[int] = []
         drafted = 0
         if self.prefix_cache:
@@ -454,45 +451,45 @@ class KvCacheManager:
         return PrefixHit(pages, len(pages) * PAGE_SIZE, drafted * PAGE_SIZE)
 
     def _find_all(self, tokens: Seq[int], salt: str, keys: list[bytes]) -> PrefixHit:
-        """As `_find`, and the tail behind it as far as its tokens go."""
+        """As `_find`, with the partial block after them as far as its tokens agree."""
         hit = self._find(tokens, salt, keys)
-        if not self._tails:
+        if not self._partial_blocks:
             return hit
         n_full = len(hit.pages)
-        tail = self._index.tail(keys[n_full - 1] if n_full else root_key(salt))
-        if tail is None:
+        block = self._index.partial(keys[n_full - 1] if n_full else root_key(salt))
+        if block is None:
             return hit
-        shared = _agreeing(tail.tokens, tokens[hit.n_tokens : len(tokens) - 1])
+        shared = _common_prefix(block.tokens, tokens[hit.n_tokens : len(tokens) - 1])
         if not shared:
             return hit
-        drafted = min(shared, tail.n_drafted) if hit.draft_tokens == hit.n_tokens else 0
-        return PrefixHit([*hit.pages, tail.page], hit.n_tokens + shared, hit.draft_tokens + drafted)
+        drafted = min(shared, block.n_drafted) if hit.draft_tokens == hit.n_tokens else 0
+        return PrefixHit([*hit.pages, block.page], hit.n_tokens + shared, hit.draft_tokens + drafted)
 
-    def _leave_tail(self, seq: PagedTokens) -> int | None:
-        """Let others find the page that ``seq``, which gives it back, has in part; that page."""
+    def _cache_partial_block(self, seq: PagedTokens) -> int | None:
+        """Cache the partly computed page of ``seq``, which is released; returns that page."""
         depth, rest = divmod(seq.n_computed, PAGE_SIZE)
-        if not self._tails or not rest or depth >= len(seq.pages) or depth != seq.n_published:
+        if not self._partial_blocks or not rest or depth >= len(seq.pages) or depth != seq.n_published:
             return None
         page, start = seq.pages[depth], depth * PAGE_SIZE
         previous = seq.page_keys[depth - 1] if depth else root_key(seq.salt)
-        if (former := self._index.tail(previous)) is not None:
+        if (former := self._index.partial(previous)) is not None:
             self._pool.evict(former.page)
         drafted = min(max(0, seq.draft_computed - start), rest) if seq.n_draft_published == depth else 0
-        tail = PartialBlock(page, array("i", seq.tokens[start : start + rest]), drafted)
-        self._index.add_tail(previous, tail, first=not depth)
+        block = PartialBlock(page, array("i", seq.tokens[start : start + rest]), drafted)
+        self._index.add_partial(previous, block, first=not depth)
         return page
 
     @staticmethod
     def _keys_to(tokens: Seq[int], salt: str, keys: list[bytes], depth: int) -> None:
-        """Extend ``keys`` to page ``depth``, each page hashed once."""
+        """Extend ``keys`` up to page ``depth``."""
         while len(keys) <= depth:
             start = len(keys) * PAGE_SIZE
             previous = keys[-1] if keys else root_key(salt)
             keys.append(page_key(previous, tokens[start : start + PAGE_SIZE]))
 
     def _add(self, seq: PagedTokens, depth: int) -> None:
-        """Index a page of ``seq``, behind those before it whose twins were evicted meanwhile: none can be reached, nor
-        placed by whoever follows the events, without the one before."""
+        """Index page ``depth`` of ``seq`` after those before it that have left the index: a page can only be found, and
+        a reader of the events can only place it, if the one before is indexed."""
         first, keys = depth, seq.page_keys
         while first and self._index.page(keys[first - 1]) is None:
             first -= 1
@@ -509,6 +506,6 @@ class KvCacheManager:
             self._recorder.stored(keys[depth], parent, tokens, seq.salt)
 
 
-def _agreeing(a: Seq[int], b: Seq[int]) -> int:
-    """How many tokens two texts begin with alike."""
+def _common_prefix(a: Seq[int], b: Seq[int]) -> int:
+    """Length of the common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,4 +1,4 @@
-"""Sampling: what each tree node's row of logits becomes, by noise keyed on (seed, position, token)."""
+"""Sampling of tree nodes: the token of each row of logits, by noise keyed on (seed, position, token)."""
 
 from __future__ import annotations
 
@@ -22,37 +22,36 @@ from verify_kernels.sampling import (
     SequenceEdits,
 )
 
-# What the samplers are told of a request's parameters; the seed is that of the sample.
+# The sampling parameters that the kernels use; the seed is the sample's.
 _OF_POLICY = {f.name for f in fields(SamplingPolicy) if f.init} & {f.name for f in fields(SamplingParams)} - {"seed"}
 
 
 class TokenGrammar(Protocol):
-    """One sequence's place in its grammar: base state at the committed tokens, nodes by their paths above it."""
+    """The state of a grammar after the committed tokens, and after paths of a tree above them."""
 
     error: str
+    """The complexity limit that the grammar ran into, or empty."""
 
     @property
     def finished(self) -> bool:
-        """Whether nothing but an end token can follow the committed tokens."""
+        """Whether only an end token can follow the committed tokens."""
 
     def mask(self, path: Sequence[int]) -> NDArray[np.uint32]:
         """Allowed tokens after ``path``: uint32 [ceil(vocab / 32)], bit v & 31 of word v >> 5 set: v may follow."""
 
     def commit(self, tokens: Iterable[int]) -> None:
-        """Move ``tokens`` into the base state."""
+        """Advance the state by ``tokens``."""
 
     def forced(self, path: Sequence[int], limit: int) -> list[int]:
-        """At most ``limit`` tokens of the text the grammar forces after ``path``."""
+        """At most ``limit`` tokens of the text that the grammar forces after ``path``."""
 
 
 class SequenceSampling:
     """Makes the `RowSampling` of each tree node of one sequence.
 
     seed: the sample's own (`core.seeds.sample_seed`). vocab_size: columns of the logits. Stop token ids and EOS are
-    banned below ``min_tokens``, but never so that a request with allowed ids, or a node of its grammar, is left
-    without any: such a ban is void.
-
-    grammar: the sequence's own; each node's mask is joined to the allowed ids, and it moves on with `commit`.
+    banned below ``min_tokens``, unless that would leave no token: then the ban is void. grammar: each node's mask is
+    intersected with the allowed ids; `commit` advances it.
 
     Raises:
         ValueError: a parameter is out of range, or an allowed or biased id lies outside the vocabulary.
@@ -87,7 +86,7 @@ class SequenceSampling:
         )
 
     def commit(self, tokens: Iterable[int]) -> None:
-        """Move accepted tokens into the base state. Rows made before are stale after it."""
+        """Advance by accepted tokens. Rows made before are stale."""
         taken = list(tokens)
         if self._penalises:
             self._edits.add_output(taken)
@@ -137,19 +136,18 @@ def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """One token per row, NO_TOKEN (-1) where a row had no usable logit (a broken model: fail that request).
-
-    ``logprobs[r]`` is None where none were asked for, or where there is no token.
-    """
+    """Results by row."""
 
     tokens: list[int]
+    """NO_TOKEN (-1): the row has no usable logit, so its request fails."""
     logprobs: list[TokenLogprobs | None]
+    """None: not requested, or there is no token."""
 
 
 class Sampler:
-    """Samples each row by itself: a row's result depends on no other row, nor on the number of threads.
+    """Samples rows independently: a row's result depends neither on other rows nor on the number of threads.
 
-    Target and drafters use the same kernels and the same noise, which is what makes acceptance exact.
+    Target and drafters use the same kernels and the same noise, so acceptance is exact.
     """
 
     def __init__(self, kernels: SamplingKernels, threads: int) -> None:
@@ -159,14 +157,13 @@ class Sampler:
     def sample(
         self, logits: Tensor, rows: Sequence[RowSampling], top_logprobs: Sequence[int | None] | None = None
     ) -> SampledRows:
-        """The token of every row, and log-probabilities of the unprocessed logits where asked for.
+        """Sample every row, with log-probabilities of the unprocessed logits if requested.
 
-        logits: float32 [rows, vocab] where the kernels can read it. top_logprobs[r]: None for no log-probabilities,
-        else how many of the best tokens to report besides the chosen one (at most 20); None in place of the list: none
-        anywhere.
+        logits: float32 [rows, vocab] in the kernels' memory. top_logprobs: by row, how many of the best tokens to
+        report besides the chosen one, at most 20; None: no log-probabilities.
 
         Raises:
-            ValueError: ``logits`` is of another type or shape, or more than 20 log-probabilities are asked for.
+            ValueError: ``logits`` is of another type or shape, or more than 20 log-probabilities are requested.
         """
         _check(logits, rows)
         if not rows:
@@ -180,10 +177,10 @@ class Sampler:
         return SampledRows(tokens.tolist(), self._logprobs(logits, tokens, top_logprobs))
 
     def children(self, logits: Tensor, rows: Sequence[RowSampling], width: int) -> list[list[tuple[int, float]]]:
-        """Per row the ``width`` tokens most likely to be the target's choice, best first, with log-probabilities.
+        """Per row, the ``width`` tokens most likely to be the target's choice, best first, with log-probabilities.
 
-        They are the best by z + noise under the row's own filters: a sample without replacement that shares the
-        target's noise. A filter may leave fewer than ``width``. Greedy rows: the best by processed logit.
+        They are the best by z + noise under the row's filters: a sample without replacement that shares the target's
+        noise. Filters may leave fewer. Greedy rows: the best by processed logit.
 
         Raises:
             ValueError: ``logits`` is of another type or shape, or ``width`` is not within 1 to 64.

@@ -1,4 +1,4 @@
-"""Seeds: drawn where a request gives none, and derived for its further samples. No torch: clients need them too."""
+"""Seeds of requests and of their samples. Imports no torch, since clients need them too."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import secrets
 
 
 def draw_seed() -> int:
-    """A fresh seed from the system's entropy, for a request that gave none. It has 53 bits, which JavaScript's numbers
-    hold exactly: sent back, it gives the same tokens."""
+    """A random seed for a request that gives none; 53 bits, which JavaScript numbers hold exactly."""
     return secrets.randbits(53)
 
 

@@ -1,4 +1,4 @@
-"""One sample of one request: its tokens and pages, how it is sampled, its text so far, where it ends, its figures."""
+"""One sample of a request: its tokens and pages, sampling, text, end, and statistics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from specdec.models.tokenizer import Tokenizer
 
 
 class SequencePhase(Enum):
-    """Where a sequence is; a preempted one waits again."""
+    """State of a sequence; a preempted one is `WAITING` again."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -37,37 +37,28 @@ class SequencePhase(Enum):
 
 @dataclass(slots=True)
 class Ending:
-    """Why a sequence ended, and the stop that did it."""
+    """Why a sequence ended, and the stop string or token that matched."""
 
     reason: FinishReason
     matched_stop: str | int | None = None
 
 
 class Sequence(PagedTokens):
-    """All that is known of one sample. The prompt and the committed output are its ``tokens``.
+    """One sample. The prompt and the committed output are its ``tokens``. Times are monotonic seconds.
 
-    seed: the sample's own (`core.seeds.sample_seed`). sampling, text: how its next token is chosen, and what its
-    tokens say. drafts: whether drafts are proposed for it at all; max_nodes, max_depth, width: most draft nodes of a
-    step, most levels, most children of a node. history: what drafting brought on it, once it ran. rank: place in line,
-    lower first: priority negated, the deadline or the end of its patience, number. due_s: from when on it may not be
-    overtaken for want of pages. unread: tokens without KV when it last began to wait. cached_tokens: prefix hit when
-    first scheduled. n_resumed: output tokens that came with the request, which was begun elsewhere. Times are
-    monotonic seconds.
-
-    ``arrival_s``: when its request came. ``max_context``: the engine's. ``vocab_size``: columns of the logits.
-    ``speculation``: the engine's, for what the request does not say. ``grammar``: what the output must match.
+    seed: the sample's own (`core.seeds.sample_seed`). speculation: defaults of what the request leaves out.
 
     Raises:
         ValueError: a sampling parameter is out of range, or an allowed or biased id lies outside the vocabulary.
-        InvalidRequestError: the tokens to resume after are none that this request can have had.
+        InvalidRequestError: the request cannot have produced the tokens that it resumes after.
     """
 
     __slots__ = (
         "_healing",
         "_max_context",
-        "_owed",
         "_stop_tokens",
         "_tokenizer",
+        "_unsent",
         "_vocab_size",
         "arrival_s",
         "cached_tokens",
@@ -87,6 +78,7 @@ class Sequence(PagedTokens):
         "pauses",
         "phase",
         "preemptions",
+        "queued_prefill",
         "rank",
         "request",
         "sampling",
@@ -94,7 +86,6 @@ class Sequence(PagedTokens):
         "stats",
         "text",
         "timings",
-        "unread",
         "width",
     )
 
@@ -120,19 +111,21 @@ class Sequence(PagedTokens):
         self._stop_tokens = frozenset(request.stopping.stop_token_ids)
         self.text = TextStream(tokenizer, request.stopping, request.output, len(request.healing_prefix))
         self._limit_drafts(speculation)
-        self.history: SequenceHistory | None = None
-        self.rank = (0, 0.0, 0)
-        self.due_s = 0.0
-        self.unread = self.n_prompt - 1
+        self.history: SequenceHistory | None = None  # the controller's record of it, once it runs
+        self.rank = (0, 0.0, 0)  # lower first: negated priority, deadline or end of patience, serial number
+        self.due_s = 0.0  # from then on no less important sequence takes pages that it lacks
+        self.queued_prefill = self.n_prompt - 1  # pending prefill tokens when it last entered the queue
         self.phase = SequencePhase.WAITING
-        self.cached_tokens = self.preemptions = self.pauses = 0
+        self.cached_tokens = 0  # prompt tokens from the prefix cache when it was first scheduled
+        self.preemptions = self.pauses = 0
         self.ending: Ending | None = None
-        self.finishing_line = False  # its time is over and it only goes on to the end of its line
+        self.finishing_line = False  # its time limit has passed and it continues to the end of its line
         self.deadline = None if request.deadline_s is None else arrival_s + request.deadline_s
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.stats, self.timings = SpeculationStats(), Timings()
-        self.n_resumed, self._owed = 0, ""  # text of the tokens resumed after that the caller has not
+        self.n_resumed = 0  # output tokens that came with the request
+        self._unsent = ""  # text of resumed tokens that the caller does not have
         if request.resume is not None:
             self._resume(request.resume)
 
@@ -143,7 +136,7 @@ class Sequence(PagedTokens):
         )
 
     def _limit_drafts(self, ours: SpeculationConfig) -> None:
-        """What the request wishes, and where it does not say, what the engine's configuration says."""
+        """Set the draft limits: the request's, else those of the configuration ``ours``."""
         wish = self.request.speculation
         forced = wish.mode is SpeculationMode.ON
         nodes, depth = (ours.fixed_nodes, ours.fixed_depth) if forced else (ours.max_nodes, ours.max_depth)
@@ -159,24 +152,23 @@ class Sequence(PagedTokens):
 
     @property
     def room(self) -> int:
-        """Tokens this sequence may still emit."""
+        """Tokens that the sequence may still emit."""
         limit = self.request.stopping.max_tokens
         room = self._max_context - len(self.tokens)
         return room if limit is None else min(room, limit - self.n_output)
 
     @property
     def was_set_aside(self) -> bool:
-        """Whether it ran before, and gave up its pages to wait again."""
+        """Whether it was preempted or paused before."""
         return self.preemptions > 0 or self.pauses > 0
 
     @property
     def prefill_only(self) -> bool:
-        """Whether the request wants its prompt in the cache and no token out."""
+        """Whether the request only fills the prefix cache and emits no token."""
         return self.request.stopping.max_tokens == 0
 
     def _resume(self, resume: ResumeParams) -> None:
-        """Begin as one that was set aside after these tokens: they are read and counted as if they had been said here.
-        Where they end the answer, all that is left to say is how."""
+        """Commit the resumed tokens as output. If they are the whole answer, `ending` is set."""
         tokens, grammar = list(resume.token_ids), self.sampling.grammar
         lawful = grammar is None or bool(grammar.mask(tokens).any())
         text, taken = self._read(tokens)
@@ -192,17 +184,16 @@ class Sequence(PagedTokens):
         if had > len(text):
             problem = f"the tokens say {len(text)} characters so far, not {had}; give what came with them"
             raise InvalidRequestError([FieldViolation("resume.text_characters", problem)])
-        self.n_resumed, self._owed = taken, text[had:]
+        self.n_resumed, self._unsent = taken, text[had:]
 
     def take(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> Delta:
-        """Commit verified tokens one by one until they are used up or the sequence ends, at the very token at which
-        plain decode would end."""
+        """Commit verified tokens up to the one at which plain decode would end, if it is among them."""
         text, taken = self._read(tokens)
-        owed, self._owed = self._owed, ""
-        return Delta(self.request.request_id, self.index, tokens[:taken], owed + text, logprobs[:taken])
+        unsent, self._unsent = self._unsent, ""
+        return Delta(self.request.request_id, self.index, tokens[:taken], unsent + text, logprobs[:taken])
 
     def _read(self, tokens: list[int]) -> tuple[str, int]:
-        """Make ``tokens`` output, up to where they end it; returns their text that is certain, and how many."""
+        """Append ``tokens`` up to the end of the output; returns their final text, and how many were appended."""
         stopping, pieces, taken, cut = self.request.stopping, [], 0, False
         for token in tokens:
             self.tokens.append(token)
@@ -221,7 +212,7 @@ class Sequence(PagedTokens):
             pieces.append(self.text.flush())
         self.sampling.commit(tokens[:taken])
         if self._healing is not None and self._healing.done:
-            # From here on it is sampled like any other, at no cost for how it began.
+            # The mask of token healing costs nothing from here on.
             self.sampling, self._healing = self._new_sampling(None), None
             self.sampling.commit(self.tokens[self.n_prompt :])
         return "".join(pieces), taken
@@ -237,8 +228,8 @@ class Sequence(PagedTokens):
         return None
 
     def expired(self, now: float) -> Ending | None:
-        """How the sequence ends at ``now`` (monotonic seconds) if its time is over. One that may finish its line is
-        told to, and ends with the token that does."""
+        """How the sequence ends at ``now`` (monotonic seconds), or None. If it may finish its line, it continues until
+        the token that does."""
         stopping = self.request.stopping
         if self.deadline is not None and now >= self.deadline:
             return Ending(FinishReason.DEADLINE)
@@ -256,13 +247,13 @@ class Sequence(PagedTokens):
         return None
 
     def held_back(self) -> Delta:
-        """The text that was held back, for a sequence that ends between steps."""
-        owed, self._owed = self._owed, ""
+        """The text that was held back, when the sequence ends between steps."""
+        unsent, self._unsent = self._unsent, ""
         flushed = "" if self.ending is not None else self.text.flush()
-        return Delta(self.request.request_id, self.index, [], owed + flushed)
+        return Delta(self.request.request_id, self.index, [], unsent + flushed)
 
     def count_step(self, tree: TokenTree, accepted: list[int], draft_ms: float, verify_ms: float) -> None:
-        """Count one verify step. accepted: nodes whose token was taken."""
+        """Count one step. accepted: nodes whose tokens were committed."""
         stats = self.stats
         stats.num_steps += 1
         self.timings.draft_ms += draft_ms

@@ -1,10 +1,9 @@
-"""Token ids to text, one token at a time, and the rules that end a text: stop strings, lines, indents, brackets."""
+"""Incremental detokenisation, and the rules that end a text: stop strings, lines, indents, brackets, suffix."""
 
 from __future__ import annotations
 
 import codecs
 from dataclasses import dataclass
-from typing import Protocol
 
 from specdec.core.types import FinishReason, OutputParams, StoppingParams, TextRules
 from specdec.models.tokenizer import Tokenizer
@@ -12,17 +11,20 @@ from specdec.models.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Text that is now certain, why the stream ended if it did, and the stop string that ended it if one did."""
+    """Final text, and the end of the stream if it has ended."""
 
     text: str
     reason: FinishReason | None = None
     stop: str | None = None
+    """The stop string that matched."""
 
 
 class TextStream:
-    """Incremental detokenisation: holds back half a character, and text that may begin a stop string or be cut off by a
-    rule. What ends the stream is what holds at the earliest character, so it does not depend on where tokens part.
-    The first ``skip`` characters are not part of the text."""
+    """Turns tokens into text. Holds back incomplete characters and text that a stop string or a rule may still cut off.
+
+    The rule that holds at the earliest character ends the stream, so the end does not depend on token boundaries.
+    skip: leading characters that are not part of the text.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stopping: StoppingParams, output: OutputParams, skip: int = 0) -> None:
         self._tokenizer = tokenizer
@@ -37,18 +39,18 @@ class TextStream:
         self._min_tokens = stopping.min_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
-        self._released = 0  # characters in front of _held
+        self._released = 0  # characters before _held
         self._tokens = 0
 
     def push(self, token: int) -> TextPiece:
-        """Take the next token; below ``min_tokens`` stop strings and rules are passed over."""
+        """Append a token. Stop strings and rules do not apply below ``min_tokens``."""
         self._tokens += 1
         if not self._wanted or (self._skip_special and token in self._special):
             return TextPiece("")
         return self._take(self._decoder.decode(self._tokenizer.token_bytes(token)))
 
     def flush(self) -> str:
-        """The stream ends: what was held back is certain now, but for what a rule finds wrong with the end."""
+        """End the stream; returns the held-back text, up to where a rule cuts it."""
         piece = self._take(self._decoder.decode(b"", final=True))
         if piece.reason is not None:
             return piece.text
@@ -57,7 +59,7 @@ class TextStream:
         return piece.text + rest.text
 
     def end_at_line(self) -> None:
-        """The next line break ends the stream; only for requests with ``finish_line``."""
+        """Let the next line break end the stream. Only for requests with ``finish_line``."""
         assert self._cutter is not None  # made for every such request
         self._cutter.end_at_line()
 
@@ -94,7 +96,7 @@ class TextStream:
         return TextPiece(text if self._shown else "")
 
     def _undecided(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+        """Length of the longest suffix of the held text that is a prefix of a stop string."""
         longest = 0
         for stop in self._stops:
             for size in range(min(len(stop) - 1, len(self._held)), longest, -1):
@@ -106,54 +108,47 @@ class TextStream:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The text ends at ``place``; known once ``seen`` characters had been seen."""
+    """The end of a text."""
 
     place: int
+    """Characters before the end."""
     seen: int
+    """Characters that were read before it was known."""
     reason: FinishReason
 
 
 class TextCutter:
-    """Reads a text in pieces, however they are cut: the first character at which a rule holds ends it, and of several
-    rules that hold there the one that cuts off most. A line break of two characters stays whole."""
+    """Applies rules to a text that arrives in pieces. The first character at which a rule holds ends the text; of
+    several rules that hold there, the one that cuts off most counts. CRLF is never split."""
 
     def __init__(self, rules: TextRules | None) -> None:
         self._stops: list[TextStop] = [] if rules is None else _stops(rules)
         self._seen = self._safe = 0
-        self._open = ""  # the text behind _safe
+        self._open = ""  # the text after _safe
 
     @property
     def safe(self) -> int:
-        """Text before this place is certain."""
+        """Text before this place is final."""
         return self._safe
 
     def feed(self, text: str, *, binding: bool = True) -> Cut | None:
-        """Take more text. Not ``binding``: it is certain, whatever the rules say of it."""
+        """Append text; returns the cut if a rule holds. binding: False: the text is final whatever the rules say."""
         for char in text:
             self._seen += 1
             self._open += char
-            found: Cut | None = None
-            for stop in self._stops:
-                place = stop.feed(char)
-                if place is not None and (found is None or place < found.place):
-                    found = Cut(place, self._seen, stop.reason)
-            if binding and found is not None:
-                return self._clamped(found)
+            cut = self._earliest([(stop.feed(char), stop) for stop in self._stops])
+            if binding and cut is not None:
+                return cut
             safe = min((stop.safe for stop in self._stops), default=self._seen) if binding else self._seen
             self._release_up_to(self._before_break(safe) if binding else safe)
         return None
 
     def end(self) -> Cut | None:
-        """The text ended by itself; the place where a rule would end it, if one would."""
-        found: Cut | None = None
-        for stop in self._stops:
-            place = stop.end()
-            if place is not None and (found is None or place < found.place):
-                found = Cut(place, self._seen, stop.reason)
-        return None if found is None else self._clamped(found)
+        """End the text; returns the cut if a rule holds at the end."""
+        return self._earliest([(stop.end(), stop) for stop in self._stops])
 
     def end_at_line(self) -> None:
-        """From here on the next line break ends the text, because its time is over."""
+        """Let the next line break end the text, because its time limit has passed."""
         self._stops.append(LineStop(1, count_blank=True, reason=FinishReason.TIME_LIMIT, start=self._seen))
 
     def _release_up_to(self, place: int) -> None:
@@ -161,11 +156,16 @@ class TextCutter:
             self._open = self._open[place - self._safe :]
             self._safe = place
 
-    def _clamped(self, cut: Cut) -> Cut:
-        return Cut(self._before_break(max(cut.place, self._safe)), cut.seen, cut.reason)
+    def _earliest(self, places: list[tuple[int | None, TextStop]]) -> Cut | None:
+        """The cut that takes away most, if any rule holds."""
+        found = [(place, stop.reason) for place, stop in places if place is not None]
+        if not found:
+            return None
+        place, reason = min(found, key=lambda each: each[0])
+        return Cut(self._before_break(max(place, self._safe)), self._seen, reason)
 
     def _before_break(self, place: int) -> int:
-        """``place``, or the one before where that would part the two characters of a line break."""
+        """``place``, or the place before it if that would split CRLF."""
         inside = place - self._safe
         return place - 1 if inside > 0 and self._open[inside - 1] == "\r" else place
 
@@ -185,42 +185,43 @@ def _stops(rules: TextRules) -> list[TextStop]:
     return stops
 
 
-class TextStop(Protocol):
-    """Reads a text one character at a time. Places are counted in characters from the text's start.
+class TextStop:
+    """A rule. It reads a text one character at a time, also characters that another rule cuts off.
 
-    A rule sees every character, those that another rule cuts off too, and keeps no more than it needs to decide.
+    Places are counted in characters from the text's start.
     """
 
-    @property
-    def reason(self) -> FinishReason:
-        """Why a text that it ends has ended."""
+    reason: FinishReason
+    """The finish reason of a text that it ends."""
 
     @property
     def safe(self) -> int:
-        """Text before this place will not be cut off by this rule, whatever comes."""
+        """Text before this place is never cut off by this rule."""
+        raise NotImplementedError
 
     def feed(self, char: str) -> int | None:
-        """Take the next character; the place where the text ends, if it does."""
+        """Read the next character; returns the place where the text ends, or None."""
+        raise NotImplementedError
 
     def end(self) -> int | None:
-        """The text ended by itself; the place where it should have, if that is earlier."""
+        """The text ends; returns the place where it should have ended, or None."""
+        return None
 
 
 class BlankRun:
-    """Follows a text. ``start``: the line break behind the last visible character, once there is one, until the next
-    visible character; for a text that begins with blank lines, their first line break. ``breaks``: line breaks since
-    then, itself among them. ``indent``: characters of white space since the last of them."""
+    """Tracks the blank lines at the end of a text."""
 
     __slots__ = ("at", "breaks", "indent", "start")
 
     def __init__(self) -> None:
-        self.at = 0
-        self.start: int | None = None
-        self.breaks = self.indent = 0
+        self.at = 0  # characters read
+        self.start: int | None = None  # place of the first line break after the last visible character
+        self.breaks = 0  # line breaks from there on
+        self.indent = 0  # white space after the last line break
 
     @property
     def safe(self) -> int:
-        """Everything before the run."""
+        """The place where the blank lines begin."""
         return self.at if self.start is None else self.start
 
     def feed(self, char: str) -> None:
@@ -237,34 +238,34 @@ class BlankRun:
         self.at += 1
 
 
-class BlankLineStop:
-    """Ends it at the line break in front of a line without visible characters; what is left of the line that the text
-    begins in is no blank line."""
-
-    reason = FinishReason.BLANK_LINE
+class BlankRunStop(TextStop):
+    """A rule that holds line breaks back until it sees what follows them."""
 
     def __init__(self) -> None:
         self._run = BlankRun()
 
     @property
     def safe(self) -> int:
-        """A line break is kept until it is known what follows."""
+        """The place where the blank lines begin."""
         return self._run.safe
 
+
+class BlankLineStop(BlankRunStop):
+    """Ends a text at the line break before a line without visible characters. The rest of the line in which the text
+    begins does not count."""
+
+    reason = FinishReason.BLANK_LINE
+
     def feed(self, char: str) -> int | None:
-        """Look for a second line break in a row."""
+        """See `TextStop.feed`."""
         self._run.feed(char)
         return self._run.start if self._run.breaks == 2 else None
 
-    def end(self) -> int | None:
-        """White space behind the last line break may be the begin of a line."""
-        return None
 
+class LineStop(TextStop):
+    """Ends a text before the line break of line ``lines``.
 
-class LineStop:
-    """Ends it before the line break of line ``lines``.
-
-    What the text begins with is the rest of a line: where that is blank it is not counted, unless ``count_blank``.
+    The text begins with the rest of a line. If that is blank, it counts only with ``count_blank``.
     """
 
     def __init__(
@@ -276,11 +277,11 @@ class LineStop:
 
     @property
     def safe(self) -> int:
-        """All of it: a line break is decided on at once."""
+        """All characters read."""
         return self._at
 
     def feed(self, char: str) -> int | None:
-        """Count line breaks."""
+        """See `TextStop.feed`."""
         at, self._at = self._at, self._at + 1
         if char == "\n":
             if self._counts:
@@ -292,36 +293,23 @@ class LineStop:
             self._counts = True
         return None
 
-    def end(self) -> int | None:
-        """Nothing is held back."""
-        return None
 
-
-class IndentStop:
-    """Ends it before the blank lines that lead to a line with fewer than ``indent`` characters of white space. The line
-    that the text begins in is none of them."""
+class IndentStop(BlankRunStop):
+    """Ends a text before the blank lines that precede a line with less than ``indent`` characters of white space. The
+    line in which the text begins does not count."""
 
     reason = FinishReason.INDENT
 
     def __init__(self, indent: int) -> None:
+        super().__init__()
         self._indent = indent
-        self._run = BlankRun()
-
-    @property
-    def safe(self) -> int:
-        """Line breaks are kept until it is known what follows."""
-        return self._run.safe
 
     def feed(self, char: str) -> int | None:
-        """Look at the first visible character of each line."""
+        """See `TextStop.feed`."""
         run = self._run
         start, indent = run.start, run.indent
         run.feed(char)
         return start if start is not None and run.start is None and indent < self._indent else None
-
-    def end(self) -> int | None:
-        """Blank lines at the end are no dedent."""
-        return None
 
 
 _MARKS = "'\"`"
@@ -331,22 +319,21 @@ QUOTES = ("", *_MARKS, *_LONG, "#")
 
 
 class CodeReader:
-    """``quote`` says what the text is in: "" code, a quotation mark, three of them, or ``#`` a comment (``//`` too).
+    """Separates code from strings and comments, without knowing the language.
 
-    Knows no language, so it errs; what lies between two marks on a line is taken for a string though it may be code
-    (lifetimes, apostrophes), a comment for one though it may be a division. Who asks should make nothing of what is
-    quoted.
+    So it errs: text between two marks on a line counts as a string even if it is code (lifetimes, apostrophes), and
+    ``//`` as a comment even if it divides. Its users ignore quoted text.
     """
 
     __slots__ = ("_escaped", "_last", "_run", "quote")
 
     def __init__(self, quote: str = "") -> None:
-        self.quote = quote
+        self.quote = quote  # one of `QUOTES`: "" in code, a quotation mark or three in a string, # in a comment
         self._last, self._run = "", 0  # the last character, and how often it came in a row
         self._escaped = False
 
     def feed(self, char: str) -> bool:
-        """Take the next character; whether it is code."""
+        """Read the next character; returns whether it is code."""
         self._run = self._run + 1 if char == self._last else 1
         self._last = char
         if not self.quote:
@@ -356,7 +343,7 @@ class CodeReader:
 
     def _open(self, char: str) -> bool:
         if char in _MARKS:
-            # Two marks were an empty string, and the third makes them one mark that opens a long one.
+            # Two marks are an empty string; a third one makes them open a long string.
             self.quote = char * 3 if self._run == 3 and char != "`" else char
         elif char == "#" or (char == "/" and self._run == 2):
             self.quote = "#"
@@ -380,30 +367,25 @@ CLOSERS = {"(": ")", "[": "]", "{": "}"}
 CLOSING = frozenset(CLOSERS.values())
 
 
-class BracketStop:
-    """``closers``: what it may close though it did not open it, in order. ``quote``: what it begins in the middle of,
-    as `CodeReader` calls it.
+class BracketStop(BlankRunStop):
+    """Ends a text at a bracket that the text did not open.
 
-    Brackets in strings and comments don't count. Those opened where only seems to be a string are remembered: the rule
-    rather misses an end than cuts a text that is whole.
+    closers: closing brackets that it may close all the same, in order. quote: the quote that it begins in, one of
+    `QUOTES`. Brackets in strings and comments do not count, but those opened there are remembered: the rule misses an
+    end rather than cut off code that was taken for a string.
     """
 
     reason = FinishReason.BRACKET
 
     def __init__(self, closers: str = "", quote: str = "") -> None:
-        self._open: list[str] = []  # what would close the brackets opened, innermost last
+        super().__init__()
+        self._open: list[str] = []  # closing brackets of the open ones, innermost last
         self._allowed = list(closers)
         self._quoted: list[str] = []  # the same for those opened in strings and comments
         self._reader = CodeReader(quote)
-        self._run = BlankRun()
-
-    @property
-    def safe(self) -> int:
-        """A line break is kept until it is known whether a bracket follows it."""
-        return self._run.safe
 
     def feed(self, char: str) -> int | None:
-        """Follow the brackets; one that begins its line takes the line break in front of it along."""
+        """See `TextStop.feed`. A bracket that begins its line is cut off with the line break before it."""
         start, at = self._run.start, self._run.at
         self._run.feed(char)
         is_code = self._reader.feed(char)
@@ -413,12 +395,8 @@ class BracketStop:
             return at if start is None else start
         return None
 
-    def end(self) -> int | None:
-        """Line breaks at the end stay."""
-        return None
-
     def _close(self, char: str) -> bool:
-        """Whether ``char`` closes something it may close; what was left open inside is closed along."""
+        """Close ``char`` and the brackets left open inside it; returns whether it may be closed."""
         if char in self._open:
             while self._open.pop() != char:
                 pass
@@ -431,23 +409,24 @@ class BracketStop:
         return True
 
 
-SURE = 6  # visible characters that are no chance; fewer are said often
+DISTINCT_CHARACTERS = 6  # visible characters of a repetition that is no coincidence; shorter ones are frequent
 _TRAIL = frozenset(")]}>\"'`;:, \t")
 
 
 @dataclass(frozen=True, slots=True)
 class SuffixAnchor:
-    """``text`` begins the suffix. ``trail``: it is what stands behind the cursor on its line, nothing but closing
-    brackets and marks: then it counts only where the text is as deep in brackets as at its start."""
+    """The beginning of a suffix, by which its repetition is recognised."""
 
     text: str
     trail: bool
+    """It is the rest of the cursor's line, only closing brackets and marks: it counts only if the text is as deep in
+    brackets as at its start."""
 
     @staticmethod
     def of(suffix: str) -> SuffixAnchor:
-        """The marks that end the cursor's line; else as many lines as hold `SURE` visible characters, or all there is.
+        """The marks that end the cursor's line, else the lines up to `DISTINCT_CHARACTERS` visible characters.
 
-        Empty where nothing can be told: no visible character follows.
+        Empty if the suffix has no visible character.
         """
         lines = suffix.splitlines(keepends=True)
         if not suffix.strip():
@@ -457,27 +436,27 @@ class SuffixAnchor:
         seen = 0
         for count, line in enumerate(lines, 1):
             seen += visible(line)
-            if seen >= SURE:
+            if seen >= DISTINCT_CHARACTERS:
                 return SuffixAnchor("".join(lines[:count]), False)
         return SuffixAnchor(suffix, False)
 
-    def told_by(self, length: int) -> bool:
-        """Whether its first ``length`` characters, at a text's very end, prove it too."""
+    def proven_by(self, length: int) -> bool:
+        """Whether its first ``length`` characters at the end of a text suffice."""
         part = self.text[:length]
-        return bool(part.strip()) and (self.trail or visible(part) >= SURE or length == len(self.text))
+        return bool(part.strip()) and (self.trail or visible(part) >= DISTINCT_CHARACTERS or length == len(self.text))
 
 
 def visible(text: str) -> int:
-    """Characters that are no white space."""
+    """Number of characters that are not white space."""
     return sum(not char.isspace() for char in text)
 
 
-class SuffixStop:
-    """Looks for the anchor of ``suffix`` (`SuffixAnchor`) by the automaton of Knuth, Morris and Pratt 1977.
+class SuffixStop(TextStop):
+    """Ends a text where it begins to repeat ``suffix``: searches the `SuffixAnchor` (Knuth, Morris and Pratt 1977).
 
-    ``lead`` is the white space in front of the text, which a repetition may take along. A repetition that closes
-    brackets which the text opened before it is none: ``foo(x)`` in front of ``)`` is whole. At the text's end a
-    beginning of the anchor is enough where it is no chance.
+    lead: the white space before the text, which a repetition may include. A match that closes brackets which the text
+    opened is no repetition: ``foo(x)`` before ``)`` is whole. At the end of the text, a distinct prefix of the anchor
+    suffices.
     """
 
     reason = FinishReason.SUFFIX
@@ -485,19 +464,19 @@ class SuffixStop:
     def __init__(self, suffix: str, lead: str = "") -> None:
         self._anchor = SuffixAnchor.of(suffix)
         self._falls = _falls(self._anchor.text)
-        self._matched = 0  # characters of the anchor that end the text so far
-        self._depths = [0]  # of brackets, before each character and at the end
+        self._matched = 0  # length of the longest prefix of the anchor that ends the text
+        self._depths = [0]  # bracket depth before each character and at the end
         self._at = -len(lead)
         for char in lead:
             self._advance(char)
 
     @property
     def safe(self) -> int:
-        """What may turn out to be a repetition is kept."""
+        """The place where a possible repetition begins."""
         return max(0, self._at - self._matched)
 
     def feed(self, char: str) -> int | None:
-        """Look for the whole anchor."""
+        """See `TextStop.feed`."""
         self._advance(char)
         anchor = self._anchor.text
         if not anchor or self._matched < len(anchor):
@@ -508,10 +487,10 @@ class SuffixStop:
         return place if found else None
 
     def end(self) -> int | None:
-        """Look for the longest beginning of the anchor."""
+        """Search for the longest prefix of the anchor that suffices."""
         length = self._matched
         while length:
-            if self._anchor.told_by(length) and self._repeats(length):
+            if self._anchor.proven_by(length) and self._repeats(length):
                 return max(0, self._at - length)
             length = self._falls[length - 1]
         return None
@@ -526,14 +505,14 @@ class SuffixStop:
         self._matched = matched + 1 if anchor and anchor[matched] == char else 0
 
     def _repeats(self, length: int) -> bool:
-        """Whether the last ``length`` characters, which begin the anchor, are no part of what the text has to say."""
+        """Whether the last ``length`` characters, a prefix of the anchor, are a repetition."""
         depths = self._depths[-1 - length :]
         outside = depths[0] <= 0
         return outside if self._anchor.trail else outside or min(depths) >= depths[0]
 
 
 def _falls(pattern: str) -> list[int]:
-    """For each beginning of ``pattern``, the length of its longest proper end that begins ``pattern`` too."""
+    """For each prefix of ``pattern``, the length of its longest proper suffix that is a prefix of ``pattern``."""
     falls, length = [0] * len(pattern), 0
     for i in range(1, len(pattern)):
         while length and pattern[i] != pattern[length]:

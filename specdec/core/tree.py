@@ -1,4 +1,4 @@
-"""The token tree of one sequence: what the drafters propose and one forward verifies."""
+"""The token tree of one sequence: drafters propose it, one forward verifies it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ MAX_NODES = MAX_DRAFT_NODES + 1
 
 
 class TokenTree:
-    """Nodes in topological order; node 0 is the pending token (committed, its KV not yet computed).
+    """Nodes in topological order, as parallel lists. Node 0 is the pending token: committed, its KV not yet computed.
 
-    tokens, parents (-1 for the root), depths, scores (estimated log-probability that the node is reached), sources
-    (the drafters that proposed it, none for the root) and cells (where calibration counts it, -1 for nowhere) are
-    parallel lists. Children of a node hold distinct tokens: adding one again raises its score and adds its source,
-    so proposals merge into one trie. One node is plain decode.
+    Children of a node hold distinct tokens, so proposals merge into one trie. A tree of one node is plain decode.
     """
 
     __slots__ = ("_children", "cells", "depths", "parents", "scores", "sources", "tokens")
@@ -24,16 +21,16 @@ class TokenTree:
         self.tokens = [pending]
         self.parents = [-1]
         self.depths = [0]
-        self.scores = [0.0]
-        self.sources: list[tuple[str, ...]] = [()]
-        self.cells = [-1]
+        self.scores = [0.0]  # log of the estimated chance that the node is reached
+        self.sources: list[tuple[str, ...]] = [()]  # names of the drafters that proposed the node
+        self.cells = [-1]  # calibration cell, -1: none
         self._children: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, score: float, source: str | tuple[str, ...], cell: int = -1) -> int:
-        """Add ``token`` under ``parent``, or find it there; returns its node. Its score and cell are the best given.
+        """Add ``token`` under ``parent``; returns its node. Added again, it keeps the best score with its cell.
 
         Raises:
             ValueError: ``parent`` is not a node, or the tree is full.
@@ -61,7 +58,7 @@ class TokenTree:
         return node
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of ``node`` that holds ``token``, if there is one."""
+        """The child of ``node`` that holds ``token``, or None."""
         return self._children.get((node, token))
 
     def path(self, node: int) -> list[int]:
@@ -77,7 +74,7 @@ class TokenTree:
         return [self.tokens[n] for n in self.path(node)]
 
     def follow(self, tokens: Sequence[int], among: Collection[int]) -> list[int]:
-        """Nodes that ``tokens`` lead down to from the root, as long as they are ``among`` those named."""
+        """Nodes along ``tokens`` from the root, as far as they exist and are in ``among``."""
         nodes: list[int] = []
         node = 0
         for token in tokens:
@@ -123,7 +120,7 @@ class TokenTree:
 
 
 def check_tree(tokens: Sequence[int], parents: Sequence[int], vocab_size: int) -> None:
-    """Check what a drafter handed over.
+    """Check a drafter's tree.
 
     Raises:
         ValueError: lengths differ, a parent does not precede its child, or a token is no id of the vocabulary.

@@ -284,7 +284,7 @@ def assemble(
         # The kernels have their own workers; torch's, woken for a small copy, spin beside them for milliseconds.
         torch.set_num_threads(1)
     # A feature head knows whole pages: a context that goes on inside one would be lost to it.
-    kv = KvCacheManager(pages, prefix_cache=config.prefix_cache, tails=head is None)
+    kv = KvCacheManager(pages, prefix_cache=config.prefix_cache, partial_blocks=head is None)
     kept = ProfileCache(config.cache_dir, "costs", _costs_key(config, info, target.digest, drafters))
     costs = costs_at_start(config.speculation, decoder, drafters, kept)
     verifier = platform.verifier(decoder)

@@ -1,4 +1,4 @@
-"""Continuous batching: who runs in the next step, how many prompt rows and draft nodes each gets, and who waits."""
+"""Continuous batching: which sequences run in the next step, with how many prompt rows and draft nodes each."""
 
 from __future__ import annotations
 
@@ -19,20 +19,24 @@ from verify_kernels.forward_batch import PAGE_SIZE
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """``max_batch`` sequences run together; a step has at most ``max_step_rows`` rows, of which ``prefill_chunk``
-    are prompt tokens before a pending one; a sequence uses at most ``max_context`` slots; at most ``max_queued``
-    requests wait. ``target_tpot_ms``: the time between tokens of requests that ask for none.
+    """Limits of the batch and the queue.
 
     Raises:
         ValueError: a limit is out of range, or a full batch would not fit one row each into a step.
     """
 
     max_batch: int
+    """Sequences that run together."""
     max_step_rows: int
+    """Rows of a step."""
     prefill_chunk: int
+    """Prompt tokens of a step, pending ones not counted."""
     max_context: int
+    """Tokens of a sequence."""
     max_queued: int
+    """Requests that wait; 0: none, unless a place in the batch is free."""
     target_tpot_ms: float = 80.0
+    """Time between tokens of requests that ask for none."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_step_rows", "prefill_chunk", "max_context"):
@@ -46,58 +50,65 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class PlanEntry:
-    """A sequence's part of a step: the prefill chunk ``seq.tokens[n_computed : n_computed + prefill]``; then, if it
-    ``samples``, the pending token as row ``prefill``, the root of a tree of at most ``nodes`` draft nodes.
-
-    Row i is written to slot ``n_computed + i``; pages for all ``rows`` are on the sequence.
-    """
+    """One sequence's rows of a step. Row i is written to slot ``n_computed + i``; its pages are allocated."""
 
     seq: Sequence
     prefill: int
+    """Prompt rows: ``seq.tokens[n_computed : n_computed + prefill]``."""
     nodes: int
+    """Maximum draft nodes below the pending token."""
     samples: bool
+    """Whether row ``prefill`` is the pending token, the root of the sequence's tree."""
 
     @property
     def rows(self) -> int:
-        """Rows this entry may take in the forward pass."""
+        """Maximum rows in the forward."""
         return self.prefill + 1 + self.nodes if self.samples else self.prefill
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """``entries``: decoding sequences, then prefilling ones, each by importance.
-
-    ``preempted`` lost their pages and wait again, ``paused`` their place in the batch, in the middle of a prompt;
-    ``admitted`` left the queue (no sequence is in two of them).
-    ``prefilled``: prefill-only sequences that are complete without any row: finish them.
-    """
+    """The next step, and the changes of the batch that led to it. No sequence is in two of the lists but `entries`."""
 
     entries: list[PlanEntry] = field(default_factory=list)
+    """Decoding sequences, then prefilling ones, each by importance."""
     preempted: list[Sequence] = field(default_factory=list)
+    """Sequences that lost their pages and wait again."""
     paused: list[Sequence] = field(default_factory=list)
+    """Prefilling sequences that lost their place in the batch and wait again."""
     admitted: list[Sequence] = field(default_factory=list)
+    """Sequences that left the queue."""
     prefilled: list[Sequence] = field(default_factory=list)
+    """Prefill-only sequences that are complete without any row."""
 
 
-PROMPT_SHARE = 0.75  # of a step's rows that drafts leave to prompts where these need them: most nodes that drafts
-# reserve are never verified, and a prompt that is read in two steps instead of one pays for another pass
-SHORT_SHARE = 2 / 3  # of a chunk, for the shortest prompts
-PATIENCE_S = 10.0  # from arrival: how long a request may be overtaken for want of pages
-DUE_SHARE = 0.25  # of the time to its deadline, if that is shorter: the rest it needs to be answered
-WORTH_A_PAUSE = 4  # times as long as a prompt is the rest of the one that makes place for it
+PROMPT_SHARE = 0.75
+"""Share of a step's rows that drafts leave to prompts if these need them. Most nodes that drafts reserve are never
+verified, and a prompt that takes two steps instead of one pays for another forward."""
+SHORT_SHARE = 2 / 3
+"""Share of a chunk for the shortest prompts; the rest goes to the most important one."""
+PATIENCE_S = 10.0
+"""Seconds after arrival until a sequence is due: from then on no less important one may take pages that it lacks."""
+DUE_SHARE = 0.25
+"""Share of the time to its deadline after which a sequence is due, if that is sooner; the rest is for its answer."""
+PAUSE_RATIO = 4
+"""A prompt is paused for another one only if its rest is this many times as long."""
 
 
 @dataclass(slots=True)
 class PromptRoom:
-    """What prompts may still take of a step: ``rows``, ``chunk`` of them before a pending one. ``entries``: who did."""
+    """The rows of a step that are left for prompts."""
 
     rows: int
+    """Rows of any kind."""
     chunk: int
+    """Prompt rows among them, pending tokens not counted."""
     entries: dict[Sequence, PlanEntry] = field(default_factory=dict)
+    """Entries made so far."""
 
     def give(self, seq: Sequence, most: int) -> PlanEntry | None:
-        """Up to ``most`` prompt rows more for ``seq``, and the pending one if these are its last; None: there are none
-        to be had. What it had in this step counts as computed."""
+        """Give ``seq`` up to ``most`` more prompt rows, and its pending token if they complete the prompt; None: no row
+        is left."""
         entry = self.entries.get(seq) or PlanEntry(seq, 0, 0, False)
         remaining = len(seq.tokens) - 1 - seq.n_computed - entry.prefill
         more = min(remaining, most, self.chunk, self.rows)
@@ -112,28 +123,30 @@ class PromptRoom:
         return entry
 
     @property
-    def going_on(self) -> int:
-        """Rows given to prompts that do not end in this step."""
+    def incomplete_rows(self) -> int:
+        """Rows given to prompts that this step does not complete."""
         return sum(entry.prefill for entry in self.entries.values() if not entry.samples)
 
 
 class Scheduler:
-    """Decides who runs. Importance is priority (high first), then the deadline or `PATIENCE_S` from arrival,
-    whichever is first.
+    """Decides which sequences run. Importance is priority (high first), then the deadline or `PATIENCE_S` after
+    arrival, whichever is sooner.
 
-    Prompts that are read and those that wait take turns by one rule: two thirds of a chunk go to the shortest, the rest
-    to the most important, both within a priority. So a short one is not held up by a long one, and the one that is due
-    first has a third of every chunk, however many short ones come.
+    Running and waiting prompts share each chunk: `SHORT_SHARE` goes to the shortest prompts, the rest to the most
+    important one, both within a priority. So a long prompt does not delay short ones, and short ones do not starve it.
 
-    What never happens: a running, decoding sequence without its row; a preemption for drafts, for a prompt or for a
-    less important sequence; a request that lacks pages, when it is due, overtaken by a less important one. Due is who
-    has begun to answer, or waited for `PATIENCE_S` or for `DUE_SHARE` of the time to its deadline. A prompt
-    may lose its place in a full batch to a much shorter one, but not the most important of those being read.
+    Guarantees:
 
-    ``pace`` None: a chunk is as long as it may be, whoever decodes.
+    - a running, decoding sequence gets a row in every step, or is preempted for want of pages;
+    - nothing is preempted for drafts, for a prompt or for a less important sequence;
+    - no less important sequence takes pages that a due one lacks. A sequence is due if it has begun to answer, or has
+      waited for `PATIENCE_S` or for `DUE_SHARE` of the time to its deadline;
+    - a prompt may lose its place in a full batch to a much shorter one, except the most important prompt.
+
+    pace: sizes the chunks; None: always the longest allowed.
 
     Raises:
-        ConfigError: ``max_context`` exceeds what the KV cache holds, so that one sequence could exhaust it alone.
+        ConfigError: one sequence of ``max_context`` tokens would not fit into the KV cache.
     """
 
     def __init__(
@@ -162,25 +175,25 @@ class Scheduler:
 
     @property
     def waiting(self) -> Seq[Sequence]:
-        """Sequences that wait, most important first, siblings held back last."""
+        """Waiting sequences, most important first; held-back samples last."""
         return self._waiting.sequences()
 
     @property
     def n_waiting_requests(self) -> int:
-        """Requests of which nothing runs and something waits."""
+        """Waiting requests that have no running sample."""
         if not self._waiting:
             return 0
         active = {id(seq.request) for seq in self._running}
         return len({id(seq.request) for seq in self._waiting.sequences()} - active)
 
     def add(self, seqs: Seq[Sequence]) -> None:
-        """Queue the samples of one request; all or none.
+        """Queue the samples of one request, all or none.
 
-        Where they would share cached pages, all but the first wait until its prompt is computed.
+        If they can share cached pages, all but the first are held back until its prompt is computed.
 
         Raises:
             PromptTooLongError: the prompt exceeds ``max_context``.
-            QueueFullError: ``max_queued`` requests wait (0: nothing may wait unless a place is free).
+            QueueFullError: ``max_queued`` requests wait.
         """
         leader, *siblings = seqs
         if len(leader.tokens) > self._limits.max_context:
@@ -206,7 +219,7 @@ class Scheduler:
                 self._enqueue(seq)
 
     def finish(self, seq: Sequence) -> None:
-        """Take ``seq`` out wherever it is and release its pages, at once. Idempotent."""
+        """Remove ``seq`` from batch or queue and release its pages. Idempotent."""
         if seq.phase is SequencePhase.RUNNING:
             self._running.remove(seq)
             self._retry.completed(self._clock())
@@ -216,12 +229,12 @@ class Scheduler:
         self._kv.release(seq)
 
     def preempt(self, seq: Sequence) -> None:
-        """Let ``seq`` give up its pages at the next plan, as if they had run out; no-op unless it runs then."""
+        """Preempt ``seq`` at the next plan, as if pages had run out; no-op unless it runs then."""
         self._to_preempt.append(seq)
 
     def plan(self, want: Callable[[Sequence], int]) -> StepPlan:
-        """Decide the next step. ``want(seq)``: draft nodes the budget would like for a sequence that samples."""
-        for seq in self._waiting.siblings_free_to_go():
+        """Plan the next step. want: returns the maximum draft nodes for a sequence that samples."""
+        for seq in self._waiting.take_released_siblings():
             self._enqueue(seq)
         plan = StepPlan()
         for seq in self._to_preempt:
@@ -241,7 +254,7 @@ class Scheduler:
         return plan
 
     def _plan_decodes(self, plan: StepPlan) -> list[Sequence]:
-        """One row for each decoding sequence; returns those that still prefill."""
+        """Give each decoding sequence a row; returns the prefilling ones."""
         prefilling: list[Sequence] = []
         ensure = self._kv.ensure
         for seq in self._running.copy():
@@ -256,9 +269,9 @@ class Scheduler:
         return prefilling
 
     def _make_room(self, seq: Sequence, plan: StepPlan) -> bool:
-        """Find a page for ``seq``: take back room for drafts, then preempt from the least important up.
+        """Free a page for ``seq``: take back pages for drafts, then preempt from the least important sequence up.
 
-        False when that is ``seq`` itself. Sequences planned already are more important, so never a victim.
+        False if that is ``seq`` itself. Sequences that are planned are more important, so they are never preempted.
         """
         for other in self._running:
             self._kv.trim(other, len(other.tokens))
@@ -270,17 +283,17 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> Sequence:
-        """Take its pages, for want of them."""
+        """Return it to the queue because pages are short."""
         seq.preemptions += 1
         return self._set_aside(seq)
 
     def _pause(self, seq: Sequence) -> Sequence:
-        """Take its place in the batch, which a shorter or more important prompt gets."""
+        """Return it to the queue; a shorter or more important prompt gets its place."""
         seq.pauses += 1
         return self._set_aside(seq)
 
     def _set_aside(self, seq: Sequence) -> Sequence:
-        """What was computed stays in the prefix cache until somebody else needs its pages."""
+        """Return it to the queue. Its computed pages stay in the prefix cache until they are evicted."""
         self._running.remove(seq)
         self._kv.release(seq)
         seq.n_computed = seq.draft_computed = 0
@@ -289,7 +302,7 @@ class Scheduler:
         return seq
 
     def _enqueue(self, seq: Sequence) -> None:
-        seq.unread = self._kv.uncached(seq)
+        seq.queued_prefill = self._kv.uncached(seq)
         self._waiting.push(seq)
 
     def _chunk(self, entries: list[PlanEntry], prefilling: list[Sequence]) -> int:
@@ -307,14 +320,14 @@ class Scheduler:
         return self._pace.rows(load, prompts, context, limits.prefill_chunk)
 
     def _rows_for_prompts(self, prefilling: list[Sequence], chunk: int) -> int:
-        """Rows that drafts must leave."""
+        """Rows that drafts must leave to prompts."""
         cap = min(chunk, int(self._limits.max_step_rows * PROMPT_SHARE))
         if self._waiting.head is not None and len(self._running) < self._limits.max_batch:
             return cap
         return min(cap, sum(len(seq.tokens) - seq.n_computed for seq in prefilling))
 
     def _grant_nodes(self, entries: list[PlanEntry], want: Callable[[Sequence], int], budget: int) -> int:
-        """Divide ``budget`` rows fairly as draft nodes, as far as context and available pages go; returns rows used."""
+        """Share ``budget`` rows as draft nodes, as far as context and pages allow; returns the rows used."""
         if budget <= 0 or not entries:
             return 0
         most = self._limits.max_context - 1
@@ -330,7 +343,7 @@ class Scheduler:
         return used
 
     def _plan_prefills(self, plan: StepPlan, prefilling: list[Sequence], room: PromptRoom) -> int:
-        """`SHORT_SHARE` of the chunk to the shortest prompts, the rest to the most important; returns the rows left."""
+        """Share the chunk among prompts (see the class); returns the rows left."""
         decoding, whole = plan.entries.copy(), room.chunk
         count = self._limits.max_batch
         startable = not plan.preempted and (prefilling or len(self._running) < count)
@@ -350,16 +363,19 @@ class Scheduler:
                     plan.prefilled.append(seq)
                     continue
                 entry = room.give(seq, room.chunk - left)
-                if entry is not None and entry.samples:  # it waits for the step to end, as those that decode
+                if entry is not None and entry.samples:  # its first token waits for the step, so the chunk shrinks
                     decoding.append(entry)
-                    going_on = [other for other in prefilling if other is not seq]
-                    room.chunk = min(room.chunk, self._chunk(decoding, going_on) - room.going_on)
+                    others = [other for other in prefilling if other is not seq]
+                    room.chunk = min(room.chunk, self._chunk(decoding, others) - room.incomplete_rows)
         plan.entries += sorted(room.entries.values(), key=lambda entry: entry.seq.rank)
         return room.rows
 
     def _admit(self, seq: Sequence, plan: StepPlan, room: PromptRoom, due: list[Sequence]) -> bool:
-        """Start a sequence if there is a place or one can be made, and pages for all its tokens, and one more page for
-        each running sequence, so that the next decodes do not preempt it again. due: who was, when the plan began."""
+        """Start a sequence if it can get a place and pages for all its tokens.
+
+        One more page per running sequence must stay free, so that the next steps do not preempt it again. due: the due
+        sequences when the plan began.
+        """
         if self._must_not_pass(seq, due):
             return False
         victim = None
@@ -381,8 +397,8 @@ class Scheduler:
         return True
 
     def _must_not_pass(self, seq: Sequence, due: list[Sequence]) -> bool:
-        """Whether one of a higher priority waits, or the first of those ``due`` that still wait is before ``seq`` in
-        line and short of pages."""
+        """Whether a sequence of a higher priority waits, or the first waiting one of ``due`` is more important than
+        ``seq`` and lacks pages."""
         head = self._waiting.head
         if head is not None and head.request.priority > seq.request.priority:
             return True
@@ -390,33 +406,36 @@ class Scheduler:
         return first.rank < seq.rank and not self._kv.fits(first, reserve=len(self._running))
 
     def _is_due(self, seq: Sequence) -> bool:
-        """Whether one that waits had begun to answer, or has waited long enough."""
+        """Whether a waiting sequence is due (see the class)."""
         return seq.n_output > 0 or self._clock() >= seq.due_s
 
     def _by_turns(self, seq: Sequence) -> tuple[int, int, float, int]:
-        """The fewest turns to go first, equals by importance; before them who waits and is due."""
+        """Sort key of prompts: waiting ones that are due, then the fewest remaining chunks, then importance."""
         priority, rank_s, serial = seq.rank
         if seq.phase is SequencePhase.WAITING and self._is_due(seq):
             return priority, -1, rank_s, serial
-        return priority, int(_unread(seq) / (SHORT_SHARE * self._limits.prefill_chunk)), rank_s, serial
+        return priority, int(_pending_prefill(seq) / (SHORT_SHARE * self._limits.prefill_chunk)), rank_s, serial
 
     def _to_pause(self, seq: Sequence, room: PromptRoom) -> Sequence | None:
-        """The prompt whose place ``seq`` may have: one of a lower priority, or a much longer one; of these the longest.
-        Not the first in line of the same priority, and only where what was computed of it is not lost."""
+        """The prompt to pause for ``seq``: the longest of a lower priority, else the longest that is much longer.
+
+        Never the most important one of the same priority. None without a prefix cache: its computed rows would be lost.
+        """
         if not self._kv.prefix_cache:
             return None
         priority = seq.request.priority
-        reading = [other for other in self._running if other.prefilling and other not in room.entries]
-        less = [other for other in reading if other.request.priority < priority]
+        prefilling = [other for other in self._running if other.prefilling and other not in room.entries]
+        less = [other for other in prefilling if other.request.priority < priority]
         if not less:
-            equal = [other for other in reading if other.request.priority == priority]
-            less = [other for other in equal[1:] if _unread(other) >= WORTH_A_PAUSE * (seq.unread + PAGE_SIZE)]
-        return max(less, key=lambda other: (-other.request.priority, _unread(other)), default=None)
+            equal = [other for other in prefilling if other.request.priority == priority]
+            least = PAUSE_RATIO * (seq.queued_prefill + PAGE_SIZE)
+            less = [other for other in equal[1:] if _pending_prefill(other) >= least]
+        return max(less, key=lambda other: (-other.request.priority, _pending_prefill(other)), default=None)
 
 
-def _unread(seq: Sequence) -> int:
-    """Prompt tokens that are still to be computed; of one that waits, as many as when it began to."""
-    return seq.unread if seq.phase is SequencePhase.WAITING else len(seq.tokens) - 1 - seq.n_computed
+def _pending_prefill(seq: Sequence) -> int:
+    """Prompt tokens still to be computed; for a waiting sequence, as of when it entered the queue."""
+    return seq.queued_prefill if seq.phase is SequencePhase.WAITING else len(seq.tokens) - 1 - seq.n_computed
 
 
 def _by_rank(seq: Sequence) -> tuple[int, float, int]:
@@ -424,7 +443,7 @@ def _by_rank(seq: Sequence) -> tuple[int, float, int]:
 
 
 def fair_shares(wishes: list[int], budget: int) -> list[int]:
-    """What each gets when one node at a time is dealt round, first come first, until wishes or budget end."""
+    """Share ``budget`` one by one in turns until all wishes are met or it is used up."""
     if sum(wishes) <= budget:
         return wishes
     shares = [0] * len(wishes)
@@ -444,35 +463,37 @@ def fair_shares(wishes: list[int], budget: int) -> list[int]:
 
 
 MIN_RETRY_S = 0.1
-UNKNOWN_RETRY_S = 1.0
-WEIGHT = 0.2  # of the newest interval in the running mean
+"""Shortest wait that a refused client is asked for, in seconds."""
+INITIAL_RETRY_S = 1.0
+"""The wait before any request has completed, in seconds."""
+RETRY_WEIGHT = 0.2
+"""Weight of the newest interval in the running mean: about the last five completions count."""
 
 
 class RetryEstimate:
-    """Running mean of the time between completions while there is work; idle time does not count."""
+    """Running mean of the time between completions; idle time does not count."""
 
     def __init__(self) -> None:
         self._mean_s: float | None = None
         self._mark_s = 0.0
 
     def start(self, now: float) -> None:
-        """Work arrives at an idle scheduler (monotonic seconds)."""
+        """Work arrives at an idle scheduler at ``now`` (monotonic seconds)."""
         self._mark_s = now
 
     def completed(self, now: float) -> None:
         """A running sequence ended."""
         interval = max(0.0, now - self._mark_s)
         self._mark_s = now
-        self._mean_s = interval if self._mean_s is None else self._mean_s + WEIGHT * (interval - self._mean_s)
+        self._mean_s = interval if self._mean_s is None else self._mean_s + RETRY_WEIGHT * (interval - self._mean_s)
 
     def retry_after_s(self) -> float:
-        """Seconds a refused client should wait: one mean interval, at least 0.1."""
-        return max(MIN_RETRY_S, UNKNOWN_RETRY_S if self._mean_s is None else self._mean_s)
+        """Seconds a refused client should wait: one mean interval, at least `MIN_RETRY_S`."""
+        return max(MIN_RETRY_S, INITIAL_RETRY_S if self._mean_s is None else self._mean_s)
 
 
 class WaitingQueue:
-    """Ordered by ``rank``: priority, then the deadline or `PATIENCE_S` from arrival, whichever is first. A preempted
-    sequence so returns to its old place."""
+    """Waiting sequences by ``Sequence.rank``, so that a preempted one returns to its old place."""
 
     def __init__(self) -> None:
         self._queue: list[Sequence] = []
@@ -488,23 +509,23 @@ class WaitingQueue:
 
     @property
     def queue(self) -> Seq[Sequence]:
-        """Those that may be admitted, most important first."""
+        """Sequences that may be admitted, most important first."""
         return self._queue
 
     def sequences(self) -> list[Sequence]:
-        """All that wait: the queue in order, then those held back."""
+        """All waiting sequences: the queue in order, then held-back samples."""
         return self._queue + [seq for siblings in self._held.values() for seq in siblings]
 
     def push(self, seq: Sequence) -> None:
-        """Enter the queue."""
+        """Add a sequence."""
         insort(self._queue, seq, key=_by_rank)
 
     def hold(self, leader: Sequence, siblings: Seq[Sequence]) -> None:
-        """Keep ``siblings`` back until ``leader`` has its whole prompt in the cache."""
+        """Hold ``siblings`` back until the whole prompt of ``leader`` is computed."""
         self._held[leader] = list(siblings)
 
     def remove(self, seq: Sequence) -> None:
-        """Take out a sequence wherever it waits; no-op when it does not."""
+        """Remove a sequence; no-op if it does not wait."""
         if seq in self._queue:
             self._queue.remove(seq)
             return
@@ -513,8 +534,8 @@ class WaitingQueue:
                 siblings.remove(seq)
                 return
 
-    def siblings_free_to_go(self) -> list[Sequence]:
-        """Take out the siblings whose leader is past its prompt; where it ended before that, the next one leads."""
+    def take_released_siblings(self) -> list[Sequence]:
+        """Remove the samples whose leader has computed its prompt. If a leader ended before, the next sample leads."""
         free: list[Sequence] = []
         for leader in list(self._held):
             past_prompt = leader.phase is not SequencePhase.WAITING and leader.n_computed >= leader.n_prompt - 1

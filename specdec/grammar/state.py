@@ -1,4 +1,4 @@
-"""One sequence's place in its grammar, at the committed tokens and at every node of a tree."""
+"""The state of one sequence in its grammar, after the committed tokens and at every node of a tree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Mask = NDArray[np.uint32]
 
 
 class _Place(Enum):
-    """Where a path ends: inside the grammar, after an end token, or outside."""
+    """Where a path ends."""
 
     INSIDE = "inside"
     OVER = "over"
@@ -21,16 +21,16 @@ class _Place(Enum):
 
 
 class GrammarState:
-    """The tokens a grammar allows after the committed output and a path.
+    """The tokens that a grammar allows after the committed output and a path.
 
-    ``origin``: a compiled ``LLMatcher`` at the output's start; it is copied. One matcher walks the tree: it goes back
-    to where two paths part and forward from there, and a path's mask is kept until the next commit.
+    origin: a compiled ``LLMatcher`` at the output's start; it is copied. One matcher walks the tree: it rolls back to
+    where two paths part and advances from there. Masks are cached until the next commit.
 
-    Where the grammar forces the text that follows, the mask holds one token only, the first of those into which the
-    tokenizer splits that text: a spelling the model was trained on, and one that can be drafted with certainty. Where
-    the text is complete an end token is allowed, and where nothing can follow, only that. After an end token
-    (``ignore_eos``, ``min_tokens``) only end tokens follow: the text stays one of the grammar, and the output runs to
-    its length. A path that leaves the grammar has an empty mask: whatever stands there can not be accepted.
+    - If the grammar forces the following text, the mask holds only the first token of the tokenizer's own split of that
+      text: the spelling that the model was trained on, which can be drafted with certainty.
+    - If the text is complete, an end token is allowed; if nothing can follow, only end tokens are.
+    - After an end token (``ignore_eos``, ``min_tokens``) only end tokens follow, up to the output's length.
+    - A path outside the grammar has an empty mask, so its nodes cannot be accepted.
     """
 
     def __init__(self, origin: Any, eos_ids: Iterable[int], vocab_size: int) -> None:
@@ -38,7 +38,7 @@ class GrammarState:
         self._eos_ids = tuple(eos_ids)
         self._matcher = origin.deep_copy()
         self._base: list[int] = []  # committed tokens, up to the end token
-        self._path: list[int] = []  # what the matcher has taken on top of them
+        self._path: list[int] = []  # tokens that the matcher has consumed beyond them
         self._place = _Place.INSIDE  # of the committed tokens
         self._masks: dict[tuple[int, ...], Mask] = {}
         self._nothing = np.zeros(-(-vocab_size // 32), np.uint32)
@@ -46,13 +46,13 @@ class GrammarState:
         for token in self._eos_ids:
             self._end[token >> 5] |= np.uint32(1 << (token & 31))
         self.error = ""
-        """The limit of complexity the library last ran into, or empty. Where that is on the output's own way, the
-        mask is empty and the request can only fail: this says why."""
+        """The complexity limit that the matcher last ran into, or empty. On the output's own path, the mask is empty
+        then and the request fails with this error."""
 
     def mask(self, path: Sequence[int]) -> Mask:
         """Allowed tokens after ``path``: uint32 [ceil(vocab / 32)], bit v & 31 of word v >> 5 set: v may follow.
 
-        Not to be written to. Never raises: an impossible path has an empty mask.
+        Read-only. Never raises: an impossible path has an empty mask.
         """
         key = tuple(path)
         found = self._masks.get(key)
@@ -61,17 +61,16 @@ class GrammarState:
         return found
 
     def commit(self, tokens: Iterable[int]) -> None:
-        """Move ``tokens`` into the base state."""
+        """Advance the base state by ``tokens``."""
         self._place = self._walk(tuple(tokens))
         self._base += self._path
         self._path.clear()
         self._masks.clear()
 
     def forced(self, path: Sequence[int], limit: int) -> list[int]:
-        """At most ``limit`` tokens that the grammar's text forces after ``path``, the end token too; often none.
+        """At most ``limit`` tokens that the grammar forces after ``path``, end token included; often none.
 
-        They are those into which the tokenizer splits it, and nearly always the only ones the masks allow. Of several
-        end tokens it is the first.
+        They are the tokenizer's split of the forced text. Of several end tokens it is the first.
         """
         chain: list[int] = []
         while len(chain) < limit:
@@ -103,14 +102,14 @@ class GrammarState:
         return self._nothing
 
     def _only(self, mask: Mask) -> list[int]:
-        """The one token of ``mask``, the first end token if it holds only such, else none."""
+        """The only token of ``mask``, or the first end token if it holds only end tokens, else none."""
         words = np.flatnonzero(mask)
         if len(words) == 1 and int(mask[words[0]]).bit_count() == 1:
             return [int(words[0]) * 32 + int(mask[words[0]]).bit_length() - 1]
         return [self._eos_ids[0]] if len(words) and not (mask & ~self._end).any() else []
 
     def _walk(self, path: tuple[int, ...]) -> _Place:
-        """Bring the matcher to ``path``, or as far along it as the grammar goes."""
+        """Move the matcher along ``path`` as far as the grammar allows."""
         if self._place is not _Place.INSIDE:
             ends = self._place is _Place.OVER and all(token in self._eos_ids for token in path)
             return _Place.OVER if ends else _Place.OUTSIDE
@@ -138,7 +137,7 @@ class GrammarState:
         return _Place.INSIDE
 
     def _revive(self) -> None:
-        """The matcher ran into a limit, which it never leaves, and a draft may have led it there: a fresh copy."""
+        """Replace a matcher in its error state, which it never leaves; a draft may have led it there."""
         self.error = self._matcher.get_error()
         self._matcher = self._origin.deep_copy()
         self._matcher.try_consume_tokens(self._base)

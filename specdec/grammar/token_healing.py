@@ -1,4 +1,4 @@
-"""Token healing: an output may begin with a given text, however its tokens spell that text and what follows."""
+"""Token healing: the output begins with a given text, in whichever tokens spell that text and what follows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec.models.tokenizer import Tokenizer
 
 
 class TokenSpelling:
-    """The text tokens of a vocabulary in the order of their bytes. ``vocab_size``: columns of the logits."""
+    """The text tokens of a vocabulary, sorted by their bytes. vocab_size: columns of the logits."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
@@ -25,12 +25,12 @@ class TokenSpelling:
         self._ids = np.asarray([token for _, token in spelled], np.int64)
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes of ``token``; none where it is no text."""
+        """The bytes of ``token``; empty for a special token."""
         return b"" if token in self._tokenizer.special_ids else self._tokenizer.token_bytes(token)
 
     def mask(self, text: bytes) -> NDArray[np.uint32]:
-        """Tokens that begin ``text``, are it, or begin with it: uint32 [ceil(vocab / 32)], bit v & 31 of word v >> 5.
-        Every token where ``text`` is empty."""
+        """Tokens that are a prefix of ``text`` or begin with it, all if it is empty: uint32 [ceil(vocab / 32)], bit
+        v & 31 of word v >> 5."""
         allowed = np.zeros(-(-self._vocab_size // 32) * 32, np.uint8)
         if not text:
             allowed[: self._vocab_size] = 1
@@ -41,7 +41,7 @@ class TokenSpelling:
         return np.packbits(allowed, bitorder="little").view("<u4").astype(np.uint32)
 
     def _starting_with(self, text: bytes) -> slice:
-        # The first bytes that come after everything that starts with `text`
+        # End: the first bytes after everything that starts with `text`.
         stem = text.rstrip(b"\xff")
         end = len(self._bytes) if not stem else bisect_left(self._bytes, stem[:-1] + bytes([stem[-1] + 1]))
         return slice(bisect_left(self._bytes, text), end)
@@ -51,11 +51,10 @@ class TokenSpelling:
 
 
 class TokenHealing:
-    """A `TokenGrammar` for the first tokens only: those that spell ``start``, the last of which may go on beyond it.
+    """A `TokenGrammar` of the first tokens: they spell ``start``, and the last of them may extend beyond it.
 
-    A prompt's text may end within what is one token with what follows it: "ret" in front of "urn". Its tokens would
-    then be ones the model never saw in such a place. So the prompt ends before that word, and the output spells it
-    again: the choice falls among the tokens that do (token healing).
+    A prompt may end within what is one token with what follows: "ret" before "urn". Its tokens would be ones that the
+    model never saw in such a place. So the prompt ends before that word, and the output spells it again.
     """
 
     error = ""
@@ -67,11 +66,11 @@ class TokenHealing:
 
     @property
     def done(self) -> bool:
-        """Whether the text is spelled, so that anything may follow."""
+        """Whether the text is spelled, so that any token may follow."""
         return not self._rest
 
     def mask(self, path: Sequence[int]) -> NDArray[np.uint32]:
-        """Allowed tokens after ``path``; none after one that spells something else."""
+        """Allowed tokens after ``path``; none after tokens that spell something else."""
         rest = self._after(path)
         found = self._masks.get(rest)
         if found is None:
@@ -80,15 +79,15 @@ class TokenHealing:
         return found
 
     def commit(self, tokens: Iterable[int]) -> None:
-        """Move ``tokens`` into the base state."""
+        """Advance by ``tokens``."""
         self._rest = self._after(tokens) or b""
 
     def forced(self, path: Sequence[int], limit: int) -> list[int]:
-        """Nothing for certain: a text can be spelled in several ways."""
+        """Nothing: a text has several spellings."""
         return []
 
     def _after(self, path: Iterable[int]) -> bytes | None:
-        """What is still to be spelled behind ``path``; None where that is impossible."""
+        """The text still to be spelled after ``path``; None if the path spells something else."""
         rest = self._rest
         for token in path:
             if not rest:

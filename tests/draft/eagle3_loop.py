@@ -51,7 +51,7 @@ class Loop:
         pool = KvPool(head.config.model, pages)
         network = HeadNetwork(head, native_backend(), pool, max_rows=max_rows, max_positions=POSITIONS)
         self.drafter = HeadDrafter(network, Sampler(ReferenceSampling(), 1))
-        self.kv = KvCacheManager(pages, prefix_cache=True, tails=False)
+        self.kv = KvCacheManager(pages, prefix_cache=True, partial_blocks=False)
 
     def admit(self, prompt: list[int], *, begin: bool = True) -> Sequence:
         sequence = make_sequence(prompt)

@@ -120,7 +120,7 @@ def test_forgotten_drafts_are_forgotten_there_too(length: int) -> None:
 
 
 def test_they_may_be_left_out() -> None:
-    kv = KvCacheManager(8, prefix_cache=True, tails=False)
+    kv = KvCacheManager(8, prefix_cache=True, partial_blocks=False)
     kv.release(compute(kv, make_sequence(text(100))))
     assert (kv.n_cached, kv.cached_tokens(text(100), "")) == (1, 64)
 
