@@ -1,9 +1,9 @@
 -- Inline completion from a specdec server. Copy to lua/specdec.lua in your configuration, and:
 --   require('specdec').setup({ server = '127.0.0.1:8400' })
--- Neovim 0.12 shows suggestions by itself; for 0.10 and 0.11 it is done here.
+-- Neovim 0.12 displays suggestions itself; for 0.10 and 0.11 this file does.
 local M = {}
 
--- What the language server said last of the server: { state, message, model }. For status lines.
+-- The language server's last status: { state, message, model }. For status lines.
 M.status = nil
 
 local METHOD = 'textDocument/inlineCompletion'
@@ -13,14 +13,14 @@ local namespace = vim.api.nvim_create_namespace('specdec')
 local defaults = {
   cmd = { 'specdec', 'lsp' },
   server = '127.0.0.1:8400',
-  args = {}, -- such as { '--key-file', 'FILE', '--tls' }
+  args = {}, -- more arguments, such as { '--key-file', 'FILE', '--tls' }
   settings = {}, -- initializationOptions of `specdec lsp`: mode, maxLines, ...
-  debounce_ms = 20, -- 0.10 and 0.11; 0.12 has its own
+  debounce_ms = 20, -- for 0.10 and 0.11 only
   root_markers = { '.git' },
   keys = { accept = '<Tab>', accept_word = '<M-Right>', dismiss = '<C-]>', invoke = '<M-Bslash>' },
 }
 
--- A client's methods are called with a dot before 0.11.
+-- Before 0.11 a client's methods take no self.
 local function call(client, name, ...)
   if vim.fn.has('nvim-0.11') == 1 then
     return client[name](client, ...)
@@ -41,13 +41,13 @@ local function byte_of(line, character, encoding)
   return ok and byte or #line
 end
 
--- The length of `text` in UTF-16 units, as outcomes are told.
+-- The length of `text` in UTF-16 units, the unit of outcomes.
 local function units(text)
   local _, utf16 = vim.str_utfindex(text)
   return utf16
 end
 
--- The first word of `text`, with what is in front of it.
+-- The first word of `text`, with the white space before it.
 local function first_word(text)
   return text:match('^%s*[%w_]+') or text:match('^%s*[^%w_%s]+') or text
 end
@@ -61,20 +61,20 @@ local function configuration(options)
     cmd = cmd,
     init_options = options.settings,
     handlers = {
-      ['specdec/didChangeStatus'] = function(_, told)
-        M.status = told
+      ['specdec/didChangeStatus'] = function(_, status)
+        M.status = status
       end,
     },
   }
 end
 
--- What is shown: the answer's item, where it begins (row, column, from 0), its text, and how much of it stands there.
+-- The displayed suggestion: the answer's item, its begin (row, column, from 0), its text, and the part already typed.
 local shown = nil
-local waiting = nil -- the request that has no answer yet: client, id
+local waiting = nil -- the pending request: client, id
 local timer = nil
-local place = nil -- where the cursor is, in which state of the text, once a request is due for it
+local place = nil -- cursor and text version of the last request
 
-local function tell(method, more)
+local function notify(method, more)
   local client = shown and client_of(shown.buffer)
   if client then
     call(client, 'notify', 'textDocument/did' .. method, vim.tbl_extend('force', { item = shown.item }, more or {}))
@@ -102,7 +102,7 @@ local function draw()
   })
 end
 
--- Whether what stands before the cursor is still on its way to what is shown; draws the rest of it then.
+-- Whether the text before the cursor is a prefix of the suggestion; if so, draws the rest.
 local function follow(buffer)
   if not shown or shown.buffer ~= buffer then
     return false
@@ -138,7 +138,7 @@ local function show(buffer, item, client)
   shown.text = type(item.insertText) == 'table' and item.insertText.value or item.insertText
   shown.typed = ''
   if follow(buffer) then
-    tell('ShowCompletion')
+    notify('ShowCompletion')
   else
     hide()
   end
@@ -169,7 +169,7 @@ local function request(kind)
   end
 end
 
--- Puts the next `text` of what is shown into the document.
+-- Inserts the next part `text` of the suggestion.
 local function insert(text)
   local lines = vim.split(text, '\n', { plain = true })
   local row, column = shown.row, shown.column + #shown.typed
@@ -197,11 +197,11 @@ function fallback.accept_word()
   end
   insert(word)
   follow(shown.buffer)
-  tell('PartiallyAcceptCompletion', { acceptedLength = units(shown.typed) })
+  notify('PartiallyAcceptCompletion', { acceptedLength = units(shown.typed) })
 end
 
 function fallback.dismiss()
-  tell('DismissCompletion')
+  notify('DismissCompletion')
   hide()
 end
 
@@ -220,7 +220,7 @@ local function attach_fallback(options)
       cancel()
       if shown and not follow(event.buf) then
         if shown.buffer == event.buf and vim.api.nvim_get_current_buf() == event.buf then
-          tell('DismissCompletion')
+          notify('DismissCompletion')
         end
         hide()
       end
@@ -253,8 +253,8 @@ end
 
 local native = {}
 
--- What is left of an item once a part of it was typed. Neovim would put all of it in front of that part, until the
--- answer to the last key is there. Nil where something else was typed.
+-- The rest of an item after a part of it was typed; nil if something else was typed. Until the next answer arrives,
+-- Neovim itself would insert the whole item before the typed part.
 local function rest_of(item)
   if type(item.insert_text) ~= 'string' or not item.range or not item.range:is_empty() then
     return item, ''
@@ -310,7 +310,7 @@ local function map(key, action)
   end
 end
 
--- What changes the text must wait until the key is done with.
+-- Defers an action: a key mapping with `expr` must not change the text.
 local function later(name)
   return function()
     if not shown then
@@ -325,8 +325,8 @@ local function later(name)
   end
 end
 
-function M.setup(told)
-  local options = vim.tbl_deep_extend('force', defaults, told or {})
+function M.setup(given)
+  local options = vim.tbl_deep_extend('force', defaults, given or {})
   local keys = options.keys
   if vim.lsp.inline_completion then
     local config = configuration(options)
@@ -350,7 +350,7 @@ function M.setup(told)
   end)
 end
 
--- The text that would be taken over by the key for it, in 0.10 and 0.11; nil where nothing is shown.
+-- The text that the accept key would insert, in 0.10 and 0.11; nil if nothing is displayed.
 function M.suggestion()
   return shown and shown.text:sub(#shown.typed + 1)
 end

@@ -1,4 +1,4 @@
-// Starts `specdec lsp`, and gives VS Code what it suggests.
+// Runs `specdec lsp` and provides its suggestions to VS Code.
 import * as vscode from "vscode";
 import { LanguageClient, type LanguageClientOptions, type ServerOptions } from "vscode-languageclient/node";
 import type { DynamicFeature, StaticFeature } from "vscode-languageclient";
@@ -10,7 +10,7 @@ import { type Status, StatusBar } from "./status_bar.js";
 const COMPLETE = "textDocument/inlineCompletion";
 const DOCUMENTS = [{ scheme: "file" }, { scheme: "untitled" }, { scheme: "vscode-remote" }];
 
-// Without the client's own provider: ours tells what becomes of suggestions.
+// Without the client's own provider: `Provider` also reports outcomes.
 class Client extends LanguageClient {
   override registerFeature(feature: StaticFeature | DynamicFeature<unknown>): void {
     const method = "registrationType" in feature ? feature.registrationType.method : "";
@@ -56,8 +56,8 @@ async function restart(bar: StatusBar): Promise<void> {
   bar.show({ state: "connecting", message: "", model: "" });
   const { command, args } = start();
   const server: ServerOptions = { command, args };
-  const told: LanguageClientOptions = { documentSelector: DOCUMENTS, initializationOptions: options() };
-  const fresh = new Client("specdec", "specdec", server, told);
+  const clientOptions: LanguageClientOptions = { documentSelector: DOCUMENTS, initializationOptions: options() };
+  const fresh = new Client("specdec", "specdec", server, clientOptions);
   fresh.onNotification("specdec/didChangeStatus", (status: Status) => bar.show(status));
   client = fresh;
   try {

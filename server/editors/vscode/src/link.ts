@@ -1,4 +1,4 @@
-// What the extension needs of its language server.
+// The extension's interface to its language server.
 import type { CancellationToken } from "vscode";
 
 export interface Position {

@@ -1,11 +1,11 @@
-// Inline completion as VS Code asks for it, from the language server; and what became of it.
+// Inline completion from the language server, and the outcome of suggestions.
 import * as vscode from "vscode";
 import type { Item, Link, Params, Range } from "./link.js";
 
 const SHOWN = "textDocument/didShowCompletion";
 const PARTLY_ACCEPTED = "textDocument/didPartiallyAcceptCompletion";
 const DISMISSED = "textDocument/didDismissCompletion";
-const REJECTED = 1; // of the kinds of ends that VS Code knows; the others are 0, accepted, and 2, ignored
+const REJECTED = 1; // VS Code's kind of end; 0: accepted, 2: ignored
 
 interface Given {
   item: Item;
@@ -14,8 +14,8 @@ interface Given {
   range: Range;
 }
 
-// The last three methods belong to a proposed interface of VS Code, which calls them where it is enabled. Where it is
-// not, a suggestion counts as shown when it is given, and as dismissed when something else was typed in its place.
+// VS Code calls the `handle...` methods if their proposed interface is enabled. Otherwise a suggestion counts as shown
+// when it is provided, and as dismissed when other text is typed in its place.
 export class Provider implements vscode.InlineCompletionItemProvider {
   private readonly given = new WeakMap<vscode.InlineCompletionItem, Given>();
   private last: Given | undefined;
@@ -38,16 +38,16 @@ export class Provider implements vscode.InlineCompletionItemProvider {
   }
 
   handleDidShowCompletionItem(item: vscode.InlineCompletionItem): void {
-    this.tell(SHOWN, item);
+    this.notify(SHOWN, item);
   }
 
   handleDidPartiallyAcceptCompletionItem(item: vscode.InlineCompletionItem, info: number | { acceptedLength: number }): void {
-    this.tell(PARTLY_ACCEPTED, item, { acceptedLength: typeof info === "number" ? info : info.acceptedLength });
+    this.notify(PARTLY_ACCEPTED, item, { acceptedLength: typeof info === "number" ? info : info.acceptedLength });
   }
 
   handleEndOfLifetime(item: vscode.InlineCompletionItem, reason: { kind: number }): void {
     if (reason.kind === REJECTED) {
-      this.tell(DISMISSED, item);
+      this.notify(DISMISSED, item);
     }
   }
 
@@ -62,7 +62,7 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     return made;
   }
 
-  // Whether what stands in the place of the last suggestion can still become it.
+  // Reports the last suggestion as dismissed if the text in its place is no longer a prefix of it.
   private settle(document: vscode.TextDocument, position: vscode.Position): void {
     const { last } = this;
     if (last === undefined || last.uri !== document.uri.toString()) {
@@ -74,11 +74,11 @@ export class Provider implements vscode.InlineCompletionItemProvider {
       this.last = undefined;
       this.link.notify(DISMISSED, { item: last.item });
     } else if (typed.length === last.text.length) {
-      this.last = undefined; // typed or taken to its end
+      this.last = undefined; // typed or accepted completely
     }
   }
 
-  private tell(method: string, item: vscode.InlineCompletionItem, more: object = {}): void {
+  private notify(method: string, item: vscode.InlineCompletionItem, more: object = {}): void {
     const given = this.given.get(item);
     if (given !== undefined) {
       this.link.notify(method, { item: given.item, ...more });

@@ -1,4 +1,4 @@
-// The user's settings, as the language server's command line and as its options.
+// The user's settings as the language server's command line and options.
 import * as vscode from "vscode";
 
 export const SECTION = "specdec";
@@ -10,7 +10,7 @@ const OPTIONS = [
 ] as const;
 const FILES = [["keyFile", "--key-file"], ["ca", "--ca"], ["cert", "--cert"], ["certKey", "--cert-key"]] as const;
 
-// Settings that take a new process to change.
+// Settings whose change restarts the process.
 export const STARTING = ["command", "server", "tls", ...FILES.map(([name]) => name)].map((name) => `${SECTION}.${name}`);
 
 export interface Start {
@@ -36,6 +36,6 @@ export function start(): Start {
 
 export function options(): Record<string, unknown> {
   const settings = vscode.workspace.getConfiguration(SECTION);
-  const told = OPTIONS.map((name) => [name, settings.get(name)] as const);
-  return Object.fromEntries(told.filter(([, value]) => value !== undefined));
+  const values = OPTIONS.map((name) => [name, settings.get(name)] as const);
+  return Object.fromEntries(values.filter(([, value]) => value !== undefined));
 }

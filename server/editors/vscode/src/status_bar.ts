@@ -1,4 +1,4 @@
-// What the status bar shows of the server.
+// The status bar item of the server.
 import * as vscode from "vscode";
 
 export interface Status {
