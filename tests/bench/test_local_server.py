@@ -16,7 +16,7 @@ from specdec.config import Config, ServerConfig
 
 async def main():
     config = Config(server=ServerConfig(grpc_port=0, http_port=None))
-    factory, tokenizer = "tests.server.fake_engine:build", "tests.server.fake_tokenizer:FakeTokenizer"
+    factory, tokenizer = "tests.fake_engine:echo", "tests.server.fake_tokenizer:FakeTokenizer"
     async with LocalServer(config, factory=factory, tokenizer=tokenizer) as server:
         print(server.frontend.pid, server.engine.pid, flush=True)
         await asyncio.sleep(100)

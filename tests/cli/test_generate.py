@@ -29,7 +29,7 @@ from specdec.core.types import (
     Timings,
     Usage,
 )
-from tests.server.fake_engine import DEFAULT_SEED, FakeEngine
+from tests.fake_engine import DEFAULT_SEED, FakeEngine
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.harness import running_server
 

@@ -21,7 +21,7 @@ from specdec.cli.main import cli
 from specdec.cli.trace import BARS, TraceSummary, show_trace, sparkline
 from specdec.control.trace import ReplayReport, TraceWriter
 from specdec.core.types import DrafterTrace, StepTrace, trace_dict
-from tests.server.fake_engine import fake_step
+from tests.fake_engine import fake_step
 from tests.server.harness import running_server, stream_request
 
 

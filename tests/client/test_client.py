@@ -19,10 +19,9 @@ from specdec.client.client import Client
 from specdec.client.connection import CallError, Credentials, RetryPolicy
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim
 from specdec.core.types import Delta, Finished, FinishReason, SamplingParams, Started, StoppingParams
+from tests.fake_engine import DEFAULT_SEED, FLUSHED
 from tests.server.auth.certificates import Certificates
 from tests.server.auth.key_files import make_key
-from tests.server.fake_admin_engine import FLUSHED
-from tests.server.fake_engine import DEFAULT_SEED
 from tests.server.fake_tokenizer import BOS
 from tests.server.harness import running_server
 from tests.server.secure_harness import secure_server

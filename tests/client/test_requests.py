@@ -30,7 +30,6 @@ from specdec.client.messages import (
     step_of,
 )
 from specdec.client.prompt import ChatTurn, CompletionHints, ContextFile, Fim, GenerateOptions
-from specdec.config import EngineConfig
 from specdec.core.types import (
     EngineInfo,
     EngineLoad,
@@ -44,7 +43,7 @@ from specdec.core.types import (
     SpeculationParams,
     Started,
 )
-from tests.server.fake_engine import FakeEngine, fake_step
+from tests.fake_engine import INFO, fake_step
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.test_request_reader import FINISHED, REQUESTS
 
@@ -54,9 +53,8 @@ ELSEWHERE = {"prompt_ids": "", "prediction_ids": "prediction", "deadline_s": "ti
 
 @pytest.fixture(scope="module")
 def model() -> ServedModel:
-    info = FakeEngine(EngineConfig(target="fake")).info()
-    found = ServedModel(cast(EngineClient, SimpleNamespace(info=info)))
-    found.tokenizer = FakeTokenizer()
+    found = ServedModel(cast(EngineClient, SimpleNamespace(info=INFO)))
+    found.load(FakeTokenizer())
     return found
 
 
@@ -148,7 +146,7 @@ def test_reasons_are_those_of_the_engine_and_later_ones_do_no_harm() -> None:
 
 
 def test_facts_and_figures_are_heard_as_they_were_said() -> None:
-    info = FakeEngine(EngineConfig(target="fake")).info()
+    info = INFO
     assert info_of(info_message(info, 3)) == info
     plain = EngineInfo(**{f.name: getattr(info, f.name) for f in fields(info)} | {"draft": None})
     assert info_of(info_message(plain, 0)).draft is None

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from tests.cluster.scripted_engine import ScriptedTokenizer, answer_to
+from tests.fake_engine import answer_to
+from tests.server.fake_tokenizer import ScriptedTokenizer
 
 TOKENS = 16
 

@@ -18,6 +18,7 @@ from cluster.config import ClusterConfig
 from cluster.envoy_process import EnvoyError, EnvoyProcess, find_envoy
 from cluster.fleet import Fleet, Replica, ReplicaState, with_release, with_replica, without_replica
 from specdec.config import Config, EngineConfig, ServerConfig
+from tests.fake_engine import SCRIPTED
 
 MODEL = "coder"
 
@@ -50,8 +51,7 @@ def server(target: str = "scripted:0:0:4096", **settings: Any) -> LocalServer:
         engine=EngineConfig(target=target),
         server=ServerConfig(grpc_port=0, http_port=0, log_calls=False, drain_s=5.0, **settings),
     )
-    here = "tests.cluster.scripted_engine"
-    return LocalServer(config, factory=f"{here}:build", tokenizer=f"{here}:ScriptedTokenizer")
+    return LocalServer(config, factory=SCRIPTED, tokenizer="tests.server.fake_tokenizer:ScriptedTokenizer")
 
 
 @dataclass

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from server.serving import Serving
 from specdec.config import load_config
-from tests.cluster.scripted_engine import ScriptedTokenizer
+from tests.fake_engine import SCRIPTED
+from tests.server.fake_tokenizer import ScriptedTokenizer
 
 
 def program(folder: Path) -> Path:
@@ -29,7 +30,7 @@ def program(folder: Path) -> Path:
 async def main() -> None:
     """Serve by the configuration whose path comes last on the command line."""
     config = load_config(Path(sys.argv[-1]))
-    serving = Serving(config, lambda _: ScriptedTokenizer(), factory="tests.cluster.scripted_engine:build")
+    serving = Serving(config, lambda _: ScriptedTokenizer(), factory=SCRIPTED)
     await serving.run(lambda addresses, info: print("ready", addresses, flush=True))
 
 

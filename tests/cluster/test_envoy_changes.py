@@ -23,8 +23,8 @@ from specdec.client.client import Client
 from specdec.client.connection import CallError, RetryPolicy
 from specdec.core.types import StoppingParams
 from tests.cluster.envoy_fleet import MODEL, EnvoyFleet, envoy_fleet, without
-from tests.cluster.scripted_engine import answer_to
 from tests.cluster.test_envoy_dialects import type_keys
+from tests.fake_engine import answer_to
 
 pytestmark = pytest.mark.slow
 

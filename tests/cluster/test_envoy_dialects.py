@@ -18,7 +18,7 @@ from specdec.client.connection import CallError, Credentials
 from specdec.client.prompt import Fim
 from specdec.core.types import Delta, Finished, StoppingParams
 from tests.cluster.envoy_fleet import EnvoyFleet, envoy_fleet
-from tests.cluster.scripted_engine import answer_to
+from tests.fake_engine import answer_to
 from tests.server.auth.certificates import Certificates
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 from server.completion.service import Acceptance
 from specdec.api.generate import ROOT
 from tests.editors.neovim import neovim
-from tests.server.completion.book_engine import BOOK
+from tests.fake_engine import BOOK
 from tests.server.lsp.editor import LSP, running, without
 
 RECIPE = ROOT / "server" / "editors" / "nvim" / "specdec.lua"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.completion.book_engine import BOOK
+from tests.fake_engine import BOOK
 from tests.server.http.tabby.book_server import book_server
 from tests.server.lsp.editor import without
 

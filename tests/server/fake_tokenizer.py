@@ -54,3 +54,16 @@ class FakeTokenizer:
         talk = "".join(f"{m['role']}:{m['content']};" for m in plain_messages(messages))
         names = f"[{','.join(tool['function']['name'] for tool in tools)}]" if tools else ""
         return self.encode(names + (talk if add_generation_prompt else talk.removesuffix(";")), add_special=False)
+
+
+class ScriptedTokenizer(FakeTokenizer):
+    """Bytes, and the marks of a gap, so that fill-in-the-middle works too."""
+
+    names = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    special_ids = frozenset({BOS, 256, 257, 258})
+
+    def decode(self, ids: list[int], *, skip_special: bool = True) -> str:  # type: ignore[override]
+        return super().decode([i for i in ids if i < 256], skip_special=skip_special)
+
+    def special_id(self, name: str) -> int | None:
+        return 256 + self.names.index(name) if name in self.names else super().special_id(name)

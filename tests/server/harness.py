@@ -19,9 +19,9 @@ from server.serving import Addresses, Serving
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import generation_pb2_grpc, model_pb2_grpc, trace_pb2_grpc
 from specdec.config import Config, EngineConfig, ServerConfig
+from tests.fake_engine import ECHO
 from tests.server.fake_tokenizer import FakeTokenizer
 
-FACTORY = "tests.server.fake_engine:build"
 DETAIL_TYPES = (details.BadRequest, details.ErrorInfo, details.RetryInfo, details.ResourceInfo)
 
 
@@ -51,7 +51,7 @@ def quick_policy(give_up_after: int = 5) -> RestartPolicy:
     return RestartPolicy(first_s=0.01, longest_s=0.02, give_up_after=give_up_after)
 
 
-def make_client(config: Config | None = None, *, factory: str = FACTORY, **options: Any) -> EngineClient:
+def make_client(config: Config | None = None, *, factory: str = ECHO, **options: Any) -> EngineClient:
     """A client of an engine that was not started; ``options`` are those of `EngineSupervisor`."""
     return EngineClient(
         EngineSupervisor(config or make_config(), factory=factory, **{"policy": quick_policy()} | options)
@@ -75,7 +75,7 @@ async def running_server(
     tokenizer: Callable[[], Any] = FakeTokenizer, *, wait: bool = True, **server: Any
 ) -> AsyncIterator[Harness]:
     """A server, ready to serve unless not to ``wait``."""
-    serving = Serving(make_config(**server), lambda _: tokenizer(), factory=FACTORY, policy=quick_policy())
+    serving = Serving(make_config(**server), lambda _: tokenizer(), factory=ECHO, policy=quick_policy())
     addresses = await serving.start()
     try:
         if wait:

@@ -20,10 +20,9 @@ from server.grpc.server import add_reflection
 from server.served_model import Models, ServedModel
 from specdec.api.v1 import admin_pb2_grpc, generation_pb2, generation_pb2_grpc, model_pb2_grpc, trace_pb2_grpc
 from specdec.config import Config
+from tests.fake_engine import ADMIN
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.harness import make_client, make_config
-
-FACTORY = "tests.server.fake_admin_engine:build"
 
 
 @dataclass
@@ -86,7 +85,7 @@ def _with_key(details: Any, key: str) -> Any:
 async def secure_server(
     config: Config | None = None,
     *,
-    factory: str = FACTORY,
+    factory: str = ADMIN,
     tokenizer: Callable[[], Any] = FakeTokenizer,
     wait: bool = True,
     **server: Any,

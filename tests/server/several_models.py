@@ -8,11 +8,11 @@ from typing import Any
 
 from server.serving import Serving
 from specdec.config import Config, EngineConfig
+from tests.fake_engine import CHAT, CODER, SEVERAL
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.harness import quick_policy
 from tests.server.http.harness import Server, running_serving
-from tests.server.several_engines import CHAT, CODER, FACTORY
 
 ENGINES: dict[str, dict[str, Any]] = {
     "chat": {"target": CHAT, "aliases": ["gpt-4o"], "threads": 1},
@@ -32,7 +32,7 @@ def serving(config: Config, give_up_after: int = 5) -> Callable[[], Serving]:
     def tokenizer(engine: EngineConfig) -> Any:
         return CodeTokenizer() if engine.target == CODER else FakeTokenizer()
 
-    return lambda: Serving(config, tokenizer, factory=FACTORY, policy=quick_policy(give_up_after))
+    return lambda: Serving(config, tokenizer, factory=SEVERAL, policy=quick_policy(give_up_after))
 
 
 @contextmanager

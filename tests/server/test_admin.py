@@ -22,9 +22,9 @@ from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import model_pb2
 from specdec.config import Config
 from specdec.errors import EngineDeadError
+from tests.fake_engine import ECHO, FLUSHED
 from tests.server.auth.key_files import make_key
-from tests.server.fake_admin_engine import FLUSHED
-from tests.server.harness import FACTORY, make_config, refused, stream_request
+from tests.server.harness import make_config, refused, stream_request
 from tests.server.secure_harness import SecureServer, secure_server
 from tests.server.test_auth_grpc import found
 
@@ -192,7 +192,7 @@ async def test_while_the_engine_is_not_ready_or_knows_no_operators(tmp_path: Pat
             await server.client.swap_draft(None)
     other = tmp_path / "plain"
     other.mkdir()
-    async with administered(other, factory=FACTORY) as (_, stubs):
+    async with administered(other, factory=ECHO) as (_, stubs):
         error = await failed(stubs.admin.FlushCache(admin.FlushCacheRequest()))
         assert error.code() == grpc.StatusCode.UNIMPLEMENTED
         assert (await stubs.generation.Generate(pb.GenerateRequest(text="x"))).samples

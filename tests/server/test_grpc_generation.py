@@ -9,7 +9,7 @@ import pytest
 
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import model_pb2, options_pb2, result_pb2
-from tests.server.fake_engine import DEFAULT_SEED, MAX_CONTEXT
+from tests.fake_engine import DEFAULT_SEED, MAX_CONTEXT
 from tests.server.fake_tokenizer import BOS
 from tests.server.harness import Harness, refused, running_server, stream_request
 

@@ -21,7 +21,6 @@ from specdec.api.params import grammar_message, read_grammar
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
 from specdec.client.messages import event_of
-from specdec.config import EngineConfig
 from specdec.core.types import (
     DrafterStats,
     Finished,
@@ -40,8 +39,8 @@ from specdec.core.types import (
     Usage,
 )
 from specdec.errors import InvalidRequestError, ViolationCollector
+from tests.fake_engine import FINGERPRINT, INFO, MAX_CONTEXT
 from tests.server.client_convert import stream_request
-from tests.server.fake_engine import FINGERPRINT, MAX_CONTEXT, FakeEngine
 from tests.server.fake_tokenizer import FakeTokenizer
 
 IDS = st.lists(st.integers(0, 255), max_size=4).map(tuple)
@@ -102,9 +101,8 @@ REQUESTS = st.builds(
 
 @pytest.fixture(scope="module")
 def model() -> ServedModel:
-    info = FakeEngine(EngineConfig(target="fake")).info()
-    found = ServedModel(cast(EngineClient, SimpleNamespace(info=info)))
-    found.tokenizer = FakeTokenizer()
+    found = ServedModel(cast(EngineClient, SimpleNamespace(info=INFO)))
+    found.load(FakeTokenizer())
     return found
 
 

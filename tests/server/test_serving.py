@@ -25,9 +25,9 @@ from server.serving import Addresses, Serving
 from specdec.config import EngineConfig
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError
+from tests.fake_engine import ECHO
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.harness import (
-    FACTORY,
     Harness,
     make_config,
     quick_policy,
@@ -152,7 +152,7 @@ async def run_until_ready(serving: Serving) -> tuple[asyncio.Task[None], Address
 
 async def test_sigterm_drains_and_a_second_one_does_not_wait() -> None:
     for signals in (1, 2):
-        serving = Serving(make_config(drain_s=30), lambda _: FakeTokenizer(), factory=FACTORY)
+        serving = Serving(make_config(drain_s=30), lambda _: FakeTokenizer(), factory=ECHO)
         running, addresses = await run_until_ready(serving)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.grpc_port}") as channel:
             server = Harness(serving, addresses, channel)
@@ -174,7 +174,7 @@ async def test_sigterm_drains_and_a_second_one_does_not_wait() -> None:
 async def test_the_first_signal_says_what_is_waited_for_and_the_second_ends_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    serving = Serving(make_config(drain_s=3600), lambda _: FakeTokenizer(), factory=FACTORY)
+    serving = Serving(make_config(drain_s=3600), lambda _: FakeTokenizer(), factory=ECHO)
     running, addresses = await run_until_ready(serving)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.grpc_port}") as channel:
         call = Harness(serving, addresses, channel).generation.GenerateStream(stream_request(salt="hang"))
@@ -215,7 +215,7 @@ async def test_the_tokenizer_is_read_while_the_engine_starts(tmp_path: Path) -> 
         (tmp_path / "tokenizer-read").touch()
         return FakeTokenizer()
 
-    factory = FACTORY.replace(":build", ":build_behind_the_tokenizer")
+    factory = f"{ECHO}_behind_the_tokenizer"
     serving = Serving(make_config(target=str(tmp_path)), load, factory=factory, policy=quick_policy())
     await serving.start()
     try:
@@ -232,10 +232,10 @@ def test_the_server_s_own_process_needs_no_torch() -> None:
 
 
 async def test_run_ends_when_the_engine_can_not_start_or_dies_too_often() -> None:
-    missing = Serving(make_config(target="missing"), lambda _: FakeTokenizer(), factory=FACTORY)
+    missing = Serving(make_config(target="missing"), lambda _: FakeTokenizer(), factory=ECHO)
     with pytest.raises(EngineStartError, match="can not be found"):
         await asyncio.wait_for(missing.run(lambda *_: None), 20)
-    frail = Serving(make_config(), lambda _: FakeTokenizer(), factory=FACTORY, policy=quick_policy(give_up_after=1))
+    frail = Serving(make_config(), lambda _: FakeTokenizer(), factory=ECHO, policy=quick_policy(give_up_after=1))
     running, _ = await run_until_ready(frail)
     assert frail.client.engine.pid is not None
     os.kill(frail.client.engine.pid, signal.SIGKILL)
@@ -250,4 +250,4 @@ async def test_a_port_in_use_is_one_clear_error() -> None:
             config = make_config()
             config = config.model_copy(update={"server": config.server.model_copy(update=ports)})
             with pytest.raises(ConfigError, match=f"{port}.*in use"):
-                await Serving(config, lambda _: FakeTokenizer(), factory=FACTORY).start()
+                await Serving(config, lambda _: FakeTokenizer(), factory=ECHO).start()

@@ -22,7 +22,7 @@ from specdec.api.v1 import trace_pb2 as pb
 from specdec.client.messages import step_of
 from specdec.core.types import DrafterTrace, StepTrace
 from specdec.errors import EngineDeadError
-from tests.server.fake_engine import TRACE_STEPS, fake_step
+from tests.fake_engine import TRACE_STEPS, fake_step
 from tests.server.harness import Harness, rich, running_client, running_server, stream_request
 from tests.server.test_engine_client import collect, make_request
 

@@ -62,7 +62,7 @@ from specdec.errors import (
     QueueFullError,
     RequestError,
 )
-from tests.server.fake_engine import fake_step
+from tests.fake_engine import fake_step
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 COUNT = st.integers(0, 2**31)

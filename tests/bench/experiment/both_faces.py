@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from server.serving import Serving
+from tests.fake_engine import ECHO
 from tests.server.fake_tokenizer import FakeTokenizer
-from tests.server.harness import FACTORY, make_config, quick_policy
+from tests.server.harness import make_config, quick_policy
 
 
 class Faces(NamedTuple):
@@ -32,7 +33,7 @@ def both_faces(**server: Any) -> Iterator[Faces]:
 
     async def make() -> Serving:
         config = make_config(http_port=0, **server)
-        return Serving(config, lambda _: FakeTokenizer(), factory=FACTORY, policy=quick_policy())
+        return Serving(config, lambda _: FakeTokenizer(), factory=ECHO, policy=quick_policy())
 
     serving: Serving = run(make())
     addresses = run(serving.start())

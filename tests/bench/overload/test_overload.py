@@ -143,5 +143,5 @@ async def test_a_server_in_a_process_of_its_own() -> None:
 async def test_a_server_that_can_not_start_says_why() -> None:
     config = Config(engine=EngineConfig(target="no/such-model"), server=ServerConfig(grpc_port=0, http_port=None))
     with pytest.raises(ChildServerError, match="such-model"):
-        async with LocalServer(config, factory="tests.bench.overload.no_engine:build"):
+        async with LocalServer(config, factory="tests.fake_engine:unavailable"):
             pass

@@ -12,9 +12,9 @@ from bench.typing_bench import PLACES, KeysLog, Stretch, Typist, find_stretch, t
 from bench.workloads.workload import source_of
 from server.serving import Serving
 from specdec.client.client import Client
-from tests.server.completion.book_engine import BOOK
+from tests.fake_engine import BOOK, BOOKS
 from tests.server.completion.code_tokenizer import CodeTokenizer
-from tests.server.completion.editor import AT, BEHIND, FACTORY, LINE
+from tests.server.completion.editor import AT, BEHIND, LINE
 from tests.server.harness import make_config, quick_policy
 
 
@@ -79,7 +79,7 @@ def test_a_file_that_is_too_short_is_told() -> None:
 async def test_typing_what_the_model_would_say(typist: Typist) -> None:
     """Every key is answered in the end, and only a session goes on with what was begun."""
     stretch = Stretch("book", BOOK[:AT], LINE[:8], "\n" + BOOK[BEHIND:])
-    serving = Serving(make_config(), lambda _: CodeTokenizer(), factory=FACTORY, policy=quick_policy())
+    serving = Serving(make_config(), lambda _: CodeTokenizer(), factory=BOOKS, policy=quick_policy())
     addresses = await serving.start()
     try:
         await serving.wait_ready()

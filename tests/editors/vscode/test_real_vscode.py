@@ -18,7 +18,7 @@ from specdec.api.generate import ROOT
 from tests.editors.node_program import copy_with_packages, npm, packages
 from tests.editors.test_vscode import LINE, SOURCE
 from tests.editors.vscode.install import PROGRAM
-from tests.server.completion.book_engine import BOOK
+from tests.fake_engine import BOOK
 from tests.server.lsp.editor import running, without
 from tests.server.playground.test_browser import CHROMIUM
 from tests.server.playground.test_bundle import WEB

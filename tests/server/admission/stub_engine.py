@@ -23,9 +23,7 @@ from specdec.core.types import (
     Usage,
 )
 from specdec.errors import EngineDeadError, RequestError
-from tests.server.fake_engine import FakeEngine
-
-INFO = FakeEngine.info(None)  # type: ignore[arg-type]
+from tests.fake_engine import INFO
 
 
 class StubClient:

@@ -12,11 +12,10 @@ import grpc
 from server.serving import Serving
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import completion_pb2_grpc, generation_pb2_grpc, model_pb2, model_pb2_grpc, options_pb2
-from tests.server.completion.book_engine import BOOK
+from tests.fake_engine import BOOK, BOOKS
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.harness import make_config, quick_policy
 
-FACTORY = "tests.server.completion.book_engine:build"
 AT = BOOK.index("total = add")
 BEHIND = BOOK.index("    return total / len")
 LINE = "total = add(total, value)"
@@ -96,7 +95,7 @@ class Editor:
 @asynccontextmanager
 async def running(tokenizer: Callable[[], Any] = CodeTokenizer) -> AsyncIterator[Server]:
     """A server that is ready."""
-    serving = Serving(make_config(), lambda _: tokenizer(), factory=FACTORY, policy=quick_policy())
+    serving = Serving(make_config(), lambda _: tokenizer(), factory=BOOKS, policy=quick_policy())
     addresses = await serving.start()
     try:
         await serving.wait_ready()

@@ -11,7 +11,7 @@ from google.rpc.error_details_pb2 import BadRequest
 
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2, result_pb2
-from tests.server.completion.book_engine import BOOK
+from tests.fake_engine import BOOK
 from tests.server.completion.editor import AT, LINE, TEXT, Editor, failed, running
 from tests.server.harness import rich
 

@@ -16,10 +16,9 @@ from server.completion.prompt_packer import PackedPrompt
 from server.engine_client import EngineClient
 from server.http.call import Call, ServerContext
 from server.served_model import Models, ServedModel
-from specdec.config import EngineConfig
 from specdec.errors import FieldViolation, InvalidRequestError
+from tests.fake_engine import INFO
 from tests.server.completion.code_tokenizer import CodeTokenizer
-from tests.server.fake_engine import FakeEngine
 from tests.server.fake_tokenizer import FakeTokenizer
 
 Found = TypeVar("Found")
@@ -63,7 +62,7 @@ def make_context(tokenizer: FakeTokenizer | None = None, fim: Any = None, limit:
 
 def make_model(tokenizer: FakeTokenizer | None = None, fim: Any = None) -> ServedModel:
     """A model whose engine is known but not there."""
-    info = replace(FakeEngine(EngineConfig(target="fake")).info(), indexes=("mine",))
+    info = replace(INFO, indexes=("mine",))
     model = ServedModel(cast(EngineClient, SimpleNamespace(info=info, engine=SimpleNamespace(info=info))))
     model.load(tokenizer or FakeTokenizer(has_tools=True), fim)
     return model

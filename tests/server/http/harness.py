@@ -16,9 +16,9 @@ import httpx
 from server.serving import Addresses, Serving
 from specdec.config import EngineConfig
 from specdec.core.types import EngineLoad
+from tests.fake_engine import ECHO
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.harness import make_config, quick_policy
-from tests.server.http.http_engine import FACTORY
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES, RESPOND = "/v1/messages", "/v1/responses"
@@ -128,7 +128,7 @@ def running(
         settings = settings.model_copy(update={"engine": engine})
 
     def make() -> Serving:
-        return Serving(settings, lambda _: tokenizer(), factory=factory or FACTORY, policy=quick_policy())
+        return Serving(settings, lambda _: tokenizer(), factory=factory or ECHO, policy=quick_policy())
 
     with running_serving(make, wait=wait, tls=tls) as server:
         if fim is not None:

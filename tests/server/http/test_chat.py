@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.server.fake_engine import DEFAULT_SEED
+from tests.fake_engine import DEFAULT_SEED
 from tests.server.http.harness import CHAT, Server
 from tests.server.http.test_completions import HEAD, SPECULATIVE, checked, usage
 

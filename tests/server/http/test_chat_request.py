@@ -19,7 +19,7 @@ from specdec.core.types import (
     SamplingParams,
     StoppingParams,
 )
-from tests.server.fake_engine import FINGERPRINT
+from tests.fake_engine import FINGERPRINT
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import asked, make_context, violations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.fake_engine import DEFAULT_SEED
+from tests.fake_engine import DEFAULT_SEED
 from tests.server.fake_tokenizer import BOS
 from tests.server.http.harness import Server
 

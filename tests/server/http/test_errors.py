@@ -15,7 +15,7 @@ from server.http.errors import Refusal, refusal_of
 from server.http.openai_format import OpenAIErrors, finish_fields
 from specdec.core.types import Finished, FinishReason, SpeculationStats, Timings, Usage
 from specdec.errors import FieldViolation, InvalidRequestError
-from tests.server.fake_engine import FINGERPRINT
+from tests.fake_engine import FINGERPRINT
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.harness import CHAT, COMPLETIONS, Server, running
 

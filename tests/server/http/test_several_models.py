@@ -36,8 +36,8 @@ from specdec.api.v1 import (
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.cli.main import cli
 from specdec.client import Client
+from tests.fake_engine import BOOK
 from tests.server.auth.key_files import make_key
-from tests.server.completion.book_engine import BOOK
 from tests.server.completion.editor import AT, BEHIND, LINE
 from tests.server.http.harness import CHAT, COMPLETIONS, Server, running_serving
 from tests.server.observe.metrics.scrape import Scrape

@@ -21,10 +21,9 @@ from server.serving import Serving
 from specdec.config import KvEventsConfig
 from specdec.core.kv_cache import page_key, root_key
 from specdec.errors import ConfigError
+from tests.fake_engine import CACHING, ECHO
 from tests.server.fake_tokenizer import FakeTokenizer
-from tests.server.harness import FACTORY as FAKE
 from tests.server.harness import Harness, make_config, quick_policy, stream_request
-from tests.server.kv_events.caching_engine import FACTORY
 from tests.server.kv_events.subscriber import Follower
 
 
@@ -33,7 +32,7 @@ async def followed(folder: Path, **more: Any) -> AsyncIterator[tuple[Serving, Fo
     """A server whose events are followed from the first one on."""
     events = KvEventsConfig(endpoint=f"ipc://{folder}/pub", replay_endpoint=f"ipc://{folder}/replay", **more)
     serving = Serving(
-        make_config(kv_events=events, http_port=0), lambda _: FakeTokenizer(), factory=FACTORY, policy=quick_policy()
+        make_config(kv_events=events, http_port=0), lambda _: FakeTokenizer(), factory=CACHING, policy=quick_policy()
     )
     addresses = await serving.start()
     assert events.endpoint is not None
@@ -129,7 +128,7 @@ async def test_metrics_count_messages(tmp_path: Path) -> None:
 
 async def test_an_engine_that_can_not_tell_is_refused(tmp_path: Path) -> None:
     events = KvEventsConfig(endpoint=f"ipc://{tmp_path}/pub")
-    serving = Serving(make_config(kv_events=events), lambda _: FakeTokenizer(), factory=FAKE, policy=quick_policy())
+    serving = Serving(make_config(kv_events=events), lambda _: FakeTokenizer(), factory=ECHO, policy=quick_policy())
     await serving.start()
     try:
         with pytest.raises(Exception, match=r"server\.kv_events: this engine does not tell"):

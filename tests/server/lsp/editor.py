@@ -15,9 +15,9 @@ from pygls.lsp.client import LanguageClient
 from server.lsp.documents import plain
 from server.lsp.language_server import STATUS
 from server.serving import Serving
-from tests.server.completion.book_engine import BOOK
+from tests.fake_engine import BOOK, BOOKS
 from tests.server.completion.code_tokenizer import CodeTokenizer
-from tests.server.completion.editor import FACTORY, Server
+from tests.server.completion.editor import Server
 from tests.server.harness import make_config, quick_policy
 
 LSP = [sys.executable, "-m", "specdec.cli.main", "lsp"]
@@ -114,7 +114,7 @@ async def running(port: int = 0, **config: Any) -> AsyncIterator[Addressed]:
     """A server over the book engine that is ready, on a port of the system's choice or on ``port``."""
     made = make_config(**config)
     made = made.model_copy(update={"server": made.server.model_copy(update={"grpc_port": port})})
-    serving = Serving(made, lambda _: CodeTokenizer(), factory=FACTORY, policy=quick_policy())
+    serving = Serving(made, lambda _: CodeTokenizer(), factory=BOOKS, policy=quick_policy())
     addresses = await serving.start()
     try:
         await serving.wait_ready()

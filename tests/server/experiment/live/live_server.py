@@ -17,8 +17,8 @@ from server.experiment.records import RECORD_FILES, Record, read_records
 from server.serving import Serving
 from specdec.api.v1 import completion_pb2_grpc, experiment_pb2_grpc, generation_pb2, generation_pb2_grpc
 from specdec.config import Config, EngineConfig, ExperimentsConfig, ServerConfig
+from tests.fake_engine import NOTING, noted
 from tests.server.auth.key_files import make_key
-from tests.server.experiment.live.options_engine import FACTORY, noted
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.harness import quick_policy
 
@@ -113,7 +113,7 @@ async def live_server(tmp_path: Path, draft: str | None = None, **experiments: A
     key, user = make_key(keys, "boss", "ops", admin=True), make_key(keys, "ada")
     code = make_key(keys, "bob", indexes=("code",))
     config = live_config(tmp_path, draft, **experiments)
-    serving = Serving(config, lambda _: FakeTokenizer(), factory=FACTORY, policy=quick_policy())
+    serving = Serving(config, lambda _: FakeTokenizer(), factory=NOTING, policy=quick_policy())
     addresses = await serving.start()
     try:
         await serving.wait_ready()

@@ -9,11 +9,9 @@ import pytest
 from server.experiment.config import parse_config, refuse
 from server.experiment.live.plan import UNTOUCHED, LivePlan, make_plan
 from server.experiment.records import PlanError
-from specdec.config import EngineConfig
 from specdec.core.types import Request, SpeculationMode, SpeculationParams
-from tests.server.fake_engine import FakeEngine
+from tests.fake_engine import INFO
 
-INFO = FakeEngine(EngineConfig(target="fake")).info()
 PLAN = """\
 name: widths
 arms:

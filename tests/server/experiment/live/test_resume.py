@@ -21,9 +21,9 @@ from server.experiment.records import ExperimentError, RecordLog, read_records
 from server.serving import Serving
 from specdec.config import ExperimentsConfig
 from specdec.errors import ConfigError
+from tests.fake_engine import NOTING
 from tests.server.auth.key_files import make_key
 from tests.server.experiment.live.live_server import PLAN, live_config, live_server
-from tests.server.experiment.live.options_engine import FACTORY
 from tests.server.fake_tokenizer import FakeTokenizer
 
 
@@ -36,7 +36,7 @@ def plan_file(tmp_path: Path, text: str = PLAN) -> Path:
 @contextmanager
 def server_process(config: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A server in a process of its own, and a client of it."""
-    command = [sys.executable, "-m", "bench.server_process", "--config", config, "--factory", FACTORY]
+    command = [sys.executable, "-m", "bench.server_process", "--config", config, "--factory", NOTING]
     command += ["--tokenizer", "tests.server.fake_tokenizer:FakeTokenizer"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -155,7 +155,7 @@ def test_a_file_that_is_no_plan_is_no_configuration(tmp_path: Path) -> None:
     make_key(tmp_path / "keys.yaml", "ada")
     for path, reason in ((bad, "line 5: assignment.mode"), (tmp_path / "none.yaml", "cannot be read")):
         with pytest.raises(ConfigError, match=reason):
-            Serving(live_config(tmp_path, start=(path,)), lambda _: FakeTokenizer(), factory=FACTORY)
+            Serving(live_config(tmp_path, start=(path,)), lambda _: FakeTokenizer(), factory=NOTING)
     with pytest.raises(ValueError, match="start needs folder"):
         ExperimentsConfig(start=(bad,))
 

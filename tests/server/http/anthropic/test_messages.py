@@ -6,7 +6,7 @@ from typing import Any
 
 from server.http.anthropic import stop_fields
 from specdec.core.types import Finished, FinishReason, SpeculationStats, Timings, Usage
-from tests.server.fake_engine import DEFAULT_SEED
+from tests.fake_engine import DEFAULT_SEED
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.harness import MESSAGES, Server
 from tests.server.http.test_completions import SPECULATIVE

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.completion.book_engine import BOOK
+from tests.fake_engine import BOOK
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.completion.editor import AT, BEHIND
 from tests.server.http.harness import Server, events

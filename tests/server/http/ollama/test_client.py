@@ -8,7 +8,7 @@ from typing import Any
 import ollama
 import pytest
 
-from tests.server.fake_engine import WEIGHT_BYTES
+from tests.fake_engine import WEIGHT_BYTES
 from tests.server.http.harness import Server
 from tests.server.http.ollama.test_chat import CALL, HI, TOOLS
 

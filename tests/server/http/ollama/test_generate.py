@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.fake_engine import DEFAULT_SEED
+from tests.fake_engine import DEFAULT_SEED
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.http.harness import Server, running
 from tests.server.http.ollama.lines import FIGURES, GENERATE, lines, refused, timed

@@ -9,7 +9,7 @@ from typing import Any
 
 from server.http.responses import ResponseStream, parse_responses
 from specdec.core.types import Delta, Finished, FinishReason, SpeculationStats, Started, Timings, Usage
-from tests.server.fake_engine import DEFAULT_SEED
+from tests.fake_engine import DEFAULT_SEED
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import make_call
 from tests.server.http.harness import RESPOND, Server

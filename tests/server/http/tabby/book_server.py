@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from server.completion.service import Acceptance
-from tests.server.completion.book_engine import BOOK
+from tests.fake_engine import BOOK, BOOKS
 from tests.server.completion.code_tokenizer import CodeTokenizer
-from tests.server.completion.editor import AT, BEHIND, FACTORY
+from tests.server.completion.editor import AT, BEHIND
 from tests.server.http.harness import Server, running
 
 COMPLETIONS, EVENTS = "/v1/completions", "/v1/events"
@@ -18,7 +18,7 @@ COMPLETIONS, EVENTS = "/v1/completions", "/v1/events"
 @contextmanager
 def book_server(tokenizer: Callable[[], Any] = CodeTokenizer, **config: Any) -> Iterator[Server]:
     """It is ready."""
-    with running(tokenizer, factory=FACTORY, **config) as server:
+    with running(tokenizer, factory=BOOKS, **config) as server:
         yield server
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.completion.book_engine import BOOK
+from tests.fake_engine import BOOK, DEFAULT_SEED
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.completion.editor import AT, BEHIND, LINE
 from tests.server.http.harness import Server
@@ -22,7 +22,7 @@ def test_an_answer(server: Server) -> None:
     answer = server.ask(**body())
     assert answer.pop("id").startswith("cmpl-")
     assert set(answer.pop("metrics")) == {"speculative_decoding"}
-    assert answer == {"choices": [{"index": 0, "text": LINE}], "mode": "standard", "seed": 7}
+    assert answer == {"choices": [{"index": 0, "text": LINE}], "mode": "standard", "seed": DEFAULT_SEED}
     assert total(server).suggested == before + 1
 
 

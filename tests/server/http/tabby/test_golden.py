@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from tests.server.completion.book_engine import BOOK
+from tests.fake_engine import BOOK
 from tests.server.completion.editor import AT, BEHIND, LINE
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.harness import Server, running
