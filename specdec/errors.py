@@ -25,6 +25,23 @@ class KernelError(SpecdecError):
     """The native kernels could not be built, loaded or failed their self-test."""
 
 
+class StageError(SpecdecError):
+    """A stage of the engine raised for one sequence; the exception is the cause. The message names the stage."""
+
+    def __init__(self, stage: str, error: Exception) -> None:
+        self.stage = stage
+        super().__init__(f"{stage} failed ({type(error).__name__}: {error})")
+
+    @staticmethod
+    def of(error: Exception, stage: str) -> StageError:
+        """``error`` as a fault of ``stage``, or as it is if a stage is known."""
+        if isinstance(error, StageError):
+            return error
+        fault = StageError(stage, error)
+        fault.__cause__ = error
+        return fault
+
+
 @dataclass(frozen=True)
 class FieldViolation:
     """One bad field of a request: where it is and what is wrong with it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
@@ -11,6 +12,8 @@ from hashlib import blake2b
 
 from specdec.core.cache_events import CacheRecorder
 from verify_kernels.forward_batch import PAGE_SIZE
+
+logger = logging.getLogger(__name__)
 
 KEY_BYTES = 16  # of a page key: collisions stay improbable for any number of pages
 _ROOT = b"specdec.salt"
@@ -304,10 +307,20 @@ class KvCacheManager:
 
         def evict(page: int) -> None:
             if (key := index.key(page)) is not None:
-                recorder.removed(key)
+                self._pass_on(lambda recorder: recorder.removed(key))
             index.remove(page)
 
         self._recorder, self._pool.on_evict = recorder, evict
+
+    def _pass_on(self, event: Callable[[CacheRecorder], None]) -> None:
+        """Pass an event to the recorder. One that raises is dropped, since its events have a gap."""
+        if self._recorder is None:
+            return
+        try:
+            event(self._recorder)
+        except Exception:
+            logger.exception("the recorder of cache events failed; there are no more events")
+            self._recorder = None
 
     @property
     def n_free(self) -> int:
@@ -415,8 +428,7 @@ class KvCacheManager:
     def flush(self) -> int:
         """Evict every idle page; returns how many."""
         count = self._pool.flush()
-        if self._recorder is not None:
-            self._recorder.flushed()
+        self._pass_on(lambda recorder: recorder.flushed())
         return count
 
     def forget_drafts(self) -> None:
@@ -503,7 +515,7 @@ class KvCacheManager:
         self._index.draft_ready[page] = depth < seq.n_draft_published
         if self._recorder is not None:
             tokens = seq.tokens[depth * PAGE_SIZE : (depth + 1) * PAGE_SIZE]
-            self._recorder.stored(keys[depth], parent, tokens, seq.salt)
+            self._pass_on(lambda recorder: recorder.stored(keys[depth], parent, tokens, seq.salt))
 
 
 def _common_prefix(a: Seq[int], b: Seq[int]) -> int:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.core.types import SamplingParams, StoppingParams, TokenLogprobs
+from specdec.errors import StageError
 from verify_kernels.sampling import (
     MAX_LOGPROBS,
     MAX_WIDTH,
@@ -91,7 +92,10 @@ class SequenceSampling:
         if self._penalises:
             self._edits.add_output(taken)
         if self.grammar is not None:
-            self.grammar.commit(taken)
+            try:
+                self.grammar.commit(taken)
+            except Exception as error:
+                raise StageError.of(error, "grammar") from error
 
     def row(self, position: int, path: Sequence[int], n_output: int) -> RowSampling:
         """The sampling of the token that will occupy ``position``.
@@ -105,7 +109,10 @@ class SequenceSampling:
         ban = n_output < self._min_tokens
         if self.grammar is None or self._unbanned is None:
             return RowSampling(self.policy, position, self._edits, counts, ban)
-        mask = self.grammar.mask(path)
+        try:
+            mask = self.grammar.mask(path)
+        except Exception as error:
+            raise StageError.of(error, "grammar") from error
         if self._edits.mask is not None:
             mask = mask & self._edits.mask
         ban = ban and bool((mask & self._unbanned).any())

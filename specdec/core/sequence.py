@@ -22,7 +22,7 @@ from specdec.core.types import (
     Timings,
     TokenLogprobs,
 )
-from specdec.errors import FieldViolation, InvalidRequestError
+from specdec.errors import FieldViolation, InvalidRequestError, StageError
 from specdec.grammar.token_healing import TokenHealing
 from specdec.models.tokenizer import Tokenizer
 
@@ -194,6 +194,19 @@ class Sequence(PagedTokens):
 
     def _read(self, tokens: list[int]) -> tuple[str, int]:
         """Append ``tokens`` up to the end of the output; returns their final text, and how many were appended."""
+        try:
+            text, taken = self._append(tokens)
+        except Exception as error:
+            raise StageError.of(error, "stop rules") from error
+        self.sampling.commit(tokens[:taken])
+        if self._healing is not None and self._healing.done:
+            # The mask of token healing costs nothing from here on.
+            self.sampling, self._healing = self._new_sampling(None), None
+            self.sampling.commit(self.tokens[self.n_prompt :])
+        return text, taken
+
+    def _append(self, tokens: list[int]) -> tuple[str, int]:
+        """Append ``tokens`` to tokens and text, as `_read`."""
         stopping, pieces, taken, cut = self.request.stopping, [], 0, False
         for token in tokens:
             self.tokens.append(token)
@@ -210,11 +223,6 @@ class Sequence(PagedTokens):
                 break
         if self.ending is not None and not cut:
             pieces.append(self.text.flush())
-        self.sampling.commit(tokens[:taken])
-        if self._healing is not None and self._healing.done:
-            # The mask of token healing costs nothing from here on.
-            self.sampling, self._healing = self._new_sampling(None), None
-            self.sampling.commit(self.tokens[self.n_prompt :])
         return "".join(pieces), taken
 
     def _token_ending(self, token: int) -> Ending | None:

@@ -1,9 +1,9 @@
-"""Verify on a GPU: forward, sampling of all nodes, acceptance and KV move are queued as one; the host waits once."""
+"""Verify on a GPU: forward, sampling, acceptance and KV move are queued together; the host waits once."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from specdec.core.tree import MAX_NODES, TokenTree
 from specdec.core.types import TokenLogprobs
 from specdec.engine.scheduler import PlanEntry
 from specdec.engine.verify import Acceptance, StepRows
+from specdec.errors import StageError
 from specdec.models.decoder import check_batch
 from specdec.models.device_decoder import DeviceDecoder
 from specdec.models.device_step import HostMirror, PendingResult, StepArrays
@@ -31,19 +32,23 @@ from verify_kernels.sampling import NO_TOKEN, RowSampling, SamplingPolicy, Seque
 
 @dataclass(frozen=True, slots=True)
 class DeviceOutputs:
-    """Of one tier. tokens: int32 [samples]; chosen float64 [samples], ids int32 and values float64 [samples, top] where
-    log-probabilities are wanted, else None. The host's copies are valid once the step that wrote them is done."""
+    """Results of one tier of steps. The last three tensors are None if no log-probabilities are requested."""
 
     accepted: AcceptResult
     tokens: Tensor
+    """int32 [samples]"""
     chosen: Tensor | None
+    """float64 [samples], log-probability of the token"""
     ids: Tensor | None
+    """int32 [samples, top], the best tokens"""
     values: Tensor | None
+    """float64 [samples, top], their log-probabilities"""
     mirror: HostMirror
+    """Copies in CPU memory, valid once the step is done."""
 
     @staticmethod
     def allocate(entries: int, samples: int, top: int | None, max_depth: int, device: torch.device) -> DeviceOutputs:
-        """``top``: how many of the best tokens per row; None: no log-probabilities."""
+        """top: number of best tokens per row; None: no log-probabilities."""
         accepted = AcceptResult.allocate(entries, max_depth, device)
         tokens = torch.full((samples,), NO_TOKEN, dtype=torch.int32, device=device)
         if top is None:
@@ -56,24 +61,24 @@ class DeviceOutputs:
         )
 
     def accepted_rows(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-        """counts [entries]; rows of the entry and tokens emitted [entries, max_depth + 1], see `AcceptResult`."""
+        """Counts [entries]; rows and emitted tokens [entries, max_depth + 1], see `AcceptResult`."""
         flat: NDArray[Any] = self.mirror.arrays[0]
         entries, width = self.accepted.rows.shape
         rows, emitted = np.split(flat[2 * entries :].reshape(2 * entries, width), 2)
         return flat[:entries], rows, emitted
 
     def logprobs(self, sample: int, top: int) -> tuple[float, list[tuple[int, float]]]:
-        """Of a sample's token, and the best ``top`` tokens with theirs."""
+        """The log-probability of a sample's token, and the best ``top`` tokens with theirs."""
         _, chosen, ids, values = self.mirror.arrays
         pairs = zip(ids[sample, :top].tolist(), values[sample, :top].tolist(), strict=True)
         return float(chosen[sample]), [pair for pair in pairs if pair[0] != NO_TOKEN]
 
 
 class DeviceVerifier:
-    """As `specdec.engine.verify.Verifier`, with the same tokens for the same logits.
+    """The verifier of a GPU, with the same tokens as `specdec.engine.verify.Verifier` for the same logits.
 
-    Every node is sampled, not only those on the way down: the host would have to wait at each level else. A node that
-    its request's grammar or filters rule out can not be reached, whatever is sampled there.
+    Every node is sampled, not only those on the accepted path, so that the host does not wait at each level. A node
+    that the request's grammar or filters exclude cannot be reached, whatever is sampled there.
     """
 
     overlaps = True
@@ -83,7 +88,7 @@ class DeviceVerifier:
         samples, device = decoder.max_logit_rows, decoder.device
         self._workspace = SamplingWorkspace.allocate(samples, SamplingPlan.of(decoder.config.vocab_size), device)
         self._outputs: dict[tuple[int, int, int | None], DeviceOutputs] = {}
-        self._first_rows: list[int] = []  # of the last run's entries
+        self._first_rows: list[int] = []  # by entry of the last step
 
     @property
     def keeps_aux_states(self) -> bool:
@@ -91,25 +96,27 @@ class DeviceVerifier:
         return bool(self._decoder.aux_layers)
 
     def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
-        """Hidden states of the last run's entry ``index``, prompt rows, root, accepted path: the first ``count``
-        of its ``prefill + 1 + len(acceptance.nodes)`` rows, float32 [count, layers * hidden]."""
+        """See `StepVerifier.features`."""
         first = self._first_rows[index]
         rows = [*range(first, first + prefill + 1), *(first + prefill + node for node in acceptance.nodes)]
         return self._decoder.aux_hidden_states[rows[:count]].float().cpu()
 
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
-        """Queue all of a step; what is returned waits for it, and gives one `Acceptance` per entry."""
+        """See `StepVerifier.start`."""
         rows = StepRows.of(entries, trees)
         self._first_rows = rows.first_rows
         tops = [entry.seq.request.output.logprobs for entry in entries]
-        outputs, pending = self.queue(rows, _samplings(entries, trees), tops)
-        return partial(_accepted, outputs, pending, rows, tops)
+        samplings, faults = _samplings(entries, trees)
+        outputs, pending = self.queue(rows, samplings, tops)
+        return partial(_accepted, outputs, pending, rows, tops, faults)
 
     def queue(
         self, rows: StepRows, samplings: list[RowSampling], tops: Seq[int | None]
     ) -> tuple[DeviceOutputs, PendingResult]:
-        """All of a step, without a wait for it. samplings: of each of the logit rows; tops: per entry, how many of the
-        best tokens are wanted beside its log-probabilities, None for none of these."""
+        """Queue a step without waiting for it.
+
+        samplings: by logit row. tops: by entry, the number of best tokens to report; None: no log-probabilities.
+        """
         decoder = self._decoder
         check_batch(decoder, rows.batch, rows.logit_rows)
         step, needs = decoder.buffer.load(rows.batch, rows.logit_rows, rows.roots, rows.offsets, samplings)
@@ -135,7 +142,7 @@ class DeviceVerifier:
     def decide(
         self, step: StepArrays, table: SamplingTable, needs: SamplingNeeds, logits: Tensor, outputs: DeviceOutputs
     ) -> None:
-        """Queue what follows a forward: sample every logit row, accept, move the accepted KV, copy to the host."""
+        """Queue the rest of a step: sample every logit row, accept, move the accepted KV, copy to the host."""
         pool = self._decoder.pool
         sampling.sample(logits, table, needs, self._workspace, outputs.tokens)
         if outputs.ids is not None and outputs.chosen is not None and outputs.values is not None:
@@ -149,16 +156,26 @@ class DeviceVerifier:
         outputs.mirror.copy()
 
 
-def _samplings(entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> list[RowSampling]:
-    """How each node of each tree is sampled, in the order of the logit rows."""
+def _samplings(
+    entries: Seq[PlanEntry], trees: Seq[TokenTree | None]
+) -> tuple[list[RowSampling], dict[int, StageError]]:
+    """The sampling of each logit row, and by entry the faults of those for which it could not be made.
+
+    Rows of a faulty entry are sampled greedily, and their results are ignored.
+    """
     rows: list[RowSampling] = []
-    for entry, tree in zip(entries, trees, strict=True):
+    faults: dict[int, StageError] = {}
+    for i, (entry, tree) in enumerate(zip(entries, trees, strict=True)):
         if tree is None:
             continue
         seq, paths = entry.seq, [[]] if len(tree) == 1 else _paths(tree)
         position, n_output = len(seq.tokens), seq.n_output
-        rows += [seq.sampling.row(position + len(path), path, n_output + len(path)) for path in paths]
-    return rows
+        try:
+            rows += [seq.sampling.row(position + len(path), path, n_output + len(path)) for path in paths]
+        except Exception as error:
+            faults[i] = StageError.of(error, "sampling")
+            rows += [RowSampling(SamplingPolicy(0, temperature=0.0), position)] * len(paths)
+    return rows, faults
 
 
 def _paths(tree: TokenTree) -> list[list[int]]:
@@ -170,9 +187,13 @@ def _paths(tree: TokenTree) -> list[list[int]]:
 
 
 def _accepted(
-    outputs: DeviceOutputs, pending: PendingResult, rows: StepRows, tops: Seq[int | None]
+    outputs: DeviceOutputs,
+    pending: PendingResult,
+    rows: StepRows,
+    tops: Seq[int | None],
+    faults: Mapping[int, StageError],
 ) -> list[Acceptance]:
-    """What the device found, per entry."""
+    """Wait for the device; returns its results by entry."""
     found = [Acceptance() for _ in rows.roots]
     if not rows.logit_rows:
         return found
@@ -180,6 +201,9 @@ def _accepted(
     counts, nodes, emitted = outputs.accepted_rows()
     for i, root in enumerate(rows.roots):
         if root < 0:
+            continue
+        if i in faults:
+            found[i].fault = faults[i]
             continue
         acceptance, count = found[i], int(counts[i])
         acceptance.nodes = [row - root for row in nodes[i, 1:count].tolist()]
@@ -197,23 +221,25 @@ def _accepted(
     return found
 
 
-TREES = (1, 2, 4, 8, 16, 32, 64)  # rows of a lone sequence's steps, and of many sequences' together
+TREE_SIZES = (1, 2, 4, 8, 16, 32, 64)  # rows of one sequence's steps, and of many sequences' together
 POLICIES = (
     SamplingPolicy(0, temperature=0.0),
     SamplingPolicy(0, temperature=1.0),
     SamplingPolicy(0, temperature=1.0, top_p=0.9),
 )
-TIMES = 3  # compiled, captured, replayed
-TOP = 5  # tokens whose log-probabilities are asked for
+RUNS = 3  # one compiles, one captures, one replays
+TOP = 5  # log-probabilities per row, as most clients request
 
 
 def warm_up(verifier: DeviceVerifier, decoder: DeviceDecoder) -> None:
-    """Compile the kernels and capture the graphs of one sequence's steps of common sizes and samplings, and of its
-    prompts. Masks, penalties and log-probabilities are rarer: their kernels are compiled, but hardly a graph is
-    captured. Writes to the pool's first pages, which nobody may use yet."""
-    for rows in (size for size in TREES if size <= decoder.max_logit_rows):
+    """Compile the kernels and capture the graphs of common steps of one sequence, and of prefill.
+
+    Masks, penalties and log-probabilities are rarer: their kernels are compiled for one size. Writes to the pool's
+    first pages, so no sequence may exist yet.
+    """
+    for rows in (size for size in TREE_SIZES if size <= decoder.max_logit_rows):
         for policy in POLICIES:
-            for _ in range(TIMES):
+            for _ in range(RUNS):
                 _run(verifier, rows, [RowSampling(policy, PAGE_SIZE)] * rows)
     for policy in POLICIES:
         _run(verifier, 1, [_edited(policy, decoder.config.vocab_size)], TOP)
@@ -222,7 +248,7 @@ def warm_up(verifier: DeviceVerifier, decoder: DeviceDecoder) -> None:
 
 
 def _edited(policy: SamplingPolicy, vocab: int) -> RowSampling:
-    """With all that may be asked of a row beside ``policy``."""
+    """A row sampling with every edit that a request can ask for."""
     everything = np.full(-(-vocab // 32), 2**32 - 1, np.uint32)
     bias, first = np.ones(1, np.float32), np.zeros(1, np.int32)
     edits = SequenceEdits(first, bias, everything, first, [0])
@@ -230,7 +256,7 @@ def _edited(policy: SamplingPolicy, vocab: int) -> RowSampling:
 
 
 def _run(verifier: DeviceVerifier, rows: int, samplings: list[RowSampling], top: int | None = None) -> None:
-    """``rows`` rows, each behind the one before: a tree where they are sampled, else a prompt's."""
+    """Run one chain of ``rows`` rows: a tree if it is sampled, else a prompt."""
     entry = BatchEntry([0] * rows, range(-1, rows - 1), 0, list(range(-(-rows // PAGE_SIZE))))
     sampled = list(range(len(samplings)))
     step = StepRows(ForwardBatch.build([entry]), sampled, [0], [0], [0 if sampled else -1])

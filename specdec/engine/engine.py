@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from dataclasses import replace
 from typing import cast
 
@@ -13,7 +14,7 @@ from specdec.control.prefill_pace import PrefillPace
 from specdec.core.cache_events import CacheRecorder
 from specdec.core.sampling import TokenGrammar
 from specdec.core.seeds import draw_seed, sample_seed
-from specdec.core.sequence import Ending, Sequence
+from specdec.core.sequence import Ending, Sequence, SequencePhase
 from specdec.core.types import EngineInfo, EngineLoad, FinishReason, Request, RequestEvent, StepTrace
 from specdec.engine.parts import EngineParts, LoadedDraft
 from specdec.engine.profile_costs import StepCosts
@@ -24,11 +25,14 @@ from specdec.engine.step import Step, StepResult
 from specdec.engine.totals import StepTotals, Throughput
 from specdec.engine.validation import check_requests
 from specdec.engine.verify import Verifier
+from specdec.errors import RequestError, StageError
 from specdec.grammar.compiler import GrammarCompiler
 from specdec.grammar.token_healing import TokenHealing
 from specdec.models.decoder import HostDecoder
 
 __all__ = ["Engine", "EngineParts", "LoadedDraft"]
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -82,7 +86,13 @@ class Engine:
         if request.sampling.seed is None:
             request = replace(request, sampling=replace(request.sampling, seed=draw_seed()))
         arrival_s = self._parts.clock()
-        sequences = [self._new_sequence(request, index, arrival_s) for index in range(request.sampling.n)]
+        try:
+            sequences = [self._new_sequence(request, index, arrival_s) for index in range(request.sampling.n)]
+        except RequestError:
+            raise
+        except Exception as error:
+            self._fail_stage(request.request_id, error, "admission")
+            return
         first = sequences[0]
         if first.ending is None:
             self._scheduler.add(sequences)  # the last call that may refuse: a refused request leaves no trace
@@ -96,7 +106,12 @@ class Engine:
     def _new_sequence(self, request: Request, index: int, arrival_s: float) -> Sequence:
         grammar: TokenGrammar | None = None
         if request.grammar is not None:
-            grammar = self._grammars.compile(request.grammar, request.sampling.allowed_token_ids)
+            try:
+                grammar = self._grammars.compile(request.grammar, request.sampling.allowed_token_ids)
+            except RequestError:
+                raise
+            except Exception as error:
+                raise StageError.of(error, "grammar") from error
         elif request.healing_prefix:
             grammar = TokenHealing(self._grammars.spelling, request.healing_prefix)
         assert request.sampling.seed is not None  # `submit` draws one
@@ -135,7 +150,11 @@ class Engine:
         return bool(self._requests)
 
     def step(self) -> list[RequestEvent]:
-        """Run one step and return the events since the last one."""
+        """Run one step and return the events since the last one.
+
+        An exception that belongs to one request ends that request with an error. Any other is raised: the engine is
+        broken.
+        """
         self._expire()
         if self._requests.live:
             result = self._step.run()
@@ -236,18 +255,25 @@ class Engine:
         """End the sequences whose time is over."""
         now = self._parts.clock()
         for sequence in self._requests.sequences():
-            ending = sequence.expired(now)
-            if ending is None:
+            try:
+                ending = sequence.expired(now)
+                if ending is None:
+                    continue
+                if ending.reason is FinishReason.TIME_LIMIT:
+                    self._requests.publish_held_text(sequence)
+            except Exception as error:
+                self._fail_sequence(sequence, error, "stop rules")
                 continue
-            if ending.reason is FinishReason.TIME_LIMIT:
-                self._requests.publish_held_text(sequence)
             self._finish(sequence, ending)
 
     def _report(self, result: StepResult) -> None:
         """Publish the events of a step."""
         now = self._parts.clock()
         for sequence in result.admitted:
-            self._start(sequence)
+            try:
+                self._start(sequence)
+            except Exception as error:
+                result.fail(sequence, error, "publishing")
         for sequence in result.prefilled:
             self._finish(sequence, Ending(FinishReason.LENGTH))
         emitted = 0
@@ -259,7 +285,9 @@ class Engine:
             if sequence.ending is not None:
                 self._finish(sequence, sequence.ending)
         for sequence in result.broken:
-            self._fail(sequence, *_breakdown(sequence))
+            self._break(sequence)
+        for sequence, fault in result.faults:
+            self._fail_sequence(sequence, fault, fault.stage)
         self._throughput.add(emitted, now)
 
     def _start(self, sequence: Sequence) -> None:
@@ -267,15 +295,31 @@ class Engine:
         if self._requests.start(sequence, self._info.numeric_fingerprint, digest):
             self._throughput.prompt(sequence.n_prompt, sequence.cached_tokens)
 
-    def _fail(self, sequence: Sequence, reason: str, message: str) -> None:
-        """End the sequence's request, and only that, with an error."""
+    def _fail_sequence(self, sequence: Sequence, error: Exception, stage: str) -> None:
+        """End the sequence's request, and only that, because one of its stages raised ``error``."""
         request_id = sequence.request.request_id
         samples = self._requests.live.get(request_id)
-        if samples is None:
-            return  # another sample failed in this step and ended the request
+        if samples is None or sequence.phase is SequencePhase.FINISHED:
+            return  # another sample has ended the request, or the answer was complete before the fault
+        self._release_all(samples)
+        self._fail_stage(request_id, error, stage)
+
+    def _fail_stage(self, request_id: str, error: Exception, stage: str) -> None:
+        """Publish that a stage raised ``error`` for a request, which has no sequences any more."""
+        fault = StageError.of(error, stage)
+        logger.error("request %s: %s", request_id, fault, exc_info=fault.__cause__ or fault)
+        self._requests.fail(request_id, "INTERNAL", f"{fault}; only this request has ended")
+
+    def _break(self, sequence: Sequence) -> None:
+        """End the sequence's request, and only that, because no token is left to choose."""
+        samples = self._requests.live.get(sequence.request.request_id)
+        if samples is not None:  # else another sample has ended the request
+            self._release_all(samples)
+            self._requests.fail(sequence.request.request_id, *_breakdown(sequence))
+
+    def _release_all(self, samples: list[Sequence]) -> None:
         for sample in list(samples):
             self._release(sample)
-        self._requests.fail(request_id, reason, message)
 
     def _finish(self, sequence: Sequence, ending: Ending) -> None:
         self._release(sequence)
@@ -283,8 +327,11 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         self._scheduler.finish(sequence)
-        self._speculation.manager.end(sequence)
         self._requests.remove(sequence)
+        try:
+            self._speculation.manager.end(sequence)
+        except Exception:
+            logger.exception("request %s: its drafters failed to end", sequence.request.request_id)
 
 
 def _breakdown(sequence: Sequence) -> tuple[str, str]:

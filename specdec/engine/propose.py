@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from draft.manager import DrafterManager
 from draft.protocol import DraftTask
@@ -15,8 +16,12 @@ from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.core.types import SpeculationMode
 from specdec.engine.scheduler import PlanEntry
+from specdec.errors import StageError
+
+logger = logging.getLogger(__name__)
 
 PROBE_DEPTH = 3  # tree levels of a probe, which finds out whether drafting pays and not how deep
+PAUSE_STEPS = 64  # steps without drafts after a fault of the stage, so that a persistent one costs little
 
 
 @dataclass(slots=True)
@@ -34,10 +39,16 @@ class Proposals:
     predicted_draft_ms: float = 0.0
     late: bool = False
     """The decision was made before the controller learned from the previous step."""
+    faults: list[tuple[Sequence, Exception]] = field(default_factory=list)
+    """Exceptions that belong to one sequence."""
 
 
 class Drafting:
-    """The propose stage. With nothing to draft it returns trees of one node and does no other work."""
+    """The propose stage. With nothing to draft it returns trees of one node and does no other work.
+
+    An exception in a sequence's grammar is a fault of that sequence. After any other exception of this stage,
+    `PAUSE_STEPS` steps decode plainly.
+    """
 
     def __init__(
         self,
@@ -46,6 +57,7 @@ class Drafting:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._manager, self.controller, self._clock = manager, controller, clock
+        self._paused_steps = 0
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence starts."""
@@ -61,11 +73,24 @@ class Drafting:
 
     def propose(self, entries: Seq[PlanEntry]) -> Proposals:
         """Draft for all plan entries."""
-        out = Proposals([TokenTree(entry.seq.tokens[-1]) if entry.samples else None for entry in entries])
+        out = _plain(entries)
+        if self._paused_steps:
+            self._paused_steps -= 1
+            return out
+        try:
+            self._draft(entries, out)
+        except Exception:
+            logger.exception("drafting failed; the next %d steps decode without drafts", PAUSE_STEPS)
+            self._paused_steps = PAUSE_STEPS
+            return _plain(entries)
+        return out
+
+    def _draft(self, entries: Seq[PlanEntry], out: Proposals) -> None:
+        """Replace the trees of ``out`` by drafts."""
         self._keep_up(entries)
         at = [i for i, entry in enumerate(entries) if entry.samples]
         if not any(entries[i].nodes for i in at):
-            return out
+            return
         sampling = [entries[i] for i in at]
         step = out.step = self._inputs(sampling, sum(entry.prefill for entry in entries), out)
         plan = self._decide(step, out)
@@ -76,7 +101,6 @@ class Drafting:
         out.plan = plan
         for i, tree, kept in zip(at, plan.trees, plan.kept, strict=True):
             out.trees[i] = tree.subtree(kept)
-        return out
 
     def learn(self, out: Proposals, outcome: Outcome) -> None:
         """Learn from a finished step; the next one may be decided already."""
@@ -141,7 +165,7 @@ class Drafting:
         work.decisions, work.prefilled = decisions, prefilled
         out.predicted_draft_ms += self.controller.estimates.draft_ms(name, request.proposing, work.levels)
         work.trees = [
-            None if tree is None or i in chunks else self._lawful(entry.seq, tree)
+            None if tree is None or i in chunks else self._lawful(entry.seq, tree, out)
             for i, (entry, tree) in enumerate(zip(sampling, work.trees, strict=True))
         ]
         return work
@@ -167,21 +191,30 @@ class Drafting:
                 ]
                 self._manager.propose(name, tasks)
 
-    def _lawful(self, seq: Sequence, tree: TokenTree) -> TokenTree:
-        """``tree`` without nodes that the request's grammar forbids; most drafters ignore grammars."""
+    def _lawful(self, seq: Sequence, tree: TokenTree, out: Proposals) -> TokenTree | None:
+        """``tree`` without nodes that the request's grammar forbids (most drafters ignore grammars); None: a fault."""
         grammar = seq.sampling.grammar
         if grammar is None or len(tree) == 1:
             return tree
         lawful = {0}
-        for node in range(1, len(tree)):
-            if tree.parents[node] in lawful:
-                token = tree.tokens[node]
-                mask = grammar.mask(tree.path_tokens(tree.parents[node]))
-                if mask[token >> 5] >> (token & 31) & 1:
-                    lawful.add(node)
+        try:
+            for node in range(1, len(tree)):
+                if tree.parents[node] in lawful:
+                    token = tree.tokens[node]
+                    mask = grammar.mask(tree.path_tokens(tree.parents[node]))
+                    if mask[token >> 5] >> (token & 31) & 1:
+                        lawful.add(node)
+        except Exception as error:
+            out.faults.append((seq, StageError.of(error, "grammar")))
+            return None
         if len(lawful) == len(tree):
             return tree
         return tree.subtree(sorted(lawful - {0}, key=lambda n: -tree.scores[n]))
+
+
+def _plain(entries: Seq[PlanEntry]) -> Proposals:
+    """Trees of one node: plain decode."""
+    return Proposals([TokenTree(entry.seq.tokens[-1]) if entry.samples else None for entry in entries])
 
 
 def tokens_due(sequence: Sequence, step_ms: float) -> float:

@@ -1,7 +1,8 @@
-"""One engine step, in four lines: plan, propose, verify, commit."""
+"""One engine step: plan, propose, verify, commit."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -19,40 +20,60 @@ from specdec.core.types import Delta, DrafterTrace, StepTrace, StepTree
 from specdec.engine.propose import Drafting, Proposals
 from specdec.engine.scheduler import PlanEntry, Scheduler, StepPlan
 from specdec.engine.verify import Acceptance, StepVerifier
+from specdec.errors import StageError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step did: who entered, what was emitted, and how long its parts took. Of ``rows``, ``draft_rows`` were
-    draft tokens; ``sequences`` had any. accepted: per delta the nodes whose tokens were taken. context: tokens that a
-    row looked back on, the mean over rows; prompt_context, plain_context: over rows of prompts, and over those that
-    sample. began_s: by the step's clock."""
+    """The outcome of one step."""
 
     began_s: float = 0.0
+    """By the step's clock."""
     admitted: list[Sequence] = field(default_factory=list)
     deltas: list[tuple[Sequence, Delta]] = field(default_factory=list)
     accepted: list[list[int]] = field(default_factory=list)
+    """Per delta, the nodes whose tokens were committed."""
     prefilled: list[Sequence] = field(default_factory=list)
+    """Prefill-only sequences that are complete."""
     broken: list[Sequence] = field(default_factory=list)
+    """Sequences that had no usable logit."""
+    faults: list[tuple[Sequence, StageError]] = field(default_factory=list)
+    """Sequences in whose stages an exception was raised; at most one fault per sequence."""
     sequences: int = 0
+    """Sequences that had rows."""
     rows: int = 0
     draft_rows: int = 0
+    """Draft tokens among the rows."""
     context: float = 0.0
+    """Mean number of tokens that a row attends to."""
     prompt_context: float = 0.0
+    """The same for prompt rows only."""
     plain_context: float = 0.0
+    """The same for rows of pending tokens only."""
     plan_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     commit_ms: float = 0.0
 
+    def fail(self, sequence: Sequence, error: Exception, stage: str) -> None:
+        """Record an exception of one sequence's stage."""
+        if not self.is_faulty(sequence):
+            self.faults.append((sequence, StageError.of(error, stage)))
+
+    def is_faulty(self, sequence: Sequence) -> bool:
+        """Whether a fault of the sequence is recorded."""
+        return any(sequence is faulty for faulty, _ in self.faults)
+
     @property
     def prompt_rows(self) -> int:
-        """Rows of prompts before their last token."""
+        """Prompt rows before the pending token."""
         return self.rows - self.draft_rows - len(self.deltas)
 
     @property
     def times(self) -> StepTimes:
-        """What prompts in later steps are sized by."""
+        """The observation by which later prefill chunks are sized."""
         return StepTimes(
             len(self.deltas), self.rows, self.draft_rows, self.prompt_rows, self.context, self.prompt_context,
             self.plain_context, self.verify_ms, self.plan_ms + self.draft_ms + self.commit_ms,
@@ -60,11 +81,13 @@ class StepResult:
 
 
 class Step:
-    """Runs steps over the sequences a scheduler holds. ``tracer`` None: nothing is written down. ``pace``: is told how
-    long steps took.
+    """Runs steps over a scheduler's sequences.
 
-    Where the verifier overlaps, the controller gets a step's feedback while the next one is verified: what it decides
-    then rests on all steps but the last. `flush` hands over what is still deferred.
+    An exception that belongs to one sequence becomes a fault of the result. Faults of the drafting stage as a whole
+    and of the trace cost speed or a trace entry. All other exceptions are raised: the step is broken.
+
+    If the verifier overlaps, the controller learns from a step while the next one is verified, so its decisions rest on
+    all steps but the last. `flush` passes on deferred feedback.
     """
 
     def __init__(
@@ -84,15 +107,15 @@ class Step:
         self._deferred: tuple[Proposals, StepResult] | None = None
 
     def run(self) -> StepResult:
-        """One step. Returns an empty result when there is nothing to do."""
+        """Run one step. The result is empty if there is nothing to do."""
         began = self._lap_s = self._clock()
-        plan = self._plan()
-        plan_ms = self._lap_ms()
-        proposals = self._propose(plan)
-        draft_ms = self._lap_ms()
+        result = StepResult(began)
+        plan = self._plan(result)
+        result.plan_ms = self._lap_ms()
+        proposals = self._propose(plan, result)
+        result.draft_ms = self._lap_ms()
         accepted = self._verify(plan, proposals)
-        verify_ms = self._lap_ms()
-        result = StepResult(began, plan.admitted, plan_ms=plan_ms, draft_ms=draft_ms, verify_ms=verify_ms)
+        result.verify_ms = self._lap_ms()
         self._commit(plan, proposals, accepted, result)
         result.commit_ms = self._lap_ms()
         if self._pace is not None and result.rows:
@@ -101,7 +124,7 @@ class Step:
         return result
 
     def flush(self) -> None:
-        """Give the feedback of the last step, if that was deferred."""
+        """Pass on the feedback of the last step if it was deferred."""
         deferred, self._deferred = self._deferred, None
         if deferred is not None:
             self._give_feedback(*deferred)
@@ -111,20 +134,36 @@ class Step:
         last, self._lap_s = self._lap_s, self._clock()
         return (self._lap_s - last) * 1e3
 
-    def _plan(self) -> StepPlan:
-        plan = self._scheduler.plan(self._drafting.want)
+    def _plan(self, result: StepResult) -> StepPlan:
+        def want(sequence: Sequence) -> int:
+            try:
+                return self._drafting.want(sequence)
+            except Exception as error:
+                result.fail(sequence, error, "drafting")
+                return 0
+
+        plan = self._scheduler.plan(want)
+        result.admitted = plan.admitted
         for sequence in plan.preempted + plan.paused:
-            self._drafters.rewind(sequence)
+            try:
+                self._drafters.rewind(sequence)
+            except Exception as error:
+                result.fail(sequence, error, "drafting")
         for sequence in plan.admitted:
             if sequence.first_scheduled_s is None:
                 sequence.first_scheduled_s = self._clock()
             if not sequence.was_set_aside:
-                self._drafting.begin(sequence)
+                try:
+                    self._drafting.begin(sequence)
+                except Exception as error:
+                    result.fail(sequence, error, "drafting")
         return plan
 
-    def _propose(self, plan: StepPlan) -> Proposals:
+    def _propose(self, plan: StepPlan, result: StepResult) -> Proposals:
         proposals = self._drafting.propose(plan.entries)
         proposals.late = self._deferred is not None and self._deferred[0].step is not None
+        for sequence, error in proposals.faults:
+            result.fail(sequence, error, "drafting")
         return proposals
 
     def _verify(self, plan: StepPlan, proposals: Proposals) -> list[Acceptance]:
@@ -137,70 +176,94 @@ class Step:
         return wait()
 
     def _commit(self, plan: StepPlan, proposals: Proposals, accepted: Seq[Acceptance], result: StepResult) -> None:
-        # Before what they are counted from moves.
+        # Computed from ``n_computed``, which the commit advances.
         result.context, result.prompt_context, result.plain_context = _mean_contexts(plan)
         result.prefilled += plan.prefilled
         result.sequences = len(plan.entries)
         for i, (entry, tree, acceptance) in enumerate(zip(plan.entries, proposals.trees, accepted, strict=True)):
-            seq, start = entry.seq, entry.seq.n_computed
             result.rows += entry.prefill
-            if tree is None:
-                seq.n_computed += entry.prefill
-                if seq.prefill_only and not seq.prefilling:
-                    result.prefilled.append(seq)
-            else:
-                self._take(seq, tree, acceptance, result)
-            self._tell_features(i, entry, acceptance, start)
+            if tree is not None:
+                result.rows += len(tree)
+                result.draft_rows += len(tree) - 1
+            try:
+                if acceptance.fault is not None:
+                    raise acceptance.fault
+                if not (result.faults and result.is_faulty(entry.seq)):
+                    self._commit_entry(i, entry, tree, acceptance, result)
+            except Exception as error:
+                result.fail(entry.seq, error, "commit")
+
+    def _commit_entry(
+        self, index: int, entry: PlanEntry, tree: TokenTree | None, acceptance: Acceptance, result: StepResult
+    ) -> None:
+        seq, start = entry.seq, entry.seq.n_computed
+        if tree is None:
+            seq.n_computed += entry.prefill
+            if seq.prefill_only and not seq.prefilling:
+                result.prefilled.append(seq)
+        else:
+            self._take(seq, tree, acceptance, result)
+        self._pass_features(index, entry, acceptance, start)
+        try:
             self._kv.publish(seq)
-            if tree is not None and seq.drafts:
-                self._drafters.observe(seq, result.deltas[-1][1].token_ids)
+        except Exception as error:
+            raise StageError.of(error, "publishing") from error
+        if tree is not None and seq.drafts:
+            self._drafters.observe(seq, result.deltas[-1][1].token_ids)
 
     def _take(self, seq: Sequence, tree: TokenTree, acceptance: Acceptance, result: StepResult) -> None:
-        """Commit what came out of one tree."""
+        """Commit the tokens of one tree."""
         delta = seq.take(acceptance.tokens, acceptance.logprobs)
         if acceptance.broken and seq.ending is None:
-            result.broken.append(seq)  # as plain decode: the tokens before it stand, the next can't be had
-        # The last token taken is pending; all before it have their KV, wherever acceptance would have led.
+            result.broken.append(seq)  # as in plain decode, the tokens before it stand
+        # The last committed token is pending; all before it have their KV.
         seq.n_computed = len(seq.tokens) - 1
         nodes = acceptance.nodes[: len(delta.token_ids)]
         seq.count_step(tree, nodes, result.draft_ms, result.verify_ms)
         if seq.request.output.trees:
             delta.tree = _step_tree(tree, nodes, result)
-        result.rows += len(tree)
-        result.draft_rows += len(tree) - 1
         result.deltas.append((seq, delta))
         result.accepted.append(nodes)
 
-    def _tell_features(self, index: int, entry: PlanEntry, acceptance: Acceptance, start: int) -> None:
-        """Hand the target's hidden states of what was computed for good to a feature head, if there is one."""
+    def _pass_features(self, index: int, entry: PlanEntry, acceptance: Acceptance, start: int) -> None:
+        """Pass the target's hidden states of the committed rows to a feature head, if there is one."""
         seq, verifier = entry.seq, self._verifier
         count = seq.n_computed - start
         if verifier.keeps_aux_states and count > 0 and seq.drafts:
             self._drafters.features(seq, start, verifier.features(index, entry.prefill, acceptance, count))
 
     def _defer_feedback(self, proposals: Proposals, result: StepResult) -> None:
-        """Keep what is to be learned from the step; at once where nothing is gained by waiting."""
-        if not result.deltas:
+        """Keep the step's feedback until the next forward runs, or pass it on at once if the verifier does not overlap.
+
+        A step with faults gives no feedback, since its outcome does not cover all of its trees.
+        """
+        if not result.deltas or result.faults:
             return
         self._deferred = proposals, result
         if not self._verifier.overlaps:
             self.flush()
 
     def _give_feedback(self, proposals: Proposals, result: StepResult) -> None:
-        """Tell the controller what came of its decisions, and write them down."""
+        """Let the controller learn from a step, and trace it. A fault costs that and nothing else."""
         tokens = [delta.token_ids for _, delta in result.deltas]
         outcome = Outcome(tokens, result.rows, result.context, result.verify_ms, result.draft_ms)
-        record = None
-        if proposals.step is not None:
-            record = self._tracer.record(proposals) if self._tracer else None
-            self._drafting.learn(proposals, outcome)
-        if self._tracer is not None:
-            self._tracer.add(proposals, outcome, result, record)
+        try:
+            record = None
+            if proposals.step is not None:
+                record = self._tracer.record(proposals) if self._tracer else None
+                self._drafting.learn(proposals, outcome)
+            if self._tracer is not None:
+                self._tracer.add(proposals, outcome, result, record)
+        except Exception:
+            logger.exception("the controller or the trace failed; a step is missing from them")
 
 
 def _mean_contexts(plan: StepPlan) -> tuple[float, float, float]:
-    """Tokens a row looked back on, the mean over rows, over those of prompts alone, and over those that sample; a
-    prompt's rows see half their own chunk. Drafts are left out: they see what their root does."""
+    """Mean number of tokens that a row attends to: over all rows, prompt rows, and rows of pending tokens.
+
+    Prompt rows attend to half of their own chunk on average. Draft rows are left out; they attend to what their root
+    does.
+    """
     rows = prompt_rows = plain_rows = looked = prompts_looked = plain_looked = 0.0
     for entry in plan.entries:
         prefill, context = entry.prefill, entry.seq.n_computed + 0.5 * entry.prefill
@@ -220,7 +283,7 @@ def _mean_contexts(plan: StepPlan) -> tuple[float, float, float]:
 
 
 def _step_tree(tree: TokenTree, accepted: list[int], result: StepResult) -> StepTree:
-    """``tree`` in plain values. accepted: nodes whose tokens were taken, from the root down."""
+    """``tree`` as plain values. accepted: nodes whose tokens were committed, from the root down."""
     return StepTree(
         tokens=list(tree.tokens),
         parents=list(tree.parents),
@@ -233,19 +296,19 @@ def _step_tree(tree: TokenTree, accepted: list[int], result: StepResult) -> Step
 
 
 class StepTracer:
-    """Turns a step's proposals and outcome into a `StepTrace`. ``began_s``: when the engine started."""
+    """Writes steps to the trace. began_s: start of the engine, by its clock."""
 
     def __init__(self, log: TraceLog, began_s: float) -> None:
         self._log, self._began_s = log, began_s
 
     def record(self, out: Proposals) -> StepRecord | None:
-        """What a replay needs, taken before the controller learns from the step; None when nobody asked for it."""
+        """The values that a replay needs, before the controller learns from the step; None if they are not kept."""
         if not self._log.keeps_replay or out.step is None or out.plan is None:
             return None
         return StepRecord.of(out.step, out.plan, out.late)
 
     def add(self, out: Proposals, outcome: Outcome, result: StepResult, record: StepRecord | None) -> None:
-        """A step that sampled something."""
+        """Add a step that sampled tokens."""
         trees = [tree for tree in out.trees if tree is not None]
         plan, drafted = out.plan, {} if out.step is None else out.step.drafted
         self._log.add(
@@ -276,7 +339,7 @@ class StepTracer:
 
 
 def _drafter_trace(name: str, done: DraftWork, trees: Seq[TokenTree], accepted: Seq[Seq[int]]) -> DrafterTrace:
-    """What ``name`` did in the step. accepted: nodes accepted, per tree."""
+    """The part of drafter ``name``. accepted: accepted nodes per tree."""
     decision = next(decision for decision in ("on", "forced", "probe", "free", "read") if decision in done.decisions)
     trace = DrafterTrace(name, decision, ms=done.ms)
     for proposed, tree, nodes in zip(done.trees, trees, accepted, strict=True):

@@ -1,4 +1,4 @@
-"""Verify: one target forward over prompts and trees, acceptance down each tree, and the accepted rows' KV moved."""
+"""Verify: one target forward over prompts and trees, acceptance down each tree, the move of accepted KV."""
 
 from __future__ import annotations
 
@@ -14,38 +14,44 @@ from specdec.core.sampling import Sampler
 from specdec.core.tree import TokenTree
 from specdec.core.types import TokenLogprobs
 from specdec.engine.scheduler import PlanEntry
+from specdec.errors import StageError
 from specdec.models.decoder import HostDecoder
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
-from verify_kernels.sampling import NO_TOKEN
+from verify_kernels.sampling import NO_TOKEN, RowSampling
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """What one sequence's tree came to: the nodes accepted, and the tokens emitted (one more than nodes).
-
-    ``broken``: a row held no usable logit, so it ends there and the request can not go on.
-    """
+    """The outcome of one sequence's tree."""
 
     nodes: list[int] = field(default_factory=list)
+    """Accepted nodes, from the root's child down."""
     tokens: list[int] = field(default_factory=list)
+    """Emitted tokens, one more than nodes."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     broken: bool = False
+    """A row had no usable logit: the tokens end there and the request fails."""
+    fault: StageError | None = None
+    """Sampling raised for this sequence: the request fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The rows of one forward. logit_rows: those of all tree nodes. offsets: where in these each entry's tree begins;
-    first_rows: where in the batch each entry does; roots: its row that is the tree's root, -1 where it has none."""
+    """The rows of one forward. The last three lists are by entry."""
 
     batch: ForwardBatch
     logit_rows: list[int]
+    """Rows of all tree nodes."""
     offsets: list[int]
+    """Index in `logit_rows` of the tree's root."""
     first_rows: list[int]
+    """The entry's first row in the batch."""
     roots: list[int]
+    """The entry's row that is the tree's root; -1: no tree."""
 
     @staticmethod
     def of(entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> StepRows:
-        """Rows of ``entries``, of which those without a tree only compute their prefill chunks."""
+        """Rows of ``entries``; those without a tree compute only their prefill chunk."""
         batch_entries: list[BatchEntry] = []
         logit_rows: list[int] = []
         offsets: list[int] = []
@@ -69,36 +75,37 @@ class StepRows:
 
 
 class StepVerifier(Protocol):
-    """`Verifier` (`specdec.engine.verify`) on a CPU, `DeviceVerifier` (`specdec.engine.device_verify`) on a GPU: the
-    same tokens for the same logits."""
+    """`Verifier` on a CPU, `DeviceVerifier` (`specdec.engine.device_verify`) on a GPU."""
 
     @property
     def keeps_aux_states(self) -> bool:
         """Whether the target keeps auxiliary hidden states for a feature head."""
 
     def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
-        """Hidden states of the last run's entry ``index``, prompt rows, root, accepted path: the first ``count``
-        of its ``prefill + 1 + len(acceptance.nodes)`` rows, float32 [count, layers * hidden] in CPU memory."""
+        """Hidden states of the last step's entry ``index``: the first ``count`` of its prompt rows, root and accepted
+        path, float32 [count, layers * hidden] in CPU memory."""
 
     @property
     def overlaps(self) -> bool:
-        """Whether there is time between the return of `start` and the result, for work that does not need it."""
+        """Whether `start` returns before the result is there."""
 
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
-        """Forward all rows, accept down all trees, move the accepted KV. What is returned waits until that is done and
-        gives one `Acceptance` per entry; it is to be called before the next `start`."""
+        """Start to forward all rows, accept down all trees and move the accepted KV.
+
+        Returns a function that waits for the result, one `Acceptance` per entry. Call it before the next `start`.
+        """
 
 
 class Verifier:
-    """Runs the target on a step's rows and decides what each sequence emits.
+    """The verifier of a CPU.
 
-    At a node the target's own choice x is sampled exactly as plain decode would; acceptance goes on in the
-    child that holds x and stops where there is none. The tree decides how many tokens a step yields, never which.
+    At each node it samples the target's token as plain decode does, and continues in the child that holds it, if there
+    is one. The tree decides how many tokens a step yields, never which.
     """
 
     def __init__(self, decoder: HostDecoder, sampler: Sampler) -> None:
         self._decoder, self._sampler = decoder, sampler
-        self._first_rows: list[int] = []  # of the last forward's entries
+        self._first_rows: list[int] = []  # by entry of the last forward
 
     overlaps = False
 
@@ -108,14 +115,13 @@ class Verifier:
         return bool(self._decoder.aux_layers)
 
     def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
-        """Hidden states of the last run's entry ``index``, prompt rows, root, accepted path: the first ``count``
-        of its ``prefill + 1 + len(acceptance.nodes)`` rows, float32 [count, layers * hidden]."""
+        """See `StepVerifier.features`."""
         first = self._first_rows[index]
         rows = [*range(first, first + prefill + 1), *(first + prefill + node for node in acceptance.nodes)]
         return self._decoder.aux_hidden_states[rows[:count]]
 
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
-        """Forward all rows, accept level by level, move the accepted KV: all is done on return."""
+        """See `StepVerifier.start`; the result is there on return."""
         logits, offsets = self._forward(entries, trees)
         accepted = [Acceptance() for _ in entries]
         active = [(i, 0) for i, tree in enumerate(trees) if tree is not None]
@@ -125,7 +131,7 @@ class Verifier:
         return lambda: accepted
 
     def _forward(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> tuple[Tensor, list[int]]:
-        """Logits of every tree node, and where each entry's begin."""
+        """Logits of all tree nodes, and by entry the index of its root's."""
         rows = StepRows.of(entries, trees)
         self._first_rows = rows.first_rows
         return self._decoder.forward(rows.batch, rows.logit_rows), rows.offsets
@@ -139,19 +145,31 @@ class Verifier:
         trees: Seq[TokenTree | None],
         accepted: list[Acceptance],
     ) -> list[tuple[int, int]]:
-        """Sample every sequence's current node; returns those whose choice is in their tree, one level down."""
+        """Sample every sequence's current node; returns those whose token is in their tree, one level down."""
+        sampling: list[tuple[int, int]] = []
         rows, wanted, at = [], [], []
         for i, node in active:
             seq, path = entries[i].seq, accepted[i].tokens
             depth = len(path)
-            rows.append(seq.sampling.row(len(seq.tokens) + depth, path, seq.n_output + depth))
+            try:
+                row = seq.sampling.row(len(seq.tokens) + depth, path, seq.n_output + depth)
+            except Exception as error:
+                accepted[i].fault = StageError.of(error, "sampling")
+                continue
+            sampling.append((i, node))
+            rows.append(row)
             wanted.append(seq.request.output.logprobs)
             at.append(offsets[i] + node)
+        if not rows:
+            return []
         picked = logits[at[0] : at[0] + 1] if len(at) == 1 else logits[at]  # a lone sequence is not copied
-        sampled = self._sampler.sample(picked, rows, wanted)
         following = []
-        for (i, node), token, logprob in zip(active, sampled.tokens, sampled.logprobs, strict=True):
+        for (i, node), sampled in zip(sampling, self._sample(picked, rows, wanted), strict=True):
             tree, found = trees[i], accepted[i]
+            if isinstance(sampled, StageError):
+                found.fault = sampled
+                continue
+            token, logprob = sampled
             if token == NO_TOKEN:
                 found.broken = True
                 continue
@@ -164,8 +182,20 @@ class Verifier:
                 following.append((i, child))
         return following
 
+    def _sample(
+        self, logits: Tensor, rows: Seq[RowSampling], wanted: Seq[int | None]
+    ) -> list[tuple[int, TokenLogprobs | None] | StageError]:
+        """Sample all rows; if that raises, each row by itself."""
+        try:
+            sampled = self._sampler.sample(logits, rows, wanted)
+        except Exception as error:
+            if len(rows) == 1:
+                return [StageError.of(error, "sampling")]
+            return [self._sample(logits[r : r + 1], rows[r : r + 1], wanted[r : r + 1])[0] for r in range(len(rows))]
+        return list(zip(sampled.tokens, sampled.logprobs, strict=True))
+
     def _move(self, entries: Seq[PlanEntry], accepted: Seq[Acceptance]) -> None:
-        """Bring accepted KV from slot root + node to slot root + depth, for all sequences in one call."""
+        """Move accepted KV from slot root + node to slot root + depth, for all sequences in one call."""
         source, target = [], []
         for entry, acceptance in zip(entries, accepted, strict=True):
             root = entry.seq.n_computed + entry.prefill
