@@ -74,14 +74,7 @@ class GenerationFailedError(RequestError):
 
 def pack_error(error: RequestError) -> tuple[str, str, list[Any]]:
     """``error`` as (reason, message, details)."""
-    details: list[Any] = []
-    if isinstance(error, InvalidRequestError):
-        details = [(v.field, v.description) for v in error.violations]
-    elif isinstance(error, PromptTooLongError):
-        details = [error.limit, error.got]
-    elif isinstance(error, QueueFullError):
-        details = [error.limit, error.retry_after_s]
-    return (error.reason, str(error), details)
+    return error.reason, str(error), error.details
 
 
 def unpack_error(parts: Sequence[Any]) -> RequestError:

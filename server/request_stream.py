@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from server.errors import DeadlinePassedError, GenerationFailedError, SlowReaderError, SupersededError
+from server.errors import DeadlinePassedError, SlowReaderError, SupersededError, unpack_error
 from server.observe.records import RequestRecord
 from specdec.core.types import Delta, Failed, Finished, FinishReason, Request, RequestEvent
 from specdec.errors import QueueFullError, RequestError
@@ -129,7 +129,7 @@ class RequestStream:
     def push(self, event: RequestEvent) -> None:
         """Take the engine's next event of this request."""
         if isinstance(event, Failed):
-            self.fail(GenerationFailedError(event.reason, event.message))
+            self.fail(unpack_error((event.reason, event.message, event.details)))
             return
         if self._record is not None:
             self._record.saw(event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 class SpecdecError(Exception):
@@ -64,6 +65,11 @@ class RequestError(SpecdecError):
     field: str | None = None
     retry_after_s: float | None = None
 
+    @property
+    def details(self) -> list[Any]:
+        """Plain values besides reason and message that a copy of the error needs in another process."""
+        return []
+
 
 class InvalidRequestError(RequestError):
     """One or more fields of a request are invalid; every bad one is listed in ``violations``."""
@@ -75,6 +81,11 @@ class InvalidRequestError(RequestError):
         self.violations = violations
         super().__init__("; ".join(f"{v.field}: {v.description}" for v in violations))
 
+    @property
+    def details(self) -> list[Any]:
+        """Per violation, field and description."""
+        return [(v.field, v.description) for v in self.violations]
+
 
 class PromptTooLongError(RequestError):
     """The prompt and the room for one token do not fit the model's context or the KV cache."""
@@ -85,6 +96,11 @@ class PromptTooLongError(RequestError):
     def __init__(self, limit: int, got: int) -> None:
         self.limit, self.got = limit, got
         super().__init__(f"prompt has {got} tokens, the limit is {limit}; shorten the prompt")
+
+    @property
+    def details(self) -> list[Any]:
+        """Limit and length."""
+        return [self.limit, self.got]
 
 
 FINGERPRINT_PARTS = ("weights", "numeric types", "kernels or processor", "release")
@@ -126,6 +142,11 @@ class QueueFullError(RequestError):
     def __init__(self, limit: int, retry_after_s: float) -> None:
         self.limit, self.retry_after_s = limit, retry_after_s
         super().__init__(f"queue is full ({limit} requests); retry in {retry_after_s:.1f} s")
+
+    @property
+    def details(self) -> list[Any]:
+        """Limit, and seconds until a retry."""
+        return [self.limit, self.retry_after_s]
 
 
 class DuplicateRequestError(RequestError):

@@ -9,7 +9,7 @@ from contextlib import closing
 from types import TracebackType
 from typing import Any, TypeVar
 
-from server.errors import DeadlinePassedError, GenerationFailedError
+from server.errors import DeadlinePassedError, unpack_error
 from server.interfaces import EngineLike, TokenizerLike
 from specdec.cli.options import PromptRequest
 from specdec.client.client import Client
@@ -46,7 +46,7 @@ class LocalRunner:
             while self._engine.has_work():
                 for event in self._engine.step():
                     if isinstance(event, Failed):
-                        raise GenerationFailedError(event.reason, event.message)
+                        raise unpack_error((event.reason, event.message, event.details))
                     if isinstance(event, Finished) and event.reason == FinishReason.DEADLINE:
                         raise DeadlinePassedError
                     yield event

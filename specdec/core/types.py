@@ -411,6 +411,7 @@ class Failed:
     request_id: str
     reason: str  # as `RequestError.reason`
     message: str
+    details: list[Any] = field(default_factory=list)  # as `RequestError.details`
 
 
 RequestEvent = Started | Delta | Finished | Failed

@@ -41,6 +41,7 @@ from specdec.engine.profile_cache import LearnedProfile, ProfileCache
 from specdec.engine.profile_costs import WARM_UP_SHARE, contexts_measured, costs_at_start
 from specdec.engine.warm_up import warm_up
 from specdec.errors import ConfigError
+from specdec.grammar.compiler import GrammarCompiler
 from specdec.models.catalogue import with_named_draft
 from specdec.models.decoder import KvPool
 from specdec.models.fim import FimParser
@@ -255,6 +256,9 @@ def assemble(
     budget = plan_memory(config, progress, on_device=on_device, tokenizer=tokenizer)
     tell_memory(budget)
     target = platform.load_target(progress, tokenizer)
+    grammars = GrammarCompiler(target.tokenizer, target.config.vocab_size)
+    if remember:
+        grammars.prepare()  # while the rest is built
     head = read_head(config, target)
     aux_layers = () if head is None else head.aux_layers
     if config.kv_tokens == 0:
@@ -286,9 +290,22 @@ def assemble(
     # A feature head knows whole pages: a context that goes on inside one would be lost to it.
     kv = KvCacheManager(pages, prefix_cache=config.prefix_cache, partial_blocks=head is None)
     kept = ProfileCache(config.cache_dir, "costs", _costs_key(config, info, target.digest, drafters))
+    grammars.wait_until_prepared()  # before forwards are timed
     costs = costs_at_start(config.speculation, decoder, drafters, kept)
     verifier = platform.verifier(decoder)
-    parts = EngineParts(config, info, target.tokenizer, decoder, sampler, kv, drafters, costs, builder.model, verifier)
+    parts = EngineParts(
+        config,
+        info,
+        target.tokenizer,
+        decoder,
+        sampler,
+        kv,
+        drafters,
+        costs,
+        builder.model,
+        verifier,
+        grammars=grammars,
+    )
     return _with_profile(parts, LearnedProfile(config.cache_dir, target.digest) if remember else None)
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from specdec.config import WeightDtype
 from specdec.control.estimates.costs import CostTable
 from specdec.control.estimates.learned import Learned
 from specdec.control.prefill_pace import PrefillPace
 from specdec.core.cache_events import CacheRecorder
-from specdec.core.sampling import TokenGrammar
 from specdec.core.seeds import draw_seed, sample_seed
 from specdec.core.sequence import Ending, Sequence, SequencePhase
 from specdec.core.types import EngineInfo, EngineLoad, FinishReason, Request, RequestEvent, StepTrace
 from specdec.engine.parts import EngineParts, LoadedDraft
+from specdec.engine.preparation import RequestPreparation, WaitingRequest
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.requests import RequestTable
 from specdec.engine.scheduler import Scheduler, SchedulerLimits
@@ -25,9 +26,8 @@ from specdec.engine.step import Step, StepResult
 from specdec.engine.totals import StepTotals, Throughput
 from specdec.engine.validation import check_requests
 from specdec.engine.verify import Verifier
-from specdec.errors import RequestError, StageError
+from specdec.errors import DuplicateRequestError, RequestError, StageError
 from specdec.grammar.compiler import GrammarCompiler
-from specdec.grammar.token_healing import TokenHealing
 from specdec.models.decoder import HostDecoder
 
 __all__ = ["Engine", "EngineParts", "LoadedDraft"]
@@ -58,7 +58,8 @@ class Engine:
         self._scheduler = Scheduler(parts.kv, limits, parts.clock, self._pace)
         self._verifier = parts.verifier or Verifier(cast(HostDecoder, parts.decoder), parts.sampler)
         self._speculation = Speculation(parts, costs, began_s=parts.clock())
-        self._grammars = GrammarCompiler(parts.tokenizer, parts.info.vocab_size)
+        self._grammars = parts.grammars or GrammarCompiler(parts.tokenizer, parts.info.vocab_size)
+        self._preparation = RequestPreparation(self._grammars, config.max_queued_requests)
         self._requests = RequestTable()
         self._throughput, self._totals = Throughput(), StepTotals()
         self._step = self._new_step()
@@ -74,20 +75,32 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue ``request``.
 
+        Its grammar compiles while the engine steps; if it is refused then, its event is `Failed`, with the reason and
+        the details of the error.
+
         Raises:
-            InvalidRequestError, PromptTooLongError: it cannot be served as it is, or its grammar does not compile.
+            InvalidRequestError, PromptTooLongError: it cannot be served as it is, or its grammar was refused before.
             FingerprintMismatchError: it resumes output that was computed with other bits.
             DuplicateRequestError: a request of the same id is in flight.
             QueueFullError: too many requests wait.
         """
         if not self._parts.trusts_requests:
             check_requests([request], self._info)
-        self._requests.check_new(request)
+        if request.request_id in self._requests.live or request.request_id in self._preparation.waiting:
+            raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
         if request.sampling.seed is None:
             request = replace(request, sampling=replace(request.sampling, seed=draw_seed()))
-        arrival_s = self._parts.clock()
+        arrival_s, prepared = self._parts.clock(), self._preparation.start(request)
+        if prepared is None or prepared.done():
+            self._admit(request, arrival_s, prepared)
+        else:
+            self._preparation.hold(request, arrival_s, prepared)
+
+    def _admit(self, request: Request, arrival_s: float, prepared: Future[Any] | None) -> None:
+        """Queue a request that is prepared. Raises RequestError if it is refused; other errors are its `Failed`."""
         try:
-            sequences = [self._new_sequence(request, index, arrival_s) for index in range(request.sampling.n)]
+            count = request.sampling.n
+            sequences = [self._new_sequence(request, index, arrival_s, prepared) for index in range(count)]
         except RequestError:
             raise
         except Exception as error:
@@ -103,17 +116,13 @@ class Engine:
             self._requests.publish_held_text(first)
             self._finish(first, first.ending)
 
-    def _new_sequence(self, request: Request, index: int, arrival_s: float) -> Sequence:
-        grammar: TokenGrammar | None = None
-        if request.grammar is not None:
-            try:
-                grammar = self._grammars.compile(request.grammar, request.sampling.allowed_token_ids)
-            except RequestError:
-                raise
-            except Exception as error:
-                raise StageError.of(error, "grammar") from error
-        elif request.healing_prefix:
-            grammar = TokenHealing(self._grammars.spelling, request.healing_prefix)
+    def _new_sequence(self, request: Request, index: int, arrival_s: float, prepared: Future[Any] | None) -> Sequence:
+        try:
+            grammar = self._preparation.grammar(request, prepared)
+        except RequestError:
+            raise
+        except Exception as error:
+            raise StageError.of(error, "grammar") from error
         assert request.sampling.seed is not None  # `submit` draws one
         return Sequence(
             request,
@@ -129,6 +138,9 @@ class Engine:
 
     def abort(self, request_id: str) -> bool:
         """End a request; its pages are free on return. False if no such request is in flight."""
+        if (waiting := self._preparation.waiting.pop(request_id, None)) is not None:
+            self._finish_unprepared(waiting, FinishReason.ABORTED)
+            return True
         sequences = self._requests.live.get(request_id)
         if sequences is None:
             return False
@@ -147,7 +159,7 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return bool(self._requests)
+        return bool(self._requests or self._preparation.waiting)
 
     def step(self) -> list[RequestEvent]:
         """Run one step and return the events since the last one.
@@ -156,6 +168,7 @@ class Engine:
         broken.
         """
         self._expire()
+        self._admit_prepared()
         if self._requests.live:
             result = self._step.run()
             self.last_step = result
@@ -164,7 +177,20 @@ class Engine:
         if not self._requests.live:
             self._step.flush()
         self._speculation.save_if_due(self._parts.clock())
+        if not self._requests and self._preparation.waiting:
+            self._preparation.wait()
         return self._requests.take_events()
+
+    def _admit_prepared(self) -> None:
+        for waiting in self._preparation.take_prepared():
+            try:
+                self._admit(waiting.request, waiting.arrival_s, waiting.prepared)
+            except RequestError as error:
+                self._requests.fail(waiting.request.request_id, error.reason, str(error), error.details)
+
+    def _finish_unprepared(self, waiting: WaitingRequest, reason: FinishReason) -> None:
+        queue_ms = (self._parts.clock() - waiting.arrival_s) * 1e3
+        self._requests.finish_unstarted(waiting.request, reason, queue_ms)
 
     def info(self) -> EngineInfo:
         """Facts that change only with the draft model."""
@@ -179,7 +205,7 @@ class Engine:
         self._parts.decoder.check()
         load = EngineLoad(
             running_requests=len({s.request.request_id for s in self._scheduler.running}),
-            waiting_requests=self._scheduler.n_waiting_requests,
+            waiting_requests=self._scheduler.n_waiting_requests + len(self._preparation.waiting),
             free_pages=self._kv.n_free,
             total_pages=self._kv.n_total,
             tokens_per_second=self._throughput.per_second(self._parts.clock()),
@@ -246,14 +272,19 @@ class Engine:
 
     def close(self) -> None:
         """End every request, close the trace file and write the profile cache."""
-        for request_id in list(self._requests.live):
+        for request_id in [*self._requests.live, *self._preparation.waiting]:
             self.abort(request_id)
         self._step.flush()
         self._speculation.close()
+        self._grammars.close()
 
     def _expire(self) -> None:
         """End the sequences whose time is over."""
         now = self._parts.clock()
+        for waiting in list(self._preparation.waiting.values()):
+            if (reason := waiting.expired(now)) is not None:
+                del self._preparation.waiting[waiting.request.request_id]
+                self._finish_unprepared(waiting, reason)
         for sequence in self._requests.sequences():
             try:
                 ending = sequence.expired(now)

@@ -20,6 +20,7 @@ from specdec.engine.profile_cache import LearnedProfile
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.propose import Drafting
 from specdec.engine.verify import StepVerifier
+from specdec.grammar.compiler import GrammarCompiler
 from specdec.models.decoder import TargetDecoder
 from specdec.models.tokenizer import Tokenizer
 
@@ -53,5 +54,7 @@ class EngineParts:
     """Returns monotonic seconds; a simulation has its own."""
     drafting: Callable[[DrafterManager, Controller], Drafting] = Drafting
     """Makes the propose stage; a simulation has its own."""
+    grammars: GrammarCompiler | None = None
+    """None: the engine makes its own."""
     trusts_requests: bool = False
     """True: requests have passed `check_requests` before they are submitted; `submit` does not repeat it."""

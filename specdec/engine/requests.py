@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from draft.prediction import PredictionDrafter
 from specdec.core.sequence import Ending, Sequence
-from specdec.core.types import Failed, Finished, Request, RequestEvent, Started, Usage
-from specdec.errors import DuplicateRequestError
+from specdec.core.types import (
+    Failed,
+    Finished,
+    FinishReason,
+    Request,
+    RequestEvent,
+    SpeculationStats,
+    Started,
+    Timings,
+    Usage,
+)
 
 
 class RequestTable:
@@ -22,11 +32,6 @@ class RequestTable:
 
     def __bool__(self) -> bool:
         return bool(self.live or self._events)
-
-    def check_new(self, request: Request) -> None:
-        """Raise DuplicateRequestError if a request of the same id is in flight."""
-        if request.request_id in self.live:
-            raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
 
     def add(self, request: Request, sequences: Seq[Sequence]) -> None:
         """Enter a request with all of its samples."""
@@ -90,9 +95,15 @@ class RequestTable:
             Finished(request_id, sequence.index, ending.reason, stop, _usage(sequence), sequence.stats, timings)
         )
 
-    def fail(self, request_id: str, reason: str, message: str) -> None:
-        """Publish `Failed` for a request whose samples were removed."""
-        self._events.append(Failed(request_id, reason, message))
+    def finish_unstarted(self, request: Request, reason: FinishReason, queue_ms: float) -> None:
+        """Publish `Finished` for all samples of a request that never had sequences."""
+        for index in range(request.sampling.n):
+            usage, timings = Usage(len(request.prompt_ids)), Timings(queue_ms)
+            self._events.append(Finished(request.request_id, index, reason, None, usage, SpeculationStats(), timings))
+
+    def fail(self, request_id: str, reason: str, message: str, details: Seq[Any] = ()) -> None:
+        """Publish `Failed` for a request that has no sequences any more."""
+        self._events.append(Failed(request_id, reason, message, list(details)))
 
     def take_events(self) -> list[RequestEvent]:
         """The events since the last call, oldest first."""

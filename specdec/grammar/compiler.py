@@ -1,143 +1,42 @@
-"""Compiles the grammars of requests to llguidance matchers, and remembers the last ones."""
+"""Compiles the grammars of requests beside the stepping thread, and caches the results."""
 
 from __future__ import annotations
 
 import json
+import select
+import signal
+import subprocess
 import threading
-from collections import OrderedDict
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
+from llguidance import LLTokenizer
 
+from specdec.child_python import module_command, module_environment
 from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError
+from specdec.grammar.check_process import STACK_BYTES, compile_matcher, grammar_source
 from specdec.grammar.state import GrammarState
 from specdec.grammar.token_healing import TokenSpelling
 from specdec.models.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 
-
-class BoundedCall(Generic[Result]):
-    """One call on a thread of its own, with a stack of ``stack_bytes`` (address space; used only as deep as it goes).
-
-    Work that can not be interrupted goes on after `result` gave up; ``running`` tells.
-    """
-
-    def __init__(self, work: Callable[[], Result], stack_bytes: int) -> None:
-        self._work = work
-        self._results: list[Result] = []
-        self._error: str | None = None
-        self._thread = threading.Thread(target=self._run, name="specdec-grammar", daemon=True)
-        before = threading.stack_size(stack_bytes)
-        try:
-            self._thread.start()
-        finally:
-            threading.stack_size(before)
-
-    @property
-    def running(self) -> bool:
-        """Whether the work is not yet done."""
-        return self._thread.is_alive()
-
-    def result(self, seconds: float) -> Result:
-        """What the work returned.
-
-        Raises:
-            TimeoutError: it is not done within ``seconds``.
-            ValueError: it raised; with that error's message.
-        """
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            raise TimeoutError(f"not done within {seconds:g} s")
-        if self._error is not None:
-            raise ValueError(self._error)
-        return self._results[0]
-
-    def _run(self) -> None:
-        try:
-            self._results.append(self._work())
-        except BaseException as error:  # a panic of Rust code is no Exception
-            self._error = str(error) or type(error).__name__
-
-
-# Bounded: a model that is unsure may go on with blanks for ever, since they are always allowed.
-WHITESPACE = r" |\n{1,2}[ \t]{0,40}"
-MAX_GBNF_RULES = 512  # the library's converter takes time quadratic in them: 0.1 s for these, seconds for thousands
-
-
-def grammar_source(params: GrammarParams) -> str:
-    """The grammar's text for ``LLMatcher``. Not yet checked beyond what is said here.
-
-    - JSON_SCHEMA: a JSON object (draft 2020-12 as far as llguidance goes). Between tokens there may be a space, or line
-      breaks and an indentation (`WHITESPACE`); with ``"x-guidance": {"whitespace_flexible": false}`` in the schema
-      there is nothing, and more of the output is forced; ``"whitespace_pattern"`` there puts another rule in its place.
-    - JSON_OBJECT: any JSON object, with the same white space.
-    - REGEX: the whole output, in the syntax of Rust's ``regex`` crate without anchors and look-around.
-    - EBNF: llguidance's Lark dialect (a line ``start: ...``), or else llama.cpp's GBNF (``root ::= ...``).
-    - CHOICE: a JSON array of strings, of which the output is one.
-
-    Raises:
-        ValueError: the text is not what its kind asks for.
-    """
-    if params.kind is GrammarKind.JSON_OBJECT:
-        return _json('{"type": "object"}', {})
-    if params.kind is GrammarKind.JSON_SCHEMA:
-        schema = _parsed(params.text)
-        if not isinstance(schema, dict):
-            raise ValueError("a JSON schema must be a JSON object")
-        return _json(params.text, schema.get("x-guidance"))
-    if params.kind is GrammarKind.REGEX:
-        return str(LLMatcher.grammar_from_regex(params.text))
-    if params.kind is GrammarKind.CHOICE:
-        return _choice(_parsed(params.text))
-    if not is_lark_syntax(params.text) and params.text.count("::=") > MAX_GBNF_RULES:
-        raise ValueError(f"more than {MAX_GBNF_RULES} GBNF rules; write it in Lark syntax (start: ...)")
-    return str(LLMatcher.grammar_from_lark(any_to_lark(params.text)))
-
-
-def _json(schema: str, options: Any) -> str:
-    compact = isinstance(options, dict) and options.get("whitespace_flexible") is False
-    # A pattern goes before that option, also where it is only a default.
-    return str(LLMatcher.grammar_from_json_schema(schema, None if compact else {"whitespace_pattern": WHITESPACE}))
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error}") from None
-
-
-def _choice(choices: Any) -> str:
-    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
-        raise ValueError("a choice must be a JSON array of at least one string")
-    try:
-        literals = [_literal(choice) for choice in dict.fromkeys(choices)]
-    except UnicodeEncodeError:
-        raise ValueError("a choice holds half a surrogate pair, which UTF-8 can not say") from None
-    # One terminal: as alternatives of a rule, thousands of choices would exceed the parser's items of one row.
-    return str(LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(literals)))
-
-
-def _literal(text: str) -> str:
-    text.encode()
-    return json.dumps(text)
-
-
-_GUARD = "\n"  # a character that no tokenizer strips, merges with a space it puts before a text, or leaves out
+_GUARD = "\n"
+"""A character that no tokenizer strips, leaves out, or merges with a space that it puts before a text."""
 
 
 class GrammarVocabulary:
-    """What ``llguidance.LLTokenizer`` asks of a tokenizer; the attribute names are the library's.
+    """The tokenizer that ``llguidance.LLTokenizer`` expects; the attribute names are the library's.
 
-    tokens: bytes by id, [vocab_size]; empty, and so never allowed, for padding ids that no token stands for. They
-    are the bytes the text of an answer is made of (`Tokenizer.token_bytes`), so a grammar constrains what the caller
-    reads. special_token_ids: those a grammar allows only where it names them. ``eos_ids``: end tokens, not empty.
+    eos_ids: end tokens, not empty. Tokens are the bytes of the output's text (`Tokenizer.token_bytes`), so a grammar
+    constrains what the caller reads. Padding ids have no bytes, so they are never allowed.
     """
 
     is_tokenizer_wrapper = True
@@ -149,10 +48,10 @@ class GrammarVocabulary:
         self.eos_token_id, self.bos_token_id = eos_ids[0], None
 
     def __call__(self, text: str) -> list[int]:
-        """Token ids of ``text`` as it would stand inside an output, whose bytes are exactly those of ``text``.
+        """Token ids of ``text`` inside an output; their bytes are exactly those of ``text``.
 
-        The library forces these tokens without trying them, so what a tokenizer puts before a text or normalises
-        must not show.
+        The library forces these tokens without trying them, so they must not show what a tokenizer puts before a text
+        or normalises.
         """
         ids = self._tokenizer.encode(text, add_special=False)
         if self._spells(ids, text):
@@ -169,24 +68,98 @@ class GrammarVocabulary:
         while rest:
             size = next((size for size in range(len(rest), 0, -1) if rest[:size] in self._by_bytes), 0)
             if size == 0:
-                break  # no token holds this byte, so nothing can be forced here, nor said
+                break  # no token holds this byte, so nothing is forced here
             ids.append(self._by_bytes[rest[:size]])
             rest = rest[size:]
         return ids
 
     @cached_property
     def _by_bytes(self) -> dict[bytes, int]:
-        """Text tokens by their bytes, the lowest id of equal ones."""
+        """Text tokens by their bytes; of equal ones the lowest id."""
         special = set(self.special_token_ids)
         return {self.tokens[t]: t for t in reversed(range(len(self.tokens))) if t not in special and self.tokens[t]}
 
 
-COMPILE_SECONDS = 2.0  # ordinary grammars take milliseconds; an engine that compiles does not step
-STACK_BYTES = 256 << 20  # rules that lead to rules recurse: 1,000 nested references of a schema exceed 8 MiB
-MAX_OVERDUE = 2  # calls that went on beyond the limit, and can not be stopped
-OVERDUE_RETRY_S = 30.0
-CACHED = 64
+CHECK_SECONDS = 1.0
+"""Processor time of a grammar's check. Ordinary grammars take milliseconds, schemas of 64 KiB about 0.1 s."""
+CHECK_WALL_SECONDS = 15.0
+"""Time after which the check of a grammar is given up on a machine that is too busy to run it."""
+
+
+class CheckProcess:
+    """Runs `specdec.grammar.check_process`, and replaces it when a grammar has ended it."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, eos_ids: Sequence[int]) -> None:
+        special = {token: vocabulary.tokens[token].hex() for token in vocabulary.special_token_ids}
+        self._first_line = json.dumps([len(vocabulary.tokens), special, eos_ids])
+        self._process: subprocess.Popen[str] | None = None
+        self._finalizer: Callable[[], Any] = lambda: None
+
+    def check(self, params: GrammarParams, cpu_seconds: float) -> str:
+        """The source for `compile_matcher` of a grammar that compiles within ``cpu_seconds``.
+
+        Raises:
+            ValueError: the grammar is wrong or too complex.
+            OSError: the process cannot be started.
+        """
+        process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = ""
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps([params.kind.value, params.text, cpu_seconds]) + "\n")
+            process.stdin.flush()
+            if select.select([process.stdout], [], [], CHECK_WALL_SECONDS)[0]:
+                line = process.stdout.readline()
+        if not line.endswith("\n"):
+            self.close()
+            late = process.returncode in (-signal.SIGPROF, -signal.SIGKILL)
+            limit = f"does not compile within {cpu_seconds:g} s" if late else "takes too much memory to compile"
+            raise ValueError(f"too complex: it {limit}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return str(answer["source"])
+
+    def close(self) -> None:
+        """End the process; the next check starts another."""
+        self._finalizer()
+        self._process = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._process = process = subprocess.Popen(
+            module_command("specdec.grammar.check_process"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=module_environment(),
+            text=True,
+        )
+        self._finalizer = weakref.finalize(self, _end, process)
+        assert process.stdin is not None
+        process.stdin.write(self._first_line + "\n")
+        return process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):
+            pipe.close()  # type: ignore[union-attr]
+
+
+MAX_CACHED = 64
+"""Compiled grammars that are kept, refused ones included."""
+MAX_PENDING = 64
+"""Grammars that wait for the compiler."""
+MAX_PENDING_PER_KEY = 8
+"""Grammars of one key that wait. Keys take turns, so one key's grammars delay another's by one check each."""
+RETRY_S = 5.0
+"""The wait that a client is asked for when too many grammars wait."""
 MAX_MESSAGE = 240
+"""Characters of the library's message in a refusal."""
 _HINTS = {
     GrammarKind.JSON_SCHEMA: "correct or simplify the schema",
     GrammarKind.JSON_OBJECT: "send a schema instead",
@@ -197,87 +170,157 @@ _HINTS = {
 
 
 class GrammarCompiler:
-    """Makes a `GrammarState` of what a request asks for. Not thread-safe: it belongs to the engine's thread.
+    """Compiles grammars, and builds the vocabulary's tables, in a thread of its own. All methods return at once, except
+    `compile` and `wait_until_prepared`.
 
-    The library's view of the vocabulary (a second or so for 150,000 tokens) is built for the first grammar, or by
-    `prepare`. vocab_size: columns of the logits; ids beyond the tokenizer's are never allowed.
+    A grammar is checked by a `CheckProcess`, then compiled in the thread, which releases the interpreter's lock
+    meanwhile. Equal grammars are compiled once. The thread ends when nothing waits.
+
+    vocab_size: columns of the logits; ids beyond the tokenizer's are never allowed. check_seconds: processor time that
+    a grammar may take.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, seconds: float = COMPILE_SECONDS) -> None:
-        self._tokenizer, self._vocab_size, self._seconds = tokenizer, vocab_size, seconds
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, check_seconds: float = CHECK_SECONDS) -> None:
+        self._tokenizer, self._vocab_size, self._check_seconds = tokenizer, vocab_size, check_seconds
         self._eos_ids = tuple(token for token in tokenizer.eos_ids if 0 <= token < vocab_size)
-        self._compiled: OrderedDict[GrammarParams, Any] = OrderedDict()
-        self._overdue: list[BoundedCall[Any]] = []
-
-    @cached_property
-    def spelling(self) -> TokenSpelling:
-        """The table of token healing."""
-        return TokenSpelling(self._tokenizer, self._vocab_size)
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[GrammarParams, Future[Any]] = OrderedDict()
+        self._spelling: Future[TokenSpelling] | None = None
+        self._prepared: Future[None] | None = None
+        self._jobs: OrderedDict[str | None, deque[Callable[[], None]]] = OrderedDict()  # by key, next turn first
+        self._working = False
 
     def prepare(self) -> None:
-        """Build now what the first grammar would build."""
-        if self._eos_ids:
-            _ = self._vocabulary
+        """Build the tables of the vocabulary, which the first grammar and the first token healing would build."""
+        with self._lock:
+            if self._prepared is None and self._eos_ids:
+                self._prepared = self._enqueue(None, self._prepare)
+        self.spelling()
 
-    def compile(self, params: GrammarParams, allowed_token_ids: Sequence[int] = ()) -> GrammarState:
-        """A fresh state at the start of the output; one per sample. Compiling the same grammar again costs nothing.
+    def wait_until_prepared(self) -> None:
+        """Wait for the tables that `prepare` builds."""
+        for tables in (self._prepared, self._spelling):
+            if tables is not None:
+                tables.result()
 
-        allowed_token_ids: the request's own, to refuse at once what could not begin or end together with them.
+    def spelling(self) -> Future[TokenSpelling]:
+        """The table of token healing."""
+        with self._lock:
+            if self._spelling is None:
+                self._spelling = self._enqueue(None, lambda: TokenSpelling(self._tokenizer, self._vocab_size))
+            return self._spelling
+
+    def start(self, params: GrammarParams, key: str) -> Future[Any]:
+        """Start to compile a grammar. The result is for `state`; it raises InvalidRequestError for a bad grammar.
+
+        key: whose grammar it is.
 
         Raises:
-            InvalidRequestError: ``grammar`` is malformed, too complex, or matches nothing the model can say;
-                ``sampling.allowed_token_ids`` holds no end token or none that can begin.
-            QueueFullError: too many grammars that are too complex still keep the compiler busy.
+            InvalidRequestError: the model names no end token.
+            QueueFullError: too many grammars wait, of this key or of all.
         """
         if not self._eos_ids:
             raise _refusal("grammar", "the model names no end token, so the output could not end; leave it out")
-        state = GrammarState(self._origin(params), self._eos_ids, self._vocab_size)
+        with self._lock:
+            found = self._compiled.get(params)
+            if found is None:
+                self._check_room(key)
+                found = self._compiled[params] = self._enqueue(key, lambda: self._compile(params))
+                done = [old for old, future in self._compiled.items() if future.done()]
+                for old in done[: max(0, len(self._compiled) - MAX_CACHED)]:
+                    del self._compiled[old]
+            self._compiled.move_to_end(params)
+        return found
+
+    def state(self, compiled: Future[Any], allowed_token_ids: Sequence[int] = ()) -> GrammarState:
+        """A state at the start of the output of a grammar that is compiled; one per sample.
+
+        allowed_token_ids: the request's own, which must be able to begin and to end such an output.
+
+        Raises:
+            InvalidRequestError: ``grammar`` is malformed, too complex, or matches nothing that the model can say;
+                ``sampling.allowed_token_ids`` holds no end token or none that can begin.
+        """
+        state = GrammarState(compiled.result(), self._eos_ids, self._vocab_size)
         _check_beginning(state, allowed_token_ids, self._eos_ids)
         return state
 
+    def compile(self, params: GrammarParams, allowed_token_ids: Sequence[int] = ()) -> GrammarState:
+        """Compile a grammar and wait for it. Raises as `start` and `state` do."""
+        return self.state(self.start(params, ""), allowed_token_ids)
+
+    def close(self) -> None:
+        """End the check process; it starts again when it is needed."""
+        if "_check_process" in self.__dict__:
+            self._check_process.close()
+
     @cached_property
-    def _vocabulary(self) -> Any:
-        wrapped = GrammarVocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
-        return LLTokenizer(wrapped, n_vocab=self._vocab_size, eos_token=list(self._eos_ids))
+    def _vocabulary(self) -> GrammarVocabulary:
+        return GrammarVocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
 
-    def _origin(self, params: GrammarParams) -> Any:
-        """The matcher at the output's start, never advanced: states are copies of it."""
-        found = self._compiled.get(params)
-        if found is None:
-            try:
-                found = self._build(params)
-            except (ValueError, TimeoutError, RuntimeError) as error:
-                message = _shortened(str(error))
-                raise _refusal("grammar", f"{message}; {_HINTS[params.kind]}") from None
-            self._compiled[params] = found
-            if len(self._compiled) > CACHED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(params)
-        return found
+    @cached_property
+    def _library_vocabulary(self) -> LLTokenizer:
+        return LLTokenizer(self._vocabulary, n_vocab=self._vocab_size, eos_token=list(self._eos_ids))
 
-    def _build(self, params: GrammarParams) -> Any:
-        self._overdue = [call for call in self._overdue if call.running]
-        if len(self._overdue) >= MAX_OVERDUE:
-            raise QueueFullError(MAX_OVERDUE, OVERDUE_RETRY_S)
-        vocabulary = self._vocabulary
-        call = BoundedCall(lambda: _matcher(params, vocabulary), STACK_BYTES)
+    @cached_property
+    def _check_process(self) -> CheckProcess:
+        return CheckProcess(self._vocabulary, self._eos_ids)
+
+    def _prepare(self) -> None:
+        # The first mask over a vocabulary builds further tables.
+        compile_matcher(grammar_source(GrammarParams(GrammarKind.JSON_OBJECT)), self._library_vocabulary)
+
+    def _compile(self, params: GrammarParams) -> Any:
         try:
-            return call.result(self._seconds)
-        except TimeoutError:
-            self._overdue.append(call)
-            raise TimeoutError(f"too complex: not compiled within {self._seconds:g} s") from None
+            source = self._check_process.check(params, self._check_seconds)
+            return compile_matcher(source, self._library_vocabulary)
+        except ValueError as error:
+            raise _refusal("grammar", f"{_shortened(str(error))}; {_HINTS[params.kind]}") from None
+        except OSError:
+            with self._lock:
+                self._compiled.pop(params, None)  # the next request tries again
+            raise
+
+    def _check_room(self, key: str) -> None:
+        if len(self._jobs.get(key, ())) >= MAX_PENDING_PER_KEY:
+            raise QueueFullError(MAX_PENDING_PER_KEY, RETRY_S)
+        if sum(map(len, self._jobs.values())) >= MAX_PENDING:
+            raise QueueFullError(MAX_PENDING, RETRY_S)
+
+    def _enqueue(self, key: str | None, work: Callable[[], Result]) -> Future[Result]:
+        """Let the thread do ``work``. The lock is held, so the thread takes it only after the caller is done."""
+        if not self._working:
+            before = threading.stack_size(STACK_BYTES)
+            try:
+                threading.Thread(target=self._work, name="specdec-grammar", daemon=True).start()
+            finally:
+                threading.stack_size(before)
+            self._working = True
+        future: Future[Result] = Future()
+        self._jobs.setdefault(key, deque()).append(lambda: _fulfil(future, work))
+        return future
+
+    def _work(self) -> None:
+        """Run jobs, one of each key in turn, until there are none."""
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._working = False
+                    return
+                key, jobs = next(iter(self._jobs.items()))
+                job = jobs.popleft()
+                if jobs:
+                    self._jobs.move_to_end(key)
+                else:
+                    del self._jobs[key]
+            job()
 
 
-def _matcher(params: GrammarParams, vocabulary: Any) -> Any:
-    """Compiled, with its first mask computed: the lexer's first states, which all copies then share."""
-    limits = LLParserLimits(verbose_errors=False)
-    matcher = LLMatcher(vocabulary, grammar_source(params), log_level=0, limits=limits)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-    if matcher.is_error():
-        message = matcher.get_error()
-        raise ValueError("nothing matches it" if message.startswith("NoExtension") else message)
-    return matcher
+def _fulfil(future: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:  # a panic of Rust code is no Exception
+        future.set_exception(error)
 
 
 def _check_beginning(state: GrammarState, allowed: Sequence[int], eos_ids: Sequence[int]) -> None:

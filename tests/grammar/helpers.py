@@ -15,7 +15,8 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from specdec.core.types import GrammarKind, GrammarParams
-from specdec.grammar.compiler import GrammarCompiler, GrammarVocabulary, grammar_source
+from specdec.grammar.check_process import grammar_source
+from specdec.grammar.compiler import GrammarCompiler, GrammarVocabulary
 from specdec.grammar.state import GrammarState
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from tests.models.tiny import VOCAB_SIZE, make_tiny_tokenizer

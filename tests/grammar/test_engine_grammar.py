@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from draft.grammar import GrammarDrafter
 from specdec.core.types import (
+    Failed,
+    Finished,
     FinishReason,
     GrammarKind,
     GrammarParams,
@@ -22,8 +26,9 @@ from specdec.core.types import (
     StoppingParams,
 )
 from specdec.engine.engine import Engine, EngineParts
-from specdec.errors import InvalidRequestError
-from tests.engine.tiny_engine import failures, finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
+from specdec.errors import DuplicateRequestError, InvalidRequestError
+from specdec.grammar import compiler
+from tests.engine.tiny_engine import drain, failures, finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
 from tests.grammar.helpers import EOS, PERSON
 
 SCHEMA = GrammarParams(GrammarKind.JSON_SCHEMA, json.dumps(PERSON))
@@ -126,15 +131,62 @@ def test_a_preempted_sequence_keeps_its_place() -> None:
 
 
 def test_a_refused_grammar_leaves_no_trace() -> None:
-    ours = engine()
-    for bad in (GrammarParams(GrammarKind.REGEX, "(a"), GrammarParams(GrammarKind.CHOICE, "[]")):
-        with pytest.raises(InvalidRequestError, match="grammar"):
-            ours.submit(ask(bad))
+    ours = tiny_engine(dataclasses.replace(parts(), grammars=None))
+    for bad, sampling, field in (
+        (GrammarParams(GrammarKind.REGEX, "(a"), {}, "grammar"),
+        (GrammarParams(GrammarKind.CHOICE, "[]"), {}, "grammar"),
+        (YES_NO, {"allowed_token_ids": (5,)}, "sampling.allowed_token_ids"),
+    ):
+        (failed,) = run_all(ours, [ask(bad, sampling=sampling)])
+        assert isinstance(failed, Failed)
+        assert failed.reason == InvalidRequestError.reason
+        ((named, description),) = failed.details
+        assert (named, f"{named}: {description}") == (field, failed.message)
+        with pytest.raises(InvalidRequestError, match=field):  # known from the first time
+            ours.submit(ask(bad, sampling=sampling))
         assert not ours.has_work()
-    with pytest.raises(InvalidRequestError, match="allowed_token_ids"):
-        ours.submit(ask(YES_NO, sampling={"allowed_token_ids": (5,)}))
-    assert not ours.has_work()
     assert text_of(run_all(ours, [ask(YES_NO)]), "r") in ("yes indeed", "no thanks")
+
+
+@pytest.mark.parametrize("slow", ["grammar", "healing"])
+def test_the_engine_steps_while_a_request_is_prepared(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream gets all of its tokens while the preparation of another request stands still."""
+    gate = threading.Event()
+
+    def wait_then(work: Callable[..., Any]) -> Callable[..., Any]:
+        def held(*args: Any) -> Any:
+            assert gate.wait(60)
+            return work(*args)
+
+        return held
+
+    monkeypatch.setattr(compiler.CheckProcess, "check", wait_then(compiler.CheckProcess.check))
+    monkeypatch.setattr(compiler, "TokenSpelling", wait_then(compiler.TokenSpelling))
+    ours = tiny_engine(dataclasses.replace(parts(), grammars=None))
+    stream = dataclasses.replace(ask(YES_NO, "stream", stopping=StoppingParams(max_tokens=40, ignore_eos=True)))
+    ours.submit(dataclasses.replace(stream, grammar=None))
+    request = ask(GrammarParams(GrammarKind.CHOICE, '["held up"]'), "held", stopping=StoppingParams(max_tokens=20))
+    if slow == "healing":
+        request = dataclasses.replace(request, grammar=None, healing_prefix="ret")
+    ours.submit(request)
+    ours.submit(dataclasses.replace(request, request_id="aborted"))
+    ours.submit(dataclasses.replace(request, request_id="late", deadline_s=1e-9))
+    with pytest.raises(DuplicateRequestError):
+        ours.submit(request)
+    events: list[RequestEvent] = []
+    while not any(isinstance(event, Finished) and event.request_id == "stream" for event in events):
+        events += ours.step()
+    assert len(tokens_of(events, "stream")) == 40
+    assert ours.has_work()
+    assert ours.abort("aborted")
+    gate.set()
+    events += drain(ours)
+    assert finish_of(events, "aborted").reason is FinishReason.ABORTED
+    assert finish_of(events, "late").reason is FinishReason.DEADLINE
+    assert not failures(events)
+    assert tokens_of(events, "held")
+    if slow == "grammar":
+        assert text_of(events, "held") == "held up"
 
 
 def test_what_allowed_ids_leave_no_way_for_fails_alone() -> None:

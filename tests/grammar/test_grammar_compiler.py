@@ -10,6 +10,7 @@ import pytest
 from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import InvalidRequestError, QueueFullError
 from specdec.grammar import compiler as grammar_compiler
+from specdec.grammar.check_process import grammar_source
 from specdec.grammar.compiler import GrammarCompiler
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from tests.grammar.helpers import EOS, byte_level, compiler, ids_of, start
@@ -105,39 +106,67 @@ def test_thousands_of_choices_and_every_character() -> None:
         assert state.finished
 
 
-def test_a_grammar_that_takes_too_long_is_given_up_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = threading.Event()
-    real = grammar_compiler.grammar_source
-
-    def slow(params: GrammarParams) -> str:
-        if params.text.startswith("slow"):
-            gate.wait(20)
-        return real(params)
-
-    monkeypatch.setattr(grammar_compiler, "grammar_source", slow)
-    ours = GrammarCompiler(byte_level(), VOCAB_SIZE, seconds=0.05)
-    for at in range(grammar_compiler.MAX_OVERDUE):
-        with pytest.raises(InvalidRequestError, match="too complex"):
-            ours.compile(GrammarParams(KIND.REGEX, f"slow{at}"))
-    with pytest.raises(QueueFullError):
-        ours.compile(GrammarParams(KIND.REGEX, "quick"))
-    gate.set()
-    for thread in threading.enumerate():
-        if thread.name == "specdec-grammar":
-            thread.join(20)
-    ours._seconds = 20.0
-    assert ours.compile(GrammarParams(KIND.REGEX, "slow")).mask(()).any()
+DOUBLING = "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(15)) + 'r15 ::= "a" | ""'
+"""A short grammar that the library compiles for longer than anybody waits, and takes gigabytes for."""
 
 
-def test_compiled_grammars_are_kept_and_the_oldest_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = []
-    real = grammar_compiler.grammar_source
-    monkeypatch.setattr(grammar_compiler, "grammar_source", lambda params: (built.append(params.text), real(params))[1])
-    monkeypatch.setattr(grammar_compiler, "CACHED", 2)
+def test_a_grammar_that_never_compiles_is_refused_once_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = GrammarCompiler(byte_level(), VOCAB_SIZE, check_seconds=0.2)
+    with pytest.raises(InvalidRequestError, match=r"grammar: too complex: it .*; correct or simplify the grammar"):
+        ours.compile(GrammarParams(KIND.EBNF, DOUBLING))
+    assert ours.compile(GrammarParams(KIND.REGEX, "quick")).mask(()).any()
+    monkeypatch.setattr(grammar_compiler.CheckProcess, "check", lambda *_: pytest.fail("checked again"))
+    with pytest.raises(InvalidRequestError, match="too complex"):
+        ours.start(GrammarParams(KIND.EBNF, DOUBLING), "").result()
+    ours.close()
+
+
+def test_memory_of_a_check_is_bounded() -> None:
+    ours = GrammarCompiler(byte_level(), VOCAB_SIZE, check_seconds=60.0)
+    with pytest.raises(InvalidRequestError, match="too much memory"):
+        ours.compile(GrammarParams(KIND.EBNF, DOUBLING))
+    ours.close()
+
+
+def test_compiled_grammars_are_cached_and_the_oldest_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+    check = grammar_compiler.CheckProcess.check
+
+    def noted(process: grammar_compiler.CheckProcess, params: GrammarParams, cpu_seconds: float) -> str:
+        checked.append(params.text)
+        return check(process, params, cpu_seconds)
+
+    monkeypatch.setattr(grammar_compiler.CheckProcess, "check", noted)
+    monkeypatch.setattr(grammar_compiler, "MAX_CACHED", 2)
     ours = GrammarCompiler(byte_level(), VOCAB_SIZE)
     for text in ("a", "b", "a", "c", "a", "b"):
         ours.compile(GrammarParams(KIND.REGEX, text))
-    assert built == ["a", "b", "c", "b"]
+    assert checked == ["a", "b", "c", "b"]
+
+
+def test_keys_take_turns_and_none_fills_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, order, began = threading.Event(), list[str](), threading.Event()
+
+    def gated(process: grammar_compiler.CheckProcess, params: GrammarParams, cpu_seconds: float) -> str:
+        began.set()
+        assert gate.wait(60)
+        order.append(params.text)
+        return grammar_source(params)
+
+    monkeypatch.setattr(grammar_compiler.CheckProcess, "check", gated)
+    ours = GrammarCompiler(byte_level(), VOCAB_SIZE)
+    first = ours.start(GrammarParams(KIND.REGEX, "a0"), "a")
+    assert began.wait(60)
+    most = grammar_compiler.MAX_PENDING_PER_KEY
+    futures = [ours.start(GrammarParams(KIND.REGEX, f"a{i}"), "a") for i in range(1, most + 1)]
+    assert ours.start(GrammarParams(KIND.REGEX, "a1"), "a") is futures[0]
+    with pytest.raises(QueueFullError):
+        ours.start(GrammarParams(KIND.REGEX, "more"), "a")
+    futures += [ours.start(GrammarParams(KIND.REGEX, f"b{i}"), "b") for i in range(2)]
+    gate.set()
+    for future in [first, *futures]:
+        assert ours.state(future).mask(()).any()
+    assert order[:5] == ["a0", "a1", "b0", "a2", "b1"]
 
 
 def test_a_kept_grammar_is_not_moved_by_those_who_use_it() -> None:

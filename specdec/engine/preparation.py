@@ -1,0 +1,88 @@
+"""Requests that wait for their grammar or for the table of token healing, which are made beside the stepping thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+from specdec.core.sampling import TokenGrammar
+from specdec.core.types import FinishReason, Request
+from specdec.errors import QueueFullError
+from specdec.grammar.compiler import RETRY_S, GrammarCompiler
+from specdec.grammar.token_healing import TokenHealing
+
+ADMISSION_S = 0.005
+"""Time that a step spends on admitting prepared requests, besides the first: streams that run wait so long at most."""
+IDLE_WAIT_S = 0.005
+"""Time that a step waits for a preparation if no request runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """A request whose preparation is not done."""
+
+    request: Request
+    arrival_s: float
+    """By the engine's clock."""
+    prepared: Future[Any]
+
+    def expired(self, now: float) -> FinishReason | None:
+        """How it ends at ``now`` if its time is over."""
+        deadline_s, limit_s = self.request.deadline_s, self.request.stopping.time_limit_s
+        if deadline_s is not None and now >= self.arrival_s + deadline_s:
+            return FinishReason.DEADLINE
+        return FinishReason.TIME_LIMIT if limit_s is not None and now >= self.arrival_s + limit_s else None
+
+
+class RequestPreparation:
+    """Starts what a request needs before its first step. max_waiting: requests that may wait for it."""
+
+    def __init__(self, grammars: GrammarCompiler, max_waiting: int) -> None:
+        self._grammars, self._max_waiting = grammars, max(1, max_waiting)
+        self.waiting: dict[str, WaitingRequest] = {}
+
+    def start(self, request: Request) -> Future[Any] | None:
+        """Start to prepare ``request``; None: it needs nothing.
+
+        Raises:
+            InvalidRequestError: the model cannot be constrained by grammars.
+            QueueFullError: too many grammars wait.
+        """
+        if request.grammar is not None:
+            return self._grammars.start(request.grammar, request.cache_salt)
+        return self._grammars.spelling() if request.healing_prefix else None
+
+    def hold(self, request: Request, arrival_s: float, prepared: Future[Any]) -> None:
+        """Keep ``request`` until it is prepared.
+
+        Raises:
+            QueueFullError: too many requests wait.
+        """
+        if len(self.waiting) >= self._max_waiting:
+            raise QueueFullError(self._max_waiting, RETRY_S)
+        self.waiting[request.request_id] = WaitingRequest(request, arrival_s, prepared)
+
+    def grammar(self, request: Request, prepared: Future[Any] | None) -> TokenGrammar | None:
+        """The grammar of one sample of ``request``, which is prepared. Raises InvalidRequestError if it is refused."""
+        if prepared is None:
+            return None
+        if request.grammar is not None:
+            return self._grammars.state(prepared, request.sampling.allowed_token_ids)
+        return TokenHealing(prepared.result(), request.healing_prefix)
+
+    def take_prepared(self) -> Iterator[WaitingRequest]:
+        """Remove requests that are prepared, until `ADMISSION_S` have passed."""
+        if not self.waiting:
+            return
+        began = time.perf_counter()
+        for request_id in [name for name, waiting in self.waiting.items() if waiting.prepared.done()]:
+            yield self.waiting.pop(request_id)
+            if time.perf_counter() - began > ADMISSION_S:
+                return
+
+    def wait(self) -> None:
+        """Wait up to `IDLE_WAIT_S` until a request is prepared."""
+        wait([waiting.prepared for waiting in self.waiting.values()], IDLE_WAIT_S, FIRST_COMPLETED)
