@@ -1,4 +1,4 @@
-"""Lets requests in: limits of keys, room in the queue, deadlines that can be met. The one way to the engine."""
+"""Admission control: the limits of keys, room in the queue, deadlines that can be met."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from specdec.errors import FieldViolation, InvalidRequestError
 
 
 class TokenBucket:
-    """Fills at ``per_minute`` a minute and holds a minute's worth, full to begin with.
+    """A bucket that refills at ``per_minute`` and holds one minute's worth; it starts full.
 
-    It may be overdrawn, since what a call takes is known only afterwards: whoever comes next waits for that. Times are
-    monotonic seconds and never run back.
+    It may be overdrawn, because a call's cost is known only afterwards; later calls wait until it is refilled. Times
+    are monotonic seconds.
     """
 
     def __init__(self, per_minute: float, now: float) -> None:
@@ -34,22 +34,22 @@ class TokenBucket:
 
     @property
     def per_minute(self) -> float:
-        """The rate."""
+        """Units added per minute."""
         return self._per_minute
 
     def change(self, per_minute: float, now: float) -> None:
-        """Another rate from now on; what was overdrawn stays so."""
+        """Change the rate; an overdraft remains."""
         self._fill(now)
         self._per_minute = per_minute
         self._level = min(self._level, self._capacity)
 
     def wait_s(self, now: float) -> float:
-        """Seconds until something may be taken again; 0: now."""
+        """Seconds until something may be taken again."""
         self._fill(now)
         return max(0.0, 1.0 - self._level) * 60.0 / self._per_minute
 
     def take(self, amount: float, now: float) -> None:
-        """Use ``amount``, whether or not it is there."""
+        """Take ``amount``, even if the bucket holds less."""
         self._fill(now)
         self._level -= amount
 
@@ -63,7 +63,7 @@ class TokenBucket:
 
 
 class KeyUsage:
-    """Limits may change between calls; what was used counts against the new ones."""
+    """One key's use of its limits. Limits may change between calls; past use counts against the new ones."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -72,17 +72,17 @@ class KeyUsage:
         self._running = 0
 
     def apply(self, limits: Limits, now: float) -> None:
-        """The limits in force from now on."""
+        """Enforce ``limits`` from now on."""
         self._requests = _bucket(self._requests, limits.requests_per_minute, now)
         self._tokens = _bucket(self._tokens, limits.tokens_per_minute, now)
 
     def check(self, limits: Limits, leaving: int, retry_s: float, now: float) -> None:
-        """Whether one more request may begin; nothing is taken.
+        """Check that one more request may start; takes nothing.
 
-        leaving: running requests that it takes the place of. retry_s: when one of those that run may have ended.
+        leaving: running requests that it supersedes. retry_s: seconds until a running request may have ended.
 
         Raises:
-            RateLimitedError: it may not.
+            RateLimitedError: a limit is reached.
         """
         most = limits.max_concurrent
         if most is not None and self._running - leaving >= most:
@@ -90,10 +90,10 @@ class KeyUsage:
         self.check_rate(now)
 
     def check_rate(self, now: float) -> None:
-        """Whether requests may begin but for how many run.
+        """As `check`, without the limit on concurrent requests.
 
         Raises:
-            RateLimitedError: they may not.
+            RateLimitedError: a limit is reached.
         """
         for bucket, limit in ((self._requests, "requests_per_minute"), (self._tokens, "tokens_per_minute")):
             wait_s = 0.0 if bucket is None else bucket.wait_s(now)
@@ -101,19 +101,19 @@ class KeyUsage:
                 raise RateLimitedError(self._name, limit, bucket.per_minute, wait_s)
 
     def begin(self, prompt_tokens: int, now: float) -> None:
-        """A request begins."""
+        """Count a request that starts."""
         self._running += 1
         if self._requests is not None:
             self._requests.take(1, now)
         self.spend(prompt_tokens, now)
 
     def spend(self, tokens: int, now: float) -> None:
-        """Tokens came out, or went in; fewer than none: they did not after all."""
+        """Count ``tokens``; a negative number gives tokens back."""
         if self._tokens is not None:
             self._tokens.take(tokens, now)
 
     def end(self) -> None:
-        """A request ended."""
+        """Count a request that ended."""
         self._running -= 1
 
 
@@ -127,50 +127,52 @@ def _bucket(old: TokenBucket | None, per_minute: float | None, now: float) -> To
     return old
 
 
-MEAN_WEIGHT = 0.2  # of the newest value
+MEAN_WEIGHT = 0.2  # of the newest value in a running mean
 
 
 class RunningMean:
-    """``value`` is None until something was added; of the first values it is the mean, until one has no more than
-    ``weight``."""
+    """An exponential mean whose newest value counts ``weight``; the plain mean until there are 1 / ``weight`` values.
+
+    ``value`` is None until a value was added.
+    """
 
     def __init__(self, weight: float = MEAN_WEIGHT) -> None:
         self.value: float | None = None
         self._weight, self._count = weight, 0
 
     def add(self, value: float) -> None:
-        """The newest value."""
+        """Add a value."""
         self._count += 1
         old = 0.0 if self.value is None else self.value
         self.value = old + max(self._weight, 1 / self._count) * (value - old)
 
 
-LEAST_SAMPLES = 5  # finished ones before anything is concluded
-STALE_S = 15.0  # without news the machine may be as fast as ever
-LEAST_PROMPT = 32  # computed tokens below which a prefill's time is that of a step, whatever its length
-# Samples that were begun together end together: what lies between two ends is mostly nothing, and then a lot.
+LEAST_SAMPLES = 5  # finished samples before the rates are used
+STALE_S = 15.0  # seconds without a finished sample after which the rates are not used: the machine may be faster now
+LEAST_PROMPT = 32  # computed tokens; a shorter prefill takes as long as a step, whatever its length
+# Samples that start together end together, so intervals between ends vary widely and need a long mean.
 INTERVAL_WEIGHT = 1 / 32
 _CUT_SHORT = (FinishReason.ABORTED, FinishReason.DEADLINE)
 
 
 class Rates:
-    """Running means over finished samples; unknown with few of them, or none lately. Times are monotonic seconds."""
+    """Running means over finished samples. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._prefill = RunningMean()  # seconds per prompt token that was computed
-        self._computed = RunningMean()  # share of prompt tokens that were, the others being cached
+        self._computed = RunningMean()  # share of prompt tokens that were computed; the others were cached
         self._decode = RunningMean()  # seconds per output token
-        self._outputs = RunningMean()  # tokens of an answer
-        self._interval = RunningMean(INTERVAL_WEIGHT)  # seconds between samples that end, while there is work
+        self._outputs = RunningMean()  # output tokens of a sample
+        self._interval = RunningMean(INTERVAL_WEIGHT)  # seconds between ends of samples, while there is work
         self._samples = 0
         self._news_at = self._ended_at = 0.0
 
     def work_begins(self, now: float) -> None:
-        """The engine was idle until now: the time before does not count as an interval."""
+        """Start the next interval now, because the engine was idle."""
         self._ended_at = now
 
     def finished(self, event: Finished, now: float) -> None:
-        """A sample ended."""
+        """Add the figures of a sample that ended."""
         usage, timings = event.usage, event.timings
         self._interval.add(max(0.0, now - self._ended_at))
         self._ended_at = now
@@ -179,9 +181,9 @@ class Rates:
             self._computed.add(computed / max(1, usage.prompt_tokens))
             if computed >= LEAST_PROMPT:
                 self._prefill.add(timings.prefill_ms / 1e3 / computed)
-        said = usage.output_tokens - usage.resumed_tokens
-        if said > 1:
-            self._decode.add(timings.decode_ms / 1e3 / (said - 1))
+        generated = usage.output_tokens - usage.resumed_tokens
+        if generated > 1:
+            self._decode.add(timings.decode_ms / 1e3 / (generated - 1))
         if event.reason in _CUT_SHORT:
             return
         if usage.output_tokens:
@@ -190,56 +192,55 @@ class Rates:
         self._news_at = now
 
     def known(self, now: float) -> bool:
-        """Whether anything may be concluded."""
+        """Whether there are enough recent samples to use the rates."""
         return self._samples >= LEAST_SAMPLES and now - self._news_at < STALE_S
 
     @property
     def interval_s(self) -> float | None:
-        """Seconds between samples that end while there is work; None: unknown."""
+        """Seconds between ends of samples while there is work; None: unknown."""
         return self._interval.value
 
     def prefill_s(self, tokens: int) -> float:
-        """Seconds to compute prompts of so many tokens, of which as many are cached as lately; 0 while unknown."""
+        """Seconds to compute prompts of ``tokens`` tokens at the recent cache hit rate; 0 while unknown."""
         return tokens * (self._computed.value or 0.0) * (self._prefill.value or 0.0)
 
     def decode_s(self, tokens: float) -> float:
-        """Seconds for so many output tokens of one sample; 0 while unknown."""
+        """Seconds to decode ``tokens`` output tokens of one sample; 0 while unknown."""
         return tokens * (self._decode.value or 0.0)
 
     def likely_output(self, at_least: int, at_most: int | None) -> float:
-        """How long an answer within these bounds is, going by the others."""
+        """Expected output tokens: the mean of recent samples, within these bounds."""
         likely = max(float(at_least), self._outputs.value or 0.0)
         return likely if at_most is None else min(likely, at_most)
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What the engine does before a request or beside it. ``waiting_tokens`` are of the prompts of
-    ``waiting_sequences``, which go first; ``free_places`` of the batch (negative never)."""
+    """The work in front of a request."""
 
-    waiting_sequences: int
-    waiting_tokens: int
-    free_places: int
+    waiting_sequences: int  # that are scheduled first
+    waiting_tokens: int  # of their prompts
+    free_places: int  # of the batch, never negative
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Seconds until a request is first computed, and from then on until it is done."""
+    """The expected times of a request."""
 
-    wait_s: float
-    own_s: float
+    wait_s: float  # until it is scheduled
+    own_s: float  # from then until it is complete
 
     @property
     def total_s(self) -> float:
-        """From now until it is done."""
+        """Seconds from now until it is complete."""
         return self.wait_s + self.own_s
 
 
 def forecast(request: Request, ahead: Ahead, rates: Rates) -> Forecast:
-    """How ``request`` would fare at the measured rates.
+    """The expected times of ``request`` at the measured rates.
 
-    Places come free one per interval between ends; prompts ahead are computed one after the other; whichever of the
-    two takes longer holds it up.
+    It waits for a place in the batch and for the prompts ahead, whichever takes longer. Places come free at the rate at
+    which samples end; prompts are computed one after the other.
     """
     missing = max(0, ahead.waiting_sequences + request.sampling.n - ahead.free_places)
     for_place_s = missing * (rates.interval_s or 0.0)
@@ -250,13 +251,13 @@ def forecast(request: Request, ahead: Ahead, rates: Rates) -> Forecast:
         tokens = float(stopping.max_tokens)
     else:
         tokens = rates.likely_output(stopping.min_tokens, stopping.max_tokens)
-    tokens -= request.tokens_to_read - len(request.prompt_ids)  # those it was resumed with
+    tokens -= request.tokens_to_read - len(request.prompt_ids)  # minus resumed tokens
     return Forecast(wait_s, prefill_s + rates.decode_s(max(0.0, tokens - 1)))
 
 
 _UNKNOWN_RETRY_S = 1.0
-# Under overload every request that is let in is one that just fits: of half of them the forecast is too short. What is
-# refused for it is not missed, for others wait to take the place.
+# Factor on the forecast. Under overload the admitted requests are those that just fit, and the forecast of half of them
+# is too short. Refusing more costs no throughput, because other requests wait for the place.
 LATE_MARGIN = 1.15
 
 
@@ -264,33 +265,34 @@ Submit = Callable[[Principal, Request, str], RequestStream]
 
 
 class ExperimentTraffic(Protocol):
-    """Running experiments, as admission knows them: they may give a request the options of its arms."""
+    """Running experiments, which may give a request the options of its arms."""
 
     def admit(self, principal: Principal, request: Request, supersedes_key: str, submit: Submit) -> RequestStream:
-        """Let ``request`` in through ``submit``; raises as that does."""
+        """Submit ``request`` with the options of its arms; raises as ``submit``."""
 
 
 class EngineClientProtocol(Protocol):
-    """What requests are let in to: `EngineClient` (`server.engine_client`), or a simulated engine."""
+    """The calls of `EngineClient` that admission needs."""
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine is; raises EngineDeadError while it is not known."""
+        """The engine's description; raises EngineDeadError until it is known."""
 
     def generate(self, request: Request) -> RequestStream:
-        """Begin ``request``; raises DuplicateRequestError, EngineDeadError."""
+        """Submit ``request``; raises DuplicateRequestError, EngineDeadError."""
 
     def abort(self, request_id: str) -> bool:
-        """End it; False where it is not in flight."""
+        """End a request; False if it is not in flight."""
 
 
 class Admission:
-    """Knows what the engine can not: whose a request is, what its key has used, what it supersedes. The engine queues,
-    and bounds its queue by number; here it is bounded by tokens, and what can not be done in time is not begun.
+    """Admits requests to the engine by their key's limits, the prompt tokens that wait, and their deadline.
 
-    Belongs to one event loop. ``clock`` gives monotonic seconds. ``beside``: that of another model of the server,
-    against which a key's limits count too. ``experiments``: those that run; None where none does.
+    The engine queues requests and bounds their number; it knows no keys, no superseding and no forecasts. Belongs to
+    one event loop.
     """
+
+    experiments: ExperimentTraffic | None  # None while none runs
 
     def __init__(
         self,
@@ -299,40 +301,41 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         beside: Admission | None = None,
     ) -> None:
+        """clock: monotonic seconds. beside: the admission of another model of the server; limits of keys cover both."""
         self._client, self._clock = client, clock
         self._max_tokens, self._shed_late = config.max_queued_tokens, config.shed_late
         self._usage: dict[str, KeyUsage] = {} if beside is None else beside._usage
         self._streams: dict[RequestStream, KeyUsage] = {}
         self._by_key: dict[str, RequestStream] = {}
         self._rates = Rates()
-        self.experiments: ExperimentTraffic | None = None
+        self.experiments = None
 
     @property
     def in_flight(self) -> int:
-        """Requests that were let in and have not ended."""
+        """Admitted requests that have not ended."""
         return len(self._streams)
 
     @property
     def waiting(self) -> int:
-        """Those of them of which the engine has said nothing yet."""
+        """Requests in flight that the engine has not started."""
         return sum(not stream.started for stream in self._streams)
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens of the requests of which the engine has said nothing yet."""
+        """Pending prompt tokens of requests that the engine has not started."""
         return sum(stream.request.tokens_to_read for stream in self._streams if not stream.started)
 
     def admit(self, principal: Principal, request: Request, supersedes_key: str = "") -> RequestStream:
-        """Give ``request`` to the engine in the name of ``principal``; to be used as ``async with``, or closed.
+        """Submit ``request`` on behalf of ``principal``. Use the stream as ``async with``, or close it.
 
-        ``supersedes_key``: ends the running request of the same tenant that has the same one.
+        supersedes_key: ends the running request of the same tenant with the same key.
 
         Raises:
-            InvalidRequestError: ``supersedes_key`` is too long, or the caller asks for an arm of an experiment that it
-                may not have.
+            InvalidRequestError: ``supersedes_key`` is too long, or the caller may not choose the experiment arm that it
+                asks for.
             RateLimitedError: the key has used up a limit.
             QueueFullError: too many prompt tokens wait.
-            LateError: it would not be done by its deadline.
+            LateError: it is not expected to meet its deadline.
             EngineDeadError: the engine is not ready.
             DuplicateRequestError: its id is in flight.
         """
@@ -364,7 +367,7 @@ class Admission:
         return stream
 
     def check_rate(self, principal: Principal) -> None:
-        """Before work is put into what may become a request.
+        """Check the key's limits before costly work on a call that may become a request.
 
         Raises:
             RateLimitedError: the key has used up a limit.
@@ -373,12 +376,12 @@ class Admission:
         self._usage_of(principal, now).check_rate(now)
 
     def abort(self, principal: Principal, request_id: str) -> bool:
-        """End a request of the principal's tenant: its reader gets Finished(ABORTED) per open sample. False when it is
-        not in flight."""
+        """End a request of the principal's tenant: its reader gets Finished(ABORTED) per open sample. Returns False if
+        it is not in flight."""
         return self._client.abort(principal.scoped(request_id))
 
     def on_event(self, stream: RequestStream, event: RequestEvent) -> None:
-        """The reader of ``stream`` got ``event``."""
+        """Account for ``event``, which the reader of ``stream`` got."""
         now = self._clock()
         if isinstance(event, Started):
             stream.started = True
@@ -388,7 +391,7 @@ class Admission:
             self._rates.finished(event, now)
 
     def ended(self, stream: RequestStream) -> None:
-        """``stream`` takes no room any more; a prompt that was not even begun is not counted."""
+        """Account for the end of ``stream``. A prompt that the engine did not start is not counted."""
         usage = self._streams.pop(stream)
         usage.end()
         if not stream.started:
@@ -397,12 +400,12 @@ class Admission:
 
     @property
     def forecast_s(self) -> float:
-        """Seconds until a request that came now would begin, as `wait_s`; 0: at once."""
+        """Expected seconds until a request submitted now starts; 0: at once."""
         return self._forecast_s(None)
 
     def wait_s(self, but: RequestStream | None = None) -> float:
-        """Seconds until a request that came now would begin, were ``but`` not there, to tell to who has to come again.
-        Before the first answers nothing else is known than that what has waited for long may wait for as long again."""
+        """The ``retry_after_s`` of a refusal: expected seconds until a request submitted now starts if ``but`` were not
+        in flight. Before the rates are known, at least the longest wait so far."""
         return self._forecast_s(but) or _UNKNOWN_RETRY_S
 
     def _forecast_s(self, but: RequestStream | None) -> float:
@@ -424,7 +427,7 @@ class Admission:
         return usage
 
     def _check_room(self, request: Request, older: RequestStream | None, now: float) -> None:
-        """A prompt of any length may wait alone."""
+        """Refuse beyond the configured prompt tokens; a prompt of any length may wait alone."""
         waiting = self.waiting_tokens
         if older is not None and not older.started:
             waiting -= older.request.tokens_to_read
@@ -436,7 +439,7 @@ class Admission:
             )
 
     def _check_time(self, request: Request, older: RequestStream | None, now: float) -> None:
-        """An idle engine takes whatever comes: that is how its rates become known again."""
+        """Refuse a request that cannot meet its deadline; an idle engine takes any, which renews the rates."""
         if not self._shed_late or request.deadline_s is None or not self._rates.known(now):
             return
         others = [stream for stream in self._streams if stream is not older]
@@ -455,6 +458,6 @@ class Admission:
         )
         needed_s = LATE_MARGIN * expected.total_s
         if needed_s > request.deadline_s:
-            # Room by then: as much of the wait as is too much for the deadline, or all of it where none would do.
+            # The part of the wait that exceeds the deadline, at most all of it.
             too_much = needed_s - request.deadline_s
             raise LateError(needed_s, request.deadline_s, max(MIN_RETRY_S, min(too_much, expected.wait_s)))

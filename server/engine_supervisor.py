@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class EngineState(StrEnum):
-    """``FAILED``: it will not come back by itself. ``CLOSED``: it was told to end."""
+    """``FAILED``: it is not restarted. ``CLOSED``: the server ended it."""
 
     LOADING = "loading"
     READY = "ready"
@@ -34,12 +34,12 @@ class EngineState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether no other state follows."""
+        """Whether the state never changes again."""
         return self in (EngineState.FAILED, EngineState.CLOSED)
 
 
 class StateFeed:
-    """The state in force, and a queue of what it becomes for each who watches."""
+    """The current state, and queues that receive its changes."""
 
     def __init__(self) -> None:
         self._state = EngineState.LOADING
@@ -47,11 +47,11 @@ class StateFeed:
 
     @property
     def state(self) -> EngineState:
-        """The state in force."""
+        """The current state."""
         return self._state
 
     def become(self, state: EngineState) -> None:
-        """Change the state; a final one stays."""
+        """Change the state, unless it is final."""
         if state == self._state or self._state.is_final:
             return
         self._state = state
@@ -59,7 +59,7 @@ class StateFeed:
             watcher.put_nowait(state)
 
     def watch(self) -> asyncio.Queue[EngineState]:
-        """A queue that holds the state in force and then gets every further one."""
+        """A queue that holds the current state and receives every later one."""
         watcher: asyncio.Queue[EngineState] = asyncio.Queue()
         watcher.put_nowait(self._state)
         self._watchers.append(watcher)
@@ -71,10 +71,10 @@ class StateFeed:
 
 
 class RestartPolicy:
-    """Waits longer after each quick death in a row, and gives up after ``give_up_after`` of them.
+    """Back-off between restarts; gives up after ``give_up_after`` quick deaths in a row.
 
-    A death is quick when the engine had been ready for less than ``quick_s`` seconds, or never. The first wait is
-    ``first_s``, each further one twice the last, at most ``longest_s``.
+    A death is quick if the engine had been ready for less than ``quick_s`` seconds, or never. The first wait is
+    ``first_s`` seconds; it doubles with each quick death, up to ``longest_s``.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class RestartPolicy:
 
     @property
     def quick_deaths(self) -> int:
-        """Quick deaths in a row until now."""
+        """Quick deaths in a row."""
         return self._quick_deaths
 
     def after_death(self, ready_for_s: float) -> float | None:
-        """Seconds to wait before the next start, after an engine that had been ready for so long; None: give up."""
+        """Seconds until the next start, after an engine that was ready for ``ready_for_s`` seconds; None: give up."""
         self._quick_deaths = self._quick_deaths + 1 if ready_for_s < self._quick_s else 0
         if self._quick_deaths >= self._give_up_after:
             return None
@@ -98,12 +98,12 @@ class RestartPolicy:
 
 
 _PROCESS_LOG = logging.getLogger("specdec.engine_process")
-_TAIL_LINES = 60
-_LINGER_S = 2.0
+_TAIL_LINES = 60  # of output, logged after a death
+_LINGER_S = 2.0  # from the end of the socket to the kill of its process
 
 
 class EngineChild:
-    """The process, its socket (``link``), and the tail of what it printed. Make one with `spawn`."""
+    """The process, its socket (``link``), and the tail of its output. Created by `spawn`."""
 
     def __init__(self, process: asyncio.subprocess.Process, link: FrameLink) -> None:
         self._process, self.link = process, link
@@ -147,15 +147,15 @@ class EngineChild:
         return self._process.pid
 
     def kill(self) -> None:
-        """End the process now; listening to its link ends with it."""
+        """Kill the process; listening to its link then ends."""
         if self._process.returncode is None:
             self._process.kill()
 
     async def ended(self) -> str:
-        """Wait for the end of a process that has closed its socket, and say how it ended, with the tail of its output.
+        """Wait until a process that closed its socket has ended; returns how it ended, and the tail of its output.
 
-        One that lingers is killed: there must never be two engines at once. So is it where this wait is cancelled,
-        which then ends once nothing of the process is left.
+        A process that lingers is killed, because two engines must never run at once. Cancelling the call kills it too,
+        and waits until it is gone.
         """
         ending = asyncio.create_task(self._end())
         try:
@@ -172,7 +172,7 @@ class EngineChild:
             self.kill()
             code = await self._process.wait()
         self.link.close()
-        # A grandchild may hold the pipe open; what came until now is enough then.
+        # A grandchild may hold the pipe open; the output so far is enough then.
         await asyncio.wait([self._printing], timeout=1.0)
         self._printing.cancel()
         await asyncio.wait([self._printing])
@@ -180,7 +180,7 @@ class EngineChild:
         return "\n  ".join([how, *self._tail])
 
     async def close(self, grace_s: float) -> None:
-        """Ask the process to end, kill it after ``grace_s`` seconds, and wait for it."""
+        """Ask the process to end, kill it after ``grace_s`` seconds, and wait until it is gone."""
         self.link.send(Frame.CLOSE)
         try:
             await asyncio.wait_for(self._process.wait(), grace_s)
@@ -190,7 +190,7 @@ class EngineChild:
         await self.ended()
 
     async def _read_output(self) -> None:
-        assert self._process.stdout is not None  # it was asked for as a pipe
+        assert self._process.stdout is not None  # it is a pipe
         while line := await _line(self._process.stdout):
             text = line.decode("utf-8", "replace").rstrip()
             self._tail.append(text)
@@ -201,7 +201,7 @@ _LOGGED = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.]+): (.*)")
 
 
 def _log_again(line: str) -> None:
-    """Log what the process logged under the name and level it had there, and whatever else it printed as its own."""
+    """Log a line of the process's log under its name and level, and any other output as INFO."""
     found = _LOGGED.fullmatch(line)
     if found is None:
         _PROCESS_LOG.info("%s", line)
@@ -211,7 +211,7 @@ def _log_again(line: str) -> None:
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:
-    """The next line, or what there is of one that exceeds the reader's limit; empty at the end."""
+    """The next line, or the part of a line that exceeds the reader's limit; empty at the end."""
     try:
         return await stream.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:

@@ -1,4 +1,4 @@
-"""Refusals of the serving side, and every refusal as a tuple that crosses the process boundary and back."""
+"""Errors of the serving side, and the wire form of errors between the processes."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class DeadlinePassedError(RequestError):
     http_status, grpc_code = 408, "DEADLINE_EXCEEDED"
 
     def __init__(self, retry_after_s: float | None = None) -> None:
-        """``retry_after_s``: of one that was not even begun, when a request like it may be."""
+        """retry_after_s: for a request that was never started, when one like it may start."""
         self.retry_after_s = retry_after_s
         super().__init__("the deadline passed before the request was complete")
 
 
-# What the engine finds out on the way, but is the request's own doing, and the field at fault.
+# Reasons that the engine reports but the request causes, and the field at fault.
 _OWN_DOING = {"GRAMMAR_TOO_COMPLEX": "grammar", "NO_TOKEN_LEFT": "allowed_token_ids"}
 
 
 class GenerationFailedError(RequestError):
-    """The engine ended a request with an error of its own; ``reason`` says which."""
+    """The engine ended a request with the error ``reason``."""
 
     def __init__(self, reason: str, message: str) -> None:
         self.reason = reason
@@ -78,7 +78,7 @@ def pack_error(error: RequestError) -> tuple[str, str, list[Any]]:
 
 
 def unpack_error(parts: Sequence[Any]) -> RequestError:
-    """The error `pack_error` was given; one of a reason unknown here becomes `GenerationFailedError`."""
+    """The inverse of `pack_error`; an unknown reason becomes `GenerationFailedError`."""
     reason, message, details = parts
     if reason == InvalidRequestError.reason:
         return InvalidRequestError([FieldViolation(name, text) for name, text in details])
@@ -91,14 +91,14 @@ def unpack_error(parts: Sequence[Any]) -> RequestError:
 
 
 class NotAdministeredError(RequestError):
-    """The engine behind this server can not be changed while it runs."""
+    """The engine does not support operators' commands."""
 
     reason = "NOT_ADMINISTERED"
     http_status, grpc_code = 501, "UNIMPLEMENTED"
 
 
 class DraftNotSwappedError(RequestError):
-    """The draft model could not be changed; the one before is still in place."""
+    """The draft model could not be replaced; the former one is still in use."""
 
     reason = "DRAFT_NOT_SWAPPED"
     http_status, grpc_code = 409, "FAILED_PRECONDITION"
@@ -110,11 +110,11 @@ class SwapUnderWayError(RequestError):
     reason = "SWAP_UNDER_WAY"
     http_status, grpc_code, retry_after_s = 503, "UNAVAILABLE", UNAVAILABLE_RETRY_S
 
-    def __init__(self, message: str = "another draft model is being loaded; retry once it is there") -> None:
+    def __init__(self, message: str = "another draft model is being loaded; retry once it is loaded") -> None:
         super().__init__(message)
 
 
-# Those that are rebuilt of their message alone.
+# Errors that are rebuilt from their message alone.
 _BY_MESSAGE: dict[str, type[RequestError]] = {
     kind.reason: kind
     for kind in (
@@ -125,21 +125,21 @@ _BY_MESSAGE: dict[str, type[RequestError]] = {
 
 
 class UnauthenticatedError(RequestError):
-    """The call carries no key, or one that is not known here."""
+    """The call carries no key or an unknown one."""
 
     reason = "UNAUTHENTICATED"
     http_status, grpc_code = 401, "UNAUTHENTICATED"
 
 
 class PermissionDeniedError(RequestError):
-    """The caller is known, and may not do this."""
+    """The caller's key does not permit the call."""
 
     reason = "PERMISSION_DENIED"
     http_status, grpc_code = 403, "PERMISSION_DENIED"
 
 
 class HostNotAllowedError(RequestError):
-    """The call was sent to a host name that is not known to be this server's."""
+    """The call's Host header names another server."""
 
     reason = "HOST_NOT_ALLOWED"
     http_status, grpc_code = 403, "PERMISSION_DENIED"
@@ -152,20 +152,20 @@ class HostNotAllowedError(RequestError):
 
 
 class CrossSiteError(RequestError):
-    """A page of another origin made a browser send a call that browsers send without asking first."""
+    """A page of another origin sent a call without a CORS preflight."""
 
     reason = "CROSS_SITE"
     http_status, grpc_code = 403, "PERMISSION_DENIED"
 
     def __init__(self, origin: str) -> None:
         super().__init__(
-            f"a page of another origin ({origin[:200] or 'not told'}) sent this; send content-type: application/json, "
+            f"a page of another origin ({origin[:200] or 'unknown'}) sent this; send content-type: application/json, "
             "and name the page's origin in server.cors_origins"
         )
 
 
 class KeyChecksBusyError(RequestError):
-    """Too many keys wait to be checked against slow hashes."""
+    """Too many keys wait for a slow hash check."""
 
     reason = "KEY_CHECKS_BUSY"
     http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
@@ -175,11 +175,11 @@ class KeyChecksBusyError(RequestError):
         super().__init__(f"too many keys are being checked; retry in {retry_after_s:.1f} s")
 
 
-MIN_RETRY_S = 0.1
+MIN_RETRY_S = 0.1  # least retry_after_s of a refusal
 
 
 class RateLimitedError(RequestError):
-    """The key has used up one of its limits. ``limit`` is that limit's field, ``value`` what it allows."""
+    """The key has used up the limit in the field ``limit``, whose value is ``value``."""
 
     reason = "RATE_LIMITED"
     http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
@@ -191,7 +191,7 @@ class RateLimitedError(RequestError):
 
 
 class TokenQueueFullError(QueueFullError):
-    """Too many prompt tokens wait already."""
+    """Too many prompt tokens wait."""
 
     def __init__(self, limit: int, waiting: int, retry_after_s: float) -> None:
         super().__init__(limit, max(MIN_RETRY_S, retry_after_s))
@@ -201,7 +201,7 @@ class TokenQueueFullError(QueueFullError):
 
 
 class LateError(RequestError):
-    """As fast as things go, the request would not be done by its deadline. Times are seconds from now."""
+    """The request is not expected to meet its deadline. Times are seconds from now."""
 
     reason = "DEADLINE_UNATTAINABLE"
     http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
@@ -216,13 +216,13 @@ class LateError(RequestError):
 
 
 class SlowReaderError(RequestError):
-    """What waits to be read of this answer, and of others, takes more memory than there is for it."""
+    """Unread events exceed their memory, and this stream has the most of them."""
 
     reason = "READER_TOO_SLOW"
     http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
 
     def __init__(self) -> None:
-        super().__init__("the answer was not read as fast as it was made; read on, or ask for less at once")
+        super().__init__("the answer was not read as fast as it was generated; read faster, or ask for less at once")
 
 
 class BodiesFullError(RequestError):
@@ -237,7 +237,7 @@ class BodiesFullError(RequestError):
 
 
 class SupersededError(RequestError):
-    """A newer request of the same tenant and ``supersedes_key`` took this one's place."""
+    """A newer request of the same tenant with the same ``supersedes_key`` replaced this one."""
 
     reason = "SUPERSEDED"
     http_status, grpc_code = 409, "ABORTED"

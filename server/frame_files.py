@@ -1,4 +1,4 @@
-"""Numbered append-only files of frames in a folder: what was written survives a kill, what is torn is noticed."""
+"""Numbered append-only files of checksummed frames. Written frames survive a kill; torn frames are detected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_PAYLOAD = 16 << 20
 
 
 def frame(payload: bytes) -> bytes:
-    """The payload with its length and checksum. The checksum covers the length, so a run of zeros is no frame.
+    """The payload with its length and checksum. The checksum covers the length, so that zeros are not a valid frame.
 
     Raises:
         ValueError: the payload exceeds `MAX_PAYLOAD` bytes.
@@ -31,7 +31,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def frames(data: bytes, start: int) -> Iterator[tuple[bytes, int]]:
-    """Payloads from ``start`` on, each with the offset behind it, up to the first frame that is torn or altered."""
+    """Payloads from offset ``start`` on, each with its end offset, up to the first torn or altered frame."""
     while start + _HEAD.size <= len(data):
         length, checksum = _HEAD.unpack_from(data, start)
         begin, start = start + _HEAD.size, start + _HEAD.size + length
@@ -47,13 +47,12 @@ def _checksum(payload: bytes) -> int:
 
 @dataclass(frozen=True)
 class FrameFiles:
-    """One kind of file: its name is prefix, number (of at least so many digits) and suffix; it begins with ``magic``,
-    whose last byte is the version of its layout, and msgpack values follow, a frame each."""
+    """One kind of file: ``magic``, then msgpack values, one per frame. The name is prefix, number, suffix."""
 
     prefix: str
     suffix: str
-    digits: int
-    magic: bytes
+    digits: int  # of the number, at least
+    magic: bytes  # the last byte is the version of the layout
 
     def paths(self, folder: Path) -> list[Path]:
         """The files of a folder, oldest first."""
@@ -61,13 +60,13 @@ class FrameFiles:
         return [path for number, path in sorted((n, path) for n, path in found if n is not None)]
 
     def next_path(self, folder: Path) -> Path:
-        """The name of the file to come."""
+        """The path of the next new file."""
         found = self.paths(folder)
         number = (self._number(found[-1]) or 0) + 1 if found else 1
         return folder / f"{self.prefix}{number:0{self.digits}}{self.suffix}"
 
     def values(self, data: bytes) -> Iterator[tuple[Any, int]]:
-        """The values in a file's ``data``, each with the offset behind it, up to the first that can not be read."""
+        """The values in a file's ``data``, each with its end offset, up to the first that cannot be read."""
         for payload, end in frames(data, len(self.magic)):
             try:
                 value = msgpack.unpackb(payload, raw=False, strict_map_key=False)
@@ -81,14 +80,16 @@ class FrameFiles:
 
 
 class FrameWriter:
-    """Writes values, each with one system call, into files that it makes: a file whose end was torn stays as it is.
-    ``size``: bytes in the file that is open. ``sync``: wait for the disk whenever a file is closed.
+    """Appends values to new files, with one system call each. Files of earlier runs stay unchanged."""
 
-    Raises:
-        OSError: the folder can not be made, or nothing can be written there.
-    """
+    size: int  # bytes in the open file
 
     def __init__(self, folder: Path, kind: FrameFiles, *, sync: bool) -> None:
+        """sync: fsync each file when it is closed.
+
+        Raises:
+            OSError: the folder cannot be created or written to.
+        """
         self._folder, self._kind, self._sync = folder, kind, sync
         self._packer = msgpack.Packer(use_bin_type=True, unicode_errors="backslashreplace")
         self._fd = -1
@@ -96,11 +97,11 @@ class FrameWriter:
         folder.mkdir(parents=True, exist_ok=True)
 
     def frame(self, value: Any) -> bytes:
-        """``value`` as it is appended. Raises ValueError: it is too large."""
+        """``value`` as a frame to append. Raises ValueError if it is too large."""
         return frame(self._packer.pack(value))
 
     def begin_file(self, head: bytes = b"") -> None:
-        """Go on in a new file, which begins with ``head`` behind its magic. Raises OSError."""
+        """Start a new file with the magic and ``head``. Raises OSError."""
         self.close()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         self._fd = os.open(self._kind.next_path(self._folder), flags, 0o600)
@@ -108,9 +109,9 @@ class FrameWriter:
         self.append(self._kind.magic + head)
 
     def append(self, data: bytes) -> None:
-        """Append frames. Raises OSError when the disk is full: they are then not in the file, others are."""
+        """Append frames. Raises OSError if the disk is full; the file is then unchanged."""
         done = os.write(self._fd, data)
-        if done != len(data):  # a full disk takes a part; the next frame must not follow a torn one
+        if done != len(data):  # a full disk takes a part; the next frame must not follow it
             os.ftruncate(self._fd, self.size)
             raise OSError(errno.ENOSPC, "no room for a record; free some space", str(self._folder))
         self.size += done

@@ -1,4 +1,4 @@
-"""What the serving side needs of an engine and of a tokenizer, as protocols."""
+"""Protocols of the engine and the tokenizer that the server drives."""
 
 from __future__ import annotations
 
@@ -11,92 +11,91 @@ from specdec.core.cache_events import CacheRecorder
 from specdec.core.types import EngineInfo, EngineLoad, Request, RequestEvent, StepTrace
 from specdec.models.tool_forms import ToolForm
 
-# (what is being done, units done, units in all); a total of 0 means the size is not known
+# (task, units done, total units); a total of 0: unknown
 ProgressListener = Callable[[str, int, int], None]
 
 
 class EngineLike(Protocol):
-    """An engine as its process drives it, from one thread."""
+    """An engine, which its process drives from one thread."""
 
     def submit(self, request: Request) -> None:
         """Queue ``request``.
 
         Raises:
-            RequestError: it is refused; the engine is as before.
+            RequestError: it is refused; the engine is unchanged.
         """
 
     def abort(self, request_id: str) -> bool:
-        """End a request now, its memory free on return; its unfinished samples' Finished come with the next `step`."""
+        """End a request and free its memory; the next `step` returns Finished for its open samples."""
 
     def step(self) -> list[RequestEvent]:
-        """Run one step; empty when idle. An exception means that the engine is broken."""
+        """Run one step and return its events. An exception means that the engine is broken."""
 
     def has_work(self) -> bool:
-        """Whether `step` would do anything."""
+        """Whether `step` has anything to do."""
 
     def info(self) -> EngineInfo:
-        """What the engine is."""
+        """The engine's description."""
 
     def load(self) -> EngineLoad:
-        """How busy it is."""
+        """The current load."""
 
     def trace(self, limit: int) -> list[StepTrace]:
-        """The last ``limit`` steps, or as many as are kept; newest last."""
+        """Up to ``limit`` recent steps, newest last."""
 
     def close(self) -> None:
-        """End every request and let go of resources."""
+        """End every request and free resources."""
 
 
 @runtime_checkable
 class AdministeredEngine(Protocol):
-    """An engine that can be changed while it serves. All but `load_draft` belong to the thread that drives it."""
+    """An engine that operators can change while it serves. Only `load_draft` may be called from another thread."""
 
     def flush_cache(self) -> int:
-        """Forget the cached prefixes that no running request uses; returns how many pages that frees."""
+        """Drop the cached prefixes that no running request uses; returns the number of pages freed."""
 
     def load_draft(self, draft: str, dtype: WeightDtype | None) -> Any:
-        """Load a draft model for `swap_draft`, beside the one in use; may be called from another thread.
+        """Load a draft model for `swap_draft` while the current one stays in use.
 
         Raises:
-            SpecdecError: it can not be had, or does not fit.
+            SpecdecError: it cannot be loaded, or does not fit.
         """
 
     def swap_draft(self, draft: Any | None) -> EngineInfo:
-        """Draft with what `load_draft` gave from now on, or with none; returns what the engine is now.
+        """Draft with a model that `load_draft` returned, or with none; returns the new description.
 
         Raises:
-            SpecdecError: it can not be; all is as before.
+            SpecdecError: it cannot be used; nothing has changed.
         """
 
 
 @runtime_checkable
 class CachingEngine(Protocol):
-    """An engine that says which pages of text its prefix cache holds."""
+    """An engine that reports the contents of its prefix cache."""
 
     def tell_cache(self, recorder: CacheRecorder) -> None:
-        """Tell ``recorder`` of every page from now on; called before the first request."""
+        """Report every page to ``recorder``; called before the first request."""
 
 
 @dataclass(slots=True)
 class KvEventCounts:
-    """messages: published; overflows: times a subscriber's queue was found full: it misses messages until it
-    has read half of those that wait; replayed: messages sent again."""
+    """Counts of the KV event publisher."""
 
-    messages: int = 0
-    overflows: int = 0
-    replayed: int = 0
+    messages: int = 0  # published
+    overflows: int = 0  # times a subscriber's queue was full; it misses messages until half of its queue is read
+    replayed: int = 0  # sent again on request
 
 
 class CacheFeed(Protocol):
-    """Where messages of the prefix cache go."""
+    """The publisher of prefix cache events."""
 
     counts: KvEventCounts
 
     def publish(self, payload: bytes) -> None:
-        """The engine's next message."""
+        """Publish the engine's next message."""
 
     def cleared(self) -> None:
-        """An engine begins with nothing in its cache, or ended."""
+        """Publish that the cache is empty: an engine started or ended."""
 
 
 class TokenizerLike(Protocol):
@@ -106,7 +105,7 @@ class TokenizerLike(Protocol):
 
     @property
     def longest_token(self) -> int:
-        """No token stands for more characters."""
+        """The most characters that one token stands for."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -114,7 +113,7 @@ class TokenizerLike(Protocol):
 
     @property
     def has_tool_template(self) -> bool:
-        """Whether the model's own chat template tells it of tools."""
+        """Whether the model's own chat template renders tools."""
 
     @property
     def tool_form(self) -> ToolForm:

@@ -1,4 +1,4 @@
-"""The socket between the front end and the engine's process: frames, messages as msgpack, and both ends."""
+"""The socket between the front end and the engine process: frames, msgpack messages, and both ends."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Frame(StrEnum):
 
 
 class FrameError(ValueError):
-    """The peer sent bytes that are no frame; the connection can not go on."""
+    """The peer sent bytes that are not a frame; the connection is unusable."""
 
 
 def pack_frame(*parts: Any) -> bytes:
@@ -82,13 +82,13 @@ def pack_frame(*parts: Any) -> bytes:
 
 
 class FrameReader:
-    """Cuts a byte stream into frames; feed it whatever arrived."""
+    """Splits a byte stream into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[list[Any]]:
-        """Take ``data`` and return every frame that is complete now.
+        """Add ``data`` and return every complete frame.
 
         Raises:
             FrameError: a length is absurd, or a body is not a msgpack array.
@@ -212,12 +212,12 @@ def unpack_trace(parts: Sequence[Any]) -> StepTrace:
 
 
 def _plain_values(record: StepTrace | DrafterTrace) -> tuple[Any, ...]:
-    """The scalar fields. What the controller computes in numpy is no number to msgpack, so each is converted."""
+    """The scalar fields, converted to plain numbers: msgpack cannot pack numpy scalars."""
     return tuple(_PLAIN[f.type](getattr(record, f.name)) for f in fields(record) if f.type in _PLAIN)
 
 
 def _values(record: Any) -> tuple[Any, ...]:
-    """The fields of a record; those that are records in turn as tuples."""
+    """The fields of a record; nested records become tuples."""
     kind: Any = type(record)
     read, inner = _packing(kind)
     if not inner:
@@ -241,7 +241,7 @@ Convert = Callable[[Any], Any]
 
 @cache
 def _packing(kind: Any) -> tuple[attrgetter[tuple[Any, ...]], list[tuple[int, Convert]]]:
-    """What reads a record's fields, and by their places what msgpack can not take as it is."""
+    """A getter of a record's fields, and by position the converters of those that msgpack cannot pack."""
     hints = get_type_hints(kind)
     inner = [(i, pack) for i, f in enumerate(fields(kind)) if (pack := _packer(hints[f.name])) is not None]
     return attrgetter(*(f.name for f in fields(kind))), inner
@@ -249,13 +249,13 @@ def _packing(kind: Any) -> tuple[attrgetter[tuple[Any, ...]], list[tuple[int, Co
 
 @cache
 def _unpacking(kind: Any) -> list[tuple[int, Convert]]:
-    """By their places in a record, what is not as msgpack gives it."""
+    """By position in a record, the converters of fields that msgpack unpacks as another type."""
     hints = get_type_hints(kind)
     return [(i, unpack) for i, f in enumerate(fields(kind)) if (unpack := _unpacker(hints[f.name])) is not None]
 
 
 def _packer(hint: Any) -> Convert | None:
-    """None: a value of this type is packed as it is."""
+    """The converter of a type; None: values are packed unchanged."""
     if is_dataclass(hint):
         return _values
     args, origin = get_args(hint), get_origin(hint)
@@ -265,7 +265,7 @@ def _packer(hint: Any) -> Convert | None:
 
 
 def _unpacker(hint: Any) -> Convert | None:
-    """None: a value of this type comes out as it went in."""
+    """The inverse converter of a type; None: values stay unchanged."""
     if is_dataclass(hint):
         return partial(_rebuilt, hint)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
@@ -288,10 +288,10 @@ def _if_any(convert: Convert | None) -> Convert | None:
 
 
 class FrameLink(asyncio.Protocol):
-    """Hands on every frame in the very callback that its bytes come in: a task that reads would have to be woken first.
+    """The front end's end of the socket. Passes frames on in the callback that receives their bytes, which saves the
+    wake-up of a reading task. Belongs to one event loop."""
 
-    ``last_frame_s``: when something last came, in monotonic seconds. Belongs to one event loop.
-    """
+    last_frame_s: float  # when bytes last arrived, in monotonic seconds
 
     def __init__(self) -> None:
         self._cut = FrameReader()
@@ -306,7 +306,7 @@ class FrameLink(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """The process's next bytes."""
+        """The next bytes arrived."""
         self.last_frame_s = time.monotonic()
         if self._take is None:
             self._early += data
@@ -314,7 +314,7 @@ class FrameLink(asyncio.Protocol):
             try:
                 for frame in self._cut.feed(data):
                     self._take(frame)
-            except Exception as error:  # whoever listens is to hear of it, not the event loop
+            except Exception as error:  # raised by `listen` instead of in the event loop
                 self._gone.set_exception(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -323,11 +323,11 @@ class FrameLink(asyncio.Protocol):
             self._gone.set_result(None)
 
     async def listen(self, take: Callable[[list[Any]], None]) -> None:
-        """Hand every frame to ``take``, from the first one on, until the process closes the socket.
+        """Pass every frame to ``take``, from the first one on, until the process closes the socket.
 
         Raises:
-            FrameError: it sent something else.
-            Exception: whatever ``take`` raises; it gets no frame after that.
+            FrameError: the process sent bytes that are not a frame.
+            Exception: raised by ``take``, which gets no further frame.
         """
         self._take = take
         if self._early:
@@ -336,12 +336,12 @@ class FrameLink(asyncio.Protocol):
         await self._gone
 
     def send(self, *parts: Any) -> None:
-        """Queue one frame for the process; a dead one is noticed by `listen`."""
+        """Queue one frame for the process; `listen` detects a dead process."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(pack_frame(*parts))
 
     def close(self) -> None:
-        """Close our end."""
+        """Close this end."""
         if self._transport is not None:
             self._transport.close()
 
@@ -351,11 +351,11 @@ _PROGRESS_EVERY_S = 0.1
 
 
 class ParentGoneError(Exception):
-    """The front end closed the socket or died: there is nobody left to serve."""
+    """The front end closed the socket or died."""
 
 
 class ParentLink:
-    """Sends frames to the front end and takes its commands. Sending blocks, which is the back-pressure."""
+    """The engine process's end of the socket. Sending blocks, which is the back-pressure."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -369,7 +369,7 @@ class ParentLink:
         """Send one frame.
 
         Raises:
-            ParentGoneError: nobody reads.
+            ParentGoneError: the front end does not read any more.
         """
         try:
             self._sock.sendall(pack_frame(*parts))
@@ -396,7 +396,7 @@ class ParentLink:
         return frames
 
     def progress(self, label: str, done: int, total: int) -> None:
-        """A `Progress` listener that tells the front end, at most ten times a second per label."""
+        """A `Progress` listener that reports to the front end, at most ten times a second per label."""
         now = time.monotonic()
         if label == self._label and done < total and now - self._shown_at < _PROGRESS_EVERY_S:
             return

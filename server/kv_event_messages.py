@@ -1,4 +1,4 @@
-"""Events of the prefix cache as routers read them: vLLM's, their fields by name or, as before vLLM#42892, by place."""
+"""Prefix cache events in vLLM's format: fields by name or, as before vLLM#42892, by position."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import msgpack
 from specdec.core.cache_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 
 Form = Literal["map", "positional"]
-# Routers weigh the tiers of a cache against each other. What the engine computes from is the first, wherever that is.
+# Routers weigh the tiers of a cache against each other. The pages that the engine computes from are the first tier.
 _MEDIUM = "GPU"
 _RANK = 0
 
 
 def block_hash(key: bytes) -> int:
-    """A page's key as routers know it: an unsigned number of 64 bits."""
+    """A page's key in routers' form: an unsigned 64-bit integer."""
     return int.from_bytes(key[-8:], "big")
 
 
@@ -30,7 +30,7 @@ def pack_batch(events: Sequence[CacheEvent], form: Form) -> bytes:
 
 
 def pack_cleared(form: Form) -> bytes:
-    """The payload that says that nothing is cached."""
+    """The payload for an empty cache."""
     return pack_batch([CacheCleared()], form)
 
 
@@ -52,10 +52,9 @@ def _fields(event: CacheEvent) -> tuple[str, dict[str, Any]]:
                 "medium": _MEDIUM,
                 "lora_name": None,
             }
-            if salt and parent is None:  # as vLLM: the first block of a chain names what sets it apart
-                from specdec.core.kv_cache import (
-                    root_key,  # there already where pages are made; the front end makes none
-                )
+            if salt and parent is None:  # as in vLLM: the first block of a chain carries its salt
+                # Imported here because the front end, which never packs blocks, needs no KV cache.
+                from specdec.core.kv_cache import root_key
 
                 fields["extra_keys"] = [[root_key(salt).hex()], *[None] * (len(keys) - 1)]
             return "BlockStored", fields

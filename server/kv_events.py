@@ -1,6 +1,6 @@
-"""What the prefix cache holds, published over ZeroMQ for routers that send a prompt where its beginning is cached.
+"""Publishes prefix cache events over ZeroMQ, for routers that send prompts to where their prefix is cached.
 
-Imported only where it is asked for: needs the `kv-events` extra.
+Needs the `kv-events` extra; imported only if events are configured.
 """
 
 from __future__ import annotations
@@ -19,25 +19,23 @@ from specdec.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
 _END = (-1).to_bytes(8, "big", signed=True)
-_QUEUED = 10_000  # messages that wait for one subscriber
-_AT_ONCE = 32  # messages replayed, or requests taken, between two turns of the event loop
-_FULL_WAIT_S = 0.02
-_GIVE_UP_S = 30.0
-_MAX_REPLAYS = 8
-_LINGER_MS = 100
-_MOST_ASKED_BYTES = 4096  # of what subscribers send: topics, numbers
-_BAD_REQUEST = "a replay request must be an empty frame and 8 bytes, the first number wanted; it is left unanswered"
-
-
+_QUEUED = 10_000  # messages queued for one subscriber
+_AT_ONCE = 32  # messages replayed, or requests read, between two turns of the event loop
+_FULL_WAIT_S = 0.02  # between two tries to send to a client whose queue is full
+_GIVE_UP_S = 30.0  # after which a replay to a client that does not read ends
+_MAX_REPLAYS = 8  # at a time
+_LINGER_MS = 100  # for unsent messages at the end
+_MAX_REQUEST_BYTES = 4096  # of a message that a subscriber sends
+_BAD_REQUEST = "a replay request must be an empty frame and 8 bytes, the first number wanted; it is ignored"
 _REPLAYABLE = 10_000  # messages kept for replay, vLLM's default
 
 
 class KvEventPublisher:
-    """Publishes the messages of one engine and sends past ones again. Belongs to one event loop, and never waits in it.
+    """Publishes the messages of one engine and replays past ones. Belongs to one event loop and never blocks it.
 
-    A message is ``topic, number (8 bytes, big-endian), payload``. A subscriber that misses numbers asks the replay
-    socket, from a DEALER, with ``"", number`` for all from a number on; it gets ``"", number, payload`` of each that is
-    still kept, and at last the number -1 with nothing. (A REQ socket, which vLLM's example has, reads the first only.)
+    A message is ``topic, number (8 bytes, big-endian), payload``. A subscriber that missed messages sends ``"",
+    number`` from a DEALER socket to the replay socket. It gets ``"", number, payload`` for each kept message from that
+    number on, then the number -1 with an empty payload. (A REQ socket, as in vLLM's example, reads the first only.)
     """
 
     def __init__(self, config: KvEventsConfig) -> None:
@@ -51,27 +49,27 @@ class KvEventPublisher:
         self._pub: zmq.Socket[bytes] | None = None
         self._router: zmq.Socket[bytes] | None = None
         self._replays: set[asyncio.Task[None]] = set()
-        self._later: asyncio.Handle | None = None  # to take more requests
+        self._later: asyncio.Handle | None = None  # reads more requests
 
     def open(self) -> None:
         """Bind or connect the sockets.
 
         Raises:
-            ConfigError: an address can not be had.
+            ConfigError: an address cannot be used.
         """
         config = self._config
-        assert config.endpoint is not None  # who has none makes no publisher
+        assert config.endpoint is not None  # a publisher is made only with one
         pub = self._pub = self._socket(zmq.PUB)
-        pub.setsockopt(zmq.XPUB_NODROP, 1)  # a full queue is told: `publish` decides
+        pub.setsockopt(zmq.XPUB_NODROP, 1)  # a full queue raises, and `publish` decides
         _attach(pub.connect if config.connect else pub.bind, "endpoint", config.endpoint)
         if config.replay_endpoint is not None:
             router = self._router = self._socket(zmq.ROUTER)
-            router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full queue is told, not dropped from
+            router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full queue raises instead of dropping
             _attach(router.bind, "replay_endpoint", config.replay_endpoint)
             asyncio.get_running_loop().add_reader(int(router.getsockopt(zmq.FD)), self._take_requests)
 
     def publish(self, payload: bytes) -> None:
-        """Send one message to all subscribers; those whose queues are full miss it."""
+        """Send a message to all subscribers; those whose queues are full miss it."""
         pub = self._pub
         if pub is None:
             return
@@ -81,20 +79,20 @@ class KvEventPublisher:
         parts = [self._topic, number.to_bytes(8, "big"), payload]
         if self._sent(parts):
             return
-        pub.getsockopt(zmq.EVENTS)  # notes what subscribers have read meanwhile, as sending does now and then
+        pub.getsockopt(zmq.EVENTS)  # updates the queues by what subscribers have read
         if self._sent(parts):
             return
-        self.counts.overflows += 1  # a queue has just become full: the others get it all the same
+        self.counts.overflows += 1  # a queue has become full; the other subscribers still get the message
         pub.setsockopt(zmq.XPUB_NODROP, 0)
         self._sent(parts)
         pub.setsockopt(zmq.XPUB_NODROP, 1)
 
     def cleared(self) -> None:
-        """The engine began or ended: nothing is cached."""
+        """Publish that nothing is cached: an engine started or ended."""
         self.publish(pack_cleared(self.form))
 
     def close(self) -> None:
-        """Close the sockets; what slow subscribers have not read is dropped."""
+        """Close the sockets; messages that slow subscribers have not read are dropped."""
         for task in self._replays:
             task.cancel()
         if self._router is not None:
@@ -103,7 +101,7 @@ class KvEventPublisher:
         self._context.destroy(linger=_LINGER_MS)
 
     def _sent(self, parts: list[bytes]) -> bool:
-        assert self._pub is not None  # `publish` saw to it
+        assert self._pub is not None  # `publish` checks it
         try:
             self._pub.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
@@ -113,13 +111,12 @@ class KvEventPublisher:
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         made: zmq.Socket[bytes] = self._context.socket(kind)
         made.setsockopt(zmq.SNDHWM, _QUEUED)
-        made.setsockopt(zmq.MAXMSGSIZE, _MOST_ASKED_BYTES)  # who sends more is cut off before it is read
+        made.setsockopt(zmq.MAXMSGSIZE, _MAX_REQUEST_BYTES)  # a client that sends more is disconnected
         made.setsockopt(zmq.IPV6, 1)
         return made
 
     def _take_requests(self) -> None:
-        """Begin what was asked for. The socket's descriptor tells of a change only, so all that came is taken; in
-        parts, as there may be no end of it."""
+        """Start the requested replays. The descriptor signals only changes, so all requests are read, in batches."""
         if self._later is not None:
             self._later.cancel()
             self._later = None
@@ -139,7 +136,7 @@ class KvEventPublisher:
             _LOG.warning(_BAD_REQUEST)
             return
         if len(self._replays) >= _MAX_REPLAYS:
-            _LOG.warning("%d replays are running; another one is left unanswered", _MAX_REPLAYS)
+            _LOG.warning("%d replays are running; another request is ignored", _MAX_REPLAYS)
             return
         first = int.from_bytes(parts[2], "big")
         task = asyncio.create_task(self._replay(parts[0], [kept for kept in self._kept if kept[0] >= first]))
@@ -160,16 +157,16 @@ class KvEventPublisher:
             self._take_requests()
 
     async def _let_others(self, seconds: float) -> None:
-        """Sending may have taken the descriptor's notice of requests that came meanwhile."""
+        """Sleep, then read requests: sending may have consumed the descriptor's signal for them."""
         await asyncio.sleep(seconds)
         self._take_requests()
 
     async def _answer(self, client: bytes, number: bytes, payload: bytes) -> None:
-        """Wait while the client's queue is full.
+        """Send one replayed message; waits while the client's queue is full.
 
         Raises:
-            TimeoutError: it does not read.
-            zmq.ZMQError: it is gone.
+            TimeoutError: the client does not read.
+            zmq.ZMQError: the client is gone.
         """
         async with asyncio.timeout(_GIVE_UP_S):
             while self._router is not None:
@@ -184,4 +181,4 @@ def _attach(attach: Callable[[str], object], field: str, address: str) -> None:
     try:
         attach(address)
     except zmq.ZMQError as error:
-        raise ConfigError(f"server.kv_events.{field}: {address} can not be used ({error})") from None
+        raise ConfigError(f"server.kv_events.{field}: {address} cannot be used ({error})") from None

@@ -1,4 +1,4 @@
-"""The names by which requests may ask for a model."""
+"""The names under which requests may address a model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 
 
 def model_names(served: str) -> frozenset[str]:
-    """``served`` and its short forms, in lower case: without folders or the hub's owner, without ``.gguf``, and each
-    with ``:latest`` as Ollama's clients write."""
+    """``served`` and its short forms in lower case: without folder or owner, without ``.gguf``, each with and without
+    Ollama's ``:latest``."""
     whole = served.lower()
     last = PurePosixPath(whole).name
     names = {name for full in (whole, last) for name in (full, full.removesuffix(".gguf")) if name}
@@ -16,10 +16,10 @@ def model_names(served: str) -> frozenset[str]:
 
 
 class ModelNames:
-    """One model's names: ``own``, by which a server of several models tells them apart, ``aliases``, and that of its
-    target, which is known once the engine is ready. ``all_own``: those of all the server's models."""
+    """One model's names."""
 
     def __init__(self, aliases: Sequence[str] = (), own: str = "", all_own: Sequence[str] = ()) -> None:
+        """own: its name in the configuration of several models. all_own: the own names of all models of the server."""
         self.aliases, self.own, self.all_own = tuple(aliases), own, tuple(all_own)
         self._exact = frozenset(
             form for name in (own, *aliases) if name for form in (name.lower(), f"{name.lower()}:latest")
@@ -27,7 +27,7 @@ class ModelNames:
         self._target, self._known = "", self._exact
 
     def include(self, asked: str, target: str = "") -> bool:
-        """Whether ``asked`` means the model whose target is called ``target``; empty: that is not known yet."""
+        """Whether ``asked`` names the model. target: the name of its target; empty until the engine is ready."""
         if target != self._target:
             self._target, self._known = target, self._exact | (model_names(target) if target else frozenset())
         return asked.lower() in self._known

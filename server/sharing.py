@@ -1,4 +1,4 @@
-"""How the engines of one server share its machine: cores, and memory that is promised but not yet taken."""
+"""How the engines of one server share the cores and memory of its machine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LOG = logging.getLogger(__name__)
 
 
 def with_shared_cores(engines: Mapping[str, EngineConfig], cores: int | None = None) -> dict[str, EngineConfig]:
-    """``engines`` by name, each with a number of threads: those that ask for none get equal parts of the cores that the
-    others leave, one at least. cores: those this process may use (default: found out)."""
+    """``engines`` with a number of threads each. Engines without a setting share the remaining cores equally, with at
+    least one thread. cores: default: those that this process may use."""
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     asked = sum(engine.threads for engine in engines.values())
     if asked > cores:
         fields = ", ".join(f"engines.{name}.threads" for name, engine in engines.items() if engine.threads)
-        _LOG.warning("%s: %d threads on %d cores get in each other's way while all engines work", fields, asked, cores)
+        _LOG.warning("%s: %d threads on %d cores slow each other down while all engines work", fields, asked, cores)
     open_ended = [name for name, engine in engines.items() if not engine.threads]
     found = dict(engines)
     left = max(0, cores - asked)
@@ -32,7 +32,7 @@ def with_shared_cores(engines: Mapping[str, EngineConfig], cores: int | None = N
 
 
 def promised_bytes(engines: Iterable[EngineSupervisor]) -> int:
-    """Bytes of memory that engines which are up will need and have not taken yet: KV caches fill as they are used."""
+    """Bytes that running engines will need and have not allocated yet: KV caches fill as they are used."""
     return sum(_promised(engine) for engine in engines)
 
 
@@ -41,8 +41,8 @@ def _promised(engine: EngineSupervisor) -> int:
         return 0
     try:
         process = psutil.Process(engine.pid)
-        # What is mapped from files counts as free elsewhere, so it is not taken yet.
+        # Mapped file pages count as free memory, so they are not subtracted.
         taken = [each.memory_info() for each in (process, *process.children())]  # ranks of engine.tp
     except psutil.Error:
-        return 0  # it has just ended, and its memory is free
+        return 0  # it has ended, and its memory is free
     return max(0, engine.info.memory_bytes - sum(memory.rss - memory.shared for memory in taken))

@@ -1,4 +1,4 @@
-"""Follows one editor: its documents, its generation, and suggestions that go on with what was typed."""
+"""One editor's session: its documents, its generation, and suggestions that continue what the user typed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ from specdec.core.text_stops import Cut, TextCutter
 from specdec.core.types import Finished, FinishReason, Request, TextRules
 from specdec.errors import RequestError
 
-# Ends that asking again for the same gap may get beyond
+# Finish reasons after which a new request for the same gap may get a longer text
 _UNFINISHED = (FinishReason.ABORTED, FinishReason.TIME_LIMIT)
-FURTHEST_AHEAD = 16  # characters typed beyond what was generated; more are prefilled faster than generated
+FURTHEST_AHEAD = 16  # characters typed beyond the generated text; more are prefilled faster than generated
 
 
 class GenerationRun:
-    """Begun for ``gap``, it may go on for later ones. `leave` it once it is of no use.
-
-    ``text``: what may be suggested of it behind the gap. ``ended``: no more comes.
-    """
+    """A generation started for ``gap``, which may serve later gaps too. `leave` it when it is no longer useful."""
 
     def __init__(self, gap: Gap, options: CompletionOptions, run: CoalescedRequest) -> None:
         self.gap, self.options, self._run = gap, options, run
@@ -34,35 +31,35 @@ class GenerationRun:
 
     @property
     def text(self) -> str:
-        """All that is certain."""
+        """The text that may be suggested."""
         return self._run.text if self._cut is None else self._run.text[: self._cut[0]]
 
     @property
     def ended(self) -> bool:
-        """Whether the text is all there is."""
+        """Whether the text is complete."""
         return self._cut is not None or self._run.ended
 
     @property
     def error(self) -> RequestError | None:
-        """What ended it instead of an end."""
+        """The error that ended it, if any."""
         return None if self._cut is not None else self._run.error
 
     @property
     def finished(self) -> Finished | None:
-        """The engine's last word, once it is said."""
+        """The engine's Finished, once it has arrived."""
         return self._run.finished
 
     @property
     def reason(self) -> FinishReason:
-        """Why it ended; what nobody waited for was aborted."""
+        """Why it ended."""
         if self._cut is not None:
             return self._cut[1]
         return FinishReason.ABORTED if self._run.finished is None else self._run.finished.reason
 
     def typed_for(self, gap: Gap, options: CompletionOptions) -> str | None:
-        """What was typed since, if ``gap`` is this one's but for that; None if more has changed.
+        """The text typed since, if ``gap`` differs from this one only by that; None if more has changed.
 
-        Other texts of the project do not count: what they are now is for the next sequence.
+        Context files are not compared: changes to them affect the next sequence.
         """
         own = self.gap
         same = options == self.options and (gap.suffix, gap.path, gap.repo) == (own.suffix, own.path, own.repo)
@@ -71,10 +68,9 @@ class GenerationRun:
         return gap.prefix[len(own.prefix) :]
 
     async def goes_on_with(self, typed: str) -> bool:
-        """Whether what was ``typed`` is what it says, and there is more; waits for text that is about to come.
+        """Whether the generated text starts with ``typed`` and goes on; waits for text that is about to arrive.
 
-        One whose prompt is still being computed has said nothing: the request for the longer text finds that prompt in
-        the prefix cache as far as it goes, and need not guess.
+        False during the prefill: a request for the longer prefix finds the computed part in the prefix cache.
         """
         if typed and not self._run.has_tokens:
             return False
@@ -94,24 +90,24 @@ class GenerationRun:
             await self.more()
 
     async def more(self) -> None:
-        """Wait for text, or for the end."""
+        """Wait for more text, or for the end."""
         if not self.ended:
             await self._run.more(len(self._run.events))
 
     def cut(self, place: int, reason: FinishReason) -> None:
-        """A rule ends the text at ``place``: what comes behind it is wanted by nobody."""
+        """End the text at offset ``place``, because of a rule, and leave the run."""
         self._cut = (place, reason)
         self.leave()
 
     def leave(self) -> None:
-        """Let go of the run: it ends unless somebody else reads it. Any number of times."""
+        """Stop reading the run; it ends if it has no other reader. May be called again."""
         if not self._left:
             self._left = True
             self._run.leave()
 
 
 class Origin(StrEnum):
-    """Where the text comes from: a sequence of its own, that of an earlier request, or somebody else's equal one."""
+    """The source of a text: a new sequence, that of an earlier request, or another caller's equal one."""
 
     NEW = "new"
     CONTINUED = "continued"
@@ -119,25 +115,27 @@ class Origin(StrEnum):
 
 
 class Suggestion:
-    """The text of a run beyond its first ``typed`` characters. ``rules``: those of the place where it is put, if they
-    are not the run's own. ``text``: what was given out; ``reason``: why it ended, once `texts` has."""
+    """The text of a run after its first ``typed`` characters."""
+
+    text: str  # as far as `texts` has yielded it
+    reason: FinishReason | None  # set at the end of `texts`
 
     def __init__(
         self, suggestion_id: str, run: GenerationRun, typed: int, rules: TextRules | None, origin: Origin
     ) -> None:
+        """rules: text rules of the new gap, if they differ from the run's."""
         self.suggestion_id, self.typed, self.origin = suggestion_id, typed, origin
-        self.text = ""
-        self.reason: FinishReason | None = None
+        self.text, self.reason = "", None
         self._run = run
         self._cutter = None if rules is None else TextCutter(rules)
 
     @property
     def finished(self) -> Finished | None:
-        """The engine's figures, of the whole sequence; None where it was cut short."""
+        """The engine's figures of the whole sequence; None if the text was cut."""
         return self._run.finished
 
     async def texts(self) -> AsyncIterator[str]:
-        """The text in pieces, as it comes.
+        """The text in pieces, as it is generated.
 
         Raises:
             RequestError: the request was refused, or it failed.
@@ -174,43 +172,41 @@ class Suggestion:
 
 
 _WORD = re.compile(r"\A\w+")
-DOCUMENTS = 8
-LARGEST_CHANGE = 256  # characters typed or removed after which a former suggestion says nothing about the next
-LARGEST_DRAFT = 4096
+DOCUMENTS = 8  # kept per session
+LARGEST_CHANGE = 256  # characters typed or removed beyond which the former suggestion is not used as a draft
+LARGEST_DRAFT = 4096  # characters
 
 
 class EditorSession:
-    """One request at a time: a new one supersedes the one before. Belongs to one event loop.
+    """One request at a time: a new one supersedes the former. Belongs to one event loop.
 
-    Where the user typed what the last generation says, it goes on, running or complete, and what it says beyond that
-    is the answer. A fresh request for the new text would be given the prompt of that generation and the first tokens it
-    said, up to the word that is being typed, and has to spell that word (`PromptPacker`, `Request.healing_prefix`):
-    greedy or by seed, its choice is the token that was said, wherever typing has got to in it. So the answer is, to the
-    character, the beginning of what a fresh request would get. That holds as long as the tokenizer makes of the typed
-    text the tokens that were said, and the prompt's borders stay (a new line may move them; the answer then is still
-    the text that was begun). The generation's limits, in tokens, lines and time, count from its own begin. Under
-    ``top_p``, which looks at fewer tokens where a word is spelled again, and penalties that count the output's tokens
-    the two may differ.
+    If the user typed the start of the last generation's text, the suggestion is the rest of that text, and the
+    generation goes on. This equals, to the character, the start of the answer to a fresh request: its prompt consists
+    of the former prompt and the tokens generated for the typed text, up to the word being typed, which the answer
+    repeats (`PromptPacker`, `Request.healing_prefix`); greedy or seeded, it chooses the same tokens. The equality holds
+    if the tokenizer encodes the typed text as the generated tokens, and if the prompt's borders stay (a new line may
+    move them; the suggestion is then still the rest of the text). Limits of tokens, lines and time count from the start
+    of the generation. With ``top_p``, which sees fewer tokens while a word is repeated, and with penalties on output
+    tokens the two may differ.
 
-    Else it is ended first, and what was not typed of it goes along as the new request's predicted output. Of one whose
-    first token is still to come nothing was typed: it is ended, and its prompt found in the prefix cache.
+    Otherwise the generation is ended, and the rest of its text is the predicted output of the new request.
     """
 
     def __init__(self, session_id: str, maker: RequestMaker, runs: RequestCoalescer) -> None:
         self.session_id = session_id
         self.documents: OrderedDict[str, TextDocument] = OrderedDict()
-        self.used_s = 0.0  # as `SessionTable` has it
+        self.used_s = 0.0  # monotonic seconds of the last use
         self._maker, self._runs = maker, runs
         self._run: GenerationRun | None = None
-        self._former: tuple[str, str] = ("", "")  # what stood before the last suggestion that had a text, and its text
+        self._former: tuple[str, str] = ("", "")  # prefix and text of the last suggestion with a text
 
     @property
     def characters(self) -> int:
-        """Size of what it keeps."""
+        """Characters of all documents."""
         return sum(len(document.text) for document in self.documents.values())
 
     def keep(self, uri: str, document: TextDocument) -> None:
-        """Hold a document; the ones used last stay, as far as there is room."""
+        """Store a document; the least recently used are dropped beyond the limits."""
         self.documents[uri] = document
         self.documents.move_to_end(uri)
         while len(self.documents) > DOCUMENTS or (self.characters > MAX_CHARACTERS and len(self.documents) > 1):
@@ -224,9 +220,9 @@ class EditorSession:
         check: Callable[[Request], None],
         supersedes_key: str = "",
     ) -> Suggestion:
-        """The suggestion for ``gap``, superseding the one before. ``check`` may refuse a new request.
+        """The suggestion for ``gap``, which supersedes the former one. check: validates a new request.
 
-        Cancelling the call leaves nothing running but what ran before; `stop` ends that.
+        Cancelling the call starts nothing; a former generation runs until `stop`.
 
         Raises:
             RequestError: the request is refused.
@@ -245,7 +241,7 @@ class EditorSession:
         return Suggestion(suggestion_id, self._run, 0, None, Origin.SHARED if shared else Origin.NEW)
 
     def stop(self) -> None:
-        """End what runs; its text stays known for drafts."""
+        """End the generation; its text remains available for drafts."""
         if self._run is not None:
             if self._run.text:
                 self._former = (self._run.gap.prefix, self._run.text)
@@ -253,7 +249,7 @@ class EditorSession:
             self._run = None
 
     def _draft(self, gap: Gap) -> str:
-        """What is left of the last suggestion, as far as it can be expected here."""
+        """The rest of the last suggestion, as far as it is likely here."""
         prefix, text = self._former
         if self._run is not None and self._run.text:
             prefix, text = self._run.gap.prefix, self._run.text
@@ -264,7 +260,7 @@ class EditorSession:
             typed = gap.prefix[len(prefix) :]
             agreed = next((i for i, (a, b) in enumerate(zip(typed, text, strict=False)) if a != b), len(typed))
             rest = text[agreed:][:LARGEST_DRAFT]
-            # Another word in the place of one: what comes behind that may still come.
+            # A word was replaced by another: the text after it is still likely.
             return rest if agreed == len(typed) else _WORD.sub("", rest, count=1)
         if change < 0 and prefix.startswith(gap.prefix):
             return (prefix[len(gap.prefix) :] + text)[:LARGEST_DRAFT]

@@ -1,4 +1,4 @@
-"""Gaps as prompts, within a budget of tokens."""
+"""Turns gaps into prompts within a token budget."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _MARKS = dict.fromkeys(_HASH, "#") | dict.fromkeys(_DASH, "--")
 
 
 def comment_mark(language: str, path: str) -> str:
-    """``language`` as editors name it; where it is empty, the end of ``path`` counts."""
+    """The line comment mark of ``language``, or of ``path``'s extension if that is empty."""
     name = language or path.rsplit("/", 1)[-1].rsplit(".", 1)[-1]
     return _MARKS.get(name.lower(), "//")
 
 
-SMALLEST_PART = 32  # tokens of a text that are worth showing without the rest
+SMALLEST_PART = 32  # least tokens of a truncated context file
 CHARACTERS_PER_TOKEN = 8  # more than any text has on average
 
 
 class ContextPacker:
-    """Chooses by relevance and shows in an order that does not depend on it: a client that ranks its texts anew at each
-    key, or sends them in another order, asks for the same prompt."""
+    """Chooses context files by relevance and orders them independently of it, so that a client that ranks its files
+    differently at each keystroke still gets the same prompt."""
 
     def __init__(self, text: UserText) -> None:
         self._text = text
 
     def pack(self, files: Sequence[tuple[ContextFile, tuple[int, ...]]], room: int, owner: str) -> list[int]:
-        """Ids of the texts, each behind the ids given with it, at most ``room`` in all.
+        """Ids of the files, each after the ids paired with it, at most ``room`` in all.
 
-        The highest scores are taken first, then the newest, then the last in line. Of the first text that does not fit
-        whole its first lines are taken, and none of the others.
+        Files with the highest score come first, then the newest, then the last listed. The first file that does not fit
+        is truncated after a line, and the remaining files are left out.
         """
         order = sorted(range(len(files)), key=lambda i: (files[i][0].score, files[i][0].time_ms, i), reverse=True)
         chosen: list[tuple[tuple[str, int], tuple[int, ...]]] = []
@@ -88,25 +88,26 @@ INLINE_CHARACTERS = 4096
 
 
 class PromptPacker:
-    """Lays out prompts for one model. Safe to use from several threads.
+    """Lays out fill-in-the-middle prompts for one model. Thread-safe.
 
-    A prompt is: begin token, context, what marks the file, then by the family's order prefix above, suffix, middle,
-    head. *Head* are the last lines in front of the gap, shown as the begin of what is filled in (as the models were
-    trained: a middle is cut out anywhere). So typing adds tokens at the prompt's very end, and whatever was computed
-    for its front, the suffix too, is found in the prefix cache; and a sequence that was started before a key was hit
-    is, when the user types what it says, the sequence that this prompt asks for. The word that the gap is in is left
-    out: the filling spells it first (`Request.healing_prefix`), in the tokens that it would have, whole, been written
-    in.
+    A prompt consists of: the begin token, context, the file's mark, then in the template's order the prefix without
+    its head, the suffix, the middle token and the head. The *head* is the last lines before the gap, presented as the
+    start of the middle (models are trained on middles that start anywhere). Typing therefore appends tokens to the
+    prompt, and the prefix cache covers all before them, including the suffix. A sequence that was started before a
+    keystroke remains the right one if the user types its text. The prompt omits the word that the gap is in; the
+    answer repeats it first (`Request.healing_prefix`), in the tokens of the whole word.
 
-    Of a budget B, suffix and context get B / 4 each at most, the prefix the rest. What the prefix does not need goes to
-    the suffix, then to the context, in steps of B / 8, so that the shares stay while the prefix grows. Nothing here
-    depends on anything but gap and budget: a session's prompts are those of single requests.
-
-    Raises:
-        ConfigError: ``template`` names no family, or one that the model is not of.
+    Suffix and context get at most a quarter of the budget each, the prefix the rest. Tokens that the prefix does not
+    need go to the suffix, then to the context, in steps of an eighth, so that the shares stay while the prefix grows.
+    A prompt depends on gap and budget alone: sessions and single requests get the same prompts.
     """
 
     def __init__(self, tokenizer: TokenizerLike, max_context: int, template: str = "") -> None:
+        """template: name of a `FimTemplate`; empty: the first that the vocabulary has.
+
+        Raises:
+            ConfigError: there is no such template, or the vocabulary lacks its tokens.
+        """
         self._tokens = FimTokens.of(tokenizer, template)
         self._prefix_only = FimTokens.prefix_only(tokenizer)
         self.max_context = max_context  # tokens
@@ -115,31 +116,32 @@ class PromptPacker:
 
     @property
     def fills_in(self) -> bool:
-        """Whether the model can be shown what follows a gap."""
+        """Whether prompts can contain the text after a gap."""
         return self._tokens.fills_in
 
     def encode_text(self, text: str, owner: str = "") -> tuple[int, ...]:
-        """Ids of a text that goes on behind a prompt."""
+        """Ids of a text that continues a prompt."""
         return self._text.encode(text, owner)
 
     def budget(self, wanted: int | None, max_tokens: int) -> int:
-        """Tokens for a prompt where ``wanted`` were asked for. What is to be written, ``max_tokens``, gets a quarter of
-        the context at most."""
+        """Tokens for a prompt: ``wanted`` or the default, within the context minus ``max_tokens``, of which at most a
+        quarter of the context is reserved."""
         written = min(max(1, max_tokens), self.max_context // 4)
         return min(wanted or DEFAULT_TOKENS, self.max_context - written)
 
     def is_quick(self, gap: Gap, owner: str = "") -> bool:
-        """Whether `pack` takes less than a millisecond or two: there is little text, or it is known."""
+        """Whether `pack` takes at most a millisecond or two, because the text is short or its encoding cached."""
         texts = [file.text for file in gap.files]
         unknown = sum(len(text) for text in texts if not self._text.knows(text, owner))
         return unknown + len(gap.prefix) + len(gap.suffix) <= INLINE_CHARACTERS
 
     def pack(self, gap: Gap, mode: FillMode, budget: int, owner: str = "", *, heal: bool = True) -> PackedPrompt:
-        """The prompt for ``gap``, at most ``budget`` tokens. ``owner``: whose text it is; encodings are kept apart.
-        Not ``heal``: all of the text is in it.
+        """The prompt for ``gap``, at most ``budget`` tokens.
+
+        owner: scope of cached encodings. heal: omit the word that the gap is in.
 
         Raises:
-            FimNotSupportedError: the model can not fill in, and ``mode`` asks for it.
+            FimNotSupportedError: the model cannot fill in, and ``mode`` requires it.
         """
         if mode is FillMode.MIDDLE and not self.fills_in:
             raise FimNotSupportedError(
@@ -149,7 +151,7 @@ class PromptPacker:
             )
         tokens = self._prefix_only if mode is FillMode.PREFIX else self._tokens
         frame = self._frame(gap, tokens, owner)
-        if sum(map(len, frame)) > budget // 2:  # names too long for what is left to say
+        if sum(map(len, frame)) > budget // 2:  # the names leave too little room
             gap = replace(gap, files=(), repo="", path="")
             frame = self._frame(gap, tokens, owner)
         room = max(1, budget - sum(map(len, frame)))
@@ -179,7 +181,7 @@ class PromptPacker:
         return suffix, context
 
     def _suffix(self, suffix: str, room: int, owner: str) -> list[int]:
-        """Its first tokens; where it is cut, behind a line's end."""
+        """The suffix's first tokens; truncated after a line."""
         shown = suffix[: room * CHARACTERS_PER_TOKEN]
         if len(shown) < len(suffix):
             shown = shown[: shown.rfind("\n") + 1] or shown
@@ -189,7 +191,7 @@ class PromptPacker:
         return list(ids[: self._text.line_end(ids, room - room // 4, room)])
 
     def _frame(self, gap: Gap, tokens: FimTokens, owner: str) -> tuple[list[int], list[int], list[int]]:
-        """Ids in front of the context, between context and prefix, and the tokens that part the prompt."""
+        """Ids before the context, ids between context and prefix, and the template's separators."""
         marks = [i for i in (tokens.prefix, tokens.suffix, tokens.middle) if i >= 0]
         if not gap.files and not gap.repo:
             return list(self._text.begin), [], marks
@@ -205,7 +207,7 @@ class PromptPacker:
         return begin, own, marks
 
     def _opening(self, name: str, gap: Gap, tokens: FimTokens, owner: str) -> tuple[int, ...]:
-        """What announces a file."""
+        """Ids that announce a file."""
         if tokens.file >= 0:
             return (tokens.file, *self._text.encode(name + "\n", owner))
         heading = tokens.template.heading

@@ -1,4 +1,4 @@
-"""Users' texts as tokens, in parts whose borders stay while the text grows, so that prefixes are found in the cache."""
+"""Splits texts into parts whose borders stay while the text grows, for prefix cache hits."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from zlib import crc32
 from server.interfaces import TokenizerLike
 
 CACHED_CHARACTERS = 1 << 21
-ENTRY = 64  # characters that an entry weighs besides its text: many short texts are mostly entries
+ENTRY = 64  # characters that a cache entry weighs besides its text
 _PROBE = "a)\n    b"
 
 
 class UserText:
-    """``reserved``: ids that a text must never become, beside the tokenizer's special ones, with their names. Safe to
-    use from several threads.
+    """Encodes users' texts, with a cache. Thread-safe."""
 
-    ``breaks_before``: a text is best parted in front of its line breaks; else behind them. Which of the two leaves the
-    tokens as they are depends on how the vocabulary splits words. ``digits_alone``: it has no tokens of two digits.
-    """
+    breaks_before: bool  # split before line breaks, not after them: depends on how the vocabulary splits words
+    digits_alone: bool  # no token has two digits
 
     def __init__(
         self, tokenizer: TokenizerLike, reserved: Mapping[int, str], capacity: int = CACHED_CHARACTERS
     ) -> None:
+        """reserved: names by id of tokens that no text may produce, besides special ones. capacity: characters."""
         self._tokenizer = tokenizer
         self._reserved = frozenset(reserved) | tokenizer.special_ids
         names = "|".join(re.escape(name) for name in sorted(reserved.values()))
@@ -43,12 +42,14 @@ class UserText:
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """What every prompt begins with: the begin token, where the model wants one."""
+        """The begin token, if the model has one."""
         return tuple(self._tokenizer.encode("", add_special=True))
 
     def encode(self, text: str, owner: str = "", *, begins: bool = False) -> tuple[int, ...]:
-        """Ids of ``text``, as it goes on in the middle of another; ``begins``: as a text of its own, which some
-        vocabularies put a space in front of. What is remembered is kept apart by ``owner``."""
+        """Ids of ``text`` as the continuation of another text.
+
+        owner: scope of the cache. begins: encode as the start of a text, where some vocabularies add a space.
+        """
         key = (owner, text, begins and self._adds_space)
         with self._lock:
             known = self._known.get(key)
@@ -66,24 +67,24 @@ class UserText:
         return ids
 
     def knows(self, text: str, owner: str = "") -> bool:
-        """Whether `encode` would answer without encoding."""
+        """Whether the encoding is cached."""
         return (owner, text, False) in self._known
 
     def line_end(self, ids: tuple[int, ...], low: int, high: int) -> int:
-        """The largest count in ``low``..``high`` of leading ids that end a line, or ``high`` where none does."""
+        """The largest count in ``low``..``high`` of leading ids that end with a line break; ``high`` if none does."""
         for count in range(high, max(low, 1) - 1, -1):
             if b"\n" in self._tokenizer.token_bytes(ids[count - 1]):
                 return count
         return high
 
     def _parted(self, at: int) -> list[int]:
-        """Ids of a sample of code that is encoded in two parts."""
+        """Ids of the probe, encoded in two parts."""
         return self._encode(_PROBE[:at], False) + self._encode(_PROBE[at:], False)
 
     def _encode(self, text: str, begins: bool) -> list[int]:
         if begins or not self._adds_space:
             return self._plain(text)
-        # Behind a line break no space is added; the line break and its own space are taken off again.
+        # No space is added after a line break; the line break itself is removed again.
         ids = self._plain("\n" + text)
         for count in range(1, len(ids) + 1):
             if self._text_of(ids[:count]) in (b" \n", b"\n"):
@@ -95,7 +96,7 @@ class UserText:
         found = self._reserved.intersection(ids)
         if not found:
             return ids
-        # The tokenizer takes them for ordinary ones, though a prompt gives them a meaning: their names are parted.
+        # The tokenizer treats these as ordinary tokens, but prompts give them a meaning: split their names.
         cuts = [0, *(match.start() + 1 for match in self._name_starts.finditer(text)), len(text)]
         pieces = [text[a:b] for a, b in pairwise(cuts)]
         parted = [i for piece in pieces for i in self._tokenizer.encode(piece, add_special=False)]
@@ -105,33 +106,34 @@ class UserText:
         return b"".join(map(self._tokenizer.token_bytes, ids))
 
 
-LONG_LINE = 1024  # characters after which a line may be parted inside
-TOP_LEVEL = 32  # the level of a text's very begin
+LONG_LINE = 1024  # characters after which a line may be split
+TOP_LEVEL = 32  # the level of the start of a text
 
 
 class LineBreak(NamedTuple):
-    """``at``: offset in the text. ``level``: the higher the rarer, half as often with each step."""
+    """A place where a text may be split."""
 
-    at: int
-    level: int
+    at: int  # offset in the text
+    level: int  # each level is half as frequent as the one below
 
 
 def line_breaks(text: str, *, before: bool = False) -> list[LineBreak]:
-    """The begin of ``text``, the begins of its lines, and places inside long ones.
+    """The starts of ``text`` and of its lines, and places inside long lines.
 
-    A level is drawn from a hash of the two lines in front of the place that show something. So it stays as it is while
-    text is added behind it, and is found again when the begin of the text is cut off elsewhere: the rarest place of a
-    stretch is the same one for long, however the stretch moves. Where the tokens would change, between blank lines, a
-    text is never parted. ``before``: places are those in front of line breaks instead of behind them.
+    The level of a place is a hash of the two visible lines before it. It therefore stays while text is added after it
+    or removed at the start: the rarest place of a window stays the same while the window moves. Texts are never split
+    between blank lines, where tokens would change.
+
+    before: split before line breaks instead of after them.
     """
     found = [LineBreak(0, TOP_LEVEL)]
     lines = text.split("\n")
     last, start, level = len(lines) - 1, 0, 0
-    above = 0  # hash of the last line that shows something
-    shows = False  # whether the line in front does
+    above = 0  # hash of the last visible line
+    shows = False  # whether the line before is visible
     for number, line in enumerate(lines):
         visible = bool(line) and not line.isspace()
-        # The last line may become anything yet, so nothing is made of what it holds.
+        # The last line may still change, so its content is not used.
         if start and (shows if before else visible or number == last):
             found.append(LineBreak(start - before, level))
         if len(line) > LONG_LINE:
@@ -146,17 +148,17 @@ def line_breaks(text: str, *, before: bool = False) -> list[LineBreak]:
     return found
 
 
-LONGEST_HEALING_PREFIX = 24  # characters; what is longer is hardly one token, and spelling it again takes time
+LONGEST_HEALING_PREFIX = 24  # characters; a longer word is hardly one token, and repeating it takes time
 
 
 def healing_prefix_of(text: str, *, breaks_before: bool, digits_alone: bool) -> str:
-    """The last word of ``text``, to be left out of the prompt and spelled again (token healing). It is cut as
-    vocabularies cut texts before they look for tokens (GPT-2 and its descendants): letters or digits
-    with one space in front, marks with one space in front, a mark with the letters behind it. Of white space in a
-    line the last character goes to the next word.
+    """The last word of ``text``, which the prompt omits and the answer repeats (token healing).
 
-    ``breaks_before``: line breaks are one with the white space behind them, not with what is in front of them.
-    ``digits_alone``: each digit is a token. Empty where the text ends between words, or the word is too long.
+    Words are those of the pre-tokenizer of GPT-2 and its descendants: letters or digits with one leading space,
+    punctuation with one leading space, one punctuation mark with the letters after it. The last character of white
+    space belongs to the next word. Returns "" if the text ends between words or the word is too long.
+
+    breaks_before: line breaks belong to the white space after them. digits_alone: each digit is a token.
     """
     if not text:
         return ""
@@ -175,7 +177,7 @@ def healing_prefix_of(text: str, *, breaks_before: bool, digits_alone: bool) -> 
         start -= 1
     elif kind == "letter" and _character_kind(before) == "mark":
         further = text[start - 2 : start - 1] if start > 1 else ""
-        if further != " " and _character_kind(further) != "mark":  # else that mark belongs to what is in front of it
+        if further != " " and _character_kind(further) != "mark":  # else the mark belongs to the word before
             start -= 1
     word = text[start:]
     if len(word) > LONGEST_HEALING_PREFIX:
@@ -184,7 +186,7 @@ def healing_prefix_of(text: str, *, breaks_before: bool, digits_alone: bool) -> 
 
 
 def _character_kind(char: str) -> str:
-    """Letters, digits, white space, marks; empty for no character."""
+    """letter, digit, space or mark; empty for no character."""
     if not char:
         return ""
     if char.isalpha():
@@ -195,13 +197,13 @@ def _character_kind(char: str) -> str:
 
 
 HEAD_LINES, HEAD_CHARACTERS = 16, 1024
-CHUNK_LEVEL = 3  # every eighth line begins a chunk
-LARGEST_CHUNK = 2048
+CHUNK_LEVEL = 3  # on average every eighth line starts a chunk
+LARGEST_CHUNK = 2048  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Ids of a part, and the level of the line break it begins at."""
+    """Ids of a part of the prefix, and the level of the place where it starts."""
 
     ids: tuple[int, ...]
     level: int
@@ -209,13 +211,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PrefixParts:
-    """``above``: chunks in order. ``head``: the last lines, but for ``healing_prefix``, the word they end in.
-    ``whole``: there is nothing in front of ``above``."""
+    """The prefix of a gap, in parts."""
 
-    above: tuple[Chunk, ...]
-    head: tuple[int, ...]
-    whole: bool
-    healing_prefix: str
+    above: tuple[Chunk, ...]  # before the head, in order
+    head: tuple[int, ...]  # the last lines, without ``healing_prefix``
+    whole: bool  # ``above`` starts at the start of the prefix
+    healing_prefix: str  # the last word
 
     @property
     def n_above(self) -> int:
@@ -234,13 +235,11 @@ class PrefixParts:
         spaced: bool = False,
         owner: str = "",
     ) -> PrefixParts:
-        """The parts of the last ``window`` characters of ``prefix`` or a few more; chunks and head have about ``chunk``
-        characters at most.
+        """The parts of the last ``window`` characters of ``prefix`` or slightly more.
 
-        ``head_from``: where the head begins, if that is given; else at the rarest line break (`line_breaks`) among the
-        last `HEAD_LINES` lines and `HEAD_CHARACTERS` characters, which stays while text is added, and mostly while
-        lines are. ``heal``: leave out the word that the head ends in. ``spaced``: a text begins with the space that the
-        vocabulary puts there, if it does.
+        chunk: about the most characters of a chunk and of the head. head_from: start of the head; None: the rarest
+        line break among the last `HEAD_LINES` lines and `HEAD_CHARACTERS` characters. heal: omit the last word. spaced:
+        keep the space that the vocabulary adds at the start of a text.
         """
         cut = max(0, len(prefix) - window) // LONG_LINE * LONG_LINE
         shown = prefix[cut:]
@@ -251,7 +250,7 @@ class PrefixParts:
             head_from = min(max(0, head_from - cut), len(shown))
         places = _chunks([b for b in breaks if b.at < head_from], head_from, max(1, min(chunk, LARGEST_CHUNK)))
         if cut and len(places) > 1:
-            places = places[1:]  # what it begins with has no fixed border
+            places = places[1:]  # the first part starts at a moving border
         ends = [*(place.at for place in places), head_from]
         begins = spaced and cut == 0
         above = tuple(
@@ -265,10 +264,10 @@ class PrefixParts:
         return PrefixParts(above, text.encode(head, owner, begins=begins and not above), cut == 0, healing_prefix)
 
     def fit(self, room: int) -> tuple[list[int], list[int]]:
-        """Ids of above and head, at most ``room`` together, the nearest ones.
+        """Ids of above and head nearest to the gap, at most ``room`` together.
 
-        What is left out in front goes in large pieces: what is kept begins at the rarest border in the outermost
-        quarter of the room, so that it stays the same while the text grows.
+        The kept part starts at the rarest border in the outermost quarter of the room, so that the start stays while
+        the text grows.
         """
         if len(self.head) >= room:
             return [], _tail(self.head, room, room // 4)
@@ -291,7 +290,7 @@ class PrefixParts:
 
 
 def _tail(ids: Sequence[int], room: int, step: int) -> list[int]:
-    """The last ids, at most ``room``; their begin stays while less than ``step`` are added."""
+    """The last ids, at most ``room``; their start stays while fewer than ``step`` are added."""
     step = max(1, step)
     left_out = -(-max(0, len(ids) - room) // step) * step
     return list(ids[left_out:])
@@ -303,7 +302,7 @@ def _head_from(breaks: Sequence[LineBreak], earliest: int) -> int:
 
 
 def _chunks(breaks: list[LineBreak], end: int, largest: int) -> list[LineBreak]:
-    """Those of ``breaks`` at which chunks begin: the rare ones, and what parts too large chunks at their rarest."""
+    """The places at which chunks start: the rare ones, and the rarest ones inside chunks that are too large."""
     found: list[LineBreak] = []
     starts = [i for i, b in enumerate(breaks) if i == 0 or b.level >= CHUNK_LEVEL]
     for a, b in pairwise([*starts, len(breaks)] if starts else []):
@@ -312,7 +311,7 @@ def _chunks(breaks: list[LineBreak], end: int, largest: int) -> list[LineBreak]:
 
 
 def _parted(breaks: list[LineBreak], end: int, largest: int) -> Iterator[LineBreak]:
-    """The first of ``breaks``, and from each the rarest one half to whole a ``largest`` further on."""
+    """The first of ``breaks``, then repeatedly the rarest one between half and one ``largest`` further on."""
     at = 0
     yield breaks[0]
     while end - breaks[at].at > largest and at + 1 < len(breaks):

@@ -1,4 +1,4 @@
-"""Gaps as requests to the engine: options, text rules that follow from where a gap is, and the prompt."""
+"""Makes engine requests from gaps: options, text rules derived from the gap's place, and the prompt."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ DEFAULT_MAX_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class CompletionOptions:
-    """``max_prompt_tokens`` None: the packer's default. ``dedent``, ``bracket`` and ``suffix``: end where the text
-    leaves its block, closes a bracket that is not its own, or repeats what follows; where ``stopping`` has such a rule
-    already, that one counts. The rest is as in `specdec.core.types.Request`."""
+    """Options of a completion. Rules set in ``stopping`` override ``dedent``, ``bracket`` and ``suffix``; fields
+    without a comment are as in `specdec.core.types.Request`."""
 
     mode: FillMode = FillMode.MIDDLE
-    max_prompt_tokens: int | None = None
-    dedent: bool = True
-    bracket: bool = True
-    suffix: bool = True
+    max_prompt_tokens: int | None = None  # None: the packer's default
+    dedent: bool = True  # end where the text leaves the gap's block
+    bracket: bool = True  # end where the text closes a bracket that it did not open
+    suffix: bool = True  # end where the text repeats the text after the gap
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     stopping: StoppingParams = field(default_factory=lambda: StoppingParams(max_tokens=DEFAULT_MAX_TOKENS))
     output: OutputParams = field(default_factory=OutputParams)
@@ -49,24 +48,24 @@ class CompletionOptions:
     resume: ResumeParams | None = None
 
     def of_session(self, session: str) -> CompletionOptions:
-        """These, in a session."""
+        """The same options, in a session."""
         return replace(self, session=session)
 
     @property
     def repeatable(self) -> bool:
-        """Whether the same gap gets the same text each time."""
+        """Whether the same gap always gets the same text."""
         return self.sampling.temperature == 0 or self.sampling.seed is not None
 
 
-BRACKETS_BEFORE, BRACKETS_BEHIND = 2000, 1000  # characters looked at on either side of the gap
-_TELLING = re.compile(r"[()\[\]{}'\"`#/\\\n]")
+BRACKETS_BEFORE, BRACKETS_BEHIND = 2000, 1000  # characters examined before and after the gap
+_CODE_MARKS = re.compile(r"[()\[\]{}'\"`#/\\\n]")
 
 
 def open_brackets(prefix: str, suffix: str) -> tuple[str, str]:
-    """What may be closed between ``prefix`` and ``suffix``, innermost first, and what `CodeReader` calls the place: the
-    brackets that are open behind the one and that nothing in the other closes.
+    """The brackets that are open after ``prefix`` and that ``suffix`` does not close, innermost first, and the quote or
+    comment that the gap is in (`CodeReader.quote`).
 
-    An editor that closes brackets by itself leaves none of them; where one was only opened, its partner is missing.
+    After an editor that closes brackets automatically there are none.
     """
     start = max(0, len(prefix) - BRACKETS_BEFORE)
     start = prefix.find("\n", start - 1) + 1 if start else 0
@@ -78,7 +77,7 @@ def open_brackets(prefix: str, suffix: str) -> tuple[str, str]:
             del needed[: needed.index(char) + 1]
     missing: list[str] = []
     behind = suffix[:BRACKETS_BEHIND]
-    # Where no partner follows, what is written will close the string.
+    # If no closing quote follows, the completion closes the string.
     string = reader.quote if reader.quote in (behind if len(reader.quote) == 3 else behind.split("\n", 1)[0]) else ""
     for char in _unopened(behind, "#" if reader.quote == "#" else string):
         if char in needed:
@@ -103,9 +102,9 @@ def _unopened(text: str, quote: str) -> Iterator[str]:
 
 
 def _code(text: str, reader: CodeReader) -> Iterator[str]:
-    """The brackets of ``text`` that are code. ``reader`` is only told what can matter to it."""
+    """The brackets of ``text`` that are code. ``reader`` gets only the characters that affect its state."""
     end = 0
-    for match in _TELLING.finditer(text):
+    for match in _CODE_MARKS.finditer(text):
         if match.start() > end:
             reader.feed(" ")
         end = match.end()
@@ -120,12 +119,12 @@ SUFFIX_CHARACTERS = 512
 
 
 def gap_rules(gap: Gap, options: CompletionOptions) -> TextRules | None:
-    """The rules asked for, and those that ``options`` want derived: the indentation of the cursor's line, the brackets
-    open there, the text behind. None where there are none."""
+    """The rules in ``options.stopping``, and those derived from the gap: the indentation of the cursor's line, the
+    brackets open there, the text after it. None if there are none."""
     rules = options.stopping.rules or TextRules()
     head = gap.line_head
     if options.dedent and rules.min_indent is None:
-        # A line that stands at the margin can not be left to its left.
+        # None at the margin: nothing is less indented.
         rules = replace(rules, min_indent=len(head) - len(head.lstrip(" \t")) or None)
     if options.bracket and rules.closers is None:
         closers, quote = open_brackets(gap.prefix, gap.suffix)
@@ -172,10 +171,10 @@ class RequestMaker:
         return await self._pack(gap, FillMode.MIDDLE, budget, current_caller().tenant, heal=False)
 
     async def pack(self, gap: Gap, options: CompletionOptions, principal: Principal) -> PackedPrompt:
-        """The prompt for ``gap``. Long texts are encoded in a thread, so that others' streams go on.
+        """The prompt for ``gap``; long texts are encoded in a thread.
 
         Raises:
-            FimNotSupportedError: the model can not fill in, and the options ask for it.
+            FimNotSupportedError: the model cannot fill in, and the options require it.
             EngineDeadError: the model is not loaded yet.
         """
         budget = self.packer.budget(options.max_prompt_tokens, options.stopping.max_tokens or 1)
@@ -190,8 +189,8 @@ class RequestMaker:
     async def make(
         self, gap: Gap, options: CompletionOptions, principal: Principal, request_id: str, draft: str = ""
     ) -> Request:
-        """The request for ``gap``, not checked yet; ``draft`` is a text that the answer is expected to resemble. Raises
-        as `pack`."""
+        """The request for ``gap``, not validated. draft: a text that the answer is expected to resemble. Raises as
+        `pack`."""
         packed, stopping = await self.pack(gap, options, principal), options.stopping
         expected = packed.healing_prefix + draft if draft else ""
         limit = stopping.max_tokens

@@ -1,4 +1,4 @@
-"""Code completion as every protocol offers it: requests, runs, sessions, and what became of suggestions."""
+"""Code completion for all protocols: requests, sessions, and the outcomes of suggestions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.completion.requests import RequestMaker
 
 
 class Outcome(StrEnum):
-    """What became of a suggestion."""
+    """What the user did with a suggestion."""
 
     SHOWN = "shown"
     ACCEPTED = "accepted"
@@ -26,7 +26,7 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class Acceptance:
-    """Counts of suggestions, and of their characters: of those that were shown, and of what was taken over of them."""
+    """Counts of suggestions and of their characters."""
 
     suggested: int = 0
     shown: int = 0
@@ -35,10 +35,10 @@ class Acceptance:
     rejected: int = 0
     shown_characters: int = 0
     accepted_characters: int = 0
-    shown_ms: float = 0.0
+    shown_ms: float = 0.0  # total time that suggestions were visible
 
     def count(self, outcome: Outcome, characters: int, accepted: int, shown_ms: float, sign: int = 1) -> None:
-        """One suggestion more of ``characters`` that came to ``outcome``; with ``sign`` -1 it is taken back."""
+        """Count a suggestion of ``characters`` with ``outcome``; ``sign`` -1 revokes it."""
         self.shown += sign
         self.shown_characters += sign * characters
         self.accepted_characters += sign * accepted
@@ -50,7 +50,7 @@ class Acceptance:
 
 OUTCOME_SUGGESTIONS, OUTCOME_SESSIONS = 4096, 1024
 
-# Who may see something: tenant and cache salt
+# Tenant and cache salt
 Owner = tuple[str, str]
 
 
@@ -64,7 +64,8 @@ class _Suggestion:
 
 
 class OutcomeLog:
-    """Bounded: the `SUGGESTIONS` made last, and the figures of the `SESSIONS` used last. ``total`` covers all."""
+    """Outcomes of the last `OUTCOME_SUGGESTIONS` suggestions and counts of the last `OUTCOME_SESSIONS` sessions;
+    ``total`` covers all."""
 
     def __init__(self) -> None:
         self.total = Acceptance()
@@ -72,7 +73,7 @@ class OutcomeLog:
         self._sessions: OrderedDict[tuple[Owner, str], Acceptance] = OrderedDict()
 
     def suggested(self, owner: Owner, suggestion: str, session: str, characters: int) -> None:
-        """A suggestion was made whole; one without text is none."""
+        """Record a complete suggestion; an empty one is ignored."""
         if not characters:
             return
         for figures in self._figures(owner, session):
@@ -83,8 +84,10 @@ class OutcomeLog:
             self._suggestions.popitem(last=False)
 
     def report(self, owner: Owner, suggestion: str, outcome: Outcome, accepted: int, shown_ms: float) -> bool:
-        """What became of it. The last report counts; ``accepted`` characters matter where it was taken over in part.
-        False: it is not remembered, or never was."""
+        """Record an outcome; a later report replaces it. Returns False for an unknown suggestion.
+
+        accepted: characters accepted, used for `Outcome.PARTIALLY_ACCEPTED`. shown_ms: time it was visible.
+        """
         known = self._suggestions.get((owner, suggestion))
         if known is None:
             return False
@@ -102,11 +105,11 @@ class OutcomeLog:
         return True
 
     def of_session(self, owner: Owner, session: str) -> Acceptance | None:
-        """A session's figures, while they are kept."""
+        """A session's counts, if they are still kept."""
         return self._sessions.get((owner, session))
 
     def session_of(self, owner: Owner, suggestion: str) -> str:
-        """The session a suggestion was made in; empty where there was none, or it is not remembered."""
+        """The session of a suggestion; empty if it has none or is unknown."""
         known = self._suggestions.get((owner, suggestion))
         return "" if known is None else known.session
 
@@ -120,12 +123,12 @@ class OutcomeLog:
         return [self.total, figures]
 
 
-SESSIONS, IDLE_S, SESSION_CHARACTERS = 256, 1800.0, 1 << 25
+SESSIONS, IDLE_S, SESSION_CHARACTERS = 256, 1800.0, 1 << 25  # most sessions, idle seconds, characters of documents
 
 
 class SessionTable:
-    """Bounded by number, by the size of the documents kept, and by age since the last use; who was used longest ago
-    goes first. A session that was let go still serves the stream that holds it. ``clock`` gives monotonic seconds."""
+    """Editor sessions, bounded by number, by the size of their documents, and by idle time; the least recently used are
+    evicted. An evicted session still serves the stream that holds it."""
 
     def __init__(
         self,
@@ -144,8 +147,8 @@ class SessionTable:
         return len(self._sessions)
 
     def open(self, owner: Owner, session_id: str) -> EditorSession:
-        """A session for a stream that begins. One of the same id and owner hands over its documents and ends what it
-        runs: its editor has connected anew."""
+        """A session for a new stream. If the editor has reconnected, the former session of the same id and owner is
+        stopped and its documents are taken over."""
         session = self._make(session_id or uuid.uuid4().hex)
         former = self._sessions.pop((owner, session.session_id), None)
         if former is not None:
@@ -156,7 +159,7 @@ class SessionTable:
         return session
 
     def used(self, owner: Owner, session: EditorSession) -> None:
-        """``session`` was used; those beyond the limits are let go."""
+        """Mark ``session`` as used, and evict sessions beyond the limits."""
         most, idle_s, characters = self._limits
         key, now = (owner, session.session_id), self._clock()
         session.used_s = now

@@ -49,8 +49,9 @@ _Trace = trace_pb2_grpc.TraceServiceStub
 
 
 class SessionCall:
-    """Messages of CompletionService.CompleteSession. Use as ``async with``: leaving it ends what is being generated.
-    It is not tried again: send the setup and the documents on a new one."""
+    """A stream of CompletionService.CompleteSession. Use as ``async with``: leaving the block ends the generation.
+
+    It is never repeated: after a failure, send the setup and the documents on a new one."""
 
     def __init__(self, call: Any, address: str) -> None:
         self._call, self._address = call, address
@@ -64,7 +65,7 @@ class SessionCall:
         self._call.cancel()
 
     async def send(self, message: completion_pb2.CompleteSessionRequest) -> None:
-        """One message to the server.
+        """Send one message.
 
         Raises:
             CallError: the stream has ended.
@@ -75,7 +76,7 @@ class SessionCall:
             raise CallError.of(error, self._address) from None
 
     async def done(self) -> None:
-        """Nothing more will be sent; what was asked is still answered."""
+        """End sending; pending requests are still answered."""
         await self._call.done_writing()
 
     async def __aiter__(self) -> AsyncIterator[completion_pb2.CompleteSessionResponse]:
@@ -96,7 +97,7 @@ _AS_CONFIGURED = CompletionHints()
 
 
 class CompletionClient:
-    """Every method raises `CallError`. Made by `Client`."""
+    """Code completion. Every method raises `CallError`. Created by `Client`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -104,8 +105,7 @@ class CompletionClient:
     async def complete(
         self, gap: Fim, hints: CompletionHints = _AS_CONFIGURED, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[RequestEvent, None]:
-        """What belongs into ``gap``, as `Client.stream` gives it. Without ``sampling`` it is greedy, without
-        ``stopping`` at most 128 tokens long."""
+        """The text for ``gap`` as events, like `Client.stream`. Defaults: greedy, at most 128 tokens."""
         options["request_id"] = options.get("request_id") or uuid.uuid4().hex
         message = completion_message(gap, hints, options)
         stream = ResumableStream(
@@ -116,7 +116,7 @@ class CompletionClient:
                 yield event
 
     def session(self) -> SessionCall:
-        """A stream of an editor's own; its first message must be a setup."""
+        """A stream for one editor; its first message must be a setup."""
         return SessionCall(
             self._connection.both_ways(lambda at: _Completion(at).CompleteSession), self._connection.address
         )
@@ -130,7 +130,7 @@ class CompletionClient:
         shown_ms: float = 0.0,
         cache_salt: str = "",
     ) -> bool:
-        """Tell what became of a suggestion (of `complete`: its request id); False when it is not remembered."""
+        """Report the outcome of a suggestion (of `complete`: its request id). Returns False if it is unknown."""
         request = completion_pb2.ReportOutcomeRequest(
             suggestion_id=suggestion_id, outcome=completion_pb2.Outcome.Value(f"OUTCOME_{outcome.upper()}"),
             accepted_characters=accepted_characters, shown_ms=shown_ms,
@@ -140,14 +140,14 @@ class CompletionClient:
 
 
 class ExperimentClient:
-    """Needs a key marked `admin`. Every method raises `CallError`. Made by `Client`. ``model``: of several; empty: the
-    first."""
+    """Experiments; needs a key marked `admin`. Every method raises `CallError`. Created by `Client`. ``model``: one of
+    several; empty: the first."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def start(self, plan: str, *, model: str = "") -> experiment_pb2.Experiment:
-        """Begin the experiment that ``plan``, YAML or JSON, describes, or go on with it."""
+        """Start or resume the experiment that ``plan`` describes, in YAML or JSON."""
         request = experiment_pb2.StartExperimentRequest(plan=plan, model=model)
         found: experiment_pb2.Experiment = (
             await self._connection.unary(lambda at: _Experiments(at).StartExperiment, request)
@@ -155,7 +155,7 @@ class ExperimentClient:
         return found
 
     async def stop(self, name: str, *, model: str = "") -> experiment_pb2.Experiment:
-        """End a running experiment; its records stay."""
+        """Stop an experiment; its records stay."""
         request = experiment_pb2.StopExperimentRequest(name=name, model=model)
         found: experiment_pb2.Experiment = (
             await self._connection.unary(lambda at: _Experiments(at).StopExperiment, request)
@@ -163,7 +163,7 @@ class ExperimentClient:
         return found
 
     async def get(self, name: str, *, model: str = "") -> experiment_pb2.Experiment:
-        """How an experiment stands."""
+        """An experiment's status."""
         request = experiment_pb2.GetExperimentRequest(name=name, model=model)
         found: experiment_pb2.Experiment = (
             await self._connection.unary(lambda at: _Experiments(at).GetExperiment, request)
@@ -171,7 +171,7 @@ class ExperimentClient:
         return found
 
     async def every(self, *, model: str = "") -> list[experiment_pb2.Experiment]:
-        """All that the server has records of, by name."""
+        """All experiments with records, by name."""
         request = experiment_pb2.ListExperimentsRequest(model=model)
         response = await self._connection.unary(lambda at: _Experiments(at).ListExperiments, request)
         return [*response.experiments]
@@ -179,7 +179,7 @@ class ExperimentClient:
     async def result(
         self, name: str, *, report: bool = False, model: str = ""
     ) -> experiment_pb2.GetExperimentResultResponse:
-        """What an experiment's records say so far; ``report``: its page too."""
+        """The result of an experiment's records so far. report: include the HTML report."""
         request = experiment_pb2.GetExperimentResultRequest(name=name, report=report, model=model)
         found: experiment_pb2.GetExperimentResultResponse = await self._connection.unary(
             lambda at: _Experiments(at).GetExperimentResult, request
@@ -188,30 +188,29 @@ class ExperimentClient:
 
 
 class AdminClient:
-    """Needs a key marked `admin`. Every method raises `CallError`. Made by `Client`."""
+    """Operators' commands; needs a key marked `admin`. Every method raises `CallError`. Created by `Client`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def drain(self, timeout_s: float | None = None, *, model: str = "") -> int:
-        """Let the server take no new request, and wait until those that run have ended; returns how many still run.
+        """Refuse new requests and wait until running ones have ended; returns how many still run.
 
-        timeout_s: how long to wait at most; None: as long as the server does at its end. model: only this one; empty:
-        all.
+        timeout_s: longest wait; None: the server's ``drain_s``. model: only this one; empty: all.
         """
         request = admin_pb2.DrainRequest(timeout_s=timeout_s, model=model)
         response = await self._connection.unary(lambda at: _Admin(at).Drain, request)
         return int(response.running)
 
     async def flush_cache(self, *, model: str = "") -> int:
-        """Forget every cached prefix that no running request uses; returns how many pages that frees."""
+        """Drop the cached prefixes that no running request uses; returns the number of pages freed."""
         request = admin_pb2.FlushCacheRequest(model=model)
         return int((await self._connection.unary(lambda at: _Admin(at).FlushCache, request)).pages)
 
     async def swap_draft(
         self, draft: str = "", dtype: str = "", *, model: str = ""
     ) -> tuple[str | None, tuple[str, ...]]:
-        """Change the draft model, or drop it (empty); returns its name and the drafters loaded now."""
+        """Replace the draft model, or drop it (empty); returns its name and the loaded drafters."""
         request = admin_pb2.SwapDraftRequest(draft=draft, dtype=dtype, model=model)
         response = await self._connection.unary(lambda at: _Admin(at).SwapDraft, request)
         return (response.draft if response.HasField("draft") else None), tuple(response.drafters)
@@ -222,16 +221,10 @@ _PATIENT = RetryPolicy()
 
 
 class Client:
-    """Talks to the server at ``address`` (``host:port``), or to the first of several alike, with commas between, that
-    answers. Use as ``async with``, in one event loop.
+    """A client of one server, or of several equal ones. Use as ``async with``, in one event loop.
 
-    Every method raises `CallError` when the call fails. Calls that the server refuses for now are tried again as
-    ``retry`` says, within their own timeout. ``model`` is the name of one of several models; empty: the server's
-    choice. ``workspace``: a proxy in front of several servers keeps calls of equal ones on one of them, which has read
-    what they have in common, and remembers the suggestions whose outcome is reported; empty: calls of equal sessions.
-
-    Raises:
-        ConfigError: an address is empty, or a file of the credentials can not be read.
+    Every method raises `CallError`. Calls that the server refuses for now are repeated by the retry policy, within
+    their timeout. ``model``: the name of one of several models; empty: chosen by the server.
     """
 
     def __init__(
@@ -242,6 +235,12 @@ class Client:
         *,
         workspace: str = "",
     ) -> None:
+        """address: ``host:port``, or several separated by commas. workspace: a proxy sends all calls with the same
+        value to one server, whose prefix cache and suggestions they share; empty: all calls of a session.
+
+        Raises:
+            ConfigError: an address is empty, or a file of the credentials cannot be read.
+        """
         self._connection = Connection([one.strip() for one in address.split(",")], credentials, retry, workspace)
         self.admin = AdminClient(self._connection)
         self.completion = CompletionClient(self._connection)
@@ -260,11 +259,11 @@ class Client:
         await self._connection.close()
 
     async def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncGenerator[RequestEvent, None]:
-        """The answer as it is made: one Started, Deltas, one Finished per sample. Closing it (`contextlib.aclosing`)
-        cancels the call, and the engine forgets the request at once.
+        """The events of an answer: Started, Deltas, one Finished per sample. Closing the generator
+        (`contextlib.aclosing`) cancels the call and aborts the request.
 
-        Where the server or the connection fails on the way, it goes on at the same token on the server that answers
-        next (`ResumableStream`): a reader notices nothing but the time. With a server of other numbers it does not.
+        If the server or the connection fails, the stream resumes at the same token on the next server that answers and
+        has the same numeric fingerprint (`ResumableStream`).
         """
         options["request_id"] = options.get("request_id") or uuid.uuid4().hex
         message = fill_request(generation_pb2.GenerateStreamRequest(), prompt, options)
@@ -276,7 +275,7 @@ class Client:
                 yield event
 
     async def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generated:
-        """The whole answer at once."""
+        """The complete answer."""
         message = fill_request(generation_pb2.GenerateRequest(), prompt, options)
         return generated_of(
             await self._connection.unary(lambda at: _Generation(at).Generate, message, options.get("timeout_s"))
@@ -291,7 +290,7 @@ class Client:
         timeout_s: float | None = None,
         model: str = "",
     ) -> Usage:
-        """Compute a prompt into the prefix cache, and no token; how long it is, and what of it was there before."""
+        """Compute a prompt into the prefix cache without generating; returns its length and its cached tokens."""
         message = generation_pb2.PrefillRequest(model=model)
         fill_prompt(message, prompt)
         message.cache.salt, message.scheduling.priority = cache_salt, priority
@@ -299,7 +298,7 @@ class Client:
         return Usage(response.prompt_tokens, response.cached_tokens)
 
     async def abort(self, request_id: str) -> bool:
-        """End a request in flight, which keeps what it has; False when there is none of this id."""
+        """Abort a request, which ends with the tokens it has. Returns False if no request has the id."""
         response = await self._connection.unary(
             lambda at: _Generation(at).Abort, generation_pb2.AbortRequest(request_id=request_id)
         )
@@ -313,8 +312,8 @@ class Client:
         parse_special: bool = False,
         model: str = "",
     ) -> list[int]:
-        """Token ids of a text or a conversation. add_special: with the model's begin token, where it has one.
-        parse_special: read special tokens that are spelled out as such."""
+        """Token ids of a text or a conversation. add_special: with the model's begin token, if it has one.
+        parse_special: encode the names of special tokens as these tokens."""
         request = generation_pb2.TokenizeRequest(add_special=add_special, parse_special=parse_special, model=model)
         if isinstance(text, str):
             request.text = text
@@ -330,12 +329,12 @@ class Client:
         return str((await self._connection.unary(lambda at: _Generation(at).Detokenize, request)).text)
 
     async def info(self, timeout_s: float | None = None, *, model: str = "") -> EngineInfo:
-        """What is served."""
+        """The engine's description."""
         request = model_pb2.GetServerInfoRequest(model=model)
         return info_of(await self._connection.unary(lambda at: _Models(at).GetServerInfo, request, timeout_s))
 
     async def load(self, *, model: str = "") -> EngineLoad:
-        """How busy it is."""
+        """The engine's load."""
         return load_of(
             await self._connection.unary(lambda at: _Models(at).GetLoad, model_pb2.GetLoadRequest(model=model))
         )

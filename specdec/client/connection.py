@@ -1,4 +1,4 @@
-"""Calls of a server, or of several alike: credentials, deadlines, retries, and how calls fail."""
+"""Calls of one server or of several equal ones: credentials, deadlines, retries, errors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ from specdec.errors import ConfigError, FieldViolation, SpecdecError
 
 
 class CallError(SpecdecError):
-    """``code``: of gRPC. ``reason`` and ``metadata``: of the server's ErrorInfo, empty where it gave none.
-    ``violations``: every bad field. ``retry_after_s``: when it is worth another try, where the server said so.
-    ``reached``: whether a specdec server answered at all. ``address``: where the call went."""
+    """A call failed."""
+
+    code: grpc.StatusCode
+    reason: str  # of the server's ErrorInfo, as ``metadata``; empty if it sent none
+    violations: tuple[FieldViolation, ...]  # every invalid field
+    retry_after_s: float | None  # the server's hint
+    reached: bool  # whether a specdec server answered
+    address: str  # where the call went
 
     def __init__(
         self,
@@ -45,14 +50,14 @@ class CallError(SpecdecError):
 
     @staticmethod
     def of(error: grpc.aio.AioRpcError, address: str) -> CallError:
-        """What ``error`` of a call to ``address`` says."""
+        """``error`` of a call to ``address``, with the server's details."""
         trailers = dict(error.trailing_metadata() or ())
         packed = trailers.get("grpc-status-details-bin")
         if packed is None and error.code() == grpc.StatusCode.UNAVAILABLE:
-            told = (error.details() or "").splitlines()
+            cause = (error.details() or "").splitlines()
             message = f"no specdec server answers at {address}; start one with `specdec serve`"
             return CallError(
-                error.code(), f"{message} ({told[0][:200]})" if told else message, reached=False, address=address
+                error.code(), f"{message} ({cause[0][:200]})" if cause else message, reached=False, address=address
             )
         bad, info, retry = BadRequest(), ErrorInfo(), RetryInfo()
         has_retry = False
@@ -74,31 +79,30 @@ class CallError(SpecdecError):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """``key``: sent with every call. ``tls``: encrypt; the server's certificate must be of ``ca`` (PEM file; None: the
-    authorities gRPC comes with). ``cert`` and ``cert_key``: PEM files, shown to servers that ask for a certificate."""
+    """What a client authenticates itself and the server with."""
 
-    key: str = ""
+    key: str = ""  # sent with every call
     tls: bool = False
-    ca: Path | None = None
-    cert: Path | None = None
+    ca: Path | None = None  # PEM file; None: gRPC's built-in authorities
+    cert: Path | None = None  # PEM file, for servers that ask for a client certificate
     cert_key: Path | None = None
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.cert_key is None):
-            raise ConfigError("credentials: cert and cert_key belong together: give both, or neither")
+            raise ConfigError("credentials: set both cert and cert_key, or neither")
         if not self.tls and (self.ca or self.cert):
-            raise ConfigError("credentials: ca and cert mean nothing without tls")
+            raise ConfigError("credentials: ca and cert have no effect without tls")
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
+        """Metadata of every call."""
         return (("authorization", f"Bearer {self.key}"),) if self.key else ()
 
     def channel(self) -> grpc.ChannelCredentials | None:
-        """What a channel is opened with; None: in the clear.
+        """Credentials of a channel; None: unencrypted.
 
         Raises:
-            ConfigError: a file can not be read.
+            ConfigError: a file cannot be read.
         """
         if not self.tls:
             return None
@@ -109,32 +113,28 @@ def _read(path: Path | None) -> bytes | None:
     try:
         return None if path is None else path.expanduser().read_bytes()
     except OSError as error:
-        raise ConfigError(f"credentials: {path} can not be read ({error.strerror})") from None
+        raise ConfigError(f"credentials: {path} cannot be read ({error.strerror})") from None
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """``attempts`` in all. A server that says when to come back is taken at its word, unless that is later than
-    ``longest_s``; else the pause is ``first_s`` seconds and doubles. ``unreachable``: also try again where no server
-    answers. Pauses are drawn up to ``jitter`` longer, so that many clients do not come back at once. Of several
-    addresses the next one is tried first, without a pause. ``resumes``: as many tries in a row to go on with a stream
-    that broke off, before another token came; 0: it is not gone on with."""
+    """When to repeat a call. Of several addresses the next one is tried first, without a pause."""
 
-    attempts: int = 4
-    first_s: float = 0.2
-    longest_s: float = 30.0
-    jitter: float = 0.25
-    unreachable: bool = True
-    resumes: int = 8
+    attempts: int = 4  # in all
+    first_s: float = 0.2  # first pause; doubles with each try, unless the server sends a hint
+    longest_s: float = 30.0  # a hint beyond this ends the tries
+    jitter: float = 0.25  # pauses are up to this share longer, so that clients do not retry all at once
+    unreachable: bool = True  # retry if no server answers
+    resumes: int = 8  # tries in a row to resume a broken stream without a new token; 0: it is not resumed
 
     def pause_s(self, error: CallError, attempt: int, draw: float) -> float | None:
-        """Seconds until the next try after ``attempt`` of them (from 1), None: there is none. draw: in [0, 1)."""
+        """Seconds until the next try after try ``attempt`` (from 1); None: there is none. draw: random, in [0, 1)."""
         if attempt >= self.attempts:
             return None
         hint = error.retry_after_s
         if error.code == grpc.StatusCode.RESOURCE_EXHAUSTED:
             if hint is None:
-                return None  # what does not fit will not fit later
+                return None  # a request that is too large will not fit later
         elif error.code != grpc.StatusCode.UNAVAILABLE or not (error.reached or self.unreachable):
             return None
         pause = self.first_s * 2.0 ** (attempt - 1) if hint is None else hint
@@ -142,18 +142,18 @@ class RetryPolicy:
 
     @property
     def resuming(self) -> RetryPolicy:
-        """How a broken stream's call is tried again: nobody answers for a while where a server died."""
+        """The policy for resuming a broken stream: after a server's death none may answer for a while."""
         return replace(self, attempts=self.resumes, unreachable=True)
 
 
 Method = Callable[[grpc.aio.Channel], Any]
-"""What makes a call's method of the channel that it is to go through."""
+"""Makes a call's method from a channel."""
 
 
 _OPTIONS = [
     # Statistics and log-probabilities of a long answer exceed gRPC's default of 4 MiB.
     ("grpc.max_receive_message_length", -1),
-    # A server that comes back is found soon: by default gRPC waits up to two minutes before it looks again.
+    # Reconnect to a restarted server soon: by default gRPC waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 3000),
 ]
@@ -162,12 +162,12 @@ _WORKSPACE, _SESSION = "x-workspace-id", "x-session-id"
 _PLAIN = "".join(chr(i) for i in range(0x21, 0x7F) if chr(i) != "%")
 
 
-# What a proxy or gRPC itself says of a stream that lost its connection, where that is no UNAVAILABLE.
+# Messages of proxies and gRPC for a lost connection whose code is not UNAVAILABLE.
 _CUT_WORDS = ("RST_STREAM", "GOAWAY", "Stream removed", "Socket closed", "upstream connect error")
 
 
 def cut_of(error: CallError) -> CallError | None:
-    """``error`` as an UNAVAILABLE, where it was the server or the way to it that failed, and not the request."""
+    """``error`` as UNAVAILABLE if the server or the connection failed and not the request; else None."""
     if error.code == grpc.StatusCode.UNAVAILABLE:
         return error
     lost = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)
@@ -177,22 +177,20 @@ def cut_of(error: CallError) -> CallError | None:
 
 
 class Connection:
-    """A channel per address, opened at the first call. Belongs to one event loop; `close` it.
-
-    addresses: ``host:port``, of one server or of several that are alike: calls go to the first, and to the next one
-    from when it could not be reached or could not serve. workspace: what keeps the calls on one of a proxy's servers;
-    where it is empty, those of one session are kept together.
-
-    Raises:
-        ConfigError: a file of the credentials can not be read.
-    """
+    """One channel per address, opened at the first call. Belongs to one event loop; `close` it."""
 
     def __init__(
         self, addresses: Sequence[str], credentials: Credentials, retry: RetryPolicy, workspace: str = ""
     ) -> None:
+        """addresses: ``host:port`` of equal servers; calls go to the first until it fails, then to the next. workspace:
+        a proxy sends all calls with the same value to one server; empty: all calls of a session.
+
+        Raises:
+            ConfigError: a file of the credentials cannot be read.
+        """
         self._addresses, self._at = tuple(addresses), 0
         if not all(self._addresses) or not self._addresses:
-            raise ConfigError("address: must be host:port, or several with commas between")
+            raise ConfigError("address: must be host:port, or several separated by commas")
         self._metadata, self._secret = credentials.metadata, credentials.channel()
         if workspace:
             self._metadata += ((_WORKSPACE, _as_metadata(workspace)),)
@@ -201,12 +199,12 @@ class Connection:
 
     @property
     def address(self) -> str:
-        """Where calls go now."""
+        """The address of the next call."""
         return self._addresses[self._at]
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The channel that calls go through now."""
+        """The channel of the next call."""
         channel = self._channels.get(self.address)
         if channel is None:
             if self._secret is None:
@@ -226,7 +224,7 @@ class Connection:
         """The answer to one message.
 
         Raises:
-            CallError: the last try failed, or none is worth it.
+            CallError: the last try failed, or the error is final.
         """
         until = end_of(timeout_s)
         attempt = 0
@@ -242,12 +240,13 @@ class Connection:
     async def stream(
         self, method: Method, request: Any, timeout_s: float | None = None, retry: RetryPolicy | None = None
     ) -> AsyncGenerator[Any, None]:
-        """The messages that answer one; close it to cancel the call. Tried again only until the first one came; where
-        the server has not noticed yet that a former try broke off, with ``~`` behind the request's id. retry: in place
-        of the connection's.
+        """The stream of answers to one message; close it to cancel the call.
+
+        The call is repeated only before the first answer; with ``~`` appended to the request's id if the server still
+        runs a former try. retry: default: the connection's.
 
         Raises:
-            CallError: the last try failed, or none is worth it.
+            CallError: the last try failed, or the error is final.
         """
         until = end_of(timeout_s)
         attempt, began, lost = 0, False, False
@@ -267,7 +266,7 @@ class Connection:
                 if lost and failure.code == grpc.StatusCode.ALREADY_EXISTS:
                     request, lost = _renamed(request), False
                     continue
-                # Where a proxy resets a stream, gRPC drops what was not read yet: it is as if nothing had come.
+                # If a proxy resets a stream, gRPC drops unread messages, as if none had arrived.
                 cut = cut_of(failure)
                 lost = lost or cut is not None
                 await self.pause(cut or failure, attempt, until, retry)
@@ -275,19 +274,19 @@ class Connection:
                 call.cancel()
 
     def _metadata_of(self, request: Any) -> tuple[tuple[str, str], ...]:
-        """What a call carries. A proxy reads no messages, so a request's session is told beside it."""
+        """Metadata of a call; includes the session, because proxies do not read messages."""
         session: str = getattr(getattr(request, "session", None), "id", "")
         return (*self._metadata, (_SESSION, _as_metadata(session))) if session else self._metadata
 
     def both_ways(self, method: Method) -> Any:
-        """A call that streams in both directions; it is not tried again."""
+        """A bidirectional stream; it is never repeated."""
         return method(self.channel)(metadata=self._metadata)
 
     async def pause(
         self, error: CallError, attempt: int, until: float | None, retry: RetryPolicy | None = None
     ) -> None:
-        """Wait until the next try, after try number ``attempt`` failed; where another server may do better, the next
-        one goes there. Raises ``error`` where there is none, or no time for it."""
+        """Wait until the next try, after try ``attempt`` failed, and switch to the next address if the server failed.
+        Raises ``error`` if there is no next try, or no time for it."""
         if error.code == grpc.StatusCode.UNAVAILABLE and error.address == self.address:
             self._at = (self._at + 1) % len(self._addresses)
         pause = (retry or self.retry).pause_s(error, attempt, random.random())
@@ -306,15 +305,15 @@ def _renamed(request: Any) -> Any:
 
 
 def _as_metadata(name: str) -> str:
-    """``name`` in characters that metadata may have."""
+    """``name`` percent-encoded for metadata."""
     return quote(name, safe=_PLAIN)
 
 
 def end_of(timeout_s: float | None) -> float | None:
-    """When a call's time is over, in monotonic seconds."""
+    """The end of a call's timeout, in monotonic seconds."""
     return None if timeout_s is None else time.monotonic() + timeout_s
 
 
 def time_left(until: float | None) -> float | None:
-    """Seconds until then; none that is negative."""
+    """Seconds until ``until``, at least 0."""
     return None if until is None else max(0.0, until - time.monotonic())

@@ -1,4 +1,4 @@
-"""What a client asks with and what it gets: prompts, gaps, conversations, options, answers."""
+"""Prompts, options and answers of the client."""
 
 from __future__ import annotations
 
@@ -23,61 +23,53 @@ from specdec.core.types import (
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """``role``: "system", "user", "assistant", or whatever the model's template knows."""
+    """A message of a conversation."""
 
-    role: str
+    role: str  # "system", "user", "assistant", or another that the model's template knows
     content: str
 
 
 @dataclass(frozen=True, slots=True)
 class ContextFile:
-    """A file or a part of one. ``time_ms``: when it was last looked at or changed, Unix time; those of the lowest
-    ``score``, then the oldest, are left out first where not all fit."""
+    """A file, or a part of one. If not all fit, those of the lowest score, then the oldest, are left out first."""
 
     filename: str
     text: str
-    time_ms: int = 0
+    time_ms: int = 0  # when it was last viewed or changed, Unix time
     score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fim:
-    """What stands before and behind the gap. ``middle_prefix``: what the filling begins with; None leaves it to the
-    server. ``extra``: other texts of the project. ``language``: as editors name it; empty: as ``file_name`` ends."""
+    """A gap to fill."""
 
-    prefix: str
-    suffix: str = ""
-    middle_prefix: str | None = None
-    extra: tuple[ContextFile, ...] = ()
+    prefix: str  # the text before the gap
+    suffix: str = ""  # the text after it
+    middle_prefix: str | None = None  # start of the filling; None: chosen by the server
+    extra: tuple[ContextFile, ...] = ()  # other texts of the project
     repo_name: str = ""
     file_name: str = ""
-    language: str = ""
+    language: str = ""  # the editor's name; empty: by the extension of ``file_name``
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionHints:
-    """None leaves a choice to the server. ``mode``: fill in or be refused where the model can not; else continue the
-    prefix there; or continue it in any case. ``max_prompt_tokens``: at least 64. The others: whether the text ends
-    where it leaves the gap's indentation, closes a bracket of its surroundings, or repeats what follows."""
+    """Options of code completion; None: the server's default."""
 
+    # "middle": fails if the model cannot fill in; "middle_or_prefix": then ignores the suffix; "prefix": always does
     mode: Literal["middle", "middle_or_prefix", "prefix"] = "middle"
-    max_prompt_tokens: int | None = None
-    stop_at_dedent: bool | None = None
-    stop_at_bracket: bool | None = None
-    stop_at_suffix: bool | None = None
+    max_prompt_tokens: int | None = None  # at least 64
+    stop_at_dedent: bool | None = None  # where the text leaves the gap's indentation
+    stop_at_bracket: bool | None = None  # where it closes a bracket that was open at the gap
+    stop_at_suffix: bool | None = None  # where it repeats the text after the gap
 
 
 Prompt = str | Fim | Sequence[int] | Sequence[ChatTurn]
-"""A text, a gap in one, token ids as they are, or a conversation."""
+"""A text, a gap, token ids, or a conversation."""
 
 
 class GenerateOptions(TypedDict, total=False):
-    """As the fields of `specdec.core.types.Request`; what is left out is as there.
-
-    ``prediction``: text or token ids. ``supersedes_key``: ends the running request with the same one. ``timeout_s``:
-    the call's deadline, over all its tries. ``resume``: where a stream of before broke off, whose tokens the caller
-    has kept; a stream that breaks off while it is read goes on by itself.
-    """
+    """Fields and defaults as in `specdec.core.types.Request`, unless a comment says otherwise."""
 
     request_id: str
     model: str
@@ -86,26 +78,26 @@ class GenerateOptions(TypedDict, total=False):
     output: OutputParams
     speculation: SpeculationParams
     grammar: GrammarParams | None
-    prediction: str | Sequence[int]
+    prediction: str | Sequence[int]  # text or token ids
     session: str
     cache_salt: str
     priority: int
     target_tpot_ms: float | None
-    supersedes_key: str
-    timeout_s: float | None
-    resume: ResumeParams | None
+    supersedes_key: str  # ends the running request with the same key
+    timeout_s: float | None  # the call's deadline, over all tries
+    resume: ResumeParams | None  # of a stream of an earlier client; this client's streams resume by themselves
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedSample:
-    """Sample ``index``, whole. ``matched_stop``: the stop string or token id that ended it, if one did."""
+    """A complete sample."""
 
     index: int
     token_ids: list[int]
     text: str
     logprobs: list[TokenLogprobs]
     reason: FinishReason
-    matched_stop: str | int | None
+    matched_stop: str | int | None  # the stop string or token id that ended it
     usage: Usage
     stats: SpeculationStats
     timings: Timings
@@ -113,11 +105,11 @@ class GeneratedSample:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """``seed``: the one in force, drawn by the engine where none was given."""
+    """A complete answer."""
 
     request_id: str
     model: str
-    seed: int
+    seed: int  # drawn by the engine if none was given
     samples: list[GeneratedSample]
 
     @property

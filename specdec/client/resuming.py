@@ -1,4 +1,4 @@
-"""A stream that goes on where it broke off: at the same token, on whichever server answers."""
+"""Streams that resume at the same token after a failure, on another server if need be."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Message = generation.GenerateStreamRequest | completion.CompleteRequest
 
 
 @dataclass(slots=True)
-class _Had:
-    """What came of sample ``index`` of a request: tokens, and characters of their text."""
+class _Received:
+    """The part of a sample that has arrived."""
 
     index: int
     tokens: list[int] = field(default_factory=list)
-    characters: int = 0
+    characters: int = 0  # of the text
     finished: bool = False
 
     def take(self, event: Delta | Finished) -> None:
-        """The next event of it."""
+        """Add the sample's next event."""
         if isinstance(event, Delta):
             self.tokens += event.token_ids
             self.characters += len(event.text)
@@ -41,14 +41,15 @@ class _Had:
 
 
 class ResumableStream:
-    """One streamed request by ``method``. ``events`` are those of a stream that nothing happens to: one Started, every
-    token and character once, one Finished per sample, whose statistics and timings are of its last part alone.
+    """One streamed request by ``method``.
 
-    It goes on only on a server that says the same bits (`Started.numeric_fingerprint`), with the seed that was in
-    force; of several samples each by a call of its own, the second and further ones with ``~`` and their index behind
-    the id. Where the broken call is still in flight on the server that is reached, the resumed one has another id, with
-    ``~`` behind it. The first of the calls alone has the ``supersedes_key``, or they would end each other; if it is
-    superseded, all end.
+    Its events are those of an unbroken stream: one Started, every token and character once, one Finished per sample,
+    whose statistics and timings cover only the last part.
+
+    A stream resumes only on a server with the same numeric fingerprint, and with the same seed. Each sample resumes by
+    a call of its own; the ids of the second and later ones end with ``~`` and the sample's index. If the server still
+    runs the broken call, ``~`` is appended to the id. Only the first call carries the ``supersedes_key``, because the
+    calls would otherwise supersede each other; if it is superseded, all end.
     """
 
     def __init__(self, connection: Connection, method: Method, message: Message, timeout_s: float | None) -> None:
@@ -61,9 +62,9 @@ class ResumableStream:
         """The events; close it to cancel the request.
 
         Raises:
-            CallError: it failed, and can not be gone on with.
+            CallError: it failed and cannot be resumed.
         """
-        samples = [_Had(index) for index in range(max(1, self._message.sampling.n))]
+        samples = [_Received(index) for index in range(max(1, self._message.sampling.n))]
         try:
             async with aclosing(self._call(self._message)) as events:
                 async for event in events:
@@ -76,7 +77,7 @@ class ResumableStream:
         except CallError as error:
             cut = cut_of(error)
             if cut is not None and all(had.finished for had in samples):
-                return  # all was said; only the call's own end is missing
+                return  # every sample is complete; only the end of the call is missing
             if cut is None or not self._can_resume:
                 raise
             await self._connection.pause(cut, 1, self._until, self._connection.retry.resuming)
@@ -91,8 +92,8 @@ class ResumableStream:
         started = self._started is not None and bool(self._started.numeric_fingerprint)
         return started and self._connection.retry.resumes > 0
 
-    async def _rest(self, had: _Had, suffix: str) -> AsyncGenerator[Delta | Finished, None]:
-        """What is missing of a sample, over as many calls as it takes. suffix: of their ids; empty: of the first."""
+    async def _rest(self, had: _Received, suffix: str) -> AsyncGenerator[Delta | Finished, None]:
+        """The rest of a sample, over any number of calls. suffix: of their ids; empty for the first sample."""
         retry, attempt, first = self._connection.retry.resuming, 0, not suffix
         while True:
             known, began = len(had.tokens), False
@@ -113,16 +114,16 @@ class ResumableStream:
                     return
                 attempt = 1 if len(had.tokens) > known else attempt + 1
                 if error.code == grpc.StatusCode.ALREADY_EXISTS and not began and attempt <= retry.attempts:
-                    suffix += "~"  # the server has not noticed yet that the former call broke off
+                    suffix += "~"  # the server still runs the broken call
                     continue
                 if cut is None or not began:
-                    raise  # it is refused, or was tried again as often as it may be
+                    raise  # it is refused, or the policy allows no further try
                 await self._connection.pause(cut, attempt, self._until, retry)
 
     async def _call(
         self, message: Message, retry: RetryPolicy | None = None
     ) -> AsyncGenerator[Started | Delta | Finished, None]:
-        """One call's events."""
+        """The events of one call."""
         stream = self._connection.stream(self._method, message, time_left(self._until), retry)
         async with aclosing(stream) as responses:
             async for response in responses:
@@ -133,16 +134,17 @@ class ResumableStream:
                     yield event
 
     def _check_prompt(self, now: Started) -> None:
-        """A template that tells the date, say, makes another prompt of the same conversation on another day."""
+        """Raise if the prompt differs: a chat template may contain the date, for example."""
         assert self._started is not None  # nothing broke off before
         had = self._started
         if (now.prompt_tokens, now.prompt_digest) != (had.prompt_tokens, had.prompt_digest):
-            told = f"the prompt, of {now.prompt_tokens} tokens here and {had.prompt_tokens} where the stream began, is "
-            told += "another one here; ask anew"
-            raise CallError(grpc.StatusCode.FAILED_PRECONDITION, told)
+            raise CallError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the prompt differs ({had.prompt_tokens} tokens before, {now.prompt_tokens} now); send a new request",
+            )
 
-    def _resumed(self, had: _Had, suffix: str, first: bool) -> Message:
-        """The request as one sample's that goes on behind what came."""
+    def _resumed(self, had: _Received, suffix: str, first: bool) -> Message:
+        """The request that resumes one sample."""
         started = self._started
         assert started is not None  # nothing broke off before
         message = copy.deepcopy(self._message)
@@ -152,7 +154,7 @@ class ResumableStream:
         message.sampling.seed, message.sampling.n = sample_seed(started.seed, had.index), 1
         message.resume.numeric_fingerprint = started.numeric_fingerprint
         message.resume.token_ids[:] = [*self._message.resume.token_ids, *had.tokens]
-        # What came before this call, if the caller resumed by itself, is only known with all its text.
+        # The characters before this stream are known only if the caller, which resumed one itself, says so.
         if not self._message.HasField("resume") or self._message.resume.HasField("text_characters"):
             message.resume.text_characters = self._message.resume.text_characters + had.characters
         now, stopping = time.monotonic(), message.stopping
@@ -167,7 +169,7 @@ Event = TypeVar("Event")
 
 
 async def _merged(streams: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[Event, None]:
-    """What comes of several streams, as it comes; raises what the first one that fails does."""
+    """The events of several streams in order of arrival; raises the first error."""
     queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
 
     async def pump(stream: AsyncGenerator[Event, None]) -> None:
@@ -176,7 +178,7 @@ async def _merged(streams: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenera
                 async for event in stream:
                     queue.put_nowait(event)
             queue.put_nowait(None)
-        except Exception as error:  # raised again by who reads
+        except Exception as error:  # raised again by the reader
             queue.put_nowait(error)
 
     pumps = [asyncio.create_task(pump(stream)) for stream in streams]
