@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,7 +120,7 @@ def _running(unit: Unit) -> Iterator[RunningExperiment]:
     client = EngineClient(engine)
     with tempfile.TemporaryDirectory() as folder:
         experiment = RunningExperiment(
-            plan, Path(folder), client, RunClock(), {}, lambda state, reason: None, lambda ids: ""
+            plan, Path(folder), client, RunClock(), {}, lambda state, reason: None, lambda ids: "", Counter()
         )
         try:
             yield experiment

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from server.engine_process import FLUSH_CACHE, SWAP_DRAFT
 from server.engine_supervisor import EngineSupervisor
 from server.errors import unpack_error
 from server.ipc import Frame, pack_request, unpack_event, unpack_info, unpack_trace
+from server.observe.metrics import FileErrors
 from server.observe.observer import Observer
 from server.observe.records import RequestRecord
 from server.request_stream import RequestStream, UnreadEvents
@@ -58,6 +60,11 @@ class RequestTable:
         stream = RequestStream(request, on_end, self._unread)
         self._by_engine_id[engine_id], self._engine_ids[request_id] = stream, engine_id
         return engine_id, stream
+
+    @property
+    def unread_bytes(self) -> int:
+        """Approximate memory of unread events."""
+        return self._unread.total
 
     def engine_id(self, request_id: str) -> str | None:
         """The engine id of a request in flight."""
@@ -140,6 +147,12 @@ class EngineClient:
         self._table = RequestTable(lambda engine_id: engine.send(Frame.ABORT, engine_id))
         self._calls = EngineCalls()
         engine.listener = self
+        self.file_errors: FileErrors = observer.metrics.file_errors if observer is not None else Counter()
+
+    @property
+    def unread_bytes(self) -> int:
+        """Approximate memory of events that no reader has taken yet."""
+        return self._table.unread_bytes
 
     @property
     def info(self) -> EngineInfo:

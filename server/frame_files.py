@@ -83,6 +83,7 @@ class FrameWriter:
     """Appends values to new files, with one system call each. Files of earlier runs stay unchanged."""
 
     size: int  # bytes in the open file
+    path: Path | None = None  # of the open file
 
     def __init__(self, folder: Path, kind: FrameFiles, *, sync: bool) -> None:
         """sync: fsync each file when it is closed.
@@ -101,25 +102,45 @@ class FrameWriter:
         return frame(self._packer.pack(value))
 
     def begin_file(self, head: bytes = b"") -> None:
-        """Start a new file with the magic and ``head``. Raises OSError."""
-        self.close()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        self._fd = os.open(self._kind.next_path(self._folder), flags, 0o600)
-        self.size = 0
-        self.append(self._kind.magic + head)
+        """Continue in a new file, which begins with the magic and ``head``.
+
+        Raises:
+            OSError: it cannot be created or written. None is left, and the previous file stays open.
+        """
+        path = self._kind.next_path(self._folder)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        try:
+            size = _append(fd, 0, self._kind.magic + head)
+        except OSError:
+            os.close(fd)
+            path.unlink()
+            raise
+        before, self._fd, self.size, self.path = self._fd, fd, size, path
+        self._close(before)
 
     def append(self, data: bytes) -> None:
         """Append frames. Raises OSError if the disk is full; the file is then unchanged."""
-        done = os.write(self._fd, data)
-        if done != len(data):  # a full disk takes a part; the next frame must not follow it
-            os.ftruncate(self._fd, self.size)
-            raise OSError(errno.ENOSPC, "no room for a record; free some space", str(self._folder))
-        self.size += done
+        self.size = _append(self._fd, self.size, data)
 
     def close(self) -> None:
-        """Closing twice does nothing."""
-        if self._fd >= 0:
+        """Idempotent. Raises OSError if the disk fails; the file is closed in any case."""
+        fd, self._fd = self._fd, -1
+        self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        if fd < 0:
+            return
+        try:
             if self._sync:
-                os.fsync(self._fd)
-            os.close(self._fd)
-            self._fd = -1
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _append(fd: int, size: int, data: bytes) -> int:
+    """Append ``data`` to a file of ``size`` bytes, completely or not at all; returns the new size. Raises OSError."""
+    done = os.write(fd, data)
+    if done != len(data):  # a full disk takes a part; the next frame must not follow it
+        os.ftruncate(fd, size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return size + done

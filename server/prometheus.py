@@ -161,6 +161,9 @@ def call_families(metrics: ServerMetrics) -> Iterator[Metric]:
     )
     refusals = {(reason,): count for reason, count in metrics.refusals.items()}
     yield counters(SPECDEC_PREFIX + "refusals", "Calls refused or broken off, by cause.", ("reason",), refusals)
+    errors = {(kind,): count for kind, count in metrics.file_errors.items()}
+    text = "Failed reads and writes of the server's own files; a rejected file counts once per change."
+    yield counters(SPECDEC_PREFIX + "file_errors", text, ("file",), errors)
     text = "A call from begin to end, whatever it asked for."
     yield histogram(SPECDEC_PREFIX + "call_seconds", text, metrics.call_time)
 

@@ -6,7 +6,7 @@ import fcntl
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,8 +27,13 @@ def _write_whole(path: Path, text: str) -> None:
         OSError, UnicodeEncodeError: it cannot be written.
     """
     draft = path.with_name(path.name + ".new")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    except (OSError, UnicodeEncodeError):
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
 class Manifest(StrictModel):
@@ -124,7 +129,15 @@ class ExperimentFolder:
             _write_whole(self.path / _PLAN, text)
             manifest.write(self.path)
         except (OSError, UnicodeEncodeError) as error:
-            raise ExperimentError(f"{self.path}: cannot be written ({error}); look at server.experiments") from None
+            self.undo_begin()
+            raise ExperimentError(f"{self.path}: cannot be written ({error}); check server.experiments") from None
+
+    def undo_begin(self) -> None:
+        """Remove the files of an experiment that could not start, and the folder if nothing else is in it."""
+        with suppress(OSError):
+            for name in (_STATE, _MANIFEST, _PLAN):
+                (self.path / name).unlink(missing_ok=True)
+            self.path.rmdir()
 
     def note(self, state: StoredState) -> None:
         """Write the state."""

@@ -6,12 +6,14 @@ import logging
 import secrets
 import time
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from server.frame_files import FrameFiles, FrameWriter
+from server.observe.metrics import CAPTURE_FILE, FileErrors
 from server.observe.records import RequestRecord, TelemetryListener
 from specdec.errors import ConfigError
 
@@ -158,22 +160,27 @@ def read_entries(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 class Capture(TelemetryListener):
-    """A listener that writes `capture_entry` of each request as it ends, so entries are not in order of arrival.
+    """A listener that writes `capture_entry` of each request as it ends, so entries are not in order of arrival. While
+    the disk is full or read-only, requests are not captured, which is logged once and counted.
 
     Raises:
-        ConfigError: the folder cannot be written.
+        ConfigError: the folder cannot be written at start.
     """
 
-    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES, *, prompts: bool) -> None:
+    def __init__(
+        self, folder: Path, max_bytes: int = MAX_BYTES, *, prompts: bool, file_errors: FileErrors | None = None
+    ) -> None:
         self._folder, self._prompts, self._hashes = folder, prompts, BlockHashes()
+        self._errors: FileErrors = Counter() if file_errors is None else file_errors
+        self._failing = self._closed = False
         try:
-            self._writer: CaptureWriter | None = CaptureWriter(folder, max_bytes)
+            self._writer = CaptureWriter(folder, max_bytes)
         except OSError as error:
             raise ConfigError(f"server.capture_dir: {folder} cannot be written ({error.strerror})") from None
 
     def request_ended(self, record: RequestRecord) -> None:
         """Write the request, including one that only warms the cache."""
-        if self._writer is None:
+        if self._closed:
             return
         at_s = time.time() - (time.monotonic() - record.began_s)
         entry = capture_entry(record, at_s, self._hashes, prompts=self._prompts)
@@ -182,15 +189,19 @@ class Capture(TelemetryListener):
         except ValueError as error:
             _LOG.warning("a request was not captured: %s", error)
         except OSError as error:
-            _LOG.error("%s: %s; requests are not captured any more", self._folder, error.strerror)
-            self._writer.close()
-            self._writer = None
+            self._errors[CAPTURE_FILE] += 1
+            if not self._failing:
+                _LOG.error("%s: %s; requests are not captured until it can be written", self._folder, error.strerror)
+            self._failing = True
+        else:
+            if self._failing:
+                _LOG.info("%s: requests are captured again", self._folder)
+            self._failing = False
 
     def close(self) -> None:
         """Close the file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._closed = True
+        self._writer.close()
 
 
 _PLAIN = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}

@@ -20,6 +20,11 @@ SAMPLE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 OBJECTIVES = TPOT, DEADLINE = "time_per_output_token", "deadline"
 
 
+WATCHED_FILES = KEYS_FILE, TLS_FILES, CAPTURE_FILE, RECORDS_FILE = "keys", "tls", "capture", "experiment"
+FileErrors = Counter[str]
+"""Failed reads and writes of the server's own files, by the kinds in `WATCHED_FILES`."""
+
+
 class Histogram:
     """Counts values in buckets with ascending upper ``bounds``, inclusive."""
 
@@ -99,6 +104,7 @@ class ServerMetrics(TelemetryListener):
         self.request_max_tokens, self.request_samples = Histogram(TOKEN_BUCKETS), Histogram(SAMPLE_BUCKETS)
         self.chunk_tokens = Histogram(CHUNK_BUCKETS)
         self.arms: dict[tuple[str, str], ArmMetrics] = {}  # by experiment and arm
+        self.file_errors: FileErrors = Counter(dict.fromkeys(WATCHED_FILES, 0))
 
     def prompt(self, event: Started) -> None:
         self.prompt_tokens += event.prompt_tokens

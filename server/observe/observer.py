@@ -41,6 +41,7 @@ class Observer:
     def of_model(self, model: str, target_tpot_ms: float) -> Observer:
         """An observer for one model of several: separate metrics, the same listeners."""
         metrics = ServerMetrics(target_tpot_ms)
+        metrics.file_errors = self.metrics.file_errors
         return Observer(self._listeners[1:], keeps_text=self._keeps_text, metrics=metrics, model=model)
 
     def request(self, request: Request) -> RequestRecord:
@@ -95,6 +96,7 @@ def build_observer(config: ServerConfig, prompt_text: PromptText, target_tpot_ms
     Raises:
         ConfigError: packages for traces are missing, or the capture folder cannot be written.
     """
+    metrics = ServerMetrics(target_tpot_ms)
     listeners: list[TelemetryListener] = []
     if config.otlp_endpoint is not None:
         # Before the log, whose lines include the trace id.
@@ -102,8 +104,8 @@ def build_observer(config: ServerConfig, prompt_text: PromptText, target_tpot_ms
     if config.log_calls:
         listeners.append(CallLog(prompt_text if config.log_texts else None))
     if config.capture_dir is not None:
-        listeners.append(Capture(config.capture_dir, prompts=config.capture_prompts))
-    return Observer(listeners, keeps_text=config.log_texts, metrics=ServerMetrics(target_tpot_ms))
+        listeners.append(Capture(config.capture_dir, prompts=config.capture_prompts, file_errors=metrics.file_errors))
+    return Observer(listeners, keeps_text=config.log_texts, metrics=metrics)
 
 
 def _spans(endpoint: str, ratio: float) -> TelemetryListener:

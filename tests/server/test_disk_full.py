@@ -1,23 +1,30 @@
-"""A disk without room costs records, never requests."""
+"""A disk that is full or read-only costs captures and records, never requests; nothing is half written."""
 
 from __future__ import annotations
 
 import errno
 import os
 import resource
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from bench.local_server import LocalServer
-from server.frame_files import FrameWriter
-from server.observe.capture import read_entries
+from server.observe.capture import Capture, read_entries
+from server.observe.metrics import CAPTURE_FILE
+from server.observe.observer import Observer
 from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
 from specdec.control.trace import read_trace
+from specdec.core.types import Request
 from tests.fuzz.fuzzed_server import CACHE
-from tests.server.experiment.live.live_server import PLAN, live_server
+from tests.server.experiment.live.live_server import PLAN, LiveServer, live_server
 
 _ROOM = 600  # bytes of a file
 
@@ -45,21 +52,131 @@ async def test_a_server_serves_on_without_room_for_capture_and_trace(tmp_path: P
     assert 1 <= len(list(read_entries(captured))) < 8
 
 
-async def test_an_experiment_without_room_for_records_ends_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(writer: FrameWriter, data: bytes) -> Any:
+class Disk:
+    """A file system of 1 MiB."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._ballast = path, path / "ballast"
+
+    def fill(self) -> None:
+        """Use up all space."""
+        with suppress(OSError), self._ballast.open("ab", buffering=0) as out:
+            while True:
+                out.write(bytes(4096))
+
+    def free(self) -> None:
+        """Make space again."""
+        self._ballast.unlink()
+
+    def remount(self, mode: str) -> None:
+        """``ro`` or ``rw``."""
+        subprocess.run(["mount", "-o", f"remount,{mode}", self.path], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", path], check=False, capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        yield Disk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def test_captures_stop_on_a_full_disk_and_resume_on_a_free_one(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+    observer = Observer()
+    errors = observer.metrics.file_errors
+    capture = Capture(disk.path / "captured", 1 << 19, prompts=True, file_errors=errors)
+
+    def end_one(name: str) -> None:
+        record = observer.request(Request(name, tuple(range(4000))))
+        record.ended(False)
+        capture.request_ended(record)
+
+    end_one("before")
+    disk.fill()
+    for number in range(3):  # the first may fit into the last page of the file
+        end_one(f"full{number}")
+    assert errors[CAPTURE_FILE] >= 2
+    lost = errors[CAPTURE_FILE]
+    disk.free()
+    end_one("after")
+    capture.close()
+    assert errors[CAPTURE_FILE] == lost
+    assert len(list(read_entries(disk.path / "captured"))) == 5 - lost
+    assert caplog.text.count("are not captured") == 1
+
+
+async def lost_records(server: LiveServer) -> int:
+    """The metric of records that were not written."""
+    lines = (await server.http.get("/metrics")).text.splitlines()
+    [line] = [line for line in lines if line.startswith('specdec_file_errors_total{file="experiment"}')]
+    return int(float(line.rpartition(" ")[2]))
+
+
+async def test_records_are_lost_on_a_full_disk_and_written_on_a_free_one(tmp_path: Path, disk: Disk) -> None:
+    async with live_server(tmp_path, folder=disk.path) as server:
+        server.folder = disk.path
+        await server.experiments.start(PLAN)
+        await server.ask("before")
+        await server.recorded(1)
+        disk.fill()
+        asked = 0
+        while not await lost_records(server):  # until the last page of the file is full
+            assert (await server.ask("x" * 30)).headers["x-specdec-arm"]
+            asked += 1
+        disk.free()
+        status = await server.experiments.get("widths")
+        written = asked + 1 - await lost_records(server)
+        assert (status.state, sum(status.records.values())) == ("running", written)
+        await server.ask("after")
+        assert len(await server.recorded(written + 1)) == written + 1
+
+
+def failing_at(name: str) -> Any:
+    """`Path.write_text` on a disk that is full when it comes to the file ``name``."""
+    write = Path.write_text
+
+    def full(path: Path, text: str, **options: Any) -> int:
+        if path.name != name:
+            return write(path, text, **options)
+        write(path, text[:5], **options)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async with live_server(tmp_path) as server:
-        await server.experiments.start(PLAN)
-        monkeypatch.setattr(FrameWriter, "append", full)
-        assert (await server.ask("first")).headers["x-specdec-arm"]
-        await server.comes_to(lambda: server.serving.models.first.admission.experiments is None)
-        for i in range(4):
-            answer = await server.ask(f"later{i}")
-            assert answer.status_code == 200
-            assert "x-specdec-arm" not in answer.headers
-        status = await server.experiments.get("widths")
-        assert status.state == "failed"
-        assert "records can not be written" in status.reason
+    return full
+
+
+def at_rest() -> tuple[int, int]:
+    """Threads of records, and open files."""
+    threads = [thread for thread in threading.enumerate() if thread.name == "experiment-records"]
+    return len(threads), sum("/disk/" in file.path for file in psutil.Process().open_files())
+
+
+@pytest.mark.parametrize("broken", ["full", "full-manifest", "full-state", "read-only"])
+async def test_a_start_that_fails_leaves_nothing(
+    tmp_path: Path, disk: Disk, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with live_server(tmp_path, folder=disk.path / "experiments") as server:
+        (disk.path / "experiments").mkdir()
+        if broken == "read-only":
+            disk.remount("ro")
+        elif broken == "full":
+            disk.fill()
+        else:
+            monkeypatch.setattr(Path, "write_text", failing_at(f"{broken.removeprefix('full-')}.json.new"))
+        for _ in range(3):
+            answer = await server.http.post("/v1/experiments", content=PLAN)
+            assert answer.status_code == 409, answer.text
+        assert at_rest() == (0, 0)
+        assert list((disk.path / "experiments").iterdir()) == []
+        assert await lost_records(server) >= 3
+        assert "x-specdec-arm" not in (await server.ask("meanwhile")).headers
+        monkeypatch.undo()
+        disk.remount("rw")
+        if broken == "full":
+            disk.free()
+        assert (await server.http.post("/v1/experiments", content=PLAN)).status_code == 201
+        assert "x-specdec-arm" in (await server.ask("then")).headers

@@ -112,7 +112,7 @@ class BlockChooser:
         self._settled_s = math.inf if self._waits else 0.0
 
 
-_RETRY_S = 0.5
+_RETRY_S = 0.5  # between attempts while the engine restarts
 
 
 class EngineSwitch:
@@ -141,7 +141,7 @@ class EngineSwitch:
         self._task = asyncio.create_task(self._run(), name="experiment-switch")
 
     async def stop(self) -> None:
-        """End, and restore the original draft model; waits for a load in progress.
+        """End, and restore the original draft model; waits for a load or a restart in progress.
 
         Raises:
             RequestError: it cannot be restored.
@@ -149,7 +149,14 @@ class EngineSwitch:
         self._stopping.set()
         if self._task is not None:
             await asyncio.wait([self._task])
-        await self._draft(*self._before)
+        while True:
+            try:
+                await self._draft(*self._before)
+                return
+            except EngineDeadError:  # it restarts, with the draft model of the last block
+                if self._client.engine.state.is_final:
+                    raise
+                await asyncio.sleep(_RETRY_S)
 
     def abandon(self) -> None:
         """End at once, without restoring the engine."""

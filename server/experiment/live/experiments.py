@@ -22,6 +22,7 @@ from server.experiment.live.plan import LivePlan, make_plan
 from server.experiment.live.traffic import LiveTraffic, RunningExperiment, limit_reached
 from server.experiment.records import ExperimentError, PlanError, RunClock
 from server.observe.logs import Decode
+from server.observe.metrics import RECORDS_FILE
 from specdec.config import ExperimentsConfig
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, RequestError
@@ -103,6 +104,7 @@ class Experiments:
 
     def __init__(self, config: ExperimentsConfig, client: EngineClient, admission: Admission, decode: Decode) -> None:
         self._config, self._client, self._admission, self._decode = config, client, admission, decode
+        self._file_errors = client.file_errors
         self._running: dict[str, RunningExperiment] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._clock = RunClock()
@@ -167,6 +169,7 @@ class Experiments:
             try:
                 return await self._begin(plan, text)
             except (ExperimentError, OSError) as error:
+                self._file_errors[RECORDS_FILE] += 1
                 raise ExperimentNotStartedError(str(error)) from None
 
     async def stop(self, name: str) -> ExperimentStatus:
@@ -207,7 +210,7 @@ class Experiments:
         if running is None:
             return ExperimentStatus(name, state.state, mode, manifest.started, state.records, state.reason)
         return ExperimentStatus(
-            name, "running", mode, manifest.started, dict(running.written), "", dict(running.left_out),
+            name, "running", mode, manifest.started, running.records, "", dict(running.left_out),
             running.given_up, running.plan.warnings,
         )  # fmt: skip
 
@@ -257,7 +260,8 @@ class Experiments:
         assert self._config.folder is not None  # checked in `start`
         folder = ExperimentFolder(self._config.folder / name)
         written: dict[str, int] = {}
-        if folder.exists:
+        fresh = not folder.exists
+        if not fresh:
             written = await asyncio.to_thread(_resumed, folder, config)
         else:
             manifest = Manifest(config=config, started=now_text(), facts=live_facts(self._client.info))
@@ -269,11 +273,7 @@ class Experiments:
             state = StoredState(state="finished", at=now_text(), reason=over, records=written)
             await asyncio.to_thread(folder.note, state)
             return await self.get(name)
-        running = RunningExperiment(
-            plan, folder.path, self._client, self._clock, written, self._when_over(name), self._decode
-        )
-        await asyncio.to_thread(folder.note, StoredState(state="running", at=now_text(), records=written))
-        self._running[name] = running
+        self._running[name] = running = await self._make_running(plan, folder, written, fresh=fresh)
         self._changed()
         running.start()
         if left_s is not None:
@@ -283,6 +283,26 @@ class Experiments:
             _LOG.warning("experiment %s: %s", name, warning)
         _LOG.info("experiment %s runs, with %d earlier records", name, sum(written.values()))
         return await self.get(name)
+
+    async def _make_running(
+        self, plan: LivePlan, folder: ExperimentFolder, written: Mapping[str, int], *, fresh: bool
+    ) -> RunningExperiment:
+        """Open the record file and note the state; a failure leaves no thread, descriptor or file."""
+        over = self._when_over(plan.config.name)
+        running: RunningExperiment | None = None
+        try:
+            running = RunningExperiment(
+                plan, folder.path, self._client, self._clock, written, over, self._decode, self._file_errors
+            )
+            state = StoredState(state="running", at=now_text(), records=dict(written))
+            await asyncio.to_thread(folder.note, state)
+        except BaseException:
+            if running is not None:
+                await asyncio.to_thread(running.discard)
+            if fresh:
+                await asyncio.to_thread(folder.undo_begin)
+            raise
+        return running
 
     def _when_over(self, name: str) -> Callable[[State, str], None]:
         """A callback that ends the experiment from any thread."""
@@ -312,10 +332,11 @@ class Experiments:
             await asyncio.to_thread(running.flush)
             reason = "; ".join(filter(None, (reason, trouble)))
             _LOG.log(logging.ERROR if trouble or state == "failed" else logging.INFO, "experiment %s: %s", name, reason)
-            noted = StoredState(state=state, at=now_text(), reason=reason, records=dict(running.written))
+            noted = StoredState(state=state, at=now_text(), reason=reason, records=running.records)
             try:
                 await asyncio.to_thread(self._folder(name).note, noted)
             except ExperimentError as error:
+                self._file_errors[RECORDS_FILE] += 1
                 _LOG.error("experiment %s: %s", name, error)
 
     def _changed(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import zip_longest
@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from server.experiment.live.choosing import token_bytes
 from server.experiment.records import Choice, Record, RecordWriter, RunClock, make_record
 from server.observe.logs import Decode
+from server.observe.metrics import RECORDS_FILE, FileErrors
 from server.observe.records import RequestRecord
 from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent
 from specdec.errors import RequestError
@@ -142,41 +143,58 @@ def _token_hash(tokens: Sequence[tuple[int, list[int]]]) -> bytes:
 
 
 class RecordSink:
-    """Writes records in a thread of its own. If a write fails, ``on_error`` is called in that thread, and later records
-    are dropped.
+    """Writes records in a thread of its own. Records that cannot be written, as on a full disk, are counted as lost;
+    later ones are tried again.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written at start.
     """
 
-    def __init__(self, folder: Path, on_error: Callable[[str], None]) -> None:
-        self._writer, self._on_error = RecordWriter(folder), on_error
-        self._waiting: SimpleQueue[Callable[[], Record] | None] = SimpleQueue()
+    def __init__(self, folder: Path, file_errors: FileErrors) -> None:
+        self._folder, self._writer, self._errors = folder, RecordWriter(folder), file_errors
+        self.lost: Counter[str] = Counter()  # records that were not written, by arm
+        self._failing = False
+        self._waiting: SimpleQueue[tuple[str, Callable[[], Record]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="experiment-records", daemon=True)
         self._thread.start()
 
-    def put(self, make: Callable[[], Record]) -> None:
+    def put(self, arm: str, make: Callable[[], Record]) -> None:
         """Write the record that ``make`` returns; does not block."""
-        self._waiting.put(make)
+        self._waiting.put((arm, make))
 
     def close(self) -> None:
         """Write what is queued, sync, and end the thread. May block on the disk."""
         self._waiting.put(None)
         self._thread.join()
 
+    def discard(self) -> None:
+        """End the thread and delete the file, which has no record yet."""
+        path = self._writer.path
+        self.close()
+        path.unlink(missing_ok=True)
+
     def _run(self) -> None:
-        broken = False
-        while (make := self._waiting.get()) is not None:
-            if broken:
-                continue
+        while (item := self._waiting.get()) is not None:
+            arm, make = item
             try:
                 self._writer.write(make())
             except OSError as error:
-                broken = True
-                self._on_error(f"records cannot be written: {error}")
+                self.lost[arm] += 1
+                self._failed(error)
             except Exception:
+                self.lost[arm] += 1
                 _LOG.exception("an experiment's record was not written")
+            else:
+                if self._failing:
+                    _LOG.info("%s: records are written again", self._folder)
+                self._failing = False
         try:
             self._writer.close()
         except OSError as error:
-            self._on_error(f"records cannot be written: {error}")
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        self._errors[RECORDS_FILE] += 1
+        if not self._failing:
+            _LOG.error("%s: %s; records are lost until it can be written", self._folder, error.strerror)
+        self._failing = True

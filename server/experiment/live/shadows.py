@@ -110,8 +110,10 @@ class Shadows:
         record.watchers = (part,)
         try:
             pair.stream = self._client.generate(pair.request, record)
-        except RequestError:  # the engine is gone
+        except RequestError:  # the engine is not ready
             self._drop(real.name)
+        else:
+            pair.stream.discard()
 
     def _shadow_ended(self, real: Participation) -> Callable[[Participation, RequestRecord], None]:
         def ended(part: Participation, seen: RequestRecord) -> None:

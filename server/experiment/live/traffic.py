@@ -23,6 +23,7 @@ from server.experiment.live.recording import Participation, RecordSink, record_o
 from server.experiment.live.shadows import Observed, Shadows
 from server.experiment.records import Choice, Record, RunClock
 from server.observe.logs import Decode
+from server.observe.metrics import FileErrors
 from server.observe.records import ARM_HEADER, CallRecord, RequestRecord, current_call
 from server.request_stream import RequestStream
 from specdec.core.types import Request
@@ -79,16 +80,15 @@ class RunningExperiment:
         written: Mapping[str, int],
         on_over: Callable[[State, str], None],
         decode: Decode,
+        file_errors: FileErrors,
     ) -> None:
         self.plan = plan
-        # Records by arm, including earlier runs.
-        self.written = Counter({name: written.get(name, 0) for name in plan.config.arms})
+        self._put = Counter({name: written.get(name, 0) for name in plan.config.arms})
         self.left_out: Counter[str] = Counter()  # requests of this run that do not participate, by reason
         self._client, self._clock, self._on_over = client, clock, on_over
         self._decode = decode if plan.config.store_prompts else None
         self._run, self._serial = uuid.uuid4().hex[:8], 0
         self._over = False
-        self._sink = RecordSink(folder, lambda why: self._end("failed", why))
         self._switch: EngineSwitch | None = None
         self._chooser = self._make_chooser()
         assignment = plan.config.assignment
@@ -96,6 +96,12 @@ class RunningExperiment:
         if assignment.mode == "shadow":
             beside = assignment.shadow == "beside"
             self._shadows = Shadows(client, plan.config.treatment, self._write_pair, beside=beside)
+        self._sink = RecordSink(folder, file_errors)  # last: it starts a thread
+
+    @property
+    def records(self) -> dict[str, int]:
+        """Records by arm, including earlier runs; those that wait for the disk count already."""
+        return {arm: count - self._sink.lost[arm] for arm, count in self._put.items()}
 
     @property
     def given_up(self) -> int:
@@ -173,6 +179,11 @@ class RunningExperiment:
         if self._switch is not None:
             self._switch.abandon()
 
+    def discard(self) -> None:
+        """Undo a start that failed: leaves no thread and no record file; blocks."""
+        self._close()
+        self._sink.discard()
+
     def flush(self) -> None:
         """Wait until all records are on disk; blocks."""
         self._sink.close()
@@ -216,12 +227,12 @@ class RunningExperiment:
     def _write(self, arm: str, make: Callable[[], Record]) -> None:
         if self._over:
             return
-        self.written[arm] += 1
-        self._sink.put(make)
+        self._put[arm] += 1
+        self._sink.put(arm, make)
 
     def _check_limit(self) -> None:
         limit = self.plan.config.stopping.max_requests
-        if limit is not None and self.written.total() >= limit:
+        if limit is not None and sum(self.records.values()) >= limit:
             self._end("finished", limit_reached(limit))
 
     def _end(self, state: State, reason: str) -> None:

@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_the_file_readable(tmp_path: Path, monkeypatch: pytes
         writer.write(Record("r1", "a", 1.0))
         write = os.write
         monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) // 2]))
-        with pytest.raises(OSError, match="no room"):
+        with pytest.raises(OSError, match="No space"):
             writer.write(Record("r2", "a", 1.0))
         monkeypatch.undo()
         writer.write(Record("r3", "a", 1.0))

@@ -124,6 +124,9 @@ async def live_server(tmp_path: Path, draft: str | None = None, **experiments: A
             httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as http,
         ):
             folder, notes = tmp_path / "experiments", config.engine.cache_dir
-            yield LiveServer(serving, folder, notes, key, user, code, channel, http, address)
+            server = LiveServer(serving, folder, notes, key, user, code, channel, http, address)
+            yield server
+            if serving.client.in_flight == 0:
+                assert serving.client.unread_bytes == 0
     finally:
         await serving.stop()

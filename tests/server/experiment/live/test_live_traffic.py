@@ -11,6 +11,7 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from server.engine_supervisor import EngineState
 from server.experiment.live.traffic import NO_ARM, NO_INDEX, OWN_OPTIONS
 from server.experiment.records import NO_BLOCK
 from specdec.api.v1 import completion_pb2, generation_pb2, options_pb2
@@ -314,3 +315,22 @@ async def test_completions_of_editors_take_part(tmp_path: Path) -> None:
         messages = [message async for message in call]
         (record,) = await server.recorded(1)
         assert messages[0].started.arm == f"widths={record.arm}"
+
+
+async def test_bug_a_stop_while_the_engine_restarts_restores_its_draft(tmp_path: Path) -> None:
+    plan = (
+        "name: drafts\narms: {a: {engine: {draft: small}}, b: {engine: {draft: large}}}\n"
+        "assignment: {mode: switchback, block_s: 1h, washout_s: 0}\n"
+    )
+    async with live_server(tmp_path, draft="old") as server:
+        engine = server.serving.client.engine
+        await server.experiments.start(plan)
+        await server.comes_to(lambda: server.serving.client.info.draft in ("small", "large"))
+        states = engine.watch()
+        assert await states.get() == EngineState.READY
+        assert (await server.ask("x", cache_salt="die")).status_code == 503
+        if engine.state == EngineState.READY:
+            assert await states.get() != EngineState.READY
+        status = await server.experiments.stop("drafts")
+        assert status.reason == "it was stopped by a call"
+        assert (server.serving.client.info.draft, server.serving.client.draft_setting) == ("old", ("old", None))

@@ -33,6 +33,7 @@ async def test_a_pair_has_both_arms_and_one_answer(tmp_path: Path, plan: str) ->
             assert answer.json()["choices"][0]["text"] == f"\x02te{i}"  # the engine echoes, once
             assert answer.headers["x-specdec-arm"] == "widths=narrow"
             await server.recorded(2 * (i + 1))
+            assert server.serving.client.in_flight == server.serving.client.unread_bytes == 0  # no reader, no memory
         records = server.records()
         pairs: dict[str, dict[str, Any]] = {}
         for record in records:
