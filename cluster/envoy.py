@@ -26,6 +26,7 @@ Spread = Literal["affine", "least"]
 FACES: tuple[Face, ...] = ("http", "grpc")
 SPREADS: tuple[Spread, ...] = ("affine", "least")
 RELEASE_HEADER = "x-specdec-release"
+NO_RETRY_HEADER = "x-envoy-ratelimited"  # Envoy's own name: it does not retry an answer that has it
 
 _TYPES = "type.googleapis.com/envoy"
 _OFF = "0s"
@@ -65,12 +66,22 @@ class EnvoyFiles:
         """Names the listeners' certificate."""
         return self.folder / "certificate.json"
 
+    @property
+    def client_ca(self) -> Path:
+        """Names the authorities of clients' certificates."""
+        return self.folder / "client_ca.json"
+
 
 def write_bootstrap(config: ClusterConfig, files: EnvoyFiles) -> None:
     """Writes what Envoy reads at its start. `write_fleet` comes first, so that the watched files exist."""
     contents = {files.bootstrap: encoded(bootstrap(config, files))}
-    if config.listen.tls_cert is not None:
-        contents = {files.certificate: encoded(_resources([_certificate(config)])), **contents}
+    cert, key, ca = config.listen.tls_cert, config.listen.tls_key, config.listen.tls_client_ca
+    if cert is not None and key is not None:
+        certificate = {"certificate_chain": _file(cert), "private_key": _file(key), **_watched_folder(cert)}
+        contents[files.certificate] = encoded(_secret("certificate", {"tls_certificate": certificate}))
+    if ca is not None:
+        authorities = {"trusted_ca": _file(ca), **_watched_folder(ca)}
+        contents[files.client_ca] = encoded(_secret("client_ca", {"validation_context": authorities}))
     replace_files(contents)
 
 
@@ -179,15 +190,17 @@ def _connections(model: ModelConfig, face: Face, files: EnvoyFiles) -> Json:
 
 
 def _downstream_tls(config: ClusterConfig, files: EnvoyFiles) -> Json:
-    """Envoy watches the certificate and reloads it when it changes."""
+    """Envoy watches the certificate and the client authorities, and reloads them when they change."""
     common: Json = {
         "alpn_protocols": ["h2", "http/1.1"],
         "tls_certificate_sds_secret_configs": [
-            {"name": "listeners", "sds_config": _watched(files.certificate)},
+            {"name": "certificate", "sds_config": _watched(files.certificate)},
         ],
     }
     if config.listen.tls_client_ca is not None:
-        common["validation_context"] = {"trusted_ca": _file(config.listen.tls_client_ca)}
+        common["validation_context_sds_secret_config"] = {
+            "name": "client_ca", "sds_config": _watched(files.client_ca),
+        }  # fmt: skip
     return {
         "name": "envoy.transport_sockets.tls",
         "typed_config": {
@@ -198,19 +211,12 @@ def _downstream_tls(config: ClusterConfig, files: EnvoyFiles) -> Json:
     }
 
 
-def _certificate(config: ClusterConfig) -> Json:
-    cert, key = config.listen.tls_cert, config.listen.tls_key
-    assert cert is not None  # checked by ListenConfig
-    assert key is not None
-    return {
-        "@type": f"{_TYPES}.extensions.transport_sockets.tls.v3.Secret",
-        "name": "listeners",
-        "tls_certificate": {
-            "certificate_chain": _file(cert),
-            "private_key": _file(key),
-            "watched_directory": {"path": str(cert.expanduser().absolute().parent)},
-        },
-    }
+def _secret(name: str, content: Json) -> Json:
+    return _resources([{"@type": f"{_TYPES}.extensions.transport_sockets.tls.v3.Secret", "name": name, **content}])
+
+
+def _watched_folder(path: Path) -> Json:
+    return {"watched_directory": {"path": str(path.expanduser().absolute().parent)}}
 
 
 def _routes(config: ClusterConfig, fleet: Fleet, model: ModelConfig, face: Face) -> Json:
@@ -242,6 +248,8 @@ def _routes(config: ClusterConfig, fleet: Fleet, model: ModelConfig, face: Face)
             {
                 "name": "all",
                 "domains": ["*"],
+                "include_request_attempt_count": True,
+                "response_headers_to_remove": [NO_RETRY_HEADER],
                 "request_headers_to_add": [_header(HOLD_HEADER, "1", "ADD_IF_ABSENT")],
                 "request_body_buffer_limit": largest,
                 "routes": routes,
@@ -264,7 +272,10 @@ def _split(fleet: Fleet, model: ModelConfig, face: Face) -> list[Json]:
 
 def _route_settings(config: ClusterConfig, face: Face) -> Json:
     """No timeouts. Envoy retries a call on another replica if it received no byte, or if the replica answered 503 or
-    UNAVAILABLE, which says that it did not begin."""
+    UNAVAILABLE, which says that it did not begin.
+
+    Envoy does not retry an answer with the header x-envoy-ratelimited. A replica sets it if the request must not run
+    anywhere else, and on the second death of an engine: x-envoy-attempt-count of the request counts the attempts."""
     unable = "retriable-status-codes" if face == "http" else "unavailable"
     retry = {
         "retry_on": f"connect-failure,refused-stream,reset,{unable}",

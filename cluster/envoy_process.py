@@ -28,6 +28,7 @@ from cluster.config import ClusterConfig, ListenConfig
 from cluster.envoy import EnvoyFiles, write_bootstrap, write_fleet
 from cluster.fleet import Fleet
 from cluster.state_folder import bound_log
+from cluster.supervisor import Supervisor
 from specdec.errors import ConfigError, SpecdecError
 
 _LOG = logging.getLogger(__name__)
@@ -37,8 +38,6 @@ _ADMIN_S = 2.0  # for an answer of the admin interface
 _POLL_S = 0.05
 _TAIL_BYTES = 2000  # of the log that an error quotes
 _LOG_CHECK_S = 10.0  # between two checks of the log's size
-# Each restart waits twice as long as the one before; the pause is reset when Envoy ran for _FORGIVEN_S.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _FORGIVEN_S = 0.25, 10.0, 60.0
 _HOST_LINE = re.compile(r"^(?P<cluster>[^:]+)::(?P<host>.+:\d+)::(?P<name>[a-z_]+)::(?P<value>.*)$")
 
 
@@ -230,7 +229,7 @@ class EnvoyProcess:
         self.admin = EnvoyAdmin(self._files)
         self._log_file, self._pid_file = self._files.folder / "envoy.log", self._files.folder / "envoy.pid"
         self._process: asyncio.subprocess.Process | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._supervisor = Supervisor("Envoy", self._keep_running)
         self.starts = 0
 
     @property
@@ -265,14 +264,11 @@ class EnvoyProcess:
         """
         await self.prepare()
         await self._spawn()
-        self._watch = asyncio.create_task(self._keep_alive(), name="envoy")
+        self._supervisor.start()
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Stops Envoy. It accepts no more connections, and running calls get up to ``drain_s`` seconds."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-            self._watch = None
+        await self._supervisor.stop()
         if self._process is not None and self._process.returncode is None and drain_s:
             with contextlib.suppress(EnvoyError):
                 await self.admin.drain(drain_s)
@@ -352,25 +348,13 @@ class EnvoyProcess:
             return False
         return str(self._files.bootstrap).encode() in words
 
-    async def _keep_alive(self) -> None:
-        """Restarts Envoy whenever it exits."""
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            assert self._process is not None  # started
-            began = time.monotonic()
-            code = await self._exit_status(self._process)
-            if time.monotonic() - began > _FORGIVEN_S:
-                pause_s = _FIRST_PAUSE_S
-            _LOG.error("Envoy exited with status %d and is restarted: %s", code, self._log_tail())
-            while True:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                try:
-                    await self._spawn()
-                except EnvoyError as error:
-                    _LOG.error("%s", error)
-                else:
-                    break
+    async def _keep_running(self) -> None:
+        """Starts Envoy if it does not run, and raises when it exits; the supervisor calls this again."""
+        if self._process is None or self._process.returncode is not None:
+            await self._spawn()
+        assert self._process is not None  # started
+        code = await self._exit_status(self._process)
+        raise EnvoyError(f"it exited with status {code}: {self._log_tail()}")
 
     async def _exit_status(self, process: asyncio.subprocess.Process) -> int:
         """Waits for the exit of ``process``, and bounds its log meanwhile."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import time
@@ -31,6 +32,7 @@ from cluster.ray_serve import (
     start_reconciler,
 )
 from cluster.state_folder import is_locked, locked, private_folder
+from cluster.supervisor import Supervisor
 from specdec.errors import ConfigError, ModelError, SpecdecError
 
 Report = Callable[[str], None]
@@ -144,21 +146,22 @@ async def _run(
     await asyncio.to_thread(_end_left_behind, config, stop, report)
     if stop.asked.is_set():
         return
-    watching: asyncio.Task[None] | None = None
     try:
         reconciler = await asyncio.to_thread(_begin, config, deployments, report)
-        watching = asyncio.create_task(_watch(reconciler, report))
-        if await _all_complete(deployments, stop, report):
-            for line in _ready_lines(config):
-                report(line)
-            await stop.asked.wait()
-            report("stopping: running calls are finished first; a second signal stops at once")
-            await _unless(stop.hurried, envoy.stop(await _drain_s(reconciler, config)))
-        else:
-            report("stopping before the fleet was complete")
+        watcher = Supervisor("watcher of replicas", functools.partial(_watch, reconciler, report))
+        watcher.start()
+        try:
+            if await _all_complete(deployments, stop, report):
+                for line in _ready_lines(config):
+                    report(line)
+                await stop.asked.wait()
+                report("stopping: running calls are finished first; a second signal stops at once")
+                await _unless(stop.hurried, envoy.stop(await _drain_s(reconciler, config)))
+            else:
+                report("stopping before the fleet was complete")
+        finally:
+            watcher.cancel()
     finally:
-        if watching is not None:
-            watching.cancel()
         await asyncio.to_thread(_end, deployments, stop, report)
 
 
@@ -281,7 +284,10 @@ def _ready_lines(config: ClusterConfig) -> Iterator[str]:
 
 def status(reconciler: Any) -> dict[str, Any]:
     """The fleet's models, releases and replicas, and Ray's messages about releases that fail."""
-    return {"models": ask(reconciler, "status"), "failures": ray_serve.failures()}
+    failures = ray_serve.failures()
+    if error := answer(reconciler.write_error.remote()):
+        failures["reconciler"] = error
+    return {"models": ask(reconciler, "status"), "failures": failures}
 
 
 def scale(reconciler: Any, model: str, release: str | None, low: int, high: int) -> None:

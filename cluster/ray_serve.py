@@ -7,11 +7,12 @@ do not pass through Ray; they reach the servers on their own ports.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,11 @@ from cluster.config import ClusterConfig, load_cluster_config
 from cluster.deployment import Deployment, deployment_of
 from cluster.envoy import EnvoyFiles, fleet_files, write_bootstrap
 from cluster.envoy_process import EnvoyAdmin, EnvoyError
-from cluster.fleet import Fleet, Replica, ReplicaState, with_release
+from cluster.fleet import Fleet, Replica, ReplicaState, unchanged, with_releases
 from cluster.reconciler import Order, Reconciler, ready
 from cluster.replica_process import ReplicaProcess
 from cluster.state_folder import FleetState, private_folder, replace_files
+from cluster.supervisor import Supervisor
 from specdec.errors import ConfigError, ModelError, SpecdecError
 
 _LOG = logging.getLogger("ray.serve")
@@ -72,7 +74,7 @@ class ReconcilerActor:
 
     async def call(self, method: str, *words: Any) -> Any:
         """Calls a method of the `Reconciler`."""
-        self._reconciler.drop_silent()
+        self._reconciler.reconcile()
         return getattr(self._reconciler, method)(*words)
 
     async def is_left_behind(self, folder: Path, node: str) -> bool:
@@ -87,12 +89,9 @@ class ReconcilerActor:
 
     async def configure(self, config: ClusterConfig) -> None:
         """Adopts a changed configuration: routing, and new releases."""
-        self._config = config
+        with self._adopting(config, self._deployments):
+            self._reconciler.apply(with_releases, config)
         self._reconciler.allow_interval(config.health.interval_s)
-        for model in config.models:
-            for release in model.releases:
-                self._reconciler.apply(with_release, model.name, release)
-        self._write(self._reconciler.fleet)
 
     async def wait_routable(self, replica: Replica) -> None:
         """Waits until Envoy sends calls to ``replica``, so that the replica which it replaces can stop."""
@@ -103,17 +102,33 @@ class ReconcilerActor:
 
     async def deployed(self, deployment: Deployment) -> None:
         """Records a deployment."""
-        self._deployments[deployment.app] = deployment
-        self._write(self._reconciler.fleet)
+        with self._adopting(self._config, {**self._deployments, deployment.app: deployment}):
+            self._reconciler.apply(unchanged)
 
     async def removed(self, deployment: Deployment) -> None:
         """Forgets a deployment."""
-        self._deployments.pop(deployment.app, None)
-        self._write(self._reconciler.fleet)
+        left = {app: kept for app, kept in self._deployments.items() if app != deployment.app}
+        with self._adopting(self._config, left):
+            self._reconciler.apply(unchanged)
 
     async def deployments(self) -> dict[str, Deployment]:
         """The recorded deployments, by Serve application."""
         return dict(self._deployments)
+
+    async def write_error(self) -> str:
+        """Why the files differ from the fleet; empty: they are equal."""
+        return self._reconciler.write_error
+
+    @contextlib.contextmanager
+    def _adopting(self, config: ClusterConfig, deployments: dict[str, Deployment]) -> Iterator[None]:
+        """Adopts both, unless the body fails to write them."""
+        former = self._config, self._deployments
+        self._config, self._deployments = config, deployments
+        try:
+            yield
+        except BaseException:
+            self._config, self._deployments = former
+            raise
 
     def _write(self, fleet: Fleet) -> None:
         """Publishes ``fleet`` to Envoy, and saves it for a restart."""
@@ -135,7 +150,7 @@ class ServerReplica:
         self._ended = ""  # why it does not serve any more
         host = deployment.host or ray.util.get_node_ip_address()
         self._replica: Replica = await self._ask("join", deployment.model, deployment.release, host)
-        self._beats: asyncio.Task[None] | None = None
+        self._heartbeat = Supervisor(f"heartbeat of {self._replica.id}", self._beat_forever)
         self._draining: asyncio.Task[None] | None = None
         try:
             self._process = ReplicaProcess(
@@ -147,7 +162,7 @@ class ServerReplica:
                 drain_s=deployment.drain_s,
                 key=deployment.key,
             )
-            self._beats = asyncio.create_task(self._beat_forever())
+            self._heartbeat.start()
             await self._wait_ready()
         except BaseException:
             await self._leave()
@@ -226,8 +241,7 @@ class ServerReplica:
 
     async def _leave(self) -> None:
         """Frees the replica's id. A server that still runs is killed with this process."""
-        if self._beats is not None:
-            self._beats.cancel()
+        self._heartbeat.cancel()
         await self._notify("leave")
 
     async def _notify(self, method: str) -> None:
@@ -294,9 +308,9 @@ def answer(reference: Any) -> Any:
 def deploy(reconciler: Any, deployment: Deployment) -> None:
     """Starts or updates a release; does not wait for its replicas. If the version differs, new replicas start before
     old ones stop."""
+    answer(reconciler.deployed.remote(deployment))  # first: it may fail, and then nothing changed
     target = serve.RunTarget(_application(deployment), name=deployment.app, route_prefix=None)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-    answer(reconciler.deployed.remote(deployment))
 
 
 def application(args: Mapping[str, str]) -> Any:

@@ -1,10 +1,14 @@
 """The reconciler: keeps the state of the fleet from heartbeats and operators' commands, and writes it for Envoy.
 
+A command is written before it takes effect, so one that fails changes nothing. What a replica reports is a fact: it
+takes effect at once, and `Reconciler.reconcile` repeats a failed write every period.
+
 Plain code for one event loop; `cluster.ray_serve` makes it an actor.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -13,10 +17,17 @@ from typing import Any
 
 from cluster.autoscale import ReplicaLoad
 from cluster.fleet import Fleet, Replica, ReplicaState, draining, with_replica, without_replica
+from specdec.errors import SpecdecError
 
+_LOG = logging.getLogger(__name__)
 # A replica without a heartbeat for so many intervals, and so many seconds, is dropped. Envoy notices a dead replica
 # at once; dropping it frees its id, which an overloaded machine must not lose within seconds.
 SILENT_BEATS, SILENT_S = 4.0, 15.0
+STALL_S = 1.0  # beyond two periods without a call: the reconciler itself was stopped, and heartbeats are queued
+
+
+class FleetWriteError(SpecdecError):
+    """The state of the fleet cannot be written; nothing changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +47,8 @@ class _Beat:
 class Reconciler:
     """Applies changes to the fleet.
 
-    ``write``: is called with the fleet after every change, and publishes it to Envoy. ``interval_s``: seconds between
-    two heartbeats of a replica. ``clock``: monotonic seconds.
+    ``write``: publishes a fleet to Envoy, all of it or nothing; raises OSError. ``interval_s``: seconds between two
+    heartbeats of a replica, and the period of `reconcile`. ``clock``: monotonic seconds.
     """
 
     def __init__(
@@ -51,7 +62,10 @@ class Reconciler:
         self._fleet, self._write, self._clock = fleet, write, clock
         self._interval_s = interval_s
         self._beats = {replica.id: _Beat(clock()) for replica in fleet.replicas}
-        write(fleet)
+        self._reconciled_s = clock()
+        self.failed_writes = 0
+        self.write_error = ""  # of the last write; empty: it succeeded
+        self._publish()
 
     @property
     def fleet(self) -> Fleet:
@@ -71,7 +85,7 @@ class Reconciler:
         replica_id = next(each for each in ids if each not in taken)
         replica = Replica(replica_id, model, release, host, 0, 0, owner=secrets.token_hex(8))
         self._beats[replica.id] = _Beat(self._clock())
-        self._change(with_replica(self._fleet, replica))
+        self._observe(with_replica(self._fleet, replica))
         return replica
 
     def beat(self, replica: Replica, load: ReplicaLoad | None) -> Order:
@@ -88,7 +102,7 @@ class Reconciler:
         if known is not None and known.state is ReplicaState.DRAINING:
             return Order(drain=True)
         if known != replica:
-            self._change(with_replica(self._fleet, replica))
+            self._observe(with_replica(self._fleet, replica))
         pool = self._fleet.release(replica.model, replica.release).fingerprint
         if replica in self._fleet.misfits:
             return Order(misfit=f"its numeric fingerprint is {replica.fingerprint}, its pool's {pool}")
@@ -97,20 +111,33 @@ class Reconciler:
     def retire(self, replica: Replica) -> None:
         """The replica takes no more calls."""
         if self._fleet.replica(replica.id) is not None and not self._has_new_owner(replica):
-            self._change(draining(self._fleet, replica.id))
+            self._observe(draining(self._fleet, replica.id))
 
     def leave(self, replica: Replica) -> None:
         """The replica stopped."""
         if not self._has_new_owner(replica):
             self._drop(replica.id)
 
-    def drop_silent(self) -> list[str]:
-        """Drops the replicas whose last heartbeat is too old; returns their ids."""
-        late_s = self._clock() - max(SILENT_BEATS * self._interval_s, SILENT_S)
-        silent = [replica_id for replica_id, beat in self._beats.items() if beat.at_s < late_s]
-        for replica_id in silent:
+    def reconcile(self) -> None:
+        """Drops the replicas whose last heartbeat is too old, and writes the fleet again, in case that a file differs
+        from it. Has an effect once per period; to be called before each other method.
+
+        Replicas call at least once per period. After a longer gap the reconciler itself was stopped, so the gap does
+        not count as the replicas' silence: their heartbeats are queued.
+        """
+        now_s = self._clock()
+        gap_s = now_s - self._reconciled_s
+        if gap_s < self._interval_s:
+            return
+        self._reconciled_s = now_s
+        if gap_s > 2 * self._interval_s + STALL_S:
+            _LOG.warning("the reconciler was stopped for %.1f s", gap_s)
+            for beat in self._beats.values():
+                beat.at_s = min(now_s, beat.at_s + gap_s)
+        late_s = now_s - max(SILENT_BEATS * self._interval_s, SILENT_S)
+        for replica_id in [replica_id for replica_id, beat in self._beats.items() if beat.at_s < late_s]:
             self._drop(replica_id)
-        return silent
+        self._publish()
 
     def allow_interval(self, interval_s: float) -> None:
         """Accepts heartbeats every ``interval_s`` seconds, besides the former interval: replicas are replaced one by
@@ -122,8 +149,15 @@ class Reconciler:
 
         Raises:
             ConfigError: the function refuses it.
+            FleetWriteError: the disk is full, say; the fleet stays as it was.
         """
-        self._change(transition(self._fleet, *arguments))
+        fleet = transition(self._fleet, *arguments)
+        try:
+            self._write(fleet)
+        except OSError as error:
+            self._note(error)
+            raise FleetWriteError(f"the fleet's files cannot be written ({error.strerror}); nothing changed") from None
+        self._fleet, self.write_error = fleet, ""
 
     def status(self) -> dict[str, Any]:
         """The fleet as JSON: by model its releases, with their replicas and the replicas' load."""
@@ -165,12 +199,26 @@ class Reconciler:
 
     def _drop(self, replica_id: str) -> None:
         self._beats.pop(replica_id, None)
-        self._change(without_replica(self._fleet, replica_id))
+        self._observe(without_replica(self._fleet, replica_id))
 
-    def _change(self, fleet: Fleet) -> None:
+    def _observe(self, fleet: Fleet) -> None:
+        """Adopts a fact that a replica reports."""
         if fleet != self._fleet:
             self._fleet = fleet
-            self._write(fleet)
+            self._publish()
+
+    def _publish(self) -> None:
+        try:
+            self._write(self._fleet)
+        except OSError as error:
+            self._note(error)
+        else:
+            self.write_error = ""
+
+    def _note(self, error: OSError) -> None:
+        self.failed_writes += 1
+        self.write_error = f"the fleet's files cannot be written: {error} ({self.failed_writes} times in all)"
+        _LOG.error("%s", self.write_error)
 
 
 def ready(replica: Replica, http_port: int, grpc_port: int, fingerprint: str) -> Replica:

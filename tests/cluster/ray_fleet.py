@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,22 +16,12 @@ from typing import Any
 import psutil
 import yaml
 
+from cluster.replica_process import free_ports
 from tests.cluster.scripted_server import program
 from tools.markdown import REPOSITORY
 
 MODEL = "coder"
 _START_S, _STOP_S = 120.0, 60.0
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    held = [socket.socket() for _ in range(count)]
-    for each in held:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
 
 
 class RayFleet:
@@ -42,7 +31,7 @@ class RayFleet:
     def __init__(self, folder: Path, *, replicas: int = 2) -> None:
         self._folder, self._python = folder, program(folder)
         self.file = folder / "cluster.yaml"
-        self.http_port, self.grpc_port = free_ports(2)
+        self.http_port, self.grpc_port = free_ports("127.0.0.1", 2)
         self.config: dict[str, Any] = {
             "models": [
                 {
@@ -66,6 +55,11 @@ class RayFleet:
         """The model's part of `config`."""
         found: dict[str, Any] = self.config["models"][0]
         return found
+
+    @property
+    def state_file(self) -> Path:
+        """What a restarted reconciler continues from."""
+        return self._folder / "state" / "fleet.json"
 
     @property
     def url(self) -> str:

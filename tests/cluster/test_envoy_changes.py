@@ -9,8 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -18,79 +17,36 @@ import httpx
 import psutil
 import pytest
 
-from cluster.fleet import release_of, rolled_back, switched, with_weights
+from cluster.envoy_process import EnvoyProcess
+from cluster.fleet import (
+    Fleet,
+    Replica,
+    ReplicaState,
+    release_of,
+    rolled_back,
+    switched,
+    with_release,
+    with_replica,
+    with_weights,
+)
 from specdec.client.client import Client
 from specdec.client.connection import CallError, RetryPolicy
 from specdec.core.types import StoppingParams
-from tests.cluster.envoy_fleet import MODEL, EnvoyFleet, envoy_fleet, without
+from tests.cluster.calls import Outcomes, call, calls
+from tests.cluster.envoy_fleet import MODEL, EnvoyFleet, cluster_config, envoy_fleet, envoy_program, without
 from tests.cluster.test_envoy_dialects import type_keys
-from tests.fake_engine import answer_to
 
 pytestmark = pytest.mark.slow
 
 
-@dataclass
-class Load:
-    """What came of calls: ``refused`` had no byte, ``cut`` had some, ``wrong`` was another text than the script's."""
-
-    whole: int = 0
-    refused: list[str] = field(default_factory=list)
-    cut: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-
-    async def ask(self, client: httpx.AsyncClient, url: str, number: int) -> None:
-        """One streamed call, of a session of its own or of none; lengths differ, or all would end together."""
-        prompt, tokens, text, began = f"prompt {number}", 2 + 7 * number % 13, "", False
-        body = {"prompt": prompt, "max_tokens": tokens, "stream": True}
-        headers = {"x-session-id": f"session-{number}"} if number % 3 else {}
-        try:
-            async with client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as answer:
-                if answer.status_code != 200:
-                    self.refused.append(f"{number}: {answer.status_code} {(await answer.aread())[:200]!r}")
-                    return
-                async for line in answer.aiter_lines():
-                    began = True
-                    if '"text":"' in line:
-                        text += line.partition('"text":"')[2].partition('"')[0]
-                    if line == "data: [DONE]":
-                        break
-                else:
-                    self.cut.append(f"{number}: the stream ended early")
-                    return
-        except httpx.HTTPError as error:
-            (self.cut if began else self.refused).append(f"{number}: {error!r}")
-            return
-        if text != bytes(answer_to([2, *prompt.encode()], tokens)).decode():
-            self.wrong.append(f"{number}: {text!r}")
-        self.whole += 1
-
-    async def run(self, url: str, first: int, count: int, at_once: int) -> None:
-        """``count`` calls, so many at a time."""
-        numbers = iter(range(first, first + count))
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(trust_env=False, timeout=30, limits=limits) as client:
-
-            async def one_after_the_other() -> None:
-                for number in numbers:
-                    await self.ask(client, url, number)
-
-            await asyncio.gather(*(one_after_the_other() for _ in range(at_once)))
-
-
 @asynccontextmanager
-async def under_load(fleet: EnvoyFleet, at_once: int = 8) -> AsyncIterator[Load]:
-    """Calls go on for as long as the block takes."""
-    load, over = Load(), asyncio.Event()
-
-    async def go_on() -> None:
-        first = 0
-        while not over.is_set():
-            await load.run(fleet.http, first, 4 * at_once, at_once)
-            first += 4 * at_once
-
-    running = asyncio.create_task(go_on())
+async def under_load(fleet: EnvoyFleet, at_once: int = 8) -> AsyncIterator[Outcomes]:
+    """Calls during the block."""
+    outcomes, over = Outcomes(), asyncio.Event()
+    work = calls(fleet.http, at_once=at_once, while_=lambda _: not over.is_set(), tokens=0, outcomes=outcomes)
+    running = asyncio.create_task(work)
     try:
-        yield load
+        yield outcomes
     finally:
         over.set()
         await running
@@ -100,10 +56,10 @@ async def refused_by_grpc(client: Client, number: int) -> list[str]:
     """Calls one after the other; what was said of those that failed without a byte. Where a stream is reset that has
     begun, gRPC's library drops what it had not handed over yet: it says RST_STREAM of calls that seem to have none."""
     refused = []
-    for call in range(8):
+    for turn in range(8):
         began = False
         try:
-            async with aclosing(client.stream(f"{number} {call}", stopping=StoppingParams(max_tokens=5))) as events:
+            async with aclosing(client.stream(f"{number} {turn}", stopping=StoppingParams(max_tokens=5))) as events:
                 async for _ in events:
                     began = True
         except CallError as error:
@@ -131,37 +87,88 @@ async def test_replicas_come_and_go_and_no_call_fails(tmp_path: Path) -> None:
             fleet.route(without(fleet.fleet, old))  # what it has is finished, an editor's stream too
             await typing
             await fleet.servers.pop(old).stop()
-    assert (load.refused, load.cut, load.wrong) == ([], [], [])
-    assert load.whole >= 100
+    assert (load.failed, load.lost, load.cut) == (0, {}, {})
+    assert load.complete >= 100
 
 
 async def test_a_killed_replica_takes_no_call_with_it_that_had_no_byte(tmp_path: Path) -> None:
     async with envoy_fleet(tmp_path, ["blue"] * 3, "scripted:150:50:4096") as fleet:
-        load = Load()
-        running = asyncio.create_task(load.run(fleet.http, 0, 500, 40))
+        load = Outcomes()
+        work = calls(fleet.http, at_once=40, while_=lambda n: n < 500, tokens=0, outcomes=load)
+        running = asyncio.create_task(work)
         once = RetryPolicy(attempts=1, resumes=0)  # what is tried again here, Envoy tries
         async with Client(fleet.grpc, retry=once) as client:
             streams = [asyncio.create_task(refused_by_grpc(client, number)) for number in range(100)]
-            while load.whole < 120:
+            while load.complete < 120:
                 await asyncio.sleep(0.01)
             kill(fleet.servers["r1"].frontend)
             await running
             assert [error for errors in await asyncio.gather(*streams) for error in errors] == []
-    assert (load.refused, load.wrong) == ([], [])
-    assert 0 < len(load.cut) <= 40  # those that had begun, which a client takes up again elsewhere
-    assert load.whole + len(load.cut) == 500
+    assert (load.lost, load.wrong) == ({}, 0)
+    assert 0 < load.cut.total() <= 40  # running streams, which specdec's client resumes
+    assert load.all == 500
 
 
 async def test_a_replica_that_fails_five_times_in_a_row_is_left_alone(tmp_path: Path) -> None:
-    health = {"ejected_s": 30.0}
-    async with envoy_fleet(tmp_path, ["blue", "blue"], health=health) as fleet:
+    async with (
+        envoy_fleet(tmp_path, ["blue", "blue"], health={"ejected_s": 3600.0}) as fleet,
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
+    ):
         await fleet.add("broken", target="scripted:0:0:64:broken")
-        body = {"prompt": "a", "max_tokens": 1}
-        async with httpx.AsyncClient(trust_env=False) as client:
-            answers = [await client.post(f"{fleet.http}/v1/completions", json=body) for _ in range(200)]
-    statuses = [answer.status_code for answer in answers]
-    assert statuses.count(500) >= 5
-    assert statuses[100:] == [200] * 100
+        body, statuses = {"prompt": "a", "max_tokens": 1}, Counter[int]()
+        while statuses[500] < 5:
+            statuses[(await client.post(f"{fleet.http}/v1/completions", json=body)).status_code] += 1
+        while "failed_outlier_check" not in await fleet.envoy.admin.ask("GET", "/clusters"):
+            await asyncio.sleep(0.01)
+        answers = [await client.post(f"{fleet.http}/v1/completions", json=body) for _ in range(100)]
+    assert {answer.status_code for answer in answers} == {200}
+
+
+@asynccontextmanager
+async def unable_servers(count: int, *headers: str) -> AsyncIterator[tuple[list[int], list[bytes]]]:
+    """Servers that are healthy and answer 503 to every call; yields their ports, and the calls that came."""
+    came: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = re.search(rb"content-length: (\d+)", head)
+                await reader.readexactly(int(length[1]) if length else 0)
+                is_probe = head.startswith(b"GET /readyz")
+                if not is_probe:
+                    came.append(head)
+                status = ["HTTP/1.1 200 OK"] if is_probe else ["HTTP/1.1 503 Service Unavailable", *headers]
+                writer.write("\r\n".join([*status, "content-length: 0", "", ""]).encode())
+        writer.close()
+
+    async with AsyncExitStack() as stack:
+        servers = [await asyncio.start_server(answer, "127.0.0.1", 0) for _ in range(count)]
+        for server in servers:
+            stack.callback(server.close)
+        yield [server.sockets[0].getsockname()[1] for server in servers], came
+
+
+@pytest.mark.parametrize(("headers", "attempts"), [((), 4), (("x-envoy-ratelimited: true",), 1)])
+async def test_an_answer_that_a_replica_marks_is_not_retried(
+    tmp_path: Path, headers: tuple[str, ...], attempts: int
+) -> None:
+    config = cluster_config()
+    async with unable_servers(4, *headers) as (ports, came):
+        fleet = with_release(Fleet.of(config), MODEL, "blue")
+        for number, port in enumerate(ports):
+            replica = Replica(f"r{number}", MODEL, "blue", "127.0.0.1", port, port, "numbers", ReplicaState.READY)
+            fleet = with_replica(fleet, replica)
+        async with (
+            EnvoyProcess(config, fleet, tmp_path / "envoy", envoy_program()) as envoy,
+            httpx.AsyncClient(trust_env=False) as client,
+        ):
+            await envoy.admin.wait_routable([("127.0.0.1", port) for port in ports], 10)
+            url = f"http://127.0.0.1:{config.models[0].http_port}/v1/completions"
+            answer = await client.post(url, json={"prompt": "a"}, headers={"x-session-id": "s"})
+    assert answer.status_code == 503
+    assert "x-envoy-ratelimited" not in answer.headers
+    counts = [re.search(rb"x-envoy-attempt-count: (\d+)", head) for head in came]
+    assert [count and int(count[1]) for count in counts] == [*range(1, attempts + 1)]
 
 
 async def test_what_calls_bring_upon_themselves_speaks_against_no_replica(tmp_path: Path) -> None:
@@ -228,7 +235,7 @@ async def test_the_share_of_a_release_without_replicas_is_served_by_the_other(tm
             fleet.route(without(fleet.fleet, "r1"))
             await asyncio.sleep(0.3)  # what Envoy has read by then is seen in the calls, which must not fail either way
             await fleet.servers.pop("r1").stop()
-    assert (load.refused, load.cut, load.wrong) == ([], [], [])
+    assert (load.failed, load.lost, load.cut) == (0, {}, {})
 
 
 async def test_envoy_is_started_again_when_it_dies(tmp_path: Path) -> None:
@@ -257,9 +264,9 @@ async def listens(port: int | None) -> bool:
 
 async def test_before_it_ends_it_takes_no_new_connection_and_finishes_the_calls_that_run(tmp_path: Path) -> None:
     async with envoy_fleet(tmp_path, ("blue",), "scripted:5:400:4096") as fleet:
-        load = Load()
+        load = Outcomes()
         async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
-            running = asyncio.create_task(load.ask(client, fleet.http, 11))
+            running = asyncio.create_task(call(client, fleet.http, 11, load))
             while not (await fleet.loads())["r0"]["loads"][0]["num_running_reqs"]:
                 await asyncio.sleep(0.01)
             stopping = asyncio.create_task(fleet.envoy.stop(60))
@@ -268,4 +275,4 @@ async def test_before_it_ends_it_takes_no_new_connection_and_finishes_the_calls_
             assert not stopping.done()
             await running
             await stopping
-        assert (load.whole, load.refused, load.cut, load.wrong) == (1, [], [], [])
+        assert (load.complete, load.failed) == (1, 0)

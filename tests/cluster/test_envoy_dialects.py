@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -135,25 +136,31 @@ async def type_keys(client: Client, fleet: EnvoyFleet, keys: int) -> None:
             assert message.finished.ask_id == key
 
 
-async def test_tls_ends_at_envoy_and_certificates_are_read_again(tmp_path: Path) -> None:
+async def test_tls_ends_at_envoy_and_certificates_and_authorities_are_read_again(tmp_path: Path) -> None:
     first, second = Certificates(tmp_path / "first"), Certificates(tmp_path / "second")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    first.install(cert, key)
-    listen = {"tls_cert": str(cert), "tls_key": str(key)}
+    cert, key, ca = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem"
+    first.install(cert, key, ca)
+    listen = {"tls_cert": str(cert), "tls_key": str(key), "tls_client_ca": str(ca)}
     async with envoy_fleet(tmp_path, ["blue"], listen=listen) as fleet:
         url = fleet.http.replace("http:", "https:")
-        async with httpx.AsyncClient(trust_env=False, verify=first.client_context()) as client:
-            assert (await client.get(f"{url}/readyz")).status_code == 200
-        async with Client(fleet.grpc, Credentials(tls=True, ca=first.ca)) as client:
+
+        async def admits(server: Certificates, client: Certificates) -> bool:
+            context = server.client_context()
+            context.load_cert_chain(client.client)
+            try:
+                async with httpx.AsyncClient(trust_env=False, verify=context) as calls:
+                    return (await calls.get(f"{url}/readyz")).status_code == 200
+            except (httpx.TransportError, ssl.SSLError):
+                return False
+
+        assert await admits(first, first)
+        assert not await admits(first, second)
+        own = Credentials(tls=True, ca=first.ca, cert=first.client, cert_key=first.client)
+        async with Client(fleet.grpc, own) as client:
             assert (await client.info()).target == "scripted"
-        for path, new in ((cert, second.cert), (key, second.key)):
+        for path, new in ((ca, second.ca), (cert, second.cert), (key, second.key)):
             path.with_suffix(".new").write_bytes(new.read_bytes())
             path.with_suffix(".new").replace(path)
-        async with asyncio.timeout(10):
-            while True:
-                try:
-                    async with httpx.AsyncClient(trust_env=False, verify=second.client_context()) as client:
-                        assert (await client.get(f"{url}/readyz")).status_code == 200
-                    break
-                except httpx.ConnectError:
-                    await asyncio.sleep(0.05)
+        while not await admits(second, second):
+            await asyncio.sleep(0.05)
+        assert not await admits(second, first)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,9 +16,9 @@ import psutil
 import pytest
 import trustme
 
-from cluster import envoy_process
+from cluster import envoy_process, supervisor
 from cluster.config import ClusterConfig, ListenConfig
-from cluster.envoy_process import EnvoyProcess, check_certificates, check_ports
+from cluster.envoy_process import EnvoyError, EnvoyProcess, check_certificates, check_ports
 from cluster.fleet import Fleet
 from cluster.state_folder import bound_log
 from specdec.errors import ConfigError
@@ -53,6 +55,29 @@ async def test_who_has_its_number_by_now_is_left_alone(tmp_path: Path) -> None:
 async def test_a_signal_to_the_terminals_processes_does_not_reach_it(tmp_path: Path) -> None:
     async with process(tmp_path) as envoy:
         assert os.getsid(envoy.pid) == envoy.pid
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EAGAIN, "no process"), EnvoyError("not ready"), ValueError("a defect")]
+)
+async def test_an_error_while_it_restarts_is_not_final(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
+    async with process(tmp_path) as envoy:
+        spawn, errors = envoy._spawn, [error, error]
+
+        async def fails_twice() -> None:
+            if errors:
+                raise errors.pop()
+            await spawn()
+
+        monkeypatch.setattr(envoy, "_spawn", fails_twice)
+        os.kill(envoy.pid, signal.SIGKILL)
+        while envoy.starts < 2:
+            await asyncio.sleep(0.01)
+        assert not errors
+        assert envoy._supervisor.failures == 3
 
 
 async def test_its_log_is_bounded_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

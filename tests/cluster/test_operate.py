@@ -56,7 +56,7 @@ class Fleet:
 
     async def serve(self, address: str | None = None) -> None:
         """Until a signal comes."""
-        await asyncio.wait_for(self.operate.serve_fleet(self.config, address, self.say), 30)
+        await self.operate.serve_fleet(self.config, address, self.say)
 
     @property
     def envoys(self) -> list[int]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import httpx
 import pytest
 
 from cluster.fleet import release_of
+from cluster.reconciler import SILENT_S
 from specdec.client import Client
 from specdec.core.types import Delta, StoppingParams
 from tests.cluster.calls import Outcomes, calls, expected
@@ -104,7 +107,7 @@ async def test_no_call_fails_while_every_replica_is_replaced(fleet: RayFleet) ->
 
     outcomes = await load_during(fleet, asyncio.create_task(asyncio.to_thread(replace)), 2000)
     print(f"{outcomes.all} calls, {outcomes.complete} complete")
-    assert (outcomes.all - outcomes.complete, outcomes.lost, outcomes.cut) == (0, {}, {})
+    assert (outcomes.failed, outcomes.lost, outcomes.cut) == (0, {}, {})
     assert outcomes.complete >= 2000
 
 
@@ -121,7 +124,7 @@ async def test_no_call_fails_while_replicas_are_added_taken_away_and_drained(fle
         fleet.until(lambda: [replica["state"] for replica in fleet.replicas()] == ["ready", "ready"])
 
     outcomes = await load_during(fleet, asyncio.create_task(asyncio.to_thread(change)), 200)
-    assert (outcomes.all - outcomes.complete, outcomes.lost, outcomes.cut) == (0, {}, {})
+    assert (outcomes.failed, outcomes.lost, outcomes.cut) == (0, {}, {})
     assert "no replica 'coder.blue.9'" in fleet.command("drain", "coder.blue.9", fails=True)
 
 
@@ -179,6 +182,64 @@ async def test_a_canary_has_its_sessions_by_hash_is_promoted_and_goes_back(fleet
     fleet.rewrite()
     await asyncio.to_thread(fleet.command, "rollout")
     assert [*fleet.status()] == ["blue"]
+
+
+def saved_weights(fleet: RayFleet) -> dict[str, int]:
+    """The weights of the releases in the reconciler's file."""
+    state = json.loads(fleet.state_file.read_text())
+    return {release["name"]: release["weight"] for release in state["fleet"]["releases"][MODEL]}
+
+
+async def test_a_full_disk_refuses_commands_and_costs_no_call(fleet: RayFleet) -> None:
+    fleet.model["releases"]["green"] = fleet.release(0, engine={"dtype": "bf16"})
+    fleet.rewrite()
+    await asyncio.to_thread(fleet.command, "rollout")
+    await asyncio.to_thread(fleet.command, "rollout", MODEL, "green", "--weight", "30")
+    (pid,) = fleet.ray_pids("ray::ReconcilerActor")
+    limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+
+    def change() -> None:
+        before = fleet.state_file.read_bytes()
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1024, limits[1]))
+        for words in (
+            ("rollout", MODEL, "green", "--promote"), ("drain", "coder.blue.0"), ("rollout", MODEL, "--rollback")
+        ):  # fmt: skip
+            assert "nothing changed" in fleet.command(*words, fails=True)
+        assert fleet.state_file.read_bytes() == before
+        assert {name: release["weight"] for name, release in fleet.status().items()} == {"blue": 70, "green": 30}
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+        fleet.command("rollout", MODEL, "green", "--promote")
+        assert saved_weights(fleet) == {"blue": 0, "green": 100}
+        fleet.command("rollout", MODEL, "--rollback")
+        fleet.command("rollout", MODEL, "green", "--weight", "0")
+
+    outcomes = await load_during(fleet, asyncio.create_task(asyncio.to_thread(change)), 200)
+    print(f"{outcomes.all} calls, {outcomes.failed} failed")
+    assert (outcomes.failed, outcomes.lost) == (0, {})
+    assert saved_weights(fleet) == {"blue": 100, "green": 0}
+    assert not list(fleet.state_file.parent.glob(".fleet.json.*"))
+    del fleet.model["releases"]["green"]
+    fleet.rewrite()
+    await asyncio.to_thread(fleet.command, "rollout")
+
+
+async def test_a_reconciler_that_is_stopped_for_longer_than_silence_drops_no_replica(fleet: RayFleet) -> None:
+    (pid,) = fleet.ray_pids("ray::ReconcilerActor")
+    former, gone = fleet.server_pids(), fleet.said().count(": gone")
+
+    def stop() -> None:
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(2 * SILENT_S)
+        os.kill(pid, signal.SIGCONT)
+        ready = {replica["id"]: replica["http_port"] for replica in fleet.replicas()}
+        saved = json.loads(fleet.state_file.read_text())["fleet"]["replicas"]
+        assert {replica["id"]: replica["http_port"] for replica in saved} == ready
+
+    outcomes = await load_during(fleet, asyncio.create_task(asyncio.to_thread(stop)), 200)
+    print(f"{outcomes.all} calls during a stop of {2 * SILENT_S:g} s, {outcomes.failed} failed")
+    assert (outcomes.failed, outcomes.lost, outcomes.cut) == (0, {}, {})
+    assert fleet.said().count(": gone") == gone
+    assert fleet.server_pids() == former
 
 
 async def test_replicas_are_added_soon_after_calls_begin_to_wait(tmp_path: Path, fleet: RayFleet) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +23,7 @@ from cluster.fleet import (
     with_weights,
     without_release,
 )
-from cluster.reconciler import SILENT_S, Reconciler, ready
+from cluster.reconciler import SILENT_S, FleetWriteError, Reconciler, ready
 from specdec.errors import ConfigError
 
 CONFIG = ClusterConfig.model_validate(
@@ -40,13 +43,24 @@ LOAD = ReplicaLoad(1, 0.5, 0.25)
 
 
 class Reconciled:
-    """A reconciler on a virtual clock, with the fleets that it wrote."""
+    """A reconciler on a virtual clock, with the fleets that it wrote to a disk that may be full."""
 
     def __init__(self, fleet: Fleet | None = None) -> None:
-        self.now_s, self.written = 0.0, list[Fleet]()
-        self.reconciler = Reconciler(
-            fleet or Fleet.of(CONFIG), self.written.append, interval_s=1.0, clock=lambda: self.now_s
-        )
+        self.now_s, self.written, self.disk_is_full = 0.0, list[Fleet](), False
+        self.reconciler = Reconciler(fleet or Fleet.of(CONFIG), self._write, interval_s=1.0, clock=lambda: self.now_s)
+
+    def _write(self, fleet: Fleet) -> None:
+        if self.disk_is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.written.append(fleet)
+
+    def pass_time(self, seconds: float, *replicas: Replica) -> None:
+        """Calls the reconciler twice per period, with heartbeats of ``replicas``."""
+        for _ in range(round(2 * seconds)):
+            self.now_s += 0.5
+            self.reconciler.reconcile()
+            for replica in replicas:
+                self.reconciler.beat(replica, LOAD)
 
     def serving(self, release: str = "blue", fingerprint: str = "f") -> Replica:
         """A ready replica."""
@@ -79,7 +93,7 @@ def test_a_replica_gets_calls_once_it_is_ready_and_none_once_it_drains() -> None
     assert kept.reconciler.fleet.replicas == ()
 
 
-def test_what_changes_nothing_is_not_written() -> None:
+def test_a_heartbeat_without_a_change_is_not_written() -> None:
     kept = Reconciled()
     serving = kept.serving()
     written = len(kept.written)
@@ -109,35 +123,32 @@ def test_other_numbers_are_not_let_into_a_pool() -> None:
     assert kept.serving("green", "other").id == "coder.green.0"
 
 
-def test_who_says_nothing_is_gone_and_comes_back_by_saying_something() -> None:
+def test_a_silent_replica_is_dropped_and_returns_with_its_next_heartbeat() -> None:
     kept = Reconciled()
     silent, lively = kept.serving(), kept.serving()
-    kept.now_s = SILENT_S - 0.5
-    kept.reconciler.beat(lively, LOAD)
-    assert kept.reconciler.drop_silent() == []
-    kept.now_s = SILENT_S + 0.5
-    assert kept.reconciler.drop_silent() == [silent.id]
+    kept.pass_time(SILENT_S, lively)
+    assert kept.pool == [silent.id, lively.id]
+    kept.pass_time(1.0, lively)
     assert kept.pool == [lively.id]
     kept.reconciler.beat(silent, LOAD)
     assert kept.pool == [silent.id, lively.id]
 
 
-def test_who_says_something_as_often_as_it_is_to_is_not_forgotten() -> None:
+def test_a_replica_with_a_longer_interval_is_not_dropped() -> None:
     kept = Reconciled()
     replica = kept.serving()
     kept.reconciler.allow_interval(30.0)
-    kept.reconciler.allow_interval(1.0)  # who was started before still takes its time
-    kept.now_s = 4 * 30.0 - 1
-    assert kept.reconciler.drop_silent() == []
-    kept.now_s = 4 * 30.0 + 1
-    assert kept.reconciler.drop_silent() == [replica.id]
+    kept.reconciler.allow_interval(1.0)  # replicas that were started before keep their interval
+    kept.pass_time(4 * 30.0)
+    assert kept.pool == [replica.id]
+    kept.pass_time(30.0)
+    assert kept.pool == []
 
 
-def test_one_that_comes_back_when_its_place_is_taken_changes_nothing_for_its_successor() -> None:
+def test_a_replica_whose_id_has_a_new_owner_does_not_affect_it() -> None:
     kept = Reconciled()
     former = kept.serving()
-    kept.now_s = SILENT_S + 0.5
-    kept.reconciler.drop_silent()
+    kept.pass_time(SILENT_S + 1)
     successor = ready(kept.reconciler.join("coder", "blue", "127.0.0.1"), 91, 90, "f")
     kept.reconciler.beat(successor, LOAD)
     assert successor.id == former.id
@@ -146,16 +157,14 @@ def test_one_that_comes_back_when_its_place_is_taken_changes_nothing_for_its_suc
     kept.reconciler.leave(former)
     assert kept.reconciler.fleet.replicas == (successor,)
     assert kept.pool == [successor.id]
-    kept.now_s = 2 * SILENT_S + 1
-    kept.reconciler.beat(former, LOAD)
-    assert kept.reconciler.drop_silent() == [successor.id]
+    kept.pass_time(SILENT_S + 2, former)
+    assert [replica.owner for replica in kept.reconciler.fleet.replicas] == [former.owner]
 
 
-def test_one_that_is_not_known_any_more_can_end() -> None:
+def test_a_dropped_replica_can_stop() -> None:
     kept = Reconciled()
     replica = kept.serving()
-    kept.now_s = SILENT_S + 0.5
-    kept.reconciler.drop_silent()
+    kept.pass_time(SILENT_S + 1)
     kept.reconciler.retire(replica)
     kept.reconciler.leave(replica)
     assert kept.reconciler.fleet.replicas == ()
@@ -166,9 +175,65 @@ def test_a_restarted_reconciler_continues_with_the_fleet_and_drops_silent_replic
     lively, silent = former.serving(), former.serving()
     kept = Reconciled(former.reconciler.fleet)
     assert kept.pool == [lively.id, silent.id]
-    kept.now_s = SILENT_S + 0.5
-    kept.reconciler.beat(lively, LOAD)
-    assert kept.reconciler.drop_silent() == [silent.id]
+    kept.pass_time(SILENT_S + 1, lively)
+    assert kept.pool == [lively.id]
+
+
+def test_a_stall_of_the_reconciler_drops_no_replica() -> None:
+    kept = Reconciled()
+    first, second = kept.serving(), kept.serving()
+    for _ in range(2):
+        kept.pass_time(3.0, first, second)
+        kept.now_s += 30.0
+        kept.reconciler.reconcile()  # the first call after the stall, before the queued heartbeats
+        assert kept.pool == [first.id, second.id]
+    kept.pass_time(SILENT_S + 2, second)
+    assert kept.pool == [second.id]
+
+
+@pytest.mark.parametrize(
+    ("transition", "arguments"),
+    [
+        (switched, ("coder", "green")),
+        (rolled_back, ("coder",)),
+        (with_weights, ("coder", {"blue": 50, "green": 50})),
+        (draining, ("coder.blue.0",)),
+    ],
+)
+def test_a_command_that_cannot_be_written_changes_nothing(
+    transition: Callable[..., Fleet], arguments: tuple[Any, ...]
+) -> None:
+    kept = Reconciled()
+    kept.serving()
+    kept.serving("green", "other")
+    kept.reconciler.apply(with_weights, "coder", {"blue": 90, "green": 10})
+    before = kept.reconciler.fleet
+    kept.disk_is_full = True
+    for _ in range(2):
+        with pytest.raises(FleetWriteError, match=r"cannot be written \(No space left on device\); nothing changed"):
+            kept.reconciler.apply(transition, *arguments)
+        assert kept.reconciler.fleet == before == kept.written[-1]
+    kept.disk_is_full = False
+    kept.reconciler.apply(transition, *arguments)
+    assert kept.written[-1] == kept.reconciler.fleet == transition(before, *arguments)
+
+
+def test_what_replicas_report_on_a_full_disk_is_written_within_a_period_after() -> None:
+    kept = Reconciled()
+    ends, stays = kept.serving(), kept.serving()
+    kept.disk_is_full = True
+    kept.reconciler.leave(ends)
+    joined = kept.serving()
+    assert joined.id == ends.id
+    kept.reconciler.retire(stays)
+    kept.pass_time(SILENT_S + 2, joined)
+    assert kept.reconciler.write_error
+    assert kept.reconciler.failed_writes >= SILENT_S
+    kept.disk_is_full = False
+    kept.pass_time(1.0, joined)
+    assert kept.written[-1] == kept.reconciler.fleet
+    assert kept.pool == [joined.id]
+    assert not kept.reconciler.write_error
 
 
 def test_sessions_move_between_releases_and_back() -> None:

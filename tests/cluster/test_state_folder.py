@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -97,6 +100,28 @@ def test_the_saved_state_is_private_and_complete(tmp_path: Path) -> None:
     assert FleetState.load(path) == state()
     assert FleetState.load(path).deployments["coder.blue"].version == state().deployments["coder.blue"].version
     assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """A disk on which files end after 4 KiB."""
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_changes_no_file_and_leaves_no_temporary_one(tmp_path: Path, full_disk: None) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert replace_files({first: b"old", second: b"old"}) == [first, second]
+    with pytest.raises(OSError, match="File too large"):
+        replace_files({first: b"new", second: b"x" * 10_000})
+    assert (first.read_bytes(), second.read_bytes()) == (b"old", b"old")
+    assert {*tmp_path.iterdir()} == {first, second}
+    assert replace_files({first: b"new", second: b"old"}) == [first]
 
 
 @pytest.mark.parametrize("bits", [0o620, 0o602])
