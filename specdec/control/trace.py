@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -97,11 +100,17 @@ class TraceWriter:
             self._begin(continues=True)
         self._line(dataclasses.asdict(step))
 
+    def resume(self, lost: int) -> None:
+        """Begin a new file after ``lost`` steps that could not be written. Raises OSError."""
+        with suppress(OSError):
+            self._file.close()
+        self._begin(continues=False, lost=lost)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _begin(self, *, continues: bool) -> None:
+    def _begin(self, *, continues: bool, lost: int = 0) -> None:
         if self._path.is_file() and self._path.stat().st_size:
             for number in range(KEPT_FILES, 0, -1):
                 newer = previous_file(self._path, number - 1)
@@ -109,7 +118,15 @@ class TraceWriter:
                     newer.replace(previous_file(self._path, number))
         self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         self._written = 0
-        self._line({"specdec_trace": VERSION, "controller": self._controller, "continues": continues})
+        header = {"specdec_trace": VERSION, "controller": self._controller, "continues": continues}
+        try:
+            self._line(header | {"lost_steps": lost} if lost else header)
+        except OSError:
+            with suppress(OSError):
+                self._file.close()
+            with suppress(OSError):
+                os.truncate(self._path, 0)  # so that an incomplete header is not rotated
+            raise
 
     def _line(self, value: Mapping[str, Any]) -> None:
         self._written += self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
@@ -196,12 +213,23 @@ def _step(values: Any, where: str) -> StepTrace:
 logger = logging.getLogger(__name__)
 
 
-class TraceLog:
-    """The last ``steps`` steps; all steps go to ``writer``. ``keeps_replay``: whether steps need a `StepRecord`."""
+RETRY_S = 10.0
+"""Seconds until a trace file that could not be written is tried again."""
 
-    def __init__(self, steps: int, writer: TraceWriter | None = None) -> None:
+
+class TraceLog:
+    """The last ``steps`` steps; all steps go to ``writer``. ``keeps_replay``: whether steps need a `StepRecord`.
+
+    Steps are missing from the file while it cannot be written, as on a full disk. A new file begins once it can.
+    """
+
+    def __init__(
+        self, steps: int, writer: TraceWriter | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._ring: deque[StepTrace] = deque(maxlen=steps)
-        self._writer = writer
+        self._writer, self._clock = writer, clock
+        self._lost = 0  # steps that could not be written since the last one that was
+        self._retry_s = 0.0  # time of the next attempt
         self.keeps_replay = writer is not None
         self.enabled = steps > 0 or writer is not None
         self.count = 0
@@ -215,12 +243,20 @@ class TraceLog:
         self._ring.append(step)
 
     def _write(self, writer: TraceWriter, step: StepTrace) -> None:
-        """A full disk ends the file, not the requests."""
+        if self._lost and self._clock() < self._retry_s:
+            self._lost += 1
+            return
         try:
+            if self._lost:
+                writer.resume(self._lost)
+                logger.warning("the trace file is written again; %d steps are missing", self._lost)
+                self._lost = 0
             writer.write(step)
-        except OSError as error:
-            logger.error("the trace file can not be written any more (%s); it ends at step %d", error, step.step)
-            self._writer, self.keeps_replay = None, False
+        except (OSError, ValueError) as error:  # ValueError: the file was closed by an attempt that failed
+            if not self._lost:
+                logger.error("the trace file cannot be written (%s); steps are missing from step %d", error, step.step)
+            self._lost += 1
+            self._retry_s = self._clock() + RETRY_S
 
     def last(self, limit: int) -> list[StepTrace]:
         """The last ``limit`` steps, oldest first."""
@@ -252,6 +288,8 @@ def replay_file(path: Path) -> ReplayReport:
         ConfigError: the file is no trace, or lacks the values that a replay needs.
     """
     parts = _parts(path)
+    if lost := _header(parts[0]).get("lost_steps"):
+        raise ConfigError(f"{path}: begins after {lost} steps that could not be written; replay an older file")
     report = ReplayReport()
     try:
         replay = _Replay(Controller.from_dict(_header(parts[0])["controller"]), report)

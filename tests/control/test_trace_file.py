@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
-from specdec.control.trace import TraceLog, TraceWriter, read_trace
+from specdec.control.trace import RETRY_S, TraceLog, TraceWriter, read_trace, replay_file
 from specdec.core.types import DrafterTrace, StepTrace
 from specdec.errors import ConfigError
 
@@ -144,8 +145,33 @@ def test_bug_a_full_disk_ends_the_trace_and_nothing_else(tmp_path: Path) -> None
     writer = TraceWriter(tmp_path / "t.jsonl", {})
     writer._file.close()
     writer._file = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115
-    log = TraceLog(3, writer)
+    now, replay = 0.0, {"pending": [1]}
+    log = TraceLog(3, writer, lambda: now)
     for number in range(300):
-        log.add(step(number))
+        log.add(step(number, replay=replay))
     assert [found.step for found in log.last(1)] == [299]
+    now += RETRY_S  # the disk has space again
+    log.add(step(300, replay=replay))
     log.close()
+    assert [found.step for found in read_trace(tmp_path / "t.jsonl")[1]] == [300]
+    with pytest.raises(ConfigError, match="after 300 steps that could not be written"):
+        replay_file(tmp_path / "t.jsonl")
+
+
+def test_a_disk_that_stays_full_costs_no_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: TraceWriter, value: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    now, path = 0.0, tmp_path / "t.jsonl"
+    log = TraceLog(3, TraceWriter(path, {}), lambda: now)
+    log.add(step(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(TraceWriter, "_line", full)
+        for number in range(1, 50):
+            log.add(step(number))
+            now += RETRY_S
+    log.add(step(50))
+    log.close()
+    assert [found.step for found in read_trace(path)[1]] == [50]
+    assert [found.step for found in read_trace(tmp_path / "t.jsonl.1")[1]] == [0]
+    assert not (tmp_path / "t.jsonl.2").exists()
