@@ -21,6 +21,8 @@ from specdec.errors import StageError
 logger = logging.getLogger(__name__)
 
 PROBE_DEPTH = 3  # tree levels of a probe, which finds out whether drafting pays and not how deep
+GRAMMAR_BUDGET_S = 0.01
+"""Time of a step in which one sequence's draft nodes are tested against its grammar; nodes after it are dropped."""
 PAUSE_STEPS = 64  # steps without drafts after a fault of the stage, so that a persistent one costs little
 
 
@@ -196,9 +198,11 @@ class Drafting:
         grammar = seq.sampling.grammar
         if grammar is None or len(tree) == 1:
             return tree
-        lawful = {0}
+        lawful, until_s = {0}, self._clock() + GRAMMAR_BUDGET_S
         try:
             for node in range(1, len(tree)):
+                if self._clock() > until_s:
+                    break
                 if tree.parents[node] in lawful:
                     token = tree.tokens[node]
                     mask = grammar.mask(tree.path_tokens(tree.parents[node]))

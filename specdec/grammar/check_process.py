@@ -29,6 +29,8 @@ STACK_BYTES = 256 << 20
 """Stack of a thread that compiles: 1,000 nested references of a schema exceed the usual 8 MiB."""
 MAX_ADDRESS_BYTES = 1 << 30
 """Address space of the process, `STACK_BYTES` included. Ordinary grammars take a few MiB."""
+STEP_LEXER_FUEL, STEP_MAX_ITEMS = 200_000, 50_000
+"""The library's units of work for one mask. The most expensive grammars known take 10 ms for one within them."""
 NICENESS = 10
 """Added to the process's, so that it does not take the processor from the engine's steps."""
 
@@ -98,7 +100,8 @@ def compile_matcher(source: str, vocabulary: LLTokenizer) -> LLMatcher:
     Raises:
         ValueError: the grammar is wrong, too complex, or matches nothing.
     """
-    matcher = LLMatcher(vocabulary, source, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    limits = LLParserLimits(verbose_errors=False, step_lexer_fuel=STEP_LEXER_FUEL, step_max_items=STEP_MAX_ITEMS)
+    matcher = LLMatcher(vocabulary, source, log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()  # computes the lexer's first states, which all copies share
     if matcher.is_error():
