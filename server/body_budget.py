@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ WAIT_S = 5.0  # how long a call waits for room before it is refused
 SLOW_S = 5.0  # a body that arrives for longer is cut off if others wait for room
 _LOOK_S = 0.5  # between looks for slow bodies while somebody waits
 _TRIM_AFTER_S = 2.0  # from the end of a large body to the return of its memory, when its readers are done too
-_LARGE_BYTES = 4 << 20  # bodies from this size on leave freed memory behind in the C library
+_LARGE_BYTES = 1 << 18  # bodies from this size on leave memory behind in the C library when they are freed
 
 MAX_CONNECTIONS = 4096  # of one port
 _OTHER_DESCRIPTORS = 128  # kept for files, the engine's pipes and its restart
@@ -125,4 +126,8 @@ class BodyBudget:
 
     def _run_trim(self) -> None:
         self._trim_timer = None
-        asyncio.get_running_loop().run_in_executor(None, self._trim)
+        asyncio.get_running_loop().run_in_executor(None, self._collect_and_trim)
+
+    def _collect_and_trim(self) -> None:
+        gc.collect(1)  # of the young objects only: a full collection would interrupt the streams
+        self._trim()

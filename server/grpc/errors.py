@@ -23,6 +23,7 @@ DOMAIN = "specdec"
 # Clients accept 8 KiB of trailers by default, which carry the details.
 _MESSAGE_BYTES = 1000
 _DESCRIPTION_BYTES = 160
+_VIOLATIONS = 16  # details beyond these are left out
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
@@ -73,8 +74,10 @@ def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
         details.append(
             BadRequest(
                 field_violations=[
-                    BadRequest.FieldViolation(field=v.field, description=_cut(v.description, _DESCRIPTION_BYTES))
-                    for v in error.violations
+                    BadRequest.FieldViolation(
+                        field=_cut(v.field, _DESCRIPTION_BYTES), description=_cut(v.description, _DESCRIPTION_BYTES)
+                    )
+                    for v in error.violations[:_VIOLATIONS]
                 ]
             )
         )

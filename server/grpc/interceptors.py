@@ -166,48 +166,68 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
         behaviour: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary
         deserializer: Any = handler.request_deserializer
         read = partial(_read, deserializer, method.input_type)
-        call = partial(self._serve_stream if method.client_streaming else self._serve, behaviour, read)
-        return with_behaviour(handler, call)
+        serve = self._serve_stream if method.client_streaming else self._serve
+        return with_behaviour(handler, partial(_forgetting, partial(serve, behaviour, read)))
 
-    async def _serve(self, behaviour: Behaviour, read: Read, messages: AsyncIterator[bytes], context: Context) -> Any:
+    async def _serve(self, behaviour: Behaviour, read: Read, _: AsyncIterator[bytes], context: Context) -> Any:
+        """Serve a call of one message. gRPC's iterator would keep a message that is not the last."""
         loop, timeout = asyncio.get_running_loop(), asyncio.timeout(None)
         with self._budget.body(lambda: timeout.reschedule(loop.time())) as body:
             try:
                 await body.reserve(self._max_bytes)
                 async with timeout:
-                    data = await anext(messages, None)
-                if data is None:
-                    raise _unreadable("is missing")
-                body.arrived(len(data))
-                request = await _unpack(read, data)
+                    data = await context.read()
             except TimeoutError:
                 return await refuse(context, BodiesFullError(WAIT_S))
-            except RequestError as error:
+            except BodiesFullError as error:
                 return await refuse(context, error)
+            if data is grpc.aio.EOF:
+                return await refuse(context, _unreadable("is missing"))
+            body.arrived(len(data))
+            request = await _unpack(read, data)
             del data
+            if isinstance(request, InvalidRequestError):
+                return await refuse(context, request)
             return await behaviour(request, context)
 
-    async def _serve_stream(
-        self, behaviour: Behaviour, read: Read, messages: AsyncIterator[bytes], context: Context
-    ) -> Any:
+    async def _serve_stream(self, behaviour: Behaviour, read: Read, _: AsyncIterator[bytes], context: Context) -> Any:
         """Serve a client's stream. A message takes room only while it is unpacked, since it may arrive at any time."""
 
         async def unpacked() -> AsyncIterator[Any]:
-            async for data in messages:
+            while (data := await context.read()) is not grpc.aio.EOF:
                 with self._budget.body(lambda: None) as body:
                     await body.reserve(len(data))
                     request = await _unpack(read, data)
+                del data
+                if isinstance(request, InvalidRequestError):
+                    raise request
                 yield request
 
         return await behaviour(unpacked(), context)
 
 
-def _read(deserializer: Callable[[bytes], Any], descriptor: Descriptor, data: bytes) -> Any:
-    check_wire(data, descriptor)
+async def _forgetting(behaviour: Behaviour, messages: AsyncIterator[bytes], context: Context) -> Any:
+    """Call ``behaviour``, and drop the frames of a call that was aborted.
+
+    gRPC keeps the exception in the call's context, which the frames refer to: the message in them would stay in memory
+    until the next full garbage collection.
+    """
     try:
+        return await behaviour(messages, context)
+    except grpc.aio.AbortError as error:
+        error.__traceback__ = error.__context__ = None
+        raise
+
+
+def _read(deserializer: Callable[[bytes], Any], descriptor: Descriptor, data: bytes) -> Any:
+    """Return the message, or why it is refused: a raised error would keep ``data`` in its frames."""
+    try:
+        check_wire(data, descriptor)
         return deserializer(data)
     except DecodeError:
-        raise _unreadable("is no message of this method; build it from the .proto files served") from None
+        return _unreadable("is no message of this method; build it from the .proto files served")
+    except InvalidRequestError as error:
+        return error.with_traceback(None)
 
 
 async def _unpack(read: Read, data: bytes) -> Any:

@@ -14,9 +14,9 @@ from functools import cache
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from specdec.core.fields import (
-    MAX_CONTEXT_TOKENS,
     MAX_OBJECTS,
     MAX_PREDICTION_TOKENS,
+    MAX_PROMPT_TOKENS,
     Repeated,
     params_of,
 )
@@ -39,8 +39,8 @@ def _limits() -> Iterator[tuple[str, int]]:
         for each in params_of(record):
             if isinstance(each.kind, Repeated):
                 yield f"{group}.{each.path}", each.kind.limit
-    yield "token_ids.ids", MAX_CONTEXT_TOKENS
-    yield "token_ids", MAX_CONTEXT_TOKENS
+    yield "token_ids.ids", MAX_PROMPT_TOKENS
+    yield "token_ids", MAX_PROMPT_TOKENS
     yield "prediction.token_ids.ids", MAX_PREDICTION_TOKENS
     for name in ("chat.messages", "fim.extra", "ask.extra", "edits.edits", "grammar.choice.values"):
         yield name, MAX_OBJECTS

@@ -11,7 +11,6 @@ from specdec.core.fields import (
     INT31,
     MAX_ALLOWED_TOKENS,
     MAX_BIASED_TOKENS,
-    MAX_CONTEXT_TOKENS,
     MAX_DRAFT_NODES,
     MAX_DRAFTERS,
     MAX_FINGERPRINT,
@@ -21,6 +20,7 @@ from specdec.core.fields import (
     MAX_N,
     MAX_NAME,
     MAX_PREDICTION_TOKENS,
+    MAX_RESUMED_TOKENS,
     MAX_RULE_TEXT,
     MAX_STOP_TEXT,
     MAX_STOP_TOKENS,
@@ -223,7 +223,7 @@ class ResumeParams:
     """Where a stream of another engine broke off. The request continues at the token after ``token_ids``."""
 
     token_ids: tuple[int, ...] = param(
-        (), TokenIds(MAX_CONTEXT_TOKENS), "The output tokens received, all of one sample."
+        (), TokenIds(MAX_RESUMED_TOKENS), "The output tokens received, all of one sample."
     )
     text_characters: int | None = param(
         None,

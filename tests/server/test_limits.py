@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,57 +11,25 @@ import grpc
 import httpx
 import pytest
 from google.protobuf.descriptor import Descriptor
-from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
 from server import body_budget
 from server.body_budget import BodyBudget
 from server.errors import BodiesFullError
 from server.grpc.interceptors import METHODS
-from server.grpc.wire_limits import MAX_WIRE_FIELDS, WIRE_LIMITS, check_wire
+from server.grpc.wire_limits import MAX_WIRE_FIELDS, check_wire
 from server.http import http_server
 from server.http.http_server import HttpServer
 from specdec.api.v1 import completion_pb2, generation_pb2
 from specdec.core.fields import MAX_STOP_TOKENS
 from specdec.errors import InvalidRequestError
 from tests.server.harness import refused, rich, running_server, stream_request
+from tests.server.long_lists import limit_of, repeated_fields, with_items
 
 GENERATE = generation_pb2.GenerateRequest.DESCRIPTOR
 
 
-def repeated_fields(descriptor: Descriptor, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The paths of a message's repeated fields."""
-    for each in descriptor.fields:
-        here = (*path, each.name)
-        if each.is_repeated:
-            yield here
-        elif each.message_type is not None:
-            yield from repeated_fields(each.message_type, here)
-
-
 SENT = [(method.input_type, path) for method in METHODS.values() for path in repeated_fields(method.input_type)]
-
-
-def limit_of(path: tuple[str, ...]) -> int:
-    return next(WIRE_LIMITS[end] for i in range(len(path)) if (end := ".".join(path[i:])) in WIRE_LIMITS)
-
-
-def with_items(descriptor: Descriptor, path: tuple[str, ...], count: int) -> Message:
-    """A message with so many items at ``path``."""
-    message: Message = GetMessageClass(descriptor)()
-    holder: Any = message
-    for name in path[:-1]:
-        holder = getattr(holder, name)
-    field = holder.DESCRIPTOR.fields_by_name[path[-1]]
-    items = getattr(holder, path[-1])
-    if field.message_type is None:
-        items.extend(["x" if field.cpp_type == field.CPPTYPE_STRING else 70_000] * count)
-    elif field.message_type.GetOptions().map_entry:
-        items.update(dict.fromkeys(range(count), 1.0))
-    else:
-        items.extend([GetMessageClass(field.message_type)()] * count)
-    return message
 
 
 @pytest.mark.parametrize(("descriptor", "path"), SENT, ids=[f"{d.name}-{'.'.join(path)}" for d, path in SENT])
@@ -218,3 +186,11 @@ async def test_an_idle_connection_makes_room_for_a_new_one(monkeypatch: pytest.M
             writer.write(b"ab")
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
             writer.close()
+
+
+async def test_a_refusal_of_many_fields_fits_the_trailers() -> None:
+    async with running_server() as server:
+        request = generation_pb2.GenerateStreamRequest(chat={"messages": [{}] * limit_of(("chat", "messages"))})
+        error = await refused(server.generation.GenerateStream(request))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert rich(error)[BadRequest].field_violations[0].field == "chat.messages[0].role"

@@ -1,0 +1,142 @@
+"""Every repeated field of every gRPC method, filled up to its limit and up to the longest message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from statistics import median
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+
+from bench.local_server import LocalServer
+from server.engine_client import MAX_TRACE_STEPS
+from server.grpc.interceptors import METHODS
+from specdec.api.v1 import completion_pb2, generation_pb2, trace_pb2
+from specdec.config import ServerConfig
+from tests.fuzz.fuzzed_server import FuzzedServer, fuzzed_server
+from tests.fuzz.livez_watch import livez_watch
+from tests.server.long_lists import limit_of, repeated_fields, with_items
+
+MEMORY_BYTES = 64 << 20
+_AT_ONCE = 4
+_TOKEN = 7
+_LONGEST_BYTES = ServerConfig().max_message_bytes
+_KINDS = {
+    generation_pb2.GenerateRequest.DESCRIPTOR: generation_pb2.GenerateRequest(
+        text="a b", sampling={"n": 8, "seed": 1}, stopping={"max_tokens": 8}
+    ),
+    generation_pb2.GenerateStreamRequest.DESCRIPTOR: generation_pb2.GenerateStreamRequest(
+        text="a b", sampling={"n": 8, "seed": 1}, stopping={"max_tokens": 8}
+    ),
+    completion_pb2.CompleteRequest.DESCRIPTOR: completion_pb2.CompleteRequest(
+        fim={"prefix": "a"}, completion={"mode": "MODE_PREFIX"}, stopping={"max_tokens": 8}
+    ),
+    completion_pb2.CompleteSessionRequest.DESCRIPTOR: completion_pb2.CompleteSessionRequest(
+        setup={"completion": {"mode": "MODE_PREFIX"}}
+    ),
+}
+
+
+def long_messages(method: MethodDescriptor) -> list[tuple[str, bytes]]:
+    """Messages with each repeated field at its limit and nearly as long as a message may be, under the field's name."""
+    found = []
+    for path in repeated_fields(method.input_type):
+        one = with_items(method.input_type, path, 1, _TOKEN).ByteSize()
+        item = max(1, with_items(method.input_type, path, 1001, _TOKEN).ByteSize() - one) / 1000
+        for count in (limit_of(path), int(0.8 * _LONGEST_BYTES / item)):
+            message = type(with_items(method.input_type, path, 0))()
+            if (base := _KINDS.get(method.input_type)) is not None:
+                message.CopyFrom(base)
+            data = with_items(method.input_type, path, count, _TOKEN, message).SerializeToString()
+            found.append((f"{method.name} {'.'.join(path)} of {count}", data))
+    return found
+
+
+async def send(channel: grpc.aio.Channel, path: str, method: MethodDescriptor, data: bytes) -> str | None:
+    """Return what is wrong with the answer."""
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield data
+
+    call: Any = channel.stream_stream(path)(messages(), timeout=120)
+    try:
+        async for _ in call:
+            pass
+    except grpc.aio.AioRpcError as error:
+        if error.code() not in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION):
+            return f"{error.code().name}: {(error.details() or '')[:200]}"
+    return None
+
+
+async def bystander(channel: grpc.aio.Channel) -> None:
+    """Generate until cancelled."""
+    request = generation_pb2.GenerateStreamRequest(text="a", stopping={"max_tokens": 150, "ignore_eos": True})
+    call = channel.unary_stream(
+        "/specdec.api.v1.GenerationService/GenerateStream",
+        request_serializer=generation_pb2.GenerateStreamRequest.SerializeToString,
+    )
+    while True:
+        async for _ in call(request):
+            pass
+
+
+async def step_times_ms(channel: grpc.aio.Channel) -> list[float]:
+    """The engine's last steps, newest last."""
+    call = channel.unary_unary(
+        "/specdec.api.v1.TraceService/GetTrace",
+        request_serializer=trace_pb2.GetTraceRequest.SerializeToString,
+        response_deserializer=trace_pb2.GetTraceResponse.FromString,
+    )
+    steps = (await call(trace_pb2.GetTraceRequest(limit=MAX_TRACE_STEPS))).steps
+    return [s.plan_ms + s.realised_draft_ms + s.realised_verify_ms + s.commit_ms for s in steps]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_the_longest_lists_beside_other_streams() -> None:
+    async with fuzzed_server() as fuzzed, grpc.aio.insecure_channel(fuzzed.server.grpc_address) as channel:
+        settled = await settled_bytes(fuzzed.server)
+        beside = [asyncio.create_task(bystander(channel)) for _ in range(2)]
+        with livez_watch(fuzzed.server.http_port):
+            worst = await throw_lists(fuzzed, channel)
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        ratio, name, longest, usual = max(worst)
+        print(f"longest step {longest:.1f} ms, {ratio:.1f} times the median of {usual:.1f} ms, with {name}")
+        await fuzzed.unharmed()
+        await assert_returned(fuzzed.server, settled)
+
+
+async def throw_lists(fuzzed: FuzzedServer, channel: grpc.aio.Channel) -> list[tuple[float, str, float, float]]:
+    """Send every long message `_AT_ONCE` times at once; returns the longest steps beside the median."""
+    found = []
+    for path, method in METHODS.items():
+        for name, data in long_messages(method):
+            problems = await asyncio.gather(*(send(channel, path, method, data) for _ in range(_AT_ONCE)))
+            fuzzed.problems += [f"{name}: {problem}" for problem in problems if problem]
+            times = await step_times_ms(channel)
+            if times:
+                found.append((max(times) / median(times), name, max(times), median(times)))
+    return found
+
+
+async def settled_bytes(server: LocalServer) -> dict[str, int]:
+    """Memory of the processes once it falls no more."""
+    before = server.memory_bytes()
+    while True:
+        await asyncio.sleep(3)  # memory of large messages is returned 2 s after them
+        after = server.memory_bytes()
+        if all(after[name] >= before[name] for name in after):
+            return after
+        before = after
+
+
+async def assert_returned(server: LocalServer, before: dict[str, int]) -> None:
+    after = await settled_bytes(server)
+    grown = {name: after[name] - before[name] for name in after}
+    print("memory left behind: " + ", ".join(f"{name} {count / 2**20:.1f} MiB" for name, count in grown.items()))
+    assert max(grown.values()) <= MEMORY_BYTES
