@@ -11,9 +11,8 @@ from typing import Any
 
 from server.engine_process import FLUSH_CACHE, SWAP_DRAFT
 from server.engine_supervisor import EngineSupervisor
-from server.errors import unpack_error
+from server.errors import FileErrors, unpack_error
 from server.ipc import Frame, pack_request, unpack_event, unpack_info, unpack_trace
-from server.observe.metrics import FileErrors
 from server.observe.observer import Observer
 from server.observe.records import RequestRecord
 from server.request_stream import RequestStream, UnreadEvents

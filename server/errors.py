@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -244,3 +245,8 @@ class SupersededError(RequestError):
 
     def __init__(self) -> None:
         super().__init__("a newer request with the same supersedes_key took this one's place")
+
+
+WATCHED_FILES = KEYS_FILE, TLS_FILES, CAPTURE_FILE, RECORDS_FILE = "keys", "tls", "capture", "experiment"
+FileErrors = Counter[str]
+"""Failed reads and writes of the server's own files, by the kinds in `WATCHED_FILES`."""

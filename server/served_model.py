@@ -119,7 +119,7 @@ class ServedModel:
         """
         config = config or ServerConfig()
         self.client, self.names, self.started_s = client, names or ModelNames(), int(time())
-        self.access = Access(config) if beside is None else beside.access
+        self.access = Access(config, client.file_errors) if beside is None else beside.access
         self.admission = Admission(client, config, beside=beside.admission if beside else None)
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
         outcomes = OutcomeLog() if beside is None else beside.completion.outcomes

@@ -103,6 +103,12 @@ class Serving:
         Raises:
             ConfigError: a port or an address for events can not be had.
         """
+        server = self._config.server
+        if server.keys_file is None and not server.on_loopback:
+            _LOG.warning(
+                "NO KEYS: ANY MACHINE THAT REACHES %s CAN USE THIS SERVER; set server.keys_file to require a key",
+                server.host,
+            )
         grpc_port = await self._grpc.start()
         try:
             for publisher in self._publishers:

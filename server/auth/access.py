@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -15,7 +17,7 @@ from server.auth.browsers import BrowserRules
 from server.auth.file_watch import FileWatch
 from server.auth.keys import KeyRing
 from server.auth.principal import ANYBODY, Principal
-from server.errors import UnauthenticatedError
+from server.errors import TLS_FILES, FileErrors, UnauthenticatedError
 from specdec.config import ServerConfig
 from specdec.errors import ConfigError
 
@@ -40,11 +42,19 @@ class TlsFiles:
         ConfigError: the files cannot be read or used at start.
     """
 
-    def __init__(self, cert: Path, key: Path, client_ca: Path | None = None, watch: FileWatch | None = None) -> None:
+    def __init__(
+        self,
+        cert: Path,
+        key: Path,
+        client_ca: Path | None = None,
+        watch: FileWatch | None = None,
+        file_errors: FileErrors | None = None,
+    ) -> None:
         self._cert, self._key = cert.expanduser(), key.expanduser()
         self._client_ca = None if client_ca is None else client_ca.expanduser()
         paths = [self._cert, self._key, *([self._client_ca] if self._client_ca else [])]
         self._watch = watch or FileWatch(paths)
+        self._errors: FileErrors = Counter() if file_errors is None else file_errors
         self._lock = threading.Lock()
         self._current = self._read()
 
@@ -61,19 +71,13 @@ class TlsFiles:
                     self._current = self._read()
                     _LOG.info("%s: loaded the new certificate", self._cert)
                 except ConfigError as error:
+                    self._errors[TLS_FILES] += 1
                     _LOG.error("%s; keeping the previous certificate", error)
             return self._current
 
     def server_context(self) -> ssl.SSLContext:
         """A context for a server in this process (uvicorn, asyncio); each handshake uses the current files."""
-        context = self._context()
-
-        def newest(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-            connection.context = self.current().context
-
-        # OpenSSL calls this at every client hello, with or without a server name.
-        context.sni_callback = newest
-        return context
+        return _ReloadingContext(self)
 
     def _read(self) -> TlsMaterial:
         context = self._context()
@@ -103,6 +107,28 @@ class TlsFiles:
         return context
 
 
+class _ReloadingContext(ssl.SSLContext):
+    """Passes each connection to the context of the current files.
+
+    OpenSSL keeps sessions, and the keys of session tickets, in the context that a connection starts with. A resumed
+    session skips the check of the client's certificate, so it must not outlive the files that it was checked against.
+    """
+
+    def __new__(cls, files: TlsFiles) -> _ReloadingContext:
+        return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+
+    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
+        """As in the base class."""
+        return self._files.current().context.wrap_bio(*args, **options)
+
+    def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
+        """As in the base class."""
+        return self._files.current().context.wrap_socket(*args, **options)
+
+
 def _bytes(path: Path, field: str) -> bytes:
     try:
         return path.read_bytes()
@@ -124,19 +150,20 @@ _SCHEME = "bearer "
 
 
 class Access:
-    """The keys and certificates of one server, shared by its protocols.
+    """The keys and certificates of one server, shared by its protocols. file_errors: counts rejected versions of the
+    files.
 
     Raises:
         ConfigError: a file cannot be read or used.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, file_errors: FileErrors | None = None) -> None:
         self.open_health, self.open_metrics = config.open_health, config.open_metrics
         self.browsers = BrowserRules(config)
-        self._keys = None if config.keys_file is None else KeyRing(config.keys_file)
+        self._keys = None if config.keys_file is None else KeyRing(config.keys_file, file_errors=file_errors)
         self._tls: TlsFiles | None = None
         if config.tls_cert is not None and config.tls_key is not None:
-            self._tls = TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca)
+            self._tls = TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca, file_errors=file_errors)
 
     async def caller(self, authorization: str | None, api_key: str | None = None) -> Principal:
         """The principal of a call with these headers: ``Bearer KEY`` in ``authorization``, or the bare key in

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from server.auth.file_watch import FileWatch
 from server.auth.principal import Limits, Principal
-from server.errors import KeyChecksBusyError, UnauthenticatedError
+from server.errors import KEYS_FILE, FileErrors, KeyChecksBusyError, UnauthenticatedError
 from specdec.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -138,17 +139,71 @@ class KeyEntry(BaseModel):
 _ENTRIES = TypeAdapter(list[KeyEntry])
 
 
+END_MARK = "# end of keys"
+"""The last line of a keys file, by which a version that was cut off is recognised."""
+
+
 def read_keys(path: Path) -> list[KeyEntry]:
     """Every key in the file at ``path``.
 
     Raises:
         ConfigError: the file cannot be read, an entry is invalid, or two entries share a name or a hash.
     """
+    return _parse(_read(path), path)
+
+
+def _read(path: Path) -> str:
     try:
-        text = path.expanduser().read_text(encoding="utf-8")
+        return path.expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"server.keys_file: {path} cannot be read ({error})") from None
-    return _parse(text, path)
+
+
+def check_complete(old: str, new: str) -> None:
+    """Check that ``new``, valid text that replaces ``old``, is not the beginning of a longer file.
+
+    A file that ends with `END_MARK` is complete. Without the mark, a version may lack one entry of the previous one,
+    and must not be shorter by more than that entry.
+
+    Raises:
+        ConfigError: the text may be incomplete, or has no key.
+    """
+    if _ends(new):
+        return
+    entries = _extents(new)
+    if not entries:
+        raise ConfigError("it contains no key")
+    if _ends(old):
+        raise ConfigError(f"its last line, `{END_MARK}`, is missing")
+    if old.endswith("\n") and not new.endswith("\n"):
+        raise ConfigError("its last line has no end")
+    removed = [extent for name, extent in _extents(old).items() if name not in entries]
+    if len(old) - len(new) > max(removed, default=0) and (removed or old.startswith(new)):
+        raise ConfigError(f"it is shorter by more than one entry; delete one at a time, or end it with `{END_MARK}`")
+
+
+def _ends(text: str) -> bool:
+    return text.rstrip("\n").rpartition("\n")[2] == END_MARK and text.endswith("\n")
+
+
+def _extents(text: str) -> dict[str, int]:
+    """Characters of each entry, with the comments before it, by name."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    found, start = {}, 0
+    for entry in root.value if isinstance(root, yaml.SequenceNode) else ():
+        fields = {key.value: value for key, value in entry.value}
+        end = text.find("\n", max(map(_content_end, fields.values()))) + 1 or len(text)
+        found[str(fields["name"].value)], start = end - start, end
+    return found
+
+
+def _content_end(node: yaml.Node) -> int:
+    """The end of a node without the comments and blank lines behind it, which YAML counts to it."""
+    if isinstance(node, yaml.MappingNode) and node.value and not node.flow_style:
+        return _content_end(node.value[-1][1])
+    if isinstance(node, yaml.SequenceNode) and node.value and not node.flow_style:
+        return _content_end(node.value[-1])
+    return int(node.end_mark.index)
 
 
 def add_key(path: Path, entry: KeyEntry) -> None:
@@ -163,7 +218,8 @@ def add_key(path: Path, entry: KeyEntry) -> None:
         old = path.read_text(encoding="utf-8") if path.exists() else "# keys of a specdec server, by hash\n"
         before = _parse(old, path)
         values: list[dict[str, Any]] = [entry.model_dump(exclude_defaults=True)]
-        new = old + ("" if old.endswith("\n") else "\n") + yaml.safe_dump(values, sort_keys=False)
+        body = old.removesuffix(END_MARK + "\n") if _ends(old) else old
+        new = body + ("" if body.endswith("\n") else "\n") + yaml.safe_dump(values, sort_keys=False) + END_MARK + "\n"
         if _parse(new, path) != [*before, entry]:
             raise ConfigError(f"{path}: write its keys as a plain list (`- name: ...`), so that one can be added")
         _replace(path, new)
@@ -194,6 +250,8 @@ def _replace(path: Path, text: str) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
@@ -214,18 +272,20 @@ class _Key:
 
 
 class KeyRing:
-    """Loads the keys at ``path``, and again when the file changes. An invalid file leaves the keys unchanged and is
-    logged.
+    """Loads the keys at ``path``, and again when the file changes. An invalid or incomplete version leaves the keys
+    unchanged; it is logged and counted.
 
     Raises:
         ConfigError: the file is invalid at start, or contains no key.
     """
 
-    def __init__(self, path: Path, watch: FileWatch | None = None) -> None:
+    def __init__(self, path: Path, watch: FileWatch | None = None, file_errors: FileErrors | None = None) -> None:
         self._path = path
         self._watch = watch or FileWatch([path.expanduser()])
+        self._errors: FileErrors = Counter() if file_errors is None else file_errors
         self._keys: list[_Key] = []
-        entries = read_keys(path)
+        self._text = _read(path)  # of the loaded version
+        entries = _parse(self._text, path)
         if not entries:
             raise ConfigError(f"server.keys_file: {path} contains no key; create one with `specdec keys new`")
         self._adopt(entries)
@@ -276,10 +336,17 @@ class KeyRing:
         if not self._watch.changed():
             return
         try:
-            entries = read_keys(self._path)
+            text = _read(self._path)
+            entries = _parse(text, self._path)
+            try:
+                check_complete(self._text, text)
+            except ConfigError as error:
+                raise ConfigError(f"server.keys_file: {self._path} may be incomplete: {error}") from None
         except ConfigError as error:
+            self._errors[KEYS_FILE] += 1
             _LOG.error("%s; keeping the previous keys", error)
             return
+        self._text = text
         self._adopt(entries)
         _LOG.info("%s: loaded %d keys", self._path, len(entries))
 

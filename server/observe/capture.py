@@ -12,8 +12,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from server.errors import CAPTURE_FILE, FileErrors
 from server.frame_files import FrameFiles, FrameWriter
-from server.observe.metrics import CAPTURE_FILE, FileErrors
 from server.observe.records import RequestRecord, TelemetryListener
 from specdec.errors import ConfigError
 

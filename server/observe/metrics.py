@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
+from server.errors import WATCHED_FILES, FileErrors
 from server.observe.records import CallRecord, RequestRecord, SampleRecord, TelemetryListener
 from specdec.core.types import DrafterStats, Finished, FinishReason, Started
 
@@ -18,11 +19,6 @@ CHUNK_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 SAMPLE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 OBJECTIVES = TPOT, DEADLINE = "time_per_output_token", "deadline"
-
-
-WATCHED_FILES = KEYS_FILE, TLS_FILES, CAPTURE_FILE, RECORDS_FILE = "keys", "tls", "capture", "experiment"
-FileErrors = Counter[str]
-"""Failed reads and writes of the server's own files, by the kinds in `WATCHED_FILES`."""
 
 
 class Histogram:

@@ -175,7 +175,7 @@ async def test_limits_are_refused_with_a_time_to_come_back(tmp_path: Path) -> No
         await code_of(stubs.generation.Generate(pb.GenerateRequest(text="x")))  # what was used fills up faster now
         await asyncio.sleep(0.01)
         assert await code_of(stubs.generation.Generate(pb.GenerateRequest(text="x"))) == grpc.StatusCode.OK
-        path.write_text("[]")
+        path.write_text("[]\n# end of keys\n")
         for gone in (stubs, others):
             code = await code_of(gone.generation.Generate(pb.GenerateRequest(text="x")))
             assert code == grpc.StatusCode.UNAUTHENTICATED

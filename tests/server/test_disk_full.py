@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from bench.local_server import LocalServer
+from server.errors import CAPTURE_FILE
 from server.observe.capture import Capture, read_entries
-from server.observe.metrics import CAPTURE_FILE
 from server.observe.observer import Observer
 from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
 from specdec.control.trace import read_trace

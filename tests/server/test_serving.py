@@ -251,3 +251,12 @@ async def test_a_port_in_use_is_one_clear_error() -> None:
             config = config.model_copy(update={"server": config.server.model_copy(update=ports)})
             with pytest.raises(ConfigError, match=f"{port}.*in use"):
                 await Serving(config, lambda _: FakeTokenizer(), factory=ECHO).start()
+
+
+@pytest.mark.parametrize(("host", "warns"), [("0.0.0.0", 1), ("127.0.0.1", 0)])
+async def test_a_server_that_anybody_may_use_warns_once(
+    host: str, warns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_server(host=host, http_port=0):
+        pass
+    assert caplog.text.count("NO KEYS: ANY MACHINE") == warns

@@ -15,6 +15,7 @@ from typing import Any
 
 from server.admission import Admission
 from server.engine_client import EngineClient
+from server.errors import RECORDS_FILE
 from server.experiment.config import ExperimentConfig, parse_config, read_text, refuse
 from server.experiment.folder import ExperimentFolder, Manifest, State, StoredState, now_text
 from server.experiment.live.conclusions import Conclusion, Conclusions, NoResultError
@@ -22,7 +23,6 @@ from server.experiment.live.plan import LivePlan, make_plan
 from server.experiment.live.traffic import LiveTraffic, RunningExperiment, limit_reached
 from server.experiment.records import ExperimentError, PlanError, RunClock
 from server.observe.logs import Decode
-from server.observe.metrics import RECORDS_FILE
 from specdec.config import ExperimentsConfig
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, RequestError

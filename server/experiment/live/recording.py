@@ -11,10 +11,10 @@ from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
 
+from server.errors import RECORDS_FILE, FileErrors
 from server.experiment.live.choosing import token_bytes
 from server.experiment.records import Choice, Record, RecordWriter, RunClock, make_record
 from server.observe.logs import Decode
-from server.observe.metrics import RECORDS_FILE, FileErrors
 from server.observe.records import RequestRecord
 from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent
 from specdec.errors import RequestError

@@ -14,7 +14,7 @@ from pathlib import Path
 from server.admission import Submit
 from server.auth.principal import Principal
 from server.engine_client import EngineClient
-from server.errors import RateLimitedError
+from server.errors import FileErrors, RateLimitedError
 from server.experiment.assignment import TimeBlocks, random_arms
 from server.experiment.folder import State
 from server.experiment.live.choosing import BlockChooser, Chooser, EngineSwitch, KeyChooser, ShadowChooser
@@ -23,7 +23,6 @@ from server.experiment.live.recording import Participation, RecordSink, record_o
 from server.experiment.live.shadows import Observed, Shadows
 from server.experiment.records import Choice, Record, RunClock
 from server.observe.logs import Decode
-from server.observe.metrics import FileErrors
 from server.observe.records import ARM_HEADER, CallRecord, RequestRecord, current_call
 from server.request_stream import RequestStream
 from specdec.core.types import Request

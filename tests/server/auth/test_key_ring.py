@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from server.auth import keys as key_ring
 from server.auth.file_watch import FileWatch
-from server.auth.keys import SLOW_CHECKS, KeyHash, KeyRing
+from server.auth.keys import SLOW_CHECKS, KeyHash, KeyRing, check_complete
 from server.auth.principal import ANYBODY, Principal
 from server.errors import KeyChecksBusyError, PermissionDeniedError, UnauthenticatedError
 from specdec.core.types import Request, SpeculationParams
@@ -101,10 +103,58 @@ async def test_the_file_takes_effect_when_it_changes(tmp_path: Path, caplog: pyt
     assert "cannot be read" in caplog.text
     path.write_text(good.replace("name: a", "name: c"))
     assert (await found.find(first)).name == "c"
-    path.write_text("[]")  # all of them are taken back
+    path.write_text("[]\n# end of keys\n")  # revokes all
     for key in (first, second):
         with pytest.raises(UnauthenticatedError):
             await found.find(key)
+
+
+async def test_bug_a_file_that_was_cut_off_revokes_no_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys.yaml"
+    keys = [make_key(path, name) for name in ("a", "b", "c")]
+    marked = path.read_text()
+    by_hand = marked.removesuffix("# end of keys\n") + "  admin: true\n"
+    last = by_hand.index("- name: c")
+    for whole in (marked, by_hand):
+        path.write_text(whole)
+        errors: Counter[str] = Counter()
+        found = KeyRing(path, FileWatch([path], every_s=0.0), errors)
+        before = [await found.find(key) for key in keys]
+        cuts = [cut for cut in range(len(whole)) if whole is marked or cut != last]
+        for cut in cuts:
+            path.write_text(whole[:cut])
+            assert [await found.find(key) for key in keys] == before, whole[:cut]
+        assert errors == {"keys": len(cuts)}
+        assert caplog.records[-1].levelname == "ERROR"
+        path.write_text(whole[:last] if whole is by_hand else whole.replace("name: a", "name: z"))
+        assert (await found.find(keys[0])).name == ("a" if whole is by_hand else "z")
+    with pytest.raises(UnauthenticatedError):  # one entry was deleted
+        await found.find(keys[2])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complete"),
+    [
+        ("abc", "bc", True),
+        ("abc", "ac", True),
+        ("abc", "a", False),
+        ("abc", "a.", True),
+        ("abc.", "ab", False),
+        ("abc", "xyz", True),
+        ("abc", "x", False),
+        ("abc", "", False),
+        ("abc", ".", True),
+        ("a", "abc", True),
+    ],
+)
+def test_which_versions_are_complete(old: str, new: str, complete: bool) -> None:
+    """A letter is an entry, a point the mark."""
+    texts = [
+        "".join("# end of keys\n" if c == "." else f"# {c}\n- name: {c}\n  tenant: t\n" for c in names)
+        for names in (old, new)
+    ]
+    with nullcontext() if complete else pytest.raises(ConfigError):
+        check_complete(*texts)
 
 
 def test_a_ring_begins_with_keys(tmp_path: Path) -> None:

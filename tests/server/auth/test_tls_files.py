@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
-from server.auth.access import TlsFiles
+from server.auth.access import TlsFiles, grpc_credentials
 from server.auth.file_watch import FileWatch
 from specdec.errors import ConfigError
 from tests.server.auth.certificates import Certificates
@@ -104,6 +106,56 @@ async def test_clients_of_the_authority_in_force_are_let_in(tmp_path: Path) -> N
         authorities.write_bytes(new.ca_pem)
         for shown, welcome in ((new, True), (old, False), (None, False)):
             assert (await says(port, client(shown)) == "hello") == welcome
+
+
+@asynccontextmanager
+async def grpc_port(files: TlsFiles) -> AsyncIterator[int]:
+    server = grpc.aio.server()
+    port = server.add_secure_port("127.0.0.1:0", grpc_credentials(files))
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)
+
+
+def visit(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool]:
+    """Connect and speak; returns the session to resume later, and whether ``session`` was resumed.
+
+    Raises:
+        ssl.SSLError: the server rejects the client's certificate.
+    """
+    with (
+        socket.create_connection(("127.0.0.1", port), 10) as plain,
+        context.wrap_socket(plain, server_hostname="localhost", session=session) as tls,
+    ):
+        tls.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+        if not tls.recv(1):  # TLS 1.3 rejects a certificate after the handshake, with the first bytes
+            raise ssl.SSLError("closed")
+        return tls.session, bool(tls.session_reused)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+async def test_bug_a_session_ends_with_the_authority_that_let_it_in(
+    tmp_path: Path, protocol: str, version: ssl.TLSVersion
+) -> None:
+    server, old, new = (Certificates(tmp_path / name) for name in ("server", "old", "new"))
+    authorities = tmp_path / "clients.pem"
+    authorities.write_bytes(old.ca_pem)
+    context = server.client_context()
+    context.load_cert_chain(old.client)
+    context.minimum_version = context.maximum_version = version
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    serve = listening if protocol == "http" else grpc_port
+    async with serve(watched(server.cert, server.key, authorities)) as port:
+        session, _ = await asyncio.to_thread(visit, port, context, None)
+        assert session is not None
+        authorities.write_bytes(new.ca_pem)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.to_thread(visit, port, context, session)
+        authorities.write_bytes(old.ca_pem)
+        await asyncio.to_thread(visit, port, context, None)
 
 
 async def test_files_that_do_not_fit_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
