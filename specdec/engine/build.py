@@ -31,7 +31,7 @@ from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.memory import (
     draft_kv_dtype,
     plan_memory,
-    tell_memory,
+    report_memory,
     text_limits,
     tokenizer_of_cut,
 )
@@ -59,23 +59,22 @@ _DTYPE_NAMES = {
 
 
 def read_head(config: EngineConfig, target: Target) -> HeadModel | None:
-    """The feature head, where one is asked for: the target's decoder must be built to its liking.
+    """The configured feature head; None: none. It decides which hidden states the target's decoder keeps.
 
     Raises:
-        ModelError: it can not be read, or was made for another target.
+        ModelError: it cannot be read, or was trained for another target.
     """
     if not config.speculation.enabled or "head" not in config.drafters or config.draft_head is None:
         return None
     folder, embed = Path(config.draft_head).expanduser(), target.weights.embed
     embed = unpack_linear(embed).half() if isinstance(embed, PackedLinear) else embed.cpu()
     if embed.dtype == torch.bfloat16:
-        embed = embed.half()  # as heads, which run on the CPU, want it
+        embed = embed.half()  # heads run on the CPU, in fp16
     return load_head(folder, dtype=config.dtype, target=target.config, target_embed=embed)
 
 
 class DrafterBuilder:
-    """Builds drafters by name. ``draft_name``: the draft model's, once one was loaded. It runs where the target does; a
-    head runs on the CPU, by ``kernels``."""
+    """Builds drafters by name. A draft model runs on the target's device, a feature head on the CPU by ``kernels``."""
 
     def __init__(
         self,
@@ -90,14 +89,14 @@ class DrafterBuilder:
     ) -> None:
         self._config, self._target, self._kernels, self._sampler = config, target, kernels, sampler
         self._pages, self._max_context, self._progress, self._platform = pages, max_context, progress, platform
-        self.draft_name: str | None = None
+        self.draft_name: str | None = None  # of the draft model, once it is loaded
 
     def build(self, head: HeadModel | None) -> list[Drafter]:
-        """The drafters named, in order; ``head`` as `read_head` gave it.
+        """The configured drafters, in order. head: the result of `read_head`.
 
         Raises:
-            ConfigError: a name is unknown, or an index can not be used.
-            ModelError: a draft model can not be had, or memory is short.
+            ConfigError: a name is unknown, or an index cannot be used.
+            ModelError: a draft model cannot be loaded, or memory is short.
         """
         if not self._config.speculation.enabled:
             return []
@@ -119,38 +118,34 @@ class DrafterBuilder:
                 raise ConfigError(f"engine.speculation.drafters: unknown drafter {name!r}; known: {known}")
         return drafters
 
-    def _suffix(self) -> Drafter:
-        return SuffixDrafter(text_limits(self._config.speculation), FimParser(self._target.tokenizer))
-
     def _index(self) -> Drafter:
         tokenizer = self._target.tokenizer
         return IndexDrafter(IndexShelf(self._config.indexes, tokenizer.fingerprint), FimParser(tokenizer))
 
     def _configured_model(self) -> Drafter:
         config = self._config
-        assert config.draft is not None  # the configuration checks it
+        assert config.draft is not None  # validated by the configuration
         self.draft_name, drafter = self.model(config.draft, config.draft_dtype, self._progress)
         return drafter
 
     def model(
         self, draft: str, dtype: WeightDtype | None, progress: Progress | None = None
     ) -> tuple[str, ModelBasedDrafter]:
-        """A draft model's name and the drafter over it, with KV of its own. Shares nothing that changes with what was
-        built before, so it may be built in another thread while an engine runs.
+        """Load a draft model; returns its name and its drafter. Thread-safe while an engine runs.
 
-        draft, dtype: as in the configuration; on a GPU ``dtype`` has no say, the draft is in the target's
-        type, or in 16 bits beside a float8 one.
+        draft, dtype: as in the configuration. On a GPU ``dtype`` is ignored: the draft has the target's type, or 16
+        bits if that is float8.
 
         Raises:
-            ModelError: it can not be had, or memory is short for it.
-            ConfigError: its tokenizer can not retell the target's text.
+            ModelError: it cannot be loaded, or memory is short.
+            ConfigError: its tokenizer does not reproduce the target's text.
         """
         config, target = self._config, self._target
         cut = most_frequent(target.tokenizer.fingerprint, config.draft_vocab, target.config.vocab_size)
         model = self._platform.load_draft(draft, dtype, cut, target.tokenizer, progress)
         drafter: ModelBasedDrafter
         same = target.tokenizer.fingerprint == model.tokenizer.fingerprint
-        # Its tokens may be more than the target's for the same text, but a model reads no further than it was taught.
+        # Another tokenizer may split a text into more tokens; the model's own context is the limit.
         positions = self._max_context if same else min(self._max_context * 3 // 2, model.config.max_context)
         decoder = self._platform.draft_decoder(model, self._pages, positions, target.config)
         if same:
@@ -169,7 +164,7 @@ class DrafterBuilder:
         return model.name, drafter
 
     def _head(self, head: HeadModel | None) -> Drafter:
-        assert head is not None  # `read_head` read it, since the configuration names it
+        assert head is not None  # the configuration names it, so `read_head` returned it
         network = HeadNetwork(
             head,
             self._kernels.backend(),
@@ -183,15 +178,12 @@ class DrafterBuilder:
 
 
 def _check_no_added_space(model: Target) -> None:
-    """A text is retokenised piece by piece, which a tokenizer that begins every text with a space would spoil.
-
-    Raises:
-        ConfigError: the draft's tokenizer is such a one.
-    """
+    """Raise ConfigError if the draft's tokenizer puts a space before every text, since texts are retokenised in
+    pieces."""
     tokenizer = model.tokenizer
     if b"".join(tokenizer.token_bytes(t) for t in tokenizer.encode("a b", add_special=False)) != b"a b":
         raise ConfigError(
-            f"engine.draft: the tokenizer of {model.name} adds spaces or rewrites text, so it can not draft for "
+            f"engine.draft: the tokenizer of {model.name} adds spaces or rewrites text, so it cannot draft for "
             "another vocabulary; use a draft of the target's family, or one with a byte-level tokenizer"
         )
 
@@ -205,11 +197,11 @@ def _oracle(name: str) -> Callable[[], Drafter] | None:
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
-    """Load everything ``config`` names.
+    """Load everything that ``config`` names.
 
     Raises:
-        ModelError, KernelError: a model or the kernels can not be had; the message tells the way out.
-        ConfigError: the parts do not fit each other, or ``strict`` is set and the numbers are not bitwise.
+        ModelError, KernelError: a model or the kernels cannot be loaded; the message says what to change.
+        ConfigError: the parts do not fit each other, or ``strict`` is set and the kernels are not bitwise.
     """
     return Engine(build_parts(config, progress, remember=True))
 
@@ -220,12 +212,12 @@ def build_served_engine(config: EngineConfig, progress: Progress | None = None) 
 
 
 def build_parts(config: EngineConfig, progress: Progress | None = None, remember: bool = False) -> EngineParts:
-    """What `build_engine` assembles; raises as it does. remember: begin with what engines before learned of the
-    drafters, and keep what this one learns."""
+    """The parts that `build_engine` assembles; raises as it does. remember: read and write the profile cache of what is
+    learned about drafters, and build the tables of grammars in advance."""
     config = with_named_draft(config)
     cores = len(os.sched_getaffinity(0))
     if config.threads > cores:
-        raise ConfigError(f"engine.threads: {config.threads} threads on {cores} cores only get in each other's way")
+        raise ConfigError(f"engine.threads: {config.threads} threads on {cores} cores slow each other down")
     threads = max(1, (config.threads or cores) // config.tp)
     kernels = load_kernels(config.kernels, config.cache_dir, threads)
     device = target_device(config)
@@ -254,7 +246,7 @@ def assemble(
     on_device = not isinstance(platform, HostPlatform)
     tokenizer = None if on_device else tokenizer_of_cut(config, progress)
     budget = plan_memory(config, progress, on_device=on_device, tokenizer=tokenizer)
-    tell_memory(budget)
+    report_memory(budget)
     target = platform.load_target(progress, tokenizer)
     grammars = GrammarCompiler(target.tokenizer, target.config.vocab_size)
     if remember:
@@ -285,9 +277,9 @@ def assemble(
         numeric_fingerprint=numeric_fingerprint(target, kv_dtype, platform.mode, platform.arithmetic),
     )  # fmt: skip
     if platform.kernels == "native":
-        # The kernels have their own workers; torch's, woken for a small copy, spin beside them for milliseconds.
+        # The kernels have their own threads; torch's would spin for milliseconds after each small copy.
         torch.set_num_threads(1)
-    # A feature head knows whole pages: a context that goes on inside one would be lost to it.
+    # A feature head caches whole pages only, so it cannot continue within one.
     kv = KvCacheManager(pages, prefix_cache=config.prefix_cache, partial_blocks=head is None)
     kept = ProfileCache(config.cache_dir, "costs", _costs_key(config, info, target.digest, drafters))
     grammars.wait_until_prepared()  # before forwards are timed
@@ -310,9 +302,9 @@ def assemble(
 
 
 def _costs_key(config: EngineConfig, info: EngineInfo, target: str, drafters: Sequence[Drafter]) -> list[object]:
-    """What times of forwards depend on, as far as it is known before."""
+    """The key of measured costs: everything known that the time of a forward depends on."""
     drafts = [(d.name, d.digest) for d in drafters if isinstance(d, ModelBasedDrafter)]
-    # The length of the KV cache follows from the memory that happens to be free; a forward's time from what it reads.
+    # Not the length of the KV cache, which depends on free memory: the time depends on the contexts that are read.
     measured = contexts_measured(min(info.kv_tokens, info.max_context))
     sizes = (info.threads, config.max_step_rows, config.max_batch, info.kv_dtype, measured)
     gpu = torch.cuda.get_device_name() if info.kernels == "triton" and torch.cuda.is_available() else ""
@@ -321,7 +313,7 @@ def _costs_key(config: EngineConfig, info: EngineInfo, target: str, drafters: Se
 
 
 def _with_profile(parts: EngineParts, file: LearnedProfile | None) -> EngineParts:
-    """``parts`` with what is known of their drafters: kept by an engine before, or found out on a few texts."""
+    """``parts`` with estimates of their drafters: from the profile cache, else from a few warm-up texts."""
     if parts.costs is None:
         return parts
     learned = {} if file is None else file.read(parts.drafters)

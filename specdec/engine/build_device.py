@@ -1,4 +1,4 @@
-"""An engine's models on a GPU: loading, memory, decoders, verifier. Imports triton, which a CPU machine may lack."""
+"""An engine's models on a GPU. Imports triton, which a CPU machine may lack."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ def device_needs(
     max_positions: int,
     aux_layers: int,
 ) -> list[MemoryNeed]:
-    """Of what `specdec.models.device_decoder.DeviceDecoder` and the verifier allocate for these sizes, all that
-    grows with them; what decides each is named."""
+    """Device memory that `DeviceDecoder` and the verifier allocate for these sizes, as far as it grows with them."""
     c, name = model.config, model.name
     widths = (2 + aux_layers) * c.hidden_size + 2 * (c.q_size + c.kv_size + c.intermediate_size)
     partials = AttentionWorkspace.partial_bytes(
@@ -66,7 +65,7 @@ def device_needs(
     ]
 
 
-FP8_CAPABILITY = (8, 9)  # that converts to and from float8
+FP8_CAPABILITY = (8, 9)  # first CUDA compute capability with float8 conversions
 
 
 def build_device_decoder(
@@ -77,18 +76,18 @@ def build_device_decoder(
     positions: int,
     aux_layers: tuple[int, ...] = (),
 ) -> DeviceDecoder:
-    """A decoder with a KV pool of ``pages`` pages, for sequences of up to ``positions`` tokens and room for a tree.
+    """A decoder with a KV pool of ``pages`` pages, for sequences of up to ``positions`` tokens and a tree.
 
     Raises:
         ModelError: the device's memory is short.
-        ConfigError: a KV cache was asked for that the device can not have.
+        ConfigError: the device does not support the configured KV cache.
     """
     kv_dtype = device_kv_dtype(config, model.weights.final_norm.dtype)
     max_logit_rows = min(config.max_step_rows, config.max_batch * MAX_NODES)
     max_positions = positions + PAGE_SIZE
     if device.type == "cuda":
         if kv_dtype == FP8 and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
-            raise ConfigError("engine.kv_dtype: this GPU knows no fp8; set it to auto")
+            raise ConfigError("engine.kv_dtype: this GPU does not support fp8; set it to auto")
         needs = device_needs(
             model, kv_dtype, device, pages=pages, max_rows=config.max_step_rows, max_logit_rows=max_logit_rows,
             max_positions=max_positions, aux_layers=len(aux_layers),
@@ -108,20 +107,20 @@ def build_device_decoder(
 
 
 def device_kv_dtype(config: EngineConfig, rows: torch.dtype) -> torch.dtype:
-    """Of KV caches on a GPU, beside rows of that type.
+    """The type of KV caches on a GPU. rows: type of the hidden states.
 
     Raises:
-        ConfigError: the type configured is a CPU's, or not the rows'.
+        ConfigError: the configured type is one for CPUs, or not that of the rows.
     """
     if config.kv_dtype == "fp8":
         return FP8
     if config.kv_dtype != "auto" and (config.kv_dtype, rows) != ("bf16", torch.bfloat16):
-        raise ConfigError(f"engine.kv_dtype: {config.kv_dtype} can not be had on a GPU here; set it to auto or fp8")
+        raise ConfigError(f"engine.kv_dtype: {config.kv_dtype} is not supported on this GPU; set it to auto or fp8")
     return rows
 
 
 def _check_memory(needs: list[MemoryNeed], free: int) -> None:
-    """ModelError where all of it is more than there is; it names what the largest part depends on."""
+    """Raise ModelError if the needs exceed ``free`` bytes; it names the settings of the largest one."""
     together = sum(need.nbytes for need in needs)
     if together <= free:
         return
@@ -136,7 +135,7 @@ def _check_memory(needs: list[MemoryNeed], free: int) -> None:
 
 
 class DevicePlatform:
-    """A GPU: see `specdec.engine.build.Platform`. ``mode`` is "numerical" until the target's decoder was tested."""
+    """A GPU; see `specdec.engine.platform.Platform`. ``mode`` is "numerical" until the target's decoder is tested."""
 
     kernels = "triton"
 
@@ -148,7 +147,7 @@ class DevicePlatform:
         self.arithmetic = gpu_arithmetic(device)
 
     def load_target(self, progress: Progress | None, like: Tokenizer | None) -> DeviceModel:
-        """The target, in the type configured."""
+        """Load the target in the configured type."""
         return self._load(self._config.target, self._config.device_dtype, progress)
 
     def load_draft(
@@ -159,13 +158,12 @@ class DevicePlatform:
         like: Tokenizer,
         progress: Progress | None,
     ) -> DeviceModel:
-        """A draft model, in the target's type, or in 16 bits beside a float8 one."""
+        """Load a draft model in the target's type, or in 16 bits if that is float8."""
         own = self._config.device_dtype
         return self._load(ref, "auto" if own == "fp8" else own, progress)
 
     def kv_tokens(self, model: DeviceModel, aux_layers: int, budget: MemoryBudget) -> int:
-        """A share of what the device has left beside this model, a draft model and what both work in; no more than the
-        CPU's memory holds of a head's cache."""
+        """A share of the device memory that is left, within the CPU memory of a head's cache."""
         config = self._config
         positions = wanted_context(config, model.config) + PAGE_SIZE
         kv_dtype = device_kv_dtype(config, model.weights.final_norm.dtype)
@@ -178,7 +176,7 @@ class DevicePlatform:
         draft = measure_draft(config.model_copy(update={"draft_dtype": "bf16"}), model.config, None)
         if config.speculation.enabled and draft is not None:
             page_bytes += kv_page_bytes(draft.config, kv_dtype)
-            taken += draft.weight_bytes + taken  # it works in no more than the target does
+            taken += draft.weight_bytes + taken  # its working space is at most the target's
         on_gpu = self._device.type == "cuda"
         free = torch.cuda.mem_get_info(self._device)[0] if on_gpu else available_bytes()
         tokens, rule = kv_tokens_by_memory(config, model.config, page_bytes // PAGE_SIZE, free - taken)
@@ -188,7 +186,7 @@ class DevicePlatform:
     def target_decoder(
         self, model: DeviceModel, pages: int, positions: int, aux_layers: Sequence[int]
     ) -> DeviceDecoder:
-        """The target's, tested."""
+        """The target's decoder, self-tested."""
         decoder = build_device_decoder(self._config, model, self._device, pages, positions, tuple(aux_layers))
         self.mode, self.kv_dtype = device_self_test(decoder), decoder.pool.k.dtype
         if self._config.strict and self.mode != "bitwise":
@@ -198,11 +196,11 @@ class DevicePlatform:
         return decoder
 
     def draft_decoder(self, model: DeviceModel, pages: int, positions: int, target: ModelConfig) -> DeviceDecoder:
-        """A draft model's."""
+        """A draft model's decoder."""
         return build_device_decoder(self._config, model, self._device, pages, positions)
 
     def verifier(self, decoder: TargetDecoder) -> DeviceVerifier:
-        """The GPU's, with the graphs of common steps captured."""
+        """The GPU's verifier, with the graphs of common steps captured."""
         assert isinstance(decoder, DeviceDecoder)
         verifier = DeviceVerifier(decoder)
         if self._device.type == "cuda":

@@ -1,4 +1,4 @@
-"""A target over several processes of one machine (`engine.tp`); drafts, sampling and all else stay in this one."""
+"""A target over several processes of one machine (`engine.tp`). Everything else stays in this process."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _LOG = logging.getLogger(__name__)
 class ParallelPlatform(HostPlatform):
     """The CPU, with the target over ``config.tp`` processes of ``threads`` threads each.
 
-    Where a machine has several NUMA nodes each process stays on its own, this one too from then on.
+    On a machine with several NUMA nodes each process is bound to a node of its own, this one included.
 
     Raises:
-        ConfigError: as `HostPlatform`, or the kernels or this system can not share a forward.
+        ConfigError: as `HostPlatform`, or the kernels or this system do not support it.
     """
 
     def __init__(self, config: EngineConfig, kernels: Kernels, threads: int) -> None:
         if kernels.name != "native":
             raise ConfigError(f"engine.tp: {kernels.name} kernels do not run over processes; set it to 1")
         if not hasattr(os, "memfd_create"):
-            raise ConfigError("engine.tp: processes share memory as Linux has it; set it to 1 on this system")
+            raise ConfigError("engine.tp: processes share memory by memfd_create, which this system lacks; set it to 1")
         super().__init__(config, kernels)
         self._cores = os.sched_getaffinity(0)
         if config.tp > len(self._cores):
@@ -46,7 +46,7 @@ class ParallelPlatform(HostPlatform):
         self._threads = threads
 
     def load_target(self, progress: Progress | None, tokenizer: Tokenizer | None) -> Target:
-        """The target with this process's share of the weights; the others begin to load theirs."""
+        """Load this process's share of the target; the other processes start to load theirs."""
         config = self._config
         with PackedModel(
             config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress, packing=self._packing
@@ -79,7 +79,7 @@ class ParallelPlatform(HostPlatform):
         return LoadedModel(name, shape, config.dtype, buffer.weights(file.config), found, model.key, file.bits)
 
     def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> ParallelDecoder:
-        """The target's; waits for the other processes."""
+        """The target's decoder; waits for the other processes."""
         config = self._config
         try:
             check_kv_memory(config, model, pages, self.kv_dtype)

@@ -1,4 +1,4 @@
-"""What a configuration will need of memory, added up before anything of it is loaded."""
+"""The memory that a configuration needs, computed before anything is loaded."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ from verify_kernels.forward_batch import PAGE_SIZE
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """``what`` in words, ``nbytes`` of it, and the ``options`` of the configuration that decide how much it is.
-
-    ``later``: it is not needed to serve, but what is served may come to take so much.
-    """
+    """One part of the memory."""
 
     what: str
+    """For people."""
     nbytes: int
     options: tuple[str, ...] = ()
+    """Settings that decide its size."""
     later: bool = False
+    """It is not needed at start; serving may grow to it."""
 
 
 class MemoryBudget:
-    """``needs`` against ``available`` bytes. ``kv_token_bytes``: what one token of the KV caches takes, and
-    ``kv_tokens`` how many there are to be, by ``kv_rule``; fewer than ``least_kv_tokens`` would not serve the context
-    that was asked for. ``weight_bytes``: of the target, wherever it lives.
+    """``needs`` against ``available`` bytes.
+
+    kv_token_bytes: of one token in all KV caches. kv_tokens: their length, kv_rule: how it was chosen.
+    least_kv_tokens: fewer do not hold the configured context. weight_bytes: of the target, on any device.
     """
 
     def __init__(
@@ -67,16 +68,16 @@ class MemoryBudget:
 
     @property
     def later(self) -> int:
-        """Bytes that what is served may come to take on top."""
+        """Further bytes that serving may grow to."""
         return sum(need.nbytes for need in self.needs if need.later)
 
     @property
     def fits(self) -> bool:
-        """Whether there is enough to serve."""
+        """Whether the needs at start fit."""
         return self.needed <= self.available
 
     def lines(self) -> list[str]:
-        """A table for people: the largest first."""
+        """A table for people, largest part first."""
         ordered = sorted(self.needs, key=lambda need: (need.later, -need.nbytes))
         width = max((len(need.what) for need in ordered), default=0)
         rows = [
@@ -95,16 +96,12 @@ class MemoryBudget:
         return f"{self.needed / GIB:.2f} of {self.available / GIB:.2f} GiB of memory: {now}{later}{cache}"
 
     def check(self) -> None:
-        """Refuse what does not fit.
-
-        Raises:
-            ModelError: it does not; tells what needs how much, and what to change.
-        """
+        """Raise ModelError if the needs do not fit; it lists them and says what to change."""
         if self.fits:
             return
         missing = (self.needed - self.available) / GIB
         raise ModelError(
-            f"memory: {missing:.2f} GiB too little; {self._way_out()}. What is needed:\n  " + "\n  ".join(self.lines())
+            f"memory: {missing:.2f} GiB too little; {self._way_out()}. Needed:\n  " + "\n  ".join(self.lines())
         )
 
     def _way_out(self) -> str:
@@ -119,53 +116,52 @@ class MemoryBudget:
 
 
 _LOG = logging.getLogger(__name__)
-TEXT_TOKEN_BYTES = 150  # of a token kept to draft from (`SuffixAutomaton`)
+TEXT_TOKEN_BYTES = 150  # of a token of a text in a `SuffixAutomaton`
 _KV = ("engine.kv_tokens", "engine.kv_dtype")
 _HOST_KV = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 _DTYPE_BYTES = {"auto": 1, "int8": 1, "bf16": 2, "fp32": 4}
 
 
 def host_kv_dtype(config: EngineConfig) -> torch.dtype:
-    """Of a target's KV cache on the CPU."""
+    """Type of a target's KV cache on the CPU."""
     return _HOST_KV.get(config.kv_dtype, torch.bfloat16)
 
 
 def draft_kv_dtype(config: EngineConfig) -> torch.dtype:
-    """Of a draft model's KV cache on the CPU, or a head's, which is there even beside a target on a GPU. Their caches
-    are small, and int8 would cost acceptance."""
+    """Type of the KV cache of a draft model on the CPU or a feature head. Never int8: these caches are small, and it
+    would cost acceptance."""
     return torch.float32 if config.kv_dtype == "fp32" else torch.bfloat16
 
 
-DEFAULT_CONTEXT = 8192
+DEFAULT_CONTEXT = 8192  # tokens, where the model allows more and none is configured
 
 
 def wanted_context(config: EngineConfig, model: ModelConfig) -> int:
-    """Longest sequence that is to be served, whatever the KV cache holds."""
+    """Longest sequence that should be served, in tokens, before the limit of the KV cache."""
     return config.max_context or min(model.max_context, DEFAULT_CONTEXT)
 
 
-_KV_SHARE = 0.4
+_KV_SHARE = 0.4  # of the memory left: two servers that start on one machine both find what they planned
 
 
 def kv_tokens_by_memory(
     config: EngineConfig, model: ModelConfig, token_bytes: int, left: int, later: int = 0
 ) -> tuple[int, str]:
-    """Tokens that the KV caches are to hold where nobody says, and by which rule.
+    """The default length of the KV caches in tokens, and the rule that chose it.
 
-    They are not touched before they are used, so another server sees memory as free that is promised here: of two
-    that each take two fifths, both find what they promise. More than a full batch of longest sequences would only
-    serve as prefix cache; less than one longest sequence would not do.
+    `_KV_SHARE` of the memory left, at least one longest sequence, at most a full batch of them. Pages are allocated by
+    the system when they are first written, so another server still sees them as free.
 
-    token_bytes: of one token in all caches of a device. left: bytes there, without what else is needed to serve.
-    later: bytes of them that what is served may come to take.
+    token_bytes: of one token in all caches of a device. left: bytes that other needs leave there. later: bytes among
+    them that serving may grow to.
     """
-    longest = wanted_context(config, model) + PAGE_SIZE  # one page more, so that there is room for a tree
+    longest = wanted_context(config, model) + PAGE_SIZE  # one page for a tree
     most = config.max_batch * longest
     share = int(max(0, left - later) * _KV_SHARE) // token_bytes if token_bytes else most
     if share >= most:
         return most, f"{config.max_batch} sequences of {longest - PAGE_SIZE} tokens"
     if share >= longest:
-        # In steps of an eighth or so, since costs that were measured hold for one size of the cache.
+        # In steps of about an eighth: measured costs are cached by the size.
         step = max(PAGE_SIZE, 1 << share.bit_length() - 4)
         return max(share // step * step, longest), "two fifths of the memory that is left"
     fitting = max(0, left) // token_bytes // PAGE_SIZE * PAGE_SIZE
@@ -180,16 +176,18 @@ def plan_memory(
     on_device: bool = False,
     tokenizer: Tokenizer | None = None,
 ) -> MemoryBudget:
-    """The budget of an engine of ``config``. available: bytes there are (default: measured). on_device: target and
-    draft model live in a GPU's memory, which is not counted here. tokenizer: see `tokenizer_of_cut`.
+    """The budget of an engine of ``config``.
+
+    available: bytes; None: measured. on_device: target and draft model are in GPU memory, which is not counted.
+    tokenizer: see `tokenizer_of_cut`.
 
     Raises:
-        ModelError: a model can not be found or read.
-        ConfigError: the target can not be cut as `engine.tp` asks.
+        ModelError: a model cannot be found or read.
+        ConfigError: the target cannot be split into ``engine.tp`` parts.
     """
     target = measure_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress)
     needs: list[MemoryNeed] = []
-    page_bytes: dict[str, int] = {}  # of a page of KV, by whose it is
+    page_bytes: dict[str, int] = {}  # of a KV page, by model
     if not on_device:
         needs += _model_needs("target", target, config, ("engine.target", "engine.dtype"))
         page_bytes["target"] = kv_page_bytes(target.config, host_kv_dtype(config))
@@ -228,8 +226,8 @@ def plan_memory(
     )
 
 
-def tell_memory(budget: MemoryBudget) -> None:
-    """Log the budget, on one line; warn where it fits now and may not for ever.
+def report_memory(budget: MemoryBudget) -> None:
+    """Log the budget; warn if it fits now but not all that serving may grow to.
 
     Raises:
         ModelError: it does not fit.
@@ -239,7 +237,7 @@ def tell_memory(budget: MemoryBudget) -> None:
     if budget.needed + budget.later > budget.available:
         growing = [need for need in budget.needs if need.later]
         options = ", ".join(option for need in growing for option in need.options)
-        _LOG.warning("memory: enough to begin with, but not for all that may come; consider lower %s", options)
+        _LOG.warning("memory: enough at start, but not for all that serving may grow to; lower %s to be safe", options)
 
 
 def _model_needs(role: str, model: ModelSize, config: EngineConfig, options: tuple[str, ...]) -> list[MemoryNeed]:
@@ -250,17 +248,17 @@ def _model_needs(role: str, model: ModelSize, config: EngineConfig, options: tup
 
 
 def _rank_needs(target: ModelSize, config: EngineConfig) -> MemoryNeed:
-    """What processes after the first need beside their shares: each runs Python and has rows of a step of its own."""
-    logits = config.max_step_rows * target.config.vocab_size * 4  # are there once
+    """Memory of the processes after the first besides their shares of the weights: Python and step buffers."""
+    logits = config.max_step_rows * target.config.vocab_size * 4  # allocated once
     each = WORKING_BYTES + target.step_bytes(config.max_step_rows) - logits
     return MemoryNeed("target: processes after the first", (config.tp - 1) * each, ("engine.tp",))
 
 
 def tokenizer_of_cut(config: EngineConfig, progress: Progress | None = None) -> Tokenizer | None:
-    """The target's tokenizer, where it says which tokens the draft model's output table keeps.
+    """The target's tokenizer if it decides which tokens a cut draft output table keeps, else None.
 
     Raises:
-        ModelError: it can not be found or read.
+        ModelError: it cannot be found or read.
     """
     cuts = config.speculation.enabled and "model" in config.drafters and config.draft_vocab > 0
     return load_tokenizer(config.target, config.cache_dir, progress) if cuts else None
@@ -269,11 +267,12 @@ def tokenizer_of_cut(config: EngineConfig, progress: Progress | None = None) -> 
 def measure_draft(
     config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer | None, progress: Progress | None = None
 ) -> ModelSize | None:
-    """The size of the draft model on a CPU, its output table cut as it will be; None where there is none. target: its
-    shape, and tokenizer: its own, as `tokenizer_of_cut` gave it.
+    """The size of the draft model on a CPU, with its output table cut; None: there is none.
+
+    target: the target's shape. tokenizer: the result of `tokenizer_of_cut`.
 
     Raises:
-        ModelError: it can not be found or read.
+        ModelError: it cannot be found or read.
     """
     if config.draft is None or "model" not in config.drafters:
         return None
@@ -287,7 +286,7 @@ def measure_draft(
 
 
 def _head(folder: Path, config: EngineConfig, target: ModelConfig) -> tuple[int, ModelConfig]:
-    """Bytes of a feature head's weights, and the shape of its one layer."""
+    """Bytes of a feature head's weights, and the shape of its layer."""
     head = parse_head_config(read_json(folder / "config.json"), str(folder), target)
     tensors = HeadTensors(folder)
     values = sum(math.prod(tensors.shape(name)) for name in tensors.names if name not in ("d2t", "t2d"))

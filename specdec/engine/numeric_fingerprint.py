@@ -1,8 +1,7 @@
-"""The numeric fingerprint: two engines that have the same one say the same bits to the same request.
+"""The numeric fingerprint: engines with equal ones return the same bits for the same request.
 
-Whatever decides about a token is in it: the very bytes of the packed weights, the model's shape and vocabulary, the
-types of weights and KV cache, the kernels and how this machine rounds in them, and the release, which stands for the
-code. Left out is what path identity makes irrelevant: threads, batch, size of the KV cache, drafts and their choice.
+It covers what decides about tokens: packed weights, shape, vocabulary, types of weights and KV cache, kernels, rounding
+of this machine, and the release. It leaves out what path identity makes irrelevant: threads, batch, cache size, drafts.
 """
 
 from __future__ import annotations
@@ -27,13 +26,12 @@ from verify_kernels.backend_selection import Kernels, NumericMode
 from verify_kernels.cpu.library import cpu_flags
 from verify_kernels.packed_weights import pack_linear
 
-_DECIDING = ("llguidance", "tokenizers")  # packages whose releases may mask, split or join tokens otherwise
-_POSITIONS = 1024  # of the rotary tables that are looked at
+_DECIDING = ("llguidance", "tokenizers")  # packages whose releases may split text or mask tokens differently
+_POSITIONS = 1024  # rows of the rotary tables that are hashed
 
 
 def numeric_fingerprint(model: LoadedModel[Any], kv_dtype: str, mode: NumericMode, arithmetic: str) -> str:
-    """32 hex digits, 8 for each of `FINGERPRINT_PARTS`, for a target that is served as ``kv_dtype`` and ``mode`` say.
-    arithmetic: what of the machine and its kernels decides about bits."""
+    """32 hex digits, 8 for each of `FINGERPRINT_PARTS`. arithmetic: see `host_arithmetic` and `gpu_arithmetic`."""
     parts = {
         "weights": [model.bits, asdict(model.config), model.tokenizer.fingerprint],
         "numeric types": [model.dtype, kv_dtype],
@@ -45,11 +43,10 @@ def numeric_fingerprint(model: LoadedModel[Any], kv_dtype: str, mode: NumericMod
 
 
 def host_arithmetic(kernels: Kernels) -> str:
-    """What a CPU's kernels compute by.
+    """The properties of a CPU's kernels that bits depend on.
 
-    The native ones run the same operations in the same order on every processor, so that only whether multiply and add
-    round once or twice is left to it, and that shows in what they compute. The reference ones are torch's, which
-    chooses among its own by processor and release.
+    The native kernels run the same operations in the same order on every processor; only whether multiply and add are
+    fused differs, which a small product shows. The reference kernels are torch's: processor and release decide.
     """
     if kernels.name == "native":
         return f"native {_computed_bits(kernels)}"
@@ -57,7 +54,7 @@ def host_arithmetic(kernels: Kernels) -> str:
 
 
 def gpu_arithmetic(device: torch.device) -> str:
-    """What a GPU's kernels compute by: they are compiled for it, and their tiles are chosen by it."""
+    """The same for a GPU: kernels are compiled for it, with tiles chosen by its name."""
     if device.type != "cuda":
         return f"triton's interpreter {version('triton')} {torch.__version__} {cpu_flags()}"
     name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
@@ -65,7 +62,7 @@ def gpu_arithmetic(device: torch.device) -> str:
 
 
 def _computed_bits(kernels: Kernels) -> str:
-    """Digest of a small product with all that rounds: a gate's exponential, long sums, fused multiply and add."""
+    """Digest of a small product in which everything rounds: a gate's exponential, long sums, fused operations."""
     rows, n, k = 3, 64, 600
     numbers = np.random.default_rng(19)
     weight, source = (torch.from_numpy(numbers.random(shape, np.float32) - 0.5) for shape in ((n, k), (rows, 2 * k)))
@@ -77,7 +74,7 @@ def _computed_bits(kernels: Kernels) -> str:
 
 
 def _rotary_bits(config: ModelConfig) -> str:
-    """Digest of the rotary tables, whose sines torch computes by the instructions that it finds."""
+    """Digest of the rotary tables, whose sines torch computes by the processor's instructions."""
     digest = hashlib.sha256()
     for local in (False, True) if config.rope.local_theta is not None else (False,):
         for table in rope_tables(config.rope, config.head_dim, _POSITIONS, local=local):

@@ -1,4 +1,4 @@
-"""Small files in the cache folder: what was measured or learned, kept for the next start."""
+"""The profile cache: measured costs and learned estimates, as small files for the next start."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from specdec.control.estimates.learned import Learned
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1  # raise when what is kept, or what its numbers mean, changes
-_LARGEST = 4 << 20  # bytes of a file that is read
-_FILES = 64  # of one kind that are kept; the oldest go
+_VERSION = 1  # of the files; raise it when their content or its meaning changes
+_MAX_BYTES = 4 << 20  # of a file that is read; ours have some kilobytes
+_MAX_FILES = 64  # of one kind; older ones are deleted
 
 
 class ProfileCache:
-    """JSON values of one ``kind`` that hold for what ``key`` names: weights and the types they are held in, a machine.
+    """JSON values of one ``kind``, valid for one ``key``: weights, types, a machine.
 
-    A file that is damaged, old or made for something else is as good as none; what can not be written is not kept.
-    Either is logged in one line; that writing fails again, as on a full disk, is not said again.
+    A damaged or outdated file is ignored, and values that cannot be written are not kept; both are logged. Repeated
+    failures to write, as on a full disk, are logged once.
     """
 
     def __init__(self, cache_dir: Path, kind: str, key: Sequence[object]) -> None:
@@ -34,10 +34,10 @@ class ProfileCache:
         self._failing = False
 
     def read(self) -> dict[str, Any]:
-        """What was kept; nothing if that is nothing or can not be read."""
+        """The values; empty if there is no valid file."""
         try:
             with self.path.open("rb") as file:
-                values = json.loads(file.read(_LARGEST))
+                values = json.loads(file.read(_MAX_BYTES))
             if values["version"] != _VERSION or values["key"] != self._key:
                 raise ValueError("made by another version, or for other weights")
             found: dict[str, Any] = dict(values["values"])
@@ -49,11 +49,11 @@ class ProfileCache:
         return found
 
     def refuse(self, error: Exception) -> None:
-        """Say that what was read is of no use."""
+        """Log that the values are invalid."""
         logger.warning("%s: ignored, starting without it (%r)", self.path, error)
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Keep ``values`` in place of what there was; nobody ever sees a part of them."""
+        """Replace the values, atomically."""
         text = json.dumps({"version": _VERSION, "key": self._key, "values": values}, separators=(",", ":"))
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         try:
@@ -67,22 +67,22 @@ class ProfileCache:
             self._failing = False
         except OSError as error:
             if not self._failing:
-                logger.warning("%s: can not be kept (%s)", self.path, error)
+                logger.warning("%s: cannot be written (%s)", self.path, error)
             self._failing = True
 
     def _tidy(self) -> None:
         files = list(self.path.parent.glob(f"{self._kind}-*.json"))
-        if len(files) > _FILES:
-            with suppress(FileNotFoundError):  # another process tidies too
-                for stale in sorted(files, key=lambda file: file.stat().st_mtime)[:-_FILES]:
+        if len(files) > _MAX_FILES:
+            with suppress(FileNotFoundError):  # another process deletes too
+                for stale in sorted(files, key=lambda file: file.stat().st_mtime)[:-_MAX_FILES]:
                     stale.unlink()
 
 
-_DRAFTS = 8  # of one target whose records are kept
+_MAX_DRAFTS = 8  # drafters of one target that are kept
 
 
 class LearnedProfile:
-    """What the controller learned of the drafters of one target, kept by the digest of the weights that they run.
+    """The controller's estimates of the drafters of one target, by the digest of their weights.
 
     target: digest of the target's weights.
     """
@@ -91,7 +91,7 @@ class LearnedProfile:
         self._file = ProfileCache(cache_dir, "learned", [target])
 
     def read(self, drafters: Sequence[Drafter]) -> dict[str, Learned]:
-        """By name, what is known of those of ``drafters`` that are known, at the weight of a few observations."""
+        """Estimates of ``drafters`` by name, as far as there are any; they count as a few observations."""
         values = self._file.read()
         try:
             return {
@@ -104,7 +104,7 @@ class LearnedProfile:
             return {}
 
     def write(self, drafters: Sequence[Drafter], learned: Mapping[str, Learned]) -> None:
-        """Keep what is known of ``drafters`` now, and what there was of others."""
+        """Update the estimates of ``drafters``; those of others stay."""
         new = {
             key: learned[drafter.name].bounded().as_dict()
             for drafter in drafters
@@ -112,11 +112,11 @@ class LearnedProfile:
         }
         if new:
             others = [(key, value) for key, value in self._file.read().items() if key not in new]
-            self._file.write(dict([*others[-_DRAFTS:], *new.items()]))
+            self._file.write(dict([*others[-_MAX_DRAFTS:], *new.items()]))
 
 
 def _key(drafter: Drafter) -> str:
-    """What a drafter's records are found by; nothing where it is not known what it runs."""
+    """The key of a drafter's estimates; empty: its weights are unknown."""
     if not isinstance(drafter, ModelBasedDrafter):
         return drafter.name
     return f"{drafter.name} {drafter.digest}" if drafter.digest else ""

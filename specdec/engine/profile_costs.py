@@ -1,4 +1,4 @@
-"""Measures at start what the controller must know: a forward by rows and context, levels of model-based drafters."""
+"""Measures at start the costs that the controller needs: forwards by rows and context, drafters' levels."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from specdec.engine.profile_cache import ProfileCache
 from specdec.models.decoder import TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 
-VERIFY_ROWS = (1, 2, 4, 8, 12, 13, 16, 32, 64)  # beyond 12 weights in blocks are unpacked first
-LEVEL_ROWS = (1, 2, 4, 8, 16, 32, 128)  # the last for what reading a prompt takes
-OFTEN_ROWS = 16  # as most steps have at most: measured twice at least
-CONTEXTS = (64, 1024)
-DRAFT_SHARE = 0.25  # of the time given
-WARM_UP_SHARE = 0.8  # as much again, for what drafters are worth
-CHECK_ROWS = (1, 8, 32)  # measured again of a table that was kept
-FLAT = 0.05  # of the first row's time: rows that add less than this are priced as it is
-LIKE = 0.2  # share by which a kept table, at the machine's present speed, may be off
-FASTEST, SLOWEST = 0.5, 2.5  # present speeds of a machine over those at which it was measured
-REPEATS = 7
-LONG_ROWS = (128, 256, 512)  # extrapolated: prompts' chunks are not up for decision
+VERIFY_ROWS = (1, 2, 4, 8, 12, 13, 16, 32, 64)  # beyond 12, weights in blocks are unpacked first
+LEVEL_ROWS = (1, 2, 4, 8, 16, 32, 128)  # the last for a drafter's prefill
+COMMON_ROWS = 16  # most steps have at most these rows; they are measured at least twice
+CONTEXTS = (64, 1024)  # tokens that rows attend to
+DRAFT_SHARE = 0.25  # of the time, for the drafters
+WARM_UP_SHARE = 0.8  # of the same time again, for the drafters' acceptance on `warm_up.TEXTS`
+CHECK_ROWS = (1, 8, 32)  # measured to check cached costs
+FLAT_SHARE = 0.05  # rows that add less than this share of the first row's time are not rescaled
+TOLERANCE = 0.2  # log-ratio of measured and rescaled costs up to which cached costs are valid
+LEAST_RATIO, MOST_RATIO = 0.5, 2.5  # accepted present times over cached times
+REPEATS = 7  # measurements of a point at most; the best counts
+LONG_ROWS = (128, 256, 512)  # extrapolated: the controller does not decide about prompt chunks
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Measured tables as plain values (`CostTable.as_dict`): the target's forward, and a level of each drafter."""
+    """Measured tables as plain values (`CostTable.as_dict`)."""
 
     verify: dict[str, Any]
+    """The target's forward."""
     drafting: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """A level of each model-based drafter."""
 
 
 def costs_at_start(
     speculation: SpeculationConfig, decoder: TargetDecoder, drafters: Sequence[Drafter], kept: ProfileCache
 ) -> StepCosts | None:
-    """What `profile_costs` finds, or what it found on this machine before, where that still holds; None where nothing
-    is to be decided by it, or it was given no time. kept: for the weights of all and the machine."""
+    """Cached costs if they are still valid, else measured ones; None: no costs are needed, or no time is configured."""
     if not (speculation.enabled and drafters and speculation.profile_s > 0):
         return None
     model_based = [cast(ModelBasedDrafter, drafter) for drafter in drafters if drafter.model_based]
@@ -55,11 +56,8 @@ def costs_at_start(
 
 
 def profile_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter], seconds: float) -> StepCosts:
-    """Measure for about ``seconds``, at least once each; nothing may run yet. The grid is walked in turns.
-
-    Every forward reads whatever the pool holds and writes to it: only its time is of interest, and no sequence knows
-    the pages yet.
-    """
+    """Measure all points for about ``seconds``, at least once each. Forwards write to the pool, so no sequence may
+    exist yet."""
     drafters = list(drafters)
     share = seconds * DRAFT_SHARE / len(drafters) if drafters else 0.0
     target = _TargetForwards(decoder)
@@ -76,8 +74,7 @@ def profile_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter],
 
 
 def check_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter], kept: ProfileCache) -> StepCosts | None:
-    """The costs that were kept, at the machine's present speed; None where there are none, or a few forwards show that
-    they are not what forwards cost here and now."""
+    """The cached costs at the machine's present speed; None: there are none, or a few forwards contradict them."""
     values = kept.read()
     try:
         verify = CostTable.from_dict(values["verify"]) if values else None
@@ -99,16 +96,16 @@ def check_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter], k
 
 
 def contexts_measured(limit: int, rows: int = VERIFY_ROWS[-1]) -> list[int]:
-    """The contexts at which forwards of ``rows`` are timed where a sequence has ``limit`` tokens at most."""
+    """Contexts at which forwards of ``rows`` are measured if a sequence has at most ``limit`` tokens."""
     return [context for context in CONTEXTS if context + rows <= limit] or [0]
 
 
 Point = tuple[int, int]
-"""Rows, and tokens that they look back on."""
+"""Rows, and tokens that they attend to."""
 
 
 class _TargetForwards:
-    """Forwards of the target to be timed, by rows and context."""
+    """Forwards of the target to measure, by rows and context."""
 
     def __init__(self, decoder: TargetDecoder) -> None:
         self._decoder = decoder
@@ -130,17 +127,16 @@ def _level_forwards(drafter: ModelBasedDrafter, target: TargetDecoder) -> dict[P
 
 
 def _best(points: dict[Point, Callable[[], None]], seconds: float, settling: int) -> dict[Point, float]:
-    """Milliseconds per point; rounds over them, small ones first, until the time is used up. The best of the rounds
-    counts, since other work on the machine only ever adds."""
+    """Milliseconds per point: the best of several rounds, since other work on the machine only adds time."""
     for run in points.values():
         for _ in range(settling):
             run()
     times: dict[Point, list[float]] = {point: [] for point in points}
     began = time.perf_counter()
-    next(iter(points.values()))()  # the first forward pays for touching the memory
+    next(iter(points.values()))()  # the first forward also faults the memory in
     for repeat in range(REPEATS):
         for point, run in points.items():
-            due = repeat == 0 or (repeat == 1 and point[0] <= OFTEN_ROWS)
+            due = repeat == 0 or (repeat == 1 and point[0] <= COMMON_ROWS)
             if not due and time.perf_counter() - began >= seconds:
                 return {point: min(found) for point, found in times.items()}
             start = time.perf_counter()
@@ -150,29 +146,31 @@ def _best(points: dict[Point, Callable[[], None]], seconds: float, settling: int
 
 
 def _again(table: CostTable, points: dict[Point, Callable[[], None]], settling: int) -> dict[str, Any] | None:
-    """``table`` at the present speed of the machine: of reading the weights, and of the rows' arithmetic. None where
-    that is far from what it was, or does not explain what forwards take."""
+    """``table`` rescaled to the machine's present speed of reading weights and of computing rows.
+
+    None: the speed is far from the cached one, or does not explain the measured times.
+    """
     contexts = sorted({context for _, context in points})
     wanted = [*((n, contexts[0]) for n in CHECK_ROWS), (1, contexts[-1])]
     found = _best({point: points[point] for point in wanted if point in points}, 0.0, settling)
     first, last = (1, contexts[0]), max(found)
     reading = more = found[first] / table.ms(*first)
-    if table.ms(*last) - table.ms(*first) > FLAT * table.ms(*first):
+    if table.ms(*last) - table.ms(*first) > FLAT_SHARE * table.ms(*first):
         more = max(found[last] - found[first], 0.0) / (table.ms(*last) - table.ms(*first))
-    if not (FASTEST < reading < SLOWEST and FASTEST < more < SLOWEST):
+    if not (LEAST_RATIO < reading < MOST_RATIO and LEAST_RATIO < more < MOST_RATIO):
         return None
     values = table.as_dict()
     values["ms"] = [[line[0] * reading + (ms - line[0]) * more for ms in line] for line in values["ms"]]
     try:
         now = CostTable.from_dict(values)
-    except ValueError:  # beyond all numbers
+    except ValueError:  # it has an infinite time
         return None
-    alike = all(abs(math.log(ms / now.ms(*point))) < LIKE for point, ms in found.items())
+    alike = all(abs(math.log(ms / now.ms(*point))) < TOLERANCE for point, ms in found.items())
     return values if alike else None
 
 
 def _extended(rows: list[int], contexts: list[int], grid: list[list[float]], max_rows: int) -> CostTable:
-    """With points for long chunks, in proportion to the last slope."""
+    """A table extrapolated to long chunks by the last slope."""
     more = [r for r in (*LONG_ROWS, max_rows) if rows[-1] < r <= max_rows]
     more = sorted(set(more))
     for line in grid:

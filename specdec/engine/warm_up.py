@@ -1,4 +1,4 @@
-"""Short texts that a new engine goes on with before it serves: what its draft models are worth on them."""
+"""Decodes short texts before an engine serves, to estimate the acceptance of its drafters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specdec.core.kv_cache import KvCacheManager
 from specdec.core.types import Finished, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine, EngineParts
 
-# Code, talk and data in turn, as far as a small batch goes; the model goes on with them, so they end in the middle.
+# Code, talk and data in turn, so that a small batch has all of them. The model continues them.
 TEXTS = (
     "def mean(values):\n    total = 0\n    for value in values:\n",
     "User: How do I boil an egg?\nAssistant: First, you",
@@ -25,15 +25,15 @@ TEXTS = (
     "Thank you for your message. I am writing to",
     "SELECT name, COUNT(*) FROM orders WHERE",
 )
-DEPTH = 4  # of the chains drafted: what is deeper is told by what is not
-SAMPLED = 0.7  # temperature of every other text; the rest is greedy, as most requests are one or the other
-TOKENS = 32  # of an answer at most; the time is mostly up before
+DEPTH = 4  # of the drafted chains; deeper levels are estimated from these
+TEMPERATURE = 0.7  # of every other text; the others are greedy
+MAX_TOKENS = 32  # of an answer; usually the time is over before
 
 
 def warm_up(parts: EngineParts, seconds: float) -> dict[str, Learned]:
-    """What the model-based drafters of ``parts`` are worth on `TEXTS`, all decoded at once for about ``seconds``.
+    """Estimates of the model-based drafters of ``parts``, from decoding `TEXTS` together for about ``seconds``.
 
-    Nothing of it stays: neither text nor pages, nor does a count or a trace tell of it.
+    It leaves no text, page, count or trace entry behind.
     """
     began = time.monotonic()
     drafters = [drafter for drafter in parts.drafters if drafter.model_based]
@@ -42,14 +42,14 @@ def warm_up(parts: EngineParts, seconds: float) -> dict[str, Learned]:
     kv = KvCacheManager(parts.kv.n_total, prefix_cache=False)
     engine = Engine(dataclasses.replace(parts, config=config, kv=kv, drafters=drafters, learned_file=None))
     wish = SpeculationParams(SpeculationMode.ON, None, DEPTH, DEPTH, 1)
-    stop = StoppingParams(max_tokens=TOKENS, ignore_eos=True)
+    stop = StoppingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     for number, text in enumerate(TEXTS[: config.max_queued_requests]):
         ids = tuple(parts.tokenizer.encode(text))[: parts.info.max_context // 2]
-        sampling = SamplingParams(temperature=SAMPLED * (number % 2), seed=number)
+        sampling = SamplingParams(temperature=TEMPERATURE * (number % 2), seed=number)
         engine.submit(Request(f"warm-up-{number}", ids, sampling, stop, speculation=wish))
     while engine.has_work() and time.monotonic() - began < seconds:
         if any(isinstance(event, Finished) for event in engine.step()):
-            break  # from here on it is fewer of them at once
+            break  # the batch shrinks from here on
     learned = engine.learned()
     engine.close()
     return learned

@@ -20,7 +20,7 @@ from specdec.core.types import GrammarKind, GrammarParams, OutputParams, Request
 from specdec.engine import build_device, device_verify
 from specdec.engine.build import assemble, build_parts
 from specdec.engine.build_device import DevicePlatform, build_device_decoder, device_kv_dtype, device_needs
-from specdec.engine.device_verify import POLICIES, TIMES, TOP, DeviceOutputs, DeviceVerifier, warm_up
+from specdec.engine.device_verify import POLICIES, RUNS, TOP, DeviceOutputs, DeviceVerifier, warm_up
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.memory import MemoryBudget
 from specdec.engine.platform import target_device
@@ -154,7 +154,7 @@ def test_a_gpu_without_float8_is_named() -> None:
 def test_a_kv_cache_that_no_kernel_reads_is_named(kv_dtype: str) -> None:
     """bf16 is had beside rows of bf16 alone."""
     wanted = config(kv_dtype=kv_dtype)
-    with pytest.raises(ConfigError, match=rf"engine\.kv_dtype: {kv_dtype} can not be had"):
+    with pytest.raises(ConfigError, match=rf"engine\.kv_dtype: {kv_dtype} is not supported"):
         device_kv_dtype(wanted, torch.float16)
     assert device_kv_dtype(config(kv_dtype="bf16"), torch.bfloat16) == torch.bfloat16
 
@@ -291,7 +291,7 @@ def test_a_warm_up_leaves_no_trace() -> None:
     assert isinstance(parts.decoder, DeviceDecoder)
     assert isinstance(parts.verifier, DeviceVerifier)
     few = mock.patch.object(parts.decoder, "max_rows", 9)
-    with few, mock.patch.multiple(device_verify, TREES=(3, 1000), POLICIES=POLICIES[2:], TIMES=1):
+    with few, mock.patch.multiple(device_verify, TREE_SIZES=(3, 1000), POLICIES=POLICIES[2:], RUNS=1):
         warm_up(parts.verifier, parts.decoder)
     request = dataclasses.replace(REQUESTS[1], stopping=SHORT)
     assert ConditionsRunner(parts).run(PLAIN, [request])["sampled", 0].tokens == plain("sampled").tokens[:3]
@@ -311,7 +311,7 @@ def test_a_warm_up_leaves_nothing_to_compile() -> None:
     warm_up(Noting(decoder), decoder)
     for noise, filters in ((False, False), (True, False), (True, True)):
         assert (1, SamplingNeeds(noise, filters, edits=True, masks=True), TOP) in asked
-        assert all(asked.count((rows, SamplingNeeds(noise, filters), None)) >= TIMES for rows in (1, 32, 64))
+        assert all(asked.count((rows, SamplingNeeds(noise, filters), None)) >= RUNS for rows in (1, 32, 64))
 
 
 @pytest.mark.parametrize("top", [None, 2])

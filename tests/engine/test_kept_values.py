@@ -13,7 +13,7 @@ from specdec.control.estimates.learned import Learned
 from specdec.control.trace import read_trace, replay_file
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.build import _costs_key
-from specdec.engine.profile_cache import _FILES, LearnedProfile, ProfileCache
+from specdec.engine.profile_cache import _MAX_FILES, LearnedProfile, ProfileCache
 from specdec.engine.warm_up import TEXTS, warm_up
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts
 
@@ -110,9 +110,9 @@ def test_what_can_not_be_written_costs_a_line(tmp_path: Path, caplog: pytest.Log
 
 
 def test_the_folder_does_not_grow_for_ever(tmp_path: Path) -> None:
-    for i in range(_FILES + 9):
+    for i in range(_MAX_FILES + 9):
         ProfileCache(tmp_path, "costs", [i]).write({})
-    assert len(list((tmp_path / "controller").iterdir())) == _FILES
+    assert len(list((tmp_path / "controller").iterdir())) == _MAX_FILES
 
 
 def test_records_are_found_by_the_weights_that_a_drafter_runs(tmp_path: Path) -> None:

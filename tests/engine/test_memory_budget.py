@@ -19,7 +19,7 @@ from specdec.engine.memory import (
     host_kv_dtype,
     kv_tokens_by_memory,
     plan_memory,
-    tell_memory,
+    report_memory,
     tokenizer_of_cut,
 )
 from specdec.errors import ConfigError, ModelError
@@ -130,10 +130,10 @@ def test_a_type_of_cache_that_takes_a_gpu_is_refused_without_one(folders: tuple[
 
 def test_what_may_come_is_warned_of_and_not_refused(caplog: pytest.LogCaptureFixture) -> None:
     needs = [MemoryNeed("a", 50), MemoryNeed("texts", 60, ("engine.speculation.sessions",), later=True)]
-    tell_memory(MemoryBudget(needs, 111))
-    assert not caplog.records or "consider" not in caplog.text
-    tell_memory(MemoryBudget(needs, 109))
-    assert "consider lower engine.speculation.sessions" in caplog.text
+    report_memory(MemoryBudget(needs, 111))
+    assert not caplog.records or "lower" not in caplog.text
+    report_memory(MemoryBudget(needs, 109))
+    assert "lower engine.speculation.sessions to be safe" in caplog.text
 
 
 @given(st.lists(st.integers(0, 1 << 40), max_size=6), st.integers(-5, 1 << 42))
