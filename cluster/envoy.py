@@ -18,6 +18,7 @@ from cluster.config import RING_PLACES, ClusterConfig, ModelConfig
 from cluster.fleet import Fleet, Replica
 from cluster.state_folder import replace_files
 from server.hold_headers import HOLD_HEADER
+from server.observe.records import NO_RETRY_HEADER
 from specdec.errors import ConfigError
 
 Json = dict[str, Any]
@@ -26,7 +27,6 @@ Spread = Literal["affine", "least"]
 FACES: tuple[Face, ...] = ("http", "grpc")
 SPREADS: tuple[Spread, ...] = ("affine", "least")
 RELEASE_HEADER = "x-specdec-release"
-NO_RETRY_HEADER = "x-envoy-ratelimited"  # Envoy's own name: it does not retry an answer that has it
 
 _TYPES = "type.googleapis.com/envoy"
 _OFF = "0s"

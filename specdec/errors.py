@@ -64,6 +64,7 @@ class RequestError(SpecdecError):
     grpc_code = "INTERNAL"
     field: str | None = None
     retry_after_s: float | None = None
+    retry_elsewhere = True  # False: a router must not repeat the request on another server
 
     @property
     def details(self) -> list[Any]:

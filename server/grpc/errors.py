@@ -15,7 +15,7 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, Re
 from google.rpc.status_pb2 import Status
 
 from server.errors import LateError, RateLimitedError, UnknownModelError
-from server.observe.records import REQUEST_ID_HEADER, current_call, note_refusal
+from server.observe.records import NO_RETRY_HEADER, REQUEST_ID_HEADER, current_call, forbids_retry, note_refusal
 from specdec.errors import InvalidRequestError, PromptTooLongError, QueueFullError, RequestError
 
 _LOG = logging.getLogger(__name__)
@@ -56,6 +56,8 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: RequestErro
     call = current_call()
     trailers: list[tuple[str, str | bytes]] = [] if call is None else [(REQUEST_ID_HEADER, call.request_id)]
     trailers += [("grpc-status-details-bin", status.SerializeToString())]
+    if forbids_retry(error):
+        trailers.append((NO_RETRY_HEADER, "true"))
     retry_s = error.retry_after_s
     if retry_s is not None:
         trailers.append(("grpc-retry-pushback-ms", str(round(retry_s * 1e3))))

@@ -19,7 +19,16 @@ from server.errors import BodiesFullError
 from server.grpc.errors import refuse
 from server.grpc.wire_limits import check_wire
 from server.observe.observer import Observer
-from server.observe.records import ARM_HEADER, REQUEST_ID_HEADER, TRACE_HEADERS, call_id, leave_call, set_call
+from server.observe.records import (
+    ARM_HEADER,
+    ATTEMPT_HEADER,
+    REQUEST_ID_HEADER,
+    TRACE_HEADERS,
+    attempt_of,
+    call_id,
+    leave_call,
+    set_call,
+)
 from specdec.api.v1 import admin_pb2, completion_pb2, experiment_pb2, generation_pb2, model_pb2, trace_pb2
 from specdec.errors import FieldViolation, InvalidRequestError, RequestError
 
@@ -81,7 +90,8 @@ class GrpcCalls(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             request_id = call_id(str(metadata.get(REQUEST_ID_HEADER, "")))
             headers = {name: str(metadata[name]) for name in TRACE_HEADERS if name in metadata}
-            record = self._observer.begin_call("grpc", endpoint, request_id, headers, many=many)
+            attempt = attempt_of(str(metadata.get(ATTEMPT_HEADER, "")))
+            record = self._observer.begin_call("grpc", endpoint, request_id, headers, many=many, attempt=attempt)
             record.arm_asked = str(metadata.get(ARM_HEADER, ""))
             context.set_trailing_metadata(((REQUEST_ID_HEADER, request_id),))
             token, status = set_call(record), "UNKNOWN"

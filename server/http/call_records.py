@@ -9,9 +9,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.observe.observer import Observer
 from server.observe.records import (
     ARM_HEADER,
+    ATTEMPT_HEADER,
     MAX_ID_CHARACTERS,
     REQUEST_ID_HEADER,
     TRACE_HEADERS,
+    attempt_of,
     call_id,
     leave_call,
     set_call,
@@ -42,7 +44,8 @@ class HttpCalls:
             # The call is to be known by one name everywhere, so whoever asks for the client's finds this one.
             scope["headers"] = [*scope["headers"], (_REQUEST_ID, given)]
         trace = {name: headers[name.encode()].decode("latin-1") for name in TRACE_HEADERS if name.encode() in headers}
-        record = self._observer.begin_call("http", scope["path"], request_id, trace)
+        attempt = headers.get(ATTEMPT_HEADER.encode(), b"").decode("latin-1")
+        record = self._observer.begin_call("http", scope["path"], request_id, trace, attempt=attempt_of(attempt))
         record.arm_asked = headers.get(_ARM, b"").decode("latin-1")
         status = ""
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from server.errors import DrainingError
-from server.observe.records import note_refusal
+from server.observe.records import NO_RETRY_HEADER, forbids_retry, note_refusal
 from specdec.errors import FieldViolation, InvalidRequestError, RequestError
 
 
@@ -88,6 +88,8 @@ def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
     if status == 500:
         _LOG.error("request failed: %s: %s", error.reason, error)
     headers = [] if retry_s is None else _retry_headers(retry_s)
+    if forbids_retry(error):
+        headers.append((NO_RETRY_HEADER.encode(), b"true"))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, DrainingError | BodyTooLargeError | BodyTimeoutError):

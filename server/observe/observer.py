@@ -57,10 +57,17 @@ class Observer:
         return record
 
     def begin_call(
-        self, protocol: str, endpoint: str, request_id: str, trace_headers: dict[str, str], *, many: bool = False
+        self,
+        protocol: str,
+        endpoint: str,
+        request_id: str,
+        trace_headers: dict[str, str],
+        *,
+        many: bool = False,
+        attempt: int = 1,
     ) -> CallRecord:
         """A record for a call that arrives now; `end_call` ends it."""
-        call = CallRecord(protocol, endpoint, request_id, time.monotonic(), time.time(), many, trace_headers)
+        call = CallRecord(protocol, endpoint, request_id, time.monotonic(), time.time(), many, trace_headers, attempt)
         self._publish(lambda listener: listener.call_began(call))
         return call
 

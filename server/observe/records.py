@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specdec.core.types import Delta, Finished, Request, RequestEvent, Started
-from specdec.errors import RequestError
+from specdec.errors import EngineDeadError, RequestError
 
 
 @dataclass(slots=True)
@@ -148,6 +148,8 @@ REQUEST_ID_HEADER = "x-request-id"
 
 MAX_ID_CHARACTERS = 100
 
+ATTEMPT_HEADER = "x-envoy-attempt-count"  # of a request, by Envoy: 1, 2, ...
+NO_RETRY_HEADER = "x-envoy-ratelimited"  # Envoy does not retry an answer with this header
 TRACE_HEADERS = ("traceparent", "tracestate")
 """Headers of the W3C trace context."""
 
@@ -171,6 +173,7 @@ class CallRecord:
     at_s: float  # Unix time of the beginning
     many: bool = False  # a session with any number of requests, which `requests` does not hold
     trace_headers: dict[str, str] = field(default_factory=dict)  # W3C trace context of the caller
+    attempt: int = 1  # counted by a router that retries
     trace_id: str = ""  # empty without tracing
     ended_s: float = 0.0  # monotonic seconds
     status: str = ""  # HTTP's number or gRPC's name
@@ -231,3 +234,16 @@ def current_arm() -> str:
     """The experiment arms of the current call, as in `CallRecord.arm`."""
     call = _CALL.get()
     return "" if call is None else call.arm
+
+
+def attempt_of(value: str) -> int:
+    """The number of an attempt, from `ATTEMPT_HEADER`; 1 if it is missing or malformed."""
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 6 else 1
+
+
+def forbids_retry(error: RequestError) -> bool:
+    """Whether the answer to the current call gets `NO_RETRY_HEADER`: the error says so, or the call was already retried
+    and this server's engine died with it as well. So one call stops at most two engines."""
+    call = current_call()
+    died_again = isinstance(error, EngineDeadError) and call is not None and call.attempt > 1 and bool(call.requests)
+    return died_again or not error.retry_elsewhere

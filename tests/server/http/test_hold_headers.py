@@ -16,6 +16,7 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 
 from server.hold_headers import HOLD_HEADER
+from server.observe.records import ATTEMPT_HEADER, NO_RETRY_HEADER
 from specdec.api.v1 import completion_pb2 as completion
 from specdec.api.v1 import completion_pb2_grpc, generation_pb2_grpc
 from specdec.api.v1 import generation_pb2 as generation
@@ -54,6 +55,7 @@ class Mute:
     def __init__(self, server: Server, path: str, headers: dict[str, str]) -> None:
         self.server, self.path, self.headers = server, path, headers
         self.status: int | None = None
+        self.marked = False
         self.data = b""
         self.began = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -64,7 +66,7 @@ class Mute:
             httpx.Client(base_url=self.server.url, timeout=20) as client,
             client.stream("POST", self.path, json=body(self.path, "mute"), headers=self.headers) as response,
         ):
-            self.status = response.status_code
+            self.status, self.marked = response.status_code, NO_RETRY_HEADER in response.headers
             self.began.set()
             self.data = response.read()
 
@@ -109,6 +111,7 @@ def test_a_death_before_the_first_token_is_an_error_of_its_own_in_every_dialect(
     for mute in held:
         assert mute.ended().status == 503, mute.path
         assert b"data:" not in mute.data, mute.path
+    assert not any(mute.marked for mute in held)
     assert plain.ended().status == 200  # without the header it had begun, and broke off
     assert b'"error"' in plain.data
     asking.join(15)
@@ -116,6 +119,20 @@ def test_a_death_before_the_first_token_is_an_error_of_its_own_in_every_dialect(
     assert ready_again(server, restarts)
     again = sdk.completions.create(model="fake", prompt="hello", stream=True)
     assert "".join(chunk.choices[0].text for chunk in again if chunk.choices).endswith("hello")
+
+
+def test_a_retried_call_whose_engine_dies_again_is_not_to_be_retried(server: Server) -> None:
+    restarts = server.serving.client.engine.restarts
+    first, second = (Mute(server, "/v1/completions", {**HOLD, ATTEMPT_HEADER: str(attempt)}) for attempt in (1, 2))
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=[("grpc.enable_retries", 0)]) as channel:
+        held = mute_calls(channel, (ATTEMPT_HEADER, "2"))
+        kill_engine(server, 4)
+        assert (first.ended().status, first.marked) == (503, False)
+        assert (second.ended().status, second.marked) == (503, True)
+        for call in held:
+            assert call.code() == grpc.StatusCode.UNAVAILABLE
+            assert (NO_RETRY_HEADER, "true") in call.trailing_metadata()
+    assert ready_again(server, restarts)
 
 
 @pytest.mark.parametrize("path", STREAMS)
@@ -152,7 +169,7 @@ def test_the_server_may_be_set_so() -> None:
         assert server.client.post("/v1/completions", json=sent, headers={HOLD_HEADER: "0"}).status_code == 200
 
 
-def mute_calls(channel: grpc.Channel) -> list[Any]:
+def mute_calls(channel: grpc.Channel, *metadata: tuple[str, str]) -> list[Any]:
     """One of each method that streams, held back."""
     generate = generation.GenerateStreamRequest(text="hello", cache={"salt": "mute"})
     complete = completion.CompleteRequest(
@@ -160,8 +177,10 @@ def mute_calls(channel: grpc.Channel) -> list[Any]:
         completion=completion.CompletionOptions(mode=completion.CompletionOptions.MODE_PREFIX),
     )  # fmt: skip
     return [
-        generation_pb2_grpc.GenerationServiceStub(channel).GenerateStream(generate, metadata=(*HOLD.items(),)),
-        completion_pb2_grpc.CompletionServiceStub(channel).Complete(complete, metadata=(*HOLD.items(),)),
+        generation_pb2_grpc.GenerationServiceStub(channel).GenerateStream(
+            generate, metadata=(*HOLD.items(), *metadata)
+        ),
+        completion_pb2_grpc.CompletionServiceStub(channel).Complete(complete, metadata=(*HOLD.items(), *metadata)),
     ]
 
 
