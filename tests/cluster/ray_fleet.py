@@ -103,7 +103,7 @@ class RayFleet:
         return done.stdout + done.stderr
 
     def status(self) -> dict[str, Any]:
-        """The model's releases, as `status --json` tells of them."""
+        """The model's releases, as `status --json` prints them."""
         text = self.command("status", "--json")
         found: dict[str, Any] = json.loads(text[text.index("{") :])["models"][MODEL]
         return found

@@ -45,7 +45,7 @@ _VOLATILE = re.compile(
 _OWN = {"date", "x-request-id", "x-specdec-release", "transfer-encoding", "connection", "content-length"}
 
 
-def told(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
+def comparable(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body, without what differs each time."""
     headers = {name: value for name, value in answer.headers.items() if name not in _OWN}
     headers.pop("request-id", None)
@@ -69,7 +69,7 @@ async def test_every_endpoint_says_the_same_through_envoy(tmp_path: Path) -> Non
                         for base in (fleet.direct("r0"), fleet.direct("r0"), fleet.http)
                     ]
                     if path != "/metrics":
-                        assert told(both[1]) == told(both[0]), (method, path, body_sent)
+                        assert comparable(both[1]) == comparable(both[0]), (method, path, body_sent)
                     assert both[1].headers["x-specdec-release"] == "blue"
                     statuses.setdefault(f"{method} {path}", both[1].status_code)
         assert len(statuses) > 40

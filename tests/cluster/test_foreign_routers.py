@@ -78,8 +78,8 @@ def bodies(path: str) -> list[dict[str, Any]]:
     return [{**body, "stream": False}, {**body, "stream": True}] if path in STREAMED else [body]
 
 
-def told(response: httpx.Response) -> str:
-    """An answer without ids, times and what was cached, and what a dialect tells again of the request."""
+def comparable(response: httpx.Response) -> str:
+    """An answer without ids, times, cache figures and echoed request fields."""
     varying = r"id|item_id|request_id|created\w*|\w+_at|\w+_duration|\w+_ms|\w+_per_second|\w*cache\w*|prompt_n"
     again = r"temperature|store|priority"
     return re.sub(rf'"({varying}|{again})":("[^"]*"|[0-9.e-]+|true|false|null),?', "", response.text)
@@ -114,7 +114,7 @@ async def test_what_a_router_forwards(router: str, tmp_path: Path) -> None:
                     assert answer.status_code == 404
                     continue
                 assert answer.status_code == plain.status_code == 200, answer.text
-                assert told(answer) == told(plain), (path, body)
+                assert comparable(answer) == comparable(plain), (path, body)
                 assert answer.headers["content-type"] == plain.headers["content-type"]
                 forwarded.add(path)
                 dropped.setdefault(path, set()).update(
@@ -166,7 +166,7 @@ def test_the_document_says_so() -> None:
 
 @pytest.mark.slow
 async def test_vllm_router_follows_kv_events(tmp_path: Path) -> None:
-    """Its kv_aware policy sends a prompt to the server that has its beginning, which nobody but the events told it."""
+    """Its kv_aware policy sends a prompt to the server that has its beginning, known from the events alone."""
     async with AsyncExitStack() as stack:
         events = [
             KvEventsConfig(
@@ -237,5 +237,5 @@ async def test_a_router_repeats_what_has_not_begun(router: str, tmp_path: Path) 
         answer = await asking
         plain = await client.post("/v1/completions", json=body)
     assert answer.status_code == 200
-    assert told(answer) == told(plain)
+    assert comparable(answer) == comparable(plain)
     assert sum(len([seen for seen in tap.seen if seen.path == "/v1/completions"]) for tap in taps) == 3

@@ -313,7 +313,7 @@ def test_the_only_release_keeps_all_sessions(fleet: Fleet) -> None:
 def test_a_restarted_reconciler_continues_from_its_file_or_without(fleet: Fleet) -> None:
     started(fleet)
     fleet.ray_serve.ray.get_runtime_context().was_current_actor_reconstructed = True
-    anew = fleet.ray_serve.ReconcilerActor(fleet.config, True)
-    assert [*anew._deployments] == ["coder.blue"]
+    restarted = fleet.ray_serve.ReconcilerActor(fleet.config, True)
+    assert [*restarted._deployments] == ["coder.blue"]
     (fleet.folder / "state" / "fleet.json").chmod(0o666)
     assert not fleet.ray_serve.ReconcilerActor(fleet.config, True)._deployments

@@ -83,8 +83,8 @@ def test_a_replica_gets_calls_once_it_is_ready_and_none_once_it_drains() -> None
     serving = ready(starting, 81, 80, "f")
     kept.reconciler.beat(serving, LOAD)
     assert kept.pool == [name]
-    (told,) = kept.reconciler.status()["coder"]["blue"]["replicas"]
-    assert (told["state"], told["http_port"], told["waiting"], told["busy"]) == ("ready", 81, 1, 0.25)
+    (shown,) = kept.reconciler.status()["coder"]["blue"]["replicas"]
+    assert (shown["state"], shown["http_port"], shown["waiting"], shown["busy"]) == ("ready", 81, 1, 0.25)
     kept.reconciler.apply(draining, name)
     assert kept.pool == []
     assert kept.reconciler.beat(serving, LOAD).drain

@@ -33,7 +33,7 @@ class Wiretap:
 
 
 class _Requests:
-    """Cuts what a client writes into requests; knows bodies of a told length, which routers send."""
+    """Cuts what a client writes into requests; knows bodies with a Content-Length, which routers send."""
 
     def __init__(self) -> None:
         self._data = b""

@@ -50,17 +50,17 @@ def complaints(found: list[Object]) -> list[str | None]:
         ["node", "check.mjs"], cwd=folder, input=json.dumps(found), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    told: list[str | None] = json.loads(done.stdout)
-    return told
+    found: list[str | None] = json.loads(done.stdout)
+    return found
 
 
 @pytest.mark.node
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node.js with npm")
 def test_every_object_is_as_its_schema_says() -> None:
     found = objects()
-    told = complaints(found)
-    assert {each["kind"] for each, said in zip(found, told, strict=True) if said is None} == UNKNOWN
-    assert [said for said in told if said] == []
+    problems = complaints(found)
+    assert {each["kind"] for each, said in zip(found, problems, strict=True) if said is None} == UNKNOWN
+    assert [said for said in problems if said] == []
 
 
 def _wrong(kind: str, name: str, change: Callable[[Object], Any]) -> Object:

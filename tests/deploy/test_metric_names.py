@@ -1,4 +1,4 @@
-"""Prometheus's rules for names, types, units and help, over every family that a server tells."""
+"""Prometheus's rules for names, types, units and help, over every family that a server exports."""
 
 from __future__ import annotations
 

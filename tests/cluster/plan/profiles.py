@@ -1,4 +1,4 @@
-"""Replicas whose times can be told by hand: a forward takes 10 ms and 0.1 ms more for each row beyond the first."""
+"""Replicas whose times can be computed by hand: a forward takes 10 ms and 0.1 ms more for each row beyond the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`specdec plan`: a plan of drawn and of recorded requests, an export of a real engine, and what bad input is told."""
+"""`specdec plan`: a plan of drawn and of recorded requests, an export of a real engine, and errors for bad input."""
 
 from __future__ import annotations
 

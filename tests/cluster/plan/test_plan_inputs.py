@@ -198,9 +198,9 @@ def test_speeds_and_overheads_are_found_in_a_trace(tmp_path: Path) -> None:
 def test_what_drafts_brought_is_found_in_a_trace(tmp_path: Path) -> None:
     replay = {"kept": [[1, 2, 3], []], "outcome": {"tokens": [[5, 6], [7]]}}
     changes = {"sequences": 2, "budget": 3, "realised_tokens": 3, "prefill_rows": 0}
-    told = fit_steps(decisions(tmp_path / "told", 1.0, 1.0, **changes, replay=replay)).drafted
-    assert {each.sequences for each in told} == {((3, 2), (0, 1))}
-    assert {each.draft_ms for each in told} == {0.25}
+    of_replay = fit_steps(decisions(tmp_path / "replay", 1.0, 1.0, **changes, replay=replay)).drafted
+    assert {each.sequences for each in of_replay} == {((3, 2), (0, 1))}
+    assert {each.draft_ms for each in of_replay} == {0.25}
     dealt = fit_steps(decisions(tmp_path / "dealt", 1.0, 1.0, **changes)).drafted
     assert {each.sequences for each in dealt} == {((2, 2), (1, 1))}
 
