@@ -146,7 +146,7 @@ def test_a_step_is_learned_from_while_the_device_works() -> None:
 def test_a_gpu_without_float8_is_named() -> None:
     model, wanted = device_model(SMALL, "fp16"), config(device_dtype="fp16", kv_dtype="fp8")
     old = mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 0))
-    with old, pytest.raises(ConfigError, match=r"engine\.kv_dtype: this GPU knows no fp8"):
+    with old, pytest.raises(ConfigError, match=r"engine\.kv_dtype: this GPU does not support fp8"):
         build_device_decoder(wanted, model, torch.device("cuda"), 1, 64)
 
 

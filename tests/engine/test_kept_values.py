@@ -50,7 +50,7 @@ def test_that_a_disk_is_full_is_said_once(
         for _ in range(3):
             kept.write({"a": 2})
     assert [record.getMessage() for record in caplog.records] == [
-        f"{kept.path}: can not be kept ([Errno 28] No space left on device)"
+        f"{kept.path}: cannot be written ([Errno 28] No space left on device)"
     ]
     assert kept.read() == {"a": 1}
     kept.write({"a": 3})
@@ -163,7 +163,7 @@ def test_an_engine_keeps_what_it_learned_and_the_next_begins_with_it(tmp_path: P
 
 
 def test_what_was_learned_is_kept_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.engine.engine.KEEP_EVERY_S", -1.0)
+    monkeypatch.setattr("specdec.engine.speculation.SAVE_INTERVAL_S", -1.0)
     parts = dataclasses.replace(tiny_parts(), learned_file=LearnedProfile(tmp_path, "target"))
     engine = tiny_engine(parts)
     engine.submit(
