@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ from cluster import envoy_process
 from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
 from cluster.state_folder import locked, private_folder
-from specdec.errors import ConfigError, ModelError
+from specdec.errors import ConfigError, ModelError, SpecdecError
 from tests.cluster.envoy_fleet import free_port
 from tests.cluster.scripted_envoy import program
 from tests.cluster.scripted_ray import Handle, ScriptedRay, scripted_ray
@@ -303,6 +304,31 @@ def test_why_a_server_does_not_start_is_told_without_rays_stack(fleet: Fleet) ->
         fleet.ray_serve.is_complete("coder.blue")
     assert str(caught.value) == f"coder.blue: {said}"
     assert fleet.ray_serve.failures() == {"coder.blue": f"DEPLOY_FAILED: {said}"}
+
+
+def test_a_change_that_cannot_be_recorded_is_not_begun(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    reconciler = started(fleet)
+    write, versions = fleet.ray_serve.replace_files, dict(fleet.ray.apps)
+
+    def full(contents: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fleet.ray_serve, "replace_files", full)
+    for begin in (
+        lambda: fleet.operate.scale(reconciler, "coder", None, 2, 3),
+        lambda: fleet.operate.apply(reconciler, fleet.configured(drain_s=90), fleet.say),
+    ):
+        with pytest.raises(SpecdecError, match=r"No space left on device.*nothing changed"):
+            begin()
+    assert fleet.ray.apps == versions
+    assert fleet.operate.answer(reconciler.config.remote()) == fleet.config
+    (deployment,) = fleet.operate.answer(reconciler.deployments.remote()).values()
+    assert (deployment.replicas.max, deployment.drain_s) == (1, 0)
+    assert "No space left" in fleet.operate.status(reconciler)["failures"]["reconciler"]
+    monkeypatch.setattr(fleet.ray_serve, "replace_files", write)
+    fleet.operate.scale(reconciler, "coder", None, 2, 3)
+    assert fleet.ray.apps["coder.blue"] is not versions["coder.blue"]
+    assert fleet.operate.status(reconciler)["failures"] == {}
 
 
 def test_the_only_release_keeps_all_sessions(fleet: Fleet) -> None:

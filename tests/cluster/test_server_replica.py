@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from cluster import supervisor
 from cluster.autoscale import ReplicaLoad
 from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
@@ -19,6 +20,8 @@ from tests.cluster.scripted_ray import scripted_ray
 
 class ScriptedProcess:
     """A server that ends when a test says so."""
+
+    errors: ClassVar[list[Exception]] = []
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.alive, self.stopping, self.over = True, asyncio.Event(), asyncio.Event()
@@ -33,7 +36,9 @@ class ScriptedProcess:
         return "f", ReplicaLoad(0, 0, 0)
 
     def bound_log(self) -> None:
-        """It has none."""
+        """Fails as often as a test says."""
+        if ScriptedProcess.errors:
+            raise ScriptedProcess.errors.pop()
 
     def begin_stop(self) -> None:
         """Calls go on."""
@@ -93,6 +98,19 @@ async def test_who_is_drained_ends_when_its_calls_are_done_though_serve_replaces
     assert [r.id for r in made.reconciler.fleet.replicas] == ["coder.blue.1"]
     successor._process.over.set()
     await successor.serve_ends()
+
+
+async def test_heartbeats_go_on_after_an_error(made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
+    replica = await made.start()
+    ScriptedProcess.errors = [OSError("no space"), ValueError("a defect")]
+    while ScriptedProcess.errors:
+        await asyncio.sleep(0.01)
+    beat = made.reconciler._beats["coder.blue.0"]
+    while made.reconciler._beats["coder.blue.0"] is beat:
+        await asyncio.sleep(0.01)
+    replica._process.over.set()
+    await replica.serve_ends()
 
 
 async def test_one_whose_place_was_taken_ends_and_leaves_its_successor_alone(made: SimpleNamespace) -> None:
