@@ -20,7 +20,7 @@ from cluster import ray_serve
 from cluster.config import ClusterConfig, fixed_changes
 from cluster.deployment import LOOPBACK, Deployment, deployment_of
 from cluster.envoy_process import EnvoyProcess, check_certificates
-from cluster.fleet import Fleet, draining, rolled_back, switched, with_weights, without_release
+from cluster.fleet import Fleet, with_weights, without_release
 from cluster.ray_serve import (
     NAMESPACE,
     FleetUnreachableError,
@@ -310,13 +310,14 @@ def restart(reconciler: Any, model: str, release: str | None) -> Deployment:
     return found
 
 
-def drain(reconciler: Any, replica: str) -> None:
-    """Begins to drain one replica; another replaces it.
+def change(reconciler: Any, transition: Callable[..., Fleet], *arguments: Any) -> None:
+    """Applies a function of `cluster.fleet`: `draining` to replace a replica, `switched` or `rolled_back`.
 
     Raises:
-        ConfigError: there is no such replica.
+        ConfigError: the function refuses it.
+        FleetWriteError: the fleet's files cannot be written; nothing changed.
     """
-    ask(reconciler, "apply", draining, replica)
+    ask(reconciler, "apply", transition, *arguments)
 
 
 def canary(reconciler: Any, model: str, release: str, percent: int) -> None:
@@ -335,30 +336,12 @@ def canary(reconciler: Any, model: str, release: str, percent: int) -> None:
     left = 100 - percent - sum(weight for name, weight in others.items() if name != giver)
     if left < 0:
         raise ConfigError(f"{model}.{release} cannot have {percent} % of the sessions: the others have {others}")
-    ask(reconciler, "apply", with_weights, model, {release: percent, giver: left})
-
-
-def promote(reconciler: Any, model: str, release: str) -> None:
-    """Gives ``release`` all sessions; the other releases keep their replicas.
-
-    Raises:
-        ConfigError: it has no ready replica.
-    """
-    ask(reconciler, "apply", switched, model, release)
-
-
-def roll_back(reconciler: Any, model: str) -> None:
-    """Restores the weights before their last change.
-
-    Raises:
-        ConfigError: they never changed, or a release that would gain weight has no replica.
-    """
-    ask(reconciler, "apply", rolled_back, model)
+    change(reconciler, with_weights, model, {release: percent, giver: left})
 
 
 def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[str]:
     """Begins to apply a changed cluster.yaml; returns the applications to wait for. The weights of releases stay:
-    `canary`, `promote` and `roll_back` change them.
+    `canary` and `change` do that.
 
     Raises:
         ConfigError: a field changed that a running fleet cannot adopt, or the file lacks a release with sessions.
@@ -392,7 +375,7 @@ def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[str]:
     for deployment in over:
         report(f"stopping {deployment.app}")
         remove(reconciler, [deployment])
-        ask(reconciler, "apply", without_release, deployment.model, deployment.release)
+        change(reconciler, without_release, deployment.model, deployment.release)
     return changed
 
 

@@ -80,12 +80,10 @@ def with_request_ms(profile: Profile, request_ms: float) -> Profile:
 
 def limits_of(config: EngineConfig, info: EngineInfo, server: ServerConfig) -> ReplicaLimits:
     """The limits in force."""
-    return ReplicaLimits(
-        max_batch=config.max_batch, max_step_rows=config.max_step_rows, prefill_chunk=config.prefill_chunk,
-        max_context=info.max_context, kv_tokens=info.kv_tokens, max_queued_requests=config.max_queued_requests,
-        target_tpot_ms=config.target_tpot_ms, prefix_cache=config.prefix_cache,
-        max_queued_tokens=server.max_queued_tokens, shed_late=server.shed_late,
-    )  # fmt: skip
+    of_server = {"max_queued_tokens": server.max_queued_tokens, "shed_late": server.shed_late}
+    measured = {"max_context": info.max_context, "kv_tokens": info.kv_tokens}
+    of_engine = config.model_dump(include=ReplicaLimits.model_fields.keys() - measured)
+    return ReplicaLimits(**of_engine, **measured, **of_server)
 
 
 def _measured(parts: EngineParts) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from specdec.config import EngineConfig, SpeculationConfig
+from specdec.config import EngineConfig, SpeculationConfig, problems
 from specdec.control.estimates.costs import CostTable
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError
@@ -116,13 +116,8 @@ class Profile(_Part):
 
     def engine_config(self) -> EngineConfig:
         """The engine's configuration, without a decision trace."""
-        limits = self.limits
-        return EngineConfig(
-            target=self.target, max_context=limits.max_context, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch,
-            max_step_rows=limits.max_step_rows, prefill_chunk=limits.prefill_chunk,
-            max_queued_requests=limits.max_queued_requests, target_tpot_ms=limits.target_tpot_ms,
-            prefix_cache=limits.prefix_cache, speculation=SpeculationConfig(trace_steps=0),
-        )  # fmt: skip
+        limits = self.limits.model_dump(include=set(EngineConfig.model_fields))
+        return EngineConfig(target=self.target, **limits, speculation=SpeculationConfig(trace_steps=0))
 
     def engine_info(self, vocab_size: int) -> EngineInfo:
         """The engine's information; the planner's tokens are below ``vocab_size``."""
@@ -151,8 +146,7 @@ def read_profile(path: Path) -> Profile:
         profile = Profile.model_validate(json.loads(data))
         profile.engine_config()
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'limits'}: {e['msg']}" for e in error.errors()]
-        raise ConfigError(f"profile: {path}: {'; '.join(lines)}; `specdec plan export` makes one") from None
+        raise ConfigError(f"profile: {path}: {problems(error)}; `specdec plan export` makes one") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"profile: {path} is not JSON ({error}); `specdec plan export` makes one") from None
     return profile

@@ -81,9 +81,11 @@ def scale_command(
 @click.argument("replica")
 def drain_command(file: Path, address: str | None, replica: str) -> None:
     """Let REPLICA, an id that `status` shows, finish its calls and end; another takes its place."""
+    from cluster.fleet import draining
+
     config, operate = _fleet(file, address)
     with operate.attached(config, address) as reconciler:
-        operate.drain(reconciler, replica)
+        operate.change(reconciler, draining, replica)
 
 
 @cluster_group.command("rollout")
@@ -108,6 +110,8 @@ def rollout_command(
 ) -> None:
     """Bring the fleet to what the file says now: start releases that are new, replace the replicas of those whose
     settings changed, end those that are gone. Or, with one of the options, move sessions between releases."""
+    from cluster.fleet import rolled_back, switched
+
     asked = [name for name, given in (
         ("--weight", weight is not None), ("--promote", promote), ("--rollback", rollback), ("--restart", restart)
     ) if given]  # fmt: skip
@@ -125,9 +129,9 @@ def rollout_command(
         elif restart:
             apps = [operate.restart(reconciler, model, release).app]
         elif rollback:
-            operate.roll_back(reconciler, model)
+            operate.change(reconciler, rolled_back, model)
         elif promote:
-            operate.promote(reconciler, model, release)
+            operate.change(reconciler, switched, model, release)
         else:
             operate.canary(reconciler, model, release, weight)
         if wait:
