@@ -53,7 +53,6 @@ class _Speculation(StrictModel):
 
     @property
     def params(self) -> SpeculationParams:
-        """For the client."""
         return SpeculationParams(**self.model_dump())
 
 
@@ -72,8 +71,6 @@ _OWN = {each.name: _in_bounds(each) for each in params_of(Request)}
 
 
 class ArmRequest(StrictModel):
-    """The options of an arm's requests."""
-
     speculation: ArmSpeculation = ArmSpeculation()
     priority: Annotated[int, _OWN["priority"]] = 0
     target_tpot_ms: Annotated[float | None, _OWN["target_tpot_ms"]] = None

@@ -175,7 +175,6 @@ class Progress:
                 self._pair(record)
 
     def medians(self) -> tuple[float | None, float | None]:
-        """The medians of the primary metric in both arms."""
         a, b = (statistics.median(values) if values else None for values in self._values)
         return a, b
 

@@ -71,7 +71,6 @@ class PairedRun(_Run):
     record without its pair, which the analysis excludes."""
 
     async def run(self) -> str:
-        """As `_Run.run`."""
         self._stop = StopRule(self._folder.manifest, self._folder.log)
         done = [number for pair in self.progress.done if (number := self._script.number(pair)) is not None]
         turns = self._script.turns(frozenset(done))
@@ -126,7 +125,6 @@ class SwitchbackRun(_Run):
     requests and lose the long ones. A resumed run begins with the first block that has no record."""
 
     async def run(self) -> str:
-        """As `_Run.run`."""
         assignment = self._config.assignment
         arm_of = paired_arms(assignment.salt or self._config.name, *self._config.arms)
         self._blocks = TimeBlocks(assignment.block_s, assignment.washout_s, arm_of)

@@ -26,8 +26,6 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """The content of a server's TLS files."""
-
     cert: bytes  # certificate chain, PEM
     key: bytes  # private key, PEM
     client_ca: bytes | None  # authorities of client certificates, PEM; None: clients need no certificate
@@ -121,11 +119,9 @@ class _ReloadingContext(ssl.SSLContext):
         self._files = files
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
-        """As in the base class."""
         return self._files.current().context.wrap_bio(*args, **options)
 
     def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
-        """As in the base class."""
         return self._files.current().context.wrap_socket(*args, **options)
 
 

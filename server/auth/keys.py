@@ -88,7 +88,6 @@ class KeyHash:
 
 
 def fast_digest(key: str) -> bytes:
-    """SHA-256 of ``key``, 32 bytes."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 

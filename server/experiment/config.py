@@ -121,7 +121,6 @@ class Load(StrictModel):
 
     @property
     def open_loop(self) -> bool:
-        """Whether requests have arrival times."""
         return self.rate is not None or self.trace is not None
 
 

@@ -45,7 +45,6 @@ class Manifest(StrictModel):
 
     @property
     def started_s(self) -> float:
-        """Its beginning, Unix time."""
         return datetime.fromisoformat(self.started).timestamp()
 
     def write(self, folder: Path) -> None:
@@ -116,14 +115,12 @@ class ExperimentFolder:
         return StoredState.read(self.path) or StoredState(state="stopped", at="", reason="it never ran here")
 
     def plan_text(self) -> str:
-        """The plan as it was sent."""
         try:
             return (self.path / _PLAN).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ExperimentError(f"{self.path / _PLAN}: cannot be read ({error})") from None
 
     def begin(self, text: str, manifest: Manifest) -> None:
-        """Write the plan ``text`` and the manifest."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             _write_whole(self.path / _PLAN, text)
@@ -140,7 +137,6 @@ class ExperimentFolder:
             self.path.rmdir()
 
     def note(self, state: StoredState) -> None:
-        """Write the state."""
         try:
             state.write(self.path)
         except OSError as error:
@@ -183,5 +179,4 @@ class ExperimentFolder:
 
 
 def now_text() -> str:
-    """The current time, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -80,13 +80,10 @@ class RunClock:
         return self._clock() + self._offset_s
 
     def at(self, clock_s: float) -> float:
-        """Convert a time of ``clock``."""
         return clock_s + self._offset_s
 
 
 class Choice(NamedTuple):
-    """The arm of a request."""
-
     arm: str
     key: str = ""  # digest of the assigned unit; empty: the request itself
     block: int = NO_BLOCK

@@ -72,7 +72,6 @@ class Outcomes:
             self._queue(suggestion_id, found, "shown", 0)
 
     def accepted(self, suggestion_id: str) -> None:
-        """The user accepted all of it."""
         found = self._given.get(suggestion_id)
         if found is not None and not found.closed:
             found.closed = True
@@ -204,17 +203,14 @@ class Workplace:
             self._apply()
 
     def change_folders(self, event: types.WorkspaceFoldersChangeEvent) -> None:
-        """The editor opened or closed workspace folders."""
         self.project.change(event.added, event.removed)
 
     def change_document(self, params: types.DidChangeTextDocumentParams) -> None:
-        """The editor changed a document."""
         document = self.documents.get(params.text_document.uri)
         if document is not None:
             document.apply(params.content_changes)
 
     def close_document(self, uri: str) -> None:
-        """The editor closed a document."""
         document = self.documents.close(uri)
         if document is not None:
             self.link.forget(document)

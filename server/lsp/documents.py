@@ -119,7 +119,6 @@ class SyncedText:
         return start + self._encoding.place_in(shown, character)
 
     def replace(self, start: int, end: int, text: str) -> None:
-        """Replace the text between two indices."""
         starts = self._starts
         # Rescan from the previous line: its \r may now be followed by \n.
         first = max(0, bisect_right(starts, start) - 2)
@@ -174,11 +173,9 @@ class OpenDocument:
         return self._content.text
 
     def place(self, position: types.Position) -> int:
-        """The index of a position."""
         return self._content.place(position.line, position.character)
 
     def apply(self, changes: Iterable[types.TextDocumentContentChangeEvent]) -> None:
-        """Apply the editor's changes."""
         for change in changes:
             if isinstance(change, types.TextDocumentContentChangePartial):
                 start = self.place(change.range.start)
@@ -283,7 +280,6 @@ class DocumentTable:
         self._documents: dict[str, OpenDocument] = {}
 
     def open(self, item: types.TextDocumentItem) -> OpenDocument:
-        """Add a document, or replace it."""
         self._documents.pop(item.uri, None)
         name = self.project.name_of(item.uri)
         taken = {document.name for document in self._documents.values()}
@@ -296,7 +292,6 @@ class DocumentTable:
         return self._documents.get(uri)
 
     def close(self, uri: str) -> OpenDocument | None:
-        """Remove and return a document."""
         return self._documents.pop(uri, None)
 
     def beside(self, document: OpenDocument, settings: Settings) -> list[options_pb2.ContextFile]:

@@ -74,8 +74,6 @@ class InlineLanguageServer(LanguageServer):
         _LOG.error("%s: %s", getattr(source, "__name__", source), error)
 
     def notices(self) -> Notices:
-        """Messages to the editor's user."""
-
         def show(text: str) -> None:
             self.window_show_message(types.ShowMessageParams(types.MessageType.Warning, f"specdec: {text}"))
 

@@ -50,8 +50,6 @@ class SuggestionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete suggestion."""
-
     suggestion_id: str  # for the report of its outcome
     text: str
 
@@ -90,8 +88,6 @@ Show = Callable[[str], None]
 
 
 class LinkState(StrEnum):
-    """The states of a status bar."""
-
     CONNECTING = "connecting"
     READY = "ready"
     AWAY = "away"
@@ -143,8 +139,6 @@ _CUT = (result_pb2.FINISH_REASON_SUPERSEDED, result_pb2.FINISH_REASON_ABORTED)
 
 
 class _Pending:
-    """A request without its final answer."""
-
     def __init__(self, ask_id: int, request: SuggestionRequest) -> None:
         self.ask_id, self.request = ask_id, request
         self.answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
@@ -199,7 +193,6 @@ class LiveSession:
         self._unsent.put_nowait(setup_message(settings, session_id))
 
     def forget(self, document: OpenDocument) -> None:
-        """Close a document at the server."""
         if self._held.pop(document.name, None) is not None:
             self._unsent.put_nowait(pb.CompleteSessionRequest(close=document.name))
 
@@ -369,7 +362,6 @@ class SessionLink:
         self._poked.set()
 
     def forget(self, document: OpenDocument) -> None:
-        """A document was closed."""
         if self._live is not None:
             self._live.forget(document)
 

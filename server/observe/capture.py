@@ -126,7 +126,6 @@ class CaptureWriter:
         self._writer.append(data)
 
     def close(self) -> None:
-        """Idempotent."""
         self._writer.close()
 
     def _begin_file(self) -> None:
@@ -199,7 +198,6 @@ class Capture(TelemetryListener):
             self._failing = False
 
     def close(self) -> None:
-        """Close the file."""
         self._closed = True
         self._writer.close()
 

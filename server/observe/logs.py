@@ -81,7 +81,6 @@ class CallLog(TelemetryListener):
         self._logger = logging.getLogger(LOGGER)
 
     def call_ended(self, call: CallRecord) -> None:
-        """Log the call."""
         if self._logger.isEnabledFor(logging.INFO):
             ended = {"status": call.status, "duration_ms": _ms(call.duration_s)}
             self._say("call", call, ended, call.reason, call.requests)

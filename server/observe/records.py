@@ -89,7 +89,6 @@ class RequestRecord:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of all samples so far."""
         return sum(sample.tokens for sample in self.samples.values())
 
     @property
@@ -98,7 +97,6 @@ class RequestRecord:
         return None if self.first_s is None else self.first_s - self.began_s
 
     def saw(self, event: RequestEvent) -> None:
-        """Take the engine's next event."""
         for watcher in self.watchers:
             watcher.saw(event)
         if isinstance(event, Delta):
@@ -164,8 +162,6 @@ def call_id(given: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class CallRecord:
-    """A call from its first byte to its end."""
-
     protocol: str  # `http` or `grpc`
     endpoint: str  # path or method
     request_id: str

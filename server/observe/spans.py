@@ -37,7 +37,6 @@ class Spans(TelemetryListener):
         self._calls: dict[CallRecord, Span] = {}
 
     def call_began(self, call: CallRecord) -> None:
-        """Open the call's span and note its trace id."""
         span = self._tracer.start_span(
             call.endpoint,
             context=self._propagator.extract(call.trace_headers),
@@ -49,7 +48,6 @@ class Spans(TelemetryListener):
         call.trace_id = f"{span.get_span_context().trace_id:032x}"
 
     def request_ended(self, record: RequestRecord) -> None:
-        """Write the request's spans."""
         parent = None if record.call is None else self._calls.get(record.call)
         context = None if parent is None else set_span_in_context(parent)
         shift_s = time.time() - time.monotonic()
@@ -70,7 +68,6 @@ class Spans(TelemetryListener):
         span.end(_ns(record.ended_s + shift_s))
 
     def call_ended(self, call: CallRecord) -> None:
-        """Close the call's span."""
         span = self._calls.pop(call)
         span.update_name(f"{call.protocol} {call.endpoint}")
         span.set_attributes({_STATUS[call.protocol]: call.status, "gen_ai.request.id": call.request_id})
@@ -81,7 +78,6 @@ class Spans(TelemetryListener):
         span.end(_ns(call.at_s + call.duration_s))
 
     def close(self) -> None:
-        """Send the remaining spans."""
         self._provider.shutdown()
 
 

@@ -173,7 +173,6 @@ def bounds(interval: Interval) -> Bounds:
 
 
 def number(value: float) -> float | None:
-    """A finite number, else None."""
     return float(value) if math.isfinite(value) else None
 
 

@@ -58,8 +58,6 @@ class Redraw:
 
 
 class _Rows:
-    """Values by unit."""
-
     def __init__(self, values: Floats, units: Indices, n_units: int) -> None:
         order = np.argsort(units, kind="stable")
         self._values = values[order]
@@ -206,8 +204,6 @@ def _ratio(sample: TwoArmSample, target: MetricTarget, stopping: Stopping, rng: 
 
 
 class FalseAlarms(StrictModel):
-    """The differences found between equal arms."""
-
     label: str
     experiments: int
     units_each: int

@@ -97,8 +97,6 @@ class ArmResult(StrictModel):
 
 
 class Curves(StrictModel):
-    """Curves of the primary metric."""
-
     ecdf_a: tuple[float, ...] = ()  # quantiles of the control at (i + 0.5) / n
     ecdf_b: tuple[float, ...] = ()  # and of the treatment
     bands: tuple[float, float] = (1.0, 1.0)  # half heights of the confidence bands of both

@@ -80,7 +80,6 @@ class ShadowChooser:
         self._keys = KeyChooser(salt, unit, {control: 1.0}, share)
 
     def choose(self, principal: Principal, request: Request) -> Choice | None:
-        """The control; None outside the share."""
         choice = self._keys.choose(principal, request)
         return None if choice is None else choice._replace(shadowed=True)
 
@@ -100,7 +99,6 @@ class BlockChooser:
         self._settled_s = now
 
     def choose(self, principal: Principal, request: Request) -> Choice | None:
-        """The arm of the current block."""
         now = self._now()
         block = self.blocks.at(now)
         if block != self._block:
@@ -137,7 +135,6 @@ class EngineSwitch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin with the current block."""
         self._task = asyncio.create_task(self._run(), name="experiment-switch")
 
     async def stop(self) -> None:

@@ -20,8 +20,6 @@ _LOG = logging.getLogger(__name__)
 
 
 class NoResultError(RequestError):
-    """The records are too few, or cannot be read."""
-
     reason = "EXPERIMENT_NO_RESULT"
     http_status, grpc_code = 409, "FAILED_PRECONDITION"
 

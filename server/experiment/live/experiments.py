@@ -34,8 +34,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class ExperimentsOffError(RequestError):
-    """This server runs no experiments."""
-
     reason = "EXPERIMENTS_OFF"
     http_status, grpc_code = 501, "UNIMPLEMENTED"
 
@@ -44,8 +42,6 @@ class ExperimentsOffError(RequestError):
 
 
 class ExperimentNotFoundError(RequestError):
-    """No experiment has this name."""
-
     reason = "EXPERIMENT_NOT_FOUND"
     http_status, grpc_code = 404, "NOT_FOUND"
 
@@ -62,8 +58,6 @@ class ExperimentNotStartedError(RequestError):
 
 @dataclass(frozen=True)
 class ExperimentStatus:
-    """The status of one experiment."""
-
     name: str
     state: State
     mode: str
@@ -75,7 +69,6 @@ class ExperimentStatus:
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return asdict(self) | {"records": dict(self.records), "left_out": dict(self.left_out)}
 
 
@@ -184,7 +177,6 @@ class Experiments:
         return await self.get(name)
 
     async def statuses(self) -> list[ExperimentStatus]:
-        """All experiments, by name."""
         found = []
         for folder in await asyncio.to_thread(self._folders):
             try:

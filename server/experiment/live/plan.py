@@ -41,7 +41,6 @@ class ArmOptions:
         return frozenset((*(f"speculation.{name}" for name in self.speculation), *self.plain))
 
     def put(self, request: Request) -> Request:
-        """``request`` with these options."""
         changed = dict(self.plain)
         if self.speculation:
             changed["speculation"] = dataclasses.replace(request.speculation, **self.speculation)
@@ -84,8 +83,6 @@ _DTYPES = get_args(WeightDtype)
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """The settings that an arm changes in the engine."""
-
     names: frozenset[str] = frozenset()  # the settings that the arm names; `draft` stands for its dtype too
     draft: str | None = None  # None: no draft model
     draft_dtype: WeightDtype | None = None  # None: the engine's default
@@ -128,12 +125,10 @@ class LivePlan:
 
     @cached_property
     def drafters(self) -> frozenset[str]:
-        """The drafters that an arm names."""
         return frozenset(name for arm in self.options.values() for name in arm.speculation.get("drafters") or ())
 
     @cached_property
     def indexes(self) -> frozenset[str]:
-        """The indexes that an arm names."""
         return frozenset(name for arm in self.options.values() for name in arm.speculation.get("indexes") or ())
 
     @cached_property
@@ -142,7 +137,6 @@ class LivePlan:
 
     @property
     def salt(self) -> str:
-        """The salt of assignment."""
         return self.config.assignment.salt or self.config.name
 
     @property
@@ -153,7 +147,6 @@ class LivePlan:
 
     @property
     def switches_engine(self) -> bool:
-        """Whether the engine changes from block to block."""
         return any(arm.names for arm in self.settings.values())
 
     @property

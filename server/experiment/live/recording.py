@@ -54,7 +54,6 @@ class Participation:
         return self.flights / self.events if self.events else 0.0
 
     def saw(self, event: RequestEvent) -> None:
-        """Take the engine's next event."""
         self.events += 1
         self.flights += self._in_flight()
         if isinstance(event, Delta):
@@ -64,7 +63,6 @@ class Participation:
                 self.tokens.append((event.index, event.token_ids))
 
     def ended(self, record: RequestRecord) -> None:
-        """The request ended."""
         self._on_end(self, record)
 
 

@@ -22,8 +22,6 @@ Observed = tuple[Participation, RequestRecord]
 
 @dataclass(eq=False, slots=True)
 class _Pair:
-    """A real request and its shadow."""
-
     request: Request  # the shadow's
     real: Observed | None = None  # once it has ended
     shadow: Observed | None = None  # once it has ended
@@ -49,7 +47,6 @@ class Shadows:
 
     @property
     def running(self) -> int:
-        """Shadows in the engine."""
         return sum(pair.stream is not None for pair in self._pairs.values())
 
     def begin(self, real: Participation, request: Request) -> None:
@@ -83,7 +80,6 @@ class Shadows:
                 self._drop(name)
 
     def close(self) -> None:
-        """Cancel all shadows."""
         for name in list(self._pairs):
             self._drop(name)
 

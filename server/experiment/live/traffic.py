@@ -108,12 +108,10 @@ class RunningExperiment:
         return 0 if self._shadows is None else self._shadows.given_up
 
     def start(self) -> None:
-        """Begin to switch the engine, if the plan does."""
         if self._switch is not None:
             self._switch.start()
 
     def make_room(self) -> None:
-        """A real request arrives."""
         if self._shadows is not None:
             self._shadows.make_room()
 

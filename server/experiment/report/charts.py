@@ -75,7 +75,6 @@ class Chart:
         self._grid(x_label, y_label)
 
     def line(self, points: Sequence[Point], kind: str) -> None:
-        """Connect points in order."""
         self._parts.append(f'<polyline class="line {kind}" points="{self._path(points)}"/>')
 
     def steps(self, points: Sequence[Point], kind: str) -> None:
@@ -106,12 +105,10 @@ class Chart:
         )
 
     def level(self, y: float) -> None:
-        """A horizontal line at ``y``."""
         top = self._y.at(y)
         self._parts.append(f'<line class="zero" x1="{LEFT}" x2="{RIGHT}" y1="{top:.1f}" y2="{top:.1f}"/>')
 
     def svg(self) -> str:
-        """The SVG element."""
         return (
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self._title, quote=True)}">'
             + "".join(self._parts)
@@ -196,7 +193,6 @@ def difference_chart(result: Result) -> str:
 
 
 def timeline_chart(result: Result) -> str:
-    """Medians of both arms over time."""
     timeline = result.curves.timeline
     if len(timeline) < 2:
         return ""

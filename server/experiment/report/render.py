@@ -56,7 +56,6 @@ def _settings(result: Result) -> list[tuple[str, str, str, bool]]:
 
 
 def _number(value: float | None, unit: str = "") -> str:
-    """A number with up to three significant decimals."""
     if value is None:
         return _NOTHING
     digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 3

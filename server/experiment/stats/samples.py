@@ -72,12 +72,10 @@ class Comparison(Protocol):
     """One statistic of both arms, and intervals for their difference."""
 
     @property
-    def a(self) -> float:
-        """The control's."""
+    def a(self) -> float: ...
 
     @property
-    def b(self) -> float:
-        """The treatment's."""
+    def b(self) -> float: ...
 
     def ratio(self, alpha: float) -> Interval:
         """Interval of level 1 - alpha for B / A."""
