@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from server.engine_process import FLUSH_CACHE, SWAP_DRAFT
 from server.engine_supervisor import EngineSupervisor
-from server.errors import FileErrors, unpack_error
+from server.errors import unpack_error
 from server.ipc import Frame, pack_request, unpack_event, unpack_info, unpack_trace
 from server.observe.observer import Observer
 from server.observe.records import RequestRecord
@@ -146,7 +145,6 @@ class EngineClient:
         self._table = RequestTable(lambda engine_id: engine.send(Frame.ABORT, engine_id))
         self._calls = EngineCalls()
         engine.listener = self
-        self.file_errors: FileErrors = observer.metrics.file_errors if observer is not None else Counter()
 
     @property
     def unread_bytes(self) -> int:

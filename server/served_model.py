@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -19,7 +20,7 @@ from server.completion.service import CompletionService, OutcomeLog
 from server.engine_client import EngineClient
 from server.engine_process import return_freed_memory
 from server.engine_supervisor import EngineStartError, EngineState
-from server.errors import DrainingError, UnknownModelError
+from server.errors import DrainingError, FileErrors, UnknownModelError
 from server.experiment.live.experiments import Experiments
 from server.interfaces import TokenizerLike
 from server.large_texts import LARGE_CHARACTERS
@@ -110,22 +111,24 @@ class ServedModel:
         config: ServerConfig | None = None,
         names: ModelNames | None = None,
         beside: ServedModel | None = None,
+        file_errors: FileErrors | None = None,
     ) -> None:
         """config: None: no keys, and the default limits. beside: another model of the same server, with which keys,
-        their limits and the log of suggestions are shared.
+        their limits and the log of suggestions are shared. file_errors: counts failures of the server's files.
 
         Raises:
             ConfigError: a file of keys or certificates cannot be read or used.
         """
         config = config or ServerConfig()
+        errors: FileErrors = Counter() if file_errors is None else file_errors
         self.client, self.names, self.started_s = client, names or ModelNames(), int(time())
-        self.access = Access(config, client.file_errors) if beside is None else beside.access
+        self.access = Access(config, errors) if beside is None else beside.access
         self.admission = Admission(client, config, beside=beside.admission if beside else None)
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
         outcomes = OutcomeLog() if beside is None else beside.completion.outcomes
         self.completion = CompletionService(RequestMaker(), self.admission.admit, outcomes)
         self.experiments = Experiments(
-            config.experiments, client, self.admission, lambda ids: self.tokenizer.loaded.decode(ids)
+            config.experiments, client, self.admission, lambda ids: self.tokenizer.loaded.decode(ids), errors
         )
         self.gate, self.hold_headers = DrainGate(), config.hold_headers
         self._loading: asyncio.Task[TokenizerLike] | None = None

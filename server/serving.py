@@ -246,7 +246,8 @@ class Serving:
             if publisher is not None:
                 self._publishers.append(publisher)
             client = EngineClient(supervisor(config, spare=spare, cache_feed=publisher), observer)
-            models.append(ServedModel(client, config.server, names, models[0] if models else None))
+            errors = observer.metrics.file_errors
+            models.append(ServedModel(client, config.server, names, models[0] if models else None, errors))
             exporters[names.own] = Exporter(observer.metrics, client, compat, gpus, names.own)
         self.models = Models(models)
         if self._config.engines:

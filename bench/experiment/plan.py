@@ -4,98 +4,61 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
-
-from pydantic import AfterValidator, Field, ValidationError, create_model, field_validator, model_validator
+from typing import Any, NamedTuple
 
 from bench.serve import SERVE_WORKLOADS
 from bench.serve.endpoints import ServerUrl, connect_with
-from server.experiment.config import ExperimentConfig, Load, Place, StrictModel, parse_config, read_text, refuse
+from server.experiment.arm_options import UNTOUCHED, ArmOptions, read_options
+from server.experiment.config import ExperimentConfig, Load, Problem, parse_config, read_text, refuse
 from server.experiment.records import ExperimentError
 from specdec.client.connection import Credentials
 from specdec.client.prompt import GenerateOptions
-from specdec.core.fields import Param, params_of
-from specdec.core.types import Request, SpeculationParams
 from specdec.errors import ConfigError, SpecdecError
 from specdec.load.request import Endpoint, LoadRequest, Record, RefusedError
 
-
-def _in_bounds(each: Param) -> AfterValidator:
-    def check(value: Any) -> Any:
-        problem = "" if value is None else each.kind.problem(value, 0)
-        if problem:
-            raise ValueError(problem)
-        return value
-
-    return AfterValidator(check)
+_OPTIONS = ("priority", "target_tpot_ms")
 
 
-class _Speculation(StrictModel):
-    """`SpeculationParams`, written as a mapping, or as its mode alone."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_mode(cls, value: Any) -> Any:
-        # YAML reads an unquoted off as false, and on as true.
-        if isinstance(value, bool):
-            return {"mode": "on" if value else "off"}
-        return {"mode": value} if isinstance(value, str) else value
-
-    @field_validator("drafters", check_fields=False)
-    @classmethod
-    def _names_any(cls, drafters: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if drafters == ():
-            raise ValueError("must not be empty; leave it out for all drafters, or turn speculation off")
-        return drafters
-
-    @property
-    def params(self) -> SpeculationParams:
-        return SpeculationParams(**self.model_dump())
-
-
-def _with_params(base: type[StrictModel], record: Any) -> Any:
-    """``base`` with the parameters of ``record`` as fields."""
-    hints = get_type_hints(record)
-    fields: dict[str, Any] = {p.name: (Annotated[hints[p.name], _in_bounds(p)], p.default) for p in params_of(record)}
-    return create_model("ArmSpeculation", __base__=base, **fields)
-
-
-if TYPE_CHECKING:
-    ArmSpeculation = _Speculation
-else:
-    ArmSpeculation = _with_params(_Speculation, SpeculationParams)
-_OWN = {each.name: _in_bounds(each) for each in params_of(Request)}
-
-
-class ArmRequest(StrictModel):
-    speculation: ArmSpeculation = ArmSpeculation()
-    priority: Annotated[int, _OWN["priority"]] = 0
-    target_tpot_ms: Annotated[float | None, _OWN["target_tpot_ms"]] = None
+@dataclass(frozen=True)
+class ArmRequest:
+    changes: ArmOptions
     prediction: bool = True  # False: remove the predictions of the prompts
     session: bool = True  # False: remove their sessions
-    body: dict[str, Any] = Field(default_factory=dict)  # more fields for OpenAI endpoints
+    body: Mapping[str, Any] = field(default_factory=dict)  # more fields for OpenAI endpoints
 
     @property
     def options(self) -> GenerateOptions:
         """For gRPC."""
+        request = self.changes.put(UNTOUCHED)
         return GenerateOptions(
-            speculation=self.speculation.params, priority=self.priority, target_tpot_ms=self.target_tpot_ms
+            speculation=request.speculation, priority=request.priority, target_tpot_ms=request.target_tpot_ms
         )
 
     @property
     def fields(self) -> dict[str, Any]:
         """For HTTP: only what the plan sets, because other servers reject unknown fields."""
-        names = ("speculation", "priority", "target_tpot_ms")
-        written = self.model_dump(mode="json", exclude_unset=True, include=set(names))
-        return written | self.body
+        speculation = {name: list(v) if isinstance(v, tuple) else v for name, v in self.changes.speculation.items()}
+        return ({"speculation": speculation} if speculation else {}) | {**self.changes.plain, **self.body}
 
     def apply(self, ask: LoadRequest) -> LoadRequest:
         """The request with this arm's options."""
         hidden: dict[str, Any] = {name: "" for name in ("prediction", "session") if not getattr(self, name)}
         return dataclasses.replace(ask, **hidden)
+
+
+def read_arm(given: Mapping[str, Any]) -> tuple[ArmRequest, list[Problem]]:
+    """An arm's ``request`` mapping as options, and its problems."""
+    own: dict[str, Any] = {"prediction": True, "session": True, "body": {}, **given}
+    flags = ("prediction", "session")
+    found: list[Problem] = [((name,), "must be true or false") for name in flags if not isinstance(own[name], bool)]
+    if not isinstance(own["body"], dict):
+        found.append((("body",), "must be a mapping"))
+    rest = {name: value for name, value in given.items() if name not in ("prediction", "session", "body")}
+    changes, problems = read_options(rest, _OPTIONS)
+    return ArmRequest(changes, own["prediction"], own["session"], own["body"]), [*found, *problems]
 
 
 MODES = ("paired_replay", "aa", "switchback")
@@ -115,7 +78,7 @@ def read_plan(path: Path) -> ExperimentConfig:
     return config.model_copy(update={"load": config.load.model_copy(update={"trace": path.parent / config.load.trace})})
 
 
-def problems(config: ExperimentConfig, folder: Path) -> Iterator[tuple[Place, str]]:
+def problems(config: ExperimentConfig, folder: Path) -> Iterator[Problem]:
     """The faults of a plan in ``folder``, and their places."""
     assignment = config.assignment
     if assignment.mode not in MODES or (assignment.mode == "aa" and assignment.unit is not None):
@@ -130,11 +93,8 @@ def problems(config: ExperimentConfig, folder: Path) -> Iterator[tuple[Place, st
                 ("arms", name, "engine"),
                 "engine settings switch only in live experiments; compare two servers, or set options in request",
             )
-        try:
-            ArmRequest.model_validate(arm.request)
-        except ValidationError as error:
-            for found in error.errors():
-                yield ("arms", name, "request", *found["loc"]), str(found["msg"])
+        for place, problem in read_arm(arm.request)[1]:
+            yield ("arms", name, "request", *place), problem
         if arm.url is not None:
             try:
                 ServerUrl.read(arm.url)
@@ -156,7 +116,7 @@ def problems(config: ExperimentConfig, folder: Path) -> Iterator[tuple[Place, st
         )
 
 
-def _load_problems(load: Load, folder: Path) -> Iterator[tuple[Place, str]]:
+def _load_problems(load: Load, folder: Path) -> Iterator[Problem]:
     if load.workload is None and load.trace is None:
         yield ("load",), f"the load has no prompts; give workload ({', '.join(SERVE_WORKLOADS)}) or trace"
     if load.workload is not None and load.workload not in SERVE_WORKLOADS:

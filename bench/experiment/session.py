@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.experiment.plan import ArmRequest, ArmServer, OpenArm, open_arm
+from bench.experiment.plan import ArmServer, OpenArm, open_arm, read_arm
 from bench.experiment.run_folder import Progress, RunFolder, SilenceLimit, StopRule, open_run, record_of
 from bench.experiment.script import Batch, PairedRequest, Script
 from bench.machine import host_facts
@@ -202,7 +202,7 @@ async def run_experiment(
         arms = [
             await stack.enter_async_context(
                 open_arm(
-                    name, ArmRequest.model_validate(arm.request), side.url, side.credentials, model=side.model,
+                    name, read_arm(arm.request)[0], side.url, side.credentials, model=side.model,
                     temperature=config.load.temperature, source=side.source,
                 )
             )

@@ -13,9 +13,9 @@ from typing import Any, cast
 import msgpack
 import pytest
 
-from bench.experiment.plan import ArmRequest
+from bench.experiment.plan import read_arm
 from server.completion.requests import CompletionOptions
-from server.experiment.live.plan import read_options
+from server.experiment.arm_options import read_options
 from server.grpc.request_reader import parse_generate
 from server.http.openai_completions import parse_completion
 from server.ipc import pack_request, unpack_request
@@ -179,13 +179,13 @@ def test_out_of_bounds_it_is_refused_alike(group: str, each: Param) -> None:
 def test_experiments_take_every_speculation_parameter() -> None:
     values = {each.name: good(each) for each in params_of(SpeculationParams)}
     plain = {name: plain_of(v) for name, v in values.items()}
-    options, problems = read_options({"speculation": plain}, INFO)
+    options, problems = read_options({"speculation": plain}, ())
     assert not problems
     assert options.put(Request("r", (7,))).speculation == SpeculationParams(**values)
-    assert ArmRequest.model_validate({"speculation": plain}).speculation.params == SpeculationParams(**values)
+    assert read_arm({"speculation": plain})[0].options["speculation"] == SpeculationParams(**values)
     for each in params_of(SpeculationParams):
         for value in bad(each):
-            _, problems = read_options({"speculation": {each.name: plain_of(value)}}, INFO)
+            _, problems = read_options({"speculation": {each.name: plain_of(value)}}, ())
             assert [text for _, text in problems] == [each.kind.problem(value, 0)]
 
 

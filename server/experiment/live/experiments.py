@@ -15,7 +15,7 @@ from typing import Any
 
 from server.admission import Admission
 from server.engine_client import EngineClient
-from server.errors import RECORDS_FILE
+from server.errors import RECORDS_FILE, FileErrors
 from server.experiment.config import ExperimentConfig, parse_config, read_text, refuse
 from server.experiment.folder import ExperimentFolder, Manifest, State, StoredState, now_text
 from server.experiment.live.conclusions import Conclusion, Conclusions, NoResultError
@@ -95,9 +95,16 @@ class Experiments:
         ConfigError: a file of `start` is not a plan; names the fault and its line.
     """
 
-    def __init__(self, config: ExperimentsConfig, client: EngineClient, admission: Admission, decode: Decode) -> None:
+    def __init__(
+        self,
+        config: ExperimentsConfig,
+        client: EngineClient,
+        admission: Admission,
+        decode: Decode,
+        file_errors: FileErrors,
+    ) -> None:
         self._config, self._client, self._admission, self._decode = config, client, admission, decode
-        self._file_errors = client.file_errors
+        self._file_errors = file_errors
         self._running: dict[str, RunningExperiment] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._clock = RunClock()

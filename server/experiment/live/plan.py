@@ -2,80 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, get_args
 
-from server.experiment.config import ExperimentConfig, Place
-from server.json_body import Body
-from server.request_fields import SPECULATION, param_fields, read_request
+from server.experiment.arm_options import UNTOUCHED, ArmOptions, read_options
+from server.experiment.config import ExperimentConfig, Problem
 from specdec.config import WeightDtype
-from specdec.core.types import EngineInfo, Request, SpeculationParams
+from specdec.core.types import EngineInfo, Request
 from specdec.engine.validation import check_requests
-from specdec.errors import InvalidRequestError, ViolationCollector
+from specdec.errors import InvalidRequestError
 
-Problem = tuple[Place, str]
-UNTOUCHED = Request(request_id="any", prompt_ids=(0,))
-"""A request with default options."""
-
-_SPECULATION = tuple(f.name for f in dataclasses.fields(SpeculationParams))
-_PLAIN = ("priority", "target_tpot_ms", "cache_salt")
-_KNOWN = f"speculation.({', '.join(_SPECULATION)}), {', '.join(_PLAIN)}"
-
-
-@dataclass(frozen=True)
-class ArmOptions:
-    """The options that an arm changes. None of them can change the tokens of an answer."""
-
-    speculation: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    plain: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The options, as attribute paths of a request for `operator.attrgetter`."""
-        return frozenset((*(f"speculation.{name}" for name in self.speculation), *self.plain))
-
-    def put(self, request: Request) -> Request:
-        changed = dict(self.plain)
-        if self.speculation:
-            changed["speculation"] = dataclasses.replace(request.speculation, **self.speculation)
-        return dataclasses.replace(request, **changed) if changed else request
-
-
-def read_options(given: Mapping[str, Any], info: EngineInfo) -> tuple[ArmOptions, list[Problem]]:
-    """An arm's ``request`` mapping as options, and its problems. `speculation: off` abbreviates its mode; an option
-    that is null is not changed."""
-    spelled = given.get("speculation", {})
-    speculation = spelled if isinstance(spelled, Mapping) else {"mode": spelled}
-    speculation = {str(k): _mode(v) if k == "mode" else v for k, v in speculation.items() if v is not None}
-    plain = {name: given[name] for name in _PLAIN if given.get(name) is not None}
-
-    unknown: list[Place] = [(name,) for name in given if name not in ("speculation", *_PLAIN)]
-    unknown += [("speculation", name) for name in speculation if name not in _SPECULATION]
-    problems: list[Problem] = [(place, f"an arm cannot change it; options are {_KNOWN}") for place in unknown]
-    violations = ViolationCollector()
-    known = {name: value for name, value in speculation.items() if name in _SPECULATION}
-    body = Body({"speculation": known, **plain}, violations)
-    asked = read_request(body, (SPECULATION, *param_fields(Request))).engine
-    chosen = asked.pop("speculation", SpeculationParams())
-    options = ArmOptions({name: getattr(chosen, name) for name in _SPECULATION if name in speculation}, asked)
-    if not violations.found:
-        try:
-            check_requests([options.put(UNTOUCHED)], info)
-        except InvalidRequestError as error:
-            violations.found += error.violations
-    return options, [*problems, *((tuple(v.field.split(".")), v.description) for v in violations.found)]
-
-
-def _mode(value: Any) -> Any:
-    """YAML reads an unquoted `off` as false."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
+OPTIONS = ("priority", "target_tpot_ms", "cache_salt")
+"""The options that an arm may change, besides those of speculation."""
 
 _NAMES = ("draft", "draft_dtype", "flush_cache")
 _DTYPES = get_args(WeightDtype)
@@ -184,7 +126,12 @@ def make_plan(config: ExperimentConfig, info: EngineInfo) -> tuple[LivePlan, lis
     for name, arm in config.arms.items():
         if not _ARM.fullmatch(name):
             problems.append((("arms", name), "must be a name of letters, digits, `.`, `_` and `-`, 64 at most"))
-        options[name], wrong = read_options(arm.request, info)
+        options[name], wrong = read_options(arm.request, OPTIONS)
+        if not wrong:
+            try:
+                check_requests([options[name].put(UNTOUCHED)], info)
+            except InvalidRequestError as error:
+                wrong = [(tuple(v.field.split(".")), v.description) for v in error.violations]
         problems += [(("arms", name, "request", *place), text) for place, text in wrong]
         settings[name], wrong = read_settings(arm.engine)
         problems += [(("arms", name, "engine", *place), text) for place, text in wrong]

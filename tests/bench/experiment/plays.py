@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.experiment.plan import ArmRequest, OpenArm
+from bench.experiment.plan import OpenArm, read_arm
 from bench.experiment.run_folder import open_run
 from bench.experiment.session import PairedRun, SwitchbackRun
 from server.experiment.analysis.analyse import analyse
@@ -42,8 +42,8 @@ def play(
         with open_run(folder, Manifest(config=config, started=STARTED, facts={"server": "fake"})) as found:
             (name_a, arm_a), (name_b, arm_b) = config.arms.items()
             arms = (
-                OpenArm(name_a, ArmRequest.model_validate(arm_a.request), a, {}),
-                OpenArm(name_b, ArmRequest.model_validate(arm_b.request), b, {}),
+                OpenArm(name_a, read_arm(arm_a.request)[0], a, {}),
+                OpenArm(name_b, read_arm(arm_b.request)[0], b, {}),
             )
             kind = SwitchbackRun if config.assignment.mode == "switchback" else PairedRun
             return await kind(found, arms, by_ids, watch).run()

@@ -135,7 +135,7 @@ def test_a_bad_plan_names_the_line(tmp_path: Path) -> None:
     path.write_text("name: x\narms:\n  a: {}\n  b: {request: {speculation: {depth: 3}}}\nload: {workload: chat}\n")
     done = invoke(path, tmp_path / "out", "--url", "grpc://h:1")
     assert done.exit_code == 1
-    assert "line 4: arms.b.request.speculation.depth: Extra inputs" in done.output
+    assert "line 4: arms.b.request.speculation.depth: an arm cannot change it" in done.output
 
 
 def test_killed_and_taken_up(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.experiment.plan import ArmRequest, read_plan
+from bench.experiment.plan import read_arm, read_plan
 from server.experiment.records import ExperimentError
 from specdec.core.types import SpeculationMode
 from specdec.load.request import LoadRequest
@@ -32,8 +32,8 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_a_plan(tmp_path: Path) -> None:
     config = read_plan(write(tmp_path, GOOD))
-    plain, auto = (ArmRequest.model_validate(arm.request) for arm in config.arms.values())
-    assert plain.speculation.params.mode == SpeculationMode.OFF
+    plain, auto = (read_arm(arm.request)[0] for arm in config.arms.values())
+    assert plain.options["speculation"].mode == SpeculationMode.OFF
     assert plain.fields == {"speculation": {"mode": "off"}}
     assert auto.options["priority"] == 3
     assert auto.options["speculation"].drafters == ("suffix",)
@@ -41,7 +41,7 @@ def test_a_plan(tmp_path: Path) -> None:
 
 
 def test_an_arm_without_options_sends_none() -> None:
-    arm = ArmRequest.model_validate({"body": {"vendor": 1}})
+    arm = read_arm({"body": {"vendor": 1}})[0]
     assert arm.fields == {"vendor": 1}
     ask = LoadRequest("a", 4, text="x", prediction="p", session="s")
     assert arm.apply(ask) == ask
@@ -57,10 +57,10 @@ def test_a_trace_lies_beside_its_plan(tmp_path: Path) -> None:
     ("old", "new", "problem"),
     [
         ("speculation: off}", "speculation: sometimes}", "line 3: arms.plain.request.speculation.mode: .*auto"),
-        ("speculation: off}", "speculate: off}", "line 3: arms.plain.request.speculate: Extra inputs"),
+        ("speculation: off}", "speculate: off}", "line 3: arms.plain.request.speculate: an arm cannot change it"),
         ("max_depth: 4", "max_depth: 400", "line 6: arms.auto.request.speculation.max_depth: .*63"),
-        ("priority: 3", "priority: high", "line 7: arms.auto.request.priority: .*integer"),
-        ("priority: 3", "body: 3", "line 7: arms.auto.request.body: .*dictionary"),
+        ("priority: 3", "priority: high", "line 7: arms.auto.request.priority: .*whole number"),
+        ("priority: 3", "body: 3", "line 7: arms.auto.request.body: must be a mapping"),
         ("    request:\n", "    url: ftp://x\n    request:\n", "line 5: arms.auto.url: 'ftp://x' is neither"),
         ("    request:\n", "    engine: {max_batch: 3}\n    request:\n", "line 5: arms.auto.engine: .*live"),
         ("workload: chat", "workload: chess", "line 8: load.workload: no workload 'chess'; there are humaneval"),

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from server.experiment.arm_options import UNTOUCHED
 from server.experiment.config import parse_config, refuse
-from server.experiment.live.plan import UNTOUCHED, LivePlan, make_plan
+from server.experiment.live.plan import LivePlan, make_plan
 from server.experiment.records import PlanError
 from specdec.core.types import Request, SpeculationMode, SpeculationParams
 from tests.fake_engine import INFO
