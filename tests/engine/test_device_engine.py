@@ -16,6 +16,7 @@ import torch
 from bench.path_identity import PLAIN, BatchConditions, ConditionsRunner, Outcome, first_mismatches
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.core.kv_cache import KvCacheManager
+from specdec.core.sampling import SequenceSampling
 from specdec.core.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
 from specdec.engine import build_device, device_verify
 from specdec.engine.build import assemble, build_parts
@@ -261,6 +262,23 @@ def test_a_broken_row_fails_its_request_alone() -> None:
         embed[299] = kept
     expected = plain("sampled").tokens[:3]
     assert tokens_of(events, "sampled") == tokens_of(again, "again") == expected
+
+
+def test_a_fault_of_sampling_fails_its_request_alone() -> None:
+    sound, victim = (dataclasses.replace(request, stopping=SHORT) for request in REQUESTS[1:3])
+    expected, row = plain("sampled").tokens[:3], SequenceSampling.row
+
+    def faulty(self: SequenceSampling, *args: Any) -> RowSampling:
+        if self.policy.seed == victim.sampling.seed:
+            raise RuntimeError("injected")
+        return row(self, *args)
+
+    with mock.patch.object(SequenceSampling, "row", faulty):
+        events = run_all(Engine(dataclasses.replace(device_parts(), drafters=[])), [victim, sound])
+    (failure,) = failures(events)
+    assert failure.request_id == victim.request_id
+    assert failure.message.startswith("sampling failed (RuntimeError: injected)")
+    assert tokens_of(events, sound.request_id) == expected
 
 
 def test_prompts_alone_need_no_sampling() -> None:
