@@ -137,7 +137,7 @@ class KvEventForwarder:
         if not isinstance(engine, CachingEngine):
             raise ConfigError("server.kv_events: this engine does not tell what its cache holds; leave endpoint out")
         self._recorder, self._link, self._form = CacheRecorder(salted=config.salted), link, config.format
-        engine.tell_cache(self._recorder)
+        engine.record_cache(self._recorder)
 
     def send(self) -> None:
         """Nothing is sent where nothing changed."""

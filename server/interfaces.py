@@ -73,7 +73,7 @@ class AdministeredEngine(Protocol):
 class CachingEngine(Protocol):
     """An engine that reports the contents of its prefix cache."""
 
-    def tell_cache(self, recorder: CacheRecorder) -> None:
+    def record_cache(self, recorder: CacheRecorder) -> None:
         """Report every page to ``recorder``; called before the first request."""
 
 

@@ -223,7 +223,7 @@ class FakeEngine:
         self._aborts = self._submits = self._steps = self._prompt_tokens = self._hits = 0
         self._deadline_s, self._untold = 0.0, False
         if self._kv is not None:
-            self.tell_cache = self._kv.record  # makes it a caching engine
+            self.record_cache = self._kv.record  # makes it a caching engine
 
     def submit(self, request: Request) -> None:
         script = request.cache_salt.rpartition("/")[2]

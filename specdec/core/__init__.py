@@ -1,1 +1,1 @@
-"""What a request is and what is kept of it: types with their bounds, sequences, trees, sampling, KV pages, stops."""
+"""Requests and events, sequences, trees, sampling, the KV cache's block tables, and text stops."""

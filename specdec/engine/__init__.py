@@ -1,1 +1,1 @@
-"""The engine: takes requests, runs steps, says what happened."""
+"""The engine: it takes requests, runs steps and returns events."""

@@ -218,7 +218,7 @@ class Engine:
         """Evict the cached pages that no running request uses; returns how many."""
         return self._kv.flush()
 
-    def tell_cache(self, recorder: CacheRecorder) -> None:
+    def record_cache(self, recorder: CacheRecorder) -> None:
         """Record every page that enters or leaves the prefix cache from now on."""
         self._kv.record(recorder)
 

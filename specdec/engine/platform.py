@@ -65,7 +65,7 @@ class Platform(Protocol):
         """
 
     def draft_decoder(self, model: Target, pages: int, positions: int, target: ModelConfig) -> TargetDecoder:
-        """A draft model's decoder beside a target of shape ``target``. Raises ModelError."""
+        """A draft model's decoder next to a target of shape ``target``. Raises ModelError."""
 
     def verifier(self, decoder: TargetDecoder) -> StepVerifier | None:
         """The platform's own verifier, warmed up; None: the engine uses its default."""

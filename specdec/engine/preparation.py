@@ -1,4 +1,4 @@
-"""Requests that wait for their grammar or for the table of token healing, which are made beside the stepping thread."""
+"""Requests that wait for their grammar or the table of token healing, which another thread makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles the grammars of requests beside the stepping thread, and caches the results."""
+"""Compiles the grammars of requests in a thread, and caches the results."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def fresh_engine(trace: Path) -> Engine:
     speculation: SpeculationConfig = parts.config.speculation.model_copy(update={"trace_file": trace})
     drafters = [GrammarDrafter(), *parts.drafters]
     engine = tiny_engine(dataclasses.replace(parts, drafters=drafters, clock=clock), pages=12, speculation=speculation)
-    engine.tell_cache(CacheRecorder(salted=True))
+    engine.record_cache(CacheRecorder(salted=True))
     return engine
 
 
