@@ -18,6 +18,7 @@ import pytest
 
 from bench.local_server import LocalServer
 from server.errors import CAPTURE_FILE
+from server.experiment.folder import StoredState
 from server.observe.capture import Capture, read_entries
 from server.observe.observer import Observer
 from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
@@ -180,3 +181,20 @@ async def test_a_start_that_fails_leaves_nothing(
             disk.free()
         assert (await server.http.post("/v1/experiments", content=PLAN)).status_code == 201
         assert "x-specdec-arm" in (await server.ask("then")).headers
+
+
+async def test_a_stop_on_a_full_disk_is_written_when_there_is_space(tmp_path: Path, disk: Disk) -> None:
+    async with live_server(tmp_path, folder=disk.path) as server:
+        await server.experiments.start(PLAN)
+        disk.fill()
+        assert (await server.experiments.stop("widths")).state == "stopped"
+        assert (await server.http.post("/v1/experiments", content=PLAN)).status_code == 409
+        stored = StoredState.read(disk.path / "widths")
+        assert stored is not None
+        assert stored.state == "running"  # as it was, and whole
+        disk.free()
+        assert (await server.experiments.get("widths")).state == "stopped"
+        stored = StoredState.read(disk.path / "widths")
+        assert stored is not None
+        assert stored.state == "stopped"
+        assert [path.name for path in (disk.path / "widths").glob("*.new")] == []

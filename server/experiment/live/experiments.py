@@ -106,6 +106,7 @@ class Experiments:
         self._config, self._client, self._admission, self._decode = config, client, admission, decode
         self._file_errors = file_errors
         self._running: dict[str, RunningExperiment] = {}
+        self._unsaved: dict[str, StoredState] = {}  # states that could not be written when experiments ended
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._clock = RunClock()
         self._conclusions = Conclusions()
@@ -200,8 +201,10 @@ class Experiments:
             NoResultError: its folder cannot be read.
         """
         folder = self._folder(name)
+        await self._save(name)
+        unsaved = self._unsaved.get(name)
         try:
-            manifest, state = await asyncio.to_thread(lambda: (folder.manifest(), folder.state()))
+            manifest, state = await asyncio.to_thread(lambda: (folder.manifest(), unsaved or folder.state()))
         except ExperimentError as error:
             raise NoResultError(str(error)) from None
         mode = manifest.config.assignment.mode
@@ -237,6 +240,8 @@ class Experiments:
             running.abandon()
             await asyncio.to_thread(running.flush)
         self._running.clear()
+        for name in list(self._unsaved):
+            await self._save(name)
 
     def _check_free(self, plan: LivePlan) -> None:
         """Two experiments that change the same setting would measure each other."""
@@ -259,6 +264,9 @@ class Experiments:
         assert self._config.folder is not None  # checked in `start`
         folder = ExperimentFolder(self._config.folder / name)
         written: dict[str, int] = {}
+        await self._save(name)
+        if name in self._unsaved:
+            raise ExperimentNotStartedError(f"experiment {name} has ended, but {folder.path} cannot be written")
         fresh = not folder.exists
         if not fresh:
             written = await asyncio.to_thread(_resumed, folder, config)
@@ -331,12 +339,21 @@ class Experiments:
             await asyncio.to_thread(running.flush)
             reason = "; ".join(filter(None, (reason, trouble)))
             _LOG.log(logging.ERROR if trouble or state == "failed" else logging.INFO, "experiment %s: %s", name, reason)
-            noted = StoredState(state=state, at=now_text(), reason=reason, records=running.records)
-            try:
-                await asyncio.to_thread(self._folder(name).note, noted)
-            except ExperimentError as error:
-                self._file_errors[RECORDS_FILE] += 1
-                _LOG.error("experiment %s: %s", name, error)
+            self._unsaved[name] = StoredState(state=state, at=now_text(), reason=reason, records=running.records)
+            await self._save(name)
+
+    async def _save(self, name: str) -> None:
+        """Write the state of an experiment that has ended, unless the disk has it; a failure is tried again later."""
+        state = self._unsaved.get(name)
+        if state is None:
+            return
+        try:
+            await asyncio.to_thread(self._folder(name).note, state)
+        except ExperimentError as error:
+            self._file_errors[RECORDS_FILE] += 1
+            _LOG.error("experiment %s: %s", name, error)
+        else:
+            self._unsaved.pop(name, None)
 
     def _changed(self) -> None:
         running = list(self._running.values())
