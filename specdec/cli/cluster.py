@@ -27,24 +27,24 @@ def _fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``file`` and ``address``."""
     command = click.option(
         "--ray", "address", metavar="ADDRESS",
-        help="A Ray of several machines, such as host:6379, or auto; else one of this machine alone.",
+        help="Ray of several machines, such as host:6379 or auto; default: a private one on this machine.",
     )(command)  # fmt: skip
     return click.option(
         "-f", "--file", "file", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        metavar="cluster.yaml", help="What the fleet is.",
+        metavar="cluster.yaml", help="Configuration of the fleet.",
     )(command)  # fmt: skip
 
 
 @click.group("cluster")
 def cluster_group() -> None:
-    """Serve models by several replicas, behind one address each."""
+    """Serve models with several replicas behind one address each."""
 
 
 @cluster_group.command("serve")
 @_fleet_options
 def serve_command(file: Path, address: str | None) -> None:
-    """Run the fleet and its Envoy until SIGTERM or Ctrl-C; then running calls are finished first, unless a second one
-    comes."""
+    """Run the fleet and its Envoy until SIGTERM or Ctrl-C. Running calls are finished first; a second signal stops at
+    once."""
     config, operate = _fleet(file, address)
     asyncio.run(operate.serve_fleet(config, address, click.echo))
     click.echo("stopped", err=True)
@@ -65,12 +65,12 @@ def status_command(file: Path, address: str | None, as_json: bool) -> None:
 @_fleet_options
 @click.argument("model")
 @click.argument("replicas", type=click.IntRange(min=1))
-@click.option("--max", "most", type=click.IntRange(min=1), help="Autoscale from REPLICAS up to so many.")
-@click.option("--release", help="Which; else the one with the most sessions.")
+@click.option("--max", "most", type=click.IntRange(min=1), help="Autoscale from REPLICAS to this number.")
+@click.option("--release", help="Release; default: the one with the most sessions.")
 def scale_command(
     file: Path, address: str | None, model: str, replicas: int, most: int | None, release: str | None
 ) -> None:
-    """Have REPLICAS of MODEL, until the file is applied again. One that is too many finishes its calls first."""
+    """Run REPLICAS of MODEL until the file is applied again. Superfluous ones finish their calls first."""
     config, operate = _fleet(file, address)
     with operate.attached(config, address) as reconciler:
         operate.scale(reconciler, model, release, replicas, replicas if most is None else most)
@@ -80,7 +80,7 @@ def scale_command(
 @_fleet_options
 @click.argument("replica")
 def drain_command(file: Path, address: str | None, replica: str) -> None:
-    """Let REPLICA, an id that `status` shows, finish its calls and end; another takes its place."""
+    """Let REPLICA, an id of `status`, finish its calls and stop; another replaces it."""
     from cluster.fleet import draining
 
     config, operate = _fleet(file, address)
@@ -92,11 +92,11 @@ def drain_command(file: Path, address: str | None, replica: str) -> None:
 @_fleet_options
 @click.argument("model", required=False)
 @click.argument("release", required=False)
-@click.option("--weight", type=click.IntRange(0, 100), help="Canary: RELEASE gets so many percent of the sessions.")
-@click.option("--promote", is_flag=True, help="RELEASE gets all sessions; the others' replicas stay.")
-@click.option("--rollback", is_flag=True, help="MODEL's sessions are split as before the last change.")
-@click.option("--restart", is_flag=True, help="Replace every replica of RELEASE, or of the live one, one by one.")
-@click.option("--wait/--no-wait", default=True, help="Wait until new replicas are there.", show_default=True)
+@click.option("--weight", type=click.IntRange(0, 100), help="Canary: percentage of the sessions for RELEASE.")
+@click.option("--promote", is_flag=True, help="Give RELEASE all sessions; other releases keep their replicas.")
+@click.option("--rollback", is_flag=True, help="Restore the weights of MODEL before their last change.")
+@click.option("--restart", is_flag=True, help="Replace every replica of RELEASE, default the live one, one by one.")
+@click.option("--wait/--no-wait", default=True, help="Wait until new replicas are ready.", show_default=True)
 def rollout_command(
     file: Path,
     address: str | None,
@@ -108,8 +108,8 @@ def rollout_command(
     restart: bool,
     wait: bool,
 ) -> None:
-    """Bring the fleet to what the file says now: start releases that are new, replace the replicas of those whose
-    settings changed, end those that are gone. Or, with one of the options, move sessions between releases."""
+    """Apply the file: start new releases, replace replicas with changed settings, stop removed releases. Or, with one
+    of the options, move sessions between releases."""
     from cluster.fleet import rolled_back, switched
 
     asked = [name for name, given in (
@@ -118,7 +118,7 @@ def rollout_command(
     if len(asked) > 1:
         raise click.UsageError(f"{' and '.join(asked)}: one at a time")
     if bool(asked) != (model is not None):
-        raise click.UsageError("MODEL goes with --weight, --promote, --rollback or --restart, and these with MODEL")
+        raise click.UsageError("--weight, --promote, --rollback and --restart need MODEL, and MODEL needs one of them")
     if (weight is not None or promote) and release is None:
         raise click.UsageError(f"{asked[0]} needs a RELEASE")
     config, operate = _fleet(file, address)
@@ -141,7 +141,7 @@ def rollout_command(
 
 
 def status_lines(found: dict[str, Any]) -> list[str]:
-    """What `status` shows a person."""
+    """The output of `status`."""
     lines = []
     for model, releases in found["models"].items():
         whole = sum(release["weight"] for release in releases.values()) or 1
@@ -170,15 +170,15 @@ def _fleet(file: Path, address: str | None) -> tuple[ClusterConfig, Any]:
 
 
 def _operate(config: ClusterConfig, address: str | None) -> Any:
-    """The module that needs Ray, which reads how it is protected from the environment: our own has a token in the
-    fleet's folder, one of several machines what its operator gave it.
+    """Returns the module that imports Ray. Ray reads its authentication from the environment: a private Ray uses the
+    token in the fleet's folder, one of several machines its operator's settings.
 
     Raises:
-        ConfigError: Ray is not installed, or others may write in the folder.
+        ConfigError: Ray is not installed, or others may write to the folder.
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("Ray is not installed: pip install 'specdec[cluster]', or `make setup-cluster` in a checkout")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers of every cluster
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report usage to its makers
     if address is None:
         from cluster.state_folder import private_folder
 
@@ -188,7 +188,7 @@ def _operate(config: ClusterConfig, address: str | None) -> Any:
 
 
 def token_file(path: Path) -> Path:
-    """``path`` with a secret in it that only its owner can read; made where it is missing."""
+    """Returns ``path``; creates it with a secret that only its owner can read if it is missing."""
     with (
         contextlib.suppress(FileExistsError),
         open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file,

@@ -1,4 +1,4 @@
-"""`specdec plan`: how many replicas, simulated; what they are planned from; a plan against real servers."""
+"""`specdec plan`: simulates a fleet, exports the profile of a replica, compares a plan with real servers."""
 
 from __future__ import annotations
 
@@ -32,49 +32,72 @@ _MONEY = click.FloatRange(min=0)
 
 
 @click.group("plan", invoke_without_command=True)
-@click.option("--profile", type=_FILE, help="Of one replica, from `specdec plan export`.")
-@click.option("--objective", "objectives", multiple=True, help="METRIC:MS, of ttft, tpot and e2e; may be repeated.")
+@click.option("--profile", type=_FILE, help="Profile of a replica, from `specdec plan export`.")
+@click.option("--objective", "objectives", multiple=True, help="METRIC:MS with ttft, tpot or e2e; may be repeated.")
 @click.option(
     "--share", type=click.FloatRange(0, 1, min_open=True), default=0.99, show_default=True,
-    help="Of all requests, those to be answered within every --objective; of one objective this is its p99.",
+    help="Share of requests that must meet every --objective; with one objective, 0.99 is its p99.",
 )  # fmt: skip
-@click.option("--replicas", type=_SOME, help="So many, instead of as few as keep the objectives.")
-@click.option("--most", type=_SOME, default=4096, show_default=True, help="Replicas to try.")
+@click.option("--replicas", type=_SOME, help="Number of replicas, instead of the fewest that meet the objectives.")
+@click.option("--most", type=_SOME, default=4096, show_default=True, help="Largest number of replicas to try.")
 @click.option("--routing", type=click.Choice(POLICIES), default=RING_HASH, show_default=True)
 @click.option(
-    "--compare/--no-compare", default=True, show_default=True, help="Also simulate the other ways of routing."
+    "--compare/--no-compare", default=True, show_default=True, help="Also simulate the other routing policies."
 )
-@click.option("--trace", type=_FILE, help="Requests that came to a server, from `specdec capture`.")
-@click.option("--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of a trace: 2 takes half the time.")
-@click.option("--rate", type=_POSITIVE, help="Requests per second; of a --trace, its requests at this rate instead.")
-@click.option("--duration", type=_POSITIVE, default=60.0, show_default=True, help="Seconds of --rate.")
-@click.option("--arrivals", type=click.Choice(ARRIVALS), default="poisson", show_default=True, help="Of --rate.")
-@click.option("--shape", type=_POSITIVE, default=0.5, show_default=True, help="Of gamma arrivals; below 1: bursts.")
-@click.option("--prompt-tokens", type=_SOME, default=512, show_default=True, help="Mean, what is shared included.")
-@click.option("--output-tokens", type=_SOME, default=64, show_default=True, help="Mean.")
-@click.option("--shared-tokens", type=_COUNT, default=0, show_default=True, help="That all prompts begin with.")
-@click.option("--sessions", type=_COUNT, default=0, show_default=True, help="Workspaces or conversations that ask.")
-@click.option("--session-tokens", type=_COUNT, default=0, show_default=True, help="That prompts of one begin with.")
-@click.option("--same-length", is_flag=True, help="Every request of the mean length; else geometric ones.")
-@click.option("--deadline", type=_POSITIVE, help="Seconds that every request gives the server.")
-@click.option("--tokens-per-step", help="A mean, or shares such as 1:0.5,2:0.3,4:0.2, instead of the profile's.")
-@click.option("--draft-nodes", type=click.IntRange(0, 63), default=7, show_default=True, help="With --tokens-per-step.")
-@click.option("--draft-ms", type=_MONEY, default=0.0, show_default=True, help="Of a step, with --tokens-per-step.")
-@click.option("--price-per-hour", "per_hour", type=_MONEY, default=0.0, help="Dollars, of a replica's machine.")
-@click.option("--hardware-price", "hardware", type=_MONEY, default=0.0, help="Dollars, of a replica's own machine.")
-@click.option("--years", type=_POSITIVE, default=3.0, show_default=True, help="That an own machine lasts.")
-@click.option("--watts", type=_MONEY, default=0.0, help="That an own machine takes.")
-@click.option("--price-per-kwh", "per_kwh", type=_MONEY, default=0.0, help="Dollars.")
-@click.option("--api-prompt-price", "api_prompt", type=_MONEY, default=0.0, help="Dollars per million, elsewhere.")
-@click.option("--api-output-price", "api_output", type=_MONEY, default=0.0, help="Dollars per million, elsewhere.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all that is drawn.")
+@click.option("--trace", type=_FILE, help="Captured requests, from `specdec capture`.")
+@click.option(
+    "--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of --trace: 2 replays it in half the time."
+)
+@click.option("--rate", type=_POSITIVE, help="Requests per second; with --trace, its requests at this rate.")
+@click.option("--duration", type=_POSITIVE, default=60.0, show_default=True, help="Seconds of load at --rate.")
+@click.option(
+    "--arrivals", type=click.Choice(ARRIVALS), default="poisson", show_default=True, help="Arrivals at --rate."
+)
+@click.option(
+    "--shape", type=_POSITIVE, default=0.5, show_default=True, help="Shape of gamma arrivals; below 1: bursts."
+)
+@click.option(
+    "--prompt-tokens", type=_SOME, default=512, show_default=True, help="Mean length, including shared tokens."
+)
+@click.option("--output-tokens", type=_SOME, default=64, show_default=True, help="Mean length.")
+@click.option("--shared-tokens", type=_COUNT, default=0, show_default=True, help="Beginning that all prompts share.")
+@click.option("--sessions", type=_COUNT, default=0, show_default=True, help="Number of workspaces or conversations.")
+@click.option(
+    "--session-tokens", type=_COUNT, default=0, show_default=True, help="Beginning that the prompts of a session share."
+)
+@click.option("--same-length", is_flag=True, help="Every request has the mean lengths, instead of geometric ones.")
+@click.option("--deadline", type=_POSITIVE, help="Deadline of every request in seconds.")
+@click.option("--tokens-per-step", help="Mean, or shares such as 1:0.5,2:0.3,4:0.2, instead of the profile's.")
+@click.option(
+    "--draft-nodes",
+    type=click.IntRange(0, 63),
+    default=7,
+    show_default=True,
+    help="Nodes per step, with --tokens-per-step.",
+)
+@click.option(
+    "--draft-ms", type=_MONEY, default=0.0, show_default=True, help="Draft time per step, with --tokens-per-step."
+)
+@click.option("--price-per-hour", "per_hour", type=_MONEY, default=0.0, help="Rent of a replica's machine, in dollars.")
+@click.option(
+    "--hardware-price", "hardware", type=_MONEY, default=0.0, help="Price of a replica's own machine, in dollars."
+)
+@click.option("--years", type=_POSITIVE, default=3.0, show_default=True, help="Lifetime of an own machine.")
+@click.option("--watts", type=_MONEY, default=0.0, help="Power of an own machine.")
+@click.option("--price-per-kwh", "per_kwh", type=_MONEY, default=0.0, help="Price of energy, in dollars.")
+@click.option(
+    "--api-prompt-price", "api_prompt", type=_MONEY, default=0.0, help="Dollars per million tokens of a hosted API."
+)
+@click.option(
+    "--api-output-price", "api_output", type=_MONEY, default=0.0, help="Dollars per million tokens of a hosted API."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of all random numbers.")
 @json_option
 @click.pass_context
 def plan_group(ctx: click.Context, **values: Any) -> None:
-    """Tell how many replicas keep an objective, and what each of them would do, by simulation.
+    """Simulate how many replicas meet an objective.
 
-    The scheduler, the prefix cache and admission are those that serve, on a virtual clock; forwards take what they were
-    measured to.
+    Runs the server's scheduler, prefix cache and admission on a virtual clock, with measured times of forwards.
     """
     if ctx.invoked_subcommand is None:
         _plan(values)
@@ -105,7 +128,7 @@ def _plan(values: dict[str, Any]) -> None:
 
 
 def _run(values: dict[str, Any], profile: Profile, requests: list[PlannedRequest], goal: Goal | None) -> FleetRun:
-    """As many replicas as were asked for, or as few as keep ``goal``."""
+    """Runs the given number of replicas, or the fewest that meet ``goal``."""
     from cluster.plan.simulate import FleetPlan, simulate
     from cluster.plan.sizing import least_replicas
 
@@ -113,16 +136,16 @@ def _run(values: dict[str, Any], profile: Profile, requests: list[PlannedRequest
     if values["replicas"] is not None:
         return simulate(plan, requests)
     if goal is None:
-        raise click.UsageError("give --objective METRIC:MS for as few replicas as keep it, or --replicas")
+        raise click.UsageError("give --objective METRIC:MS for the fewest replicas that meet it, or --replicas")
     note = progress_line()
     found = least_replicas(
         plan, requests, goal, values["most"], lambda n, ok: note(f"{n} replicas: {'enough' if ok else 'too few'}")
     )
     if found is None:
-        tried = min(values["most"], len(requests))  # a replica for each request is the most that helps
+        tried = min(values["most"], len(requests))  # more than one replica per request cannot help
         raise click.ClickException(
-            f"objective: {tried} replicas do not keep it; what one request takes alone may be more than it allows: "
-            "look at --replicas 1 with a low --rate"
+            f"objective: {tried} replicas do not meet it; a single request may already take longer: "
+            "try --replicas 1 with a low --rate"
         )
     return found
 
@@ -158,7 +181,7 @@ def _requests(values: dict[str, Any]) -> list[PlannedRequest]:
         traffic = Traffic(**{name: values[name] for name in names}, spread=not values["same_length"])
         requests = drawn_requests(arrivals, traffic, values["seed"])
     if not requests:
-        raise click.UsageError("--rate: no request comes within --duration; raise one of them")
+        raise click.UsageError("--rate: no request arrives within --duration; raise one of them")
     return [dataclasses.replace(one, deadline_s=values["deadline"]) for one in requests]
 
 
@@ -177,11 +200,11 @@ def _goal(values: dict[str, Any]) -> Goal | None:
 @server_options
 @click.option("--out", type=_OUT, required=True, help="Profile to write.")
 @click.option("--decisions", type=_FILE, help="Decision trace of such a server under load (--trace-file).")
-@click.option("--captured", type=_FILE, help="Trace of the same time, from `specdec capture`.")
+@click.option("--captured", type=_FILE, help="Captured requests of the same time, from `specdec capture`.")
 def export_command(config: Config, out: Path, decisions: Path | None, captured: Path | None) -> None:
-    """Write what a replica is: its limits, what forwards cost on this machine, and what its traces tell.
+    """Write the profile of a replica: limits, costs of forwards on this machine, and figures of its traces.
 
-    Without traces nothing is drafted, and steps take nothing but their forwards.
+    Without traces the profile has no drafts, and a step takes only its forward.
     """
     from bench.machine import cpu_model
     from cluster.plan.export import export_profile
@@ -190,14 +213,14 @@ def export_command(config: Config, out: Path, decisions: Path | None, captured: 
 
     check_folder("--out", out)
     if captured is not None and decisions is None:
-        raise click.UsageError("--captured means nothing without --decisions of the same time")
+        raise click.UsageError("--captured needs --decisions of the same time")
     with ProgressBar() as progress:
         parts = build_parts(config.engine, progress)
     bandwidth = _memory_bandwidth(config.engine, parts.info)
     profile = export_profile(parts, config.server, cpu_model(), bandwidth, decisions, captured)
     out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    told = f"{profile.tokens_per_step:.2f} tokens per step" if decisions else "no traces: nothing is drafted"
-    click.echo(f"{out}: {profile.target} on {profile.machine}, {told}")
+    drafts = f"{profile.tokens_per_step:.2f} tokens per step" if decisions else "no traces, no drafts"
+    click.echo(f"{out}: {profile.target} on {profile.machine}, {drafts}")
 
 
 def _memory_bandwidth(config: EngineConfig, info: EngineInfo) -> float:
@@ -217,15 +240,15 @@ def _memory_bandwidth(config: EngineConfig, info: EngineInfo) -> float:
 
 @plan_group.command("check")
 @server_options
-@click.option("--replicas", type=_SOME, default=1, show_default=True, help="Servers, which share this machine.")
+@click.option("--replicas", type=_SOME, default=1, show_default=True, help="Servers on this machine.")
 @click.option("--workload", type=click.Choice(SERVE_WORKLOADS), default="humaneval", show_default=True)
-@click.option("--rate", type=_POSITIVE, help="Requests per second; default: 0.6 of what the servers can do.")
+@click.option("--rate", type=_POSITIVE, help="Requests per second; default: 0.6 of the servers' capacity.")
 @click.option("--duration", type=_POSITIVE, default=40.0, show_default=True, help="Seconds of the load.")
-@click.option("--max-tokens", type=_SOME, default=48, show_default=True, help="Of every answer.")
+@click.option("--max-tokens", type=_SOME, default=48, show_default=True, help="Length limit of every answer.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the arrivals.")
-@click.option("--out", type=_OUT, help="Write every figure there, as JSON.")
+@click.option("--out", type=_OUT, help="Write all figures to this file, as JSON.")
 def check_command(config: Config, replicas: int, out: Path | None, **values: Any) -> None:
-    """Put a Poisson load on real servers here, plan the same arrivals, and show both."""
+    """Run a Poisson load on real servers, simulate the same arrivals, and show both."""
     import asyncio
     import tempfile
 
@@ -254,4 +277,4 @@ def _show_check(figures: dict[str, Any]) -> None:
             table.add_row(f"{name.removesuffix('_ms')} {q}", f"{real:.2f}", f"{planned:.2f}", f"{off:+.1%}")
     Console().print(table)
     for fault in figures["measured"]["faults"]:
-        click.secho(f"the load does not count: {fault}", fg="red")
+        click.secho(f"the measurement is invalid: {fault}", fg="red")

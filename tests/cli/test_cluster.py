@@ -62,8 +62,8 @@ def test_status_shows_releases_replicas_and_what_fails() -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("coder",), "MODEL goes with --weight"),
-        (("--promote",), "MODEL goes with --weight"),
+        (("coder",), "--rollback and --restart need MODEL"),
+        (("--promote",), "--rollback and --restart need MODEL"),
         (("coder", "green", "--promote", "--rollback"), "--promote and --rollback: one at a time"),
         (("coder", "--weight", "5"), "--weight needs a RELEASE"),
         (("coder", "green", "--weight", "101"), "0<=x<=100"),
