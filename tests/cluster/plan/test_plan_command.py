@@ -74,14 +74,14 @@ def test_a_trace_at_its_own_times_and_at_a_rate(path: str, tmp_path: Path) -> No
         (("--profile", "P"), "give --trace FILE, or --rate"),
         (("--profile", "P", "--rate", "1"), "give --objective METRIC:MS"),
         (("--profile", "P", "--rate", "1", "--objective", "ttft"), "--objective: 'ttft' is not METRIC"),
-        (("--profile", "P", "--rate", "1", "--objective", "ttft:1", "--most", "2"), "2 replicas do not keep it"),
+        (("--profile", "P", "--rate", "1", "--objective", "ttft:1", "--most", "2"), "2 replicas do not meet it"),
         (
             ("--profile", "P", "--rate", "4", "--duration", "1", "--arrivals", "constant", "--objective", "ttft:1"),
-            "objective: 4 replicas do not keep it",
+            "objective: 4 replicas do not meet it",
         ),
-        (("--profile", "P", "--rate", "0.001", "--duration", "1", "--replicas", "1"), "no request comes"),
+        (("--profile", "P", "--rate", "0.001", "--duration", "1", "--replicas", "1"), "no request arrives"),
         (("--profile", "P", "export", "--out", "x"), "give the options of `export` after it"),
-        (("export", "--out", "x", "--captured", "P"), "--captured means nothing without --decisions"),
+        (("export", "--out", "x", "--captured", "P"), "--captured needs --decisions"),
     ],
 )
 def test_what_can_not_be_planned_is_said(path: str, words: tuple[str, ...], said: str) -> None:
