@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -234,52 +234,6 @@ class PrefixIndex:
         self.draft_ready[page] = 0
 
 
-def check_invariants(pool: PagePool, index: PrefixIndex, holders: Seq[Seq[int]] | None) -> None:
-    """Raise AssertionError that names the first broken rule.
-
-    Every page is free, referenced or idle. Idle pages are the unreferenced indexed ones, partial blocks included. The
-    page before an idle page in its chain is indexed, and is referenced or evicted later. Partial blocks are idle.
-    holders: the page lists of all sequences; None: reference counts are not compared with them.
-    """
-    free, idle = list(pool.free), list(pool.idle)
-    referenced = {page for page, count in enumerate(pool.references) if count > 0}
-    _require(min(pool.references) >= 0, "a reference count is negative")
-    _require(len(set(free)) == len(free), "a page is free twice")
-    _require(referenced.isdisjoint(free), f"free and referenced: {sorted(referenced.intersection(free))}")
-    _require(referenced.isdisjoint(idle), f"idle and referenced: {sorted(referenced.intersection(idle))}")
-    _require(set(free).isdisjoint(idle), "a page is both free and idle")
-    lost = len(pool.references) - len(free) - len(idle) - len(referenced)
-    _require(lost == 0, f"{lost} pages are neither free, idle nor referenced")
-    _check_chains(index, free, idle, referenced)
-    if holders is not None:
-        counts = Counter(page for pages in holders for page in pages)
-        for page, count in enumerate(pool.references):
-            _require(count == counts[page], f"page {page}: {count} references, held by {counts[page]} sequences")
-
-
-def _check_chains(index: PrefixIndex, free: list[int], idle: list[int], referenced: set[int]) -> None:
-    place = {page: i for i, page in enumerate(idle)}
-    for page in free:
-        _require(index.key(page) is None and index.partial_parent(page) is None, f"free page {page} is still indexed")
-    for page in referenced:
-        _require(index.partial_parent(page) is None, f"page {page} is referenced and indexed as a partial block")
-    for page in idle:
-        key, parent = index.key(page), index.parent(page)
-        found = key is not None and index.page(key) == page
-        _require(found or index.partial_parent(page) is not None, f"idle page {page} is not indexed")
-        if parent is None:
-            continue
-        before = index.page(parent)
-        _require(before is not None, f"idle page {page} cannot be reached: its predecessor is not cached")
-        ordered = before in referenced or (before is not None and place[before] > place[page])
-        _require(ordered, f"page {before} would be evicted before page {page}, which needs it")
-
-
-def _require(ok: bool, message: str) -> None:
-    if not ok:
-        raise AssertionError(message)
-
-
 class KvCacheManager:
     """Block tables over ``n_pages`` pages; a page id names a page in the target's pool and in the draft model's.
 
@@ -326,11 +280,6 @@ class KvCacheManager:
     def n_free(self) -> int:
         """Pages that a sequence could get: free and idle ones."""
         return self._pool.n_available
-
-    @property
-    def n_cached(self) -> int:
-        """Pages in the prefix cache, referenced or idle."""
-        return len(self._index)
 
     def match(self, tokens: Seq[int], salt: str) -> PrefixHit:
         """The longest cached chain of full pages of ``tokens[:-1]``; each page gets a reference."""
@@ -434,10 +383,6 @@ class KvCacheManager:
     def forget_drafts(self) -> None:
         """Mark the draft model's KV as lost after a swap. The caller sets ``draft_computed`` of sequences to 0."""
         self._index.forget_drafts()
-
-    def check(self, sequences: Iterable[PagedTokens] | None = None) -> None:
-        """Raise AssertionError if the block tables are inconsistent. sequences: all holders; None: not compared."""
-        check_invariants(self._pool, self._index, None if sequences is None else [s.pages for s in sequences])
 
     def _fitting(self, seq: PagedTokens, reserve: int) -> PrefixHit | None:
         """The cached prefix, or None if pages for the other tokens and ``reserve`` more are not available."""

@@ -52,10 +52,7 @@ class SequenceSampling:
 
     seed: the sample's own (`core.seeds.sample_seed`). vocab_size: columns of the logits. Stop token ids and EOS are
     banned below ``min_tokens``, unless that would leave no token: then the ban is void. grammar: each node's mask is
-    intersected with the allowed ids; `commit` advances it.
-
-    Raises:
-        ValueError: a parameter is out of range, or an allowed or biased id lies outside the vocabulary.
+    intersected with the allowed ids; `commit` advances it. The request has passed `check_requests`.
     """
 
     def __init__(
@@ -70,8 +67,6 @@ class SequenceSampling:
     ) -> None:
         self.grammar = grammar
         self.policy = SamplingPolicy(seed=seed, **{name: getattr(sampling, name) for name in _OF_POLICY})
-        _check_ids("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
-        _check_ids("logit_bias", [token for token, _ in sampling.logit_bias], vocab_size)
         banned = _banned(sampling, stopping, vocab_size, eos_ids)
         self._min_tokens = stopping.min_tokens if banned else 0
         self._penalises = self.policy.penalises
@@ -133,12 +128,6 @@ def _mask(ids: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     bits[np.asarray(ids, np.int64)] = 1
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
-
-
-def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    wrong = [token for token in ids if not 0 <= token < vocab_size]
-    if wrong:
-        raise ValueError(f"{name}: {wrong[0]} lies outside the vocabulary of {vocab_size}")
 
 
 @dataclass(frozen=True, slots=True)

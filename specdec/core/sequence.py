@@ -49,7 +49,6 @@ class Sequence(PagedTokens):
     seed: the sample's own (`core.seeds.sample_seed`). speculation: defaults of what the request leaves out.
 
     Raises:
-        ValueError: a sampling parameter is out of range, or an allowed or biased id lies outside the vocabulary.
         InvalidRequestError: the request cannot have produced the tokens that it resumes after.
     """
 

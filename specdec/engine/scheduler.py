@@ -13,17 +13,13 @@ from heapq import nsmallest
 from specdec.control.prefill_pace import DecodeLoad, PrefillPace
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sequence import Sequence, SequencePhase
-from specdec.errors import ConfigError, PromptTooLongError, QueueFullError
+from specdec.errors import ConfigError, QueueFullError
 from verify_kernels.forward_batch import PAGE_SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Limits of the batch and the queue.
-
-    Raises:
-        ValueError: a limit is out of range, or a full batch would not fit one row each into a step.
-    """
+    """Limits of the batch and the queue. A full batch fits into a step with one row each."""
 
     max_batch: int
     """Sequences that run together."""
@@ -37,15 +33,6 @@ class SchedulerLimits:
     """Requests that wait; 0: none, unless a place in the batch is free."""
     target_tpot_ms: float = 80.0
     """Time between tokens of requests that ask for none."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch", "max_step_rows", "prefill_chunk", "max_context"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be positive, got {getattr(self, name)}")
-        if self.max_queued < 0:
-            raise ValueError(f"max_queued: must not be negative, got {self.max_queued}")
-        if self.max_batch > self.max_step_rows:
-            raise ValueError(f"max_batch: {self.max_batch} sequences need more than {self.max_step_rows} rows a step")
 
 
 @dataclass(slots=True)
@@ -192,12 +179,9 @@ class Scheduler:
         If they can share cached pages, all but the first are held back until its prompt is computed.
 
         Raises:
-            PromptTooLongError: the prompt exceeds ``max_context``.
             QueueFullError: ``max_queued`` requests wait.
         """
         leader, *siblings = seqs
-        if len(leader.tokens) > self._limits.max_context:
-            raise PromptTooLongError(self._limits.max_context, len(leader.tokens))
         place_free = len(self._running) < self._limits.max_batch
         limit = max(self._limits.max_queued, 1 if place_free else 0)
         if self.n_waiting_requests >= limit:

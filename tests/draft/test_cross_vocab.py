@@ -26,6 +26,7 @@ from specdec.core.sampling import SequenceSampling
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree, check_tree
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from tests.core.kv_cache.invariants import check_pages
 from tests.draft.helpers import make_sequence, sampled_by
 from tests.draft.tiny_drafts import (
     VOCAB,
@@ -128,7 +129,7 @@ def test_what_is_kept_equals_what_is_computed_anew(seed: int) -> None:
                 forgets.end(sequence)
                 sequences[i] = make_sequence(text[: rng.randint(1, 200)])
     for drafter in (keeps, forgets):
-        drafter._kv.check([reader.paged for reader in drafter._readers.values() if reader.paged is not None])
+        check_pages(drafter._kv, [reader.paged for reader in drafter._readers.values() if reader.paged is not None])
         for sequence in sequences:
             drafter.end(sequence)
         books_are_closed(drafter)

@@ -24,6 +24,7 @@ from specdec.core.types import Request, SamplingParams, SpeculationParams, Stopp
 from specdec.engine.engine import Engine, EngineParts
 from specdec.models.load import load_model
 from specdec.models.vocabulary_cut import VocabularyCut
+from tests.core.kv_cache.invariants import check_pages
 from tests.draft.helpers import make_sequence, sampled_by
 from tests.draft.tiny_drafts import (
     CACHE,
@@ -129,7 +130,7 @@ def test_pages_run_short() -> None:
     done = finished(engine)
     assert sum(event.usage.preemptions for event in done) > 0
     assert rejected(done, 100) == 0
-    engine._kv.check([])
+    check_pages(engine._kv, [])
 
 
 def test_samples_share_a_prompt() -> None:

@@ -27,6 +27,7 @@ from specdec.engine.engine import Engine, EngineParts
 from specdec.models.decoder import Decoder, KvPool
 from specdec.models.load import HostModel, load_model
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
+from tests.core.kv_cache.invariants import check_pages
 from tests.engine.tiny_engine import drain
 from tests.models.tiny import SPECIALS, make_tiny_model, make_tiny_tokenizer
 from verify_kernels.backend_selection import Kernels, load_kernels
@@ -245,4 +246,4 @@ def cross_drafter(name: str = "other", pages: int = 40) -> CrossVocabularyDrafte
 def books_are_closed(drafter: Any) -> None:
     """No sequence is remembered, and every page is back."""
     assert drafter._readers == {}
-    drafter._kv.check([])
+    check_pages(drafter._kv, [])

@@ -38,6 +38,7 @@ from specdec.engine.propose import Drafting
 from specdec.engine.step import StepTracer
 from specdec.grammar.state import GrammarState
 from specdec.grammar.token_healing import TokenHealing
+from tests.core.kv_cache.invariants import check_pages
 from tests.engine.tiny_engine import drain, failures, run_all, tiny_engine, tiny_parts, tokens_of
 
 CALLS: list[tuple[type, str, str]] = [
@@ -205,7 +206,7 @@ def test_a_fault_ends_only_its_own_request(
         else:
             shared = min(len(tokens), len(expected))
             assert tokens[:shared] == expected[:shared]
-    engine._kv.check([])
+    check_pages(engine._kv, [])
     load = engine.load()
     assert (load.running_requests, load.waiting_requests) == (0, 0)
     assert load.free_pages == load.total_pages

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from specdec.core.types import (
     Delta,
+    Failed,
     Finished,
     FinishReason,
     GrammarKind,
@@ -26,10 +27,9 @@ from specdec.core.types import (
     StoppingParams,
     TextRules,
 )
-from specdec.engine.engine import Engine
 from specdec.errors import FingerprintMismatchError, InvalidRequestError
 from tests.engine.test_text_rules import layout_bias
-from tests.engine.tiny_engine import finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
+from tests.engine.tiny_engine import drain, finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
 
 TOKENIZER = tiny_parts().tokenizer
 PROMPT = tuple(TOKENIZER.encode("def add(first, second):\n    return first\n" * 3))
@@ -216,12 +216,18 @@ def test_a_request_cut_twice_and_preempted_is_whole() -> None:
     assert (had, text) == (tokens_of(whole, "r"), text_of(whole, "r"))
 
 
-def refused(request: Request, engine: Engine | None = None) -> list[tuple[str, str]]:
-    engine = engine or tiny_engine()
-    with pytest.raises(InvalidRequestError) as caught:
+def refused(request: Request) -> list[tuple[str, str]]:
+    """The refusal's violations, whether `submit` raises it or a grammar had to compile first."""
+    engine = tiny_engine()
+    try:
         engine.submit(request)
-    assert not engine.has_work()
-    return [(violation.field, violation.description) for violation in caught.value.violations]
+    except InvalidRequestError as error:
+        assert not engine.has_work()
+        return error.details
+    (failed,) = drain(engine)
+    assert isinstance(failed, Failed)
+    assert failed.reason == InvalidRequestError.reason
+    return failed.details
 
 
 def test_what_can_not_have_been_is_refused_by_its_field() -> None:

@@ -28,6 +28,7 @@ from specdec.core.types import (
 )
 from specdec.engine.engine import Engine, EngineParts
 from specdec.errors import ConfigError, InvalidRequestError, ModelError
+from tests.core.kv_cache.invariants import check_pages
 from tests.draft.tiny_drafts import folders
 from tests.engine.test_every_drafter import every_parts
 from tests.engine.test_path_identity import named, prompts, samplings, stoppings
@@ -66,7 +67,7 @@ def run_swapping(
             if late is not None and step == min(swaps):
                 engine.submit(late)
         events += engine.step()
-        engine._kv.check()
+        check_pages(engine._kv)
     raise AssertionError("still busy")
 
 

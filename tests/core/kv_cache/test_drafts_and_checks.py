@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.core.kv_cache import KvCacheManager, PagePool, PrefixIndex, check_invariants
+from specdec.core.kv_cache import KvCacheManager, PagePool, PrefixIndex
+from tests.core.kv_cache.invariants import check_invariants, check_pages
 from tests.core.kv_cache.sequences import compute, make_sequence, text
 
 
@@ -70,12 +71,12 @@ def test_forget_drafts() -> None:
 def test_check_wants_every_holder() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     seq = compute(kv, make_sequence(text(200)))
-    kv.check()
-    kv.check([seq])
+    check_pages(kv)
+    check_pages(kv, [seq])
     with pytest.raises(AssertionError, match="held by 0 sequences"):
-        kv.check([])
+        check_pages(kv, [])
     with pytest.raises(AssertionError, match="held by 2 sequences"):
-        kv.check([seq, seq])
+        check_pages(kv, [seq, seq])
 
 
 def _books() -> tuple[PagePool, PrefixIndex]:

@@ -13,6 +13,7 @@ from server.kv_event_messages import Form, block_hash, pack_batch
 from specdec.core.cache_events import BlocksStored, CacheCleared, CacheRecorder
 from specdec.core.kv_cache import KvCacheManager, page_key, pages_for, root_key
 from specdec.core.sequence import Sequence
+from tests.core.kv_cache.invariants import check_pages
 from tests.core.kv_cache.sequences import compute, make_sequence, text
 from tests.server.kv_events.subscriber import CacheView, decoded
 
@@ -66,7 +67,7 @@ class Workload:
             seq = self._running.pop(draw.randrange(len(self._running)))
             self.texts.append((list(seq.tokens), seq.salt))
             kv.release(seq)
-        kv.check(self._running)
+        check_pages(kv, self._running)
 
     def _admit(self) -> None:
         start = text(200, self._draw.randrange(3))[: self._draw.randrange(1, 200)]
@@ -116,7 +117,7 @@ def test_twins_of_evicted_pages_are_told_in_order_and_in_front_of_the_next(relea
     (stored,) = recorder.take()
     assert isinstance(stored, BlocksStored)
     assert (stored.parent, stored.tokens) == (None, text(192 if released else 256))
-    kv.check([second])
+    check_pages(kv, [second])
 
 
 def test_a_chain_can_be_hashed_from_its_events() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.core.kv_cache import KvCacheManager
+from tests.core.kv_cache.invariants import cached_pages, check_pages
 from tests.core.kv_cache.sequences import compute, make_sequence, text
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -36,12 +37,12 @@ def test_a_match_holds_a_reference() -> None:
     first = compute(kv, make_sequence(text(200)))
     second = make_sequence(text(200))
     second.pages = kv.match(second.tokens, "").pages
-    kv.check([first, second])
+    check_pages(kv, [first, second])
     kv.release(first)
-    kv.check([second])
+    check_pages(kv, [second])
     assert kv.n_free == 1
     kv.release(second)
-    kv.check([])
+    check_pages(kv, [])
     assert kv.n_free == 4
 
 
@@ -74,9 +75,9 @@ def test_without_a_prefix_cache_nothing_is_kept() -> None:
     kv = KvCacheManager(8, prefix_cache=False)
     seq = compute(kv, make_sequence(text(200)))
     assert kv.match(text(200), "").pages == []
-    assert kv.n_cached == 0
+    assert cached_pages(kv) == 0
     kv.release(seq)
-    kv.check([])
+    check_pages(kv, [])
     assert kv.n_free == 8
 
 
@@ -88,13 +89,13 @@ def test_of_two_pages_with_one_content_the_first_stays() -> None:
     assert second.pages == own
     assert set(first.pages).isdisjoint(own)
     assert kv.match(text(200), "").pages == first.pages[:3]
-    assert kv.n_cached == 3
+    assert cached_pages(kv) == 3
 
 
 def test_output_tokens_are_cached_like_prompt_tokens() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     seq = compute(kv, make_sequence(text(100)))
-    assert kv.n_cached == 1
+    assert cached_pages(kv) == 1
     seq.tokens += text(200)[100:]
     compute(kv, seq)
     assert kv.match(text(200), "").n_tokens == 192

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdec.core.kv_cache import KvCacheManager, pages_for
+from tests.core.kv_cache.invariants import cached_pages, check_pages
 from tests.core.kv_cache.sequences import compute, make_sequence, text
 
 
@@ -27,7 +28,7 @@ def test_ensure_is_all_or_nothing() -> None:
     assert kv.ensure(second, 64)
     assert kv.ensure(second, 10)
     assert set(first.pages).isdisjoint(second.pages)
-    kv.check([first, second])
+    check_pages(kv, [first, second])
 
 
 def test_release_returns_everything_and_is_idempotent() -> None:
@@ -36,10 +37,10 @@ def test_release_returns_everything_and_is_idempotent() -> None:
     assert kv.n_free == 0
     for _ in range(2):
         kv.release(seq)
-        kv.check([])
+        check_pages(kv, [])
         assert kv.n_free == kv.n_total == 4
     assert seq.pages == []
-    assert kv.n_cached == 4
+    assert cached_pages(kv) == 4
 
 
 def test_idle_pages_go_least_recently_used_first() -> None:
@@ -64,7 +65,7 @@ def test_a_chain_loses_its_end_first() -> None:
         assert len(hit.pages) == left
         seq = make_sequence(text(200))
         seq.pages = hit.pages
-        kv.check([hog, seq])
+        check_pages(kv, [hog, seq])
         kv.release(seq)
         kv.release(hog)
 
@@ -85,11 +86,11 @@ def test_a_twin_keeps_a_chain_reachable_when_the_first_copy_was_evicted() -> Non
     kv.release(first)
     hog = make_sequence([0])
     assert kv.ensure(hog, 2 * 64)  # evicts first's page
-    kv.check([twin, hog])
+    check_pages(kv, [twin, hog])
     assert kv.match(text(200), "").pages == []
     pages = list(twin.pages)
     kv.release(twin)
-    kv.check([hog])
+    check_pages(kv, [hog])
     assert kv.match(text(200), "").pages == pages[:3]
 
 
@@ -100,7 +101,7 @@ def test_a_twin_released_refreshes_the_page_that_is_indexed() -> None:
     indexed = first.pages[0]
     kv.release(first)
     kv.release(twin)
-    kv.check([])
+    check_pages(kv, [])
     hog = make_sequence([0])
     assert kv.ensure(hog, 4 * 64)
     assert kv.match(text(200), "").pages[:1] == [indexed]
@@ -111,12 +112,12 @@ def test_flush_drops_what_nobody_holds() -> None:
     held = compute(kv, make_sequence(text(130, 1)))
     kv.release(compute(kv, make_sequence(text(130, 2))))
     assert kv.flush() == 3
-    kv.check([held])
+    check_pages(kv, [held])
     assert kv.match(text(130, 2), "").pages == []
-    assert kv.n_cached == 2
+    assert cached_pages(kv) == 2
     kv.release(held)
     kv.flush()
-    assert (kv.n_cached, kv.n_free) == (0, 8)
+    assert (cached_pages(kv), kv.n_free) == (0, 8)
 
 
 def test_trim_gives_back_only_pages_beyond() -> None:
@@ -127,7 +128,7 @@ def test_trim_gives_back_only_pages_beyond() -> None:
     assert (len(seq.pages), kv.n_free) == (3, 5)
     kv.trim(seq, 0)  # computed KV is never given back
     assert len(seq.pages) == 3
-    kv.check([seq])
+    check_pages(kv, [seq])
 
 
 def test_admit_gives_prefix_and_pages_or_changes_nothing() -> None:
@@ -141,12 +142,12 @@ def test_admit_gives_prefix_and_pages_or_changes_nothing() -> None:
     seq = make_sequence(text(200))
     assert kv.admit(seq, reserve=2) is None  # 4 pages and 2 more do not fit 5, hits or not
     assert (seq.pages, seq.n_computed, kv.n_free) == ([], 0, 5)
-    kv.check([])
+    check_pages(kv, [])
     hit = kv.admit(seq, reserve=1)
     assert hit is not None
     assert seq.pages[:2] == before
     assert (len(seq.pages), seq.n_computed, seq.draft_computed) == (4, 129, 64)
-    kv.check([seq])
+    check_pages(kv, [seq])
 
 
 def test_pages_others_hold_cost_an_admission_nothing() -> None:
@@ -156,4 +157,4 @@ def test_pages_others_hold_cost_an_admission_nothing() -> None:
     assert kv.admit(second, reserve=1) is None
     assert kv.admit(second) is not None
     assert kv.n_free == 0
-    kv.check([first, second])
+    check_pages(kv, [first, second])

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from specdec.core.kv_cache import KvCacheManager
+from tests.core.kv_cache.invariants import cached_pages, check_pages
 from tests.core.kv_cache.sequences import compute, make_sequence, text
 
 
@@ -19,7 +20,7 @@ def test_a_prompt_that_was_cut_off_is_gone_on_with_at_its_token(length: int) -> 
     second = make_sequence(text(200))
     assert kv.uncached(second) == 200 - length
     assert kv.admit(second) is not None
-    kv.check([second])
+    check_pages(kv, [second])
     assert second.n_computed == length - 1
     held = (length - 1 + 63) // 64
     assert second.pages[:held] == pages[:held]
@@ -35,7 +36,7 @@ def test_it_serves_as_far_as_its_tokens_go(agreeing: int) -> None:
     assert hit.n_tokens == 64 + agreeing == other.n_computed
     # The draft read no page to its end but the first, of the other as much as it had.
     assert hit.draft_tokens == 64 + min(agreeing, 26)
-    kv.check([other])
+    check_pages(kv, [other])
 
 
 @pytest.mark.parametrize(("there", "length"), [(60, 2), (60, 40), (110, 66), (110, 90)])
@@ -45,7 +46,7 @@ def test_of_a_shorter_prompt_the_last_token_is_pending(there: int, length: int) 
     shorter = make_sequence(text(length))
     assert kv.admit(shorter) is not None
     assert shorter.n_computed == length - 1
-    kv.check([shorter])
+    check_pages(kv, [shorter])
 
 
 def test_the_draft_has_read_none_whose_pages_before_it_has_not() -> None:
@@ -68,8 +69,8 @@ def test_none_is_left_behind_pages_that_were_not_published() -> None:
     assert kv.admit(seq) is not None
     seq.n_computed = 99
     kv.release(seq)
-    kv.check([])
-    assert (kv.n_cached, kv.n_free, kv.cached_tokens(text(100), "")) == (0, 8, 0)
+    check_pages(kv, [])
+    assert (cached_pages(kv), kv.n_free, kv.cached_tokens(text(100), "")) == (0, 8, 0)
 
 
 def test_one_that_is_written_to_is_found_by_nobody_else() -> None:
@@ -79,7 +80,7 @@ def test_one_that_is_written_to_is_found_by_nobody_else() -> None:
     assert kv.admit(second) is not None
     assert kv.admit(third) is not None
     assert (second.n_computed, third.n_computed) == (99, 64)
-    kv.check([second, third])
+    check_pages(kv, [second, third])
 
 
 def test_the_last_one_left_behind_a_page_is_kept() -> None:
@@ -88,8 +89,8 @@ def test_the_last_one_left_behind_a_page_is_kept() -> None:
     other = compute(kv, make_sequence([*text(80), 7, 8, 9]))
     kv.release(long)
     kv.release(other)
-    kv.check([])
-    assert kv.n_cached == 2
+    check_pages(kv, [])
+    assert cached_pages(kv) == 2
     assert kv.cached_tokens(text(120), "") == 80
 
 
@@ -105,7 +106,7 @@ def test_one_goes_before_the_pages_it_follows() -> None:
     kv.release(compute(kv, make_sequence(text(200))))
     hog = make_sequence([0])
     assert kv.ensure(hog, 64)
-    kv.check([hog])
+    check_pages(kv, [hog])
     assert kv.cached_tokens(text(200), "") == 192
 
 
@@ -122,7 +123,7 @@ def test_forgotten_drafts_are_forgotten_there_too(length: int) -> None:
 def test_they_may_be_left_out() -> None:
     kv = KvCacheManager(8, prefix_cache=True, partial_blocks=False)
     kv.release(compute(kv, make_sequence(text(100))))
-    assert (kv.n_cached, kv.cached_tokens(text(100), "")) == (1, 64)
+    assert (cached_pages(kv), kv.cached_tokens(text(100), "")) == (1, 64)
 
 
 def test_whatever_is_asked_for_the_books_are_right() -> None:
@@ -148,4 +149,4 @@ def test_whatever_is_asked_for_the_books_are_right() -> None:
                 running.append(seq)
                 for slot in range(seq.n_computed):
                     assert holds[seq.pages[slot // 64] * 64 + slot % 64] == hash(tuple(seq.tokens[: slot + 1]))
-        kv.check(running)
+        check_pages(kv, running)

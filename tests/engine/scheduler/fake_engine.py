@@ -18,6 +18,7 @@ from specdec.core.sequence import Sequence, SequencePhase
 from specdec.core.types import Request, SamplingParams, StoppingParams
 from specdec.engine.scheduler import PlanEntry, Scheduler, SchedulerLimits, StepPlan
 from specdec.errors import QueueFullError
+from tests.core.kv_cache.invariants import cached_pages, check_pages
 from tests.sequences import new_sequence
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -141,7 +142,7 @@ class FakeEngine:
 
     def check(self) -> None:
         """The block tables are consistent, and every computed slot of a running sequence holds what its tokens say."""
-        self.kv.check(self.live)
+        check_pages(self.kv, self.live)
         assert set(self.scheduler.running) | set(self.scheduler.waiting) == set(self.live)
         assert len(self.scheduler.running) + len(self.scheduler.waiting) == len(self.live)
         for seq in self.live:
@@ -162,9 +163,9 @@ class FakeEngine:
             self.check()
         assert not self.live, f"starved: {self.live}"
         assert self.kv.n_free == self.kv.n_total
-        self.kv.check([])
+        check_pages(self.kv, [])
         self.kv.flush()
-        assert (self.kv.n_cached, self.kv.n_free) == (0, self.kv.n_total)
+        assert (cached_pages(self.kv), self.kv.n_free) == (0, self.kv.n_total)
 
     def _snapshot(self) -> Snapshot:
         running = list(self.scheduler.running)

@@ -8,6 +8,7 @@ from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sequence import SequencePhase
 from specdec.engine.scheduler import Scheduler, SchedulerLimits
 from specdec.errors import ConfigError
+from tests.core.kv_cache.invariants import cached_pages, check_pages
 from tests.engine.scheduler.rig import Rig
 
 
@@ -68,9 +69,9 @@ def test_drafts_may_evict_cached_pages() -> None:
     rig.scheduler.finish(rig.start(65))
     rig.start(60)
     rig.squeeze(1)
-    assert (rig.kv.n_cached, rig.kv.n_free) == (1, 1)
+    assert (cached_pages(rig.kv), rig.kv.n_free) == (1, 1)
     assert rig.plan(want=30).entries[0].nodes == 30
-    assert rig.kv.n_cached == 0
+    assert cached_pages(rig.kv) == 0
 
 
 def test_room_for_drafts_is_taken_back_before_anyone_is_preempted() -> None:
@@ -84,7 +85,7 @@ def test_room_for_drafts_is_taken_back_before_anyone_is_preempted() -> None:
     assert plan.preempted == []
     assert len(drafting.pages) == 2
     assert drafting.preemptions == growing.preemptions == 0
-    rig.kv.check([drafting, growing, hog])
+    check_pages(rig.kv, [drafting, growing, hog])
 
 
 def test_the_latest_arrival_is_preempted_first() -> None:
@@ -99,7 +100,7 @@ def test_the_latest_arrival_is_preempted_first() -> None:
     assert (c.phase, c.n_computed, c.draft_computed, c.preemptions) == (SequencePhase.WAITING, 0, 0, 1)
     assert c.pages == []
     assert list(rig.scheduler.waiting) == [c]
-    rig.kv.check([a, b, hog])
+    check_pages(rig.kv, [a, b, hog])
 
 
 def test_priority_counts_before_arrival() -> None:
@@ -177,7 +178,7 @@ def test_finish_is_idempotent_in_every_state() -> None:
         assert seq.phase is SequencePhase.FINISHED
     assert rig.plan().entries == []
     assert (list(rig.scheduler.running), list(rig.scheduler.waiting)) == ([], [])
-    rig.kv.check([])
+    check_pages(rig.kv, [])
     assert rig.kv.n_free == rig.kv.n_total
 
 
@@ -185,12 +186,3 @@ def test_one_sequence_must_not_be_able_to_exhaust_the_cache() -> None:
     limits = SchedulerLimits(1, 64, 64, 129, 4)
     with pytest.raises(ConfigError, match="129 tokens do not fit a KV cache of 128"):
         Scheduler(KvCacheManager(2, prefix_cache=True), limits)
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [("max_batch", (0, 8, 8, 8, 8)), ("max_queued", (1, 8, 8, 8, -1)), ("max_batch", (9, 8, 8, 8, 8))],
-)
-def test_limits_are_checked(name: str, values: tuple[int, int, int, int, int]) -> None:
-    with pytest.raises(ValueError, match=name):
-        SchedulerLimits(*values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specdec.core.sequence import SequencePhase
 from specdec.engine.scheduler import DUE_SHARE, PATIENCE_S
+from tests.core.kv_cache.invariants import check_pages
 from tests.engine.scheduler.rig import Rig
 
 
@@ -113,7 +114,7 @@ def test_admission_leaves_a_page_for_each_running_sequence() -> None:
     assert rig.step().admitted == []  # its two pages and two in reserve are four
     rig.scheduler.finish(b)
     assert rig.step().admitted == [c]
-    rig.kv.check([a, c])
+    check_pages(rig.kv, [a, c])
 
 
 def test_a_big_request_at_the_head_is_overtaken_until_it_is_due() -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from specdec.core.sequence import SequencePhase
 from specdec.engine.scheduler import RetryEstimate, fair_shares
-from specdec.errors import PromptTooLongError, QueueFullError
-from tests.core.kv_cache.sequences import make_request, make_samples, text
+from specdec.errors import QueueFullError
+from tests.core.kv_cache.invariants import check_pages
 from tests.engine.scheduler.rig import Rig
 
 
@@ -42,15 +42,6 @@ def test_a_request_with_a_running_sample_does_not_wait() -> None:
     rig.step()
     assert rig.scheduler.n_waiting_requests == 0
     assert len(rig.scheduler.waiting) == 2
-
-
-def test_a_prompt_beyond_the_context_is_refused() -> None:
-    rig = Rig(max_context=100)
-    samples = make_samples(make_request(text(101)))
-    with pytest.raises(PromptTooLongError) as caught:
-        rig.scheduler.add(samples)
-    assert (caught.value.limit, caught.value.got) == (100, 101)
-    assert len(rig.scheduler.waiting) == 0
 
 
 def test_the_retry_estimate_follows_completions_and_not_idleness() -> None:
@@ -88,7 +79,7 @@ def test_siblings_wait_for_the_prompt_and_then_share_its_pages() -> None:
         assert seq.pages[:3] == leader.pages[:3]
         assert seq.cached_tokens == 192
         assert rig.entry(plan, seq).prefill == 7
-    rig.kv.check([leader, *siblings])
+    check_pages(rig.kv, [leader, *siblings])
 
 
 def test_siblings_keep_their_place_before_later_requests() -> None:

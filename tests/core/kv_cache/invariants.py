@@ -1,0 +1,65 @@
+"""The rules of the block tables, and what they hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from specdec.core.kv_cache import KvCacheManager, PagedTokens, PagePool, PrefixIndex
+
+
+def check_pages(kv: KvCacheManager, sequences: Iterable[PagedTokens] | None = None) -> None:
+    """Raise AssertionError if the block tables are inconsistent. sequences: all holders; None: not compared."""
+    check_invariants(kv._pool, kv._index, None if sequences is None else [s.pages for s in sequences])
+
+
+def cached_pages(kv: KvCacheManager) -> int:
+    """Pages in the prefix cache, referenced or idle."""
+    return len(kv._index)
+
+
+def check_invariants(pool: PagePool, index: PrefixIndex, holders: Seq[Seq[int]] | None) -> None:
+    """Raise AssertionError that names the first broken rule.
+
+    Every page is free, referenced or idle. Idle pages are the unreferenced indexed ones, partial blocks included. The
+    page before an idle page in its chain is indexed, and is referenced or evicted later. Partial blocks are idle.
+    holders: the page lists of all sequences; None: reference counts are not compared with them.
+    """
+    free, idle = list(pool.free), list(pool.idle)
+    referenced = {page for page, count in enumerate(pool.references) if count > 0}
+    _require(min(pool.references) >= 0, "a reference count is negative")
+    _require(len(set(free)) == len(free), "a page is free twice")
+    _require(referenced.isdisjoint(free), f"free and referenced: {sorted(referenced.intersection(free))}")
+    _require(referenced.isdisjoint(idle), f"idle and referenced: {sorted(referenced.intersection(idle))}")
+    _require(set(free).isdisjoint(idle), "a page is both free and idle")
+    lost = len(pool.references) - len(free) - len(idle) - len(referenced)
+    _require(lost == 0, f"{lost} pages are neither free, idle nor referenced")
+    _check_chains(index, free, idle, referenced)
+    if holders is not None:
+        counts = Counter(page for pages in holders for page in pages)
+        for page, count in enumerate(pool.references):
+            _require(count == counts[page], f"page {page}: {count} references, held by {counts[page]} sequences")
+
+
+def _check_chains(index: PrefixIndex, free: list[int], idle: list[int], referenced: set[int]) -> None:
+    place = {page: i for i, page in enumerate(idle)}
+    for page in free:
+        _require(index.key(page) is None and index.partial_parent(page) is None, f"free page {page} is still indexed")
+    for page in referenced:
+        _require(index.partial_parent(page) is None, f"page {page} is referenced and indexed as a partial block")
+    for page in idle:
+        key, parent = index.key(page), index.parent(page)
+        found = key is not None and index.page(key) == page
+        _require(found or index.partial_parent(page) is not None, f"idle page {page} is not indexed")
+        if parent is None:
+            continue
+        before = index.page(parent)
+        _require(before is not None, f"idle page {page} cannot be reached: its predecessor is not cached")
+        ordered = before in referenced or (before is not None and place[before] > place[page])
+        _require(ordered, f"page {before} would be evicted before page {page}, which needs it")
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise AssertionError(message)
