@@ -58,7 +58,7 @@ class TestExtension:
             )  # fmt: skip
             out, _ = await asyncio.wait_for(process.communicate(), 60)
             assert process.returncode == 0
-            outcomes = server.serving._grpc.completion.outcomes.total
+            outcomes = server.serving.models.first.completion.outcomes.total
         found = json.loads(out)
         assert found["texts"] == [[LINE], [LINE[3:]]]
         assert (found["states"], found["code"]) == (["ready"], 0)

@@ -98,10 +98,9 @@ async def test_a_newer_request_supersedes_and_a_cancel_ends() -> None:
 
 async def asked(server: Addressed) -> None:
     """Wait until some text has come that a newer request can go on with."""
-    grpc = server.serving._grpc
-    assert grpc is not None
+    completion = server.serving.models.first.completion
     async with asyncio.timeout(20):
-        while not any(run.text for run in grpc.completion.runs._runs):
+        while not any(run.text for run in completion.runs._runs):
             await asyncio.sleep(0.01)
 
 
@@ -147,7 +146,7 @@ async def test_outcomes_are_told() -> None:
         notify(DID_DISMISS, told[1])
         notify(DID_SHOW, {"item": {"insertText": "of another server"}})
         await editor.complete(line, character)
-        outcomes = server.serving._grpc.completion.outcomes.total
+        outcomes = server.serving.models.first.completion.outcomes.total
         for _ in range(100):
             if outcomes.rejected:
                 break

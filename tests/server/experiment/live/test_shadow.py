@@ -142,9 +142,9 @@ async def test_shadows_count_for_nobody(tmp_path: Path) -> None:
             await server.ask(f"t{i}")
         await server.recorded(6)
         assert len(shadows(server)) == 3
-        metrics = server.serving._observer.metrics
-        assert metrics.output_tokens == 3 * 3  # the engine echoes the prompt
-        assert metrics.prompt_tokens == 3 * 3
+        metrics = (await server.http.get("/metrics")).text
+        for name in ("generation", "prompt"):  # the engine echoes the prompt
+            assert f"specdec_{name}_tokens_total {3 * 3:.1f}" in metrics
         assert server.serving.models.first.admission.in_flight == 0
 
 
