@@ -12,7 +12,7 @@ mkdirSync(out, { recursive: true });
 
 await build({
   absWorkingDir: here,
-  entryPoints: { page: "src/main.tsx" },
+  entryPoints: { page: "src/app.tsx" },
   outdir: out,
   bundle: true,
   minify: true,

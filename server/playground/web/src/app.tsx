@@ -1,14 +1,17 @@
+import { render } from "preact";
+import "./page.css";
 import { FiguresPanel } from "./figures_panel";
 import { FormPanel } from "./form_panel";
 import { Header } from "./header";
 import { OutputPanel } from "./output_panel";
 import { PairPanel } from "./pair_panel";
-import { busy, live, notice, shown, stop } from "./store";
+import { busy, live, notice, shown, stop, watch } from "./store";
+import { applyTheme } from "./theme";
 import { TracePanel } from "./trace_panel";
 import { StepPanel } from "./step_panel";
 import { count, ms } from "./figures";
 
-export function App() {
+function App() {
   const leave = (event: KeyboardEvent) => {
     if (event.key === "Escape" && busy.value) stop();
   };
@@ -62,3 +65,7 @@ function Announcement() {
     </>
   );
 }
+
+applyTheme();
+render(<App />, document.getElementById("page")!);
+void watch();

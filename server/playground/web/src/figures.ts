@@ -1,4 +1,4 @@
-// Formats of numbers.
+// Formats of numbers and tokens.
 
 /** Milliseconds with three significant digits. */
 export function ms(value: number | null | undefined): string {
@@ -28,4 +28,19 @@ export function niceCeiling(value: number): number {
 export function visible(text: string): string {
   if (text === "") return "∅";
   return text.replace(/ /g, "·").replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
+}
+
+// Each drafter has a colour and a kind of line, so that colour is not the only difference.
+const LOOKS = ["suffix", "model", "prediction", "head", "grammar"];
+
+/** The CSS class of a drafter's name; `target` for the target's own tokens. */
+export function look(source: string | undefined): string {
+  if (source === undefined || source === "target") return "d-target";
+  const name = source.split(":")[0] ?? source;
+  return LOOKS.includes(name) ? `d-${name}` : "d-other";
+}
+
+/** The drafters that proposed a token, in words. */
+export function proposedBy(sources: readonly string[]): string {
+  return sources.length ? `proposed by ${sources.join(" and ")}` : "the target's own";
 }

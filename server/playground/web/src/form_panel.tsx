@@ -1,6 +1,6 @@
 import { signal } from "@preact/signals";
+import { look as lookOf } from "./figures";
 import type { ComponentChildren } from "preact";
-import { look as lookOf } from "./drafters";
 import { Messages } from "./messages";
 import { EXAMPLES, type Form } from "./request";
 import type { Mode } from "./run";

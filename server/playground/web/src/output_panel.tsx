@@ -1,7 +1,6 @@
 import { type ComponentChild, Component, type FunctionComponent } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { look, proposedBy } from "./drafters";
-import { count, ms, percent } from "./figures";
+import { count, look, ms, percent, proposedBy } from "./figures";
 import { countBySource, type Step, type Token } from "./ledger";
 import { fromEarlier, type Run } from "./run";
 import { busy, connection, history, live, pair, select, selected, shown } from "./store";

@@ -1,5 +1,4 @@
-import { look, proposedBy } from "./drafters";
-import { count, ms, percent, visible } from "./figures";
+import { count, look, ms, percent, proposedBy, visible } from "./figures";
 import type { Step } from "./ledger";
 import { live, looked, shown } from "./store";
 import { TreeView } from "./tree_view";

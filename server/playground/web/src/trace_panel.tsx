@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
+import { look } from "./figures";
 import { Bars } from "./charts";
-import { look } from "./drafters";
 import { trace, traceError } from "./store";
 import type { StepTrace } from "./wire";
 

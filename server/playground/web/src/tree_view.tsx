@@ -1,6 +1,5 @@
 import { useEffect, useRef } from "preact/hooks";
-import { look } from "./drafters";
-import { count, percent, visible } from "./figures";
+import { count, look, percent, visible } from "./figures";
 import { layoutTree, type Place } from "./tree_layout";
 import type { StepTree } from "./wire";
 
