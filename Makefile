@@ -13,7 +13,7 @@ COUNT ?= 10000
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers vscode promtool setup-cluster test-cluster clients gpu verify proto playground map structure clean
+.PHONY: help setup model serve test explore aot test-slow soak fuzz attack lint format bench bench-engine peers vscode promtool setup-cluster test-cluster clients gpu verify proto playground map structure clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -51,6 +51,9 @@ soak: model ## a server under mixed load; memory, pages, files, threads at rest 
 
 fuzz: setup ## COUNT=10000 bodies or messages at every endpoint (ARGS="--fuzz-seed 2" for others)
 	$(BIN)/python -m pytest -q -m slow -s tests/fuzz --fuzz-count $(COUNT) $(ARGS)
+
+attack: model ## others' streams, /livez and memory while one caller attacks a server (under 10 minutes)
+	$(BIN)/python -m pytest -q -m slow -s tests/attack $(ARGS)
 
 lint: setup ## ruff format and check, mypy, import-linter, buf (also against the last tag)
 	$(BIN)/ruff format --check .

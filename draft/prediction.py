@@ -26,8 +26,8 @@ class PredictionIndex:
         self._ends: dict[int | tuple[int, ...], list[int]] = {}
         self._indexed = 0
 
-    def grow(self, budget: int) -> None:
-        """Index at most ``budget`` more tokens."""
+    def grow(self, budget: int) -> int:
+        """Index at most ``budget`` more tokens, and return how many they are."""
         tokens, ends = self.tokens, self._ends
         upto = min(len(tokens), self._indexed + budget)
         for position in range(self._indexed, upto):
@@ -35,7 +35,8 @@ class PredictionIndex:
             ends.setdefault(tokens[position], []).append(end)
             if end >= SEED_TOKENS:
                 ends.setdefault(tuple(tokens[end - SEED_TOKENS : end]), []).append(end)
-        self._indexed = upto
+        grown, self._indexed = upto - self._indexed, upto
+        return grown
 
     def find(self, recent: Seq[int], near: int) -> tuple[int, int]:
         """(place, length) of the longest match of the end of ``recent``: ``tokens[place]`` follows it.
@@ -91,8 +92,8 @@ class PredictionCursor:
     handled as insertions and substitutions.
     """
 
-    def __init__(self, prediction: Seq[int]) -> None:
-        self.index = PredictionIndex(prediction)
+    def __init__(self, index: PredictionIndex) -> None:
+        self.index = index
         self.places = [Place(0, 0)]
         self._anchor = 0  # position at which the output left the prediction
         self._gap = 0  # output tokens since then
@@ -131,7 +132,7 @@ class PredictionCursor:
         return [edit for edit in edits if edit.position not in taken and edit.position < len(self.index.tokens)]
 
 
-INDEXED_PER_STEP = 4096  # tokens of a prediction: a long one must not delay the step
+INDEXED_PER_STEP = 4096  # tokens of all predictions: long ones must not delay the step
 
 
 class PredictionDrafter(Drafter):
@@ -148,17 +149,21 @@ class PredictionDrafter(Drafter):
         return bool(sequence.request.prediction_ids)
 
     def begin(self, sequence: Sequence) -> None:
-        self._cursors[sequence] = PredictionCursor(sequence.request.prediction_ids)
+        request = sequence.request
+        # The samples of a request share its index.
+        shared = (cursor.index for other, cursor in self._cursors.items() if other.request is request)
+        index = next(shared, None) or PredictionIndex(request.prediction_ids)
+        self._cursors[sequence] = PredictionCursor(index)
         self._read[sequence] = sequence.n_prompt
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        trees = []
+        trees, budget = [], INDEXED_PER_STEP
         for task in tasks:
             tokens = task.sequence.tokens
             tree = TokenTree(tokens[-1])
             trees.append(tree)
             cursor = self._cursors[task.sequence]
-            cursor.index.grow(INDEXED_PER_STEP)
+            budget -= cursor.index.grow(budget)
             for position in range(self._read[task.sequence], len(tokens)):
                 cursor.advance(tokens[position])
             self._read[task.sequence] = len(tokens)

@@ -288,6 +288,22 @@ def _leave_signals_to_the_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of mallopt(3)
+_MMAP_BYTES = 1 << 20
+_ARENAS = 2
+
+
+def bound_malloc() -> None:
+    """Keep large blocks out of the C library's heaps, and these few: freed parts of many heaps add up.
+
+    By default a large block raises the size from which blocks are returned to the system at once, and each of gRPC's
+    threads gets a heap. Does nothing if the C library has no such call.
+    """
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+        mallopt(_M_ARENA_MAX, _ARENAS)
+
+
 def return_freed_memory() -> None:
     """Return memory that the C library kept after loading to the system; does nothing where it has no such call."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from server.body_budget import BODIES_IN_FLIGHT_BYTES, BodyBudget
 from server.engine_client import EngineClient
-from server.engine_process import DEFAULT_FACTORY, return_freed_memory
+from server.engine_process import DEFAULT_FACTORY, bound_malloc, return_freed_memory
 from server.engine_supervisor import EngineStartError, EngineState, EngineSupervisor, RestartPolicy
 from server.grpc.server import GrpcServer
 from server.http.app import DIALECTS, ENDPOINTS, build_app, with_cors
@@ -109,6 +109,7 @@ class Serving:
                 "NO KEYS: ANY MACHINE THAT REACHES %s CAN USE THIS SERVER; set server.keys_file to require a key",
                 server.host,
             )
+        bound_malloc()
         grpc_port = await self._grpc.start()
         try:
             for publisher in self._publishers:

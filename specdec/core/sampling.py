@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -76,7 +77,7 @@ class SequenceSampling:
         self._edits = SequenceEdits(
             bias_ids=np.asarray([token for token, _ in sampling.logit_bias], np.int32),
             bias_values=np.asarray([bias for _, bias in sampling.logit_bias], np.float32),
-            mask=_mask(sampling.allowed_token_ids, vocab_size) if sampling.allowed_token_ids else None,
+            mask=_allowed_mask(sampling.allowed_token_ids, vocab_size) if sampling.allowed_token_ids else None,
             banned=np.asarray(banned, np.int32),
             seen=prompt_ids if sampling.repetition_penalty != 1 else (),
         )
@@ -122,6 +123,14 @@ def _banned(
     banned = {token for token in (*eos_ids, *stopping.stop_token_ids) if 0 <= token < vocab_size}
     allowed = set(sampling.allowed_token_ids) or range(vocab_size)
     return tuple(sorted(banned)) if any(token not in banned for token in allowed) else ()
+
+
+@lru_cache(maxsize=4)
+def _allowed_mask(ids: tuple[int, ...], vocab_size: int) -> NDArray[np.uint32]:
+    """As `_mask`, computed once for the samples of a request."""
+    mask = _mask(ids, vocab_size)
+    mask.flags.writeable = False
+    return mask
 
 
 def _mask(ids: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:

@@ -1,4 +1,7 @@
-"""The attacks: what one caller sends to hurt others. Each returns when its calls are answered or refused."""
+"""The attacks: what one caller sends to hurt others. Each returns when its calls are answered or refused.
+
+An answer that is not the expected one is an AssertionError.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,11 @@ Attack = Callable[["Target"], Awaitable[None]]
 
 
 class Target:
-    """The attacked server, and a folder for files."""
+    """The attacked server, an operator's key to it, and a folder for files."""
 
-    def __init__(self, grpc_port: int, http_port: int, folder: Path) -> None:
+    def __init__(self, grpc_port: int, http_port: int, key: str, folder: Path) -> None:
         self.grpc_port, self.http_port, self.folder = grpc_port, http_port, folder
+        self.bearer = f"Bearer {key}"
 
     async def call(self, method: str, data: bytes) -> grpc.StatusCode:
         """Make a call of one message, and return its code."""
@@ -32,7 +36,9 @@ class Target:
             yield data
 
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self.grpc_port}") as channel:
-            call: Any = channel.stream_stream(f"/specdec.api.v1.{method}")(messages(), timeout=60)
+            call: Any = channel.stream_stream(f"/specdec.api.v1.{method}")(
+                messages(), timeout=60, metadata=[("authorization", self.bearer)]
+            )
             try:
                 async for _ in call:
                     pass
@@ -43,8 +49,9 @@ class Target:
     async def post(self, path: str, body: Any, timeout_s: float = 60) -> int:
         """Post JSON, and return the status."""
         content = await asyncio.to_thread(lambda: json.dumps(body).encode())
+        headers = {"authorization": self.bearer, "content-type": "application/json"}
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.http_port}", timeout=timeout_s) as http:
-            return (await http.post(path, content=content, headers={"content-type": "application/json"})).status_code
+            return (await http.post(path, content=content, headers=headers)).status_code
 
 
 def lists(name: str, **fields: Any) -> Attack:
@@ -115,8 +122,9 @@ async def uploads_over_http(target: Target) -> None:
     """Bodies of 15 MiB that never end."""
 
     async def one() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", target.http_port)
+        _, writer = await asyncio.open_connection("127.0.0.1", target.http_port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n")
+        writer.write(b"authorization: %b\r\n" % target.bearer.encode())
         writer.write(b"content-length: %d\r\n\r\n" % (16 * MIB))
         try:
             for _ in range(15):

@@ -65,11 +65,11 @@ def _quantile(ordered: list[float], part: float) -> float:
 
 
 @contextmanager
-def observing(grpc_port: int, http_port: int) -> Iterator[Observations]:
+def observing(grpc_port: int, http_port: int, key: str = "") -> Iterator[Observations]:
     """Generate and ask for `/livez` meanwhile."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_observe, args=(grpc_port, http_port, theirs), daemon=True)
+    process = spawn.Process(target=_observe, args=(grpc_port, http_port, key, theirs), daemon=True)
     process.start()
     found = Observations()
     try:
@@ -82,16 +82,16 @@ def observing(grpc_port: int, http_port: int) -> Iterator[Observations]:
         found.gaps, found.livez = [Wait(*wait) for wait in gaps], [Wait(*wait) for wait in livez]
 
 
-def _observe(grpc_port: int, http_port: int, link: Connection) -> None:
-    asyncio.run(_observe_until_told(grpc_port, http_port, link))
+def _observe(grpc_port: int, http_port: int, key: str, link: Connection) -> None:
+    asyncio.run(_observe_until_stopped(grpc_port, http_port, key, link))
 
 
-async def _observe_until_told(grpc_port: int, http_port: int, link: Connection) -> None:
+async def _observe_until_stopped(grpc_port: int, http_port: int, key: str, link: Connection) -> None:
     gaps: list[tuple[float, float]] = []
     livez: list[tuple[float, float]] = []
     streaming = asyncio.Event()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
-        tasks = [asyncio.create_task(_stream(channel, number, gaps, streaming)) for number in range(STREAMS)]
+        tasks = [asyncio.create_task(_stream(channel, key, number, gaps, streaming)) for number in range(STREAMS)]
         tasks.append(asyncio.create_task(_ask_livez(http_port, livez)))
         await streaming.wait()
         link.send("streaming")
@@ -103,7 +103,7 @@ async def _observe_until_told(grpc_port: int, http_port: int, link: Connection) 
 
 
 async def _stream(
-    channel: grpc.aio.Channel, number: int, gaps: list[tuple[float, float]], streaming: asyncio.Event
+    channel: grpc.aio.Channel, key: str, number: int, gaps: list[tuple[float, float]], streaming: asyncio.Event
 ) -> None:
     call: Any = channel.unary_stream(
         _METHOD,
@@ -116,7 +116,7 @@ async def _stream(
     )  # fmt: skip
     while True:
         last_s = time.monotonic()
-        async for message in call(request):
+        async for message in call(request, metadata=[("authorization", f"Bearer {key}")]):
             if message.WhichOneof("event") == "delta":
                 now_s = time.monotonic()
                 gaps.append((last_s, now_s))

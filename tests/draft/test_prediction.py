@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from itertools import pairwise
 
@@ -202,13 +203,12 @@ class CountingIndex(PredictionIndex):
 def test_repetition_costs_a_bounded_look_per_token(expected: list[int]) -> None:
     rng = random.Random(1)
     output = [rng.choice((5, 5, 5, 6, 7)) for _ in range(500)]
-    cursor = PredictionCursor(expected)
-    cursor.index = CountingIndex(expected)
-    cursor.index.grow(10_000)
+    cursor = PredictionCursor(index := CountingIndex(expected))
+    index.grow(10_000)
     for token in output:
-        before = cursor.index.compared
+        before = index.compared
         cursor.advance(token)
-        assert cursor.index.compared - before <= (PLACES_AFTER + PLACES_BEFORE) * (MAX_MATCH_TOKENS + 1)
+        assert index.compared - before <= (PLACES_AFTER + PLACES_BEFORE) * (MAX_MATCH_TOKENS + 1)
         assert len(cursor.places) <= MAX_PLACES
         positions = [place.position for place in cursor.places]
         assert len(positions) == len(set(positions))
@@ -224,6 +224,20 @@ def test_a_long_prediction_is_indexed_in_bounded_pieces(monkeypatch: pytest.Monk
         assert index.find(text[30:33], 0) == ((33, 3) if step == 4 else (-1, 0))
         (tree,) = drafter.propose([make_task(sequence, nodes=0)])
         assert len(tree) == 1
+
+
+def test_all_samples_together_index_as_much_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction, "INDEXED_PER_STEP", 10)
+    drafter, first = PredictionDrafter(), make_sequence(PROMPT, prediction_ids=tuple(range(100, 140)))
+    other = make_sequence(PROMPT, prediction_ids=tuple(range(200, 240)))
+    second = copy.copy(first)  # another sample of the request
+    for sequence in (first, second, other):
+        drafter.begin(sequence)
+    index, others = drafter._cursors[first].index, drafter._cursors[other].index
+    assert drafter._cursors[second].index is index
+    for step in range(1, 9):
+        drafter.propose([make_task(sequence, nodes=0) for sequence in (first, second, other)])
+        assert index._indexed + others._indexed == 10 * step
 
 
 def test_a_prompt_is_no_output() -> None:
