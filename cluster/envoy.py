@@ -365,6 +365,8 @@ def _outlier_detection(config: ClusterConfig, face: Face) -> Json:
         "interval": _seconds(1.0),
         "base_ejection_time": _seconds(health.ejected_s),
         "max_ejection_percent": health.max_ejected_percent,
+        # A replica that fails calls usually answers /readyz, and its ejection would end with the next probe.
+        "successful_active_health_check_uneject_host": False,
         "enforcing_consecutive_gateway_failure": 0,
         "enforcing_success_rate": 0,
         "enforcing_local_origin_success_rate": 0,

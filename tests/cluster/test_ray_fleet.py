@@ -196,18 +196,20 @@ async def test_a_full_disk_refuses_commands_and_costs_no_call(fleet: RayFleet) -
     await asyncio.to_thread(fleet.command, "rollout")
     await asyncio.to_thread(fleet.command, "rollout", MODEL, "green", "--weight", "30")
     (pid,) = fleet.ray_pids("ray::ReconcilerActor")
-    limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    limits, replica = resource.prlimit(pid, resource.RLIMIT_FSIZE), fleet.replicas()[0]["id"]
 
     def change() -> None:
         before = fleet.state_file.read_bytes()
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1024, limits[1]))
-        for words in (
-            ("rollout", MODEL, "green", "--promote"), ("drain", "coder.blue.0"), ("rollout", MODEL, "--rollback")
-        ):  # fmt: skip
-            assert "nothing changed" in fleet.command(*words, fails=True)
-        assert fleet.state_file.read_bytes() == before
-        assert {name: release["weight"] for name, release in fleet.status().items()} == {"blue": 70, "green": 30}
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+        try:
+            for words in (
+                ("rollout", MODEL, "green", "--promote"), ("drain", replica), ("rollout", MODEL, "--rollback")
+            ):  # fmt: skip
+                assert "nothing changed" in fleet.command(*words, fails=True)
+            assert fleet.state_file.read_bytes() == before
+            assert {name: release["weight"] for name, release in fleet.status().items()} == {"blue": 70, "green": 30}
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
         fleet.command("rollout", MODEL, "green", "--promote")
         assert saved_weights(fleet) == {"blue": 0, "green": 100}
         fleet.command("rollout", MODEL, "--rollback")
