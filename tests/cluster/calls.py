@@ -1,4 +1,4 @@
-"""Many calls of many sessions through a fleet, and what became of each."""
+"""Many calls of many sessions through a fleet, and their outcomes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKENS = 16
 
 @dataclass
 class Outcomes:
-    """What became of calls."""
+    """The outcomes of calls."""
 
     complete: int = 0
     wrong: int = 0  # another text than the script's

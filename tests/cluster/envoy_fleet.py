@@ -1,4 +1,4 @@
-"""Scripted servers in processes of their own, and a real Envoy in front of them."""
+"""Scripted servers in their own processes behind a real Envoy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODEL = "coder"
 
 
 def envoy_program() -> Path:
-    """Envoy's program; skips the test where there is none."""
+    """Envoy's program; skips the test if it is not installed."""
     try:
         return find_envoy()
     except EnvoyError as error:
@@ -32,21 +32,21 @@ def envoy_program() -> Path:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def cluster_config(**settings: Any) -> ClusterConfig:
-    """One model behind ports that are free now."""
+    """One model on free ports."""
     model = {"name": MODEL, "http_port": free_port(), "grpc_port": free_port(), **settings.pop("model", {})}
     listen = {"admin_port": 0, **settings.pop("listen", {})}
     return ClusterConfig.model_validate({"models": [model], "listen": listen, **settings})
 
 
 def server(target: str = "scripted:0:0:4096", **settings: Any) -> LocalServer:
-    """A server over the scripted engine, not started yet."""
+    """A server with the scripted engine, not started."""
     config = Config(
         engine=EngineConfig(target=target),
         server=ServerConfig(grpc_port=0, http_port=0, log_calls=False, drain_s=5.0, **settings),
@@ -56,7 +56,7 @@ def server(target: str = "scripted:0:0:4096", **settings: Any) -> LocalServer:
 
 @dataclass
 class EnvoyFleet:
-    """``servers`` by the id of their replica. Everything ends with the ``async with`` that made it."""
+    """``servers`` by replica id. Everything stops at the end of the ``async with`` block."""
 
     config: ClusterConfig
     envoy: EnvoyProcess
@@ -79,18 +79,18 @@ class EnvoyFleet:
         return f"http://127.0.0.1:{self.servers[replica_id].http_port}"
 
     def route(self, fleet: Fleet) -> None:
-        """Let Envoy follow ``fleet``."""
+        """Routes by ``fleet``."""
         self.fleet = fleet
         self.envoy.update(fleet)
 
     async def add(self, replica_id: str, release: str = "blue", **settings: Any) -> None:
-        """Another replica, which gets calls on return."""
+        """Adds a replica and waits until it gets calls."""
         self.servers[replica_id] = await self._stack.enter_async_context(server(**settings))
         self.route(with_replica(self.fleet, replica_of(replica_id, release, self.servers[replica_id])))
         await self.envoy.admin.wait_routable([("127.0.0.1", self.servers[replica_id].http_port)], 10)
 
     async def loads(self) -> dict[str, dict[str, Any]]:
-        """What each server says of its load."""
+        """Answers of /v1/loads, by replica."""
         async with httpx.AsyncClient(trust_env=False) as client:
             answers = await asyncio.gather(*(client.get(f"{self.direct(name)}/v1/loads") for name in self.servers))
         return {name: answer.json() for name, answer in zip(self.servers, answers, strict=True)}
@@ -120,7 +120,7 @@ async def envoy_fleet(
 
 
 def without(fleet: Fleet, *replica_ids: str) -> Fleet:
-    """They are gone."""
+    """``fleet`` without these replicas."""
     for replica_id in replica_ids:
         fleet = without_replica(fleet, replica_id)
     return fleet

@@ -1,4 +1,4 @@
-"""Routers that are not ours, from the package index, in front of real servers of the scripted engine."""
+"""Third-party routers in front of real servers with the scripted engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL_NAME = "scripted"
 
 
 def program(name: str) -> str:
-    """Where a router's program is; skips the test where it is not."""
+    """The path of a router's program; skips the test if it is not installed."""
     for folder in (Path(sys.executable).parent, _ENVIRONMENT / "bin"):
         if (folder / name).exists():
             return str(folder / name)
@@ -30,7 +30,7 @@ def program(name: str) -> str:
 
 
 def vllm_router(policy: str = "consistent_hash", *more: str) -> Callable[[Sequence[str]], list[str]]:
-    """The command over URLs of servers."""
+    """The command, by URLs of servers."""
     return lambda urls: [program("vllm-router"), "--worker-urls", *urls, "--policy", policy, *more]
 
 
@@ -40,7 +40,7 @@ def smg(policy: str = "least_load") -> Callable[[Sequence[str]], list[str]]:
 
 
 async def until_served(client: httpx.AsyncClient) -> None:
-    """Until a completion comes through."""
+    """Waits until a completion succeeds."""
     body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 1}
     async with asyncio.timeout(30):
         while True:
@@ -56,7 +56,7 @@ async def until_served(client: httpx.AsyncClient) -> None:
 async def routed(
     command: Callable[[Sequence[str]], list[str]], ports: Sequence[int], folder: Path
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the router that ``command`` starts before the servers at ``ports``."""
+    """A client of the router that ``command`` starts in front of the servers at ``ports``."""
     port = free_port()
     words = command([f"http://127.0.0.1:{each}" for each in ports])
     words += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
@@ -72,7 +72,7 @@ async def routed(
 
 @asynccontextmanager
 async def behind_envoy(tap: Wiretap, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of our own fleet's Envoy before the server behind ``tap``."""
+    """A client of Envoy in front of the server behind ``tap``."""
     config = cluster_config()
 
     class Place:

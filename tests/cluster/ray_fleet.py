@@ -1,4 +1,4 @@
-"""`specdec cluster serve` in a process of its own: a real Ray, a real Envoy, replicas with the scripted engine."""
+"""`specdec cluster serve` as a process: a real Ray, a real Envoy, replicas with the scripted engine."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ _START_S, _STOP_S = 120.0, 60.0
 
 
 class RayFleet:
-    """A fleet of one model. Use as a context; it runs inside of it. ``file``: its cluster.yaml, which `rewrite`
-    changes."""
+    """A fleet of one model that runs within a ``with`` block. ``file``: its cluster.yaml, written by `rewrite`."""
 
     def __init__(self, folder: Path, *, replicas: int = 2) -> None:
         self._folder, self._python = folder, program(folder)
@@ -58,20 +57,20 @@ class RayFleet:
 
     @property
     def state_file(self) -> Path:
-        """What a restarted reconciler continues from."""
+        """The state that a restarted reconciler loads."""
         return self._folder / "state" / "fleet.json"
 
     @property
     def url(self) -> str:
-        """Where clients go."""
+        """URL for clients."""
         return f"http://127.0.0.1:{self.http_port}"
 
     def release(self, weight: int = 100, **settings: Any) -> dict[str, Any]:
-        """A release on scripted servers."""
+        """A release with scripted servers."""
         return {"weight": weight, "python": str(self._python), "settings": settings}
 
     def rewrite(self) -> None:
-        """Bring the file up to date with `config`."""
+        """Writes `config` to the file."""
         self.file.write_text(yaml.safe_dump(self.config))
 
     def __enter__(self) -> RayFleet:
@@ -91,11 +90,11 @@ class RayFleet:
             raise
 
     def said(self) -> str:
-        """What `serve` has printed."""
+        """The output of `serve`."""
         return self._log.read_text()
 
     def command(self, *words: str, fails: bool = False) -> str:
-        """Run `specdec cluster WORDS` on this fleet; its output."""
+        """Runs `specdec cluster WORDS` on this fleet; returns its output."""
         done = subprocess.run(
             self._words(*words), capture_output=True, text=True, env=_environment(), timeout=120, cwd=self._folder
         )
@@ -103,18 +102,18 @@ class RayFleet:
         return done.stdout + done.stderr
 
     def status(self) -> dict[str, Any]:
-        """The model's releases, as `status --json` prints them."""
+        """The model's releases, from `status --json`."""
         text = self.command("status", "--json")
         found: dict[str, Any] = json.loads(text[text.index("{") :])["models"][MODEL]
         return found
 
     def replicas(self, release: str = "blue") -> list[dict[str, Any]]:
-        """Those of a release."""
+        """The replicas of a release."""
         found: list[dict[str, Any]] = self.status()[release]["replicas"]
         return found
 
     def server_pids(self) -> dict[str, int]:
-        """Processes of the replicas' servers, by replica."""
+        """Process ids of the servers, by replica."""
         found = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
@@ -128,7 +127,7 @@ class RayFleet:
         return found
 
     def ray_pids(self, title: str) -> list[int]:
-        """Processes of the fleet's Ray that are called so."""
+        """Ids of the processes of the fleet's Ray whose command line begins with ``title``."""
         assert self._process is not None
         found = []
         for each in psutil.Process(self._process.pid).children(recursive=True):
@@ -138,7 +137,7 @@ class RayFleet:
         return found
 
     def until(self, holds: Callable[[], bool], limit_s: float = 60.0) -> None:
-        """Wait until it does."""
+        """Waits until the condition holds."""
         late_s = time.monotonic() + limit_s
         while not holds():
             assert self._process is not None

@@ -1,4 +1,4 @@
-"""What takes Envoy's place where no call is made: it says that it is ready, and goes on until it is ended."""
+"""A stand-in for Envoy in tests without calls: reports that it is ready, and runs until it is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ while True:
 
 
 def program(folder: Path, says: int = 0) -> Path:
-    """An executable; ``says``: bytes that it writes into its log."""
+    """An executable; ``says``: number of bytes that it writes to its log."""
     script = folder / "scripted-envoy"
     script.write_text(_PROGRAM.format(python=sys.executable, says=says), encoding="utf-8")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)

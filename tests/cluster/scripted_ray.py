@@ -1,4 +1,4 @@
-"""What takes Ray's place where nothing is to run: actors live in this process, and applications are as a test says."""
+"""A stand-in for Ray: actors live in this process, and the test sets the state of applications."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RayTaskError(RayError):
 
 
 class Reference:
-    """What a call of an actor's method will have been: it is over already."""
+    """The completed call of an actor's method."""
 
     def __init__(self, coroutine: Any) -> None:
         self._value, self._error = None, None
@@ -46,7 +46,7 @@ class Reference:
             self._error = RayTaskError(error)
 
     def result(self) -> Any:
-        """What came of it."""
+        """Returns or raises its result."""
         if self._error is not None:
             raise self._error
         return self._value
@@ -57,7 +57,7 @@ class Reference:
 
 
 class Handle:
-    """Of an actor."""
+    """The handle of an actor."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
@@ -67,9 +67,9 @@ class Handle:
 
 
 class ScriptedRay:
-    """``apps``: what Serve runs, by name, with its status. ``starts``: the status of one that is deployed; ``ends``:
-    whether what is deleted goes at once. ``deleted``: in their order. ``running``: whether there is a Ray; what is
-    asked of none raises, since a real one would be started for it."""
+    """``apps``: Serve's applications by name. ``starts``: status of a new one. ``ends``: whether deleted ones disappear
+    at once. ``deleted``: in order. ``running``: whether Ray runs; calls without it raise, since real ones would start
+    Ray."""
 
     def __init__(self) -> None:
         self.apps: dict[str, SimpleNamespace] = {}
@@ -77,14 +77,14 @@ class ScriptedRay:
         self.deleted, self.actors = list[str](), dict[str, Handle]()
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let it be imported as ``ray``."""
+        """Makes it importable as ``ray``."""
         for name, contents in self._modules().items():
             module = types.ModuleType(name)
             module.__dict__.update(contents)
             monkeypatch.setitem(sys.modules, name, module)
 
     def app(self, status: str, trigger: str = "UNSPECIFIED", message: str = "") -> SimpleNamespace:
-        """An application with its one deployment."""
+        """An application with one deployment."""
         of_app = {"HEALTHY": "RUNNING", "UPDATING": "DEPLOYING"}.get(status, status)
         of_deployment = {"RUNNING": "HEALTHY", "DEPLOYING": "UPDATING"}.get(status, status)
         server = SimpleNamespace(status=_Status(of_deployment), status_trigger=trigger, message=message)
@@ -169,7 +169,7 @@ class _Class:
         self._ray, self._cls, self._name = ray, cls, name
 
     def remote(self, *words: Any) -> Handle:
-        """Make the actor."""
+        """Creates the actor."""
         if self._name in self._ray.actors:
             raise ValueError(f"the name {self._name} is taken")
         handle = self._ray.actors[self._name] = Handle(self._cls(*words))
@@ -178,16 +178,16 @@ class _Class:
 
 class _Bound:
     def options(self, **_: Any) -> _Bound:
-        """Whatever they are."""
+        """Ignores the options."""
         return self
 
     def bind(self, *_: Any) -> None:
-        """To nothing."""
+        """Returns None."""
 
 
 @contextmanager
 def scripted_ray() -> Iterator[tuple[ScriptedRay, Any, Any]]:
-    """The stand-in, and the modules `cluster.operate` and `cluster.ray_serve` on it. Others get theirs afterwards."""
+    """Yields the stand-in and fresh modules `cluster.operate` and `cluster.ray_serve` on it, for this context only."""
     scripted = ScriptedRay()
     with pytest.MonkeyPatch.context() as monkeypatch:
         scripted.install(monkeypatch)

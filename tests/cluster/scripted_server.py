@@ -1,4 +1,4 @@
-"""`specdec serve` over the scripted engine: what a replica of a test's fleet runs instead of the real one.
+"""`specdec serve` with the scripted engine, for the replicas of a test's fleet.
 
 cluster.yaml's ``python`` names a program that starts this module, so that all else is as in a real fleet.
 """
@@ -17,7 +17,7 @@ from tests.server.fake_tokenizer import ScriptedTokenizer
 
 
 def program(folder: Path) -> Path:
-    """An executable that takes the place of a replica's Python."""
+    """An executable in place of a replica's Python."""
     script = folder / "python"
     root = Path(__file__).parents[2]
     script.write_text(
@@ -28,7 +28,7 @@ def program(folder: Path) -> Path:
 
 
 async def main() -> None:
-    """Serve by the configuration whose path comes last on the command line."""
+    """Serves by the configuration file that is the last argument."""
     config = load_config(Path(sys.argv[-1]))
     serving = Serving(config, lambda _: ScriptedTokenizer(), factory=SCRIPTED)
     await serving.run(lambda addresses, info: print("ready", addresses, flush=True))

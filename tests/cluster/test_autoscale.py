@@ -1,4 +1,4 @@
-"""The number of replicas follows the load: soon up, calmly down. On a virtual clock."""
+"""The number of replicas follows the load: up quickly, down slowly. On a virtual clock."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SLOTS, SERVICE_S = 8, 2.0  # of a replica: requests at a time, and how long each
 
 
 class VirtualFleet:
-    """Replicas that take as many requests as they have room for; the others wait. The rate at which requests come is in
-    replicas' worth, with some noise of its own."""
+    """Replicas with a number of slots; other requests wait. The request rate is relative to a replica's capacity, with
+    noise."""
 
     def __init__(self, replicas: int, start_s: float, rule: ScalingRule = RULE, seed: int = 1) -> None:
         self.now_s, self.waiting, self.target = 0.0, 0.0, replicas
@@ -29,7 +29,7 @@ class VirtualFleet:
         self._random = random.Random(seed)
 
     def run(self, seconds: float, rate: float) -> None:
-        """Let time pass while so many replicas' worth of requests come."""
+        """Advances the clock with a request rate of ``rate`` replicas' capacity."""
         for _ in range(round(seconds / TICK_S)):
             self.now_s += TICK_S
             serving = sum(at_s <= self.now_s for at_s in self._ready_at)
@@ -48,7 +48,7 @@ class VirtualFleet:
             self.target = target
 
     def reversals(self, within_s: float) -> int:
-        """The most changes of direction in any time so long."""
+        """The largest number of changes of direction within such a period."""
         turns = [b[0] for a, b in itertools.pairwise(self.decisions) if a[1] * b[1] < 0]
         return max((sum(0 <= turn - first <= within_s for turn in turns) for first in turns), default=0)
 

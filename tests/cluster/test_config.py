@@ -1,4 +1,4 @@
-"""cluster.yaml: what it may say, and refusals that name the field."""
+"""cluster.yaml: valid content, and errors that name the field."""
 
 from __future__ import annotations
 

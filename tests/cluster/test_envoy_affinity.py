@@ -1,4 +1,4 @@
-"""People who type, over four replicas: does each find what was read before, and is the work spread evenly?"""
+"""Typing users on four replicas: prefix hits and balance."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ AT_ONCE = 32
 
 
 class Asks(NamedTuple):
-    """One workspace's: its name, and the prompt after each key."""
+    """The name of a workspace, and its prompt after each keystroke."""
 
     workspace: str
     prompts: list[str]
 
 
 class Found(NamedTuple):
-    """Of the prompts' tokens the share that was read before, and how many calls each replica got."""
+    """The prefix-hit rate, and the number of calls of each replica."""
 
     hit_rate: float
     calls: list[int]
 
     @property
     def imbalance(self) -> float:
-        """Largest over mean."""
+        """The largest number over the mean."""
         return max(self.calls) * len(self.calls) / sum(self.calls)
 
 
 def trace() -> list[Asks]:
-    """The typing workload's stretches of code, in a file of each workspace's own, asked for after every key."""
+    """The code of the typing workload, in a file per workspace, with a request after every keystroke."""
     stretches = [find_stretch(place, KEYS) for place in PLACES]
     found = []
     for number in range(WORKSPACES):
@@ -52,7 +52,7 @@ def trace() -> list[Asks]:
 
 
 async def typed(urls: Sequence[str], salt: str) -> float:
-    """Everybody types, `AT_ONCE` of them at a time; call i goes to URL i modulo their number. Returns the hit rate."""
+    """All workspaces type, `AT_ONCE` at a time; call i goes to URL i modulo their number. Returns the hit rate."""
     waiting, turn, prompt_tokens, cached = iter(trace()), 0, 0, 0
     async with httpx.AsyncClient(trust_env=False, timeout=60, limits=httpx.Limits(max_connections=None)) as client:
 
@@ -74,7 +74,7 @@ async def typed(urls: Sequence[str], salt: str) -> float:
 
 
 async def calls_by_replica(fleet: EnvoyFleet) -> dict[str, int]:
-    """Calls with a key that each replica got, as Envoy counts them."""
+    """Envoy's count of calls with a key, by replica."""
     async with httpx.AsyncClient(trust_env=False) as client:
         lines = (await client.get(f"http://{fleet.envoy.admin.address}/clusters")).text
     found = dict.fromkeys((f"127.0.0.1:{server.http_port}" for server in fleet.servers.values()), 0)

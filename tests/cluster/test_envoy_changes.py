@@ -1,4 +1,4 @@
-"""A real Envoy while the fleet changes: replicas come, go and die; sessions are split, moved and moved back."""
+"""A real Envoy while replicas are added, removed and killed, and sessions move between releases."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ async def under_load(fleet: EnvoyFleet, at_once: int = 8) -> AsyncIterator[Outco
 
 
 async def refused_by_grpc(client: Client, number: int) -> list[str]:
-    """Calls one after the other; what was said of those that failed without a byte. Where a stream is reset that has
-    begun, gRPC's library drops what it had not handed over yet: it says RST_STREAM of calls that seem to have none."""
+    """Sequential calls; returns the errors of those that failed without a message. If a stream is reset after its
+    beginning, gRPC drops undelivered messages and reports RST_STREAM."""
     refused = []
     for turn in range(8):
         began = False
@@ -69,7 +69,7 @@ async def refused_by_grpc(client: Client, number: int) -> list[str]:
 
 
 def kill(server: psutil.Process) -> None:
-    """All of a server at once, as when its machine is gone."""
+    """Kills all processes of a server at once."""
     for process in [*server.children(recursive=True), server]:
         process.send_signal(signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""What a server says, said through a real Envoy: every HTTP endpoint, the gRPC services, an editor's stream."""
+"""A server behind a real Envoy answers as without it: every HTTP endpoint, the gRPC services, an editor's stream."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _OWN = {"date", "x-request-id", "x-specdec-release", "transfer-encoding", "conne
 
 
 def comparable(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body, without what differs each time."""
+    """Status, headers and body, without values that differ each time."""
     headers = {name: value for name, value in answer.headers.items() if name not in _OWN}
     headers.pop("request-id", None)
     return answer.status_code, headers, _VOLATILE.sub(b"#", answer.content)
@@ -81,7 +81,7 @@ async def test_every_endpoint_says_the_same_through_envoy(tmp_path: Path) -> Non
 
 
 async def test_a_stream_comes_as_it_is_made(tmp_path: Path) -> None:
-    """Had anything on the way kept it back, all of it would come at once at the end."""
+    """A buffer on the way would deliver the stream at once at its end."""
     async with (
         envoy_fleet(tmp_path, ["blue"], "scripted:0:200:64") as fleet,
         httpx.AsyncClient(trust_env=False, timeout=20) as client,
@@ -119,7 +119,7 @@ async def test_an_editors_stream_goes_both_ways_for_as_long_as_it_likes(tmp_path
 
 
 async def type_keys(client: Client, fleet: EnvoyFleet, keys: int) -> None:
-    """A session in which every key is an edit and an ask, each answered before the next."""
+    """A session in which every keystroke is an edit and a request, each answered before the next."""
     async with client.completion.session() as session:
         text = pb.DocumentText(uri="a.py", version=1, text="x = ", language="python")
         await session.send(pb.CompleteSessionRequest(setup=pb.SessionSetup(), text=text))

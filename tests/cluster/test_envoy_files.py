@@ -1,4 +1,4 @@
-"""From a fleet to Envoy's files: what is written when, and that Envoy takes it."""
+"""Envoy's files of a fleet: their content, the order of changes, and that Envoy accepts them."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def made(*replicas: Replica, **settings: Any) -> tuple[ClusterConfig, Fleet]:
 
 
 def only(path: Path) -> Any:
-    """The one resource of a file."""
+    """The only resource of a file."""
     (found,) = json.loads(path.read_text())["resources"]
     return found
 
 
 def listed(files: EnvoyFiles, release: str, face: Any = "http") -> list[tuple[str, int, str]]:
-    """Address, port and place in the ring of each endpoint."""
+    """Address, port and hash key of each endpoint."""
     groups = only(files.endpoints("coder", release, face))["endpoints"]
     found = []
     for each in (each for group in groups for each in group["lb_endpoints"]):

@@ -1,4 +1,4 @@
-"""A replica behind Envoy is killed: streams that had begun go on from the other one, and are whole."""
+"""A replica behind Envoy is killed: its running streams resume on the other one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STREAMS = 24
 
 
 async def test_started_streams_survive_a_kill(tmp_path: Path) -> None:
-    """Each by a connection of its own, as clients have it; the victim is known as dead only by what Envoy sees."""
+    """Each stream has its own connection, and only Envoy detects the death."""
     program, config = envoy_program(), cluster_config()
     servers = {"r0": server(drafts=True), "r1": server(drafts=False)}
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Who may get calls: pools of one fingerprint, weights of releases, the switch and the way back."""
+"""Which replicas get calls: pools of one fingerprint, weights of releases, switch and rollback, canaries offline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vllm-router, smg and Envoy forward, drop and add, in front of a real server; docs/scaling.md says the same."""
+"""What vllm-router, smg and Envoy forward, drop and add, in front of a real server; equal to docs/scaling.md."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_the_document_says_so() -> None:
 
 @pytest.mark.slow
 async def test_vllm_router_follows_kv_events(tmp_path: Path) -> None:
-    """Its kv_aware policy sends a prompt to the server that has its beginning, known from the events alone."""
+    """Its kv_aware policy sends a prompt to the server that has its beginning, by the events alone."""
     async with AsyncExitStack() as stack:
         events = [
             KvEventsConfig(
@@ -194,8 +194,8 @@ async def test_vllm_router_follows_kv_events(tmp_path: Path) -> None:
 async def _follows(
     client: httpx.AsyncClient, direct: httpx.AsyncClient, url: str, taps: list[Wiretap], which: int
 ) -> bool:
-    """Whether a new text that is computed at ``url`` goes there from then on. A prompt that goes elsewhere is cached
-    there too, so that another try, with more time for the events to arrive, is another text."""
+    """Whether a new text that was computed at ``url`` goes there afterwards. A prompt that goes elsewhere is cached
+    there too, so each attempt, with more time for the events, uses another text."""
     for pause_s in (0.05, 0.2, 0.5, 1.0):
         prompt = f"{uuid.uuid4()} " * 10
         assert (await direct.post(url, json={"prompt": prompt, "max_tokens": 1})).status_code == 200
@@ -206,7 +206,7 @@ async def _follows(
 
 
 async def _goes_to(client: httpx.AsyncClient, taps: list[Wiretap], which: int, prompt: str) -> bool:
-    """Whether a prompt of that beginning goes there."""
+    """Whether a prompt with this beginning goes there."""
     for tap in taps:
         tap.seen.clear()
     body = {"model": MODEL_NAME, "prompt": prompt + "!", "max_tokens": 1}
@@ -217,7 +217,7 @@ async def _goes_to(client: httpx.AsyncClient, taps: list[Wiretap], which: int, p
 @pytest.mark.slow
 @pytest.mark.parametrize("router", [VLLM, SMG])
 async def test_a_router_repeats_what_has_not_begun(router: str, tmp_path: Path) -> None:
-    """The engine that has a stream dies before the first token: with headers held, the client notices nothing."""
+    """The engine of a stream dies before the first token: with held headers, the client notices nothing."""
     async with AsyncExitStack() as stack:
         target = "scripted:1500:0:4096"
         servers = [await stack.enter_async_context(server(target, hold_headers=True)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""A fleet is started, changed and ended in good order, whatever comes in between. Ray and Envoy are scripted."""
+"""A fleet starts, changes and stops cleanly, whatever happens in between. Ray and Envoy are scripted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.cluster.scripted_ray import Handle, ScriptedRay, scripted_ray
 
 
 class Fleet:
-    """``serve`` runs it; what it says goes to ``on_say`` too."""
+    """``serve`` runs it; ``on_say`` has callbacks for reported lines, by their beginning."""
 
     def __init__(self, ray: ScriptedRay, operate: Any, ray_serve: Any, folder: Path) -> None:
         self.ray, self.operate, self.ray_serve, self.folder = ray, operate, ray_serve, folder
@@ -35,7 +35,7 @@ class Fleet:
         self.config = self.configured()
 
     def configured(self, **changed: Any) -> ClusterConfig:
-        """One model, with what is ``changed``."""
+        """A configuration of one model, with ``changed`` fields."""
         ports = getattr(self, "ports", None) or (free_port(), free_port())
         self.ports = ports
         model = {"name": "coder", "http_port": ports[0], "grpc_port": ports[1], **changed.pop("model", {})}
@@ -49,24 +49,24 @@ class Fleet:
         return ClusterConfig.model_validate(data)
 
     def say(self, line: str) -> None:
-        """Keep it, and do what a test wants done then."""
+        """Records a line and runs its callbacks."""
         self.said.append(line)
         for begins, work in self.on_say.items():
             if line.startswith(begins):
                 work()
 
     async def serve(self, address: str | None = None) -> None:
-        """Until a signal comes."""
+        """Runs until a signal arrives."""
         await self.operate.serve_fleet(self.config, address, self.say)
 
     @property
     def envoys(self) -> list[int]:
-        """Processes on this fleet's files."""
+        """Envoy processes on this fleet's files."""
         bootstrap = str(self.folder / "state" / "envoy" / "bootstrap.json")
         return [each.pid for each in psutil.process_iter(["cmdline"]) if bootstrap in (each.info["cmdline"] or ())]
 
     def is_gone(self) -> bool:
-        """Nothing of it is left, and no thread that would start a Ray again."""
+        """Whether nothing of it is left."""
         return not (self.ray.apps or self.ray.actors or self.ray.running or self.envoys)
 
 
@@ -77,7 +77,7 @@ def interrupt() -> None:
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    """Whose replicas are there at once."""
+    """A fleet whose replicas are ready at once."""
     monkeypatch.setattr(envoy_process, "find_envoy", lambda: program(tmp_path))
     with scripted_ray() as (ray, operate, ray_serve):
         yield Fleet(ray, operate, ray_serve, tmp_path)
@@ -221,7 +221,7 @@ async def test_a_port_that_is_taken_or_a_file_that_is_missing_is_named_before_ra
 
 
 def started(fleet: Fleet) -> Handle:
-    """The reconciler of a fleet that runs."""
+    """The reconciler of a running fleet."""
     fleet.ray.running = True
     reconciler: Handle = fleet.ray_serve.start_reconciler(fleet.config)
     fleet.ray_serve.deploy(reconciler, deployment_of(fleet.config, "coder", "blue"))

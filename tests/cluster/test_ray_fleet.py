@@ -1,4 +1,4 @@
-"""A fleet on a real Ray behind a real Envoy: replicas die, are replaced, come and go, and no call is lost for it."""
+"""A fleet on a real Ray behind a real Envoy: replicas die, are replaced, added and removed, and no call is lost."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayFleet]:
 
 
 async def load_during(fleet: RayFleet, work: asyncio.Task[None], at_least: int) -> Outcomes:
-    """Calls while ``work`` goes on, and so many in any case."""
+    """Calls until ``work`` ends, and at least ``at_least``."""
     outcomes = await calls(fleet.url, at_once=AT_ONCE, while_=lambda n: n < at_least or not work.done())
     await work
     return outcomes
 
 
 def are_others(former: dict[str, int], now: dict[str, int]) -> bool:
-    """Whether there are as many servers as before, and none of those."""
+    """Whether the number of servers is the same and all were replaced."""
     return len(now) == len(former) and not set(former.values()) & set(now.values())
 
 
@@ -245,7 +245,7 @@ async def test_a_reconciler_that_is_stopped_for_longer_than_silence_drops_no_rep
 
 
 async def test_replicas_are_added_soon_after_calls_begin_to_wait(tmp_path: Path, fleet: RayFleet) -> None:
-    """A slow release takes the place of the fast one: its numbers are the same."""
+    """A slow release replaces the fast one; its numbers are the same."""
     fleet.model["releases"]["blue"] = fleet.release(engine={"target": "scripted:100:5:65536:slots=2"})
     fleet.model["autoscaling"] = {"period_s": 1, "up_after_s": 1, "down_after_s": 6}
     fleet.rewrite()

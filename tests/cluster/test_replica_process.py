@@ -1,4 +1,4 @@
-"""A replica's own configuration: its ports, its id where the settings leave room for it, and nobody else's to read."""
+"""A replica's configuration file: its ports, its id in the settings, and private permissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Ray Serve runs as a replica: it is in the fleet for as long as it drains, however long that takes."""
+"""The replica of Ray Serve: it stays in the fleet while it drains, however long that takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cluster.scripted_ray import scripted_ray
 
 
 class ScriptedProcess:
-    """A server that ends when a test says so."""
+    """A server whose end the test controls."""
 
     errors: ClassVar[list[Exception]] = []
 
