@@ -46,130 +46,121 @@ HTTP_CALLS = [
 ]  # fmt: skip
 
 
-async def test_only_operators_may(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        for method, request in calls(server):
-            error = await refused(method(request, metadata=server.metadata(server.user_key)))
-            assert error.code() == CODE.PERMISSION_DENIED
-            assert found(error, ErrorInfo).reason == "PERMISSION_DENIED"
-            assert (await refused(method(request))).code() == CODE.UNAUTHENTICATED
-        for verb, path in HTTP_CALLS:
-            headers = {"authorization": f"Bearer {server.user_key}"}
-            answer = await server.http.request(verb, path, headers=headers, content=PLAN)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "permission_denied")
-            strange = await server.http.request(verb, path, headers={"authorization": "Bearer none"}, content=PLAN)
-            assert strange.status_code == 401
-        assert not server.folder.exists()
+async def test_only_operators_may(server: LiveServer) -> None:
+    for method, request in calls(server):
+        error = await refused(method(request, metadata=server.metadata(server.user_key)))
+        assert error.code() == CODE.PERMISSION_DENIED
+        assert found(error, ErrorInfo).reason == "PERMISSION_DENIED"
+        assert (await refused(method(request))).code() == CODE.UNAUTHENTICATED
+    for verb, path in HTTP_CALLS:
+        headers = {"authorization": f"Bearer {server.user_key}"}
+        answer = await server.http.request(verb, path, headers=headers, content=PLAN)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "permission_denied")
+        strange = await server.http.request(verb, path, headers={"authorization": "Bearer none"}, content=PLAN)
+        assert strange.status_code == 401
+    assert not server.folder.exists()
 
 
-async def test_over_grpc(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        start, stop, get, every, result = (method for method, _ in calls(server))
-        meta = server.metadata()
-        made = (await start(pb.StartExperimentRequest(plan=PLAN), metadata=meta)).experiment
-        assert (made.name, made.mode, made.state) == ("widths", "hash", pb.EXPERIMENT_STATE_RUNNING)
-        assert [(arm.arm, arm.records) for arm in made.arms] == [("narrow", 0), ("wide", 0)]
-        error = await refused(result(pb.GetExperimentResultRequest(name="widths"), metadata=meta))
-        assert (error.code(), found(error, ErrorInfo).reason) == (CODE.FAILED_PRECONDITION, "EXPERIMENT_NO_RESULT")
-        for i in range(10):
-            await server.ask(f"t{i}")
-        await server.ask("own", priority=2)
-        await server.recorded(10)
-        seen = (await get(pb.GetExperimentRequest(name="widths"), metadata=meta)).experiment
-        assert sum(arm.records for arm in seen.arms) == 10
-        assert dict(seen.left_out) == {"set their own options": 1}
-        told = await result(pb.GetExperimentResultRequest(name="widths", report=True), metadata=meta)
-        assert told.verdict in ("better", "worse", "equivalent", "undecided", "invalid")
-        assert told.headline
-        assert sum(arm.requests for arm in Analysis.model_validate_json(told.result_json).arms) == 10
-        assert told.report_html.startswith("<!DOCTYPE html>") or "<html" in told.report_html
-        ended = (await stop(pb.StopExperimentRequest(name="widths"), metadata=meta)).experiment
-        assert (ended.state, bool(ended.reason)) == (pb.EXPERIMENT_STATE_STOPPED, True)
-        listed = (await every(pb.ListExperimentsRequest(), metadata=meta)).experiments
-        assert [(one.name, sum(arm.records for arm in one.arms)) for one in listed] == [("widths", 10)]
-        for method, request in ((stop, pb.StopExperimentRequest), (get, pb.GetExperimentRequest)):
-            for name in ("none", "../widths", "widths" if method is stop else ""):
-                error = await refused(method(request(name=name), metadata=meta))
-                assert (error.code(), found(error, ErrorInfo).reason) == (CODE.NOT_FOUND, "EXPERIMENT_NOT_FOUND")
+async def test_over_grpc(server: LiveServer) -> None:
+    start, stop, get, every, result = (method for method, _ in calls(server))
+    meta = server.metadata()
+    made = (await start(pb.StartExperimentRequest(plan=PLAN), metadata=meta)).experiment
+    assert (made.name, made.mode, made.state) == ("widths", "hash", pb.EXPERIMENT_STATE_RUNNING)
+    assert [(arm.arm, arm.records) for arm in made.arms] == [("narrow", 0), ("wide", 0)]
+    error = await refused(result(pb.GetExperimentResultRequest(name="widths"), metadata=meta))
+    assert (error.code(), found(error, ErrorInfo).reason) == (CODE.FAILED_PRECONDITION, "EXPERIMENT_NO_RESULT")
+    for i in range(10):
+        await server.ask(f"t{i}")
+    await server.ask("own", priority=2)
+    await server.recorded(10)
+    seen = (await get(pb.GetExperimentRequest(name="widths"), metadata=meta)).experiment
+    assert sum(arm.records for arm in seen.arms) == 10
+    assert dict(seen.left_out) == {"set their own options": 1}
+    told = await result(pb.GetExperimentResultRequest(name="widths", report=True), metadata=meta)
+    assert told.verdict in ("better", "worse", "equivalent", "undecided", "invalid")
+    assert told.headline
+    assert sum(arm.requests for arm in Analysis.model_validate_json(told.result_json).arms) == 10
+    assert told.report_html.startswith("<!DOCTYPE html>") or "<html" in told.report_html
+    ended = (await stop(pb.StopExperimentRequest(name="widths"), metadata=meta)).experiment
+    assert (ended.state, bool(ended.reason)) == (pb.EXPERIMENT_STATE_STOPPED, True)
+    listed = (await every(pb.ListExperimentsRequest(), metadata=meta)).experiments
+    assert [(one.name, sum(arm.records for arm in one.arms)) for one in listed] == [("widths", 10)]
+    for method, request in ((stop, pb.StopExperimentRequest), (get, pb.GetExperimentRequest)):
+        for name in ("none", "../widths", "widths" if method is stop else ""):
+            error = await refused(method(request(name=name), metadata=meta))
+            assert (error.code(), found(error, ErrorInfo).reason) == (CODE.NOT_FOUND, "EXPERIMENT_NOT_FOUND")
 
 
-async def test_over_http(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        made = await server.http.post(PATH, content=PLAN, headers={"content-type": "application/yaml"})
-        assert made.status_code == 201
-        assert made.json() | {"started": ""} == {
-            "name": "widths", "state": "running", "mode": "hash", "started": "", "records": {"narrow": 0, "wide": 0},
-            "reason": "", "left_out": {}, "given_up": 0, "warnings": [],
-        }  # fmt: skip
-        early = (await server.http.get(f"{PATH}/widths")).json()
-        assert early["result"] is None
-        assert early["note"] == "arm 'narrow' has no record yet"
-        assert (await server.http.get(f"{PATH}/widths/report")).status_code == 409
-        for i in range(10):
-            await server.ask(f"t{i}")
-        await server.recorded(10)
-        shown = (await server.http.get(f"{PATH}/widths")).json()
-        assert sum(shown["records"].values()) == 10
-        assert shown["result"]["verdict"]["headline"]
-        report = await server.http.get(f"{PATH}/widths/report")
-        assert report.headers["content-type"].startswith("text/html")
-        assert shown["result"]["verdict"]["headline"][:20] in report.text
-        ended = await server.http.delete(f"{PATH}/widths")
-        assert (ended.status_code, ended.json()["state"]) == (200, "stopped")
-        listed = (await server.http.get(PATH)).json()["experiments"]
-        assert [(one["name"], one["state"], sum(one["records"].values())) for one in listed] == [
-            ("widths", "stopped", 10)
-        ]
-        assert (await server.http.delete(f"{PATH}/widths")).status_code == 404
-        assert (await server.http.get(f"{PATH}/none")).json()["error"]["code"] == "experiment_not_found"
-        plan = {"name": "json", "arms": {"a": {}, "b": {"request": {"priority": 1}}}, "assignment": {"mode": "hash"}}
-        assert (await server.http.post(PATH, json=plan)).status_code == 201
+async def test_over_http(server: LiveServer) -> None:
+    made = await server.http.post(PATH, content=PLAN, headers={"content-type": "application/yaml"})
+    assert made.status_code == 201
+    assert made.json() | {"started": ""} == {
+        "name": "widths", "state": "running", "mode": "hash", "started": "", "records": {"narrow": 0, "wide": 0},
+        "reason": "", "left_out": {}, "given_up": 0, "warnings": [],
+    }  # fmt: skip
+    early = (await server.http.get(f"{PATH}/widths")).json()
+    assert early["result"] is None
+    assert early["note"] == "arm 'narrow' has no record yet"
+    assert (await server.http.get(f"{PATH}/widths/report")).status_code == 409
+    for i in range(10):
+        await server.ask(f"t{i}")
+    await server.recorded(10)
+    shown = (await server.http.get(f"{PATH}/widths")).json()
+    assert sum(shown["records"].values()) == 10
+    assert shown["result"]["verdict"]["headline"]
+    report = await server.http.get(f"{PATH}/widths/report")
+    assert report.headers["content-type"].startswith("text/html")
+    assert shown["result"]["verdict"]["headline"][:20] in report.text
+    ended = await server.http.delete(f"{PATH}/widths")
+    assert (ended.status_code, ended.json()["state"]) == (200, "stopped")
+    listed = (await server.http.get(PATH)).json()["experiments"]
+    assert [(one["name"], one["state"], sum(one["records"].values())) for one in listed] == [("widths", "stopped", 10)]
+    assert (await server.http.delete(f"{PATH}/widths")).status_code == 404
+    assert (await server.http.get(f"{PATH}/none")).json()["error"]["code"] == "experiment_not_found"
+    plan = {"name": "json", "arms": {"a": {}, "b": {"request": {"priority": 1}}}, "assignment": {"mode": "hash"}}
+    assert (await server.http.post(PATH, json=plan)).status_code == 201
 
 
-async def test_bad_plans_are_refused_with_line_and_reason(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        bad = PLAN.replace("width: 1", "breadth: 1").replace("mode: hash", "mode: hash, sault: 1")
-        answer = await server.http.post(PATH, content=bad)
-        assert answer.status_code == 400
-        assert "line 5: assignment.sault" in answer.json()["error"]["message"]
-        error = await refused(
-            server.stub.StartExperiment(
-                pb.StartExperimentRequest(plan=bad.replace(", sault: 1", "")), metadata=server.metadata()
-            )
+async def test_bad_plans_are_refused_with_line_and_reason(server: LiveServer) -> None:
+    bad = PLAN.replace("width: 1", "breadth: 1").replace("mode: hash", "mode: hash, sault: 1")
+    answer = await server.http.post(PATH, content=bad)
+    assert answer.status_code == 400
+    assert "line 5: assignment.sault" in answer.json()["error"]["message"]
+    error = await refused(
+        server.stub.StartExperiment(
+            pb.StartExperimentRequest(plan=bad.replace(", sault: 1", "")), metadata=server.metadata()
         )
-        assert error.code() == CODE.INVALID_ARGUMENT
-        (violation,) = found(error, BadRequest).field_violations
-        assert violation.field == "plan"
-        assert violation.description.startswith(
-            "line 3: arms.narrow.request.speculation.breadth: an arm cannot change it"
-        )
-        assert (await server.http.post(PATH, content=b"\xff\xfe")).status_code == 400
-        assert not server.folder.exists()
+    )
+    assert error.code() == CODE.INVALID_ARGUMENT
+    (violation,) = found(error, BadRequest).field_violations
+    assert violation.field == "plan"
+    assert violation.description.startswith("line 3: arms.narrow.request.speculation.breadth: an arm cannot change it")
+    assert (await server.http.post(PATH, content=b"\xff\xfe")).status_code == 400
+    assert not server.folder.exists()
 
 
-async def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        assert (await server.http.post(PATH, content=PLAN)).status_code == 201
-        answer = await server.http.post(PATH, content=OTHER)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "experiment_not_started")
-        assert "more and widths both change speculation.width" in answer.json()["error"]["message"]
-        again = await server.http.post(PATH, content=PLAN)
-        assert "widths is already running" in again.json()["error"]["message"]
-        await server.http.delete(f"{PATH}/widths")
-        assert (await server.http.post(PATH, content=OTHER)).status_code == 201
-        changed = await server.http.post(PATH, content=PLAN.replace("width: 2", "width: 3"))
-        assert changed.status_code == 409  # both the setting and the records are another's
-        await server.http.delete(f"{PATH}/more")
-        changed = await server.http.post(PATH, content=PLAN.replace("width: 2", "width: 3"))
-        assert "with another plan (arms differ)" in changed.json()["error"]["message"]
-        shadows = [
-            f"name: {name}\narms: {{a: {{}}, b: {{request: {{{option}: 1}}}}}}\nassignment: {{mode: shadow}}\n"
-            for name, option in (("s1", "priority"), ("s2", "target_tpot_ms"))
-        ]
-        made = await server.http.post(PATH, content=shadows[0])
-        assert "up to 2 times the load" in made.json()["warnings"][0]
-        second = await server.http.post(PATH, content=shadows[1])
-        assert "s2 and s1 both send shadows" in second.json()["error"]["message"]
+async def test_what_is_in_the_way_is_named(server: LiveServer) -> None:
+    assert (await server.http.post(PATH, content=PLAN)).status_code == 201
+    answer = await server.http.post(PATH, content=OTHER)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "experiment_not_started")
+    assert "more and widths both change speculation.width" in answer.json()["error"]["message"]
+    again = await server.http.post(PATH, content=PLAN)
+    assert "widths is already running" in again.json()["error"]["message"]
+    await server.http.delete(f"{PATH}/widths")
+    assert (await server.http.post(PATH, content=OTHER)).status_code == 201
+    changed = await server.http.post(PATH, content=PLAN.replace("width: 2", "width: 3"))
+    assert changed.status_code == 409  # both the setting and the records are another's
+    await server.http.delete(f"{PATH}/more")
+    changed = await server.http.post(PATH, content=PLAN.replace("width: 2", "width: 3"))
+    assert "with another plan (arms differ)" in changed.json()["error"]["message"]
+    shadows = [
+        f"name: {name}\narms: {{a: {{}}, b: {{request: {{{option}: 1}}}}}}\nassignment: {{mode: shadow}}\n"
+        for name, option in (("s1", "priority"), ("s2", "target_tpot_ms"))
+    ]
+    made = await server.http.post(PATH, content=shadows[0])
+    assert "up to 2 times the load" in made.json()["warnings"][0]
+    second = await server.http.post(PATH, content=shadows[1])
+    assert "s2 and s1 both send shadows" in second.json()["error"]["message"]
 
 
 async def test_a_server_without_a_folder_keeps_none(tmp_path: Path) -> None:
@@ -244,10 +235,9 @@ async def test_at_the_command_line(tmp_path: Path) -> None:
         assert (bad.exit_code, "line 5: assignment.mode" in bad.output) == (1, True)
 
 
-async def test_what_is_kept_names_the_run(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        await server.experiments.start(PLAN)
-        kept = Manifest.read(server.folder / "widths")
-        assert kept.facts["model"] == "fake"
-        assert json.loads((server.folder / "widths" / "state.json").read_text())["state"] == "running"
-        assert (server.folder / "widths" / "plan.yaml").read_text() == PLAN
+async def test_what_is_kept_names_the_run(server: LiveServer) -> None:
+    await server.experiments.start(PLAN)
+    kept = Manifest.read(server.folder / "widths")
+    assert kept.facts["model"] == "fake"
+    assert json.loads((server.folder / "widths" / "state.json").read_text())["state"] == "running"
+    assert (server.folder / "widths" / "plan.yaml").read_text() == PLAN

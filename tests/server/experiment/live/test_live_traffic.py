@@ -24,37 +24,36 @@ async def started(server: LiveServer, text: str = PLAN) -> Any:
     return await server.experiments.start(text)
 
 
-async def test_arms_differ_as_the_engine_gets_them_and_are_told_over_both_faces(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        before = await server.ask("before")
-        assert "x-specdec-arm" not in before.headers
-        await started(server)
-        told: dict[str, str] = {}
-        for i in range(12):
-            answer = await server.ask(f"h{i}", stream=bool(i % 2))
-            assert answer.status_code == 200
-            told[f"h{i}"] = answer.headers["x-specdec-arm"]
-            messages, trailers = await server.stream(f"g{i}")
-            assert messages[0].started.arm == trailers["x-specdec-arm"]
-            told[f"g{i}"] = messages[0].started.arm
-        whole = server.generation.Generate(
-            generation_pb2.GenerateRequest(text="w", request_id="w"), metadata=server.metadata()
-        )
-        await whole
-        told["w"] = str(dict(await whole.trailing_metadata())["x-specdec-arm"])
-        assert set(told.values()) == set(WIDTHS)
-        got = {note["text"]: note for note in server.got()}
-        assert (got["before"]["width"], got["before"]["priority"]) == (None, 0)
-        for text, arm in told.items():
-            assert got[text]["width"] == WIDTHS[arm]
-            assert got[text]["priority"] == (3 if arm == "widths=wide" else 0)
-        records = await server.recorded(25)
-        assert len({record.request for record in records}) == len(records) == 25
-        assert Counter(f"widths={record.arm}" for record in records) == Counter(told.values())
-        await server.experiments.stop("widths")
-        assert "x-specdec-arm" not in (await server.ask("after")).headers
-        assert len(server.records()) == 25
-        assert server.serving.models.first.admission.experiments is None
+async def test_arms_differ_as_the_engine_gets_them_and_are_told_over_both_faces(server: LiveServer) -> None:
+    before = await server.ask("before")
+    assert "x-specdec-arm" not in before.headers
+    await started(server)
+    told: dict[str, str] = {}
+    for i in range(12):
+        answer = await server.ask(f"h{i}", stream=bool(i % 2))
+        assert answer.status_code == 200
+        told[f"h{i}"] = answer.headers["x-specdec-arm"]
+        messages, trailers = await server.stream(f"g{i}")
+        assert messages[0].started.arm == trailers["x-specdec-arm"]
+        told[f"g{i}"] = messages[0].started.arm
+    whole = server.generation.Generate(
+        generation_pb2.GenerateRequest(text="w", request_id="w"), metadata=server.metadata()
+    )
+    await whole
+    told["w"] = str(dict(await whole.trailing_metadata())["x-specdec-arm"])
+    assert set(told.values()) == set(WIDTHS)
+    got = {note["text"]: note for note in server.got()}
+    assert (got["before"]["width"], got["before"]["priority"]) == (None, 0)
+    for text, arm in told.items():
+        assert got[text]["width"] == WIDTHS[arm]
+        assert got[text]["priority"] == (3 if arm == "widths=wide" else 0)
+    records = await server.recorded(25)
+    assert len({record.request for record in records}) == len(records) == 25
+    assert Counter(f"widths={record.arm}" for record in records) == Counter(told.values())
+    await server.experiments.stop("widths")
+    assert "x-specdec-arm" not in (await server.ask("after")).headers
+    assert len(server.records()) == 25
+    assert server.serving.models.first.admission.experiments is None
 
 
 async def test_metrics_are_told_by_arm(tmp_path: Path) -> None:
@@ -109,19 +108,18 @@ async def test_a_record_says_what_the_request_took(tmp_path: Path) -> None:
         assert (await server.recorded(1))[0].prompt is None
 
 
-async def test_failed_and_cancelled_requests_are_recorded_too(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        await started(server)
-        assert (await server.ask("x", cache_salt="broken")).status_code == 500
-        call = server.generation.GenerateStream(
-            generation_pb2.GenerateStreamRequest(text="x" * 90, cache=options_pb2.CacheOptions(salt="held")),
-            metadata=server.metadata(),
-        )
-        await anext(aiter(call))
-        call.cancel()
-        assert (await server.ask("x", cache_salt="full")).status_code == 429  # the engine's refusal
-        records = await server.recorded(3)
-        assert Counter(record.status for record in records) == {"MODEL_BROKEN": 1, "cancelled": 1, "QUEUE_FULL": 1}
+async def test_failed_and_cancelled_requests_are_recorded_too(server: LiveServer) -> None:
+    await started(server)
+    assert (await server.ask("x", cache_salt="broken")).status_code == 500
+    call = server.generation.GenerateStream(
+        generation_pb2.GenerateStreamRequest(text="x" * 90, cache=options_pb2.CacheOptions(salt="held")),
+        metadata=server.metadata(),
+    )
+    await anext(aiter(call))
+    call.cancel()
+    assert (await server.ask("x", cache_salt="full")).status_code == 429  # the engine's refusal
+    records = await server.recorded(3)
+    assert Counter(record.status for record in records) == {"MODEL_BROKEN": 1, "cancelled": 1, "QUEUE_FULL": 1}
 
 
 async def test_a_session_keeps_its_arm_and_one_without_takes_no_part(tmp_path: Path) -> None:
@@ -142,18 +140,17 @@ async def test_a_session_keeps_its_arm_and_one_without_takes_no_part(tmp_path: P
         assert not any("s" in record.key for record in records)  # hex of a hash
 
 
-async def test_what_a_request_sets_itself_wins_in_either_arm(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        await started(server)
-        for i in range(6):
-            answer = await server.ask(f"own{i}", speculation={"width": 3})
-            assert "x-specdec-arm" not in answer.headers
-            await server.ask(f"prio{i}", priority=1)
-        got = {note["text"]: note for note in server.got()}
-        assert {got[f"own{i}"]["width"] for i in range(6)} == {3}
-        assert {(got[f"prio{i}"]["width"], got[f"prio{i}"]["priority"]) for i in range(6)} == {(None, 1)}
-        assert (await server.experiments.get("widths")).left_out == {OWN_OPTIONS: 12}
-        assert server.records() == []
+async def test_what_a_request_sets_itself_wins_in_either_arm(server: LiveServer) -> None:
+    await started(server)
+    for i in range(6):
+        answer = await server.ask(f"own{i}", speculation={"width": 3})
+        assert "x-specdec-arm" not in answer.headers
+        await server.ask(f"prio{i}", priority=1)
+    got = {note["text"]: note for note in server.got()}
+    assert {got[f"own{i}"]["width"] for i in range(6)} == {3}
+    assert {(got[f"prio{i}"]["width"], got[f"prio{i}"]["priority"]) for i in range(6)} == {(None, 1)}
+    assert (await server.experiments.get("widths")).left_out == {OWN_OPTIONS: 12}
+    assert server.records() == []
 
 
 async def test_whose_key_has_not_the_index_of_an_arm_takes_no_part(tmp_path: Path) -> None:
@@ -172,14 +169,13 @@ async def test_whose_key_has_not_the_index_of_an_arm_takes_no_part(tmp_path: Pat
         assert (await server.experiments.get("widths")).left_out == {NO_INDEX: 6}
 
 
-async def test_warming_the_cache_is_no_part_of_it(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        await started(server)
-        await server.ask("warm", max_tokens=0)
-        await server.generation.Prefill(generation_pb2.PrefillRequest(text="warm"), metadata=server.metadata())
-        assert {note["width"] for note in server.got()} == {None}
-        await server.experiments.stop("widths")
-        assert server.records() == []
+async def test_warming_the_cache_is_no_part_of_it(server: LiveServer) -> None:
+    await started(server)
+    await server.ask("warm", max_tokens=0)
+    await server.generation.Prefill(generation_pb2.PrefillRequest(text="warm"), metadata=server.metadata())
+    assert {note["width"] for note in server.got()} == {None}
+    await server.experiments.stop("widths")
+    assert server.records() == []
 
 
 async def test_callers_choose_their_arm_where_they_may(tmp_path: Path) -> None:
@@ -234,12 +230,11 @@ async def test_two_experiments_on_two_settings_run_at_once(tmp_path: Path) -> No
         assert len(await server.recorded(24)) == len(await server.recorded(24, "depths")) == 24
 
 
-async def test_an_aa_splits_requests_and_changes_nothing(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        await started(server, "name: same\narms: {a: {}, b: {}}\nassignment: {mode: aa}\n")
-        arms = {(await server.ask(f"t{i}")).headers["x-specdec-arm"] for i in range(16)}
-        assert arms == {"same=a", "same=b"}
-        assert {(note["width"], note["mode"]) for note in server.got()} == {(None, "auto")}
+async def test_an_aa_splits_requests_and_changes_nothing(server: LiveServer) -> None:
+    await started(server, "name: same\narms: {a: {}, b: {}}\nassignment: {mode: aa}\n")
+    arms = {(await server.ask(f"t{i}")).headers["x-specdec-arm"] for i in range(16)}
+    assert arms == {"same=a", "same=b"}
+    assert {(note["width"], note["mode"]) for note in server.got()} == {(None, "auto")}
 
 
 async def test_a_switchback_serves_blocks(tmp_path: Path) -> None:
@@ -272,7 +267,8 @@ async def test_a_switchback_changes_the_engine_and_puts_it_back(tmp_path: Path) 
     )
     async with live_server(tmp_path, "old") as server:
         await started(server, plan)
-        count, seen = 0, set()
+        count = 0
+        seen: set[str] = set()
         async with asyncio.timeout(30):
             while len(seen) < 2:
                 await server.ask(f"t{count}")
@@ -306,15 +302,14 @@ async def test_an_engine_that_can_not_be_switched_ends_the_experiment(tmp_path: 
         assert "x-specdec-arm" not in (await server.ask()).headers
 
 
-async def test_completions_of_editors_take_part(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        await started(server)
-        request = completion_pb2.CompleteRequest(fim=options_pb2.FimPrompt(prefix="def f():\n", suffix=""))
-        request.completion.mode = completion_pb2.CompletionOptions.MODE_PREFIX
-        call = server.completion.Complete(request, metadata=server.metadata())
-        messages = [message async for message in call]
-        (record,) = await server.recorded(1)
-        assert messages[0].started.arm == f"widths={record.arm}"
+async def test_completions_of_editors_take_part(server: LiveServer) -> None:
+    await started(server)
+    request = completion_pb2.CompleteRequest(fim=options_pb2.FimPrompt(prefix="def f():\n", suffix=""))
+    request.completion.mode = completion_pb2.CompletionOptions.MODE_PREFIX
+    call = server.completion.Complete(request, metadata=server.metadata())
+    messages = [message async for message in call]
+    (record,) = await server.recorded(1)
+    assert messages[0].started.arm == f"widths={record.arm}"
 
 
 async def test_bug_a_stop_while_the_engine_restarts_restores_its_draft(tmp_path: Path) -> None:

@@ -25,28 +25,27 @@ def shadows(server: LiveServer) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("plan", [PLAN, BESIDE], ids=["after", "beside"])
-async def test_a_pair_has_both_arms_and_one_answer(tmp_path: Path, plan: str) -> None:
-    async with live_server(tmp_path) as server:
-        await server.experiments.start(plan)
-        for i in range(5):
-            answer = await server.ask(f"te{i}", session="s")
-            assert answer.json()["choices"][0]["text"] == f"\x02te{i}"  # the engine echoes, once
-            assert answer.headers["x-specdec-arm"] == "widths=narrow"
-            await server.recorded(2 * (i + 1))
-            assert server.serving.client.in_flight == server.serving.client.unread_bytes == 0  # no reader, no memory
-        records = server.records()
-        pairs: dict[str, dict[str, Any]] = {}
-        for record in records:
-            pairs.setdefault(record.pair, {})[record.arm] = record
-        assert len(pairs) == 5
-        for pair in pairs.values():
-            assert set(pair) == {"narrow", "wide"}
-            assert pair["narrow"].token_hash == pair["wide"].token_hash != b""
-            assert pair["narrow"].chunks > pair["wide"].chunks
-        assert [(note["width"], note["priority"]) for note in server.got() if "~" not in note["id"]] == [(1, 0)] * 5
-        assert [(note["width"], note["priority"] < -(1 << 30)) for note in shadows(server)] == [(2, True)] * 5
-        for note in shadows(server):
-            assert note["salt"] == "ops/"  # the caller's own, so nobody else's cache is touched
+async def test_a_pair_has_both_arms_and_one_answer(server: LiveServer, plan: str) -> None:
+    await server.experiments.start(plan)
+    for i in range(5):
+        answer = await server.ask(f"te{i}", session="s")
+        assert answer.json()["choices"][0]["text"] == f"\x02te{i}"  # the engine echoes, once
+        assert answer.headers["x-specdec-arm"] == "widths=narrow"
+        await server.recorded(2 * (i + 1))
+        assert server.serving.client.in_flight == server.serving.client.unread_bytes == 0  # no reader, no memory
+    records = server.records()
+    pairs: dict[str, dict[str, Any]] = {}
+    for record in records:
+        pairs.setdefault(record.pair, {})[record.arm] = record
+    assert len(pairs) == 5
+    for pair in pairs.values():
+        assert set(pair) == {"narrow", "wide"}
+        assert pair["narrow"].token_hash == pair["wide"].token_hash != b""
+        assert pair["narrow"].chunks > pair["wide"].chunks
+    assert [(note["width"], note["priority"]) for note in server.got() if "~" not in note["id"]] == [(1, 0)] * 5
+    assert [(note["width"], note["priority"] < -(1 << 30)) for note in shadows(server)] == [(2, True)] * 5
+    for note in shadows(server):
+        assert note["salt"] == "ops/"  # the caller's own, so nobody else's cache is touched
 
 
 async def test_a_shadow_has_nothing_of_the_control(tmp_path: Path) -> None:
@@ -69,94 +68,87 @@ async def test_a_shadow_has_the_arms_of_other_experiments(tmp_path: Path) -> Non
         assert [(note["width"], note["depth"]) for note in server.got()] == [(1, depth), (2, depth)]
 
 
-async def test_a_token_that_differs_is_seen(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        await server.experiments.start(PLAN)
-        await server.ask("abcdef", cache_salt="odd")
-        first, second = await server.recorded(2)
-        assert first.token_hash != second.token_hash
+async def test_a_token_that_differs_is_seen(server: LiveServer) -> None:
+    await server.experiments.start(PLAN)
+    await server.ask("abcdef", cache_salt="odd")
+    first, second = await server.recorded(2)
+    assert first.token_hash != second.token_hash
 
 
-async def test_chance_is_the_same_in_both(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        await server.experiments.start(PLAN)
-        messages, _ = await server.stream("x")
-        await server.recorded(2)
-        seeds = [note["seed"] for note in server.got()]
-        assert seeds[0] == seeds[1] == messages[0].started.seed
-        await server.ask("y", seed=7)
-        await server.ask("z", temperature=0)
-        await server.recorded(6)
-        by_text = {note["text"]: note["seed"] for note in server.got()}
-        assert (by_text["y"], by_text["z"]) == (7, None)
+async def test_chance_is_the_same_in_both(server: LiveServer) -> None:
+    await server.experiments.start(PLAN)
+    messages, _ = await server.stream("x")
+    await server.recorded(2)
+    seeds = [note["seed"] for note in server.got()]
+    assert seeds[0] == seeds[1] == messages[0].started.seed
+    await server.ask("y", seed=7)
+    await server.ask("z", temperature=0)
+    await server.recorded(6)
+    by_text = {note["text"]: note["seed"] for note in server.got()}
+    assert (by_text["y"], by_text["z"]) == (7, None)
 
 
-async def test_an_answer_by_the_clock_is_not_compared(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        await server.experiments.start(PLAN)
-        request = generation_pb2.GenerateStreamRequest(text="hello")
-        request.stopping.time_limit_ms = 5000
-        async for _ in server.generation.GenerateStream(request, metadata=server.metadata()):
-            pass
-        assert {record.token_hash for record in await server.recorded(2)} == {b""}
+async def test_an_answer_by_the_clock_is_not_compared(server: LiveServer) -> None:
+    await server.experiments.start(PLAN)
+    request = generation_pb2.GenerateStreamRequest(text="hello")
+    request.stopping.time_limit_ms = 5000
+    async for _ in server.generation.GenerateStream(request, metadata=server.metadata()):
+        pass
+    assert {record.token_hash for record in await server.recorded(2)} == {b""}
 
 
-async def test_half_a_pair_is_not_written(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        await server.experiments.start(BESIDE)
-        request = generation_pb2.GenerateStreamRequest(text="x" * 100)
-        request.cache.salt = "held"
-        call = server.generation.GenerateStream(request, metadata=server.metadata())
-        await anext(aiter(call))
-        await server.comes_to(lambda: len(shadows(server)) == 1)
-        call.cancel()  # its shadow has to end too, or it would run for nobody
-        await server.comes_to(lambda: server.serving.client.in_flight == 0)
-        await server.experiments.stop("widths")
-        assert server.records() == []
+async def test_half_a_pair_is_not_written(server: LiveServer) -> None:
+    await server.experiments.start(BESIDE)
+    request = generation_pb2.GenerateStreamRequest(text="x" * 100)
+    request.cache.salt = "held"
+    call = server.generation.GenerateStream(request, metadata=server.metadata())
+    await anext(aiter(call))
+    await server.comes_to(lambda: len(shadows(server)) == 1)
+    call.cancel()  # its shadow has to end too, or it would run for nobody
+    await server.comes_to(lambda: server.serving.client.in_flight == 0)
+    await server.experiments.stop("widths")
+    assert server.records() == []
 
 
-async def test_a_shadow_makes_way_for_whoever_comes(tmp_path: Path) -> None:
+async def test_a_shadow_makes_way_for_whoever_comes(server: LiveServer) -> None:
     """The engine has two places."""
-    async with live_server(tmp_path) as server:
-        await server.experiments.start(BESIDE)
-        slow = generation_pb2.GenerateStreamRequest(text="x" * 100)
-        slow.cache.salt = "held"
-        first = server.generation.GenerateStream(slow, metadata=server.metadata())
-        await anext(aiter(first))
-        await server.comes_to(lambda: len(shadows(server)) == 1)
-        assert server.serving.client.in_flight == 2
-        second = server.generation.GenerateStream(slow, metadata=server.metadata())
-        await anext(aiter(second))
-        assert server.serving.client.in_flight == 2  # both are somebody's
-        assert len(shadows(server)) == 1  # and the second one's shadow was not even sent
-        assert (await server.experiments.get("widths")).given_up == 2
-        for call in (first, second):
-            call.cancel()
-        await server.comes_to(lambda: server.serving.client.in_flight == 0)
-
-
-async def test_shadows_count_for_nobody(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        await server.experiments.start(PLAN)
-        for i in range(3):
-            await server.ask(f"t{i}")
-        await server.recorded(6)
-        assert len(shadows(server)) == 3
-        metrics = (await server.http.get("/metrics")).text
-        for name in ("generation", "prompt"):  # the engine echoes the prompt
-            assert f"specdec_{name}_tokens_total {3 * 3:.1f}" in metrics
-        assert server.serving.models.first.admission.in_flight == 0
-
-
-async def test_stopping_ends_the_shadows(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        await server.experiments.start(BESIDE)
-        slow = generation_pb2.GenerateStreamRequest(text="x" * 12)
-        slow.cache.salt = "held"
-        call = server.generation.GenerateStream(slow, metadata=server.metadata())
-        await anext(aiter(call))
-        await server.comes_to(lambda: len(shadows(server)) == 1)
-        await server.experiments.stop("widths")
-        assert server.serving.client.in_flight == 1
+    await server.experiments.start(BESIDE)
+    slow = generation_pb2.GenerateStreamRequest(text="x" * 100)
+    slow.cache.salt = "held"
+    first = server.generation.GenerateStream(slow, metadata=server.metadata())
+    await anext(aiter(first))
+    await server.comes_to(lambda: len(shadows(server)) == 1)
+    assert server.serving.client.in_flight == 2
+    second = server.generation.GenerateStream(slow, metadata=server.metadata())
+    await anext(aiter(second))
+    assert server.serving.client.in_flight == 2  # both are somebody's
+    assert len(shadows(server)) == 1  # and the second one's shadow was not even sent
+    assert (await server.experiments.get("widths")).given_up == 2
+    for call in (first, second):
         call.cancel()
-        await server.comes_to(lambda: server.serving.client.in_flight == 0)
+    await server.comes_to(lambda: server.serving.client.in_flight == 0)
+
+
+async def test_shadows_count_for_nobody(server: LiveServer) -> None:
+    await server.experiments.start(PLAN)
+    for i in range(3):
+        await server.ask(f"t{i}")
+    await server.recorded(6)
+    assert len(shadows(server)) == 3
+    metrics = (await server.http.get("/metrics")).text
+    for name in ("generation", "prompt"):  # the engine echoes the prompt
+        assert f"specdec_{name}_tokens_total {3 * 3:.1f}" in metrics
+    assert server.serving.models.first.admission.in_flight == 0
+
+
+async def test_stopping_ends_the_shadows(server: LiveServer) -> None:
+    await server.experiments.start(BESIDE)
+    slow = generation_pb2.GenerateStreamRequest(text="x" * 12)
+    slow.cache.salt = "held"
+    call = server.generation.GenerateStream(slow, metadata=server.metadata())
+    await anext(aiter(call))
+    await server.comes_to(lambda: len(shadows(server)) == 1)
+    await server.experiments.stop("widths")
+    assert server.serving.client.in_flight == 1
+    call.cancel()
+    await server.comes_to(lambda: server.serving.client.in_flight == 0)
