@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
@@ -16,6 +17,8 @@ from specdec.engine.parts import EngineParts, LoadedDraft
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.step import StepTracer
 from specdec.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 SAVE_INTERVAL_S = 120.0  # between writes of the profile cache; a crash loses at most this much of what was learned
 
@@ -73,7 +76,10 @@ class Speculation:
         """Write the estimates to the profile cache every `SAVE_INTERVAL_S`."""
         if now - self._saved_s > SAVE_INTERVAL_S:
             self._saved_s = now
-            self._save()
+            try:
+                self._save()
+            except Exception:
+                logger.exception("the estimates could not be saved")
 
     def close(self) -> None:
         """Close the trace file and write the estimates."""

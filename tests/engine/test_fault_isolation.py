@@ -34,6 +34,7 @@ from specdec.core.types import (
     TextRules,
 )
 from specdec.engine.engine import Engine
+from specdec.engine.profile_cache import LearnedProfile
 from specdec.engine.propose import Drafting
 from specdec.engine.step import StepTracer
 from specdec.grammar.state import GrammarState
@@ -81,6 +82,7 @@ CALLS: list[tuple[type, str, str]] = [
     (StepRecord, "end", ""),
     (TraceLog, "add", ""),
     (TraceWriter, "write", ""),
+    (LearnedProfile, "write", ""),
     (KvCacheManager, "publish", "publishing"),
     (KvCacheManager, "key_of", "publishing"),
     (CacheRecorder, "stored", ""),
@@ -123,7 +125,9 @@ def fresh_engine(trace: Path) -> Engine:
 
     speculation: SpeculationConfig = parts.config.speculation.model_copy(update={"trace_file": trace})
     drafters = [GrammarDrafter(), *parts.drafters]
-    engine = tiny_engine(dataclasses.replace(parts, drafters=drafters, clock=clock), pages=12, speculation=speculation)
+    profile = LearnedProfile(trace.parent, "target")
+    parts = dataclasses.replace(parts, drafters=drafters, clock=clock, learned_file=profile)
+    engine = tiny_engine(parts, pages=12, speculation=speculation)
     engine.record_cache(CacheRecorder(salted=True))
     return engine
 
@@ -173,6 +177,7 @@ def test_a_fault_ends_only_its_own_request(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("specdec.engine.speculation.SAVE_INTERVAL_S", 0.1)
     engine, calls = fresh_engine(tmp_path / "t.jsonl"), 0
     original: Any = owner.__dict__[method]
     inner = original.__func__ if isinstance(original, classmethod | staticmethod) else original
