@@ -172,13 +172,13 @@ class Body:
             return None
         return Body(value, self.violations, self.names, f"{self.path(name)}.")
 
-    def objects(self, name: str) -> list[Body]:
-        """A list of at most `MAX_OBJECTS` objects, to be read in turn."""
+    def objects(self, name: str, limit: int = MAX_OBJECTS) -> list[Body]:
+        """A list of at most ``limit`` objects, to be read in turn."""
         value = self._data.get(name)
         if value is None:
             return []
-        if isinstance(value, list) and len(value) > MAX_OBJECTS:
-            self.refuse(name, f"holds {len(value)} values, at most {MAX_OBJECTS} may be; send fewer")
+        if isinstance(value, list) and len(value) > limit:
+            self.refuse(name, f"holds {len(value)} values, at most {limit} may be; send fewer")
             return []
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             self.refuse(name, "must be a list of objects")

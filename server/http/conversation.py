@@ -8,6 +8,7 @@ from typing import Any
 from server.http.call import Call
 from server.http.tool_use import check_names, check_tool
 from server.json_body import Body
+from specdec.core.fields import MAX_TOOLS
 
 
 class Conversation:
@@ -87,7 +88,7 @@ def read_flat_tools(call: Call, body: Body, kinds: Sequence[str | None], schema:
     """
     body.value("tools")  # notes what is nested too deep
     tools: list[dict[str, Any]] = []
-    for i, given in enumerate(body.objects("tools")):
+    for i, given in enumerate(body.objects("tools", MAX_TOOLS)):
         if given.text("type") not in kinds:
             call.left_out.append(f"tools[{i}]")
             continue

@@ -12,6 +12,7 @@ from server.http.tool_calls import MAX_NAME, ToolCall, ToolCallParser, WholeCall
 from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields
 from server.request_fields import FLAG, OBJECT, TEXT, Field, Table, either, listed, with_fields
+from specdec.core.fields import MAX_TOOLS
 from specdec.core.types import GrammarKind, GrammarParams
 from specdec.models.tool_forms import ToolForm
 
@@ -80,7 +81,7 @@ def read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     bad, which is noted."""
     n_known = len(body.violations.found)
     tools: list[dict[str, Any]] = body.value("tools")
-    names = [_read_tool(tool) for tool in body.objects("tools")]
+    names = [_read_tool(tool) for tool in body.objects("tools", MAX_TOOLS)]
     check_names(body, names, "tools", "function.name")
     required = _read_choice(body, names)
     parallel = body.flag("parallel_tool_calls", default=True)

@@ -27,6 +27,7 @@ MAX_PREDICTION_TOKENS = 1 << 17  # ids, the longest usual context; an index of a
 MAX_PROMPT_TOKENS = 1 << 20  # ids, the longest contexts of published models; the model's own is the real limit
 MAX_RESUMED_TOKENS = 1 << 18  # ids, longer than the answers that models give
 MAX_OBJECTS = 1 << 13  # messages, files, edits or choices of one list; reading them takes some 10 ms
+MAX_TOOLS = 1 << 10  # of a conversation; the grammar of a required call and the prompt grow with each
 MAX_RULE_TEXT = 4096  # characters of the text behind the gap; a rule reads far fewer
 MAX_INDEXES = 8  # indexes; each is searched at every step
 MAX_DRAFTERS = 64  # names; an engine loads fewer than ten

@@ -145,15 +145,10 @@ def test_sample_seeds(seed: int) -> None:
     assert all(0 <= s < 2**64 for s in seeds)
 
 
-def test_seeds_are_stable_and_checked() -> None:
+def test_seeds_are_stable() -> None:
     assert sample_seed(42, 1) == GOLDEN
     assert draw_seed() != draw_seed()
     assert all(float(seed) == seed < 1 << 53 for seed in (draw_seed() for _ in range(99)))  # as JavaScript has numbers
-    for seed, index in [(-1, 0), (2**64, 0), (0, -1)]:
-        with pytest.raises(ValueError, match=r"seed|index"):
-            sample_seed(seed, index)
-    with pytest.raises(ValueError, match="seed"):
-        SamplingPolicy(seed=-1)
 
 
 GOLDEN = 18220876575004849820

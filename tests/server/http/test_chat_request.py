@@ -10,6 +10,7 @@ import pytest
 from server.errors import ChatNotSupportedError, UnknownModelError
 from server.http.openai_chat import parse_chat
 from server.json_body import MAX_OBJECTS
+from specdec.core.fields import MAX_TOOLS
 from specdec.core.types import (
     GrammarKind,
     GrammarParams,
@@ -123,6 +124,11 @@ def test_a_list_of_very_many_messages_is_refused_before_any_is_read() -> None:
     assert [(v.field, v.description) for v in found] == [
         ("messages", "holds 8193 values, at most 8192 may be; send fewer")
     ]
+
+
+def test_very_many_tools_are_refused_before_any_is_read() -> None:
+    found = violations(parse_chat, {"messages": HI, "tools": [TOOL] * (MAX_TOOLS + 1), "tool_choice": "required"})
+    assert ("tools", "holds 1025 values, at most 1024 may be; send fewer") in [(v.field, v.description) for v in found]
 
 
 def test_a_conversation_with_tools_is_not_resumed() -> None:
