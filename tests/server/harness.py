@@ -82,6 +82,8 @@ async def running_server(
             await serving.wait_ready()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.grpc_port}") as channel:
             yield Harness(serving, addresses, channel)
+        if serving.client.in_flight == 0:
+            assert serving.client.unread_bytes == 0  # an idle server keeps no events
     finally:
         await serving.stop()
 
