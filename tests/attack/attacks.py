@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ from specdec.api.v1 import admin_pb2, generation_pb2
 REPEATS = 3
 MIB = 1 << 20
 Attack = Callable[["Target"], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """A list of ``count`` equal items."""
+
+    count: int
+    item: Any = 7
 
 
 class Target:
@@ -54,16 +63,28 @@ class Target:
             return (await http.post(path, content=content, headers=headers)).status_code
 
 
-def lists(name: str, **fields: Any) -> Attack:
-    """A list of one repeated field of GenerateRequest."""
-    data = generation_pb2.GenerateRequest(**{"text": "a"} | fields).SerializeToString()
+def lists(**fields: Any) -> Attack:
+    """Lists of GenerateRequest that are refused: by field, a number of items, or a group of such fields."""
+
+    def message() -> bytes:
+        request = generation_pb2.GenerateRequest(text="a")
+        request.MergeFrom(generation_pb2.GenerateRequest(**_grown(fields)))
+        return request.SerializeToString()
 
     async def attack(target: Target) -> None:
+        data = await asyncio.to_thread(message)
         for _ in range(REPEATS):
             code = await target.call("GenerationService/Generate", data)
-            assert code == grpc.StatusCode.INVALID_ARGUMENT, f"{name}: {code}"
+            assert code == grpc.StatusCode.INVALID_ARGUMENT, code
 
     return attack
+
+
+def _grown(fields: Any) -> Any:
+    """``fields`` with each `Many` as a list of its length."""
+    if isinstance(fields, Many):
+        return [fields.item] * fields.count
+    return {name: _grown(field) for name, field in fields.items()} if isinstance(fields, dict) else fields
 
 
 async def longest_lists(target: Target) -> None:
@@ -173,13 +194,11 @@ async def idle_connections(target: Target) -> None:
 
 
 ATTACKS: dict[str, Attack] = {
-    "8M stop ids": lists("stop ids", stopping={"stop_token_ids": [7] * 8_000_000}),
-    "12M allowed ids": lists("allowed ids", sampling={"allowed_token_ids": [7] * 12_000_000}),
-    "prompt of 15M ids": lists("prompt", text="", token_ids={"ids": [7] * 15_000_000}),
-    "4M prediction ids, n=8": lists(
-        "prediction", sampling={"n": 8}, prediction={"token_ids": {"ids": [7] * 4_000_000}}
-    ),
-    "800,000 chat messages": lists("chat", text="", chat={"messages": [{"role": "user", "content": "a"}] * 800_000}),
+    "8M stop ids": lists(stopping={"stop_token_ids": Many(8_000_000)}),
+    "12M allowed ids": lists(sampling={"allowed_token_ids": Many(12_000_000)}),
+    "prompt of 15M ids": lists(token_ids={"ids": Many(15_000_000)}),
+    "4M prediction ids, n=8": lists(sampling={"n": 8}, prediction={"token_ids": {"ids": Many(4_000_000)}}),
+    "800,000 chat messages": lists(chat={"messages": Many(800_000, {"role": "user", "content": "a"})}),
     "longest lists": longest_lists,
     "grammar bombs": grammar_bombs,
     "schemas": schemas,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -25,7 +28,8 @@ CACHE = Path("~/.cache/specdec").expanduser()
 GAP_P99_MS, GAP_MAX_MS, LIVEZ_P99_MS = 100.0, 250.0, 50.0
 MEMORY_BYTES = 64 * MIB
 BUSY = 2.0  # on a busy machine a figure may be as many times the undisturbed one, if that is more than the limit
-UNDISTURBED_S, REST_S = 10.0, 3.0
+UNDISTURBED_S = 10.0
+REST_S, POLL_S = 15.0, 3.0
 RESTART_S = 120.0
 
 
@@ -51,12 +55,26 @@ def row(name: str, found: Figures, memory: dict[str, int]) -> str:
     )
 
 
-async def settled_bytes(server: LocalServer) -> dict[str, int]:
-    """Memory of the processes `REST_S` after the last call, or twice that if it still falls."""
-    await asyncio.sleep(REST_S)
-    before = server.memory_bytes()
-    await asyncio.sleep(REST_S)
-    return {name: min(count, before[name]) for name, count in server.memory_bytes().items()}
+async def growth(server: LocalServer, before: dict[str, int]) -> dict[str, int]:
+    """Bytes that the processes keep, once these are within the limit or `REST_S` have passed."""
+    until_s = time.monotonic() + REST_S
+    while True:
+        await asyncio.sleep(POLL_S)
+        after = server.memory_bytes()
+        grown = {part: after[part] - before[part] for part in after}
+        if max(grown.values()) <= MEMORY_BYTES or time.monotonic() > until_s:
+            return grown
+
+
+@contextmanager
+def low_priority() -> Iterator[None]:
+    """An attacker on another machine would not take the server's processor."""
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
+    try:
+        yield
+    finally:
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
 @pytest.mark.timeout(900)
@@ -79,17 +97,17 @@ async def test_attacks_reach_nobody_else(tmp_path: Path) -> None:
             began_s = time.monotonic()
             await asyncio.sleep(UNDISTURBED_S)
             spans["undisturbed"] = began_s, time.monotonic()
-            memory["undisturbed"] = dict.fromkeys(server.memory_bytes(), 0)
-            at_rest = await settled_bytes(server)
+            at_rest = server.memory_bytes()
+            memory["undisturbed"] = dict.fromkeys(at_rest, 0)
             for name, attack in ATTACKS.items():
                 began_s = time.monotonic()
                 try:
-                    await attack(target)
+                    with low_priority():
+                        await attack(target)
                 except AssertionError as error:
                     found.append(f"{name}: {error}")
                 spans[name] = began_s, time.monotonic()
-                after = await settled_bytes(server)
-                memory[name] = {part: after[part] - at_rest[part] for part in after}
+                memory[name] = await growth(server, at_rest)
     figures = {name: observed.between(*span) for name, span in spans.items()}
     for name, each in figures.items():
         print(row(name, each, memory[name]))
@@ -148,8 +166,8 @@ async def test_a_template_that_folds_a_huge_constant_takes_no_memory(tmp_path: P
                 body = {"messages": [{"role": "user", "content": "a"}]}
                 response = await http.post("/v1/chat/completions", json=body)
             ended_s = time.monotonic()
-        after = await settled_bytes(server)
-    print(row("template", observed.between(began_s, ended_s), {part: after[part] - before[part] for part in after}))
+        grown = await growth(server, before)
+    print(row("template", observed.between(began_s, ended_s), grown))
     assert 400 <= response.status_code < 500
-    assert max(after[part] - before[part] for part in after) <= MEMORY_BYTES
+    assert max(grown.values()) <= MEMORY_BYTES
     assert observed.between(began_s, ended_s).livez_p99 <= LIVEZ_P99_MS * BUSY
