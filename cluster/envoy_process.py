@@ -297,8 +297,11 @@ class EnvoyProcess:
             self._process = await asyncio.create_subprocess_exec(
                 *words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        self._pid_file.write_text(str(self._process.pid))
         self.starts += 1
+        try:
+            self._pid_file.write_text(str(self._process.pid))
+        except OSError as error:  # only `_stop_orphan` of a later run needs the file
+            _LOG.warning("%s cannot be written (%s)", self._pid_file, error.strerror)
         until = time.monotonic() + _START_S
         try:
             while not await self.admin.is_ready():
@@ -321,7 +324,8 @@ class EnvoyProcess:
         except TimeoutError:
             process.kill()
             await process.wait()
-        self._pid_file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._pid_file.unlink()
 
     async def _stop_orphan(self) -> None:
         """Stops an Envoy whose parent was killed: it holds the ports, and its replicas are gone."""

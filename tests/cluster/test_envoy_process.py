@@ -80,6 +80,14 @@ async def test_an_error_while_it_restarts_is_not_final(
         assert envoy._supervisor.failures == 3
 
 
+async def test_it_runs_though_its_id_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    envoy = process(tmp_path)
+    (tmp_path / "envoy" / "envoy.pid").mkdir()
+    async with envoy:
+        assert psutil.pid_exists(envoy.pid)
+    assert "envoy.pid cannot be written" in caplog.text
+
+
 async def test_its_log_is_bounded_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envoy_process, "_LOG_CHECK_S", 0.01)
     monkeypatch.setattr(envoy_process, "bound_log", lambda path: bound_log(path, 1000))
