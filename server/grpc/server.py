@@ -110,7 +110,7 @@ class GrpcServer:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         bound = self._access.listen(self._server, address)
         if bound == 0:
-            raise ConfigError(f"gRPC can not listen on {address}: it is in use, or not an address of this machine")
+            raise ConfigError(f"gRPC cannot listen on {address}: it is in use, or not an address of this machine")
         await self._server.start()
         return bound
 

@@ -90,7 +90,7 @@ class CompletionOptions(_message.Message):
         MODE_UNSPECIFIED: CompletionOptions._Mode.ValueType  # 0
         """As MODE_MIDDLE."""
         MODE_MIDDLE: CompletionOptions._Mode.ValueType  # 1
-        """Fill in, or refuse where the model can not."""
+        """Fill in, or refuse if the model cannot."""
         MODE_MIDDLE_OR_PREFIX: CompletionOptions._Mode.ValueType  # 2
         """Fill in, or continue the prefix where the model can do no more."""
         MODE_PREFIX: CompletionOptions._Mode.ValueType  # 3
@@ -100,7 +100,7 @@ class CompletionOptions(_message.Message):
     MODE_UNSPECIFIED: CompletionOptions.Mode.ValueType  # 0
     """As MODE_MIDDLE."""
     MODE_MIDDLE: CompletionOptions.Mode.ValueType  # 1
-    """Fill in, or refuse where the model can not."""
+    """Fill in, or refuse if the model cannot."""
     MODE_MIDDLE_OR_PREFIX: CompletionOptions.Mode.ValueType  # 2
     """Fill in, or continue the prefix where the model can do no more."""
     MODE_PREFIX: CompletionOptions.Mode.ValueType  # 3
