@@ -82,7 +82,7 @@ class RunningExperiment:
         file_errors: FileErrors,
     ) -> None:
         self.plan = plan
-        self._put = Counter({name: written.get(name, 0) for name in plan.config.arms})
+        self._recorded = Counter({name: written.get(name, 0) for name in plan.config.arms})
         self.left_out: Counter[str] = Counter()  # requests of this run that do not participate, by reason
         self._client, self._clock, self._on_over = client, clock, on_over
         self._decode = decode if plan.config.store_prompts else None
@@ -100,7 +100,7 @@ class RunningExperiment:
     @property
     def records(self) -> dict[str, int]:
         """Records by arm, including earlier runs; those that wait for the disk count already."""
-        return {arm: count - self._sink.lost[arm] for arm, count in self._put.items()}
+        return {arm: count - self._sink.lost[arm] for arm, count in self._recorded.items()}
 
     @property
     def given_up(self) -> int:
@@ -224,7 +224,7 @@ class RunningExperiment:
     def _write(self, arm: str, make: Callable[[], Record]) -> None:
         if self._over:
             return
-        self._put[arm] += 1
+        self._recorded[arm] += 1
         self._sink.put(arm, make)
 
     def _check_limit(self) -> None:
