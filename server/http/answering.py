@@ -1,4 +1,4 @@
-"""Carries a call's requests out and gathers what the engine says, as a stream or in one piece."""
+"""Runs a call's requests and sends the events as a stream, or collects them into one answer."""
 
 from __future__ import annotations
 
@@ -43,28 +43,27 @@ def named_event(value: dict[str, Any]) -> bytes:
 
 @dataclass(slots=True)
 class Sample:
-    """Sample ``index`` of a call, of its prompt number ``prompt``; ``end`` is None until it finished."""
+    """One finished sample of a call."""
 
-    prompt: int
-    index: int
+    prompt: int  # number of its prompt
+    index: int  # number among all samples of the call
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    end: Finished | None = None
+    end: Finished = field(init=False)
 
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over prompts and samples; a prompt counts once whatever its number of samples. ``seed`` is that of the
-    first prompt to start; ``resumed_tokens`` of the output came with the call."""
+    """Sums over prompts and samples."""
 
-    seed: int | None = None
-    prompt_tokens: int = 0
+    seed: int | None = None  # of the first prompt to start
+    prompt_tokens: int = 0  # each prompt counts once, whatever its number of samples
     cached_tokens: int = 0
     output_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
-    resumed_tokens: int = 0
+    resumed_tokens: int = 0  # output tokens that came with the call
     finished: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
@@ -103,15 +102,16 @@ def _add_stats(total: SpeculationStats, part: SpeculationStats) -> None:
 async def generate(
     model: ServedModel, requests: Sequence[Request], *, share: bool = False, supersedes_key: str = ""
 ) -> AsyncGenerator[tuple[int, RequestEvent]]:
-    """The events of ``requests``, one per prompt, as they come: (which request, event).
+    """The events of ``requests``, one request per prompt: (number of the request, event).
 
-    Samples are numbered through: sample i of request r is r * n + i. To be read inside `contextlib.aclosing`: closing
-    it, by an error or a cancellation too, ends all requests in the engine at once. ``share``: a single request may be
-    answered with the events of an equal one that runs already (`model.completion.runs.RequestCoalescer`).
-    ``supersedes_key``: ends the running request of the same tenant with the same one, for the first of ``requests``.
+    Sample i of request r has the index r * n + i. Read it inside `contextlib.aclosing`: closing it aborts all requests
+    in the engine.
+
+    share: a single request may read the events of an equal request that already runs (`RequestCoalescer`).
+    supersedes_key: the first request ends the tenant's running request with the same key.
 
     Raises:
-        RequestError: the caller may not, or the engine refuses or fails one of them.
+        RequestError: admission or the engine refuses a request, or the engine fails.
     """
     if share and len(requests) == 1:
         async with aclosing(_shared(model, requests[0], supersedes_key)) as events:
@@ -148,7 +148,7 @@ async def _shared(model: ServedModel, request: Request, supersedes_key: str) -> 
 
 
 async def _merged(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, RequestEvent]]:
-    # What a slow client leaves stays with its streams, where it is bounded.
+    # The queue is short, so a slow client's events wait in the streams, which are bounded.
     queue: asyncio.Queue[tuple[int, RequestEvent | RequestError | None]] = asyncio.Queue(len(streams))
 
     async def pump(which: int, stream: RequestStream) -> None:
@@ -175,53 +175,63 @@ async def _merged(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int,
             task.cancel()
 
 
-class StreamWriter(Protocol):
-    """Turns events into what a client reads. ``media_type``: of the whole stream."""
+class Answer(Protocol):
+    """A dialect's form of an answer. One object serves one call."""
 
-    media_type: bytes
+    media_type: bytes  # of a stream
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
-        """What the event adds to the stream; empty: nothing yet."""
+        """The stream's next bytes after an event of request number ``prompt``; may be empty."""
 
     def last(self) -> bytes:
-        """What ends the stream."""
+        """The end of the stream."""
+
+    def whole(self, samples: Sequence[Sample], totals: Totals) -> Any:
+        """The JSON body of an answer in one piece."""
 
 
-async def stream_answer(call: Call, requests: Sequence[Request], writer: StreamWriter, *, share: bool = False) -> None:
-    """Answer with a stream. It begins with the engine's first word, so that a refusal still is a status of its own, or
-    where headers are held with the first token, so that whatever fails before is one too;
-    the end goes out together with the last event, or behind it where a sample was cut off, since the reason may follow.
-    ``share``: callers of one tenant who ask for the same at the same time get the same, or at least one prompt's work
-    is done once.
+async def answer(call: Call, requests: Sequence[Request], form: Answer, *, stream: bool, share: bool = False) -> None:
+    """Answer with a stream, or in one piece. ``share`` as in `generate`.
 
     Raises:
-        RequestError: the engine refuses or fails one of them.
+        RequestError: the engine refuses a request or fails.
     """
+    if stream:
+        await _stream(call, requests, form, share)
+    else:
+        samples, totals = await whole_answer(call, requests, share=share)
+        await call.reply(200, form.whole(samples, totals))
+
+
+async def _stream(call: Call, requests: Sequence[Request], form: Answer, share: bool) -> None:
+    """Headers wait for the engine's first event, or for the first token if the call holds them, so that an earlier
+    failure has a status of its own. The end is sent with the last event; after a sample that was cut off it is sent
+    later, because an error may follow."""
     hold, held = call.holds_headers, b""
     left, cut = sum(request.sampling.n for request in requests), False
     async with aclosing(generate(call.model, requests, share=share, supersedes_key=call.supersedes_key)) as events:
         async for prompt, event in events:
-            data = writer.take(prompt, event)
+            data = form.take(prompt, event)
             if hold:
                 data = held = held + data
                 if precedes_tokens(event):
                     continue
                 hold = False
             if not call.began:
-                await call.start_stream(writer.media_type)
+                await call.start_stream(form.media_type)
             if isinstance(event, Finished):
                 left -= 1
                 cut = cut or event.reason is FinishReason.ABORTED
             if not left and not cut:
-                await call.finish(data + writer.last())
+                await call.finish(data + form.last())
             elif data:
                 await call.write(data)
     if cut:
-        await call.finish(writer.last())
+        await call.finish(form.last())
 
 
 async def whole_answer(call: Call, requests: Sequence[Request], *, share: bool = False) -> tuple[list[Sample], Totals]:
-    """Every sample, finished, in order, and what they amount to; shares and raises as `stream_answer`."""
+    """Every sample, finished and in order, and their sums; raises as `answer`."""
     n, totals = requests[0].sampling.n, Totals()
     samples = [Sample(index // n, index) for index in range(n * len(requests))]
     async with aclosing(generate(call.model, requests, share=share, supersedes_key=call.supersedes_key)) as events:

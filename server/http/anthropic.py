@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from server.http.answering import MEDIA_TYPE, Totals, named_event, stream_answer, whole_answer
+from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, named_event
 from server.http.blocks import Block, Blocks, Step, Steps
 from server.http.call import Call, Endpoint
 from server.http.conversation import Conversation, needed_text, read_flat_tools, read_named_tool, read_part, read_text
@@ -204,7 +205,7 @@ _ERROR_TYPES = {
 
 
 class AnthropicErrors:
-    """``param`` and ``code`` are as OpenAI's errors have them."""
+    """Errors as Anthropic words them; ``param`` and ``code`` are those of OpenAI."""
 
     def body(self, refusal: Refusal) -> dict[str, Any]:
         """The body of an answer that refuses."""
@@ -218,7 +219,7 @@ class AnthropicErrors:
 
 
 def usage(totals: Totals) -> dict[str, int]:
-    """``input_tokens`` leaves out those that were cached."""
+    """``input_tokens`` excludes cached tokens."""
     return {
         "input_tokens": totals.prompt_tokens - totals.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -228,7 +229,7 @@ def usage(totals: Totals) -> dict[str, int]:
 
 
 def stop_fields(event: Finished, called: bool, limit: int | None, tokenizer: TokenizerLike) -> dict[str, Any]:
-    """Why the answer ended, and the text that ended it. ``limit``: how many tokens were asked for at most."""
+    """Why the answer ended, and the text that ended it. ``limit``: the call's own, in tokens."""
     reason, matched = "end_turn", None
     match event.reason:
         case FinishReason.LENGTH:
@@ -246,7 +247,7 @@ def stop_fields(event: Finished, called: bool, limit: int | None, tokenizer: Tok
 
 
 def content_block(block: Block) -> dict[str, Any]:
-    """One block of a whole answer. The arguments of a call are an object, which they may fail to be."""
+    """One block of an answer in one piece. The arguments of a call must be an object, so other JSON is wrapped."""
     if block.call is None:
         return {"type": "text", "text": block.text}
     try:
@@ -258,7 +259,7 @@ def content_block(block: Block) -> dict[str, Any]:
 
 
 def message_head(call: Call) -> dict[str, Any]:
-    """An answer that has only begun."""
+    """The fields of an answer that has only begun."""
     return {
         "id": f"msg_{call.request_id}",
         "type": "message",
@@ -271,32 +272,41 @@ def message_head(call: Call) -> dict[str, Any]:
     }
 
 
-class MessageStream:
-    """The message without content, its blocks one after the other, and how it ended."""
+class MessageAnswer:
+    """A stream has the message without content, its blocks in turn, and its end."""
 
     media_type = MEDIA_TYPE
 
     def __init__(self, head: dict[str, Any], parsed: MessagesRequest, tokenizer: TokenizerLike) -> None:
         self._head, self._request, self._tokenizer = head, parsed.request, tokenizer
+        self._tools = parsed.tools
         self._blocks, self._totals = Blocks(parsed.tools), Totals()
         self._end: dict[str, Any] = {}
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
-        """The events that ``event`` makes."""
         self._totals.add(event)
         if isinstance(event, Delta):
             return self._steps(self._blocks.push(event.text))
         if isinstance(event, Finished):
             rest = self._steps(self._blocks.end())
-            self._end = stop_fields(event, self._blocks.called, self._request.stopping.max_tokens, self._tokenizer)
+            self._end = self._stop_fields(event, self._blocks.called)
             return rest
         started = {"type": "message_start", "message": {**self._head, "usage": usage(self._totals)}}
         return named_event(started) + named_event({"type": "ping"})
 
     def last(self) -> bytes:
-        """How it ended, and what it took."""
         end = {"type": "message_delta", "delta": self._end, "usage": usage(self._totals), **extras(self._totals)}
         return named_event(end) + named_event({"type": "message_stop"})
+
+    def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
+        (sample,) = samples
+        blocks = Blocks.of(sample.text, self._tools)
+        end = self._stop_fields(sample.end, blocks.called)
+        content = [content_block(block) for block in blocks.found]
+        return {**self._head, "content": content, **end, "usage": usage(totals), **extras(totals)}
+
+    def _stop_fields(self, event: Finished, called: bool) -> dict[str, Any]:
+        return stop_fields(event, called, self._request.stopping.max_tokens, self._tokenizer)
 
     def _steps(self, steps: Steps) -> bytes:
         return b"".join(named_event(_step_event(*step)) for step in steps)
@@ -317,33 +327,16 @@ def _step_event(step: Step, block: Block, text: str) -> dict[str, Any]:
 
 
 async def create_message(call: Call) -> None:
-    """Answer ``call``.
-
-    Raises:
-        RequestError: it can not be served.
-    """
-    model = call.model
+    """Answer a call of /v1/messages."""
     _add_request_id(call)
-    with model.gate.enter():
+    with call.model.gate.enter():
         parsed = await parse_messages(call)
-        head, tokenizer = message_head(call), model.tokenizer.loaded
-        if parsed.stream:
-            await stream_answer(call, [parsed.request], MessageStream(head, parsed, tokenizer))
-            return
-        (sample,), totals = await whole_answer(call, [parsed.request])
-        assert sample.end is not None  # an answer in one piece is made of finished samples
-        blocks = Blocks.of(sample.text, parsed.tools)
-        end = stop_fields(sample.end, blocks.called, parsed.request.stopping.max_tokens, tokenizer)
-        content = [content_block(block) for block in blocks.found]
-        await call.reply(200, {**head, "content": content, **end, "usage": usage(totals), **extras(totals)})
+        form = MessageAnswer(message_head(call), parsed, call.model.tokenizer.loaded)
+        await answer(call, [parsed.request], form, stream=parsed.stream)
 
 
 async def count_tokens(call: Call) -> None:
-    """Answer with the length of a message's prompt.
-
-    Raises:
-        RequestError: it cannot be read.
-    """
+    """Answer with the length of a message's prompt."""
     _add_request_id(call)
     body, _ = await call.read_request(PROMPT_FIELDS)
     prompt = await _read_prompt(call, body)

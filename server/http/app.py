@@ -1,4 +1,4 @@
-"""All endpoints as one ASGI application: routing, keys, error answers, CORS and the OpenAPI document."""
+"""All endpoints as one ASGI application: routing, choice of model, keys, errors, CORS and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from server.http.call import Call, Endpoint, ErrorStyle, ServerContext
 from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFoundError, refusal_of
 from server.http.llamacpp import LLAMACPP
 from server.http.mistral import MISTRAL
-from server.http.model_choice import model_of
 from server.http.ollama import OLLAMA, OllamaErrors
 from server.http.openai import DEEPSEEK, EMBEDDINGS, OPENAI
 from server.http.openai_format import OpenAIErrors
@@ -33,16 +32,18 @@ from server.http.sglang import SGLANG
 from server.http.tabby import TABBY
 from server.http.vllm import RENDER, VLLM
 from server.json_body import write_json
+from server.served_model import ServedModel, Task
+from specdec.errors import InvalidRequestError
 
 
 class ExactPaths(Starlette):
-    """Starlette, which is asked only for what has placeholders in its path, and for refusals."""
+    """A Starlette application that looks up fixed paths in a table, which is faster than its router."""
 
     def __init__(self, routes: Sequence[Route], **options: Any) -> None:
         super().__init__(routes=routes, **options)
         self._served = {
             (method, route.path): route.app
-            for route in reversed(routes)  # the first of several decides
+            for route in reversed(routes)  # the first of several routes wins
             if not route.param_convertors
             for method in route.methods or ()
         }
@@ -57,7 +58,7 @@ class ExactPaths(Starlette):
 
 
 class EndpointApp:
-    """An ASGI application for the ``endpoints`` that share a method and path."""
+    """An ASGI application for endpoints that share a method and a path."""
 
     def __init__(self, endpoints: Sequence[Endpoint], server: ServerContext) -> None:
         self._endpoints, self._server = endpoints, server
@@ -76,7 +77,7 @@ class EndpointApp:
                 call.model = model_of(call, endpoint)
             await _unless_gone(call, endpoint.answer(call))
         except ClientGoneError:
-            return  # the answer went nowhere; leaving ended the request in the engine
+            return  # cancelling the endpoint has ended its requests in the engine
         except Exception as error:
             refusal = refusal_of(error, call.field_names)
             if call.began:
@@ -92,16 +93,39 @@ class EndpointApp:
         return self._endpoints[-1]
 
 
-async def _unless_gone(call: Call, work: Coroutine[Any, Any, None]) -> None:
-    """Do ``work``, and cancel it at once when the client leaves.
+_OLLAMA = "/api/"
+
+
+def model_of(call: Call, endpoint: Endpoint) -> ServedModel:
+    """The model that the path, the body or the query names; without a name, the first that can do the endpoint's task.
 
     Raises:
-        ClientGoneError: it did.
-        Exception: what ``work`` raises.
+        UnknownModelError: the query names an unknown model; the endpoint refuses other names.
+        EngineDeadError: the models' names are not known yet.
     """
-    # The work is done in the task that is there already: one of its own costs every answer a turn of the event loop.
+    try:
+        body = call.data if call.content else {}
+    except InvalidRequestError:  # the endpoint raises it again if it reads the body
+        body = {}
+    old = body.get("name") if endpoint.path.startswith(_OLLAMA) else None
+    named = (call.path_params.get("model"), body.get("model"), old, call.query.get("model"))
+    asked = next((name for name in named if name and isinstance(name, str)), "")
+    found = call.server.models.find(asked, Task.FILL if body.get("suffix") else endpoint.task)
+    if queried := call.query.get("model"):
+        found.check_name(queried)
+    return found
+
+
+async def _unless_gone(call: Call, work: Coroutine[Any, Any, None]) -> None:
+    """Await ``work``, and cancel it when the client leaves.
+
+    Raises:
+        ClientGoneError: the client left.
+        Exception: ``work`` raised it.
+    """
+    # The work runs in the current task: another one would cost every answer a turn of the event loop.
     task = asyncio.current_task()
-    assert task is not None  # every call runs in one
+    assert task is not None  # ASGI servers run each call in one
     working, left = True, False
 
     def leave(_: asyncio.Task[None]) -> None:
@@ -123,8 +147,7 @@ async def _unless_gone(call: Call, work: Coroutine[Any, Any, None]) -> None:
 
 
 def openapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
-    """OpenAPI 3.1. Where dialects share a path, a body may be that of any; the rest is told of the one that takes
-    whatever the others leave."""
+    """The OpenAPI 3.1 document. If dialects share a path, all their bodies are valid; the last one is described."""
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         path = endpoint.path.replace(":path}", "}")
@@ -138,7 +161,7 @@ def openapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
 
 
 def _joined(first: Mapping[str, Any], last: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``last``, which takes the bodies of ``first`` too."""
+    """``last`` with the bodies of ``first`` allowed too."""
     bodies = [operation.get("requestBody") for operation in (first, last)]
     if None in bodies:
         return last
@@ -148,7 +171,7 @@ def _joined(first: Mapping[str, Any], last: Mapping[str, Any]) -> Mapping[str, A
 
 
 _ERRORS = OpenAIErrors()
-# Dialects that share a path with another come before it, and claim their own bodies.
+# A dialect that claims its bodies precedes the one with which it shares a path.
 DIALECTS: tuple[Endpoint, ...] = (
     *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *OPENAI_RESPONSES, *EMBEDDINGS, *ANTHROPIC, *VLLM,
     *SGLANG, *RENDER, *LLAMACPP, *MISTRAL, *DEEPSEEK, *OLLAMA,
@@ -157,7 +180,7 @@ ENDPOINTS = (*DIALECTS, *PLAYGROUND)
 
 
 def build_app(server: ServerContext, endpoints: Iterable[Endpoint] = ENDPOINTS) -> Starlette:
-    """The application that serves ``endpoints``, and their description at /openapi.json."""
+    """The application that serves ``endpoints`` and their OpenAPI document."""
     served = [*endpoints]
     document = openapi_document(served)
 
@@ -176,12 +199,12 @@ def build_app(server: ServerContext, endpoints: Iterable[Endpoint] = ENDPOINTS) 
     return ExactPaths(routes, exception_handlers={HTTPException: _refuse})
 
 
-# How what is not served is refused, by the beginning of its path.
+# The dialect of refusals for unknown paths, by prefix.
 _STYLES: Mapping[str, ErrorStyle] = {"/api/": OllamaErrors(), "/v1/messages": AnthropicErrors()}
 
 
 async def _refuse(request: Request, error: Any) -> Response:
-    """What the router refuses: a path that is not there, or a method."""
+    """The answer to an unknown path or method."""
     found: PathNotFoundError | MethodNotAllowedError = PathNotFoundError(request.url.path)
     if error.status_code == 405:
         found = MethodNotAllowedError(request.method, (error.headers or {}).get("Allow", "another method"))
@@ -191,15 +214,15 @@ async def _refuse(request: Request, error: Any) -> Response:
 
 
 _METHODS = ("GET", "HEAD", "POST")
-_SHOWN = ("x-request-id", "retry-after", "www-authenticate")  # beside the body and what scripts may always read
+_SHOWN = ("x-request-id", "retry-after", "www-authenticate")  # headers that scripts may read
 _PREFLIGHT_S = 600
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """``app``, which browsers let scripts of ``origins`` call (``*``: of any); as it is where there are none.
+    """``app`` with CORS headers, so that browsers let scripts of ``origins`` call it (``*``: any origin).
 
-    Preflights are answered here: they carry no key. Cookies mean nothing to this server, so none are asked for; a key
-    goes into a header, which scripts may send.
+    Preflight requests carry no key and are answered here. Credentials are not allowed: the server has no cookies, and
+    scripts send a key in a header.
     """
     if not origins:
         return app

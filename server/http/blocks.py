@@ -1,4 +1,4 @@
-"""An answer as a row of blocks, text or calls of tools, for dialects that stream it block by block."""
+"""An answer as a sequence of blocks, text or tool calls, for dialects that stream it block by block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from server.http.tool_use import ToolUse
 
 
 class Step(Enum):
-    """What happens to a block."""
+    """An event of a block."""
 
     OPEN = 0
     ADD = 1
@@ -20,48 +20,49 @@ class Step(Enum):
 
 @dataclass(slots=True)
 class Block:
-    """Block ``index`` of an answer. ``text`` is what there is so far: of the arguments, as JSON, where it is a
-    ``call``."""
+    """A block of an answer."""
 
     index: int
-    call: CallBegin | ToolCall | None = None
-    text: str = ""
+    call: CallBegin | ToolCall | None = None  # None: text
+    text: str = ""  # so far; the arguments of a call, as JSON
 
 
 Steps = Iterator[tuple[Step, Block, str]]
 
 
 class Blocks:
-    """Text comes in as pieces, and out as what that does to blocks: (step, block, the text that is added), to be read
-    before the next piece. One block is open at a time, the last of ``found``. ``tools``: calls of these are looked for,
-    and arguments come while they are written, unless ``whole``."""
+    """Turns pieces of text into events of blocks: (step, block, added text). Read them before the next piece.
+
+    One block is open at a time, the last of ``found``.
+    """
 
     def __init__(self, tools: ToolUse | None, whole: bool = False) -> None:
+        """tools: whose calls are searched for. whole: the arguments of a call come in one piece, not as written."""
         self._parser = None if tools is None else tools.whole_parser() if whole else tools.parser()
         self._is_open = False
         self.found: list[Block] = []
 
     @staticmethod
     def of(text: str, tools: ToolUse | None) -> Blocks:
-        """Those of a whole text."""
+        """The blocks of a complete text."""
         blocks = Blocks(tools, whole=True)
         for _ in (*blocks.push(text), *blocks.end()):
             pass
         return blocks
 
     def push(self, text: str) -> Steps:
-        """Take the next piece."""
+        """Add a piece of text."""
         yield from self._take([text] if self._parser is None else self._parser.push(text))
 
     def end(self) -> Steps:
-        """The text has ended."""
+        """End the text."""
         if self._parser is not None:
             yield from self._take(self._parser.flush())
         yield from self._close()
 
     @property
     def called(self) -> bool:
-        """Whether there are calls: one that broke off before its end is none, in a stream as in a whole answer."""
+        """Whether there are complete calls."""
         return self._parser is not None and self._parser.whole_calls > 0
 
     def _take(self, parts: Sequence[Part | ToolCall]) -> Steps:

@@ -1,4 +1,4 @@
-"""Conversations of dialects that have calls and results as parts of their own, as chat templates take them."""
+"""Translates conversations whose tool calls and results are parts of their own to those of chat templates."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from specdec.core.fields import MAX_TOOLS
 
 
 class Conversation:
-    """Becomes messages in the form of OpenAI's chat. What one role says in a row is one message: many templates want
-    roles to take turns."""
+    """Collects messages in the form of OpenAI's chat. Consecutive ones of a role are joined, because many templates
+    require roles to alternate."""
 
     def __init__(self) -> None:
         self._turns: list[dict[str, Any]] = []  # messages whose content is a list of texts
@@ -21,38 +21,38 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """All of them."""
+        """The messages so far."""
         return [{**turn, "content": "\n".join(turn["content"])} for turn in self._turns]
 
     def say(self, role: str, text: str) -> None:
-        """``role`` says ``text``."""
+        """Add text of ``role``."""
         if not self._turns or self._turns[-1]["role"] != role:
             self._turns.append({"role": role, "content": []})
         if text:
             self._turns[-1]["content"].append(text)
 
     def call(self, call_id: str, name: str, arguments: str) -> None:
-        """The assistant calls a tool; ``arguments`` is JSON."""
+        """Add a tool call of the assistant; ``arguments`` is JSON."""
         self.say("assistant", "")
         self._names[call_id] = name
         called = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self._turns[-1].setdefault("tool_calls", []).append(called)
 
     def answer(self, call_id: str, text: str) -> None:
-        """What a call came to."""
+        """Add the result of a call."""
         named = {"name": self._names[call_id]} if call_id in self._names else {}
         self._turns.append({"role": "tool", "tool_call_id": call_id, **named, "content": [text]})
 
     def take_beginning(self) -> str:
-        """The last message, where the assistant said it and called nothing in it, is no longer one: it is the beginning
-        of the answer. Empty: there is none."""
+        """Remove the last message if it is the assistant's and calls no tool, and return it as the beginning of the
+        answer. Empty: there is none."""
         if not self._turns or self._turns[-1]["role"] != "assistant" or "tool_calls" in self._turns[-1]:
             return ""
         return "\n".join(self._turns.pop()["content"])
 
 
 def read_text(given: Body, name: str, kinds: Collection[str]) -> str:
-    """Text, or the texts of a list of parts, each of a type among ``kinds``; anything else is noted."""
+    """Text, or the joined texts of a list of parts whose types are among ``kinds``."""
     value = given.raw(name)
     if isinstance(value, str):
         return value
@@ -72,7 +72,7 @@ def read_part(part: Body, kinds: Collection[str]) -> str:
 
 
 def needed_text(given: Body, name: str) -> str | None:
-    """A string that must be there."""
+    """A required string."""
     text = given.text(name)
     if not given.has(name):
         given.refuse(name, "is needed")
@@ -80,13 +80,13 @@ def needed_text(given: Body, name: str) -> str | None:
 
 
 def read_flat_tools(call: Call, body: Body, kinds: Sequence[str | None], schema: str) -> list[dict[str, Any]]:
-    """``tools`` as chat templates take them, from those whose name and description are their own fields; the schema of
-    the arguments is in the field ``schema``. What is wrong is noted.
+    """``tools`` in the form of chat templates, from tools without a ``function`` around their name and description.
+    The field ``schema`` has the schema of the arguments.
 
-    Agents list tools that only a server of the API's own maker runs beside those that they run themselves: the ones of
-    a type that is not among ``kinds`` are left out, which the answer says.
+    Tools whose type is not among ``kinds`` are left out, and the answer warns of it: agents also list tools that only
+    the API's own maker can run.
     """
-    body.value("tools")  # notes what is nested too deep
+    body.value("tools")  # refuses values nested too deep
     tools: list[dict[str, Any]] = []
     for i, given in enumerate(body.objects("tools", MAX_TOOLS)):
         if given.text("type") not in kinds:
@@ -103,12 +103,12 @@ def read_flat_tools(call: Call, body: Body, kinds: Sequence[str | None], schema:
 
 
 def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of tools as chat templates take them."""
+    """Names of tools in the form of chat templates."""
     return [tool["function"]["name"] for tool in tools]
 
 
 def read_named_tool(choice: Body, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The one of ``tools`` that ``choice`` names, as OpenAI's chat asks for it; that it is none of them is noted."""
+    """The ``tool_choice`` of OpenAI's chat for the one of ``tools`` that ``choice`` names."""
     name, known = needed_text(choice, "name"), tool_names(tools)
     if name is not None and name not in known:
         choice.refuse(

@@ -1,4 +1,4 @@
-"""Any refusal as HTTP has it: status, reason, fields at fault and headers, before a dialect words it."""
+"""Errors as HTTP refusals: status, reason, fields and headers, which a dialect then words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec.errors import FieldViolation, InvalidRequestError, RequestError
 
 
 class BodyTooLargeError(RequestError):
-    """The body exceeds what the server takes."""
+    """The body exceeds the server's limit."""
 
     reason = "BODY_TOO_LARGE"
     http_status = 413
@@ -23,27 +23,27 @@ class BodyTooLargeError(RequestError):
 
 
 class BodyTimeoutError(RequestError):
-    """The rest of the body did not come."""
+    """The rest of the body did not arrive in time."""
 
     reason = "BODY_TIMEOUT"
     http_status = 408
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"no more of the body came within {seconds:g} s; send it again")
+        super().__init__(f"the rest of the body did not arrive within {seconds:g} s; send it again")
 
 
 class PathNotFoundError(RequestError):
-    """There is nothing at this path."""
+    """No endpoint has this path."""
 
     reason = "PATH_NOT_FOUND"
     http_status = 404
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"nothing is served at {path[:200]!r}; GET /openapi.json lists what is")
+        super().__init__(f"nothing is served at {path[:200]!r}; GET /openapi.json lists the endpoints")
 
 
 class MethodNotAllowedError(RequestError):
-    """The path takes other methods."""
+    """The path has other methods."""
 
     reason = "METHOD_NOT_ALLOWED"
     http_status = 405
@@ -53,7 +53,7 @@ class MethodNotAllowedError(RequestError):
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection: nobody is left to be told anything."""
+    """The client closed the connection before it was answered."""
 
 
 _LOG = logging.getLogger(__name__)
@@ -64,25 +64,25 @@ _PREFIXES = ("sampling.", "stopping.", "output.")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """``reason`` is the machine-readable cause, ``field`` the first field at fault, ``violations`` all of them."""
+    """An answer that refuses a call."""
 
     status: int
-    reason: str
+    reason: str  # machine-readable
     message: str
-    field: str | None = None
+    field: str | None = None  # the first wrong one
     violations: tuple[FieldViolation, ...] = ()
     retry_after_s: float | None = None
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
-    """``error`` as HTTP has it; an error that is no `RequestError` is logged and told as internal.
+    """``error`` as a refusal. Any error but a `RequestError` is logged and reported as internal.
 
-    ``names``: fields of the engine's request by their names in the body.
+    names: the body's field names by the engine's.
     """
     note_refusal(error)
     if not isinstance(error, RequestError):
-        _LOG.error("an HTTP call broke", exc_info=error)
+        _LOG.error("unexpected error in an HTTP call", exc_info=error)
         return Refusal(500, "INTERNAL", "internal error; see the server's log")
     status, retry_s = error.http_status, error.retry_after_s
     if status == 500:
@@ -109,7 +109,7 @@ def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
 
 
 def body_field(name: str, names: Mapping[str, str]) -> str:
-    """What the engine's field ``name`` is called in the body."""
+    """The body's name of the engine's field ``name``."""
     if name in names:
         return names[name]
     prefix = next((p for p in _PREFIXES if name.startswith(p)), "")

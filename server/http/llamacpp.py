@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import specdec
-from server.http.answering import MEDIA_TYPE, Sample, sse, stream_answer, whole_answer
+from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, sse
 from server.http.call import Call, Endpoint
 from server.http.errors import Refusal
 from server.http.fields import CONVERSATION, read_conversation
@@ -131,10 +132,9 @@ def _settings(parsed: LlamaRequest) -> dict[str, Any]:
     }
 
 
-class LlamaStream:
-    """One event per Delta with text in it and one per sample's end, all with ``content`` and ``stop``; nothing else:
-    Tabby's server takes every event for such a one. Where token ids or probabilities are asked for, Deltas without text
-    are told too."""
+class LlamaAnswer:
+    """A stream has an event per Delta with text and one per sample's end, all with ``content`` and ``stop``, because
+    Tabby's server expects no other. Deltas without text have one if token ids or probabilities were requested."""
 
     media_type = MEDIA_TYPE
 
@@ -143,7 +143,6 @@ class LlamaStream:
         self._made = [0] * parsed.request.sampling.n
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
-        """The event that ``event`` makes, if it does."""
         if isinstance(event, Finished):
             return sse(result(self._request, self._model, "", [], event))
         if not isinstance(event, Delta):
@@ -165,42 +164,35 @@ class LlamaStream:
         return sse(found)
 
     def last(self) -> bytes:
-        """Nothing follows."""
         return b""
+
+    def whole(self, samples: Sequence[Sample], totals: Totals) -> Any:
+        """Several samples are a list, one is not."""
+        found = [self._result(sample) for sample in samples]
+        return found if len(found) > 1 else found[0]
+
+    def _result(self, sample: Sample) -> dict[str, Any]:
+        rows = None
+        if self._request.request.output.logprobs is not None:
+            rows = probabilities(sample.logprobs, self._tokenizer)
+        return result(self._request, self._model, sample.text, sample.token_ids, sample.end, rows)
 
 
 async def infill(call: Call) -> None:
-    """Fill a gap.
-
-    Raises:
-        RequestError: it can not be done.
-    """
+    """Fill a gap."""
     with call.model.gate.enter():
         await _answer(call, await parse_infill(call))
 
 
 async def complete(call: Call) -> None:
-    """Continue a text; raises as `infill`."""
+    """Continue a text."""
     with call.model.gate.enter():
         await _answer(call, await parse_completion(call))
 
 
 async def _answer(call: Call, parsed: LlamaRequest) -> None:
-    """Several samples are a list, one is not."""
-    model, tokenizer = call.model.name, call.model.tokenizer.loaded
-    if parsed.stream:
-        await stream_answer(call, [parsed.request], LlamaStream(parsed, model, tokenizer), share=True)
-        return
-    samples, _ = await whole_answer(call, [parsed.request], share=True)
-    likely = parsed.request.output.logprobs is not None
-
-    def of(sample: Sample) -> dict[str, object]:
-        assert sample.end is not None  # an answer in one piece is made of finished samples
-        rows = probabilities(sample.logprobs, tokenizer) if likely else None
-        return result(parsed, model, sample.text, sample.token_ids, sample.end, rows)
-
-    found = [of(sample) for sample in samples]
-    await call.reply(200, found if len(found) > 1 else found[0])
+    form = LlamaAnswer(parsed, call.model.name, call.model.tokenizer.loaded)
+    await answer(call, [parsed.request], form, stream=parsed.stream, share=True)
 
 
 async def tokenize(call: Call) -> None:

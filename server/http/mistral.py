@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from server.completion.requests import DEFAULT_MAX_TOKENS
-from server.http.answering import Sample, stream_answer, whole_answer
+from server.http.answering import Sample, answer
 from server.http.call import Call, Endpoint
-from server.http.openai_completions import CompletionRequest, CompletionStream, completion_fields, parse_completion
-from server.http.openai_format import OpenAIErrors, answer_head, extras, usage
+from server.http.openai_completions import CompletionAnswer, CompletionRequest, completion_fields, parse_completion
+from server.http.openai_format import OpenAIErrors, answer_head
 from server.request_fields import INTEGER, Field, Table, read_seed
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
@@ -27,22 +27,20 @@ def finish_reason(event: Finished) -> str:
 
 
 async def parse_fim(call: Call) -> CompletionRequest:
-    """What ``call`` asks for: OpenAI's fields, with ``random_seed`` for the seed, and one prompt, of text.
+    """What ``call`` asks for: one prompt of text.
 
     Raises:
-        FimNotSupportedError: the model can not fill in the middle of a text.
-        RequestError: it can not be served; every bad field is named.
+        RequestError: it cannot be served; the error names every bad field.
     """
     if not isinstance(call.data.get("prompt"), str):
-        raise InvalidRequestError([FieldViolation("prompt", "must be text: what stands before the gap")])
+        raise InvalidRequestError([FieldViolation("prompt", "must be text, the part before the gap")])
     return await parse_completion(call, FIM_FIELDS)
 
 
-class FimStream(CompletionStream):
-    """Each chunk has a choice with a ``delta.content``, which Continue takes for granted; nothing but text is told."""
+class FimAnswer(CompletionAnswer):
+    """Each chunk's choice has a ``delta.content``, which Continue requires. There is nothing but text."""
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
-        """The chunk that ``event`` makes, if it does."""
         self._chunks.totals.add(event)
         if isinstance(event, Delta) and event.text:
             return self._chunks.chunk(_chunk_choice(event.index, event.text, None))
@@ -50,33 +48,23 @@ class FimStream(CompletionStream):
             return self._chunks.finish(_chunk_choice(event.index, "", finish_reason(event)))
         return b""
 
+    def _choice(self, sample: Sample) -> dict[str, Any]:
+        message = {"role": "assistant", "content": sample.text, "tool_calls": None, "prefix": False}
+        return {"index": sample.index, "message": message, "finish_reason": finish_reason(sample.end)}
+
 
 def _chunk_choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
     return {"index": index, "delta": {"role": "assistant", "content": text}, "finish_reason": reason}
 
 
 async def fill(call: Call) -> None:
-    """Answer ``call``.
-
-    Raises:
-        RequestError: it can not be served.
-    """
+    """Answer a call of /v1/fim/completions."""
     with call.model.gate.enter():
         parsed = await parse_fim(call)
-        if parsed.streaming.stream:
-            head = answer_head(call, "fim", "chat.completion.chunk")
-            await stream_answer(call, parsed.requests, FimStream(head, parsed, call.model.tokenizer.loaded), share=True)
-            return
-        head = answer_head(call, "fim", "chat.completion")
-        samples, totals = await whole_answer(call, parsed.requests, share=True)
-        choices = [_whole_choice(sample) for sample in samples]
-        await call.reply(200, {**head, "choices": choices, "usage": usage(totals), **extras(totals)})
-
-
-def _whole_choice(sample: Sample) -> dict[str, Any]:
-    assert sample.end is not None  # an answer in one piece is made of finished samples
-    message = {"role": "assistant", "content": sample.text, "tool_calls": None, "prefix": False}
-    return {"index": sample.index, "message": message, "finish_reason": finish_reason(sample.end)}
+        stream = parsed.streaming.stream
+        head = answer_head(call, "fim", "chat.completion.chunk" if stream else "chat.completion")
+        form = FimAnswer(head, parsed, call.model.tokenizer.loaded)
+        await answer(call, parsed.requests, form, stream=stream, share=True)
 
 
 MISTRAL = (

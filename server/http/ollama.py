@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from server.errors import UnknownModelError
-from server.http.answering import Totals, stream_answer, whole_answer
+from server.http.answering import Sample, Totals, answer
 from server.http.call import Call, Endpoint
 from server.http.errors import Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, read_conversation
@@ -194,7 +194,7 @@ class PromptFields:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is asked for."""
+        """Whether nothing is to be generated."""
         return not self.prompt and (self.is_raw or not self.suffix)
 
     async def encode(self, model: ServedModel, max_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -207,7 +207,7 @@ class PromptFields:
         """
         ends: tuple[int, ...] = ()
         if self.is_empty:
-            ids = [0]  # a stand-in: the other fields are checked all the same
+            ids = [*NO_PROMPT]
         elif self.is_raw:
             ids = await model.tokenizer.encode(self.prompt, parse_special=True)
         elif self.suffix:
@@ -227,11 +227,11 @@ class PromptFields:
             return await model.tokenizer.encode_chat(messages)
         except InvalidRequestError as error:
             self._body.refuse("prompt", error.violations[0].description)
-            return [0]  # a stand-in: the other fields are checked all the same
+            return [*NO_PROMPT]
 
 
 def spells_template(text: str) -> bool:
-    """Whether a family's marks of what stands before and after a gap are both written out in ``text``."""
+    """Whether ``text`` spells out both marks of a model family's template: before and after the gap."""
     return any(before in text and behind in text for before, behind in _MARKS)
 
 
@@ -240,21 +240,21 @@ _REASONS = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """``model``: by the name that the client asked for. ``notes`` are told with the last one."""
+    """The fields around the content of a line."""
 
-    model: str
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    model: str  # as the client calls it
+    notes: Mapping[str, Any] = field(default_factory=dict)  # further fields of the last line
 
     def part(self, content: dict[str, Any]) -> dict[str, Any]:
-        """One that brings more."""
+        """A line that others follow."""
         return {"model": self.model, "created_at": now(), **content, "done": False}
 
     def loaded(self, content: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request that asks for nothing: clients send one to have the model loaded."""
+        """The answer to a request without a prompt, which clients send to have the model loaded."""
         return {"model": self.model, "created_at": now(), **content, "done": True, "done_reason": "load"}
 
     def end(self, content: dict[str, Any], totals: Totals, end: Finished) -> dict[str, Any]:
-        """The last one. Durations are in nanoseconds, and never 0: clients divide by them."""
+        """The last line. Durations are in nanoseconds and never 0, because clients divide by them."""
         spent = end.timings
         return {
             "model": self.model,
@@ -274,7 +274,7 @@ class Frame:
 
 
 def now() -> str:
-    """The time as RFC 3339 has it, UTC."""
+    """The time in UTC, in the form of RFC 3339."""
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -282,21 +282,22 @@ def _nanoseconds(milliseconds: float) -> int:
     return max(1, round(milliseconds * 1e6))
 
 
-DEFAULT_ROOM = 512  # tokens kept free for what fills a gap, where no limit is given
+DEFAULT_ROOM = 512  # tokens reserved for what fills a gap, if the call has no limit
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateRequest:
-    """``request`` None: nothing is to be generated. ``context``: tell the ids that go on from here."""
+class OllamaRequest:
+    """What a call asks for."""
 
-    model: str
-    request: Request | None
+    model: str  # as the client calls it
+    request: Request | None  # None: nothing is to be generated
     stream: bool
-    context: bool
-    notes: Mapping[str, Any]
+    notes: Mapping[str, Any]  # further fields of the answer
+    tools: ToolUse | None = None  # that the model knows, so its text may hold calls of them
+    context: bool = False  # the answer returns all token ids, for the next call
 
 
-async def parse_generate(call: Call) -> GenerateRequest:
+async def parse_generate(call: Call) -> OllamaRequest:
     """What ``call`` asks for.
 
     Raises:
@@ -308,93 +309,10 @@ async def parse_generate(call: Call) -> GenerateRequest:
     request = fields.request(f"ollama-{call.request_id}", ids or NO_PROMPT, ends)
     check_requests([request], call.model.info, body.violations)
     asked = None if prompt.is_empty else request
-    return GenerateRequest(model, asked, fields.own["stream"], not prompt.is_raw, call.notes())
+    return OllamaRequest(model, asked, fields.own["stream"], call.notes(), context=not prompt.is_raw)
 
 
-class GenerateStream:
-    """A line per Delta with text in it, and a last one with the figures."""
-
-    media_type = MEDIA_TYPE
-
-    def __init__(self, parsed: GenerateRequest, request: Request, tokenizer: TokenizerLike) -> None:
-        self._tokenizer = tokenizer
-        self._frame, self._totals = Frame(parsed.model, parsed.notes), Totals()
-        self._context = list(request.prompt_ids) if parsed.context else None
-
-    def take(self, prompt: int, event: RequestEvent) -> bytes:
-        """The line that ``event`` makes."""
-        self._totals.add(event)
-        if isinstance(event, Delta):
-            if self._context is not None:
-                self._context += event.token_ids
-            beside = logprob_fields(event.logprobs, self._tokenizer)
-            return ndjson(self._frame.part({"response": event.text, **beside})) if event.text or beside else b""
-        if isinstance(event, Finished):
-            content = {"response": ""} | ({} if self._context is None else {"context": self._context})
-            return ndjson(self._frame.end(content, self._totals, event))
-        return b""
-
-    def last(self) -> bytes:
-        """Nothing more."""
-        return b""
-
-
-async def generate(call: Call) -> None:
-    """Answer ``call``.
-
-    Raises:
-        RequestError: it can not be served.
-    """
-    with call.model.gate.enter():
-        parsed = await parse_generate(call)
-        frame, request = Frame(parsed.model, parsed.notes), parsed.request
-        tokenizer = call.model.tokenizer.loaded
-        if request is None:
-            await call.reply(200, frame.loaded({"response": ""}))
-        elif parsed.stream:
-            await stream_answer(call, [request], GenerateStream(parsed, request, tokenizer))
-        else:
-            (sample,), totals = await whole_answer(call, [request])
-            assert sample.end is not None  # an answer in one piece is made of finished samples
-            content = {"response": sample.text, **logprob_fields(sample.logprobs, tokenizer)}
-            if parsed.context:
-                content["context"] = [*request.prompt_ids, *sample.token_ids]
-            await call.reply(200, frame.end(content, totals, sample.end))
-
-
-def message(parts: Sequence[str | ToolCall]) -> dict[str, Any]:
-    """One message of all ``parts``."""
-    text = "".join(part for part in parts if isinstance(part, str))
-    found: dict[str, Any] = {"role": "assistant", "content": text}
-    calls = [part for part in parts if isinstance(part, ToolCall)]
-    if calls:
-        found["tool_calls"] = [_call(call) for call in calls]
-    return found
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    """Here arguments are an object, which they may fail to be."""
-    try:
-        arguments = orjson.loads(call.arguments)
-    except orjson.JSONDecodeError:
-        arguments = call.arguments
-    named = arguments if isinstance(arguments, dict) else {"value": arguments}
-    return {"id": call.call_id, "function": {"index": call.index, "name": call.name, "arguments": named}}
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """``request`` None: nothing is to be generated. ``tools``: those that the model was told of, so its text may hold
-    calls of them."""
-
-    model: str
-    request: Request | None
-    stream: bool
-    tools: ToolUse | None
-    notes: Mapping[str, Any]
-
-
-async def parse_chat(call: Call) -> ChatRequest:
+async def parse_chat(call: Call) -> OllamaRequest:
     """What ``call`` asks for.
 
     Raises:
@@ -414,59 +332,103 @@ async def parse_chat(call: Call) -> ChatRequest:
     use_tools(body, fields, tools, tokenizer)
     request = fields.request(f"ollama-{call.request_id}", ids or NO_PROMPT)
     check_requests([request], call.model.info, body.violations)
-    return ChatRequest(model, None if empty else request, fields.own["stream"], tools, call.notes())
+    return OllamaRequest(model, None if empty else request, fields.own["stream"], call.notes(), tools)
 
 
-class ChatStream:
-    """A line per Delta with text in it or with calls, and a last one with the figures."""
+Content = Callable[[Sequence[str | ToolCall]], dict[str, Any]]
+
+
+def message(parts: Sequence[str | ToolCall]) -> dict[str, Any]:
+    """The content of an answer of /api/chat."""
+    text = "".join(part for part in parts if isinstance(part, str))
+    found: dict[str, Any] = {"role": "assistant", "content": text}
+    calls = [part for part in parts if isinstance(part, ToolCall)]
+    if calls:
+        found["tool_calls"] = [_call(call) for call in calls]
+    return {"message": found}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    """The arguments of a call must be an object, so other JSON is wrapped."""
+    try:
+        arguments = orjson.loads(call.arguments)
+    except orjson.JSONDecodeError:
+        arguments = call.arguments
+    named = arguments if isinstance(arguments, dict) else {"value": arguments}
+    return {"id": call.call_id, "function": {"index": call.index, "name": call.name, "arguments": named}}
+
+
+def response(parts: Sequence[str | ToolCall]) -> dict[str, Any]:
+    """The content of an answer of /api/generate."""
+    return {"response": "".join(part for part in parts if isinstance(part, str))}
+
+
+class OllamaAnswer:
+    """A stream has a line per Delta with content, and a last one with the figures."""
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, parsed: ChatRequest, tokenizer: TokenizerLike) -> None:
-        self._tokenizer = tokenizer
-        self._frame, self._totals = Frame(parsed.model, parsed.notes), Totals()
+    def __init__(self, parsed: OllamaRequest, content: Content, tokenizer: TokenizerLike) -> None:
+        """content: makes text and calls the content of a line."""
+        self.frame = Frame(parsed.model, parsed.notes)
+        self._content, self._tokenizer, self._tools, self._totals = content, tokenizer, parsed.tools, Totals()
         self._parser = None if parsed.tools is None else parsed.tools.whole_parser()
+        self._context: list[int] | None = None
+        if parsed.context and parsed.request is not None:
+            self._context = [*parsed.request.prompt_ids]
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
-        """The lines that ``event`` makes."""
         self._totals.add(event)
         if isinstance(event, Delta):
+            if self._context is not None:
+                self._context += event.token_ids
             parts = [event.text] if self._parser is None else self._parser.push(event.text)
             return self._line(parts, logprob_fields(event.logprobs, self._tokenizer))
         if isinstance(event, Finished):
             rest = b"" if self._parser is None else self._line(self._parser.flush(), {})
-            return rest + ndjson(self._frame.end({"message": message([])}, self._totals, event))
+            return rest + ndjson(self._end([], {}, self._totals, event))
         return b""
 
     def last(self) -> bytes:
-        """Nothing more."""
         return b""
+
+    def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
+        (sample,) = samples
+        if self._context is not None:
+            self._context += sample.token_ids
+        parts = [sample.text] if self._tools is None else self._tools.parse(sample.text)
+        return self._end(parts, logprob_fields(sample.logprobs, self._tokenizer), totals, sample.end)
 
     def _line(self, parts: Sequence[str | ToolCall], beside: dict[str, Any]) -> bytes:
         if not any(parts) and not beside:
             return b""
-        return ndjson(self._frame.part({"message": message(parts), **beside}))
+        return ndjson(self.frame.part({**self._content(parts), **beside}))
+
+    def _end(
+        self, parts: Sequence[str | ToolCall], beside: dict[str, Any], totals: Totals, end: Finished
+    ) -> dict[str, Any]:
+        context = {} if self._context is None else {"context": self._context}
+        return self.frame.end({**self._content(parts), **beside, **context}, totals, end)
+
+
+async def _answer(call: Call, parsed: OllamaRequest, content: Content) -> None:
+    form = OllamaAnswer(parsed, content, call.model.tokenizer.loaded)
+    if parsed.request is None:
+        await call.reply(200, form.frame.loaded(content([])))
+    else:
+        await answer(call, [parsed.request], form, stream=parsed.stream)
+
+
+async def generate(call: Call) -> None:
+    """Answer a call of /api/generate."""
+    with call.model.gate.enter():
+        await _answer(call, await parse_generate(call), response)
 
 
 async def chat(call: Call) -> None:
-    """Answer ``call``.
-
-    Raises:
-        RequestError: it can not be served.
-    """
+    """Answer a call of /api/chat."""
     with call.model.gate.enter():
-        parsed = await parse_chat(call)
-        frame, tokenizer = Frame(parsed.model, parsed.notes), call.model.tokenizer.loaded
-        if parsed.request is None:
-            await call.reply(200, frame.loaded({"message": message([])}))
-        elif parsed.stream:
-            await stream_answer(call, [parsed.request], ChatStream(parsed, tokenizer))
-        else:
-            (sample,), totals = await whole_answer(call, [parsed.request])
-            assert sample.end is not None  # an answer in one piece is made of finished samples
-            content = {"message": message([sample.text] if parsed.tools is None else parsed.tools.parse(sample.text))}
-            beside = logprob_fields(sample.logprobs, tokenizer)
-            await call.reply(200, frame.end(content | beside, totals, sample.end))
+        await _answer(call, await parse_chat(call), message)
 
 
 FAMILY = "specdec"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.http.answering import MEDIA_TYPE, Sample, stream_answer, whole_answer
+from server.http.answering import MEDIA_TYPE, Sample, Totals, answer
 from server.http.call import Call
 from server.http.fields import CONVERSATION, read_conversation
 from server.http.openai_format import (
@@ -77,15 +77,15 @@ async def parse_chat(call: Call) -> ChatRequest:
     return ChatRequest(request, streaming, tools, fields.own["return_token_ids"], whole_calls)
 
 
-class ChatStream:
-    """Each sample's first chunk has the role; then one per Delta with text in it, one where a tool call begins, one per
-    piece of its arguments, one per end."""
+class ChatAnswer:
+    """A stream has a chunk with the role, one per Delta with text, one where a tool call begins, one per piece of its
+    arguments, and one per sample's end."""
 
     media_type = MEDIA_TYPE
 
     def __init__(self, head: dict[str, Any], parsed: ChatRequest, tokenizer: TokenizerLike) -> None:
         self._request, self._n, self._tokenizer = parsed, parsed.request.sampling.n, tokenizer
-        self._chunks = Chunks(head, parsed.streaming, self._n)
+        self._head, self._chunks = head, Chunks(head, parsed.streaming, self._n)
         self._logprobs = None if parsed.request.output.logprobs is None else ChatLogprobs(tokenizer)
         self._parsers: list[ToolCallParser | WholeCallParser] | None = None
         if parsed.tools is not None:
@@ -93,20 +93,47 @@ class ChatStream:
             self._parsers = [make() for _ in range(self._n)]
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
-        """The chunks that ``event`` makes."""
         self._chunks.totals.add(event)
         if isinstance(event, Delta):
             return self._delta(event)
         if isinstance(event, Finished):
             return self._finished(event)
-        # The prompt once, in the very first chunk, as vLLM has it.
+        # As in vLLM, the very first chunk has the prompt.
         more = {"prompt_token_ids": self._request.request.prompt_ids} if self._request.return_token_ids else {}
         role = {"role": "assistant", "content": ""}
         return self._chunk(0, role, {}, **more) + b"".join(self._chunk(i, role, {}) for i in range(1, self._n))
 
     def last(self) -> bytes:
-        """What follows the last sample's end."""
         return self._chunks.ending()
+
+    def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
+        choices = [self._choice(sample) for sample in samples]
+        body = {**self._head, "choices": choices, "usage": usage(totals), **extras(totals)}
+        if self._request.return_token_ids:
+            body["prompt_token_ids"] = self._request.request.prompt_ids
+        return body
+
+    def _choice(self, sample: Sample) -> dict[str, Any]:
+        message, called = self._message(sample.text)
+        choice: dict[str, Any] = {
+            "index": sample.index,
+            "message": message,
+            "logprobs": None if self._logprobs is None else self._logprobs.rows(sample.logprobs),
+            **finish_fields(sample.end, called),
+        }
+        if self._request.return_token_ids:
+            choice["token_ids"] = sample.token_ids
+        return choice
+
+    def _message(self, text: str) -> tuple[dict[str, Any], bool]:
+        """The message, and whether it calls tools."""
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._request.tools is None:
+            return message, False
+        parts = self._request.tools.parse(text)
+        calls = [call_value(part) for part in parts if isinstance(part, ToolCall)]
+        message["content"] = "".join(part for part in parts if isinstance(part, str)) or (None if calls else "")
+        return (message | {"tool_calls": calls} if calls else message), bool(calls)
 
     def _delta(self, event: Delta) -> bytes:
         parts: Sequence[Part | ToolCall] = [event.text] if event.text else []
@@ -130,9 +157,9 @@ class ChatStream:
         return rest + self._chunks.finish(choice)
 
     def _parts(self, index: int, parts: Sequence[Part | ToolCall], beside: dict[str, Any]) -> bytes:
-        """A chunk per part that says something; the first has ``beside``."""
+        """A chunk per part with content; the first has the fields ``beside``."""
         chunks, deltas = [], list(filter(None, map(_delta, parts)))
-        if beside and not deltas:  # what goes along with the tokens goes out, whatever their text amounts to for now
+        if beside and not deltas:  # these fields belong to the tokens, whose text may be held back
             deltas = [{}]
         for delta in deltas:
             chunks.append(self._chunk(index, delta, beside))
@@ -145,7 +172,7 @@ class ChatStream:
 
 
 def _delta(part: Part | ToolCall) -> dict[str, Any] | None:
-    """What a chunk says of ``part``; None: nothing."""
+    """A chunk's ``delta`` for ``part``; None: it has no chunk."""
     if isinstance(part, str):
         return {"content": part}
     if isinstance(part, CallBegin):
@@ -159,54 +186,15 @@ def _delta(part: Part | ToolCall) -> dict[str, Any] | None:
 
 
 def call_value(call: ToolCall) -> dict[str, Any]:
-    """A call in a whole answer's message."""
+    """A call in the message of an answer in one piece."""
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 async def chat(call: Call) -> None:
-    """Answer ``call``.
-
-    Raises:
-        RequestError: it can not be served.
-    """
-    model = call.model
-    with model.gate.enter():
+    """Answer a call of /v1/chat/completions."""
+    with call.model.gate.enter():
         parsed = await parse_chat(call)
-        tokenizer = model.tokenizer.loaded
-        if parsed.streaming.stream:
-            head = answer_head(call, "chatcmpl", "chat.completion.chunk")
-            await stream_answer(call, [parsed.request], ChatStream(head, parsed, tokenizer))
-            return
-        head = answer_head(call, "chatcmpl", "chat.completion")
-        samples, totals = await whole_answer(call, [parsed.request])
-        choices = [_choice(sample, parsed, tokenizer) for sample in samples]
-        body = {**head, "choices": choices, "usage": usage(totals), **extras(totals)}
-        if parsed.return_token_ids:
-            body["prompt_token_ids"] = parsed.request.prompt_ids
-        await call.reply(200, body)
-
-
-def _choice(sample: Sample, parsed: ChatRequest, tokenizer: TokenizerLike) -> dict[str, Any]:
-    assert sample.end is not None  # an answer in one piece is made of finished samples
-    message, called = _message(sample.text, parsed)
-    logprobs = None if parsed.request.output.logprobs is None else ChatLogprobs(tokenizer).rows(sample.logprobs)
-    choice: dict[str, Any] = {
-        "index": sample.index,
-        "message": message,
-        "logprobs": logprobs,
-        **finish_fields(sample.end, called),
-    }
-    if parsed.return_token_ids:
-        choice["token_ids"] = sample.token_ids
-    return choice
-
-
-def _message(text: str, parsed: ChatRequest) -> tuple[dict[str, Any], bool]:
-    """The answer, and whether it calls tools."""
-    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-    if parsed.tools is None:
-        return message, False
-    parts = parsed.tools.parse(text)
-    calls = [call_value(part) for part in parts if isinstance(part, ToolCall)]
-    message["content"] = "".join(part for part in parts if isinstance(part, str)) or (None if calls else "")
-    return (message | {"tool_calls": calls} if calls else message), bool(calls)
+        stream = parsed.streaming.stream
+        head = answer_head(call, "chatcmpl", "chat.completion.chunk" if stream else "chat.completion")
+        form = ChatAnswer(head, parsed, call.model.tokenizer.loaded)
+        await answer(call, [parsed.request], form, stream=stream)

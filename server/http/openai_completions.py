@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.http.answering import MEDIA_TYPE, Sample, stream_answer, whole_answer
+from server.http.answering import MEDIA_TYPE, Sample, Totals, answer
 from server.http.call import Call
 from server.http.openai_format import (
     SHARED,
@@ -160,8 +160,8 @@ async def _text(call: Call, prompt: Prompt) -> str:
     return await call.model.tokenizer.decode(prompt.ids) if prompt.text is None else prompt.text
 
 
-class CompletionStream:
-    """One chunk per Delta with text in it, one per sample's end."""
+class CompletionAnswer:
+    """A stream has a chunk per Delta with text and one per sample's end."""
 
     media_type = MEDIA_TYPE
 
@@ -170,21 +170,18 @@ class CompletionStream:
         head: dict[str, Any],
         parsed: CompletionRequest,
         tokenizer: TokenizerLike,
-        prompts: Sequence[Sequence[TokenLogprobs]] = (),
+        scores: Sequence[Sequence[TokenLogprobs]] = (),
     ) -> None:
+        """scores: log-probabilities of each prompt's tokens, if they were requested."""
         sampling, output = parsed.requests[0].sampling, parsed.requests[0].output
         samples = sampling.n * len(parsed.requests)
-        self._request, self._n, self._tokenizer = parsed, sampling.n, tokenizer
-        self._chunks = Chunks(head, parsed.streaming, samples)
-        self._logprobs = (
-            None
-            if output.logprobs is None
-            else [LegacyLogprobs(tokenizer, parsed.requests[0].resume) for _ in range(samples)]
-        )
-        self._prompts = prompts
+        self._head, self._request, self._n, self._tokenizer = head, parsed, sampling.n, tokenizer
+        self._chunks, self._scores = Chunks(head, parsed.streaming, samples), scores
+        self._logprobs: list[LegacyLogprobs] | None = None
+        if output.logprobs is not None:
+            self._logprobs = [LegacyLogprobs(tokenizer, parsed.requests[0].resume) for _ in range(samples)]
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
-        """The chunks that ``event`` makes."""
         self._chunks.totals.add(event)
         if isinstance(event, Delta):
             return self._delta(event)
@@ -194,16 +191,18 @@ class CompletionStream:
         return b"".join(self._beginning(prompt, prompt * self._n + i) for i in range(self._n))
 
     def last(self) -> bytes:
-        """What follows the last sample's end."""
         return self._chunks.ending()
 
+    def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
+        choices = [self._choice(sample) for sample in samples]
+        return {**self._head, "choices": choices, "usage": usage(totals), **extras(totals)}
+
     def _beginning(self, prompt: int, index: int) -> bytes:
-        """What comes before a sample's own tokens, where anything was asked for."""
+        """The prompt as a sample's first chunk, if the call asks for any of it."""
         text = self._request.echo[prompt]
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-        if self._request.scored and self._logprobs is not None:
-            first = self._request.requests[prompt].prompt_ids[0]
-            choice["logprobs"] = self._logprobs[index].prompt(first, self._prompts[prompt])
+        if self._request.scored:
+            choice["logprobs"] = self._prompt_rows(prompt, index)
         if self._request.return_token_ids:
             choice |= {"prompt_token_ids": self._request.requests[prompt].prompt_ids, "token_ids": []}
         elif not text:
@@ -223,43 +222,35 @@ class CompletionStream:
             choice["step_tree"] = step_tree_value(event.tree, self._tokenizer)
         return self._chunks.chunk(choice)
 
+    def _choice(self, sample: Sample) -> dict[str, Any]:
+        logprobs = None
+        if self._logprobs is not None:
+            before = self._prompt_rows(sample.prompt, sample.index) if self._request.scored else {}
+            rows = self._logprobs[sample.index].rows(sample.logprobs)
+            logprobs = {name: before.get(name, []) + values for name, values in rows.items()}
+        choice: dict[str, Any] = {
+            "index": sample.index,
+            "text": self._request.echo[sample.prompt] + sample.text,
+            "logprobs": logprobs,
+            **finish_fields(sample.end),
+        }
+        if self._request.return_token_ids:
+            prompt_ids = self._request.requests[sample.prompt].prompt_ids
+            choice |= {"prompt_token_ids": prompt_ids, "token_ids": sample.token_ids}
+        return choice
+
+    def _prompt_rows(self, prompt: int, index: int) -> dict[str, list[Any]]:
+        assert self._logprobs is not None  # scored prompts have log-probabilities
+        first = self._request.requests[prompt].prompt_ids[0]
+        return self._logprobs[index].prompt(first, self._scores[prompt])
+
 
 async def complete(call: Call) -> None:
-    """Answer ``call``.
-
-    Raises:
-        RequestError: it can not be served.
-    """
-    model = call.model
-    with model.gate.enter():
+    """Answer a call of /v1/completions."""
+    with call.model.gate.enter():
         parsed = await parse_completion(call)
+        head = answer_head(call, "cmpl", "text_completion")
+        scores = await prompt_logprobs(call, parsed.requests) if parsed.scored else []
+        form = CompletionAnswer(head, parsed, call.model.tokenizer.loaded, scores)
         share = bool(call.data.get("suffix"))  # editors ask for the same gap several times at once
-        head, tokenizer = answer_head(call, "cmpl", "text_completion"), model.tokenizer.loaded
-        prompts = await prompt_logprobs(call, parsed.requests) if parsed.scored else []
-        if parsed.streaming.stream:
-            writer = CompletionStream(head, parsed, tokenizer, prompts)
-            await stream_answer(call, parsed.requests, writer, share=share)
-            return
-        samples, totals = await whole_answer(call, parsed.requests, share=share)
-        choices = [_choice(sample, parsed, tokenizer, prompts) for sample in samples]
-        await call.reply(200, {**head, "choices": choices, "usage": usage(totals), **extras(totals)})
-
-
-def _choice(
-    sample: Sample, parsed: CompletionRequest, tokenizer: TokenizerLike, prompts: Sequence[Sequence[TokenLogprobs]]
-) -> dict[str, Any]:
-    assert sample.end is not None  # an answer in one piece is made of finished samples
-    request, logprobs = parsed.requests[sample.prompt], None
-    if request.output.logprobs is not None:
-        shape = LegacyLogprobs(tokenizer, request.resume)
-        before = shape.prompt(request.prompt_ids[0], prompts[sample.prompt]) if parsed.scored else {}
-        logprobs = {name: before.get(name, []) + values for name, values in shape.rows(sample.logprobs).items()}
-    choice: dict[str, Any] = {
-        "index": sample.index,
-        "text": parsed.echo[sample.prompt] + sample.text,
-        "logprobs": logprobs,
-        **finish_fields(sample.end),
-    }
-    if parsed.return_token_ids:
-        choice |= {"prompt_token_ids": request.prompt_ids, "token_ids": sample.token_ids}
-    return choice
+        await answer(call, parsed.requests, form, stream=parsed.streaming.stream, share=share)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import time
 from typing import Any
 
-from server.http.answering import MEDIA_TYPE, Totals, named_event, stream_answer, whole_answer
+from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, named_event
 from server.http.blocks import Block, Blocks, Step, Steps
 from server.http.call import Call, Endpoint
 from server.http.conversation import Conversation, needed_text, read_flat_tools, read_named_tool, read_text
@@ -213,7 +214,7 @@ _CUT = {FinishReason.LENGTH: "max_output_tokens", FinishReason.ABORTED: "abort"}
 
 
 def usage(totals: Totals) -> dict[str, Any]:
-    """What the answer took."""
+    """Token counts."""
     return {
         "input_tokens": totals.prompt_tokens,
         "input_tokens_details": {"cached_tokens": totals.cached_tokens},
@@ -224,7 +225,7 @@ def usage(totals: Totals) -> dict[str, Any]:
 
 
 def response_head(call: Call, parsed: ResponsesRequest) -> dict[str, Any]:
-    """An answer that has only begun."""
+    """The fields of an answer that has only begun."""
     return {
         "id": f"resp_{call.request_id}",
         "object": "response",
@@ -246,7 +247,7 @@ def response_head(call: Call, parsed: ResponsesRequest) -> dict[str, Any]:
 
 
 def end_fields(event: Finished) -> dict[str, Any]:
-    """``status``, and why it is not complete, where that is so."""
+    """``status``, and why the answer is incomplete, if it is."""
     cut = _CUT.get(event.reason)
     return {
         "status": "completed" if cut is None else "incomplete",
@@ -255,13 +256,13 @@ def end_fields(event: Finished) -> dict[str, Any]:
 
 
 class Items:
-    """Blocks as items of an answer's output. ``base``: what their ids are made of."""
+    """Blocks as items of an answer's output. Their ids contain ``base``."""
 
     def __init__(self, base: str) -> None:
         self._base = base
 
     def item(self, block: Block, status: str, logprobs: list[Any]) -> dict[str, Any]:
-        """A message, or a call of a function, with what there is of it."""
+        """A message or a function call, as far as it is generated."""
         if block.call is not None:
             called = {"call_id": block.call.call_id, "name": block.call.name, "arguments": block.text}
             return {"id": self.item_id(block), "type": "function_call", "status": status, **called}
@@ -271,7 +272,7 @@ class Items:
         }  # fmt: skip
 
     def item_id(self, block: Block) -> str:
-        """An id that no other item has."""
+        """A unique id."""
         return f"{'msg' if block.call is None else 'fc'}_{self._base}_{block.index}"
 
 
@@ -280,21 +281,20 @@ def text_part(text: str, logprobs: list[Any]) -> dict[str, Any]:
     return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": text}
 
 
-class ResponseStream:
-    """The answer without output, then its items one after the other, then all of it."""
+class ResponseAnswer:
+    """A stream has the answer without output, its items in turn, and the whole answer."""
 
     media_type = MEDIA_TYPE
 
     def __init__(self, call: Call, parsed: ResponsesRequest, tokenizer: TokenizerLike) -> None:
         self._answer, self._items = response_head(call, parsed), Items(call.request_id)
-        self._blocks, self._totals, self._sent = Blocks(parsed.tools), Totals(), 0
+        self._tools, self._blocks, self._totals, self._sent = parsed.tools, Blocks(parsed.tools), Totals(), 0
         self._logprobs = None if parsed.request.output.logprobs is None else ChatLogprobs(tokenizer)
         self._rows: list[Any] = []  # of the text so far
         self._n_rows_sent = 0
         self._last_status = "completed"
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
-        """The events that ``event`` makes."""
         self._totals.add(event)
         if isinstance(event, Delta):
             if self._logprobs is not None:
@@ -311,11 +311,19 @@ class ResponseStream:
         )
 
     def last(self) -> bytes:
-        """All of the answer."""
         return self._event(f"response.{self._answer['status']}", response=self._answer)
 
+    def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
+        (sample,) = samples
+        end, blocks = end_fields(sample.end), Blocks.of(sample.text, self._tools).found
+        rows = [] if self._logprobs is None else self._logprobs.rows(sample.logprobs)["content"]
+        output = [
+            self._items.item(block, end["status"] if block is blocks[-1] else "completed", rows) for block in blocks
+        ]
+        return {**self._answer, **end, "output": output, "usage": usage(totals), **extras(totals)}
+
     def failed(self, refusal: Refusal) -> bytes:
-        """What ends a stream that breaks off."""
+        """The end of a stream that breaks off."""
         error = {"code": refusal.reason.lower(), "message": refusal.message}
         return self._event("response.failed", response={**self._answer, "status": "failed", "error": error})
 
@@ -361,29 +369,12 @@ class ResponseStream:
 
 
 async def respond(call: Call) -> None:
-    """Answer ``call``.
-
-    Raises:
-        RequestError: it can not be served.
-    """
-    model = call.model
-    with model.gate.enter():
+    """Answer a call of /v1/responses."""
+    with call.model.gate.enter():
         parsed = await parse_responses(call)
-        tokenizer = model.tokenizer.loaded
-        if parsed.stream:
-            stream = ResponseStream(call, parsed, tokenizer)
-            call.broken = stream.failed
-            await stream_answer(call, [parsed.request], stream)
-            return
-        (sample,), totals = await whole_answer(call, [parsed.request])
-        assert sample.end is not None  # an answer in one piece is made of finished samples
-        end, rows = end_fields(sample.end), []
-        if parsed.request.output.logprobs is not None:
-            rows = ChatLogprobs(tokenizer).rows(sample.logprobs)["content"]
-        items, blocks = Items(call.request_id), Blocks.of(sample.text, parsed.tools).found
-        output = [items.item(block, end["status"] if block is blocks[-1] else "completed", rows) for block in blocks]
-        answer = {**response_head(call, parsed), **end, "output": output, "usage": usage(totals), **extras(totals)}
-        await call.reply(200, answer)
+        form = ResponseAnswer(call, parsed, call.model.tokenizer.loaded)
+        call.broken = form.failed
+        await answer(call, [parsed.request], form, stream=parsed.stream)
 
 
 OPENAI_RESPONSES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -101,7 +102,7 @@ REQUESTS = st.builds(
 
 @pytest.fixture(scope="module")
 def model() -> ServedModel:
-    found = ServedModel(cast(EngineClient, SimpleNamespace(info=INFO)))
+    found = ServedModel(cast(EngineClient, SimpleNamespace(info=INFO, file_errors=Counter())))
     found.load(FakeTokenizer())
     return found
 

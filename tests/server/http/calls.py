@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -63,7 +64,9 @@ def make_context(tokenizer: FakeTokenizer | None = None, fim: Any = None, limit:
 def make_model(tokenizer: FakeTokenizer | None = None, fim: Any = None) -> ServedModel:
     """A model whose engine is known but not there."""
     info = replace(INFO, indexes=("mine",))
-    model = ServedModel(cast(EngineClient, SimpleNamespace(info=info, engine=SimpleNamespace(info=info))))
+    model = ServedModel(
+        cast(EngineClient, SimpleNamespace(info=info, engine=SimpleNamespace(info=info), file_errors=Counter()))
+    )
     model.load(tokenizer or FakeTokenizer(has_tools=True), fim)
     return model
 

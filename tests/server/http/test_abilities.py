@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,6 @@ def test_filling_in_needs_an_encoder() -> None:
 
 
 def test_nothing_is_said_before_the_model_is_there() -> None:
-    model = ServedModel(SimpleNamespace())  # type: ignore[arg-type]
+    model = ServedModel(SimpleNamespace(file_errors=Counter()))  # type: ignore[arg-type]
     with pytest.raises(EngineDeadError):
         _ = model.fills_in

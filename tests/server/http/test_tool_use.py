@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.http.ollama import parse_chat as parse_ollama
-from server.http.openai_chat import ChatStream, parse_chat
+from server.http.openai_chat import ChatAnswer, parse_chat
 from specdec.core.types import Delta, Finished, FinishReason, GrammarKind, SpeculationStats, Started, Timings, Usage
 from specdec.models.tool_forms import ToolForm
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
@@ -96,7 +96,7 @@ def stream(form: ToolForm, pieces: list[str], agent: str = "", **fields: Any) ->
     """The choices of the chunks of an answer of ``pieces``, which the model itself ended."""
     server = make_context(FakeTokenizer(tool_form=form))
     parsed = asked(parse_chat, BODY | {"stream": True} | fields, {"user-agent": agent}, server=server)
-    writer = ChatStream({"id": "c"}, parsed, FakeTokenizer())
+    writer = ChatAnswer({"id": "c"}, parsed, FakeTokenizer())
     events = [Started("r", 1, 3, 0, 0.0), *(Delta("r", 0, [1], piece) for piece in pieces)]
     end = Finished("r", 0, FinishReason.EOS, None, Usage(), SpeculationStats(), Timings())
     data = b"".join(writer.take(0, event) for event in (*events, end)) + writer.last()

@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from server.http.responses import ResponseStream, parse_responses
+from server.http.responses import ResponseAnswer, parse_responses
 from specdec.core.types import Delta, Finished, FinishReason, SpeculationStats, Started, Timings, Usage
 from tests.fake_engine import DEFAULT_SEED
 from tests.server.fake_tokenizer import FakeTokenizer
@@ -87,7 +87,7 @@ def test_one_that_ends_by_itself_is_completed() -> None:
         async def write() -> bytes:
             call = make_call(b'{"input": "hi", "stream": true}')
             await call.read()
-            stream = ResponseStream(call, await parse_responses(call), FakeTokenizer())
+            stream = ResponseAnswer(call, await parse_responses(call), FakeTokenizer())
             end = Finished("", 0, reason, None, Usage(), SpeculationStats(), Timings())
             taken = [stream.take(0, event) for event in (Started("", 1, 8, 3, 0.5), Delta("", 0, [1], "a"), end)]
             return b"".join(taken) + stream.last()
