@@ -112,9 +112,13 @@ class Engine:
             self._requests.add(request, sequences)
         else:  # the tokens of a resumed request are the whole answer, so it has one sample
             self._requests.add(request, sequences)
-            self._start(first)
-            self._requests.publish_held_text(first)
-            self._finish(first, first.ending)
+            try:
+                self._start(first)
+                self._requests.publish_held_text(first)
+            except Exception as error:
+                self._fail_sequence(first, error, "publishing")
+            else:
+                self._finish(first, first.ending)
 
     def _new_sequence(self, request: Request, index: int, arrival_s: float, prepared: Future[Any] | None) -> Sequence:
         try:

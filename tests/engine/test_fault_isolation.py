@@ -27,6 +27,7 @@ from specdec.core.types import (
     OutputParams,
     Request,
     RequestEvent,
+    ResumeParams,
     SamplingParams,
     SpeculationMode,
     SpeculationParams,
@@ -230,3 +231,17 @@ def test_a_fault_of_the_forward_breaks_the_step(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(type(engine._parts.decoder), "forward", gone)
     with pytest.raises(RuntimeError, match="the device is gone"):
         drain(engine)
+
+
+def test_a_fault_of_an_answer_that_was_complete_ends_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, request = tiny_engine(), requests()[0]
+    tokens = tuple(tokens_of(run_all(engine, [request]), "greedy"))
+    resume = ResumeParams(tokens, numeric_fingerprint=engine.info().numeric_fingerprint)
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr(KvCacheManager, "key_of", broken)
+    engine.submit(dataclasses.replace(request, resume=resume))
+    (failure,) = failures(drain(engine))
+    assert failure.message.startswith("publishing failed (RuntimeError: injected)")
