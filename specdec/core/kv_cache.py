@@ -16,7 +16,7 @@ from verify_kernels.forward_batch import PAGE_SIZE
 logger = logging.getLogger(__name__)
 
 KEY_BYTES = 16  # of a page key: collisions stay improbable for any number of pages
-_ROOT = b"specdec.salt"
+_ROOT = b"specdec.salt"  # hash personalisation: a salt and a page never have equal digests
 _PAGE = b"specdec.page"
 
 

@@ -312,9 +312,9 @@ class IndentStop(BlankRunStop):
         return start if start is not None and run.start is None and indent < self._indent else None
 
 
-_MARKS = "'\"`"
-_LONG = ("'''", '"""')
-_ONE_LINE = ("'", '"')
+_MARKS = "'\"`"  # quotation marks of common languages
+_LONG = ("'''", '"""')  # these open strings of several lines
+_ONE_LINE = ("'", '"')  # strings of these end with their line
 QUOTES = ("", *_MARKS, *_LONG, "#")
 
 
@@ -410,7 +410,7 @@ class BracketStop(BlankRunStop):
 
 
 DISTINCT_CHARACTERS = 6  # visible characters of a repetition that is no coincidence; shorter ones are frequent
-_TRAIL = frozenset(")]}>\"'`;:, \t")
+_TRAIL = frozenset(")]}>\"'`;:, \t")  # characters of a `SuffixAnchor.trail`
 
 
 @dataclass(frozen=True, slots=True)

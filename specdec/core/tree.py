@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from specdec.core.fields import MAX_DRAFT_NODES
 
-MAX_NODES = MAX_DRAFT_NODES + 1
+MAX_NODES = MAX_DRAFT_NODES + 1  # the root included
 
 
 class TokenTree:

@@ -117,9 +117,9 @@ class MemoryBudget:
 
 _LOG = logging.getLogger(__name__)
 TEXT_TOKEN_BYTES = 150  # of a token of a text in a `SuffixAutomaton`
-_KV = ("engine.kv_tokens", "engine.kv_dtype")
+_KV = ("engine.kv_tokens", "engine.kv_dtype")  # settings that decide the size of a cache
 _HOST_KV = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
-_DTYPE_BYTES = {"auto": 1, "int8": 1, "bf16": 2, "fp32": 4}
+_DTYPE_BYTES = {"auto": 1, "int8": 1, "bf16": 2, "fp32": 4}  # of a head's weight
 
 
 def host_kv_dtype(config: EngineConfig) -> torch.dtype:

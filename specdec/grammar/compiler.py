@@ -160,7 +160,7 @@ RETRY_S = 5.0
 """The wait that a client is asked for when too many grammars wait."""
 MAX_MESSAGE = 240
 """Characters of the library's message in a refusal."""
-_HINTS = {
+_HINTS = {  # the way out that a refusal names
     GrammarKind.JSON_SCHEMA: "correct or simplify the schema",
     GrammarKind.JSON_OBJECT: "send a schema instead",
     GrammarKind.REGEX: "correct or simplify the expression (Rust regex syntax)",
