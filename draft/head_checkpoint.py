@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec.config import Dtype
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import fingerprint_files
+from specdec.models.checkpoint import check_regular, fingerprint_files
 from specdec.models.config import ModelConfig
 from specdec.models.hf import open_shards, parse_hf_config, read_json, readable
 from specdec.models.load import check_heads
@@ -168,6 +168,7 @@ def _stored_names(stored: Iterable[str]) -> dict[str, str]:
 
 
 def _read_bin(path: Path) -> dict[str, Tensor]:
+    check_regular(path)
     try:
         # weights_only: a pickle from the network must not run code
         data = torch.load(path, map_location="cpu", weights_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -129,6 +130,41 @@ def well_formed(where: str) -> Iterator[None]:
         raise ModelError(f"{where}: holds a value of the wrong kind ({reason}); fetch the model again") from None
 
 
+MAX_TEXT_BYTES = 8 << 20  # of a model's text file, such as config.json or a weight index
+MAX_TOKENIZER_BYTES = 48 << 20  # of tokenizer.json; Gemma 3's has 33 MB
+MAX_MERGES = 1 << 20  # of a tokenizer; Gemma 3's has half as many
+
+
+def check_regular(path: Path) -> int:
+    """The size of the file ``path`` in bytes.
+
+    Raises:
+        ModelError: it is no regular file, whose reading may never end, or can not be read.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ModelError(f"{path}: can not be read ({error.strerror})") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelError(f"{path}: is no regular file")
+    return status.st_size
+
+
+def read_text_file(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """The UTF-8 text of a model's file.
+
+    Raises:
+        ModelError: it is no regular file, is larger than ``max_bytes``, or can not be read.
+    """
+    size = check_regular(path)
+    if size > max_bytes:
+        raise ModelError(f"{path}: has {size} bytes, where at most {max_bytes} are expected; fetch the model again")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: can not be read ({error}); fetch the model again") from None
+
+
 _EDGE_BYTES = 64 << 10  # a weight file's head holds its header, with the place of every tensor
 
 
@@ -136,6 +172,7 @@ def fingerprint_files(paths: Iterable[Path]) -> str:
     """SHA-256 over name, size, modification time and the first and last 64 KiB of each file."""
     digest = hashlib.sha256()
     for path in paths:
+        check_regular(path)
         try:
             status = path.stat()
             digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())

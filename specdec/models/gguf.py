@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import StoredBlocks, well_formed
+from specdec.models.checkpoint import MAX_MERGES, StoredBlocks, check_regular, well_formed
 from specdec.models.config import MAX_LAYERS, ModelConfig, RopeConfig
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class GGUFTensor:
 _MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9  # type codes of metadata values, as those above
+MAX_ITEMS = MAX_MERGES  # of a metadata array; the longest are a tokenizer's merges
 _LENGTH = struct.Struct("<Q")
 _TYPES = GGMLQuantizationType
 _BLOCK_KINDS: dict[GGMLQuantizationType, BlockKind] = {
@@ -70,6 +71,7 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        check_regular(path)
         try:
             self._bytes = np.memmap(path, mode="r", dtype=np.uint8)
         except (OSError, ValueError) as error:
@@ -190,6 +192,8 @@ class GGUFFile:
         if kind != _ARRAY:
             raise ModelError(f"{self.path}: metadata of the unknown type {kind}; the file is corrupt")
         item, count = self._scalar("I"), self._scalar("Q")
+        if count > MAX_ITEMS:
+            raise ModelError(f"{self.path}: a metadata array of {count} items; the file is corrupt")
         if item == _STRING:
             return self._strings(count)
         if item not in _SCALARS:

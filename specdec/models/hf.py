@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import well_formed
+from specdec.models.checkpoint import MAX_MERGES, MAX_TOKENIZER_BYTES, check_regular, read_text_file, well_formed
 from specdec.models.config import MAX_LAYERS, ModelConfig, RopeConfig
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 
@@ -453,12 +453,17 @@ def readable(folder: Path, tensor: str) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from ``path``; ModelError when it is missing or not one."""
+    """A JSON object from ``path``; ModelError if it is missing, too large or no JSON object."""
+    if not path.exists():
+        raise ModelError(f"{path.parent}: no {path.name}; name a Hugging Face model folder or a .gguf file")
+    return parse_json(path, read_text_file(path))
+
+
+def parse_json(path: Path, text: str) -> dict[str, Any]:
+    """The JSON object in ``text``; ModelError, which names ``path``, if it is none."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path.parent}: no {path.name}; name a Hugging Face model folder or a .gguf file") from None
-    except (OSError, ValueError, RecursionError) as error:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: can not be read ({error}); fetch the model again") from None
     if not isinstance(data, dict):
         raise ModelError(f"{path}: must hold a JSON object; fetch the model again")
@@ -490,6 +495,7 @@ def open_shards(folder: Path) -> dict[Path, Any]:
     """The safetensors files of a model folder, open; ModelError if one is missing, truncated or corrupt."""
     shards = {}
     for path in weight_files(folder):
+        check_regular(path)
         try:
             shards[path] = safe_open(path, framework="pt")
         except (SafetensorError, OSError) as error:
@@ -520,13 +526,16 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
             f"{folder}: no tokenizer.json; load the tokenizer once with transformers' AutoTokenizer and "
             "save_pretrained it into the folder"
         )
-    data = read_json(path)
+    serialised = read_text_file(path, MAX_TOKENIZER_BYTES)
+    data = parse_json(path, serialised)
     settings_path = folder / "tokenizer_config.json"
     settings = read_json(settings_path) if settings_path.exists() else {}
     with well_formed(str(settings_path)):
         named = {key: text for key in _NAMED if (text := _content(settings.get(key))) is not None}
         template = _chat_template(folder, settings)
     with well_formed(str(path)):
+        if len(data.get("model", {}).get("merges") or ()) > MAX_MERGES:
+            raise ModelError(f"{path}: has more than {MAX_MERGES} merges; fetch the model again")
         bos = _token_id(data, named.get("bos_token"), config.bos_id)
         eos = _token_id(data, named.get("eos_token"), None)
         adds = _template_adds(data.get("post_processor"), named.get("bos_token"))
@@ -542,7 +551,7 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
         template_variables=named,
     )
     try:
-        return Tokenizer.like(like, path.read_text(encoding="utf-8"), info)
+        return Tokenizer.like(like, serialised, info)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None
 
@@ -577,7 +586,7 @@ def _content(token: Any) -> str | None:
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.exists():
-        return path.read_text(encoding="utf-8")
+        return read_text_file(path)
     given = settings.get("chat_template")
     if given is None and (folder / "chat_template.json").exists():
         given = read_json(folder / "chat_template.json").get("chat_template")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 import tracemalloc
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save
 
 from specdec.errors import InvalidRequestError, ModelError
 from specdec.models.chat_template import ChatTemplate
+from specdec.models.checkpoint import MAX_MERGES
 from specdec.models.gguf import GGUFFile, parse_gguf_config
 from specdec.models.gguf_tokenizer import convert_gguf_tokenizer
 from specdec.models.load import load_model
@@ -247,3 +249,35 @@ def test_chat_templates_that_take_all_memory(template: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 512 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "endless"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"]
+)
+def test_files_that_never_end_are_refused_by_name(kind: str, name: str, folder: Path) -> None:
+    path = folder / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path) if kind == "fifo" else path.symlink_to("/dev/zero")
+    assert f"{path}: is no regular file" in refusal(folder)
+
+
+@pytest.mark.parametrize(("name", "size"), [("config.json", 9 << 20), ("tokenizer.json", 49 << 20)])
+def test_files_are_measured_before_they_are_read(name: str, size: int, folder: Path) -> None:
+    os.truncate(folder / name, size)
+    assert f"{folder / name}: has {size} bytes, where at most" in refusal(folder)
+
+
+def test_millions_of_merges_are_refused(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    data = json.loads(path.read_text())
+    data["model"]["merges"] = ["a b"] * (MAX_MERGES + 1)
+    path.write_text(json.dumps(data))
+    assert f"{path}: has more than {MAX_MERGES} merges" in refusal(folder)
+
+
+def test_a_gguf_file_that_never_ends_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match="is no regular file"):
+        GGUFFile(path)
