@@ -132,7 +132,7 @@ class PredictionCursor:
         return [edit for edit in edits if edit.position not in taken and edit.position < len(self.index.tokens)]
 
 
-INDEXED_PER_STEP = 4096  # tokens of all predictions: long ones must not delay the step
+INDEXED_PER_STEP = 2048  # tokens of all predictions: long ones must not delay the step
 
 
 class PredictionDrafter(Drafter):
