@@ -109,7 +109,9 @@ class CheckProcess:
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps([params.kind.value, params.text, cpu_seconds]) + "\n")
             process.stdin.flush()
-            if select.select([process.stdout], [], [], CHECK_WALL_SECONDS)[0]:
+            answered = select.poll()
+            answered.register(process.stdout, select.POLLIN)
+            if answered.poll(CHECK_WALL_SECONDS * 1e3):
                 line = process.stdout.readline()
         if not line.endswith("\n"):
             self.close()
