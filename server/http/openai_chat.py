@@ -114,7 +114,7 @@ class ChatAnswer:
         return body
 
     def _choice(self, sample: Sample) -> dict[str, Any]:
-        message, called = self._message(sample.text)
+        message, called = message_of(sample.text, self._request.tools)
         choice: dict[str, Any] = {
             "index": sample.index,
             "message": message,
@@ -124,16 +124,6 @@ class ChatAnswer:
         if self._request.return_token_ids:
             choice["token_ids"] = sample.token_ids
         return choice
-
-    def _message(self, text: str) -> tuple[dict[str, Any], bool]:
-        """The message, and whether it calls tools."""
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if self._request.tools is None:
-            return message, False
-        parts = self._request.tools.parse(text)
-        calls = [call_value(part) for part in parts if isinstance(part, ToolCall)]
-        message["content"] = "".join(part for part in parts if isinstance(part, str)) or (None if calls else "")
-        return (message | {"tool_calls": calls} if calls else message), bool(calls)
 
     def _delta(self, event: Delta) -> bytes:
         parts: Sequence[Part | ToolCall] = [event.text] if event.text else []
@@ -183,6 +173,17 @@ def _delta(part: Part | ToolCall) -> dict[str, Any] | None:
     if isinstance(part, CallArguments):
         return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
     return None
+
+
+def message_of(text: str, tools: ToolUse | None) -> tuple[dict[str, Any], bool]:
+    """The message of an answer in one piece, and whether it calls tools."""
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if tools is None:
+        return message, False
+    parts = tools.parse(text)
+    calls = [call_value(part) for part in parts if isinstance(part, ToolCall)]
+    message["content"] = "".join(part for part in parts if isinstance(part, str)) or (None if calls else "")
+    return (message | {"tool_calls": calls} if calls else message), bool(calls)
 
 
 def call_value(call: ToolCall) -> dict[str, Any]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from server.http.openai_chat import message_of
+from server.http.tool_use import ToolUse
+from specdec.models.tool_forms import ToolForm
 from tests.fake_engine import DEFAULT_SEED
 from tests.server.http.harness import CHAT, Server
 from tests.server.http.test_completions import HEAD, SPECULATIVE, checked, usage
@@ -125,15 +128,11 @@ def test_tool_calls_are_parsed_out_of_the_text(server: Server) -> None:
 
 
 def test_a_message_of_nothing_but_a_call_has_no_content() -> None:
-    from server.http.openai_chat import ChatRequest, _message
-    from server.http.tool_use import ToolUse
-    from specdec.models.tool_forms import ToolForm
-
-    ask = ChatRequest(None, None, ToolUse([], ToolForm.HERMES), False)  # type: ignore[arg-type]
-    message, called = _message('<tool_call>{"name": "f"}</tool_call>\n', ask)
+    tools = ToolUse([], ToolForm.HERMES)
+    message, called = message_of('<tool_call>{"name": "f"}</tool_call>\n', tools)
     assert (message["content"], called) == (None, True)
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {}
-    assert _message("", ask)[0]["content"] == ""
+    assert message_of("", tools)[0]["content"] == ""
 
 
 def test_max_completion_tokens_0_only_computes_the_prompt(server: Server) -> None:
