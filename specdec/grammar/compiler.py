@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import select
 import signal
 import subprocess
@@ -27,6 +28,8 @@ from specdec.grammar.token_healing import TokenSpelling
 from specdec.models.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
 
 _GUARD = "\n"
 """A character that no tokenizer strips, leaves out, or merges with a space that it puts before a text."""
@@ -200,10 +203,10 @@ class GrammarCompiler:
         self.spelling()
 
     def wait_until_prepared(self) -> None:
-        """Wait for the tables that `prepare` builds."""
+        """Wait for the tables that `prepare` builds. If they cannot be built, requests that need them fail later."""
         for tables in (self._prepared, self._spelling):
-            if tables is not None:
-                tables.result()
+            if tables is not None and (error := tables.exception()) is not None:
+                logger.warning("grammars and token healing do not work with this vocabulary: %s", error)
 
     def spelling(self) -> Future[TokenSpelling]:
         """The table of token healing."""

@@ -188,6 +188,22 @@ def test_allowed_ids_that_can_not_work_are_refused() -> None:
         assert said in caught.value.violations[0].description
 
 
+def test_a_vocabulary_that_grammars_cannot_use_stops_no_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr(grammar_compiler, "GrammarVocabulary", broken)
+    ours = GrammarCompiler(byte_level(), VOCAB_SIZE)
+    ours.prepare()
+    ours.wait_until_prepared()
+    assert "do not work with this vocabulary: injected" in caplog.text
+    assert ours.spelling().result().mask(b"a").any()
+    with pytest.raises(RuntimeError, match="injected"):
+        ours.compile(GrammarParams(KIND.JSON_OBJECT))
+
+
 def test_a_model_without_an_end_token_can_not_be_constrained() -> None:
     endless = Tokenizer(byte_level()._backend.to_str(), TokenizerInfo(eos_ids=(VOCAB_SIZE + 5,)))
     ours = GrammarCompiler(endless, VOCAB_SIZE)
