@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
 import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from enum import StrEnum
 from typing import Any, Protocol
 
+from server.descriptors import DescriptorReserve
 from server.engine_process import DEFAULT_FACTORY
 from server.interfaces import CacheFeed, ProgressListener
 from server.ipc import Frame, FrameError, FrameLink, unpack_info, unpack_load
@@ -82,7 +85,7 @@ class RestartPolicy:
     ) -> None:
         self._first_s, self._longest_s = first_s, longest_s
         self._quick_s, self._give_up_after = quick_s, give_up_after
-        self._quick_deaths = 0
+        self._quick_deaths = self._failed_spawns = 0
 
     @property
     def quick_deaths(self) -> int:
@@ -91,10 +94,25 @@ class RestartPolicy:
 
     def after_death(self, ready_for_s: float) -> float | None:
         """Seconds until the next start, after an engine that was ready for ``ready_for_s`` seconds; None: give up."""
+        self._failed_spawns = 0
         self._quick_deaths = self._quick_deaths + 1 if ready_for_s < self._quick_s else 0
         if self._quick_deaths >= self._give_up_after:
             return None
-        return float(min(self._longest_s, self._first_s * 2 ** max(0, self._quick_deaths - 1)))
+        return self._backoff_s(self._quick_deaths)
+
+    def after_failed_spawn(self, error: OSError) -> float | None:
+        """Seconds to wait after a process could not be started; None: give up, as after quick deaths. A lack of
+        descriptors, processes or memory passes, so it is retried without end."""
+        if error.errno not in _PASSING_ERRORS:
+            return self.after_death(0.0)
+        self._failed_spawns += 1
+        return self._backoff_s(self._failed_spawns)
+
+    def _backoff_s(self, count: int) -> float:
+        return float(min(self._longest_s, self._first_s * 2 ** min(max(0, count - 1), 30)))
+
+
+_PASSING_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 
 _PROCESS_LOG = logging.getLogger("specdec.engine_process")
@@ -237,8 +255,8 @@ class EngineListener(Protocol):
             ValueError, TypeError: the frame is malformed.
         """
 
-    def on_lost(self, error: EngineDeadError) -> None:
-        """End every call with ``error``: no answer will come."""
+    def on_lost(self, error: EngineDeadError, *, died: bool = False) -> None:
+        """End every call with ``error``: no answer will come. died: the process ended by itself."""
 
 
 class EngineSupervisor:
@@ -259,13 +277,15 @@ class EngineSupervisor:
         policy: RestartPolicy | None = None,
         spare: Callable[[], int] | None = None,
         cache_feed: CacheFeed | None = None,
+        reserve: DescriptorReserve | None = None,
     ) -> None:
         """factory: ``module:function`` that builds the engine inside the process. spare: bytes of memory that a process
-        started now must leave to others. cache_feed: receives the events of the prefix cache."""
+        started now must leave to others. cache_feed: receives the events of the prefix cache. reserve: descriptors to
+        free while a process is started."""
         self.config = config.engine
         self.cache_feed, self.restarts = cache_feed, 0
         self._server, self._factory, self._progress, self._spare = config.server, factory, progress, spare
-        self._policy = policy or RestartPolicy()
+        self._policy, self._reserve = policy or RestartPolicy(), reserve
         self._states = StateFeed()
         self._child: EngineChild | None = None
         self._supervision: asyncio.Task[None] | None = None
@@ -390,7 +410,11 @@ class EngineSupervisor:
         if self._spare is not None:
             config = config.model_copy(update={"spare_bytes": config.spare_bytes + self._spare()})
         kv_events = None if self.cache_feed is None else self._server.kv_events
-        self._child = await EngineChild.spawn(config, self._factory, self._heartbeat_s, kv_events)
+        try:
+            with nullcontext() if self._reserve is None else self._reserve.released():
+                self._child = await EngineChild.spawn(config, self._factory, self._heartbeat_s, kv_events)
+        except OSError as error:
+            return self._after_failed_spawn(error)
         child, watchdog = self._child, asyncio.create_task(self._watch_heartbeat(self._child))
         try:
             await child.link.listen(self._take)
@@ -411,8 +435,17 @@ class EngineSupervisor:
             return None
         if self._info is not None:
             self._states.become(EngineState.RESTARTING)
-        self.listener.on_lost(EngineDeadError())
+        self.listener.on_lost(EngineDeadError(), died=True)
         return self._after_death(child.pid, await child.ended())
+
+    def _after_failed_spawn(self, error: OSError) -> float | None:
+        _LOG.error("the engine process could not be started: %s", error)
+        delay = self._policy.after_failed_spawn(error)
+        if delay is None:
+            self._give_up(f"the engine process cannot be started: {error}")
+            return None
+        _LOG.warning("the next try is in %.1f s", delay)
+        return delay
 
     def _after_death(self, pid: int, how: str) -> float | None:
         refused, message = self._last_words or (False, "")

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from server.body_budget import BODIES_IN_FLIGHT_BYTES, BodyBudget
+from server.descriptors import DescriptorReserve, raise_descriptor_limit
 from server.engine_client import EngineClient
 from server.engine_process import DEFAULT_FACTORY, bound_malloc, return_freed_memory
 from server.engine_supervisor import EngineStartError, EngineState, EngineSupervisor, RestartPolicy
@@ -71,7 +72,9 @@ class Serving:
         self._config, self._load_tokenizer = config, load_tokenizer
         self._observer = build_observer(config.server, self._prompt_text, config.engine.target_tpot_ms)
         self._publishers: list[KvEventPublisher] = []
-        supervisor = partial(EngineSupervisor, factory=factory, progress=progress, policy=policy)
+        raise_descriptor_limit()
+        self._reserve = DescriptorReserve()
+        supervisor = partial(EngineSupervisor, factory=factory, progress=progress, policy=policy, reserve=self._reserve)
         self._make_models(supervisor)
         self.client = self.models.first.client
         limit = max(BODIES_IN_FLIGHT_BYTES, 4 * config.server.max_message_bytes)
@@ -159,6 +162,7 @@ class Serving:
         for model in self.models:
             model.close()
         await asyncio.to_thread(self._observer.close)
+        self._reserve.close()
 
     def _close_events(self) -> None:
         for publisher in self._publishers:
