@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 from server.engine_process import FLUSH_CACHE, SWAP_DRAFT
 from server.engine_supervisor import EngineSupervisor
-from server.errors import unpack_error
+from server.errors import PoisonRequestError, unpack_error
 from server.ipc import Frame, pack_request, unpack_event, unpack_info, unpack_trace
 from server.observe.observer import Observer
 from server.observe.records import RequestRecord
@@ -29,8 +32,9 @@ class RequestTable:
     while events of the former request are still under way.
     """
 
-    def __init__(self, abort: Callable[[str], None]) -> None:
-        self._abort = abort
+    def __init__(self, abort: Callable[[str], None], ended: Callable[[str, RequestStream], None] | None = None) -> None:
+        """abort: ends a request in the engine. ended: called with the engine id of each request that ended."""
+        self._abort, self._ended = abort, ended
         self._by_engine_id: dict[str, RequestStream] = {}
         self._engine_ids: dict[str, str] = {}
         self._numbers = itertools.count(1)
@@ -54,6 +58,8 @@ class RequestTable:
             del self._by_engine_id[engine_id], self._engine_ids[request_id]
             if not complete:
                 self._abort(engine_id)
+            if self._ended is not None:
+                self._ended(engine_id, stream)
 
         stream = RequestStream(request, on_end, self._unread)
         self._by_engine_id[engine_id], self._engine_ids[request_id] = stream, engine_id
@@ -71,6 +77,10 @@ class RequestTable:
     def engine_ids(self) -> list[str]:
         """The engine ids of all requests in flight."""
         return list(self._by_engine_id)
+
+    def requests(self, engine_ids: Iterable[str]) -> list[Request]:
+        """The requests of these engine ids that are in flight."""
+        return [self._by_engine_id[name].request for name in engine_ids if name in self._by_engine_id]
 
     def deliver(self, event: RequestEvent) -> None:
         """Pass an event to its stream; events of requests that have ended are dropped."""
@@ -90,6 +100,83 @@ class RequestTable:
             _LOG.warning("%d requests in flight end: %s", len(self._by_engine_id), error)
         for stream in list(self._by_engine_id.values()):
             stream.fail(error)
+
+
+MAX_SUSPECTS = 1024  # digests that are remembered
+_POISONOUS_DEATHS = 2  # deaths of the engine with a request in flight after which the request is refused
+
+
+class Suspects:
+    """Requests that were in flight when the engine died, by a digest of all but their id; the oldest are forgotten.
+
+    A request that comes again after one such death runs alone, so that only the guilty one can stop the engine with it
+    in flight once more. After `_POISONOUS_DEATHS` it is refused. A request that completes is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._deaths: OrderedDict[bytes, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._deaths)
+
+    def died(self, request: Request) -> None:
+        """Note that the engine died with ``request`` in flight."""
+        digest = _digest(request)
+        self._deaths[digest] = self._deaths.pop(digest, 0) + 1
+        while len(self._deaths) > MAX_SUSPECTS:
+            self._deaths.popitem(last=False)
+
+    def completed(self, request: Request) -> None:
+        """Forget ``request``."""
+        if self._deaths:
+            self._deaths.pop(_digest(request), None)
+
+    def must_run_alone(self, request: Request) -> bool:
+        """Whether the engine died once with ``request`` in flight.
+
+        Raises:
+            PoisonRequestError: it died more often.
+        """
+        deaths = self._deaths.get(_digest(request), 0) if self._deaths else 0
+        if deaths >= _POISONOUS_DEATHS:
+            raise PoisonRequestError
+        return deaths > 0
+
+
+def _digest(request: Request) -> bytes:
+    return blake2b(repr(replace(request, request_id="")).encode(), digest_size=16).digest()
+
+
+class SubmitQueue:
+    """Sends requests to the engine in order; a suspect is sent when nothing else runs, and nothing else beside it."""
+
+    def __init__(self, send: Callable[[str, Request], None]) -> None:
+        self._send = send
+        self._waiting: OrderedDict[str, tuple[Request, bool]] = OrderedDict()
+        self.running: set[str] = set()  # engine ids
+        self._alone = False
+
+    def put(self, engine_id: str, request: Request, *, alone: bool) -> None:
+        """Send a request, now or later."""
+        self._waiting[engine_id] = (request, alone)
+        self._send_next()
+
+    def ended(self, engine_id: str) -> None:
+        """A request has ended, or will not be sent any more."""
+        self._waiting.pop(engine_id, None)
+        self.running.discard(engine_id)
+        self._alone = self._alone and bool(self.running)
+        self._send_next()
+
+    def _send_next(self) -> None:
+        while self._waiting and not self._alone:
+            engine_id, (request, alone) = next(iter(self._waiting.items()))
+            if alone and self.running:
+                return
+            del self._waiting[engine_id]
+            self.running.add(engine_id)
+            self._alone = alone
+            self._send(engine_id, request)
 
 
 DEFAULT_TRACE_STEPS = 50
@@ -142,7 +229,9 @@ class EngineClient:
         """observer: records every request."""
         self.engine = engine
         self._observer = observer
-        self._table = RequestTable(lambda engine_id: engine.send(Frame.ABORT, engine_id))
+        self._suspects = Suspects()
+        self._queue = SubmitQueue(self._submit)
+        self._table = RequestTable(lambda engine_id: engine.send(Frame.ABORT, engine_id), self._ended)
         self._calls = EngineCalls()
         engine.listener = self
 
@@ -174,15 +263,25 @@ class EngineClient:
         Raises:
             EngineDeadError: the engine is not ready.
             DuplicateRequestError: the id is in flight.
+            PoisonRequestError: the engine died twice with the same request in flight.
         """
         self.engine.check_ready()
+        alone = self._suspects.must_run_alone(request)
         engine_id, stream = self._table.open(request)
         if record is None and self._observer is not None:
             record = self._observer.request(request)
         if record is not None:
             stream.record_in(record)
-        self.engine.send(Frame.SUBMIT, (engine_id, *pack_request(request)[1:]))
+        self._queue.put(engine_id, request, alone=alone)
         return stream
+
+    def _submit(self, engine_id: str, request: Request) -> None:
+        self.engine.send(Frame.SUBMIT, (engine_id, *pack_request(request)[1:]))
+
+    def _ended(self, engine_id: str, stream: RequestStream) -> None:
+        if not stream.samples_missing:
+            self._suspects.completed(stream.request)
+        self._queue.ended(engine_id)
 
     def abort(self, request_id: str) -> bool:
         """End a request: its reader gets Finished(ABORTED) per open sample. False when it is not in flight."""
@@ -255,8 +354,11 @@ class EngineClient:
             case _:
                 raise ValueError(f"unknown frame {kind!r}")
 
-    def on_lost(self, error: EngineDeadError) -> None:
-        """End every request and call with ``error``."""
+    def on_lost(self, error: EngineDeadError, *, died: bool = False) -> None:
+        """End every request and call with ``error``; after a death, suspect the requests that were running."""
+        if died:
+            for request in self._table.requests(self._queue.running):
+                self._suspects.died(request)
         self._table.fail_all(error)
         self._calls.fail_all(error)
 

@@ -40,6 +40,16 @@ class UnknownModelError(RequestError):
         super().__init__(f"model {asked!r} is not served here; this server runs {', '.join(map(repr, served))}")
 
 
+class PoisonRequestError(RequestError):
+    """The engine died twice while this request was in flight, the second time with no other."""
+
+    reason = "STOPPED_ENGINE_TWICE"
+    http_status, grpc_code, retry_elsewhere = 503, "UNAVAILABLE", False
+
+    def __init__(self) -> None:
+        super().__init__("this request stopped the engine twice and is refused; change it, and report it with the log")
+
+
 class ChatNotSupportedError(RequestError):
     """The model has no usable chat template."""
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import resource
 import signal
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from server.engine_client import EngineClient
+from server.descriptors import DescriptorReserve
+from server.engine_client import MAX_SUSPECTS, EngineClient, Suspects
 from server.engine_supervisor import EngineStartError, EngineState
-from server.errors import DeadlinePassedError, GenerationFailedError
+from server.errors import DeadlinePassedError, GenerationFailedError, PoisonRequestError
+from server.http.errors import refusal_of
+from server.observe.records import NO_RETRY_HEADER
 from specdec.core.types import (
     Delta,
     Finished,
@@ -254,6 +261,86 @@ async def test_bug_a_client_closed_while_its_process_ends_leaves_nothing() -> No
             await asyncio.sleep(0)
     assert child._printing.done()
     assert asyncio.all_tasks() <= others
+
+
+async def test_a_request_that_stops_the_engine_runs_alone_once_and_is_then_refused() -> None:
+    poison, innocent = make_request("p", salt="die"), make_request("i", b"innocent", "slow")
+    async with running_client() as client:
+        for restarts in (1, 2):
+            beside = asyncio.create_task(collect(client, innocent))
+            await in_flight(client)
+            with pytest.raises(EngineDeadError):
+                await collect(client, poison)
+            if restarts == 1:
+                with pytest.raises(EngineDeadError):
+                    await beside
+            else:  # it had ended before the poison was sent
+                assert isinstance((await beside)[-1], Finished)
+            while client.engine.restarts < restarts:
+                await asyncio.sleep(0.01)
+            await client.engine.wait_ready()
+        with pytest.raises(PoisonRequestError, match="stopped the engine twice") as refused:
+            client.generate(replace(poison, request_id="again"))
+        headers = dict(refusal_of(refused.value, {}).headers)
+        assert headers[NO_RETRY_HEADER.encode()] == b"true"
+        await collect(client, innocent)
+        assert (client.engine.restarts, client.in_flight) == (2, 0)
+
+
+def test_the_memory_of_suspects_is_bounded() -> None:
+    suspects = Suspects()
+    for number in range(MAX_SUSPECTS + 5):
+        suspects.died(Request("r", (number,)))
+    assert len(suspects) == MAX_SUSPECTS
+    assert not suspects.must_run_alone(Request("r", (0,)))
+    assert suspects.must_run_alone(Request("other", (5,)))
+    suspects.completed(Request("r", (5,)))
+    assert not suspects.must_run_alone(Request("r", (5,)))
+
+
+@pytest.mark.parametrize("failing", [errno.EMFILE, errno.ENOMEM])
+async def test_a_process_that_cannot_be_started_for_now_is_started_later(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exec_, failures = asyncio.create_subprocess_exec, 0
+
+    async def start(*args: Any, **options: Any) -> asyncio.subprocess.Process:
+        nonlocal failures
+        if failures < 7:  # more often than an engine may die
+            failures += 1
+            raise OSError(failing, os.strerror(failing))
+        return await exec_(*args, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    async with running_client(give_up_after=2) as client:
+        assert (failures, client.engine.state) == (7, EngineState.READY)
+
+
+async def test_the_engine_restarts_though_connections_hold_all_descriptors() -> None:
+    reserve = DescriptorReserve()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    client = make_client(reserve=reserve)
+    await client.engine.start()
+    try:
+        await client.engine.wait_ready()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+        with suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        assert client.engine.pid is not None
+        os.kill(client.engine.pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while client.engine.restarts == 0:
+                await asyncio.sleep(0.01)
+            await client.engine.wait_ready()
+        assert client.engine.restarts == 1  # at the first try
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await client.engine.close()
+        reserve.close()
 
 
 async def test_the_process_ends_with_its_parent() -> None:
