@@ -100,18 +100,41 @@ def _compile(compiler: str, folder: Path, target: Path) -> None:
         objects = [f"{scratch}/{path.stem}.o" for path in sources]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             each = zip(objects, sources, strict=True)
-            runs = [pool.submit(_run, [compiler, *FLAGS, "-c", "-o", out, str(path)]) for out, path in each]
+            runs = [pool.submit(_run, scratch, [compiler, *FLAGS, "-c", "-o", out, str(path)]) for out, path in each]
             for run in runs:
                 run.result()
-        _run([compiler, *FLAGS, "-o", f"{scratch}/kernels.so", *objects])
+        _run(scratch, [compiler, *FLAGS, "-o", f"{scratch}/kernels.so", *objects])
         os.replace(f"{scratch}/kernels.so", target)
 
 
-def _run(command: list[str]) -> None:
+# $0 is the scratch folder, the arguments are a command. The subshell waits for a line from the process that builds. If
+# that process ends without one, by whatever signal, the subshell ends the command's processes and removes the folder.
+_WATCHED = """
+exec 3<&0
+(read -r line <&3 && exit; trap '' TERM; kill -TERM 0; rm -rf -- "$0") > /dev/null 2>&1 &
+exec 3<&-
+exec "$@" < /dev/null
+"""
+
+
+def _run(scratch: str, command: list[str]) -> None:
+    """Run a compiler command, which ends with this process.
+
+    Raises:
+        KernelError: the command failed or took longer than `BUILD_TIMEOUT_S`.
+    """
+    watched, alive = os.pipe()
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
+        run = subprocess.run(
+            ["sh", "-c", _WATCHED, scratch, *command], stdin=watched, capture_output=True, text=True,
+            timeout=BUILD_TIMEOUT_S, start_new_session=True,
+        )  # fmt: skip
+        os.write(alive, b"\n")
     except subprocess.TimeoutExpired:
         raise KernelError(f"compiling the native kernels took over {BUILD_TIMEOUT_S} s") from None
+    finally:
+        os.close(watched)
+        os.close(alive)
     if run.returncode != 0:
         raise KernelError(f"compiling the native kernels failed:\n{run.stderr[-2000:]}")
 
