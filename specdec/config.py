@@ -32,7 +32,7 @@ class SpeculationConfig(BaseModel):
     ``fixed_nodes`` nodes to ``fixed_depth``.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     enabled: bool = Field(True, description="false: plain decoding, whatever a request asks for; no drafter is loaded")
     drafters: tuple[str, ...] | None = Field(
@@ -58,7 +58,7 @@ class SpeculationConfig(BaseModel):
 class EngineConfig(BaseModel):
     """Everything the engine is built from. Sizes are in tokens unless a name says otherwise."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     target: str = Field("smollm2-135m", min_length=1, description="HF folder, .gguf file, hub id or catalogue name")
     aliases: tuple[Alias, ...] = Field((), description="other names by which requests may ask for the model")
@@ -169,7 +169,7 @@ class EngineConfig(BaseModel):
 class ExperimentsConfig(BaseModel):
     """Experiments that ran when the server ended go on when it is back, whatever ``start`` says."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     folder: Path | None = Field(None, description="where plans and records are kept; null: no experiments here")
     start: tuple[Path, ...] = Field((), description="YAML files of experiments to start once the model is loaded")
@@ -193,7 +193,7 @@ class KvEventsConfig(BaseModel):
     Of several models the second publishes at the next port, and so on; an ipc path gets `.1`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     endpoint: str | None = Field(
         None, description="ZeroMQ address to publish at, such as tcp://127.0.0.1:5557; null: none"
@@ -262,7 +262,7 @@ class ServerConfig(BaseModel):
     ``keys_file``, ``tls_cert``, ``tls_key`` and ``tls_client_ca`` are read again when they change.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     host: str = Field("127.0.0.1", description="address or name to listen on; 0.0.0.0: all")
     grpc_port: int = Field(8400, ge=0, le=65535, description="0: any free one")
@@ -372,7 +372,7 @@ class Config(BaseModel):
     for those that do not say otherwise (its aliases for the first), and once checked ``engine`` is the first.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     engine: EngineConfig = EngineConfig()
     engines: dict[Name, EngineConfig] = {}
@@ -488,6 +488,22 @@ def _problem(location: tuple[int | str, ...], kind: str, message: str) -> str:
     return f"{path or 'config'}: {message}"
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, of which YAML libraries silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of ``node``; YAMLError with the key's name and line if it has one twice."""
+        keys: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if key.__hash__ is not None and key in keys:
+                raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: the key `{key}` is given twice")
+            keys.update([key] if key.__hash__ is not None else [])
+        return super().construct_mapping(node, deep)
+
+
 def read_mapping(path: Path, of: str) -> dict[str, Any]:
     """A YAML file that holds a mapping with the keys ``of``, which the refusal of another names; empty: nothing.
 
@@ -495,7 +511,7 @@ def read_mapping(path: Path, of: str) -> dict[str, Any]:
         ConfigError: the file can not be read, or holds something else.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except OSError as error:
         raise ConfigError(f"{path}: can not be read ({error.strerror})") from None
     except UnicodeDecodeError:

@@ -38,6 +38,11 @@ def test_overrides_win_and_empty_sections_are_fine(tmp_path: Path) -> None:
     [
         ("engine: {targt: x}", "targt"),
         ("engine: {max_batch: 0}", "max_batch"),
+        ("engine:\n  threads: 1\n  threads: 2\n", r"line 3: the key `threads` is given twice"),
+        ("server: {drain_s: 1}\nserver: {drain_s: 2}\n", r"line 2: the key `server` is given twice"),
+        ("server: {drain_s: .inf}", r"server\.drain_s: .*finite number"),
+        ("server: {heartbeat_timeout_s: .inf}", r"server\.heartbeat_timeout_s: .*finite number"),
+        ("engine: {speculation: {profile_s: .nan}}", r"engine\.speculation\.profile_s: .*finite number"),
         ("engine: {aliases: [a b]}", "engine.aliases.0"),
         ("engine: {prefill_chunk: 500}", "prefill_chunk"),
         ("engine: {speculation: {drafters: [model]}}", "model"),
