@@ -10,6 +10,7 @@ from torch import Tensor
 from specdec.errors import ModelError
 from specdec.models.checkpoint import StoredBlocks
 from specdec.models.hf import HFSource, QuantizedConfig, QuantMethod
+from specdec.models.weights import linear_plans
 from verify_kernels.packed_weights import BlockKind
 from verify_kernels.quant_formats import FORMATS, GROUP
 
@@ -86,7 +87,8 @@ _PARTS: dict[QuantMethod, _Parts] = {
 class QuantizedSource:
     """A `BlockSource` over a folder whose quantised matrices are words of several levels, zero points and scales.
 
-    Some also have the group of each input channel (act-order). Other matrices are as in any folder.
+    Some also have the group of each input channel (act-order). Other matrices are as in any folder. ModelError if no
+    matrix is quantised.
 
     AWQ ("gemm"): qweight int32 [in, out / 8], qzeros int32 [groups, out / 8], scales [groups, out].
     GPTQ: qweight int32 [in * bits / 32, out], qzeros int32 [groups, out * bits / 32], scales [groups, out], g_idx int32
@@ -101,6 +103,12 @@ class QuantizedSource:
         self._parts = _PARTS[quantized.method]
         self._by_rows = quantized.method == "compressed-tensors"  # the others hold columns beside each other
         self._stored: dict[str, StoredBlocks | None] = {}  # found so far, by role
+        plans = linear_plans(self.config, self.config.tie_embeddings)
+        if not any(self.is_quantized(role) for plan in plans for role, _ in plan.parts):
+            raise ModelError(
+                f"{self.name}: config.json has a quantization_config ({quantized.method}, group_size "
+                f"{quantized.group_size}), but none of the weights is quantised; remove it, or fetch the model again"
+            )
 
     def is_quantized(self, role: str) -> bool:
         """Whether matrix ``role`` is stored quantised."""

@@ -281,3 +281,12 @@ def test_a_gguf_file_that_never_ends_is_refused(tmp_path: Path) -> None:
     path.symlink_to("/dev/zero")
     with pytest.raises(ModelError, match="is no regular file"):
         GGUFFile(path)
+
+
+def test_a_quantisation_of_weights_that_have_none_is_refused(folder: Path) -> None:
+    path = folder / "config.json"
+    data = json.loads(path.read_text())
+    data["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 7}
+    path.write_text(json.dumps(data))
+    said = refusal(folder)
+    assert "quantization_config (gptq, group_size 7), but none of the weights is quantised" in said
