@@ -51,10 +51,10 @@ class Observations:
         self.gaps: list[Wait] = []
         self.livez: list[Wait] = []
 
-    def between(self, began_s: float, ended_s: float) -> Figures:
-        """Figures of the waits that overlap a span of time."""
+    def during(self, *spans: tuple[float, float]) -> Figures:
+        """Figures of the waits that overlap one of ``spans``, each a begin and an end."""
         gaps, livez = (
-            sorted(wait.ms for wait in waits if wait.ended_s > began_s and wait.began_s < ended_s)
+            sorted(wait.ms for wait in waits if any(wait.ended_s > b and wait.began_s < e for b, e in spans))
             for waits in (self.gaps, self.livez)
         )
         return Figures(_quantile(gaps, 0.5), _quantile(gaps, 0.99), gaps[-1], _quantile(livez, 0.99))
