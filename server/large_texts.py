@@ -1,4 +1,4 @@
-"""Large texts: refused by length where no prompt can hold them, else encoded one at a time beside everything else."""
+"""Large texts: refused if no prompt can hold them, else encoded one at a time in a thread of low priority."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from specdec.errors import PromptTooLongError, QueueFullError
 
 T = TypeVar("T")
 
-LARGE_CHARACTERS = 1 << 14  # some 10 ms of encoding
-MOST_CHARACTERS = 1 << 26  # of all that wait: some 40 s of encoding
+LARGE_CHARACTERS = 1 << 14  # encoding takes about 10 ms
+MOST_CHARACTERS = 1 << 26  # of all waiting texts; encoding takes about 40 s
 _NICENESS = 10
 _FIRST_RETRY_S = 1.0
 
 
 class TextTooLongError(PromptTooLongError):
-    """A text that has more characters than any prompt: ``got`` is the least number of tokens that it can have."""
+    """A text too long for any prompt. ``got`` is the least number of tokens that it can have."""
 
     def __init__(self, limit: int, got: int) -> None:
         super().__init__(limit, got)
@@ -40,10 +40,10 @@ class LargeTextQueueFullError(QueueFullError):
 
 
 def check_length(characters: int, longest_token: int, max_context: int) -> None:
-    """Refuse what can not fit whatever its tokens are.
+    """Refuse a text that cannot fit into the context.
 
     Raises:
-        TextTooLongError: every token being as long as the vocabulary's longest, there are too many.
+        TextTooLongError: it has too many tokens even if all are as long as the vocabulary's longest.
     """
     least = -(-characters // max(1, longest_token))
     if characters > LARGE_CHARACTERS and least > max_context - 1:
@@ -65,8 +65,8 @@ def text_length(value: Any) -> int:
 
 
 class LargeTexts:
-    """Runs the encoding of large texts one at a time, in a thread of low priority. The tokenizer must let go of the
-    interpreter's lock meanwhile. Belongs to one event loop."""
+    """Encodes large texts one at a time in a thread of low priority. The tokenizer must release the interpreter's lock.
+    Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
@@ -74,8 +74,7 @@ class LargeTexts:
         self._last_s = _FIRST_RETRY_S
 
     async def run(self, characters: int, encode: Callable[[], T]) -> T:
-        """What ``encode`` makes of so many characters, once those before it are done; one whose caller left meanwhile
-        is not begun.
+        """Return ``encode()`` for a text of this length, after those before it. It is skipped if its caller has left.
 
         Raises:
             LargeTextQueueFullError: too many wait.
@@ -93,7 +92,7 @@ class LargeTexts:
             self._characters -= characters
 
     def close(self) -> None:
-        """Begin nothing any more."""
+        """Start no further encoding."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -106,6 +105,6 @@ class LargeTexts:
 
 
 def _yield_to_others() -> None:
-    """Whose streams run on the same cores. On Linux a thread has a priority of its own."""
+    """Lower the thread's priority; on Linux each thread has its own."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)

@@ -208,7 +208,7 @@ class AnthropicErrors:
     """Errors as Anthropic words them; ``param`` and ``code`` are those of OpenAI."""
 
     def body(self, refusal: Refusal) -> dict[str, Any]:
-        """The body of an answer that refuses."""
+        """The body of a refusal."""
         kind = _ERROR_TYPES.get(refusal.status, "invalid_request_error")
         error = {"type": kind, "message": refusal.message, "param": refusal.field, "code": refusal.reason.lower()}
         return {"type": "error", "error": error}

@@ -44,8 +44,8 @@ class ServerContext:
     large_bodies: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a large body is parsed
 
 
-BODY_IDLE_S = 30.0
-LINGER_S = 2.0
+BODY_IDLE_S = 30.0  # between two pieces of a body
+LINGER_S = 2.0  # reading the rest of a body that is refused
 JSON = b"application/json"
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -70,24 +70,24 @@ class Call:
 
     @property
     def path_params(self) -> dict[str, Any]:
-        """What the path's placeholders stand for."""
+        """Values of the path's placeholders."""
         found: dict[str, Any] = self._scope.get("path_params", {})
         return found
 
     @cached_property
     def query(self) -> dict[str, str]:
-        """The query's fields; of one given twice, the last."""
+        """The query's fields; the last one of each name."""
         text = self._scope["query_string"].decode("latin-1")
         return {name: values[-1] for name, values in parse_qs(text, keep_blank_values=True).items()}
 
     def header(self, name: str) -> str:
-        """A header of the request; empty where it is missing."""
+        """A header of the request, or an empty string."""
         wanted = name.encode()
         return next((value.decode("latin-1") for key, value in self._scope["headers"] if key == wanted), "")
 
     @property
     def request_id(self) -> str:
-        """The client's ``x-request-id``, or a fresh id; once asked for, the answer carries it too.
+        """The client's ``x-request-id``, or a fresh id, which the answer then carries.
 
         Raises:
             InvalidRequestError: it is too long.
@@ -106,18 +106,18 @@ class Call:
         """The body's JSON object.
 
         Raises:
-            InvalidRequestError: it is none, or one of too many values.
+            InvalidRequestError: it is not one, or has too many values.
         """
         check_values(len(self._raw), self._values)
         return read_object(self._raw)
 
     @property
     def content(self) -> bytes:
-        """The body as it came."""
+        """The body's bytes."""
         return self._raw
 
     def notes(self) -> dict[str, Any]:
-        """What an answer has beside its own fields: ``warnings``, where the body asks for what is not served."""
+        """Further fields of the answer: ``warnings``, if the body has fields that matter and are ignored."""
         found = warnings(self.data, self.fields, self.left_out) if self.fields else []
         return {"warnings": found} if found else {}
 
@@ -150,7 +150,8 @@ class Call:
         """Receive the body.
 
         Raises:
-            BodyTooLargeError, BodyTimeoutError: it is too long, or does not come.
+            BodyTooLargeError: it is too long.
+            BodyTimeoutError: it does not arrive in time.
             ClientGoneError: the client left.
         """
         limit = self.server.max_body_bytes
@@ -166,16 +167,16 @@ class Call:
         if size <= LARGE_BYTES:
             self._raw = b"".join(pieces)
             return
-        async with self.server.large_bodies:  # one at a time, and others' calls in between
+        async with self.server.large_bodies:  # large bodies are parsed one at a time, and other calls run in between
             await asyncio.sleep(0)
             self._raw = b"".join(pieces)
             await asyncio.sleep(0)
-            with suppress(InvalidRequestError):  # raised again where the object is asked for
+            with suppress(InvalidRequestError):  # raised again when the endpoint reads `data`
                 _ = self.data
             await asyncio.sleep(0)
 
     async def gone(self) -> None:
-        """Wait until the client has left; to be used once the body is read."""
+        """Wait until the client has left. The body must have been read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -184,18 +185,18 @@ class Call:
         await self.reply_data(status, write_json(content), JSON, headers)
 
     async def reply_data(self, status: int, data: bytes, media_type: bytes, headers: Headers = ()) -> None:
-        """Answer with ``data`` as it is."""
+        """Answer with ``data``."""
         await self._start(status, [(b"content-type", media_type), (b"content-length", b"%d" % len(data)), *headers])
         await self.finish(data)
 
     async def start_stream(self, media_type: bytes) -> None:
-        """Answer 200 with what `write` and `finish` will bring."""
+        """Answer 200 with a body that `write` and `finish` send."""
         await self._start(
             200, [(b"content-type", media_type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         )
 
     async def write(self, data: bytes) -> None:
-        """Send the next piece of the answer; waits while the client is slow to read."""
+        """Send the next piece of the answer; waits for a slow client."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self, data: bytes = b"") -> None:
@@ -221,7 +222,7 @@ class Call:
         return message.get("body", b""), message.get("more_body", False)
 
     async def _swallow(self, more: bool) -> None:
-        """Read on for a moment: a client that is cut off while it writes may never see the answer."""
+        """Read on for `LINGER_S`: a client that is cut off while it sends may never read the answer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 while more:
@@ -229,13 +230,13 @@ class Call:
 
 
 class ErrorStyle(Protocol):
-    """How a dialect words a refusal."""
+    """A dialect's form of a refusal."""
 
     def body(self, refusal: Refusal) -> Any:
-        """The JSON body of an answer that refuses."""
+        """The JSON body of a refusal."""
 
     def event(self, refusal: Refusal) -> bytes:
-        """The end of a stream that breaks off after its first byte."""
+        """The end of a stream that fails after its first byte."""
 
 
 RESPONSES: Schema = {

@@ -21,7 +21,7 @@ from server.observe.records import (
 
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
 _ARM = ARM_HEADER.encode()
-# What a proxy answers a client that has left; no client ever sees it.
+# A proxy's status for a client that has left; no client sees it.
 _CLIENT_LEFT = "499"
 UNKNOWN_ENDPOINT = "other"
 
@@ -41,7 +41,7 @@ class HttpCalls:
         request_id = call_id(given.decode("latin-1"))
         if not given:
             given = request_id.encode()
-            # The call is to be known by one name everywhere, so whoever asks for the client's finds this one.
+            # The call has one id everywhere, so the fresh id replaces the missing header.
             scope["headers"] = [*scope["headers"], (_REQUEST_ID, given)]
         trace = {name: headers[name.encode()].decode("latin-1") for name in TRACE_HEADERS if name.encode() in headers}
         attempt = headers.get(ATTEMPT_HEADER.encode(), b"").decode("latin-1")
@@ -74,7 +74,7 @@ class HttpCalls:
 
 
 def _add_request_id(message: Message, request_id: bytes) -> None:
-    """Put the call's id into the head of its answer, unless it is there."""
+    """Add the call's id to the headers of its answer, unless it is there."""
     headers = message.setdefault("headers", [])
     if len(request_id) <= MAX_ID_CHARACTERS and not any(name == _REQUEST_ID for name, _ in headers):
         message["headers"] = [*headers, (_REQUEST_ID, request_id)]

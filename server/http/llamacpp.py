@@ -30,10 +30,10 @@ _TYPES = ERROR_TYPES | {404: "not_found_error", 503: "unavailable_error"}
 
 
 class LlamaErrors:
-    """``code`` is the status; ``reason`` and ``field`` are ours."""
+    """``code`` is the status. ``reason`` and ``field`` are additions."""
 
     def body(self, refusal: Refusal) -> dict[str, Any]:
-        """The body of an answer that refuses."""
+        """The body of a refusal."""
         kind = _TYPES.get(refusal.status, "invalid_request_error")
         error: dict[str, Any] = {"code": refusal.status, "message": refusal.message, "type": kind}
         return {"error": error | {"reason": refusal.reason.lower(), "field": refusal.field}}
@@ -55,8 +55,11 @@ def result(
     end: Finished,
     probabilities: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """All fields, or those that were asked for. ``tokens_cached`` counts what the cache holds afterwards, of which
-    ``timings/cache_n`` were there before. ``probabilities`` None: none were asked for, or they were told before."""
+    """All fields of an answer, or the requested ones.
+
+    ``tokens_cached`` counts cached tokens after the request; ``timings/cache_n`` those before it. ``probabilities``
+    None: they were not requested, or already sent.
+    """
     usage, reason = end.usage, end.reason
     stopped = str(end.matched_stop) if reason is FinishReason.STOP_STRING else ""
     kind = "limit" if reason in _LIMITS else "word" if reason in _WORDS else "eos"
@@ -84,7 +87,7 @@ def result(
 
 
 def picked(found: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
-    """The values at ``paths``, each under its whole path; what is not there is left out."""
+    """The values at ``paths`` that exist, each under its whole path."""
     chosen: dict[str, Any] = {}
     for path in paths:
         value: Any = found
@@ -98,7 +101,7 @@ def picked(found: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
 
 
 def timings(end: Finished) -> dict[str, Any]:
-    """Milliseconds and tokens per second; 0 where nothing was done. Drafts as llama.cpp counts them."""
+    """Milliseconds and tokens per second, 0 without tokens. Drafts are counted as in llama.cpp."""
     computed, made = end.usage.prompt_tokens - end.usage.cached_tokens, end.usage.output_tokens
     return {
         "cache_n": end.usage.cached_tokens,
@@ -196,12 +199,7 @@ async def _answer(call: Call, parsed: LlamaRequest) -> None:
 
 
 async def tokenize(call: Call) -> None:
-    """Text to ids.
-
-    Raises:
-        InvalidRequestError: the body makes no sense.
-        EngineDeadError: the tokenizer is not loaded yet.
-    """
+    """Text to ids."""
     body, fields = await call.read_request(TOKENIZE_FIELDS)
     own, model = fields.own, call.model
     if "content" not in own:
@@ -215,7 +213,7 @@ async def tokenize(call: Call) -> None:
 
 
 async def detokenize(call: Call) -> None:
-    """Ids to text, special tokens by name; raises as `tokenize`. vLLM asks with the same body, and reads ``prompt``."""
+    """Ids to text, special tokens by name. vLLM has the same body, and its clients read ``prompt``."""
     body, _ = await call.read_request(DETOKENIZE_FIELDS)
     ids = body.integers("tokens", 0, call.model.info.vocab_size - 1)
     body.violations.raise_if_any()
@@ -224,11 +222,7 @@ async def detokenize(call: Call) -> None:
 
 
 async def apply_template(call: Call) -> None:
-    """The text that a conversation becomes; /completion puts the begin token in front of it by itself.
-
-    Raises:
-        RequestError: the conversation can not be read, or the model has no chat template.
-    """
+    """A conversation as text, without the begin token, which /completion adds itself."""
     body, model = call.body(), call.model
     ids = await read_conversation(body, model, read_tools(body, model.tokenizer.loaded))
     body.violations.raise_if_any()
@@ -238,7 +232,7 @@ async def apply_template(call: Call) -> None:
 
 
 def _piece(tokenizer: TokenizerLike, token: int) -> dict[str, Any]:
-    """A piece that is no whole text is told as its bytes."""
+    """A piece that is not valid text is returned as bytes."""
     data = tokenizer.token_bytes(token)
     try:
         return {"id": token, "piece": data.decode()}
@@ -247,11 +241,7 @@ def _piece(tokenizer: TokenizerLike, token: int) -> dict[str, Any]:
 
 
 async def health(call: Call) -> None:
-    """Whether a request would be taken now.
-
-    Raises:
-        EngineDeadError: it would not.
-    """
+    """Whether a request would be accepted now."""
     state, is_ready = call.server.state()
     if not is_ready:
         raise EngineDeadError("Loading model" if state == "loading" else f"not ready: {state}")
@@ -259,11 +249,7 @@ async def health(call: Call) -> None:
 
 
 async def slots(call: Call) -> None:
-    """A slot is room for one sequence; any request may have any.
-
-    Raises:
-        EngineDeadError: it is not known yet how many there are, or ``fail_on_no_slot`` is asked for and none is free.
-    """
+    """The slots of the batch, as many of them busy as requests run."""
     info, load = call.model.info, call.model.client.engine.load
     if call.query.get("fail_on_no_slot") and load.running_requests >= info.max_batch:
         raise EngineDeadError("no slot available")
@@ -273,12 +259,7 @@ async def slots(call: Call) -> None:
 
 
 async def props(call: Call) -> None:
-    """What the server is.
-
-    Raises:
-        UnknownModelError: another model is asked for by the query.
-        EngineDeadError: it is not known yet.
-    """
+    """The model and the server."""
     call.model.check_name(call.query.get("model"))
     info = call.model.info
     await call.reply(

@@ -156,7 +156,7 @@ async def _read_logit_bias(body: Body, model: ServedModel) -> tuple[tuple[int, f
         body.refuse("logit_bias", _BIAS_RULE)
         return ()
     if sum(isinstance(what, str) for what, _ in pairs) > MAX_TEXTS:
-        body.refuse("logit_bias", f"at most {MAX_TEXTS} texts; give token ids instead, which /tokenize tells")
+        body.refuse("logit_bias", f"at most {MAX_TEXTS} texts; give token ids instead, which /tokenize returns")
         return ()
     biases: dict[int, float] = {}
     never: set[int] = set()
@@ -169,7 +169,7 @@ async def _read_logit_bias(body: Body, model: ServedModel) -> tuple[tuple[int, f
 
 
 def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
-    """None where it has another form. An object's keys are ids where they are numbers in decimal."""
+    """None: it has another form. Keys of an object that are decimal numbers are token ids."""
     if isinstance(given, dict):
         return [(int(name) if is_token_id(name) else name, bias) for name, bias in given.items()]
     if given is None:
@@ -188,7 +188,7 @@ _FLOOR = -9999.0  # stands for minus infinity, which JSON lacks
 
 
 def probabilities(rows: Sequence[TokenLogprobs], tokenizer: TokenizerLike) -> list[dict[str, Any]]:
-    """What ``completion_probabilities`` holds: natural logarithms, one entry per token."""
+    """The value of ``completion_probabilities``: natural logarithms, one entry per token."""
 
     def named(token: int, logprob: float) -> dict[str, Any]:
         data = tokenizer.token_bytes(token)
@@ -251,7 +251,7 @@ async def parse_completion(call: Call) -> LlamaRequest:
 
 
 async def _prompt(body: Body, model: ServedModel) -> tuple[int, ...]:
-    """Special tokens spelled out in a text are read as such, and only its first piece begins as a text does."""
+    """Special tokens spelled out in a text are read as such. Only the first piece gets the begin token."""
     given: Any = body.raw("prompt")
     pieces = [given] if isinstance(given, str) else given
     good = isinstance(pieces, list) and all(isinstance(p, str) or type(p) is int for p in pieces)

@@ -70,7 +70,7 @@ class OllamaErrors:
     """``{"error": message}``."""
 
     def body(self, refusal: Refusal) -> dict[str, str]:
-        """The body of an answer that refuses."""
+        """The body of a refusal."""
         # Clients look for these words to tell a missing model from a path that is not there.
         prefix = "model not found: " if refusal.reason == UnknownModelError.reason else ""
         return {"error": prefix + refusal.message}
@@ -81,7 +81,7 @@ class OllamaErrors:
 
 
 def logprob_fields(rows: Sequence[TokenLogprobs], tokenizer: TokenizerLike) -> dict[str, Any]:
-    """``logprobs``, one per token, where there are any."""
+    """``logprobs``, one entry per token, unless there are none."""
     return {"logprobs": ChatLogprobs(tokenizer).rows(rows)["content"]} if rows else {}
 
 
@@ -134,7 +134,7 @@ _SHARED: Table = (
     object_field("options", OPTION_FIELDS),
     flag_field("logprobs"),
     param_field(OutputParams, "logprobs", "top_logprobs"),
-    Field("think", {"enum": [False], "description": "The model's thoughts are not told apart from its answer."},
+    Field("think", {"enum": [False], "description": "The model's thoughts are not separated from its answer."},
           Body.raw),
     PREDICTION,
     *COMMON,
@@ -467,20 +467,12 @@ _FOREVER = "2999-12-31T23:59:59Z"
 
 
 async def tags(call: Call) -> None:
-    """The models there are, each by all its names.
-
-    Raises:
-        EngineDeadError: it is not known yet.
-    """
+    """The models there are, each by all its names."""
     await call.reply(200, {"models": [card for model in call.server.models for card in cards(model)]})
 
 
 async def running(call: Call) -> None:
-    """The models, which stay loaded, by their own names.
-
-    Raises:
-        EngineDeadError: it is not known yet.
-    """
+    """The models, which stay loaded, by their own names."""
     found = [
         cards(model)[0] | {"expires_at": _FOREVER, "size_vram": 0, "context_length": model.info.max_context}
         for model in call.server.models
@@ -489,12 +481,7 @@ async def running(call: Call) -> None:
 
 
 async def show(call: Call) -> None:
-    """What a model can do.
-
-    Raises:
-        UnknownModelError: it is not served here.
-        EngineDeadError: it is not known yet which is.
-    """
+    """What a model can do."""
     body, _ = await call.read_request(_NAMES)
     body.violations.raise_if_any()
     model = call.model

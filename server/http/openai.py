@@ -15,21 +15,12 @@ from specdec.errors import RequestError
 
 
 async def list_models(call: Call) -> None:
-    """The models, each with its aliases behind it.
-
-    Raises:
-        EngineDeadError: it is not known yet.
-    """
+    """The models, each followed by its aliases."""
     await call.reply(200, {"object": "list", "data": [card for model in call.server.models for card in _cards(model)]})
 
 
 async def show_model(call: Call) -> None:
-    """The model of a name.
-
-    Raises:
-        UnknownModelError: it is not served here.
-        EngineDeadError: it is not known yet which is.
-    """
+    """The model of the path's name."""
     asked = call.path_params["model"]
     call.model.check_name(asked)
     cards = _cards(call.model)
@@ -82,7 +73,7 @@ OPENAI = (
 
 
 class NoEmbeddingsError(RequestError):
-    """The server can not tell vectors. SDKs do not try again after this status."""
+    """The server has no embedding model. SDKs do not retry after this status."""
 
     reason = "EMBEDDINGS_NOT_SUPPORTED"
     http_status = 422
@@ -95,11 +86,7 @@ class NoEmbeddingsError(RequestError):
 
 
 async def embed(call: Call) -> None:
-    """Refuse ``call``.
-
-    Raises:
-        NoEmbeddingsError: always.
-    """
+    """Refuse the call."""
     raise NoEmbeddingsError
 
 

@@ -44,10 +44,10 @@ ERROR_TYPES = {
 
 
 class OpenAIErrors:
-    """``param`` is the first field at fault, and ``errors`` lists all."""
+    """``param`` is the first wrong field, and ``errors`` lists all of them."""
 
     def body(self, refusal: Refusal) -> dict[str, Any]:
-        """The body of an answer that refuses."""
+        """The body of a refusal."""
         error: dict[str, Any] = {
             "message": refusal.message,
             "type": ERROR_TYPES.get(refusal.status, "invalid_request_error"),
@@ -59,7 +59,7 @@ class OpenAIErrors:
         return {"error": error}
 
     def event(self, refusal: Refusal) -> bytes:
-        """An event with the same body, and no [DONE] after it: the answer is not complete."""
+        """An event with the same body. No [DONE] follows, because the answer is incomplete."""
         return sse(self.body(refusal))
 
 
@@ -99,7 +99,7 @@ def stream_options(body: Body, fields: RequestFields) -> StreamOptions:
 
 
 def answer_head(call: Call, prefix: str, kind: str) -> dict[str, Any]:
-    """Id, kind of object, time, model, what decides about a seed's tokens, and what of the body was ignored."""
+    """The first fields of an answer or a chunk, with the warnings about the body."""
     return {
         "id": f"{prefix}-{call.request_id}",
         "object": kind,
@@ -132,7 +132,7 @@ def usage(totals: Totals) -> dict[str, Any]:
 
 
 def extras(totals: Totals) -> dict[str, Any]:
-    """What we tell beside it: the seed in force (of the first prompt), and what speculation did, as vLLM tells it."""
+    """Further fields: the first prompt's seed, and the statistics of speculation in vLLM's form."""
     return {"seed": totals.seed, "metrics": metrics_dict(totals.stats)}
 
 
@@ -140,8 +140,8 @@ _REASONS = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}
 
 
 def finish_fields(event: Finished, called_tools: bool = False) -> dict[str, Any]:
-    """``finish_reason`` (``abort``, as vLLM says it, where somebody ended the request by its id), and vLLM's
-    ``stop_reason``: the stop string or the token id of the caller's that ended the sample."""
+    """``finish_reason`` (``abort``, as in vLLM, if the request was aborted by its id), and vLLM's ``stop_reason``: the
+    caller's stop string or token id that ended the sample."""
     reason = _REASONS.get(event.reason, "stop")
     own_end = event.reason == FinishReason.EOS
     return {
@@ -151,7 +151,7 @@ def finish_fields(event: Finished, called_tools: bool = False) -> dict[str, Any]
 
 
 def step_tree_value(tree: StepTree, tokenizer: TokenizerLike) -> dict[str, Any]:
-    """``tree`` with ``text`` for each node; half a character is shown as a replacement character."""
+    """``tree`` with the text of each node; an incomplete character becomes a replacement character."""
     rows = zip(tree.tokens, tree.parents, tree.chances, tree.sources, strict=True)
     return {
         "nodes": [
@@ -170,12 +170,12 @@ def step_tree_value(tree: StepTree, tokenizer: TokenizerLike) -> dict[str, Any]:
     }
 
 
-_FLOOR = -9999.0  # OpenAI's way to write minus infinity, which JSON can not
+_FLOOR = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
 
 
 class LegacyLogprobs:
-    """The shape of /v1/completions. One per sample: it counts where each token begins in the text, of which the tokens
-    of ``resume`` are there already."""
+    """Log-probabilities in the form of /v1/completions. Each sample needs its own, which counts text offsets; a resumed
+    sample begins after the text of its ``resume`` tokens."""
 
     def __init__(self, tokenizer: TokenizerLike, resume: ResumeParams | None = None) -> None:
         self._tokenizer = tokenizer
@@ -185,7 +185,7 @@ class LegacyLogprobs:
             self._advance(token)
 
     def prompt(self, first: int, rows: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
-        """The positions of a prompt: token ``first``, which nothing precedes and which has no figures, and ``rows``."""
+        """The rows of a prompt; its token ``first`` has no log-probability."""
         begin: dict[str, list[Any]] = {
             "text_offset": [self._advance(first)],
             "token_logprobs": [None],
@@ -195,7 +195,7 @@ class LegacyLogprobs:
         return {name: begin[name] + values for name, values in self.rows(rows).items()}
 
     def rows(self, rows: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
-        """The next positions. Offsets count characters; a special token takes none."""
+        """The next rows. Offsets count characters; special tokens have none."""
         return {
             "text_offset": [self._advance(row.token_id) for row in rows],
             "token_logprobs": [_number(row.logprob) for row in rows],
@@ -204,14 +204,14 @@ class LegacyLogprobs:
         }
 
     def _advance(self, token: int) -> int:
-        """Where the token begins; the next begins behind it."""
+        """Return the token's offset, and move past it."""
         offset = self._offset
         if token not in self._tokenizer.special_ids:
             self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
         return offset
 
     def _text(self, token: int) -> str:
-        """Part of a character is written as ``bytes:\\xe2\\x80``, so that tokens stay apart."""
+        """An incomplete character is written as ``bytes:\\xe2\\x80``, so that tokens remain distinct."""
         data = self._tokenizer.token_bytes(token)
         try:
             return data.decode()
@@ -220,13 +220,13 @@ class LegacyLogprobs:
 
 
 class ChatLogprobs:
-    """The shape of /v1/chat/completions."""
+    """Log-probabilities in the form of /v1/chat/completions."""
 
     def __init__(self, tokenizer: TokenizerLike) -> None:
         self._tokenizer = tokenizer
 
     def rows(self, rows: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """The next positions."""
+        """The next rows."""
         return {
             "content": [
                 self._token(row.token_id, row.logprob) | {"top_logprobs": [self._token(*top) for top in row.top]}
@@ -245,9 +245,10 @@ def _number(logprob: float) -> float:
 
 
 class Chunks:
-    """``head``: id, object, created, model. ``samples``: how many will finish."""
+    """Writes the chunks of a stream."""
 
     def __init__(self, head: dict[str, Any], options: StreamOptions, samples: int) -> None:
+        """head: first fields of each chunk. samples: their number in the answer."""
         self._head, self._options, self._samples = head, options, samples
         self.totals = Totals()
 
@@ -259,14 +260,14 @@ class Chunks:
         return sse(chunk)
 
     def finish(self, choice: dict[str, Any]) -> bytes:
-        """The chunk that ends a sample, which `totals` counts already. The last one has the figures, unless a chunk of
-        their own was asked for: readers take ``choices[0]`` of any other."""
+        """The chunk that ends a sample, which `totals` already counts. The last one has the figures, unless a chunk of
+        their own was requested."""
         if self.totals.finished < self._samples or self._options.include_usage:
             return self.chunk(choice)
         return self.chunk(choice, **extras(self.totals))
 
     def ending(self) -> bytes:
-        """What follows the last sample's end."""
+        """The events after the last sample's end."""
         if not self._options.include_usage:
             return DONE
         return sse({**self._head, "choices": [], "usage": usage(self.totals), **extras(self.totals)}) + DONE

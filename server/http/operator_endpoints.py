@@ -22,7 +22,7 @@ class ProbeErrors:
     """``{"error": message}``."""
 
     def body(self, refusal: Refusal) -> dict[str, Any]:
-        """The body of an answer that refuses."""
+        """The body of a refusal."""
         return {"error": refusal.message}
 
     def event(self, refusal: Refusal) -> bytes:
@@ -81,11 +81,7 @@ METRICS_PATH = "/metrics"
 
 
 async def metrics(call: Call) -> None:
-    """The server's metrics, as text or OpenMetrics, whichever is asked for.
-
-    Raises:
-        PathNotFoundError: none are kept.
-    """
+    """The server's metrics, as text or OpenMetrics, whichever is asked for."""
     exporter = call.server.models.exporter
     if exporter is None:
         raise PathNotFoundError(METRICS_PATH)

@@ -74,11 +74,7 @@ async def root(call: Call) -> None:
 
 
 async def page_file(call: Call) -> None:
-    """A file of the playground. A request for the version that is served may be cached for good.
-
-    Raises:
-        PathNotFoundError: there is no file of this name.
-    """
+    """A file of the playground. A request for the version that is served may be cached for good."""
     name = call.path_params["name"]
     found = _FILES.get(name)
     if found is None:
@@ -87,11 +83,7 @@ async def page_file(call: Call) -> None:
 
 
 async def info(call: Call) -> None:
-    """The engine's properties, and the names of the other models that the playground may ask.
-
-    Raises:
-        EngineDeadError: the engine has not reported them yet.
-    """
+    """The engine's properties, and the names of the other models that the playground may ask."""
     found = call.model.info
     await call.reply(
         200,

@@ -1,7 +1,7 @@
-"""Log-probabilities of a prompt's own tokens: they are generated anew under a grammar that allows nothing else.
+"""Log-probabilities of a prompt's tokens. They are generated again under a grammar that allows no others.
 
-The engine needs to know nothing of it. What a grammar forces is drafted with certainty, so a step scores as many tokens
-as a tree has nodes, and they have the bits that decoding them would have.
+The engine needs no support for it. Tokens that a grammar forces are drafted and always accepted, so a step scores as
+many tokens as a tree has nodes, with the bits of plain decoding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WINDOW = 1024  # tokens of one grammar, whose text is bounded
 
 
 def _windows(ids: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """``ids`` without the first as ranges, each to an end token at most: no grammar goes on behind one."""
+    """``ids`` without the first as ranges. An end token ends a range, because no grammar continues after one."""
     begin = 1
     for end in range(2, len(ids) + 1):
         if end == len(ids) or end - begin == WINDOW or ids[end - 1] in ends:
@@ -35,8 +35,8 @@ def _windows(ids: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int
 
 
 def scoring_requests(request: Request, ends: Sequence[int] = ()) -> Iterator[Request]:
-    """Requests whose outputs, one after the other, are ``request``'s prompt without its first token. ``ends``: the
-    model's end tokens. Each is made when it is asked for: together they hold as many copies of the prompt."""
+    """Requests whose outputs together are the prompt of ``request`` without its first token. ``ends``: the model's end
+    tokens. They are made one by one, since each holds a copy of the prompt."""
     ids, logprobs = request.prompt_ids, request.output.logprobs
     for begin, end in _windows(ids, ends):
         wanted = ids[begin:end]
@@ -53,13 +53,12 @@ def scoring_requests(request: Request, ends: Sequence[int] = ()) -> Iterator[Req
 
 
 async def prompt_logprobs(call: Call, requests: Sequence[Request]) -> list[list[TokenLogprobs]]:
-    """For each of ``requests``, the log-probabilities of its prompt's tokens but the first, which nothing precedes.
+    """For each request, the log-probabilities of its prompt's tokens from the second on.
 
-    Prompts are scored beside one another, the windows of each one by one: what a window generates is the next one's
-    prefix, and is cached.
+    Prompts are scored concurrently, and the windows of each prompt in order, so that each finds its prefix cached.
 
     Raises:
-        RequestError: the engine refuses or fails one.
+        RequestError: the engine refuses a request or fails.
     """
     found: list[list[TokenLogprobs]] = [[] for _ in requests]
     for asked in zip_longest(*(scoring_requests(request, call.model.info.eos_ids) for request in requests)):

@@ -1,4 +1,4 @@
-"""SGLang's /v1/loads, by which its gateway weighs the servers behind it."""
+"""SGLang's /v1/loads, from which its gateway reads the load of a server."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
 
 
 async def loads(call: Call) -> None:
-    """How busy a model's engine is, told as the one rank of SGLang's data parallelism.
-
-    Raises:
-        InvalidRequestError: a section, a rank or a format is asked for that is not there.
-        EngineDeadError: the engine is not known yet.
-    """
+    """The load of a model's engine, as the only rank of SGLang's data parallelism."""
     sections = _sections(call.query)
     now = datetime.now(UTC)
     rank = {"timestamp": now.timestamp(), "dp_rank": 0, **_core(call.model)}

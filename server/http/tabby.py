@@ -42,7 +42,7 @@ _CRLF, _ALONE = "\r\n", re.compile(r"(?<!\r)\n")
 
 
 class LineEnds:
-    """Models are shown, and write, single line feeds; a document that has CR LF somewhere gets those back."""
+    """The model reads and writes line feeds. A document that has CR LF gets these back."""
 
     def __init__(self, *texts: str) -> None:
         self._crlf = any(_CRLF in text for text in texts)
@@ -52,7 +52,7 @@ class LineEnds:
         return text.replace(_CRLF, "\n") if self._crlf else text
 
     def own(self, text: str) -> str:
-        """What the model wrote, for the document."""
+        """The model's text for the document."""
         return _ALONE.sub(_CRLF, text) if self._crlf else text
 
 
@@ -121,7 +121,7 @@ def read_segments(body: Body, own: Mapping[str, Any]) -> Segments:
 
 
 def _files(given: Body, ends: LineEnds) -> Iterator[ContextFile]:
-    """Scores put kinds apart: each has a whole number of its own, to which the client's score adds at most a half."""
+    """Scores order the kinds: each has a whole number, to which the client's score adds less than a half."""
     for base, (kind, ranked) in enumerate(reversed(_KINDS), start=1):
         for item in given.objects(kind):
             name, text = item.text("filepath") or "", item.text("body") or ""
@@ -134,7 +134,7 @@ def _files(given: Body, ends: LineEnds) -> Iterator[ContextFile]:
 
 
 def _repository(url: str) -> str:
-    """The project's name, without where it is kept."""
+    """The project's name from its URL."""
     return url.rstrip("/").removesuffix(".git").replace(":", "/").rpartition("/")[2]
 
 
@@ -186,11 +186,7 @@ async def parse_completion(call: Call) -> CompletionRequest:
 
 
 async def complete(call: Call) -> None:
-    """Answer ``call``.
-
-    Raises:
-        RequestError: it can not be served.
-    """
+    """Answer ``call``."""
     with call.model.gate.enter():
         service = call.model.completion
         parsed = await parse_completion(call)
@@ -207,7 +203,7 @@ async def complete(call: Call) -> None:
 
 
 async def _fill_in(service: CompletionService, parsed: CompletionRequest, supersedes_key: str) -> tuple[str, Totals]:
-    """The text, which others who ask for the same at the same time get too; remembered until its fate is told."""
+    """The text, from an equal request if one runs already. It is remembered until the client reports its outcome."""
     principal, request, totals = current_caller(), parsed.request, Totals()
     run, _ = await service.runs.start(principal, request, supersedes_key)
     try:
@@ -241,11 +237,7 @@ _OUTCOMES = {"view": Outcome.SHOWN, "select": Outcome.ACCEPTED, "dismiss": Outco
 
 
 async def log_event(call: Call) -> None:
-    """Count it. One of a suggestion that is not remembered says nothing; clients can do nothing about that.
-
-    Raises:
-        InvalidRequestError: fields that make no sense, each one named.
-    """
+    """Count it. One of a suggestion that is not remembered says nothing; clients can do nothing about that."""
     body = call.body()
     own = read_request(body, EVENT_FIELDS).own
     outcome = _OUTCOMES.get(own.get("type", ""))
@@ -271,11 +263,7 @@ LEVEL = "v0.30.0"
 
 
 async def health(call: Call) -> None:
-    """The model, by what it can do, and the machine.
-
-    Raises:
-        EngineDeadError: it is not known yet.
-    """
+    """The model, by what it can do, and the machine."""
     models: dict[str, Any] = {}
     filling, talking = (call.server.models.find("", task) for task in (Task.FILL, Task.CHAT))
     if filling.fills_in:
@@ -298,7 +286,7 @@ async def health(call: Call) -> None:
 
 
 async def server_setting(call: Call) -> None:
-    """Clients are asked to report to nobody but this server."""
+    """Clients are asked to send no telemetry elsewhere."""
     await call.reply(200, {"disable_client_side_telemetry": True})
 
 

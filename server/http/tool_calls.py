@@ -1,6 +1,6 @@
-"""Finds tool calls in a text while the model still writes it.
+"""Finds tool calls in generated text.
 
-`ToolCallParser` tells of a call while it is written, `WholeCallParser` of whole calls.
+`ToolCallParser` returns a call in pieces while it is generated, `WholeCallParser` when it is complete.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Reading = Generator[None, None, Result]
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """Call number ``index`` of the answer, from 0; its arguments follow."""
+    """The begin of a call; its arguments follow."""
 
-    index: int
+    index: int  # of the call in the answer, from 0
     call_id: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of a call's arguments, JSON text as the model writes it."""
+    """The next piece of a call's arguments, as the model writes them."""
 
     index: int
     text: str
@@ -39,11 +39,11 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """A call's arguments are over. ``is_whole``: they are JSON and nothing was cut off; ``raw`` is all of its text."""
+    """The end of a call's arguments."""
 
     index: int
-    raw: str
-    is_whole: bool
+    raw: str  # the call's text, marks included
+    is_whole: bool  # the arguments are JSON and complete
 
 
 Part = str | CallBegin | CallArguments | CallEnd
@@ -51,30 +51,32 @@ Part = str | CallBegin | CallArguments | CallEnd
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Call number ``index`` of the answer, from 0. ``arguments`` is JSON text."""
+    """A complete call."""
 
-    index: int
+    index: int  # in the answer, from 0
     call_id: str
     name: str
-    arguments: str
+    arguments: str  # JSON
 
 
 def new_call_id(form: ToolForm) -> str:
-    """An id that a conversation can name a call by. Mistral's templates take nine letters and digits only."""
+    """A fresh id of a call. Mistral's templates require nine letters and digits."""
     digits = uuid.uuid4().hex
     return digits[:9] if form in (ToolForm.MISTRAL, ToolForm.MISTRAL_ARGS) else f"call_{digits[:24]}"
 
 
 class ToolCallParser:
-    """Text comes in as pieces, and out as text and calls, in order, as soon as it is certain what it is.
+    """Turns pieces of text into text and calls, in order, as soon as they can be told apart.
 
-    A call begins where its name is known and its arguments begin; until then, what turns out to be none stays text,
-    marks and all. White space around calls is dropped. ``names``: the tools there are; forms without a mark of their
-    own count for these only. ``max_calls``: what comes after so many is dropped. ``calls`` counts those begun,
-    ``whole_calls`` those of them that came to their end.
+    A call begins when its name is known and its arguments begin. Text before that which is no call after all remains
+    text, marks included. White space around calls is dropped.
     """
 
+    calls: int  # that have begun
+    whole_calls: int  # that are complete
+
     def __init__(self, form: ToolForm, names: Collection[str] = (), max_calls: int | None = None) -> None:
+        """names: of known tools, the only ones in forms without a mark. max_calls: everything after them is dropped."""
         self._form, self._names, self._max_calls = form, frozenset(names), max_calls
         self._held = ""  # not yet looked at
         self._raw: list[str] = []  # looked at, and part of what may be a call
@@ -90,7 +92,7 @@ class ToolCallParser:
         return self._advance()
 
     def flush(self) -> list[Part]:
-        """The text has ended: what was held back is certain now. A call counts if only its closing mark is missing."""
+        """End the text. A call that lacks only its closing mark counts."""
         self._ended = True
         return self._advance()
 
@@ -99,7 +101,7 @@ class ToolCallParser:
         parts, self._parts = self._parts, []
         return parts
 
-    # The readers are generators: they yield where they need more text, of which there is none once `_ended`.
+    # The readers are generators that yield when they need more text; once `_ended`, they get none.
 
     def _hermes(self) -> Reading[None]:
         while (yield from self._text_until("<tool_call>")):
@@ -148,10 +150,10 @@ class ToolCallParser:
                 self._end(bool(mark) and name in self._names and (yield from self._arguments(name)))
             marked = yield from self._text_until(">>>")
 
-    # What they are made of:
+    # Parts of the readers:
 
     def _text_until(self, mark: str) -> Reading[bool]:
-        """Let go of the text up to ``mark`` and take that; whether there is one."""
+        """Emit the text up to ``mark`` and take the mark; whether there is one."""
         self._raw = []
         while True:
             before, found, after = self._held.partition(mark)
@@ -176,7 +178,7 @@ class ToolCallParser:
         return taken
 
     def _space(self) -> Reading[None]:
-        """Take white space; what follows is there, unless the text has ended."""
+        """Take white space, until other text follows or the text ends."""
         while True:
             self._take(len(self._held) - len(self._held.lstrip()))
             if self._held or self._ended:
@@ -184,7 +186,7 @@ class ToolCallParser:
             yield
 
     def _mark(self, *marks: str) -> Reading[str]:
-        """Take whichever of ``marks`` comes next; empty: none does."""
+        """Take the one of ``marks`` that comes next; empty: none does."""
         while True:
             for mark in marks:
                 if self._held.startswith(mark):
@@ -194,7 +196,7 @@ class ToolCallParser:
             yield
 
     def _drop(self, mark: str) -> Reading[None]:
-        """Drop white space and ``mark`` where that follows."""
+        """Drop white space and ``mark``, if the mark follows."""
         while True:
             rest = self._held.lstrip()
             if rest.startswith(mark):
@@ -205,8 +207,8 @@ class ToolCallParser:
             yield
 
     def _name(self, *marks: str) -> Reading[tuple[str, str]]:
-        """Take a name and the mark behind it; that is empty where none of ``marks`` follows. Both are empty where the
-        text is longer than names are."""
+        """Take a name and the mark after it, which is empty if none of ``marks`` follows. Both are empty if the name is
+        too long."""
         while (found := _NAME.match(self._held)) is None and not self._ended and len(self._held) <= MAX_NAME:
             yield
         if found is None:
@@ -215,7 +217,7 @@ class ToolCallParser:
         return self._take(found.end()), (yield from self._mark(*marks))
 
     def _value(self, sink: Callable[[str], None]) -> Reading[bool]:
-        """Take one JSON value, of which ``sink`` gets every piece; whether it came to its end."""
+        """Take one JSON value and pass its pieces to ``sink``; whether it is complete."""
         scanner = JsonScanner()
         while True:
             if size := scanner.feed(self._held):
@@ -225,12 +227,12 @@ class ToolCallParser:
             yield
 
     def _captured(self) -> Reading[Any]:
-        """Take one JSON value; `_BAD` if it is none."""
+        """Take one JSON value; `_BAD` if it is invalid."""
         pieces: list[str] = []
         return _loaded("".join(pieces)) if (yield from self._value(pieces.append)) else _BAD
 
     def _streamed(self) -> Reading[bool]:
-        """Take one JSON value as the arguments of the call that has begun; whether it is one."""
+        """Take one JSON value as the arguments of the open call; whether it is valid."""
         over = yield from self._value(self._argue)
         return over and _loaded("".join(self._open or ())) is not _BAD
 
@@ -244,8 +246,8 @@ class ToolCallParser:
         return (yield from self._streamed())
 
     def _object(self, known: bool = False) -> Reading[bool]:
-        """Take ``{"name": ..., "arguments": ...}``; whether it is a whole call. ``known``: of a tool there is, and
-        without fields that calls don't have."""
+        """Take ``{"name": ..., "arguments": ...}``; whether it is a complete call. ``known``: only of a known tool and
+        without further fields."""
         yield from self._space()
         mark = yield from self._mark("{")
         name: str | None = None
@@ -290,7 +292,7 @@ class ToolCallParser:
         self._emit(CallArguments(self.calls - 1, text))
 
     def _end(self, is_whole: bool) -> bool:
-        """What was taken so far is over: a call, or text; whether it is the former, and whole."""
+        """End what was taken as a call or as text; whether it is a complete call."""
         raw, begun = "".join(self._raw), self._open is not None
         self._raw, self._open = [], None
         if begun:
@@ -334,13 +336,12 @@ def _arguments_text(value: Any) -> str:
 
 
 def _begun(mark: str, text: str) -> int:
-    """How much of ``mark`` the end of ``text`` may be the beginning of."""
+    """Length of the longest begin of ``mark`` that ``text`` ends with."""
     return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
 
 
 class WholeCallParser:
-    """As `ToolCallParser`, but a call comes out when it is whole, and stays text where it never is. ``calls`` counts
-    those that came out: all ``whole_calls``."""
+    """As `ToolCallParser`, but returns complete calls; an incomplete one remains text."""
 
     def __init__(self, form: ToolForm, names: Collection[str] = (), max_calls: int | None = None) -> None:
         self._parser = ToolCallParser(form, names, max_calls)
@@ -350,7 +351,7 @@ class WholeCallParser:
 
     @property
     def whole_calls(self) -> int:
-        """How many were whole."""
+        """Complete calls."""
         return self.calls
 
     def push(self, text: str) -> list[str | ToolCall]:
@@ -384,8 +385,10 @@ _SCALAR = re.compile(r'[^\s,:{}\[\]"]*')
 
 
 class JsonScanner:
-    """Looks at quotes and brackets only. ``over``: the value's end was there. ``is_deep``: it is nested deeper than
-    bodies may be."""
+    """Finds the end of a JSON value that comes in pieces, from its quotes and brackets."""
+
+    over: bool  # the value has ended
+    is_deep: bool  # it is nested deeper than `MAX_DEPTH`
 
     def __init__(self) -> None:
         self._depth = 0
@@ -393,7 +396,7 @@ class JsonScanner:
         self.over = self.is_deep = False
 
     def feed(self, text: str) -> int:
-        """How many characters of ``text`` belong to the value."""
+        """Number of characters of ``text`` that belong to the value."""
         at = 0
         while at < len(text) and not self.over:
             at = self._string(text, at) if self._quoted else self._plain(text, at)

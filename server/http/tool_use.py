@@ -26,37 +26,33 @@ _CHOICE_RULE = 'must be "auto", "none", "required" or {"type": "function", "func
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """``tools``, as OpenAI describes them, go to the chat template, and the model's text may hold calls of them.
+    """The tools of a request."""
 
-    ``required``: names of the tools of which the answer must call one, and consists of such calls; empty: it is free.
-    ``parallel``: there may be more than one call.
-    """
-
-    tools: list[dict[str, Any]]
-    form: ToolForm
-    required: tuple[str, ...] = ()
-    parallel: bool = True
+    tools: list[dict[str, Any]]  # in OpenAI's form, for the chat template
+    form: ToolForm  # of calls in the model's text
+    required: tuple[str, ...] = ()  # names of tools; the answer consists of calls of these. Empty: any answer
+    parallel: bool = True  # more than one call is allowed
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all tools."""
+        """The names of all tools."""
         return tuple(tool["function"]["name"] for tool in self.tools)
 
     def parser(self) -> ToolCallParser:
-        """Reads one sample of a streamed answer."""
+        """A parser of one sample, for calls in pieces."""
         return ToolCallParser(self.form, self.names, None if self.parallel else 1)
 
     def whole_parser(self) -> WholeCallParser:
-        """Reads one sample where calls are told whole."""
+        """A parser of one sample, for complete calls."""
         return WholeCallParser(self.form, self.names, None if self.parallel else 1)
 
     def parse(self, text: str) -> list[str | ToolCall]:
-        """A whole answer as text and calls, in order."""
+        """The text and calls of a complete answer, in order."""
         parser = self.whole_parser()
         return [*parser.push(text), *parser.flush()]
 
     def grammar(self, tokenizer: TokenizerLike) -> GrammarParams | None:
-        """What the answer must match: calls of what is required, or schemas where ``strict`` tools are called."""
+        """The grammar of the answer: calls of required tools, or calls of ``strict`` tools by their schemas."""
         functions = [tool["function"] for tool in self.tools]
         free = not self.required
         if free and not (self.form in MARKED and any(function.get("strict") for function in functions)):
@@ -77,8 +73,7 @@ _CALL_MARKS = {
 
 
 def read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
-    """OpenAI's ``tools``, ``tool_choice`` and ``parallel_tool_calls``; None: the model is told of no tools, or they are
-    bad, which is noted."""
+    """OpenAI's ``tools``, ``tool_choice`` and ``parallel_tool_calls``. None: there are none, or a field is wrong."""
     n_known = len(body.violations.found)
     tools: list[dict[str, Any]] = body.value("tools")
     names = [_read_tool(tool) for tool in body.objects("tools", MAX_TOOLS)]
@@ -108,7 +103,7 @@ def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenize
 
 
 def check_names(body: Body, names: Sequence[str], field: str, key: str) -> None:
-    """Note names that are there twice; ``field`` holds the tools, each with its name at ``key``."""
+    """Refuse repeated names. ``field`` holds the tools, each with its name at ``key``."""
     first: dict[str, int] = {}
     for i, name in enumerate(names):
         if name and first.setdefault(name, i) < i:
@@ -116,7 +111,7 @@ def check_names(body: Body, names: Sequence[str], field: str, key: str) -> None:
 
 
 def _read_tool(tool: Body) -> str:
-    """Its name; empty where it is bad."""
+    """The tool's name; empty: it is wrong."""
     function = tool.object("function")
     name = None if function is None else function.text("name")
     if function is None or not name:
@@ -128,7 +123,7 @@ def _read_tool(tool: Body) -> str:
 
 
 def check_tool(function: Body, name: str, schema: str) -> None:
-    """Note what is wrong with a tool's name, and with the JSON schema of its arguments in the field ``schema``."""
+    """Check a tool's name, and the JSON schema of its arguments in the field ``schema``."""
     function.violations.check(bool(_NAME.fullmatch(name)), function.path("name"), NAME_RULE)
     function.text("description")
     parameters = function.object(schema)
@@ -139,7 +134,7 @@ def check_tool(function: Body, name: str, schema: str) -> None:
 
 
 def _read_choice(body: Body, names: Sequence[str]) -> tuple[str, ...] | None:
-    """The tools one of which must be called; None: none may be."""
+    """The tools of which one must be called; None: no tool may be called."""
     choice = body.raw("tool_choice")
     if choice == "none":
         return None
@@ -191,16 +186,18 @@ TOOLS: Table = (
 )
 
 
-# As Python's json writes, which templates write calls with: what the model has seen most, and all of it is forced.
+# The spacing of Python's json, with which templates write calls, so that all of it is forced.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def tool_grammar(
     form: ToolForm, functions: Sequence[Mapping[str, Any]], tokenizer: TokenizerLike, *, many: bool, free: bool = False
 ) -> str:
-    """An answer that is calls of ``functions``, as OpenAI describes them: each with ``name`` and ``parameters``, a JSON
-    schema. ``many``: more than one may come. ``free``: text may come too, or nothing but text; then arguments follow
-    the schemas of functions that are ``strict``, and are any object for the others."""
+    """A grammar, in llguidance's Lark, of calls of ``functions`` in OpenAI's form.
+
+    many: more than one call is allowed.
+    free: text is allowed too. Arguments then follow the schemas of ``strict`` functions, and are any object for others.
+    """
     writer = _Writer(tokenizer)
     mark, opening, closing, between = _AROUND[form]
     more = f"({writer.marked(between)} call)*" if many else ""
@@ -225,7 +222,7 @@ def tool_grammar(
     return "\n".join(rules)
 
 
-# The mark of the first call, what follows it, what stands behind the last call, and what between two.
+# By form: the mark of the first call, the text after it, the text after the last call, and that between two calls.
 _AROUND: Mapping[ToolForm, tuple[str, str, str, str]] = {
     ToolForm.HERMES: ("<tool_call>", "\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n"),
     ToolForm.LLAMA: ("", "", "", "; "),
@@ -235,11 +232,11 @@ _AROUND: Mapping[ToolForm, tuple[str, str, str, str]] = {
     ToolForm.FUNCTION_TAG: ("<function=", "", "", "<function="),
 }
 MARKED = frozenset(form for form, (mark, *_) in _AROUND.items() if mark)
-"""Forms that calls and text can be told apart in by the first mark: those that `tool_grammar` takes ``free``."""
+"""Forms whose calls begin with a mark, which `tool_grammar` needs if ``free``."""
 
 
 def _call(form: ToolForm, name: str) -> tuple[str, str]:
-    """What stands around the arguments."""
+    """The text before and after the arguments."""
     if form is ToolForm.MISTRAL_ARGS:
         return f"{name}[ARGS]", ""
     if form is ToolForm.FUNCTIONARY:
@@ -255,7 +252,7 @@ _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")
 
 
 def _schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Fields beyond those described are left out, unless the schema speaks of them."""
+    """The schema without further fields, unless it mentions them."""
     schema: dict[str, Any] = dict(parameters or {"type": "object", "properties": {}})
     if "properties" in schema and not any(key in schema for key in _COMBINED):
         schema = {"additionalProperties": False, **schema}

@@ -28,16 +28,12 @@ TOKENIZE_FIELDS: Table = (
 
 
 def _is_vllms(body: Mapping[str, Any]) -> bool:
-    """llama.cpp's has ``content`` instead."""
+    """llama.cpp's body has ``content`` instead."""
     return "prompt" in body or "messages" in body
 
 
 async def tokenize(call: Call) -> None:
-    """Ids of a text or of a conversation.
-
-    Raises:
-        RequestError: it can not be read, or the model has no chat template.
-    """
+    """Ids of a text or of a conversation."""
     body, fields = await call.read_request(TOKENIZE_FIELDS)
     model, own = call.model, fields.own
     ids: Sequence[int] = ()
@@ -63,11 +59,7 @@ async def tokenize(call: Call) -> None:
 
 
 async def tokenizer_info(call: Call) -> None:
-    """The names of special tokens, with which lm-eval finds out that it may leave tokenising to the server.
-
-    Raises:
-        EngineDeadError: it is not loaded yet.
-    """
+    """The names of special tokens, with which lm-eval finds out that it may leave tokenising to the server."""
     model, ends = call.model, call.model.info.eos_ids
     begin = await model.tokenizer.encode("")
     names = [
@@ -84,17 +76,13 @@ VLLM = (
 
 
 async def render_completion(call: Call) -> None:
-    """One entry per prompt of a body of /v1/completions, which is checked as there and not begun.
-
-    Raises:
-        RequestError: it could not be served.
-    """
+    """The prompts of a body of /v1/completions, which is checked and not run."""
     parsed = await parse_completion(call)
     await call.reply(200, [_rendered(call, request) for request in parsed.requests])
 
 
 async def render_chat(call: Call) -> None:
-    """The one entry of a body of /v1/chat/completions; raises as `render_completion`."""
+    """The prompt of a body of /v1/chat/completions, which is checked and not run."""
     parsed = await parse_chat(call)
     await call.reply(200, _rendered(call, parsed.request))
 
