@@ -16,6 +16,7 @@ AT_ONCE = 16
 FEW = 40  # inputs per endpoint, in the suite
 REST_S = 60.0
 SHOWN = 20
+MEMORY_BYTES = 64 << 20
 
 
 class FuzzedServer:
@@ -57,3 +58,22 @@ async def fuzzed_server() -> AsyncIterator[FuzzedServer]:
     config = Config(engine=engine, server=ServerConfig(grpc_port=0, http_port=0, log_calls=False))
     async with LocalServer(config) as server, RunningTime() as clock:
         yield FuzzedServer(server, clock, await come_to_rest(server, clock, 0, REST_S))
+
+
+async def settled_bytes(server: LocalServer) -> dict[str, int]:
+    """Memory of the processes once it falls no more."""
+    before = server.memory_bytes()
+    while True:
+        await asyncio.sleep(3)  # memory of large messages is returned 2 s after them
+        after = server.memory_bytes()
+        if all(after[name] >= before[name] for name in after):
+            return after
+        before = after
+
+
+async def assert_returned(server: LocalServer, before: dict[str, int]) -> None:
+    """Assert that each process has returned what it took since ``before``, but for `MEMORY_BYTES`."""
+    after = await settled_bytes(server)
+    grown = {name: after[name] - before[name] for name in after}
+    print("memory left behind: " + ", ".join(f"{name} {count / 2**20:.1f} MiB" for name, count in grown.items()))
+    assert max(grown.values()) <= MEMORY_BYTES

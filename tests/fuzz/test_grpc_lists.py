@@ -11,16 +11,14 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from bench.local_server import LocalServer
 from server.engine_client import MAX_TRACE_STEPS
 from server.grpc.interceptors import METHODS
 from specdec.api.v1 import completion_pb2, generation_pb2, trace_pb2
 from specdec.config import ServerConfig
-from tests.fuzz.fuzzed_server import FuzzedServer, fuzzed_server
+from tests.fuzz.fuzzed_server import FuzzedServer, assert_returned, fuzzed_server, settled_bytes
 from tests.fuzz.livez_watch import livez_watch
 from tests.server.long_lists import limit_of, repeated_fields, with_items
 
-MEMORY_BYTES = 64 << 20
 _AT_ONCE, _REPEATS = 2, 3
 _TOKEN = 7
 _LONGEST_BYTES = ServerConfig().max_message_bytes
@@ -132,21 +130,3 @@ async def throw_lists(fuzzed: FuzzedServer, channel: grpc.aio.Channel) -> list[t
             if usual:  # a step that is long by chance is not the longest of every repeat
                 found.append((min(longest) / median(usual), name, min(longest), median(usual)))
     return found
-
-
-async def settled_bytes(server: LocalServer) -> dict[str, int]:
-    """Memory of the processes once it falls no more."""
-    before = server.memory_bytes()
-    while True:
-        await asyncio.sleep(3)  # memory of large messages is returned 2 s after them
-        after = server.memory_bytes()
-        if all(after[name] >= before[name] for name in after):
-            return after
-        before = after
-
-
-async def assert_returned(server: LocalServer, before: dict[str, int]) -> None:
-    after = await settled_bytes(server)
-    grown = {name: after[name] - before[name] for name in after}
-    print("memory left behind: " + ", ".join(f"{name} {count / 2**20:.1f} MiB" for name, count in grown.items()))
-    assert max(grown.values()) <= MEMORY_BYTES

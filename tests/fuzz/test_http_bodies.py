@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 from typing import Any
 
@@ -9,7 +10,7 @@ import httpx
 import pytest
 
 from server.http.app import ENDPOINTS, openapi_document
-from tests.fuzz.fuzzed_server import FEW, FuzzedServer, fuzzed_server
+from tests.fuzz.fuzzed_server import FEW, FuzzedServer, assert_returned, fuzzed_server, settled_bytes
 from tests.fuzz.livez_watch import livez_watch
 from tests.fuzz.schema_fuzzer import SchemaFuzzer
 from tests.fuzz.words import TEXTS
@@ -78,3 +79,45 @@ async def test_many_bodies_on_every_endpoint(many: int, seed: int) -> None:
         with livez_watch(fuzzed.server.http_port):
             await throw_bodies(fuzzed, many, seed)
         await fuzzed.unharmed()
+
+
+def large_bodies() -> list[tuple[str, dict[str, Any]]]:
+    """Bodies of large lists and texts, all of which are to be refused, with their endpoints."""
+    text, ids = "a b " * (1 << 20), [7] * 200_000
+    hi = [{"role": "user", "content": "hi"}]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    tools = [{**tool, "function": {**tool["function"], "name": f"f{i}"}} for i in range(5_000)]
+    return [
+        *((path, {"prompt": value}) for path in ("/v1/completions", "/completion") for value in (text, ids)),
+        ("/v1/completions", {"prompt": "a", "stop": ["x"] * 200_000}),
+        ("/v1/completions", {"prompt": "a", "stop_token_ids": ids}),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(200_000)}}),
+        ("/v1/completions", {"prompt": "a", "prediction": {"content": text}}),
+        ("/v1/completions", {"prompt": "a", "speculation": {"drafters": ["x"] * 200_000}}),
+        ("/v1/chat/completions", {"messages": [*hi] * 50_000}),
+        ("/v1/chat/completions", {"messages": hi, "tools": tools, "tool_choice": "required"}),
+        ("/v1/messages", {"messages": [*hi] * 50_000}),
+        ("/v1/responses", {"input": [*hi] * 50_000}),
+        ("/api/generate", {"prompt": "a", "context": ids}),
+        ("/v1/completions", {"prompt": "a", "guided_choice": ["x"] * 200_000}),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_large_bodies_are_refused_and_leave_no_memory_behind() -> None:
+    async with fuzzed_server() as fuzzed:
+        settled = await settled_bytes(fuzzed.server)
+        url = f"http://127.0.0.1:{fuzzed.server.http_port}"
+        bodies = [(path, json.dumps(body).encode()) for path, body in large_bodies()]
+        async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+
+            async def one(number: int) -> str | None:
+                path, body = bodies[number % len(bodies)]
+                status = (await http.post(path, content=body, headers=_JSON)).status_code
+                return None if 400 <= status < 500 else f"{path}: {status}; body {body[:200]!r}"
+
+            with livez_watch(fuzzed.server.http_port):
+                await fuzzed.throw(3 * len(bodies), one)
+        await fuzzed.unharmed()
+        await assert_returned(fuzzed.server, settled)
