@@ -20,8 +20,11 @@ _SEPARATORS = (b",", b"[", b"{")
 
 
 def count_values(piece: bytes) -> int:
-    """An upper bound on the values in a piece of JSON. Separators inside strings count too."""
-    return sum(map(piece.count, _SEPARATORS))
+    """An upper bound on the values in a piece of JSON: its commas, brackets and colons, those inside strings included.
+
+    A colon counts twice, because the parser takes three times as long for a name as for another value.
+    """
+    return sum(map(piece.count, _SEPARATORS)) + 2 * piece.count(b":")
 
 
 def check_values(size: int, values: int) -> None:
@@ -32,7 +35,7 @@ def check_values(size: int, values: int) -> None:
     """
     if size > LARGE_BYTES and values > MAX_VALUES:
         raise InvalidRequestError(
-            [FieldViolation("body", f"has more than {MAX_VALUES} commas and brackets; send less")]
+            [FieldViolation("body", f"has more than {MAX_VALUES} values by its commas, brackets and colons; send less")]
         )
 
 
