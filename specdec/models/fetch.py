@@ -25,7 +25,7 @@ from specdec.models.progress import Progress, silent
 
 logger = logging.getLogger(__name__)
 
-_LOCK_POLL_S = 0.2
+_LOCK_POLL_S = 0.2  # between attempts to take the lock
 _PIP_POLL_S = 0.1  # between updates of the bytes downloaded
 _CHUNK = 1 << 20  # bytes copied at a time
 

@@ -208,7 +208,7 @@ class GGUFFile:
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3"}
 
 _GEMMA_PATTERN = 6  # every sixth layer is global; files do not always say so
-_GEMMA_LOCAL_THETA = 10_000.0
+_GEMMA_LOCAL_THETA = 10_000.0  # rotary base of sliding layers, if the file has none
 _GEMMA_27B_LAYERS = 62  # the one size whose attention scale is hidden / heads instead of head_dim
 
 

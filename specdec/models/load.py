@@ -142,7 +142,7 @@ class PackedModel:
         return PackedFile(self.path, self.key)
 
     def damaged(self, error: object) -> ModelError:
-        """The error for a rank that could not read its share; deletes the file, so that the next start packs anew."""
+        """The error for a rank that could not read its share; deletes the file, so the next start packs it again."""
         self._cache.discard(error)
         return ModelError(f"{self.checkpoint.name}: packed weights were damaged ({error}) and are deleted; start again")
 

@@ -69,7 +69,7 @@ def _free(group: Path, files: tuple[str, str, tuple[str, str]]) -> int | None:
     return int(limit) - used + sum(int(stat.get(name, 0)) for name in reclaimable)
 
 
-GIB = 1 << 30
+GIB = 1 << 30  # bytes
 WORKING_BYTES = 256 << 20  # held while loading beside the weights: slices in conversion, tokenizer, interpreter
 _CGROUP, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 

@@ -82,7 +82,7 @@ RANDOM_SHAPES: dict[str, ModelConfig] = {
 CONTROL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>",
 )  # fmt: skip
-_BYTES = 256
+_BYTES = 256  # values of a byte
 _CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -98,7 +98,7 @@ def random_tokenizer(vocab_size: int) -> Tokenizer:
     """A tokenizer of exactly ``vocab_size`` tokens (262 or more).
 
     Token b < 256 is the byte b, so that any text can be a prompt, one token per byte. No text becomes a later token;
-    what the model makes of one reads " 1f3a", a blank and the id in hexadecimal, which nobody takes for language.
+    what the model makes of one reads " 1f3a", a blank and the id in hexadecimal, which is unlike any language.
     """
     control = control_token_ids(vocab_size)
     if control.start < _BYTES:
