@@ -21,12 +21,11 @@ from server.http.call import ServerContext
 from server.http.call_records import HttpCalls
 from server.http.http_server import HttpServer
 from server.interfaces import ProgressListener
-from server.model_names import ModelNames
 from server.observe.gpus import Gpus
 from server.observe.observer import build_observer
 from server.observe.records import RequestRecord
 from server.prometheus import Exporter, JointExporter
-from server.served_model import LoadTokenizer, Models, ServedModel, Task
+from server.served_model import LoadTokenizer, ModelNames, Models, ServedModel, Task
 from server.sharing import promised_bytes, with_shared_cores
 from specdec.config import Config, KvEventsConfig
 from specdec.core.types import EngineInfo

@@ -23,7 +23,7 @@ DOMAIN = "specdec"
 # Clients accept 8 KiB of trailers by default, which carry the details.
 _MESSAGE_BYTES = 1000
 _DESCRIPTION_BYTES = 160
-_VIOLATIONS = 16  # details beyond these are left out
+_VIOLATIONS_BYTES = 3000  # of all fields and descriptions; violations beyond these are left out
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
@@ -73,16 +73,7 @@ def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
     details: list[Message] = []
     metadata: dict[str, str] = {}
     if isinstance(error, InvalidRequestError):
-        details.append(
-            BadRequest(
-                field_violations=[
-                    BadRequest.FieldViolation(
-                        field=_cut(v.field, _DESCRIPTION_BYTES), description=_cut(v.description, _DESCRIPTION_BYTES)
-                    )
-                    for v in error.violations[:_VIOLATIONS]
-                ]
-            )
-        )
+        details.append(BadRequest(field_violations=_violations(error)))
     elif isinstance(error, PromptTooLongError):
         metadata = {"limit": str(error.limit), "got": str(error.got)}
     elif isinstance(error, QueueFullError):
@@ -105,6 +96,17 @@ def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
         packed.Pack(detail)
         status.details.append(packed)
     return status
+
+
+def _violations(error: InvalidRequestError) -> list[BadRequest.FieldViolation]:
+    found, room = [], _VIOLATIONS_BYTES
+    for violation in error.violations:
+        field, description = (_cut(text, _DESCRIPTION_BYTES) for text in (violation.field, violation.description))
+        room -= len(field.encode()) + len(description.encode())
+        if room < 0:
+            break
+        found.append(BadRequest.FieldViolation(field=field, description=description))
+    return found
 
 
 def _duration(seconds: float) -> Duration:

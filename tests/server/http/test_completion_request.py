@@ -11,7 +11,7 @@ import pytest
 from server.completion.prompt_packer import FimNotSupportedError
 from server.errors import UnknownModelError
 from server.http.openai_completions import parse_completion
-from server.model_names import model_names
+from server.served_model import model_names
 from specdec.core.types import (
     GrammarKind,
     GrammarParams,
