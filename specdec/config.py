@@ -37,7 +37,7 @@ class SpeculationConfig(BaseModel):
     enabled: bool = Field(True, description="false: plain decoding, whatever a request asks for; no drafter is loaded")
     drafters: tuple[str, ...] | None = Field(
         None,
-        description="to load, in order; null: grammar, prediction, suffix; index, model, head where there is one",
+        description="drafters to load, in order; null: grammar, prediction, suffix; index, model, head if given",
     )
     max_nodes: int = Field(31, ge=0, le=63, description="draft nodes per tree, without the pending token")
     max_depth: int = Field(31, ge=0, le=63, description="draft tokens in a row, one behind the other")
@@ -67,7 +67,7 @@ class EngineConfig(BaseModel):
         description="small model that drafts, of any vocabulary: same forms as target; auto: what suits the target",
     )
     draft_dtype: WeightDtype | None = Field(
-        None, description="default: int4 beside a target in auto or int8, else the target's"
+        None, description="weights of the draft model; default: int4 with a target in auto or int8, else the target's"
     )
     draft_vocab: int = Field(
         32768,
@@ -80,9 +80,9 @@ class EngineConfig(BaseModel):
         {}, description="name: file that `specdec index` wrote, for the `index` drafter; requests choose by name"
     )
     dtype: Dtype = Field("auto", description="weights on a CPU; auto: a file's own blocks or 4 bits, else int8")
-    kernels: Literal["auto", "native", "reference"] = Field("auto", description="on a CPU")
+    kernels: Literal["auto", "native", "reference"] = Field("auto", description="kernels on a CPU")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the target runs; auto: on a GPU if any")
-    device_dtype: DeviceDtype = Field("auto", description="on a GPU; auto: bf16, or the checkpoint's own 4 bits")
+    device_dtype: DeviceDtype = Field("auto", description="on a GPU: weights; auto: bf16, or a checkpoint's 4 bits")
     kv_dtype: KvDtype = Field(
         "auto", description="KV cache; auto: bf16 on a CPU, as the rows on a GPU; fp32, int8: CPU only; fp8: GPU only"
     )
@@ -90,14 +90,14 @@ class EngineConfig(BaseModel):
     threads: int = Field(
         0,
         ge=0,
-        description="that compute; 0: as many as there are cores that this process may use",
+        description="compute threads; 0: one per core that this process may use",
         json_schema_extra={"unit": "threads"},
     )
     tp: int = Field(
         1,
         ge=1,
         le=64,
-        description="processes that the target is cut over, each with its part of weights, KV and threads; CPU only",
+        description="processes that share the target, each with its part of weights, KV and threads; CPU only",
         json_schema_extra={"unit": "processes"},
     )
     cache_dir: Path = Field(Path("~/.cache/specdec"), description="downloads, packed weights, built kernels")
@@ -265,8 +265,8 @@ class ServerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     host: str = Field("127.0.0.1", description="address or name to listen on; 0.0.0.0: all")
-    grpc_port: int = Field(8400, ge=0, le=65535, description="0: any free one")
-    http_port: int | None = Field(8401, ge=0, le=65535, description="0: any free one; null: no HTTP")
+    grpc_port: int = Field(8400, ge=0, le=65535, description="gRPC port; 0: any free one")
+    http_port: int | None = Field(8401, ge=0, le=65535, description="HTTP port; 0: any free one; null: no HTTP")
     reflection: bool = Field(True, description="gRPC clients may ask which services and messages there are")
     max_message_bytes: int = Field(16 << 20, ge=1 << 16, description="of one gRPC message or HTTP body, at most")
     page: bool = Field(True, description="serve the page that shows trees; false: / only says that a server runs")

@@ -17,6 +17,7 @@ import click
 
 from specdec.cli.options import (
     PromptRequest,
+    ScreenCommand,
     add_engine_options,
     credential_options,
     drafter_names,
@@ -209,9 +210,15 @@ def _request(request_id: str, values: dict[str, Any], drafters: tuple[str, ...],
 
 
 _INTERRUPTED = 130
+_SCREEN = {
+    "Where it runs": ("--server", "--key-file", "--config", "--target", "--draft"),
+    "Prompt and output": ("--chat", "--prediction", "--json-schema", "--regex", "--json"),
+    "Sampling": ("--max-tokens", "--temperature", "--seed", "--stop"),
+    "Speculation": ("--speculation", "--drafter"),
+}
 
 
-@click.command("generate")
+@click.command("generate", cls=ScreenCommand, screen=_SCREEN)
 @click.argument("prompt", required=False)
 @click.option(
     "--server",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from pydantic.fields import FieldInfo
 
 from specdec.config import Config, EngineConfig, ServerConfig, load_config
 from specdec.core.types import Request
@@ -33,56 +36,48 @@ class PromptRequest:
     """The other fields, without token ids."""
 
 
-_Option = tuple[str, str, dict[str, Any], str]
+# Options that set one field of the configuration: flag, and the field by its dotted name. Type, bounds and help are
+# the field's own.
+_ConfigOption = tuple[str, str]
 
-_ENGINE: tuple[_Option, ...] = (
-    ("--config", "config_file", {"type": click.Path(exists=True, dir_okay=False, path_type=Path)},
-     "YAML file with `engine:` (or `engines:`) and `server:`."),
-    ("--target", "engine.target", {}, "HF folder, .gguf file, hub id or catalogue name."),
-    ("--draft", "engine.draft", {},
-     "Small model for the `model` drafter, of any vocabulary: same forms as --target, or `auto`."),
-    ("--draft-dtype", "engine.draft_dtype", {"type": click.Choice(["auto", "int4", "int8", "bf16", "fp32"])},
-     "The draft model's numeric type; default int4 beside a target in auto or int8."),
-    ("--draft-vocab", "engine.draft_vocab", {"type": click.IntRange(min=0)},
-     "Most frequent tokens that the draft model's output table keeps; 0: all."),
-    ("--draft-head", "engine.draft_head", {}, "EAGLE-3 checkpoint folder for the `head` drafter."),
-    ("--dtype", "engine.dtype", {"type": click.Choice(["auto", "int8", "bf16", "fp32"])},
-     "Weights' numeric type on a CPU; auto: a quantised file as it is, else int8."),
-    ("--kernels", "engine.kernels", {"type": click.Choice(["auto", "native", "reference"])},
-     "Which kernels to run on the CPU."),
-    ("--device", "engine.device", {"type": click.Choice(["auto", "cpu", "cuda"])}, "Where the target runs."),
-    ("--device-dtype", "engine.device_dtype", {"type": click.Choice(["auto", "bf16", "fp16", "fp8"])},
-     "Weights' numeric type on a GPU."),
-    ("--kv-dtype", "engine.kv_dtype", {"type": click.Choice(["auto", "fp32", "bf16", "int8", "fp8"])},
-     "Numeric type of the KV cache."),
-    ("--threads", "engine.threads", {"type": int}, "Compute threads; 0: all cores."),
-    ("--tp", "engine.tp", {"type": click.IntRange(1)}, "Processes over which the target is cut: one per NUMA node."),
-    ("--kv-tokens", "engine.kv_tokens", {"type": int}, "Tokens the KV cache holds; 0: by free memory."),
-    ("--max-context", "engine.max_context", {"type": int}, "Longest sequence; 0: the model's, at most 8192."),
-    ("--cache-dir", "engine.cache_dir", {"type": click.Path(path_type=Path)}, "Downloads and built artefacts."),
-    ("--trace-file", "engine.speculation.trace_file", {"type": click.Path(dir_okay=False, path_type=Path)},
-     "Write every step's drafting decision here, as JSON lines for `specdec trace`."),
-)  # fmt: skip
+_ENGINE: tuple[_ConfigOption, ...] = (
+    ("--target", "engine.target"),
+    ("--draft", "engine.draft"),
+    ("--draft-dtype", "engine.draft_dtype"),
+    ("--draft-vocab", "engine.draft_vocab"),
+    ("--draft-head", "engine.draft_head"),
+    ("--dtype", "engine.dtype"),
+    ("--kernels", "engine.kernels"),
+    ("--device", "engine.device"),
+    ("--device-dtype", "engine.device_dtype"),
+    ("--kv-dtype", "engine.kv_dtype"),
+    ("--threads", "engine.threads"),
+    ("--tp", "engine.tp"),
+    ("--kv-tokens", "engine.kv_tokens"),
+    ("--max-context", "engine.max_context"),
+    ("--cache-dir", "engine.cache_dir"),
+    ("--trace-file", "engine.speculation.trace_file"),
+)
 
 # `specdec generate` has a --speculation of its own, for its one request.
-_SWITCH: tuple[_Option, ...] = (
-    ("--speculation/--no-speculation", "engine.speculation.enabled", {}, "Off: plain decoding, whatever is asked for."),
-)
+_SWITCH: tuple[_ConfigOption, ...] = (("--speculation/--no-speculation", "engine.speculation.enabled"),)
 
 _DRAFTERS = (
     "none, grammar, prediction, suffix, index, model, head, or oracle:P (tests and benchmarks: right with chance P); "
     "may be repeated."
 )
 
+_CONFIG = "YAML file with `engine:` (or `engines:`) and `server:`."
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _INDEX = "NAME=FILE: draft from FILE, which `specdec index` wrote; requests choose it by NAME. May be repeated."
 
-_SERVER: tuple[_Option, ...] = (
-    ("--host", "server.host", {}, "Address to listen on."),
-    ("--grpc-port", "server.grpc_port", {"type": int}, "gRPC port; 0: any free one."),
-    ("--http-port", "server.http_port", {"type": int}, "HTTP port, for OpenAI's API and others; 0: any free one."),
-    ("--drain", "server.drain_s", {"type": float}, "Seconds a stop waits for running requests."),
-    ("--reflection/--no-reflection", "server.reflection", {}, "gRPC reflection."),
-)  # fmt: skip
+_SERVER: tuple[_ConfigOption, ...] = (
+    ("--host", "server.host"),
+    ("--grpc-port", "server.grpc_port"),
+    ("--http-port", "server.http_port"),
+    ("--drain", "server.drain_s"),
+    ("--reflection/--no-reflection", "server.reflection"),
+)
 
 
 def engine_options(command: Command) -> Command:
@@ -93,7 +88,7 @@ def engine_options(command: Command) -> Command:
         name = values.pop("model")
         return command(engine_config=engine_named(pop_config(values), name), **values)
 
-    return add_engine_options(model_option(_add(wrapper, _SWITCH)))
+    return add_engine_options(model_option(config_options(wrapper, _SWITCH)))
 
 
 _MODEL = (
@@ -125,14 +120,15 @@ def server_options(command: Command) -> Command:
         config = pop_config(values)
         return command(config=config, **values)
 
-    return add_engine_options(_add(_add(wrapper, _SERVER), _SWITCH))
+    return add_engine_options(config_options(config_options(wrapper, _SERVER), _SWITCH))
 
 
 def add_engine_options(command: Command) -> Command:
     """Add the engine's options to ``command``, which gives its keyword arguments to `pop_config` itself."""
     drafter = click.option("--drafter", "--drafters", multiple=True, help=_DRAFTERS)
     index = click.option("--index", multiple=True, help=_INDEX)
-    return _add(drafter(index(command)), _ENGINE)
+    file = click.option("--config", "config_file", type=_FILE, help=_CONFIG)
+    return file(config_options(drafter(index(command)), _ENGINE))
 
 
 def pop_config(values: dict[str, Any]) -> Config:
@@ -165,7 +161,8 @@ def _index_files(given: tuple[str, ...]) -> dict[str, str]:
 
 def flag_of(name: str) -> str:
     """The flag that fills ``name``, a keyword argument of a command."""
-    return next(flag for flag, dotted, _, _ in (*_ENGINE, *_SWITCH, *_SERVER) if dotted.replace(".", "__") == name)
+    options = (("--config", "config_file"), *_ENGINE, *_SWITCH, *_SERVER)
+    return next(flag for flag, dotted in options if dotted.replace(".", "__") == name)
 
 
 def drafter_names(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -173,10 +170,96 @@ def drafter_names(given: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name.strip() for text in given for name in text.split(",") if name.strip())
 
 
-def _add(command: Command, options: tuple[_Option, ...]) -> Command:
-    for flag, name, settings, text in reversed(options):
-        command = click.option(flag, name.replace(".", "__"), default=None, help=text, **settings)(command)
+def config_options(command: Command, options: Sequence[_ConfigOption]) -> Command:
+    """Add an option for each of these fields to ``command``; one that is not given leaves the field alone."""
+    for flag, dotted in reversed(options):
+        field = _field(dotted)
+        settings = {"type": _parameter_type(field), "multiple": typing.get_origin(field.annotation) is tuple}
+        if "/" not in flag and field.annotation is bool:
+            settings = {"is_flag": True}
+        elif field.annotation is bool:
+            settings = {}
+        text = f"{field.description}."
+        text = text if text.startswith("gRPC") else text[0].upper() + text[1:]
+        name, default = dotted.replace(".", "__"), _shown_default(field)
+        command = click.option(flag, name, default=None, help=text, show_default=default, **settings)(command)
     return command
+
+
+def _field(dotted: str) -> FieldInfo:
+    model: Any = Config
+    *sections, name = dotted.split(".")
+    for section in sections:
+        model = model.model_fields[section].annotation
+    found: FieldInfo = model.model_fields[name]
+    return found
+
+
+def _shown_default(field: FieldInfo) -> str | bool:
+    """The default, for the help; False where the help of the field says it already."""
+    says_nothing = field.default in (None, (), "", "auto", 0) or isinstance(field.default, bool)
+    return False if says_nothing else str(field.default)
+
+
+def _parameter_type(field: FieldInfo) -> Any:
+    """click's type for the values of a field, with the field's bounds."""
+    annotation = field.annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        (annotation,) = (part for part in typing.get_args(annotation) if part is not type(None))
+    if typing.get_origin(annotation) is typing.Literal:
+        return click.Choice(list(typing.get_args(annotation)))
+    if annotation is Path:
+        return click.Path(path_type=Path)
+    bounds = {
+        name: getattr(rule, name) for rule in field.metadata for name in ("ge", "gt", "le") if hasattr(rule, name)
+    }
+    lowest = bounds.get("gt", bounds.get("ge"))
+    if annotation is int:
+        return click.IntRange(lowest, bounds.get("le"))
+    if annotation is float:
+        return click.FloatRange(lowest, bounds.get("le"), min_open="gt" in bounds)
+    return str
+
+
+class ScreenCommand(click.Command):
+    """A command whose ``--help`` shows what people use, in groups; ``--help-all`` shows every option.
+
+    Args:
+        screen: the flags to show, by the heading of their group.
+    """
+
+    def __init__(self, *args: Any, screen: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._screen = screen
+        text = "Show every option and exit."
+        option = click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, help=text)
+        option.callback = _show_all
+        self.params.append(option)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups; every other option behind them for ``--help-all``."""
+        records = {flag: p.get_help_record(ctx) for p in self.get_params(ctx) for flag in p.opts}
+        shown = {flag for flags in self._screen.values() for flag in flags}
+        groups = {**self._screen, "Help": ("--help-all", "--help")}
+        if ctx.meta.get(_SHOWS_ALL):
+            shown |= {"--drafters", *groups["Help"]}  # --drafters: another spelling of --drafter
+            groups = {
+                **self._screen,
+                "More options": [flag for flag in records if flag.startswith("--") and flag not in shown],
+            }
+        for heading, flags in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl([record for flag in flags if (record := records[flag]) is not None])
+
+
+_SHOWS_ALL = "specdec.help_all"
+
+
+def _show_all(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+    if given:
+        ctx.meta[_SHOWS_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
 
 
 server_option = click.option(
@@ -187,7 +270,6 @@ server_option = click.option(
     help="gRPC address of a running `specdec serve`.",
 )
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--key-file", {"type": _FILE}, "File that holds the server's key, as `specdec keys new` printed it."),
     ("--tls", {"is_flag": True}, "The server speaks TLS."),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specdec.cli.options import server_options
+from specdec.cli.options import ScreenCommand, config_options, server_options
 from specdec.config import Config, EngineConfig, ServerConfig
 
 if TYPE_CHECKING:
@@ -24,46 +24,40 @@ if TYPE_CHECKING:
     from specdec.models.tokenizer import Tokenizer
 
 
-_PATH = click.Path(path_type=Path)
-_SECURITY: tuple[tuple[str, str, dict[str, Any], str], ...] = (
-    ("--keys-file", "server.keys_file", {"type": _PATH}, "YAML file of key hashes, see `specdec keys new`."),
-    ("--tls-cert", "server.tls_cert", {"type": _PATH}, "PEM certificate chain; serve TLS only."),
-    ("--tls-key", "server.tls_key", {"type": _PATH}, "PEM private key of --tls-cert."),
-    ("--tls-client-ca", "server.tls_client_ca", {"type": _PATH}, "PEM authorities; clients must show a certificate."),
-    ("--keys-without-tls", "server.keys_without_tls", {"is_flag": True},
-     "Take keys off loopback in the clear: a proxy in front speaks TLS."),
-    ("--max-queued-tokens", "server.max_queued_tokens", {"type": int}, "Prompt tokens that may wait; 0: no limit."),
-)  # fmt: skip
-_WATCHING: tuple[tuple[str, str, dict[str, Any], str], ...] = (
-    ("--metrics-compat", "server.metrics_compat", {"type": click.Choice(["none", "vllm"])},
-     "Names that /metrics has beside specdec's own."),
-    ("--kv-events", "server.kv_events.endpoint", {"metavar": "ENDPOINT"},
-     "Publish what the prefix cache holds over ZeroMQ, such as at tcp://127.0.0.1:5557; needs the `kv-events` extra."),
-    ("--open-metrics", "server.open_metrics", {"is_flag": True}, "/metrics needs no key."),
-    ("--log-format", "server.log_format", {"type": click.Choice(["auto", "json", "text"])},
-     "auto: text on a terminal, else JSON lines."),
-    ("--log-texts", "server.log_texts", {"is_flag": True}, "Log prompts and outputs, which may be confidential."),
-    ("--otlp-endpoint", "server.otlp_endpoint", {"metavar": "URL"},
-     "Send OpenTelemetry traces to this OTLP/gRPC collector; needs the `otel` extra."),
-    ("--capture", "server.capture_dir", {"type": click.Path(file_okay=False, path_type=Path), "metavar": "DIR"},
-     "Write down when requests come, how long they are and what they share, for `specdec capture`."),
-    ("--capture-prompts", "server.capture_prompts", {"is_flag": True}, "With prompts, which may be confidential."),
-)  # fmt: skip
-_ALIAS = "Another name by which requests may ask for the model, such as gpt-4o. May be repeated."
+# Flag, and the field of the configuration that it sets.
+_MORE = (
+    ("--alias", "engine.aliases"),
+    ("--keys-file", "server.keys_file"),
+    ("--tls-cert", "server.tls_cert"),
+    ("--tls-key", "server.tls_key"),
+    ("--tls-client-ca", "server.tls_client_ca"),
+    ("--keys-without-tls", "server.keys_without_tls"),
+    ("--max-queued-tokens", "server.max_queued_tokens"),
+    ("--metrics-compat", "server.metrics_compat"),
+    ("--kv-events", "server.kv_events.endpoint"),
+    ("--open-metrics", "server.open_metrics"),
+    ("--log-format", "server.log_format"),
+    ("--log-texts", "server.log_texts"),
+    ("--otlp-endpoint", "server.otlp_endpoint"),
+    ("--capture", "server.capture_dir"),
+    ("--capture-prompts", "server.capture_prompts"),
+)
+_SCREEN = {
+    "Model": ("--config", "--target", "--draft", "--device", "--threads", "--kv-tokens"),
+    "Speculation": ("--speculation", "--drafter"),
+    "Network": ("--host", "--grpc-port", "--http-port", "--keys-file", "--quiet"),
+}
 _OPEN = ServerConfig()
 
 
 def _more_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add to ``command`` what `server_options` takes for fields of the configuration, by its name."""
-    for flag, name, settings, text in reversed((*_SECURITY, *_WATCHING)):
-        command = click.option(flag, name.replace(".", "__"), default=None, help=text, **settings)(command)
-    return command
+    """Add the options that only `specdec serve` has."""
+    return config_options(command, _MORE)
 
 
-@click.command("serve")
+@click.command("serve", cls=ScreenCommand, screen=_SCREEN)
 @server_options
 @_more_options
-@click.option("--alias", "engine__aliases", multiple=True, metavar="NAME", help=_ALIAS)
 @click.option("--quiet", is_flag=True, help="Log warnings and errors only.")
 def serve_command(config: Config, quiet: bool) -> None:
     """Serve a model over gRPC and HTTP until SIGTERM or Ctrl-C; then running requests are finished first."""

@@ -232,9 +232,9 @@ async def test_a_server_streams_text_chat_and_refusals() -> None:
 
 def test_errors_are_one_line_and_exit_code_1(run_on: Callable[[SpyEngine], Invoke]) -> None:
     nobody = CliRunner().invoke(cli, ["generate", "--server", "127.0.0.1:1", "x"])
-    broken = run_on(SpyEngine())("x", "--threads", "-1")
+    broken = run_on(SpyEngine())("x", "--kv-tokens", "5")
     late = run_on(SpyEngine())("x" * 50, "--timeout", "1e-9")
-    for result, text in ((nobody, "no specdec server answers"), (broken, "engine.threads"), (late, "deadline")):
+    for result, text in ((nobody, "no specdec server answers"), (broken, "engine.kv_tokens"), (late, "deadline")):
         assert result.exit_code == 1
         assert len(result.stderr.splitlines()) == 1
         assert text in result.stderr
@@ -243,7 +243,7 @@ def test_errors_are_one_line_and_exit_code_1(run_on: Callable[[SpyEngine], Invok
 def test_misuse_is_told(run_on: Callable[[SpyEngine], Invoke]) -> None:
     invoke = run_on(SpyEngine())
     for args in (
-        ["x", "--logprobs", "2"], ["x", "--seed", "-1"], ["x", "--n", "0"], ["\udcff"],
+        ["x", "--logprobs", "2"], ["x", "--threads", "-1"], ["x", "--seed", "-1"], ["x", "--n", "0"], ["\udcff"],
         ["x", "--prediction", "\udcff"], ["x", "--session", "\udcff"], ["x", "--choice", "\udcff"],
         ["x", "--regex", "\udcff"], ["x", "--prediction-file", "/no/such/file"], ["x", "--json-schema", sys.executable],
         ["x", "--json-object", "--regex", "a"], ["x", "--choice", "a", "--ebnf", "b"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -42,6 +43,26 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
 def test_every_command_can_be_loaded(command: str) -> None:
     result = CliRunner().invoke(cli, [command, "--help"])
     assert (result.exit_code, "Usage:" in result.stdout) == (0, True), result.output
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+def test_help_fits_a_screen_and_help_all_has_every_option(command: str) -> None:
+    short = CliRunner().invoke(cli, [command, "--help"], terminal_width=80)
+    whole = CliRunner().invoke(cli, [command, "--help-all"], terminal_width=80)
+    assert (short.exit_code, whole.exit_code) == (0, 0)
+    assert len(short.stdout.splitlines()) <= 45
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    flags = [parameter.opts[0] for parameter in found.params if isinstance(parameter, click.Option)]
+    listed = re.findall(r"^  (--[a-z-]+)", whole.stdout, re.MULTILINE)
+    assert sorted(listed) == sorted(flag for flag in flags if flag != "--help-all")
+
+
+def test_an_option_says_what_its_setting_says() -> None:
+    help_text = " ".join(CliRunner().invoke(cli, ["serve", "--help-all"]).stdout.split())
+    description = EngineConfig.model_fields["dtype"].description
+    assert description is not None
+    assert description[1:] in help_text
 
 
 def test_version_and_unknown_command() -> None:
