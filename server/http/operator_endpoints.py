@@ -26,7 +26,7 @@ class ProbeErrors:
         return {"error": refusal.message}
 
     def event(self, refusal: Refusal) -> bytes:
-        """Nothing: probes stream nothing."""
+        """Empty: probes have no streams."""
         return b""
 
 
@@ -37,7 +37,7 @@ async def live(call: Call) -> None:
 
 
 async def ready(call: Call) -> None:
-    """Whether a request would be taken now; with ``model`` in the query, one of that model."""
+    """Whether a request would be accepted now, by any model or the one in the query."""
     state, is_ready = call.server.state()
     if name := call.query.get("model"):
         model = call.server.models.find(name)
@@ -47,7 +47,7 @@ async def ready(call: Call) -> None:
 
 
 async def version(call: Call) -> None:
-    """Which release this is."""
+    """The release."""
     await call.reply(200, {"version": specdec.__version__})
 
 
@@ -81,7 +81,7 @@ METRICS_PATH = "/metrics"
 
 
 async def metrics(call: Call) -> None:
-    """The server's metrics, as text or OpenMetrics, whichever is asked for."""
+    """The server's metrics as text or as OpenMetrics, by the ``accept`` header."""
     exporter = call.server.models.exporter
     if exporter is None:
         raise PathNotFoundError(METRICS_PATH)
@@ -97,7 +97,7 @@ _HTML = b"text/html; charset=utf-8"
 
 
 async def start_experiment(call: Call) -> None:
-    """Begins the experiment that the body describes, in YAML or JSON, or goes on with it."""
+    """Start or resume the experiment that the body describes in YAML or JSON."""
     experiments = _experiments(call)
     try:
         plan = call.content.decode()
@@ -108,12 +108,12 @@ async def start_experiment(call: Call) -> None:
 
 
 async def list_experiments(call: Call) -> None:
-    """All there are."""
+    """All experiments."""
     await call.reply(200, {"experiments": [status.as_dict() for status in await _experiments(call).statuses()]})
 
 
 async def show_experiment(call: Call) -> None:
-    """How one stands, and what its records say so far: ``result`` is null while they say nothing, ``note`` why."""
+    """An experiment's status and its result so far. While ``result`` is null, ``note`` says why."""
     experiments, name = _experiments(call), _name(call)
     status: dict[str, Any] = (await experiments.get(name)).as_dict()
     try:
@@ -125,13 +125,13 @@ async def show_experiment(call: Call) -> None:
 
 
 async def show_report(call: Call) -> None:
-    """What its records say so far, as a page."""
+    """An experiment's result so far, as an HTML page."""
     found = await _experiments(call).conclude(_name(call))
     await call.reply_data(200, found.report.encode(), _HTML)
 
 
 async def stop_experiment(call: Call) -> None:
-    """Ends one; its records stay."""
+    """End an experiment and keep its records."""
     await call.reply(200, (await _experiments(call).stop(_name(call))).as_dict())
 
 

@@ -1,4 +1,4 @@
-"""What a client that speaks no HTTP/1.1 is told at the HTTP port, in a form that it understands."""
+"""Refusals of clients that do not speak HTTP/1.1, in their own protocol."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ _TLS_HANDSHAKE = b"\x16\x03"
 
 
 def other_protocol(first: bytes, *, tls: bool) -> Callable[[bytes], bytes] | None:
-    """What answers a client whose first bytes are ``first``, these and all further ones; None: they may be HTTP/1.1.
-    tls: whether the connection is encrypted already."""
+    """A function from a client's bytes to the answer, if its ``first`` bytes are of another protocol than HTTP/1.1.
+
+    tls: whether the connection is encrypted.
+    """
     if first.startswith(_PREFACE[:16]):
         return Http2Refusal().answer
     if first.startswith(_TLS_HANDSHAKE) and not tls:
@@ -21,27 +23,29 @@ def other_protocol(first: bytes, *, tls: bool) -> Callable[[bytes], bytes] | Non
 def _answer_to_tls(data: bytes) -> bytes:
     if not data.startswith(_TLS_HANDSHAKE):
         return b""
-    told = b"this is specdec's HTTP port, which does not speak TLS: use http://, or give the server --tls-cert\n"
+    text = b"this is specdec's HTTP port, which does not speak TLS: use http://, or give the server --tls-cert\n"
     head = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: text/plain\r\n"
-    return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(told), told)
+    return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(text), text)
 
 
 _HEADERS, _SETTINGS = 1, 4
-_ACK, _ALL = 0x1, 0x5  # the latter: the stream's end, and all of its headers
+_ACK, _ALL = 0x1, 0x5  # flags; _ALL: end of the stream and of its headers
 _LARGEST_FRAME = 1 << 14
-_TOLD = b"this is specdec's HTTP port, which speaks HTTP/1.1; gRPC has a port of its own"
+_MESSAGE = b"this is specdec's HTTP port, which speaks HTTP/1.1; gRPC has a port of its own"
 
 
 class Http2Refusal:
-    """Ends every call over HTTP/2 as gRPC's UNIMPLEMENTED; to others it is a 400. A GOAWAY would say less: gRPC's
-    clients try again until their deadline."""
+    """Answers every call over HTTP/2 with status 400 and gRPC's UNIMPLEMENTED.
+
+    After a GOAWAY, gRPC's clients would retry until their deadline.
+    """
 
     def __init__(self) -> None:
         self._data = b""
         self._began = False
 
     def answer(self, data: bytes) -> bytes:
-        """What to send to a client that sent ``data``."""
+        """The answer to ``data``, which may be empty."""
         data, at, said = self._data + data, 0, []
         if not self._began and len(data) >= len(_PREFACE):
             at, self._began = len(_PREFACE), True
@@ -50,7 +54,7 @@ class Http2Refusal:
             length = int.from_bytes(data[at : at + 3])
             kind, flags, stream = data[at + 3], data[at + 4], int.from_bytes(data[at + 5 : at + 9]) & 0x7FFFFFFF
             if length > _LARGEST_FRAME:
-                at = len(data)  # not allowed, and nothing after it is understood
+                at = len(data)  # forbidden; the rest of the connection is ignored
             if len(data) < at + 9 + length:
                 break
             at += 9 + length
@@ -69,7 +73,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 def _refusal() -> bytes:
     """Headers in HPACK (RFC 7541): status 400 from the static table, the others in full."""
-    others = {b"content-type": b"application/grpc", b"grpc-status": b"12", b"grpc-message": _TOLD}
+    others = {b"content-type": b"application/grpc", b"grpc-status": b"12", b"grpc-message": _MESSAGE}
     return b"\x8c" + b"".join(
         b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in others.items()
     )
