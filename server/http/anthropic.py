@@ -145,8 +145,9 @@ async def _read_prompt(call: Call, body: Body) -> Prompt:
 
 
 def _read_turns(body: Body, conversation: Conversation) -> None:
-    body.value("messages")  # refuses values nested too deep
     given = body.objects("messages")
+    if given:
+        body.value("messages")  # refuses values nested too deep
     if not given and body.raw("messages") in (None, []):
         body.refuse("messages", "must hold at least one message")
     for message in given:

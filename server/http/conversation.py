@@ -86,9 +86,11 @@ def read_flat_tools(call: Call, body: Body, kinds: Sequence[str | None], schema:
     Tools whose type is not among ``kinds`` are left out, and the answer warns of it: agents also list tools that only
     the API's own maker can run.
     """
-    body.value("tools")  # refuses values nested too deep
     tools: list[dict[str, Any]] = []
-    for i, given in enumerate(body.objects("tools", MAX_TOOLS)):
+    listed = body.objects("tools", MAX_TOOLS)
+    if listed:
+        body.value("tools")  # refuses values nested too deep
+    for i, given in enumerate(listed):
         if given.text("type") not in kinds:
             call.left_out.append(f"tools[{i}]")
             continue

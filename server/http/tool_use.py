@@ -75,8 +75,8 @@ _CALL_MARKS = {
 def read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     """OpenAI's ``tools``, ``tool_choice`` and ``parallel_tool_calls``. None: there are none, or a field is wrong."""
     n_known = len(body.violations.found)
-    tools: list[dict[str, Any]] = body.value("tools")
     names = [_read_tool(tool) for tool in body.objects("tools", MAX_TOOLS)]
+    tools: list[dict[str, Any]] = body.value("tools") if names else []
     check_names(body, names, "tools", "function.name")
     required = _read_choice(body, names)
     parallel = body.flag("parallel_tool_calls", default=True)
