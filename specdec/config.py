@@ -34,20 +34,22 @@ class SpeculationConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    enabled: bool = Field(True, description="false: plain decoding, whatever a request asks for; no drafter is loaded")
+    enabled: bool = Field(
+        True, description="draft at all; false: plain decoding for every request, no drafter is loaded"
+    )
     drafters: tuple[str, ...] | None = Field(
         None,
         description="drafters to load, in order; null: grammar, prediction, suffix; index, model, head if given",
     )
     max_nodes: int = Field(31, ge=0, le=63, description="draft nodes per tree, without the pending token")
-    max_depth: int = Field(31, ge=0, le=63, description="draft tokens in a row, one behind the other")
+    max_depth: int = Field(31, ge=0, le=63, description="draft tokens in a row")
     width: int = Field(
         3, ge=1, le=16, description="children per node a drafter may propose", json_schema_extra={"unit": "nodes"}
     )
     fixed_nodes: int = Field(7, ge=0, le=63, description="mode ON: draft nodes per tree")
-    fixed_depth: int = Field(7, ge=0, le=63, description="mode ON: depth of a tree")
-    profile_s: float = Field(3.0, ge=0, le=60, description="spent at start on measuring costs, drafts; 0: guess")
-    trace_steps: int = Field(1024, ge=0, le=1_000_000, description="the decision trace keeps so many; 0: none")
+    fixed_depth: int = Field(7, ge=0, le=63, description="mode ON: draft tokens in a row")
+    profile_s: float = Field(3.0, ge=0, le=60, description="time at start to measure costs and drafts; 0: assume them")
+    trace_steps: int = Field(1024, ge=0, le=1_000_000, description="steps that the decision trace keeps; 0: none")
     trace_file: Path | None = Field(
         None, description="JSON lines of every step's decision, for replay; earlier ones become FILE.1 to FILE.3"
     )
@@ -103,24 +105,24 @@ class EngineConfig(BaseModel):
     cache_dir: Path = Field(Path("~/.cache/specdec"), description="downloads, packed weights, built kernels")
 
     max_context: int = Field(0, ge=0, description="prompt and output together; 0: the model's own limit, at most 8192")
-    spare_bytes: int = Field(0, ge=0, description="of memory, left to other programs")
+    spare_bytes: int = Field(0, ge=0, description="memory left to other programs")
     kv_tokens: int = Field(
-        0, ge=0, description="tokens the KV cache holds, from 128, rounded up to pages of 64; 0: by the memory there is"
+        0, ge=0, description="tokens the KV cache holds, from 128, rounded up to pages of 64; 0: by free memory"
     )
-    prefix_cache: bool = Field(True, description="prompts that begin alike share what was computed of them")
+    prefix_cache: bool = Field(True, description="prompts that begin alike share their KV cache")
 
     max_batch: int = Field(
-        16, ge=1, le=256, description="decoded together at most", json_schema_extra={"unit": "sequences"}
+        16, ge=1, le=256, description="sequences decoded together, at most", json_schema_extra={"unit": "sequences"}
     )
-    max_step_rows: int = Field(256, ge=64, le=4096, description="of one forward: tree nodes and tokens of prompts")
+    max_step_rows: int = Field(256, ge=64, le=4096, description="rows of one forward: tree nodes and prompt tokens")
     prefill_chunk: int = Field(
-        192, ge=1, description="of prompts, that one step may take", json_schema_extra={"unit": "tokens"}
+        192, ge=1, description="prompt tokens that one step computes, at most", json_schema_extra={"unit": "tokens"}
     )
     target_tpot_ms: float = Field(
-        80.0, gt=0, description="between tokens of requests that ask for no time themselves, while prompts are read",
+        80.0, gt=0, description="time between tokens while prompts are computed, for requests that set none",
         json_schema_extra={"unit": "ms"},
     )  # fmt: skip
-    max_queued_requests: int = Field(256, ge=0, description="requests that may wait; more are refused")
+    max_queued_requests: int = Field(256, ge=0, description="requests that may wait; further ones are refused")
 
     speculation: SpeculationConfig = SpeculationConfig()
 
@@ -171,7 +173,7 @@ class ExperimentsConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    folder: Path | None = Field(None, description="where plans and records are kept; null: no experiments here")
+    folder: Path | None = Field(None, description="folder for plans and records; null: no experiments")
     start: tuple[Path, ...] = Field((), description="YAML files of experiments to start once the model is loaded")
     allow_override: bool = Field(
         False, description="callers may choose arms by the header x-specdec-arm, where the experiment allows it too"
@@ -204,7 +206,9 @@ class KvEventsConfig(BaseModel):
         "map", description="events with named fields, or as vLLM had them before 0.24"
     )
     connect: bool = Field(False, description="connect to a router that listens at endpoint, instead of listening there")
-    salted: bool = Field(False, description="tell of prompts under a cache salt too; with keys, all are: by tenant")
+    salted: bool = Field(
+        False, description="publish prompts under a cache salt too; with keys every prompt has one, by tenant"
+    )
     off_loopback: bool = Field(
         False, description="other machines may be reached: events have the tokens of prompts, and ask for no key"
     )
@@ -268,8 +272,8 @@ class ServerConfig(BaseModel):
     grpc_port: int = Field(8400, ge=0, le=65535, description="gRPC port; 0: any free one")
     http_port: int | None = Field(8401, ge=0, le=65535, description="HTTP port; 0: any free one; null: no HTTP")
     reflection: bool = Field(True, description="gRPC clients may ask which services and messages there are")
-    max_message_bytes: int = Field(16 << 20, ge=1 << 16, description="of one gRPC message or HTTP body, at most")
-    page: bool = Field(True, description="serve the page that shows trees; false: / only says that a server runs")
+    max_message_bytes: int = Field(16 << 20, ge=1 << 16, description="size of one gRPC message or HTTP body, at most")
+    page: bool = Field(True, description="serve the playground at /")
     cors_origins: tuple[str, ...] = Field(
         (), description="origins of pages that browsers may call HTTP from, such as https://a.example:8080; `*`: any"
     )
@@ -288,26 +292,34 @@ class ServerConfig(BaseModel):
 
     keys_file: Path | None = Field(None, description="YAML file of key hashes; null: whoever can connect may call")
     open_health: bool = Field(True, description="health and readiness need no key")
-    keys_without_tls: bool = Field(False, description="take keys off loopback in the clear: a proxy in front has TLS")
+    keys_without_tls: bool = Field(
+        False, description="accept keys without TLS off loopback, behind a proxy that terminates TLS"
+    )
     tls_cert: Path | None = Field(None, description="PEM certificate chain; with tls_key: serve TLS only")
     tls_key: Path | None = Field(None, description="PEM private key of tls_cert")
-    tls_client_ca: Path | None = Field(None, description="PEM authorities; clients must show a certificate of theirs")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM authorities; clients must present a certificate that one of them signed"
+    )
 
-    metrics_compat: Literal["none", "vllm"] = Field("none", description="/metrics has vLLM's names too")
+    metrics_compat: Literal["none", "vllm"] = Field("none", description="vllm: /metrics has vLLM's names too")
     open_metrics: bool = Field(False, description="/metrics needs no key")
     log_format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, else JSON lines")
-    log_calls: bool = Field(True, description="one line per call: who, what, how long, how many tokens")
-    log_texts: bool = Field(False, description="these lines hold prompts and outputs, which may be confidential")
+    log_calls: bool = Field(True, description="log one line per call: key, request, duration, tokens")
+    log_texts: bool = Field(False, description="log prompts and outputs, which may be confidential")
     otlp_endpoint: str | None = Field(None, description="OTLP/gRPC collector for traces; needs the `otel` extra")
     trace_ratio: float = Field(
-        1.0, ge=0, le=1, description="of the traces that begin here, those kept", json_schema_extra={"unit": "share"}
+        1.0,
+        ge=0,
+        le=1,
+        description="share of the traces begun here that is exported",
+        json_schema_extra={"unit": "share"},
     )
 
     max_queued_tokens: int = Field(1 << 18, ge=0, description="prompt tokens that may wait for the engine; 0: no limit")
-    shed_late: bool = Field(True, description="refuse at once what can not be done by its deadline")
+    shed_late: bool = Field(True, description="refuse requests at once that cannot meet their deadline")
 
     capture_dir: Path | None = Field(None, description="folder for what `specdec capture` reads; null: nothing is kept")
-    capture_prompts: bool = Field(False, description="keep prompts there too, not only their lengths and hashes")
+    capture_prompts: bool = Field(False, description="capture prompts too, not only their lengths and hashes")
 
     experiments: ExperimentsConfig = ExperimentsConfig()
     kv_events: KvEventsConfig = KvEventsConfig()
