@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from server.auth.principal import Limits, Principal
@@ -325,10 +326,17 @@ class Admission:
         """Pending prompt tokens of requests that the engine has not started."""
         return sum(stream.request.tokens_to_read for stream in self._streams if not stream.started)
 
-    def admit(self, principal: Principal, request: Request, supersedes_key: str = "") -> RequestStream:
+    def admit(
+        self,
+        principal: Principal,
+        request: Request,
+        supersedes_key: str = "",
+        submit: Callable[[Request], RequestStream] | None = None,
+    ) -> RequestStream:
         """Submit ``request`` on behalf of ``principal``. Use the stream as ``async with``, or close it.
 
-        supersedes_key: ends the running request of the same tenant with the same key.
+        supersedes_key: ends the running request of the same tenant with the same key. submit: default: the client's
+        ``generate``.
 
         Raises:
             InvalidRequestError: ``supersedes_key`` is too long, or the caller may not choose the experiment arm that it
@@ -339,11 +347,22 @@ class Admission:
             EngineDeadError: the engine is not ready.
             DuplicateRequestError: its id is in flight.
         """
+        through = partial(self._admit, submit=submit or self._client.generate)
         if self.experiments is not None:
-            return self.experiments.admit(principal, request, supersedes_key, self._admit)
-        return self._admit(principal, request, supersedes_key)
+            return self.experiments.admit(principal, request, supersedes_key, through)
+        return through(principal, request, supersedes_key)
 
-    def _admit(self, principal: Principal, request: Request, supersedes_key: str) -> RequestStream:
+    def join(self, principal: Principal, request: Request) -> RequestStream:
+        """Admit a request that shares the answer of a running one, as `admit`. The stream has no events and takes no
+        place of the engine; close it when the answer is read."""
+        stream = self._admit(principal, request, "", submit=lambda own: RequestStream(own, lambda complete: None))
+        stream.started = True
+        stream.complete()
+        return stream
+
+    def _admit(
+        self, principal: Principal, request: Request, supersedes_key: str, *, submit: Callable[[Request], RequestStream]
+    ) -> RequestStream:
         if len(supersedes_key) > MAX_NAME:
             raise InvalidRequestError([FieldViolation("supersedes_key", f"at most {MAX_NAME} characters")])
         now, own = self._clock(), principal.scope_request(request)
@@ -354,7 +373,7 @@ class Admission:
         usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(older), now)
         self._check_room(own, older, now)
         self._check_time(own, older, now)
-        stream = self._client.generate(own)
+        stream = submit(own)
         if not self._streams:
             self._rates.work_begins(now)
         stream.listen(self, request.request_id, key, now)

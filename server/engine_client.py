@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -19,7 +20,17 @@ from server.observe.observer import Observer
 from server.observe.records import RequestRecord
 from server.request_stream import RequestStream, UnreadEvents
 from specdec.config import EngineConfig, WeightDtype
-from specdec.core.types import EngineInfo, Request, RequestEvent, StepTrace
+from specdec.core.types import (
+    EngineInfo,
+    Finished,
+    FinishReason,
+    Request,
+    RequestEvent,
+    SpeculationStats,
+    StepTrace,
+    Timings,
+    Usage,
+)
 from specdec.errors import DuplicateRequestError, EngineDeadError, RequestError
 
 _LOG = logging.getLogger(__name__)
@@ -147,35 +158,51 @@ def _digest(request: Request) -> bytes:
     return blake2b(repr(replace(request, request_id="")).encode(), digest_size=16).digest()
 
 
+_LEAST_DEADLINE_S = 1e-3  # of a request whose deadline passed before it was sent: the engine ends it
+
+
 class SubmitQueue:
     """Sends requests to the engine in order; a suspect is sent when nothing else runs, and nothing else beside it."""
 
     def __init__(self, send: Callable[[str, Request], None]) -> None:
         self._send = send
-        self._waiting: OrderedDict[str, tuple[Request, bool]] = OrderedDict()
+        # By engine id: the request, whether it runs alone, when it came (monotonic seconds)
+        self._waiting: OrderedDict[str, tuple[Request, bool, float]] = OrderedDict()
+        self._held: dict[str, tuple[Request, bool, float]] = {}
         self.running: set[str] = set()  # engine ids
         self._alone = False
 
-    def put(self, engine_id: str, request: Request, *, alone: bool) -> None:
-        """Send a request, now or later."""
-        self._waiting[engine_id] = (request, alone)
+    def put(self, engine_id: str, request: Request, *, alone: bool, hold: bool = False) -> None:
+        """Send a request, now or later. hold: not before `release`."""
+        (self._held if hold else self._waiting)[engine_id] = (request, alone, time.monotonic())
         self._send_next()
+
+    def release(self, engine_id: str) -> None:
+        """Send a request that is held; no-op if it has ended."""
+        held = self._held.pop(engine_id, None)
+        if held is not None:
+            self._waiting[engine_id] = held
+            self._send_next()
 
     def ended(self, engine_id: str) -> None:
         """A request has ended, or will not be sent any more."""
         self._waiting.pop(engine_id, None)
+        self._held.pop(engine_id, None)
         self.running.discard(engine_id)
         self._alone = self._alone and bool(self.running)
         self._send_next()
 
     def _send_next(self) -> None:
         while self._waiting and not self._alone:
-            engine_id, (request, alone) = next(iter(self._waiting.items()))
+            engine_id, (request, alone, came_s) = next(iter(self._waiting.items()))
             if alone and self.running:
                 return
             del self._waiting[engine_id]
             self.running.add(engine_id)
             self._alone = alone
+            if request.deadline_s is not None:
+                left_s = request.deadline_s - (time.monotonic() - came_s)
+                request = replace(request, deadline_s=max(_LEAST_DEADLINE_S, left_s))
             self._send(engine_id, request)
 
 
@@ -255,10 +282,10 @@ class EngineClient:
         """The draft model in use and its type, as `swap_draft` takes them."""
         return self.engine.config.draft, self.engine.config.draft_dtype
 
-    def generate(self, request: Request, record: RequestRecord | None = None) -> RequestStream:
-        """Submit ``request`` at once and return its events; leave the stream's ``async with`` to abort it.
+    def generate(self, request: Request, record: RequestRecord | None = None, *, hold: bool = False) -> RequestStream:
+        """Submit ``request`` and return its events; leave the stream's ``async with`` to abort it.
 
-        record: used instead of a record of the observer.
+        record: used instead of a record of the observer. hold: submit it only with `release`.
 
         Raises:
             EngineDeadError: the engine is not ready.
@@ -272,8 +299,14 @@ class EngineClient:
             record = self._observer.request(request)
         if record is not None:
             stream.record_in(record)
-        self._queue.put(engine_id, request, alone=alone)
+        self._queue.put(engine_id, request, alone=alone, hold=hold)
         return stream
+
+    def release(self, stream: RequestStream) -> None:
+        """Submit a request that was held."""
+        engine_id = self._table.engine_id(stream.request.request_id)
+        if engine_id is not None:
+            self._queue.release(engine_id)
 
     def _submit(self, engine_id: str, request: Request) -> None:
         self.engine.send(Frame.SUBMIT, (engine_id, *pack_request(request)[1:]))
@@ -286,9 +319,14 @@ class EngineClient:
     def abort(self, request_id: str) -> bool:
         """End a request: its reader gets Finished(ABORTED) per open sample. False when it is not in flight."""
         engine_id = self._table.engine_id(request_id)
-        if engine_id is not None:
+        if engine_id is None:
+            return False
+        if engine_id in self._queue.running:
             self.engine.send(Frame.ABORT, engine_id)
-        return engine_id is not None
+        else:  # the engine does not know it yet
+            for event in _aborted(engine_id, *self._table.requests([engine_id])):
+                self._table.deliver(event)
+        return True
 
     def fail_all(self, error: EngineDeadError) -> None:
         """End every request in flight with ``error``, in the engine too."""
@@ -367,6 +405,15 @@ class EngineClient:
         number, answer = self._calls.open(read)
         self.engine.send(kind, number, *parts)
         return await answer
+
+
+def _aborted(engine_id: str, request: Request) -> list[Finished]:
+    """The end of a request that was never submitted."""
+    usage = Usage(len(request.prompt_ids), 0, 0)
+    return [
+        Finished(engine_id, index, FinishReason.ABORTED, None, usage, SpeculationStats(), Timings())
+        for index in range(request.sampling.n)
+    ]
 
 
 def _with_draft(config: EngineConfig, draft: str | None, dtype: WeightDtype | None) -> EngineConfig:

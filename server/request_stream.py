@@ -159,6 +159,10 @@ class RequestStream:
         self._items.clear()
         self._unread.forget(self)
 
+    def complete(self) -> None:
+        """End without further events."""
+        self._end(complete=True)
+
     def supersede(self, abort: Callable[[str], bool]) -> None:
         """Abort the request for a newer one: the reader gets what there is, then `SupersededError`."""
         self._superseded = abort(self.request.request_id)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from itertools import chain
 from pathlib import PurePosixPath
 from time import time
@@ -15,6 +16,8 @@ from time import time
 from server.admission import Admission
 from server.async_tokenizer import AsyncTokenizer
 from server.auth.access import Access
+from server.auth.principal import Principal
+from server.completion.coalescing import EventSource
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import RequestMaker
 from server.completion.service import CompletionService, OutcomeLog
@@ -26,8 +29,9 @@ from server.experiment.live.experiments import Experiments
 from server.interfaces import TokenizerLike
 from server.large_texts import LARGE_CHARACTERS
 from server.prometheus import Registry
+from server.request_stream import RequestStream
 from specdec.config import EngineConfig, ServerConfig
-from specdec.core.types import EngineInfo
+from specdec.core.types import EngineInfo, Request
 from specdec.models.resolve import is_here
 
 LoadTokenizer = Callable[[EngineConfig], TokenizerLike]
@@ -153,7 +157,7 @@ class ServedModel:
         self.admission = Admission(client, config, beside=beside.admission if beside else None)
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
         outcomes = OutcomeLog() if beside is None else beside.completion.outcomes
-        self.completion = CompletionService(RequestMaker(), self.admission.admit, outcomes)
+        self.completion = CompletionService(RequestMaker(), _Submitter(client, self.admission), outcomes)
         self.experiments = Experiments(
             config.experiments, client, self.admission, lambda ids: self.tokenizer.loaded.decode(ids), errors
         )
@@ -263,6 +267,27 @@ class ServedModel:
     def close(self) -> None:
         """End the threads."""
         self.tokenizer.close()
+
+
+class _Submitter:
+    """The way of code completions to the engine."""
+
+    def __init__(self, client: EngineClient, admission: Admission) -> None:
+        self._client, self._admission = client, admission
+
+    def submit(self, principal: Principal, request: Request, supersedes_key: str, *, hold: bool) -> RequestStream:
+        """As `Submitter`."""
+        submit = partial(self._client.generate, hold=hold)
+        return self._admission.admit(principal, request, supersedes_key, submit)
+
+    def join(self, principal: Principal, request: Request) -> RequestStream:
+        """As `Submitter`."""
+        return self._admission.join(principal, request)
+
+    def release(self, source: EventSource) -> None:
+        """As `Submitter`."""
+        assert isinstance(source, RequestStream)  # `submit` returned it
+        self._client.release(source)
 
 
 def _retrieve_error(loading: asyncio.Task[TokenizerLike]) -> None:

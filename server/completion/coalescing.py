@@ -1,4 +1,4 @@
-"""Generations in flight: equal requests share one, equal prompts are computed once."""
+"""Request coalescing: equal requests share one generation, equal prompts are computed once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec.errors import RequestError
 
 
 class EventSource(Protocol):
-    """A request that was submitted; `server.admission.Ticket` and `RequestStream` are such."""
+    """The events of an admitted request: `server.request_stream.RequestStream`."""
 
     async def __anext__(self) -> RequestEvent:
         """The next event.
@@ -26,44 +26,63 @@ class EventSource(Protocol):
         """
 
     def close(self) -> None:
-        """Nobody reads on: end the request at once unless it is complete."""
+        """Abort the request unless it is complete."""
 
 
-# Gives a request to the engine in somebody's name, with the key by which it supersedes another, if it has one
-Submit = Callable[[Principal, Request, str], EventSource]
+class Submitter(Protocol):
+    """Admits requests. Each method raises `RequestError` where a request is refused."""
+
+    def submit(self, principal: Principal, request: Request, supersedes_key: str, *, hold: bool) -> EventSource:
+        """Admit ``request`` and give it to the engine. hold: only after `release`."""
+
+    def join(self, principal: Principal, request: Request) -> EventSource:
+        """Admit a request that shares the answer of a running one. Close the source when the answer is read."""
+
+    def release(self, source: EventSource) -> None:
+        """Give a held request to the engine."""
 
 
 class CoalescedRequest:
-    """Keeps a request's events for readers that come later. Once the last reader has left, the request is ended.
+    """A request and its events, for any number of readers. When the last reader leaves, the request is aborted.
 
-    What is kept of a running one is bounded by how many the engine runs. Of one that has ended it counts in ``unread``
-    until the last reader has left: who does not read would else keep as many as it likes.
-
-    ``text``: of sample 0, as far as it is certain. ``finished``: the end of sample 0. ``error``: what ended the request
-    instead. ``on_change`` is told of the first tokens and of the end. Made with one reader, who must `leave`.
+    The events of running requests are bounded by the number that the engine runs. Those of an ended request count in
+    ``unread`` until the last reader leaves. A new one has one reader, who must `leave`.
     """
 
+    text: str  # of sample 0
+    finished: Finished | None  # of sample 0
+    error: RequestError | None  # that ended the request
+
     def __init__(
-        self, source: EventSource, on_change: Callable[[CoalescedRequest], None], unread: UnreadEvents | None = None
+        self,
+        request: Request,
+        source: EventSource,
+        on_change: Callable[[CoalescedRequest], None],
+        unread: UnreadEvents | None = None,
     ) -> None:
+        """on_change: called at the first tokens and at the end."""
+        self.request = request
         self.events: list[RequestEvent] = []
         self.text = ""
-        self.finished: Finished | None = None
-        self.error: RequestError | None = None
+        self.finished, self.error = None, None
         self.ended = self.has_tokens = False
         self._source, self._on_change = source, on_change
         self._unread = unread or UnreadEvents()
         self._readers = 1
+        self._joined: list[EventSource] = []  # admissions of further readers
         self._wake = asyncio.Event()
         self._pump = asyncio.create_task(self._read(), name="completion-run")
 
-    def join(self) -> None:
-        """One reader more."""
+    def join(self, admitted: EventSource) -> None:
+        """Add a reader."""
         self._readers += 1
+        self._joined.append(admitted)
 
     def leave(self) -> None:
-        """One reader less."""
+        """Remove a reader."""
         self._readers -= 1
+        if self._joined:
+            self._joined.pop().close()
         if self._readers:
             return
         self._unread.forget(self)
@@ -73,7 +92,7 @@ class CoalescedRequest:
             self._end()
 
     def overrun(self) -> None:
-        """Too much waits, and most of it here: its readers get no more of it."""
+        """Drop the events for lack of memory; readers get an error."""
         self.events, self.error = [], SlowReaderError()
         self._unread.forget(self)
 
@@ -139,62 +158,71 @@ class CoalescedRequest:
         wake.set()
 
 
-SHORTEST_SHARED = 64  # tokens of a prompt below which the prefix cache, which knows whole pages, has nothing to share
+SHORTEST_SHARED = 64  # tokens; shorter prompts fill no page of the prefix cache
 
 
 class RequestCoalescer:
-    """The engine holds back the further samples of a request until its prompt is cached. Here the same is done for
-    requests that come one by one, as editors send them: one whose prompt is being computed waits until that is done,
-    and one that would get the very same answer gets that one.
+    """Shares work between requests of one tenant and cache salt.
 
-    Callers share with their own tenant and cache salt only.
+    Every request is admitted first, by the limits of its own key. One that would get the same answer as a running
+    request gets that answer. One whose prompt is being computed is held until that is done, so that it finds the prompt
+    in the prefix cache. Neither happens to a request that
+    the engine would schedule before the other.
     """
 
-    def __init__(self, submit: Submit) -> None:
-        self._submit = submit
+    def __init__(self, submitter: Submitter) -> None:
+        self._submitter = submitter
         self._equal: dict[Hashable, tuple[CoalescedRequest, float | None]] = {}
         self._prompts: dict[Hashable, CoalescedRequest] = {}
         self._runs: set[CoalescedRequest] = set()
         self._unread = UnreadEvents()
+        self._releases: set[asyncio.Task[None]] = set()
 
     @property
     def in_flight(self) -> int:
-        """Runs that have not ended."""
+        """Shared requests that have not ended."""
         return len(self._runs)
 
     async def start(
         self, principal: Principal, request: Request, supersedes_key: str = ""
     ) -> tuple[CoalescedRequest, bool]:
-        """A run of ``request`` that the caller reads, and has to leave; and whether it is somebody else's too.
+        """The shared request that answers ``request``, which the caller must leave, and whether it was running before.
 
         Raises:
-            RequestError: the request is not taken.
+            RequestError: the request is refused.
         """
         owner = (principal.tenant, request.cache_salt)
         equal = None if supersedes_key else _equal_key(request)
         prompt = (owner, request.prompt_ids) if len(request.prompt_ids) > SHORTEST_SHARED else None
-        loop = asyncio.get_running_loop()
-        until = None if request.deadline_s is None else loop.time() + request.deadline_s
-        while True:
-            if equal is not None and (found := self._equal.get((owner, equal))) is not None:
-                run, its_end = found
-                if its_end is None or (until is not None and until <= its_end):
-                    run.join()
-                    return run, True
-            first = None if prompt is None else self._prompts.get(prompt)
-            if first is None:
-                break
-            seen = len(first.events)
-            await first.more(seen)
-        if until is not None:
-            request = replace(request, deadline_s=max(1e-3, until - loop.time()))
-        run = CoalescedRequest(self._submit(principal, request, supersedes_key), self._changed, self._unread)
+        until = None if request.deadline_s is None else asyncio.get_running_loop().time() + request.deadline_s
+        if equal is not None and (found := self._equal.get((owner, equal))) is not None:
+            run, its_end = found
+            in_time = its_end is None or (until is not None and until <= its_end)
+            if in_time and (run.has_tokens or request.priority <= run.request.priority):
+                run.join(self._submitter.join(principal, request))
+                return run, True
+        first = None if prompt is None else self._prompts.get(prompt)
+        hold = first is not None and not _more_urgent(request, first.request)
+        source = self._submitter.submit(principal, request, supersedes_key, hold=hold)
+        run = CoalescedRequest(request, source, self._changed, self._unread)
         self._runs.add(run)
         if equal is not None:
             self._equal[owner, equal] = (run, until)
-        if prompt is not None:
+        if prompt is not None and hold:
+            release = asyncio.create_task(self._release(run, source, prompt), name="coalesced-release")
+            self._releases.add(release)
+            release.add_done_callback(self._releases.discard)
+        elif prompt is not None:
             self._prompts[prompt] = run
         return run, False
+
+    async def _release(self, run: CoalescedRequest, source: EventSource, prompt: Hashable) -> None:
+        """Give a held request to the engine once no other computes its prompt."""
+        while (first := self._prompts.get(prompt)) is not None and not run.ended:
+            await first.more(len(first.events))
+        if not run.ended:
+            self._prompts[prompt] = run
+            self._submitter.release(source)
 
     def _changed(self, run: CoalescedRequest) -> None:
         for prompt in [prompt for prompt, first in self._prompts.items() if first is run]:
@@ -215,3 +243,10 @@ def _equal_key(request: Request) -> Request | None:
         request, request_id="", speculation=SpeculationParams(), priority=0, deadline_s=None, prediction_ids=(),
         session="", target_tpot_ms=None,
     )  # fmt: skip
+
+
+def _more_urgent(request: Request, other: Request) -> bool:
+    """Whether the engine would schedule ``request`` before ``other``, had both come now."""
+    if request.priority != other.priority:
+        return request.priority > other.priority
+    return request.deadline_s is not None and (other.deadline_s is None or request.deadline_s < other.deadline_s)

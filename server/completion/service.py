@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from server.auth.principal import Principal
-from server.completion.coalescing import RequestCoalescer, Submit
+from server.completion.coalescing import RequestCoalescer, Submitter
 from server.completion.editor_session import EditorSession
 from server.completion.requests import RequestMaker
 
@@ -179,10 +179,10 @@ class SessionTable:
 class CompletionService:
     """Code completion: how requests are made, coalesced requests, sessions, outcomes. Belongs to one event loop."""
 
-    def __init__(self, maker: RequestMaker, submit: Submit, outcomes: OutcomeLog | None = None) -> None:
-        """submit: gives a request to the engine. outcomes: may be shared with other models."""
+    def __init__(self, maker: RequestMaker, submitter: Submitter, outcomes: OutcomeLog | None = None) -> None:
+        """submitter: the way to the engine. outcomes: may be shared with other models."""
         self.maker = maker
-        self.runs = RequestCoalescer(submit)
+        self.runs = RequestCoalescer(submitter)
         self.outcomes = outcomes or OutcomeLog()
         self.sessions = SessionTable(self._new_session)
 

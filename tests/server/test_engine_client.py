@@ -287,6 +287,18 @@ async def test_a_request_that_stops_the_engine_runs_alone_once_and_is_then_refus
         assert (client.engine.restarts, client.in_flight) == (2, 0)
 
 
+async def test_a_request_that_the_engine_has_not_got_yet_can_be_aborted() -> None:
+    async with running_client() as client:
+        held = client.generate(make_request("h", n=2), hold=True)
+        assert client.abort("h")
+        assert [event.reason async for event in held if isinstance(event, Finished)] == [FinishReason.ABORTED] * 2
+        late = client.generate(make_request("l"), hold=True)
+        late.close()
+        client.release(late)
+        assert client.in_flight == 0
+        assert isinstance((await collect(client, make_request("h")))[-1], Finished)
+
+
 def test_the_memory_of_suspects_is_bounded() -> None:
     suspects = Suspects()
     for number in range(MAX_SUSPECTS + 5):

@@ -64,7 +64,7 @@ async def test_who_leaves_takes_along_what_waits() -> None:
 
 async def test_shared_answers_that_nobody_reads_to_their_end_are_bounded() -> None:
     engine = ScriptedEngine()
-    table = RequestCoalescer(engine.submit)
+    table = RequestCoalescer(engine)
     table._unread = unread = UnreadEvents(25 * weight_of(delta()))
     runs = []
     for number, tokens in enumerate((4, 12, 4, 4)):
@@ -86,7 +86,7 @@ async def test_shared_answers_that_nobody_reads_to_their_end_are_bounded() -> No
 
 async def test_a_shared_answer_that_everybody_left_does_not_count() -> None:
     engine = ScriptedEngine()
-    table = RequestCoalescer(engine.submit)
+    table = RequestCoalescer(engine)
     run, _ = await table.start(ANYBODY, Request("r", (1,), sampling=SamplingParams(temperature=0.0)))
     engine.last.say("a")
     await run.more(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from server.auth.principal import Principal
 from server.completion.prompt_packer import PromptPacker
@@ -78,13 +79,26 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.requests: list[ScriptedRequest] = []
+        self.joined: list[ScriptedRequest] = []  # admissions of requests that share another's answer
         self.refusal: RequestError | None = None
 
-    def submit(self, principal: Principal, request: Request, supersedes_key: str) -> ScriptedRequest:
+    def submit(self, principal: Principal, request: Request, supersedes_key: str, *, hold: bool) -> ScriptedRequest:
+        made = self._admit(principal, request, supersedes_key)
+        if not hold:
+            self.requests.append(made)
+        return made
+
+    def join(self, principal: Principal, request: Request) -> ScriptedRequest:
+        self.joined.append(self._admit(principal, request, ""))
+        return self.joined[-1]
+
+    def release(self, source: Any) -> None:
+        self.requests.append(source)
+
+    def _admit(self, principal: Principal, request: Request, supersedes_key: str) -> ScriptedRequest:
         if self.refusal is not None:
             raise self.refusal
-        self.requests.append(ScriptedRequest(principal, request, supersedes_key))
-        return self.requests[-1]
+        return ScriptedRequest(principal, request, supersedes_key)
 
     @property
     def running(self) -> int:
@@ -107,4 +121,4 @@ def service_on(engine: ScriptedEngine, tokenizer: CodeTokenizer | None = None) -
     """A completion service over ``engine``."""
     maker = RequestMaker()
     maker.packer = PromptPacker(tokenizer or CodeTokenizer(), INFO.max_context)  # type: ignore[arg-type]
-    return CompletionService(maker, engine.submit)  # type: ignore[arg-type]
+    return CompletionService(maker, engine)

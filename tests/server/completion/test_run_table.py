@@ -9,6 +9,7 @@ import pytest
 
 from server.auth.principal import ANYBODY, Principal
 from server.completion.coalescing import CoalescedRequest, RequestCoalescer
+from server.errors import RateLimitedError
 from specdec.core.types import (
     Delta,
     Finished,
@@ -19,6 +20,7 @@ from specdec.core.types import (
     StoppingParams,
 )
 from specdec.errors import EngineDeadError
+from tests.server.admission.stub_engine import StubClient, admission, principal
 from tests.server.completion.scripted_engine import ScriptedEngine
 
 GREEDY = Request("a", tuple(range(100)), sampling=SamplingParams(temperature=0.0))
@@ -36,7 +38,7 @@ async def read(run: CoalescedRequest) -> str:
 
 async def test_equal_requests_are_one() -> None:
     engine = ScriptedEngine()
-    table = RequestCoalescer(engine.submit)
+    table = RequestCoalescer(engine)
     run, shared = await table.start(ANYBODY, GREEDY)
     engine.last.say("one ")
     await settle()
@@ -71,7 +73,7 @@ OTHERS = {
 @pytest.mark.parametrize("how", OTHERS)
 async def test_what_may_be_answered_otherwise_is_asked_for_itself(how: str) -> None:
     engine = ScriptedEngine()
-    table = RequestCoalescer(engine.submit)
+    table = RequestCoalescer(engine)
     first = OTHERS[how] if how in ("time", "deadline") else GREEDY
     one, _ = await table.start(ANYBODY, first)
     engine.last.say("x")
@@ -87,14 +89,14 @@ async def test_what_may_be_answered_otherwise_is_asked_for_itself(how: str) -> N
 
 async def test_a_shorter_deadline_may_join_a_longer_one() -> None:
     engine = ScriptedEngine()
-    table = RequestCoalescer(engine.submit)
+    table = RequestCoalescer(engine)
     await table.start(ANYBODY, replace(GREEDY, deadline_s=50.0))
     assert (await table.start(ANYBODY, replace(GREEDY, deadline_s=5.0)))[1]
 
 
 async def test_tenants_share_nothing() -> None:
     engine = ScriptedEngine()
-    table = RequestCoalescer(engine.submit)
+    table = RequestCoalescer(engine)
     await table.start(Principal("k", "a"), GREEDY)
     _, shared = await asyncio.wait_for(table.start(Principal("k", "b"), GREEDY), 1)
     assert not shared
@@ -103,7 +105,7 @@ async def test_tenants_share_nothing() -> None:
 
 async def test_a_prompt_is_computed_once() -> None:
     engine = ScriptedEngine()
-    table = RequestCoalescer(engine.submit)
+    table = RequestCoalescer(engine)
     first, _ = await table.start(ANYBODY, CHANCE)
     others = [asyncio.create_task(table.start(ANYBODY, replace(CHANCE, request_id=f"{i}"))) for i in range(2)]
     engine.last.start()
@@ -120,9 +122,55 @@ async def test_a_prompt_is_computed_once() -> None:
     assert (engine.running, table.in_flight) == (0, 0)
 
 
+async def test_a_joiner_is_admitted_first_and_until_it_leaves() -> None:
+    engine = ScriptedEngine()
+    table = RequestCoalescer(engine)
+    run, _ = await table.start(ANYBODY, GREEDY)
+    joined, shared = await table.start(ANYBODY, replace(GREEDY, request_id="b"))
+    assert (shared, len(engine.joined), engine.joined[0].closed) == (True, 1, False)
+    engine.refusal = RateLimitedError("k", "max_concurrent", 1, 1.0)
+    with pytest.raises(RateLimitedError):
+        await table.start(ANYBODY, replace(GREEDY, request_id="c"))
+    with pytest.raises(RateLimitedError):  # nor does one wait for a prompt outside of the limits
+        await table.start(ANYBODY, replace(CHANCE, request_id="d"))
+    joined.leave()
+    assert engine.joined[0].closed
+    run.leave()
+    assert (engine.running, table.in_flight) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "urgent", [replace(GREEDY, priority=10), replace(CHANCE, priority=10), replace(CHANCE, deadline_s=1.0)]
+)
+async def test_a_more_urgent_request_does_not_wait_for_its_twin(urgent: Request) -> None:
+    engine = ScriptedEngine()
+    table = RequestCoalescer(engine)
+    twin, _ = await table.start(ANYBODY, replace(GREEDY, priority=-10))
+    run, shared = await table.start(ANYBODY, replace(urgent, request_id="b"))
+    assert (shared, len(engine.requests)) == (False, 2)
+    twin.leave()
+    run.leave()
+    assert (engine.running, table.in_flight) == (0, 0)
+
+
+async def test_limits_of_keys_hold_for_shared_answers() -> None:
+    client = StubClient()
+    doors = admission(client)
+    who = principal(max_concurrent=2)
+    first = doors.admit(who, replace(GREEDY, request_id="a"))
+    joined = doors.join(who, replace(GREEDY, request_id="b"))
+    assert (doors.in_flight, doors.waiting, client.in_flight) == (2, 1, 1)
+    with pytest.raises(RateLimitedError):
+        doors.join(who, replace(GREEDY, request_id="c"))
+    joined.close()
+    doors.join(who, replace(GREEDY, request_id="d")).close()
+    first.close()
+    assert (doors.in_flight, client.in_flight) == (0, 0)
+
+
 async def test_short_prompts_do_not_wait() -> None:
     engine = ScriptedEngine()
-    table = RequestCoalescer(engine.submit)
+    table = RequestCoalescer(engine)
     for i in range(3):
         await asyncio.wait_for(table.start(ANYBODY, replace(CHANCE, prompt_ids=(1,), request_id=f"{i}")), 1)
     assert len(engine.requests) == 3
@@ -131,12 +179,12 @@ async def test_short_prompts_do_not_wait() -> None:
 @pytest.mark.parametrize("how", ["leaves", "fails", "ends"])
 async def test_who_waits_is_next_when_the_first_is_gone(how: str) -> None:
     engine = ScriptedEngine()
-    table = RequestCoalescer(engine.submit)
+    table = RequestCoalescer(engine)
     first, _ = await table.start(ANYBODY, CHANCE)
     waiting = asyncio.create_task(table.start(ANYBODY, replace(CHANCE, request_id="b")))
     gone = asyncio.create_task(table.start(ANYBODY, replace(CHANCE, request_id="c")))
     await settle()
-    gone.cancel()
+    (await gone)[0].leave()
     if how == "leaves":
         first.leave()
     elif how == "fails":
@@ -156,7 +204,7 @@ async def test_who_waits_is_next_when_the_first_is_gone(how: str) -> None:
 
 async def test_readers_get_all_events_whenever_they_come() -> None:
     engine = ScriptedEngine()
-    run, _ = await RequestCoalescer(engine.submit).start(ANYBODY, GREEDY)
+    run, _ = await RequestCoalescer(engine).start(ANYBODY, GREEDY)
     engine.last.start()
     engine.last.say("a")
     early = asyncio.create_task(read(run))
@@ -171,7 +219,7 @@ async def test_readers_get_all_events_whenever_they_come() -> None:
 
 async def test_a_reader_that_breaks_fails_the_run_and_closes_its_source() -> None:
     engine = ScriptedEngine()
-    run, _ = await RequestCoalescer(engine.submit).start(ANYBODY, GREEDY)
+    run, _ = await RequestCoalescer(engine).start(ANYBODY, GREEDY)
     engine.last.fail(ValueError("a bug"))
     with pytest.raises(Exception, match="reader broke"):
         await read(run)
