@@ -306,6 +306,11 @@ class EngineSupervisor:
         return self._child.pid if self._child else None
 
     @property
+    def is_ready(self) -> bool:
+        """Whether requests can be sent."""
+        return self.state == EngineState.READY and self._child is not None
+
+    @property
     def is_known(self) -> bool:
         """Whether the engine has ever been ready."""
         return self._info is not None
@@ -339,7 +344,7 @@ class EngineSupervisor:
         """Raises:
         EngineDeadError: the engine is not ready.
         """
-        if self.state != EngineState.READY or self._child is None:
+        if not self.is_ready:
             raise self.unavailable()
 
     def watch(self) -> asyncio.Queue[EngineState]:

@@ -471,8 +471,8 @@ def fake_step(step: int, sequences: int) -> StepTrace:
 
 # Factories, as the engine process is given them.
 MODULE = __name__
-ECHO, ADMIN, CACHING, BOOKS, SCRIPTED, SEVERAL, NOTING = (
-    f"{MODULE}:{name}" for name in ("echo", "admin", "caching", "book", "scripted", "several", "noting")
+ECHO, ADMIN, CACHING, BOOKS, SCRIPTED, SEVERAL, NOTING, SOAKED = (
+    f"{MODULE}:{name}" for name in ("echo", "admin", "caching", "book", "scripted", "several", "noting", "soaked")
 )
 
 
@@ -571,6 +571,11 @@ def noted(folder: Path) -> list[dict[str, Any]]:
     """The requests of an engine that `noting` made, in order."""
     path = folder / _NOTES
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def soaked(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+    """Echoes, and holds pages of a large cache."""
+    return FakeEngine(config, dataclasses.replace(INFO, max_context=1024), pages=512)
 
 
 def unavailable(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
