@@ -112,7 +112,7 @@ proto: setup ## regenerate the gRPC stubs from specdec/api/v1/*.proto
 playground: ## build the bundle of the playground (server/playground/static) from its TypeScript
 	cd server/playground/web && npm ci --no-audit --no-fund && npm run build
 
-map: setup ## write the tables of docs/configuration.md, docs/api.md and docs/scaling.md anew
+map: setup ## write the tables of docs/configuration.md, docs/api.md and docs/scaling.md
 	$(BIN)/python -m tools.config_reference
 	$(BIN)/python -m tools.cluster_reference
 	$(BIN)/python -m tools.api_reference

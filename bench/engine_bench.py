@@ -128,7 +128,7 @@ class EngineRunner:
         self._serial = itertools.count()
 
     def run(self, group: Seq[BenchPrompt], arm: Setting, salt: str, at_once: int | None = None) -> GroupRun:
-        """All of ``group`` to the end, with nothing beside it; as `start`.
+        """Run all of ``group`` to the end, with nothing else running; as `start`.
 
         Raises:
             BenchError, RequestError: as `InterleavedRun.step`.

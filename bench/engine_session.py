@@ -216,8 +216,8 @@ SEED = 20_26
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchPlan:
-    """What to measure. ``max_tokens`` None: each workload's own limit. ``fixed``: arms to run beside off and auto.
-    ``batch``: sequences at once for the controller's time, beside those of the workloads; 0: none. ``at_once``:
+    """What to measure. ``max_tokens`` None: each workload's own limit. ``fixed``: arms to run besides off and auto.
+    ``batch``: sequences at once for the controller's time, besides those of the workloads; 0: none. ``at_once``:
     requests at a time of concurrent workloads."""
 
     workloads: tuple[str, ...]

@@ -58,13 +58,13 @@ async def over_grpc(client: Client, prompt: str, max_tokens: int) -> tuple[str, 
                 if isinstance(event, Finished):
                     ended = COMPLETE
     except CallError as error:
-        told = error.code == grpc.StatusCode.UNAVAILABLE and error.reached and error.retry_after_s is not None
-        ended = UNAVAILABLE if told else f"{error.code.name}: {error.message}"
+        is_retryable = error.code == grpc.StatusCode.UNAVAILABLE and error.reached and error.retry_after_s is not None
+        ended = UNAVAILABLE if is_retryable else f"{error.code.name}: {error.message}"
     return ended, asyncio.get_running_loop().time()
 
 
 async def over_http(http: httpx.AsyncClient, prompt: str, max_tokens: int) -> tuple[str, float]:
-    """The same; over HTTP it is the stream's last event that tells."""
+    """The same over HTTP, where the stream's last event carries the error."""
     body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     try:
         async with http.stream("POST", "/v1/completions", json=body) as response:
@@ -207,7 +207,7 @@ async def _one_fault(server: LocalServer, plan: FaultsPlan, way: Way) -> dict[st
 
 
 async def _running(client: Client, plan: FaultsPlan) -> None:
-    """Wait until the engine works on some of the streams; it tells its load once a second."""
+    """Wait until the engine works on some of the streams; the engine reports its load once a second."""
     async with asyncio.timeout(plan.hang_s):
         while (await client.load()).running_requests == 0:
             await asyncio.sleep(_POLL_S)

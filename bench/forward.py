@@ -63,7 +63,7 @@ class ForwardFigures:
     engine_step_ms: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures by name, as `--json` prints them. Ratios are of the rounded figures beside them, as
+        """The figures by name, as `--json` prints them. Ratios are of the rounded figures next to them, as
         `DEFINITIONS` says."""
         step_ms = {str(c): {str(r): round(ms, 3) for r, ms in row.items()} for c, row in self.step_ms.items()}
         eight_over_one = {context: round(row["8"] / row["1"], 3) for context, row in step_ms.items()}
@@ -217,7 +217,7 @@ def _window_nll(parts: EngineParts, window: list[int], given: int) -> float:
         rows = window[at : min(at + CHUNK, len(window) - 1)]
         batch = ForwardBatch.build([BatchEntry(rows, list(range(-1, len(rows) - 1)), at, pages)])
         logits = parts.decoder.forward(batch, range(len(rows)))
-        first = max(0, given - 1 - at)  # row i tells of token at + i + 1
+        first = max(0, given - 1 - at)  # row i predicts token at + i + 1
         targets = torch.tensor(window[at + 1 + first : at + 1 + len(rows)])
         if len(targets):
             nll += float(torch.nn.functional.cross_entropy(logits[first:], targets, reduction="sum"))

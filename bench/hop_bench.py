@@ -87,12 +87,12 @@ async def _by_turns(plan: HopPlan, readers: Sequence[Reader]) -> dict[str, Any]:
     for reader in readers:
         await reader.close()
     kinds = {"first_ms": first, "message_ms": alone, "burst_message_ms": burst}
-    told = {kind: {"direct": spread(ways[0]), "envoy": spread(ways[1])} for kind, ways in kinds.items()}
+    spreads = {kind: {"direct": spread(ways[0]), "envoy": spread(ways[1])} for kind, ways in kinds.items()}
     added = {
         kind: {figure: round(ways["envoy"][figure] - ways["direct"][figure], 3) for figure in ("mean", "p50", "p99")}
-        for kind, ways in told.items()
+        for kind, ways in spreads.items()
     }
-    return {"added": added, **told}
+    return {"added": added, **spreads}
 
 
 async def _with_pauses(plan: HopPlan, readers: Sequence[Reader]) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""A long prompt beside running streams: their gaps while it is read, and requests that come behind it."""
+"""A long prompt while streams run: their gaps while it is computed, and requests that arrive after it."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def deadline_of(plan: OverloadPlan, objectives: Seq[Objective]) -> float | None:
 def judged(best: float, flood: ServeReport, sending_s: float, deadline_s: float | None) -> dict[str, Any]:
     """The four questions. ``best``: good tokens per second at the peak. Goodput is that of the time in which requests
     are sent, from one deadline after the begin on: until then a server that was empty has ended nothing. With the begin
-    it is told too."""
+    it receives the deadline too."""
     begin_s, end_s = flood.run.started_s, flood.run.started_s + sending_s
     settled_s = begin_s + min(deadline_s or 0.0, sending_s / 4)
     steady, whole = (goodput(flood, flood.objectives, at_s, end_s) for at_s in (settled_s, begin_s))

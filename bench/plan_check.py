@@ -159,7 +159,7 @@ async def _closed_loops(
         waited_ms += found
         best = max(best, rate)
     if not waited_ms:
-        raise SpecdecError("check: the server answered nothing; its log tells why")
+        raise SpecdecError("check: the server answered nothing; see its log")
     return median(waited_ms), best
 
 

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def end_with_parent() -> None:
-    """Nobody else would end us when the one who started us was killed: then the pipe we read from is at its end."""
+    """End this process when its parent dies, which closes the pipe at standard input."""
 
     def wait() -> None:
         while os.read(0, 4096):  # not sys.stdin, whose lock a thread must not hold when the interpreter ends

@@ -1,4 +1,4 @@
-"""Streams an answer over gRPC, with a say in how it is drafted, and tells what drafting did for it.
+"""Streams an answer over gRPC, with a say in how it is drafted, and prints what drafting did for it.
 
 python examples/grpc_stream.py --server 127.0.0.1:8400 "Why is the sky blue?"
 """

@@ -67,7 +67,7 @@ class BigramDrafter(Drafter):
 
 
 def with_bigrams(parts: EngineParts) -> EngineParts:
-    """``parts`` with the drafter beside those that are there."""
+    """``parts`` with the drafter added."""
     drafters = [*parts.drafters, BigramDrafter()]
     info = dataclasses.replace(parts.info, drafters=tuple(drafter.name for drafter in drafters))
     return dataclasses.replace(parts, drafters=drafters, info=info)

@@ -142,7 +142,7 @@ def _link(type_name: str) -> str:
     return f"[{name}](#{name.lower().replace('.', '')})"
 
 
-# Fields that many bodies share are told once.
+# Fields that many bodies share are listed once.
 _SHARED: dict[str, Mapping[str, Any]] = {
     "Common fields": schemas(COMMON), "Sampling fields": schemas(SAMPLING), "Stopping fields": schemas(STOPPING),
     "Grammar fields": schemas(GRAMMAR), "Prediction fields": schemas([PREDICTION]),

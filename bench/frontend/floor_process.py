@@ -2,7 +2,7 @@
 
 grpc.aio and uvicorn in one uvloop, as we have them, and behind them nothing: no engine, no checks, no admission. Each
 answers the requests that `BareGrpc` and `BareHttp` send with messages as ours are, of stamps taken when they are
-handed to the library. It prints its ports and ends with whoever started it, as `bench.server_process` does.
+handed to the library. It prints its ports and ends with its parent, as `bench.server_process` does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the front end costs beside the engine: added time to first token, cost per message, share of the CPU."""
+"""What the front end adds to the engine: added time to first token, cost per message, share of the CPU."""
 
 from __future__ import annotations
 
@@ -114,19 +114,19 @@ class BareHttp:
             ReaderError: the answer is not 200, or breaks off.
         """
         self._socket.sendall(_http_request(prompt, max_tokens))
-        told, rest = False, b""
+        has_headers, rest = False, b""
         while not rest.endswith(_LAST_CHUNK):
             data = self._socket.recv(_ROOM)
             at_ns = now_ns()
             if not data:
                 raise ReaderError("the server closed the connection")
             rest += data
-            if not told:
+            if not has_headers:
                 if b"\r\n\r\n" not in rest:
                     continue
                 head, _, rest = rest.partition(b"\r\n\r\n")
                 _check_status(head)
-                told = True
+                has_headers = True
             # A chunk's length has a line of its own, so lines of ours are whole.
             *lines, last = rest.split(b"\n")
             for line in lines:
@@ -279,7 +279,7 @@ async def measure_frontend(plan: FrontendPlan) -> dict[str, Any]:
 async def _alone(plan: FrontendPlan, server: LocalServer, protocol: str) -> dict[str, Any]:
     """One stream: TTFT without the engine's part; from the engine's step to the client's hands; front end's CPU time
     per message, its share of a request's beginning and end included. By a client that costs hardly anything; what a
-    library's client sees is told beside that, and what our libraries take with nothing behind them."""
+    library's client sees is reported next to that, and what our libraries take with nothing behind them."""
     found = await _by_bare_client(plan, server, protocol)
     idle_s = await _idle_cost(server)
     reader = _reader(server, protocol)

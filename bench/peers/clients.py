@@ -81,8 +81,8 @@ class PeerProcess:
         except OSError:
             return "it printed nothing"
         lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
-        told = [line for line in lines if "error" in line.lower()] or lines
-        return " / ".join(told[-_SAID_LINES:]) or "it printed nothing"
+        errors = [line for line in lines if "error" in line.lower()] or lines
+        return " / ".join(errors[-_SAID_LINES:]) or "it printed nothing"
 
     def pause(self) -> None:
         """Stop the process and its descendants, parents first: they start no child any more then.
@@ -169,12 +169,12 @@ _READY_POLL_S = 0.2
 
 
 def no_fields(prompt: PeerPrompt) -> dict[str, Any]:
-    """Nothing beside what every engine is asked."""
+    """No fields besides those that every engine receives."""
     return {}
 
 
 class _ProcessPeer:
-    """What peers have in common that are a process: its pauses, its end, what is told of it."""
+    """What peers have in common that are a process: its pauses, its end, its description."""
 
     def __init__(
         self, arms: Seq[Arm], words: Seq[str], env: Mapping[str, str] | None, needs_bytes: int, about: dict[str, Any]

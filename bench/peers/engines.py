@@ -78,7 +78,7 @@ _OUR_BYTES_BESIDE = 1_000_000_000  # Python, KV pages, the draft model
 
 
 def our_arms(plan: PeersPlan, target: PeerModel, draft: PeerModel | None, log: Path) -> PeerSet:
-    """Both; only the one that speculates is told of predictions, sessions and the draft model."""
+    """Both; only the one that speculates receives predictions, sessions and the draft model."""
     peers = PeerSet()
     base = [sys.executable, "-m", "specdec.cli.main", "serve", "--target", target.ref]
     base += ["--device", "cpu", "--threads", str(plan.threads), "--cache-dir", str(plan.cache_dir), "--quiet"]
@@ -189,7 +189,7 @@ def _vllm_server(
     cores = sorted(os.sched_getaffinity(0))[: plan.threads]
     env: dict[str, str] = {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)), "VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB),
-        # What the ahead-of-time compiler keeps, this build can not load again: every start would compile anew.
+        # This build cannot load what the ahead-of-time compiler caches, so every start would compile again.
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_AOT_COMPILE": "0",
         "PATH": f"{home.path / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
     }  # fmt: skip

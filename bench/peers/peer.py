@@ -76,7 +76,7 @@ class Arm:
 OURS_OFF, OURS_AUTO = "specdec off", "specdec auto"
 
 
-FEWEST = 4  # of fewer, the text that is held back for a stop to be told decides the time
+FEWEST = 4  # with fewer, the text held back for stop strings dominates the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Answer:
 
     @property
     def decoded(self) -> int:
-        """Tokens after the first; those whose time per token can be told."""
+        """Tokens after the first; those whose time per token is known."""
         return 0 if self.error else max(0, self.tokens - self.first_tokens)
 
     @property

@@ -34,7 +34,7 @@ def peer_prompts(
     """``count`` counted prompts of each of ``workloads``, as far as there are so many, and before them what warms up.
 
     max_tokens: longest answer. natural_ends: answers end where model and workload end them; else all but `NATURAL` are
-    as long as they may be. note: is told of what is left out, and why.
+    as long as they may be. note: receives a message for each part that is left out, with the reason.
     """
     found: list[PeerPrompt] = []
     for name in workloads:

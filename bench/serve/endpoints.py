@@ -63,12 +63,12 @@ _BYTES = 16
 
 
 class AnswerHashes:
-    """Gathers texts, and token ids where the server tells them. ``tells_ids``: whether it did, be there none."""
+    """Gathers texts, and token ids if the server sends them. ``has_ids``: whether it did, even an empty list."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._ids: list[int] = []
-        self.tells_ids = False
+        self.has_ids = False
 
     def text(self, part: str) -> None:
         """More text."""
@@ -76,14 +76,14 @@ class AnswerHashes:
 
     def ids(self, part: Iterable[int]) -> None:
         """More tokens."""
-        self.tells_ids = True
+        self.has_ids = True
         self._ids += part
 
     def note(self, record: Record) -> None:
         """Put the text and the hashes into ``record``."""
         record.text = "".join(self._texts)
         record.text_hash = _digest(record.text)
-        if self.tells_ids:
+        if self.has_ids:
             record.token_hash = _digest(",".join(map(str, self._ids)))
 
 
@@ -181,7 +181,7 @@ class StatusError(EndpointError):
 
 
 class StreamError(EndpointError):
-    """``error``: what the server told in place of the rest of a stream that had begun."""
+    """``error``: the server's error in place of the rest of a stream that had begun."""
 
     def __init__(self, error: Any) -> None:
         self.error = error
@@ -217,7 +217,7 @@ class OpenAIEndpoint:
         )
 
     async def find_model(self) -> str:
-        """The model that is asked for. Also finds out whether the server takes salts and tells token ids.
+        """The model that is asked for. Also finds out whether the server accepts salts and sends token ids.
 
         Raises:
             EndpointError: none was given, and the server can not be reached, or names none.
@@ -292,7 +292,7 @@ def stream_event(line: str) -> dict[str, Any] | None:
     """The object in one line of a stream of OpenAI's; `DONE` for its last; None for a line that holds none.
 
     Raises:
-        EndpointError: it tells of an error (`StreamError`), or is no JSON object.
+        EndpointError: it reports an error (`StreamError`), or is no JSON object.
     """
     if not line.startswith(_DATA):
         return None

@@ -163,7 +163,7 @@ class ServeReport:
     def latencies(self) -> dict[str, dict[str, float | int]]:
         """Spreads in ms of TTFT, TPOT, E2E and the time between messages, and of the tokens in a message."""
         answered = self.answered
-        told = [count for record in answered for count in record.chunk_tokens]
+        counts = [count for record in answered for count in record.chunk_tokens]
         means = [r.output_tokens / len(r.chunk_s) for r in answered if r.chunk_s and not r.chunk_tokens]
         return {
             "ttft_ms": spread([record.ttft_ms for record in answered]),
@@ -171,7 +171,7 @@ class ServeReport:
             "inter_chunk_ms": spread([gap for record in answered for gap in record.gaps_ms]),
             "e2e_ms": spread([record.e2e_ms for record in answered]),
             # Where the server does not say how many tokens a message has, each answer counts with its mean.
-            "tokens_per_chunk": spread(told or means),
+            "tokens_per_chunk": spread(counts or means),
         }
 
     def as_dict(self, *, requests: bool = True) -> dict[str, Any]:
@@ -283,7 +283,7 @@ async def run_plan(
     watch: Callable[[LoadRun], None] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> ServeReport:
-    """Put load on ``endpoint``. ``watch`` is shown the run about twice a second, ``note`` is told what is left out.
+    """Put load on ``endpoint``. ``watch`` receives the run about twice a second, ``note`` what is left out.
 
     Raises:
         WorkloadUnavailableError: the workload's prompts can not be had.

@@ -35,7 +35,7 @@ def endless_asks(
     begins differently and has a salt of its own, so that none is answered from the cache or drafted from the answers of
     the one before. Only a shared prefix stays shared.
 
-    max_tokens: instead of each workload's own limit. note: is told of kinds that are left out of "mixed", and why.
+    max_tokens: instead of each workload's own limit. note: receives each kind left out of "mixed", with the reason.
 
     Raises:
         WorkloadUnavailableError: the prompts are not installed.

@@ -30,7 +30,7 @@ class SoakPlan:
 
     ``hang_s``: what has not ended by then never will. ``rest_s``: how long the server may take to come to rest once
     everybody has left. The first ``warm_up`` of all looks are not judged for growth: until then memory is taken once.
-    ``growth_mib``: how much a process may grow over the judged looks, beside ``growth_share`` of its size.
+    ``growth_mib``: how much a process may grow over the judged looks, in addition to ``growth_share`` of its size.
     """
 
     minutes: float = 60.0
@@ -73,8 +73,8 @@ class Visitor:
             if self._clock.stops > stops:
                 self._tally.add(name, EXCUSED)
             else:
-                told = str(error) if isinstance(error, SoakFault) else f"{type(error).__name__}: {error}"
-                self._tally.fault(name, told)
+                text = str(error) if isinstance(error, SoakFault) else f"{type(error).__name__}: {error}"
+                self._tally.fault(name, text)
 
 
 LEAST = 6

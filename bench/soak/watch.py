@@ -39,7 +39,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """``at_s`` of running time. ``held``: what belongs to requests. ``calls``: open ones beside that which asks."""
+    """``at_s`` of running time. ``held``: what belongs to requests. ``calls``: open ones but the caller's."""
 
     at_s: float
     visits: int
@@ -108,7 +108,7 @@ class RunningTime(BackgroundWatch):
             self.running_s += TICK_S if stopped else passed
 
 
-HEARTBEAT_S = 1.2  # what the engine holds is told once a second
+HEARTBEAT_S = 1.2  # the engine reports its load once a second
 REST_POLL_S = 0.5
 
 

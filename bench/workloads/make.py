@@ -64,7 +64,7 @@ _KINDS: tuple[Callable[[Tokenizer, int, int | None], list[BenchPrompt]], ...] = 
 def mixed_prompts(
     tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Callable[[str], None]
 ) -> list[BenchPrompt]:
-    """About ``count`` prompts, of every kind in turn, after one more that warms up; tells ``note`` what is left out.
+    """About ``count`` prompts, of every kind in turn, after one more that warms up; ``note`` gets what is left out.
 
     Raises:
         WorkloadUnavailableError: no kind is to be had.
@@ -115,7 +115,7 @@ def make_workload(
 
     ``count`` prompts are counted, as far as there are so many; ``max_tokens`` replaces each workload's own limit; of
     concurrent ones ``at_once`` are asked at a time.
-    ``note`` is told of every part that is left out, and why.
+    ``note`` receives a message for every part that is left out, with the reason.
 
     Raises:
         WorkloadUnavailableError: nothing of it can be had.

@@ -68,7 +68,7 @@ def uncounted(prompts: Seq[BenchPrompt], max_tokens: int | None = None) -> list[
 
 
 class WorkloadUnavailableError(SpecdecError):
-    """The model or this installation lacks what a workload needs; the message tells what, and how to get it."""
+    """The model or this installation lacks what a workload needs; the message names it, and how to get it."""
 
 
 def source_of(place: str) -> str:

@@ -49,7 +49,7 @@ def conclusion_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def conclude(folder: Path, demand: str, as_json: bool) -> int:
-    """Analyse the records in ``folder``, write `RESULT` and `REPORT` beside them, say the verdict; the exit code.
+    """Analyse the records in ``folder``, write `RESULT` and `REPORT` next to them, print the verdict; return exit code.
 
     Raises:
         ExperimentError: there is nothing to analyse.
@@ -308,7 +308,7 @@ ab_group.add_command(status_command)
 @_FOLDER
 @conclusion_options
 def analyze_command(folder: Path, demand: str, as_json: bool) -> None:
-    """Analyse the experiment in FOLDER; write result.json and report.html beside its records.
+    """Analyse the experiment in FOLDER; write result.json and report.html next to its records.
 
     Exit code 0 when the verdict is as demanded. Else 10: worse; 11: undecided; 12: invalid; 13: equivalent where
     better was demanded. 1: there is nothing to analyse; 2: the command line is wrong.

@@ -15,7 +15,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def progress_line(console: Console | None = None) -> Callable[[str], None]:
-    """Prints what it is told, dimmed, to ``console``, by default standard error."""
+    """Prints each message, dimmed, to ``console``, by default standard error."""
     from rich.console import Console
 
     console = console or Console(stderr=True)

@@ -60,7 +60,7 @@ _REPORTING = (
 
 
 def reporting_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what `run_load` needs of any load, whoever says what is asked and when."""
+    """Add the options of `run_load` that every kind of load has."""
     for option in reversed(_REPORTING):
         command = option(command)
     return command

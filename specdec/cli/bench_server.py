@@ -139,11 +139,11 @@ def _questions(figures: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
         ("refused without a hint", str(hintless), "0", hintless == 0),
     ]
     for limit, over in figures["admitted_p99_over_objective"].items():
-        told = "beyond: more than 1 % were lost" if over is None else str(over)
-        found.append((f"p99 of those let in, over {limit}", told, "at most 1", over is not None and over <= 1))
+        text = "beyond: more than 1 % were lost" if over is None else str(over)
+        found.append((f"p99 of those let in, over {limit}", text, "at most 1", over is not None and over <= 1))
     for name, grown in figures["memory"]["growth_mib"].items():
-        told = f"at most {MOST_GROWTH_MIB:g}"
-        found.append((f"{name} grew, MiB", str(grown), told, grown <= MOST_GROWTH_MIB))
+        text = f"at most {MOST_GROWTH_MIB:g}"
+        found.append((f"{name} grew, MiB", str(grown), text, grown <= MOST_GROWTH_MIB))
     return found
 
 
@@ -234,11 +234,11 @@ def soak_command(
     rows = [(name, _counts(outcomes)) for name, outcomes in figures["outcomes"].items()]
     print_table(["visit", "what became of it"], rows, f"{figures['visits']} visits in {minutes:g} minutes")
     for process, grown in figures["growth"].items():
-        told = "too few looks to judge its memory" if grown is None else (
+        text = "too few looks to judge its memory" if grown is None else (
             f"{grown['mib']:+.2f} MiB after the warm-up ({grown['mib_per_hour']:+.2f} an hour) at "
             f"{grown['size_mib']} MiB; {grown['limit_mib']} are allowed"
         )  # fmt: skip
-        click.echo(f"{process}: {told}")
+        click.echo(f"{process}: {text}")
     print_faults(figures["faults"])
     click.secho("it stays up" if figures["ok"] else "it does not stay up", bold=True)
     sys.exit(0 if figures["ok"] else 1)

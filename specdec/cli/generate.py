@@ -304,7 +304,7 @@ def _read_prompt(prompt: str | None) -> str:
 
 
 def _refuse_engine_options(values: dict[str, Any]) -> None:
-    """The server's model is the server's; an option that would do nothing is a mistake to be told."""
+    """Refuse options that have no effect on a server's model."""
     names = [name for name in values if name.startswith("engine__") or name == "config_file"]
     given = [flag_of(name) for name in names if values[name] is not None]
     if given:

@@ -33,7 +33,7 @@ def lsp_command(server: str, stdio: bool, log_level: str, **values: Any) -> None
     from specdec.client.connection import RetryPolicy
 
     credentials = pop_credentials(values)
-    credentials.channel()  # a file that can not be read is told now, not when the editor waits
+    credentials.channel()  # reports a file that cannot be read before the editor waits
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     once = RetryPolicy(attempts=1)
     workspace = _workspace()

@@ -61,10 +61,10 @@ _COMMANDS = {
     "verify": LazyCommand("specdec.cli.checks:verify_command", "Check path identity on a real model."),
     "bench": LazyCommand("specdec.cli.bench:bench_group", "Measure this machine with a real model."),
     "ab": LazyCommand("specdec.cli.ab:ab_group", "Run, analyse and plan latency experiments."),
-    "capture": LazyCommand("specdec.cli.bench_serve:capture_command", "Make a trace of what a server was asked."),
-    "replay": LazyCommand("specdec.cli.bench_serve:replay_command", "Ask a trace again, and measure."),
+    "capture": LazyCommand("specdec.cli.bench_serve:capture_command", "Turn captured traffic into a trace."),
+    "replay": LazyCommand("specdec.cli.bench_serve:replay_command", "Send a captured trace to a server, and measure."),
     "cluster": LazyCommand("specdec.cli.cluster:cluster_group", "Serve models by several replicas."),
-    "plan": LazyCommand("specdec.cli.plan:plan_group", "Tell how many replicas a load needs."),
+    "plan": LazyCommand("specdec.cli.plan:plan_group", "Compute how many replicas a load needs."),
     "doctor": LazyCommand("specdec.cli.checks:doctor_command", "Check device, kernels, numbers and versions."),
 }
 

@@ -122,7 +122,7 @@ def model_lines(infos: Mapping[str, EngineInfo]) -> list[str]:
 
 
 def _credential_flags(server: ServerConfig) -> str:
-    """What a client of ``server`` needs beside the address; files that only the reader has are in capitals."""
+    """Options that a client of ``server`` needs besides the address; the caller's own files are in capitals."""
     flags = ""
     if server.tls_cert is not None:
         flags += " --tls"
@@ -134,7 +134,7 @@ def _credential_flags(server: ServerConfig) -> str:
 
 
 def _is_self_signed(cert: Path) -> bool:
-    """Whether clients must be told to trust ``cert`` itself, which no authority stands for."""
+    """Whether clients must trust ``cert`` itself, because no authority signed it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cert)
