@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.auth.browsers import BrowserRules
+from server.auth.access import BrowserRules
 from server.errors import CrossSiteError, HostNotAllowedError
 from specdec.config import ServerConfig, load_config
 from specdec.errors import ConfigError
