@@ -181,8 +181,8 @@ def objectives_of(knee: ServeReport) -> tuple[Objective, ...]:
 
 
 def deadline_of(plan: OverloadPlan, objectives: Seq[Objective]) -> float | None:
-    """Seconds a request has: as planned, else its objective for the whole answer; None where there is none. A server
-    that is not told of it can not know which requests are in vain."""
+    """Deadline of a request in seconds: the plan's, else the objective for the whole answer, else None. Without one a
+    server cannot shed late requests."""
     limits = [limit.limit_ms / 1e3 for limit in objectives if limit.metric == "e2e"]
     return plan.deadline_s or min(limits, default=None)
 

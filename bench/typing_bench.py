@@ -305,7 +305,7 @@ def _ratio(figures: dict[str, dict[str, Any]], name: str) -> float | None:
 
 
 async def _free_pages(client: Client) -> int:
-    """Pages that nobody uses, once the engine is at rest: as its heartbeats tell, twice the same."""
+    """Free pages of an idle engine: the value of two equal heartbeats."""
     until, last = time.monotonic() + _REST_S, -1
     while True:
         load = await client.load()

@@ -12,7 +12,7 @@ from openai import OpenAI
 
 
 def main() -> None:
-    """Read the command line, ask, and tell what of the prediction came true."""
+    """Send the edit, and print how much of the prediction was accepted."""
     parser = argparse.ArgumentParser()
     parser.add_argument("file", type=Path)
     parser.add_argument("change")

@@ -1,6 +1,6 @@
 """The engine's own process: ``python -m server.engine_process --fd N --config JSON``, started by `EngineChild`.
 
-Exit codes: 0 asked to close, or the front end is gone; 1 the engine broke; 2 it refused to start.
+Exit codes: 0 on close, or if the front end is gone; 1 after a fault of the engine; 2 if it refused to start.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class DraftLoad:
-    """Runs ``load`` in a thread of its own, which the process does not wait for at its end. ``number``: of the call
-    that asked for it."""
+    """Runs ``load`` in a daemon thread for the admin call ``number``."""
 
     def __init__(self, number: int, load: Callable[[], Any]) -> None:
         self.number = number
@@ -48,11 +47,11 @@ class DraftLoad:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the thread has ended."""
         return not self._thread.is_alive()
 
     def result(self) -> Any:
-        """What ``load`` gave, once it is done; raises what it raised."""
+        """Return the result of ``load``, or raise its error; waits for the thread."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -61,7 +60,7 @@ class DraftLoad:
     def _run(self) -> None:
         try:
             self._result = self._load()
-        except BaseException as error:  # told to who asked, in the engine's own thread
+        except BaseException as error:  # `result` raises it in the engine's thread
             self._error = error
 
 
@@ -69,7 +68,7 @@ FLUSH_CACHE, SWAP_DRAFT = "flush_cache", "swap_draft"
 
 
 class EngineAdmin:
-    """Carries out commands between steps and answers each; whatever goes wrong costs nobody's request."""
+    """Runs operators' commands between steps and answers each. A command that fails affects no request."""
 
     def __init__(self, engine: EngineLike, link: ParentLink) -> None:
         self._engine, self._link = engine, link
@@ -77,15 +76,15 @@ class EngineAdmin:
 
     @property
     def busy(self) -> bool:
-        """Whether `poll` will have something to do soon."""
+        """Whether a draft model is loading."""
         return self._loading is not None
 
     def take(self, number: int, command: str, args: list[Any]) -> None:
-        """Carry out ``command``, or begin to; its answer carries ``number``."""
+        """Run or start ``command``; its answer carries ``number``."""
         self._answer(number, lambda: self._begin(number, command, args))
 
     def poll(self) -> None:
-        """Between steps: put a draft model in place once it is loaded."""
+        """Swap the draft model if it has loaded; called between steps."""
         loading = self._loading
         if loading is not None and loading.done:
             self._loading = None
@@ -108,61 +107,63 @@ class EngineAdmin:
         return None
 
     def _swap(self, draft: Any | None) -> Any:
-        assert isinstance(self._engine, AdministeredEngine)  # `_begin` saw to it
+        assert isinstance(self._engine, AdministeredEngine)  # checked by `_begin`
         return pack_info(self._engine.swap_draft(draft))
 
     def _answer(self, number: int, work: Callable[[], Any]) -> None:
-        """Send what ``work`` returns, or why it failed; None: it goes on."""
+        """Send the result of ``work`` or its error. None: the command continues, and is answered later."""
         result = error = None
         try:
             result = work()
         except RequestError as refusal:
             error = pack_error(refusal)
         except SpecdecError as refusal:
-            error = pack_error(DraftNotSwappedError(f"{refusal}; the draft model is as before"))
+            error = pack_error(DraftNotSwappedError(f"{refusal}; the draft model is unchanged"))
         except Exception:
             _LOG.exception("an operator's command failed")
-            error = pack_error(GenerationFailedError("INTERNAL", "the engine could not do it; its log tells more"))
+            error = pack_error(GenerationFailedError("INTERNAL", "the command failed; see the engine's log"))
         if result is not None or error is not None:
             self._link.send(Frame.ADMIN, number, error, result)
 
 
-_LOADING_POLL_S = 0.02  # how soon an idle engine notices that a draft model is loaded
+_LOADING_POLL_S = 0.02  # between looks of an idle engine whether a draft model has loaded
 
 
 class KvEventForwarder:
-    """Sends what became cached and what was lost since it last did, as one message, ready to be published."""
+    """Sends the prefix cache's changes since the last call as one message, packed for publication."""
 
     def __init__(self, engine: EngineLike, link: ParentLink, config: KvEventsConfig) -> None:
         if not isinstance(engine, CachingEngine):
-            raise ConfigError("server.kv_events: this engine does not tell what its cache holds; leave endpoint out")
+            raise ConfigError("server.kv_events: this engine does not publish cache events; leave endpoint out")
         self._recorder, self._link, self._form = CacheRecorder(salted=config.salted), link, config.format
         engine.record_cache(self._recorder)
 
     def send(self) -> None:
-        """Nothing is sent where nothing changed."""
+        """Send the changes, if there are any."""
         if events := self._recorder.take():
             self._link.send(Frame.KV_EVENTS, pack_batch(events, self._form))
 
 
 class EngineLoop:
-    """Drives one engine for one front end. ``heartbeat_s``: how often the load is told, busy or idle. ``cache``: tells
-    of the prefix cache after every step, behind the step's tokens."""
+    """Steps one engine for one front end.
+
+    heartbeat_s: seconds between reports of the load. cache: sends cache events after a step's tokens.
+    """
 
     def __init__(
         self, engine: EngineLike, link: ParentLink, heartbeat_s: float, cache: KvEventForwarder | None = None
     ) -> None:
         self._engine, self._link, self._cache = engine, link, cache
         self._heartbeat_s = heartbeat_s
-        self._told_at = time.monotonic()
+        self._reported_at = time.monotonic()
         self._admin = EngineAdmin(engine, link)
 
     def run(self) -> None:
-        """Serve until the front end says close.
+        """Serve until the front end sends CLOSE.
 
         Raises:
-            ParentGoneError: the front end went away.
-            Exception: whatever the engine's step raises: it is broken then, and must not go on.
+            ParentGoneError: the front end is gone.
+            Exception: the error of the engine's step; the engine must not be used again.
         """
         while self._take_commands():
             if self._engine.has_work():
@@ -172,13 +173,13 @@ class EngineLoop:
             self._admin.poll()
             if self._cache is not None:
                 self._cache.send()
-            self._tell_load()
+            self._report_load()
 
     def _take_commands(self) -> bool:
-        """Carry out what arrived, waiting for it only when there is no work. False: close was asked for."""
+        """Run the commands that have arrived; waits for one only if there is no work. Returns False on CLOSE."""
         wait = 0.0
         if not self._engine.has_work():
-            wait = max(0.0, self._told_at + self._heartbeat_s - time.monotonic())
+            wait = max(0.0, self._reported_at + self._heartbeat_s - time.monotonic())
             if self._admin.busy:
                 wait = min(wait, _LOADING_POLL_S)
         for kind, *rest in self._link.receive(wait):
@@ -187,7 +188,7 @@ class EngineLoop:
             elif kind == Frame.ABORT:
                 self._engine.abort(*rest)
             elif kind == Frame.TRACE:
-                self._tell_trace(*rest)
+                self._send_trace(*rest)
             elif kind == Frame.ADMIN:
                 self._admin.take(*rest)
             elif kind == Frame.CLOSE:
@@ -203,26 +204,26 @@ class EngineLoop:
         except RequestError as error:
             self._link.send(Frame.REFUSED, request.request_id, pack_error(error))
         except Exception:
-            # A bug that one request runs into must not cost the others theirs; a broken engine will fail in step.
+            # One request's fault must not end the others; a broken engine fails in `step`.
             _LOG.exception("submit of request %s raised", request.request_id)
             fault = GenerationFailedError("INTERNAL", "the engine could not take the request")
             self._link.send(Frame.REFUSED, request.request_id, pack_error(fault))
 
-    def _tell_trace(self, number: int, limit: int) -> None:
+    def _send_trace(self, number: int, limit: int) -> None:
         steps: list[Any] | None = None
         fault = None
         try:
             steps = [pack_trace(step) for step in self._engine.trace(limit)]
         except Exception:
-            # Who looks on must not cost those who generate their requests.
-            _LOG.exception("the trace can not be told")
-            fault = pack_error(GenerationFailedError("INTERNAL", "the engine could not tell its trace"))
+            # A trace that cannot be sent must not end requests.
+            _LOG.exception("the trace could not be sent")
+            fault = pack_error(GenerationFailedError("INTERNAL", "the engine could not send its trace"))
         self._link.send(Frame.TRACE, number, fault, steps)
 
-    def _tell_load(self) -> None:
+    def _report_load(self) -> None:
         now = time.monotonic()
-        if now - self._told_at >= self._heartbeat_s:
-            self._told_at = now
+        if now - self._reported_at >= self._heartbeat_s:
+            self._reported_at = now
             self._link.send(Frame.ALIVE, pack_load(self._engine.load()))
 
 
@@ -232,13 +233,13 @@ EngineFactory = Callable[[EngineConfig, ProgressListener], EngineLike]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build the engine, serve until told to close, and return the exit code."""
+    """Build the engine, serve until CLOSE, and return the exit code."""
     parser = argparse.ArgumentParser(prog="server.engine_process")
     parser.add_argument("--fd", type=int, required=True, help="inherited end of the Unix socket")
     parser.add_argument("--config", required=True, help="EngineConfig as JSON")
     parser.add_argument("--factory", default=DEFAULT_FACTORY, help="module:function that builds the engine")
     parser.add_argument("--heartbeat", type=float, default=1.0, help="seconds between signs of life")
-    parser.add_argument("--kv-events", help="KvEventsConfig as JSON, where the prefix cache is to be told of")
+    parser.add_argument("--kv-events", help="KvEventsConfig as JSON; sends the prefix cache's changes")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     _leave_signals_to_the_parent()
@@ -267,7 +268,7 @@ def _find_factory(factory: str) -> EngineFactory:
 
 
 def _last_words(link: ParentLink, error: Exception) -> int:
-    """Tell why the process ends; the log gets it too, for when nobody listens any more."""
+    """Send the reason for the end, and log it in case the front end is gone."""
     refusal = isinstance(error, SpecdecError)
     message = str(error) if refusal else f"{type(error).__name__}: {error}"
     if not refusal:
@@ -275,16 +276,16 @@ def _last_words(link: ParentLink, error: Exception) -> int:
     try:
         link.send(Frame.DIED, refusal, message)
     except ParentGoneError:
-        _LOG.warning("the front end is gone already")
+        _LOG.warning("the front end is gone")
     return 2 if refusal else 1
 
 
 def _leave_signals_to_the_parent() -> None:
-    """Ctrl-C and a supervisor's TERM reach the whole group; the front end drains first and then says close."""
+    """Ctrl-C and SIGTERM reach the whole process group; the front end drains, then sends CLOSE."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":
-        # A closed socket is noticed between steps only; this also ends a process that is busy loading.
+        # The process reads its socket only between steps; this also ends it while it loads.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
@@ -305,7 +306,7 @@ def bound_malloc() -> None:
 
 
 def return_freed_memory() -> None:
-    """Return memory that the C library kept after loading to the system; does nothing where it has no such call."""
+    """Return freed memory from the C library's heaps to the system, if the C library has `malloc_trim`."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 

@@ -357,7 +357,7 @@ Compat = Literal["none", "vllm"]
 
 
 class Registry(Collector):
-    """What Prometheus scrapes: what `collect` tells, what this process uses, and ``gpus``."""
+    """Return the exposition: the families of `collect`, this process's, and those of ``gpus``."""
 
     def __init__(self, compat: Compat = "none", gpus: Gpus | None = None) -> None:
         self._compat, self._gpus = compat, gpus
@@ -367,9 +367,9 @@ class Registry(Collector):
         ProcessCollector(registry=self._registry)
 
     async def render(self, accept: str) -> tuple[bytes, bytes]:
-        """The exposition in the format that ``accept``, the header of a scrape, likes best, and its media type.
+        """The exposition in the preferred format of the header ``accept``, and its media type.
 
-        Text where vLLM's names are told: OpenMetrics has no colon in a name, and Prometheus 2 would store another one.
+        Plain text if vLLM's names are included: OpenMetrics allows no colon in names, and Prometheus 2 renames them.
         """
         encode, media_type = choose_encoder(accept)
         if self._compat == "vllm":
@@ -419,7 +419,7 @@ class Exporter(Registry):
 
 
 class JointExporter(Registry):
-    """A registry over ``calls`` and over the models of a server, by name, which the label ``model`` tells apart."""
+    """A registry over ``calls`` and over the models of a server, by name, which the label ``model`` distinguishes."""
 
     def __init__(
         self, calls: ServerMetrics, models: Mapping[str, Exporter], compat: Compat = "none", gpus: Gpus | None = None
@@ -428,7 +428,7 @@ class JointExporter(Registry):
         super().__init__(compat, gpus)
 
     def collect(self) -> Iterator[Metric]:
-        """All families, at one moment; each is told once, with the samples of every model."""
+        """All families at one moment; each appears once, with the samples of every model."""
         found: dict[str, Metric] = {}
         for name, exporter in self._models.items():
             for family in exporter.families():

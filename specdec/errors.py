@@ -119,7 +119,7 @@ class FingerprintMismatchError(RequestError):
     def between(theirs: str, ours: str) -> FingerprintMismatchError:
         """What to say of two fingerprints that differ."""
         if len(theirs) != len(ours) or len(ours) != PART_DIGITS * len(FINGERPRINT_PARTS):
-            told = "it is none of a server like this"
+            reason = "no such server made it"
         else:
             places = range(0, len(ours), PART_DIGITS)
             differing = [
@@ -127,10 +127,10 @@ class FingerprintMismatchError(RequestError):
                 for name, at in zip(FINGERPRINT_PARTS, places, strict=True)
                 if theirs[at : at + PART_DIGITS] != ours[at : at + PART_DIGITS]
             ]
-            told = f"what differs: {', '.join(differing)}"
+            reason = f"what differs: {', '.join(differing)}"
         return FingerprintMismatchError(
             f"resume.numeric_fingerprint: the stream began on {theirs or 'no'!r}, this server computes as {ours!r}; "
-            f"{told}; resume it on a server of its own fingerprint, or ask anew without resume"
+            f"{reason}; resume it on a server of its own fingerprint, or send the request without resume"
         )
 
 

@@ -31,7 +31,7 @@ class Recipe:
 
     @property
     def words(self) -> list[str]:
-        """All of it as lines, to tell whether it has changed."""
+        """The recipe as lines, compared to detect changes."""
         alias = [] if self.alias is None else ["alias " + " ".join(self.alias)]
         return [*(" ".join(step) for step in self.steps), *(f"without {name}" for name in self.unwanted), *alias]
 

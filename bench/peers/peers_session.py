@@ -154,7 +154,7 @@ class ActivePeer:
 
 
 async def _end_all(peers: Seq[Peer]) -> None:
-    """All of them, also when we are told to stop meanwhile or one can not be ended."""
+    """End all peers, also on an interrupt or if one does not end."""
     if not peers:
         return
     try:

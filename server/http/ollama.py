@@ -71,7 +71,7 @@ class OllamaErrors:
 
     def body(self, refusal: Refusal) -> dict[str, str]:
         """The body of a refusal."""
-        # Clients look for these words to tell a missing model from a path that is not there.
+        # Clients search for these words to distinguish a missing model from an unknown path.
         prefix = "model not found: " if refusal.reason == UnknownModelError.reason else ""
         return {"error": prefix + refusal.message}
 
@@ -447,8 +447,8 @@ def details(model: ServedModel) -> dict[str, Any]:
 
 
 def cards(model: ServedModel) -> list[dict[str, Any]]:
-    """The entries of a list of models: the one served by its own name, then by its aliases. ``digest`` tells models
-    apart, and changes with what decides about tokens."""
+    """The entries of a list of models: the served model's own name, then its aliases. ``digest`` differs between models
+    and changes with everything that can change tokens."""
     card = {
         "modified_at": started(model),
         "size": model.info.weight_bytes,

@@ -66,7 +66,7 @@ def new_call_id(form: ToolForm) -> str:
 
 
 class ToolCallParser:
-    """Turns pieces of text into text and calls, in order, as soon as they can be told apart.
+    """Turns pieces of text into text and calls, in order, as soon as they are unambiguous.
 
     A call begins when its name is known and its arguments begin. Text before that which is no call after all remains
     text, marks included. White space around calls is dropped.

@@ -55,43 +55,36 @@ Outcome = Literal["ok", "refused", "failed", "cut"]
 
 @dataclass(slots=True)
 class Record:
-    """All ``_s`` are seconds of the event loop's clock. ``due_s``: when it should have been sent; where each request
-    waits for the one before, that is when it was. ``last_s``: when the last event of an HTTP stream came. ``chunk_s``:
-    when each message that had text in it came; ``chunk_tokens``: the tokens of each, empty where the server does not
-    tell; neither does every one tell ``accepted`` (entry k counts the verify steps that accepted k draft tokens),
-    ``queue_ms`` and the tokens of ``token_hash``.
-
-    Outcomes: "refused" for now by the server, "failed" in another way, "cut" by our own timeout.
-    """
+    """One request of a load. Times are seconds of the event loop's clock."""
 
     name: str
-    due_s: float
+    due_s: float  # scheduled time; in a closed loop the time at which the request was sent
     sent_s: float = 0.0
     end_s: float = 0.0
-    chunk_s: list[float] = field(default_factory=list)
-    chunk_tokens: list[int] = field(default_factory=list)
+    chunk_s: list[float] = field(default_factory=list)  # arrival of each message with text
+    chunk_tokens: list[int] = field(default_factory=list)  # tokens of each; empty if the server does not report them
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     tokens_per_step: float | None = None
-    accepted: tuple[int, ...] = ()
-    queue_ms: float | None = None
-    token_hash: bytes = b""
+    accepted: tuple[int, ...] = ()  # entry k: verify steps that accepted k draft tokens; empty if not reported
+    queue_ms: float | None = None  # None if the server does not report it
+    token_hash: bytes = b""  # empty if the server does not report tokens
     text_hash: bytes = b""
-    outcome: Outcome = "ok"
+    outcome: Outcome = "ok"  # "refused" by the server, "failed" in another way, "cut" by the client's timeout
     error: str = ""
     retry_after_s: float | None = None
-    last_s: float = 0.0
+    last_s: float = 0.0  # last event of an HTTP stream
     text: str = ""
 
     def chunk(self, now_s: float, tokens: int | None = None) -> None:
-        """A message with text came."""
+        """Record a message with text."""
         self.chunk_s.append(now_s)
         if tokens is not None:
             self.chunk_tokens.append(tokens)
 
     def steps(self, number: int, drafted: int, histogram: Sequence[int]) -> None:
-        """There were ``number`` verify steps, ``drafted`` of them with drafts, counted by accepted tokens."""
+        """Record ``number`` verify steps, ``drafted`` of them with drafts. histogram: those by accepted tokens."""
         if number:
             self.tokens_per_step = self.output_tokens / number
         counts = [*histogram] or [0]
@@ -100,12 +93,12 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        """Whether it was answered to the end."""
+        """Whether the answer is complete."""
         return self.outcome == "ok"
 
     @property
     def slip_ms(self) -> float:
-        """How much later than due it was sent."""
+        """Milliseconds from the scheduled time to sending."""
         return (self.sent_s - self.due_s) * 1e3
 
     @property

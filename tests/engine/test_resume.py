@@ -263,7 +263,7 @@ def test_other_numbers_are_refused_and_told_apart() -> None:
     for theirs, difference in (
         ("00000000111111110222222233333333", "what differs: kernels or processor;"),
         ("f0000000111111112222222233333334", "what differs: weights, release;"),
-        ("", "it is none of a server like this;"),
+        ("", "no such server made it;"),
     ):
         with pytest.raises(FingerprintMismatchError, match=difference) as caught:
             tiny_engine(parts).submit(replace(request, resume=ResumeParams((5,), 0, theirs)))
