@@ -17,7 +17,6 @@ from bench.workloads import CONCURRENT_NAMES, WORKLOAD_NAMES
 from specdec.cli.bench_output import json_option, print_figures, print_json, print_table, progress_line
 from specdec.cli.bench_serve import serve_load_command
 from specdec.cli.bench_server import (
-    faults_command,
     frontend_command,
     long_prompt_command,
     overload_command,
@@ -201,29 +200,6 @@ async def _run(plan: PeersPlan) -> PeersRun:
         return await run_peers(plan, progress_line(console), progress)
 
 
-LIMITS_US = {"assign": 20.0, "record": 50.0}
-
-
-@click.command("experiments")
-@click.option("--requests", type=click.IntRange(min=100), default=5000, show_default=True, help="For each figure.")
-@click.option("--prompt-tokens", type=click.IntRange(min=1), default=500, show_default=True)
-@json_option
-def experiments_command(requests: int, prompt_tokens: int, as_json: bool) -> None:
-    """Time that a running experiment takes to give a request its arm, and to write its record."""
-    from bench.experiment_cost import ExperimentCost
-
-    figures = ExperimentCost(requests, prompt_tokens).run()
-    if as_json:
-        print_json(figures)
-        return
-    rows = (
-        (name, f"{found['p50_us']:.1f}", f"{found['p99_us']:.1f}", str(LIMITS_US.get(name.partition("_")[0], "")))
-        for name, found in figures.items()
-    )
-    title = f"microseconds a request, prompts of {prompt_tokens} tokens"
-    print_table(["figure", "p50", "p99", "limit"], rows, title)
-
-
 @click.command("step")
 @engine_options
 @click.option("--repeats", default=15, show_default=True, help="Interleaved repeats; medians are reported.")
@@ -317,6 +293,6 @@ def bench_group() -> None:
 
 for _command in (
     step_command, perplexity_command, engine_command, serve_load_command, peers_command, frontend_command,
-    typing_command, overload_command, long_prompt_command, soak_command, faults_command, experiments_command,
+    typing_command, overload_command, long_prompt_command, soak_command,
 ):  # fmt: skip
     bench_group.add_command(_command)

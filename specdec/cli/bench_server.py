@@ -1,4 +1,4 @@
-"""`specdec bench frontend`, `typing`, `overload`, `long-prompt`, `soak`, `faults`: a server is started and measured."""
+"""`specdec bench frontend`, `typing`, `overload`, `long-prompt`, `soak`: a server is started and measured."""
 
 from __future__ import annotations
 
@@ -257,34 +257,3 @@ def _own_server(config: Config, full_stores: bool) -> Config:
         kv_tokens = engine.kv_tokens or _SMALL_CACHE_TOKENS
         engine = engine.model_copy(update={"speculation": speculation, "kv_tokens": kv_tokens})
     return config.model_copy(update={"server": server, "engine": engine})
-
-
-@click.command("faults")
-@server_options
-@click.option("--way", "ways", type=click.Choice(["kill", "hang"]), multiple=True, help="Default: both.")
-@click.option("--times", type=click.IntRange(1, 3), default=2, show_default=True, help="Of each; more is given up on.")
-@click.option(
-    "--streams", type=click.IntRange(min=1), default=8, show_default=True, help="Over gRPC and over HTTP each, at once."
-)
-@click.option("--heartbeat", "heartbeat_s", type=click.FloatRange(min=0.5), default=5.0, show_default=True)
-@json_option
-def faults_command(config: Config, ways: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Kill and stop the engine while streams run: does each end as unavailable, and how long is the server away?
-
-    Exit code 1: a stream hung or broke, or the server took more than 5 s beside loading its model."""
-    from bench.faults import FaultsPlan, measure_faults
-
-    if ways:
-        options["ways"] = ways
-    plan = FaultsPlan(**options)
-    figures = asyncio.run(measure_faults(config, plan, progress_line()))
-    if as_json:
-        print_json(figures)
-        sys.exit(0 if figures["ok"] else 1)
-    heads = ("fault", "streams ended as", "all ended, s", "serving again, s", "of that loading, s", "beside, s")
-    times = ("streams_ended_s", "serving_again_s", "load_s", "beside_load_s")
-    print_table(
-        heads, ([run["way"], _counts(run["streams"]), *(f"{run[t]:.2f}" for t in times)] for run in figures["runs"])
-    )
-    print_faults(figures["faults"])
-    sys.exit(0 if figures["ok"] else 1)
