@@ -15,11 +15,11 @@ from server.errors import (
     RateLimitedError,
     TokenQueueFullError,
 )
-from server.request_stream import RequestStream
+from server.request_stream import RequestStream, Ticket
 from specdec.config import ServerConfig
 from specdec.core.fields import MAX_NAME
 from specdec.core.types import Delta, EngineInfo, Finished, FinishReason, Request, RequestEvent, Started
-from specdec.errors import FieldViolation, InvalidRequestError
+from specdec.errors import DuplicateRequestError, FieldViolation, InvalidRequestError, QueueFullError
 
 
 class TokenBucket:
@@ -301,10 +301,13 @@ class Admission:
         config: ServerConfig,
         clock: Callable[[], float] = time.monotonic,
         beside: Admission | None = None,
+        max_queued_requests: int | None = None,
     ) -> None:
-        """clock: monotonic seconds. beside: the admission of another model of the server; limits of keys cover both."""
+        """clock: monotonic seconds. beside: the admission of another model of the server; limits of keys cover both.
+        max_queued_requests: the engine's limit, for requests that it does not have; None: no limit."""
         self._client, self._clock = client, clock
         self._max_tokens, self._shed_late = config.max_queued_tokens, config.shed_late
+        self._max_queued_requests = max_queued_requests
         self._usage: dict[str, KeyUsage] = {} if beside is None else beside._usage
         self._streams: dict[RequestStream, KeyUsage] = {}
         self._by_key: dict[str, RequestStream] = {}
@@ -352,13 +355,38 @@ class Admission:
             return self.experiments.admit(principal, request, supersedes_key, through)
         return through(principal, request, supersedes_key)
 
-    def join(self, principal: Principal, request: Request) -> RequestStream:
-        """Admit a request that shares the answer of a running one, as `admit`. The stream has no events and takes no
-        place of the engine; close it when the answer is read."""
-        stream = self._admit(principal, request, "", submit=lambda own: RequestStream(own, lambda complete: None))
-        stream.started = True
-        stream.complete()
-        return stream
+    def join(self, principal: Principal, request: Request) -> Ticket:
+        """Admit a request that shares the answer of a running one, as `admit`. The ticket takes no place in the engine;
+        push the answer's events to it, and close it when they are read.
+
+        Raises:
+            RequestError: as `admit` and `check_queue`.
+        """
+        ticket = Ticket(principal.scope_request(request))
+        own_id = ticket.request.request_id
+        try:
+            if any(stream.is_open and stream.request.request_id == own_id for stream in self._streams):
+                raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
+            self.check_queue()
+            self._admit(principal, request, "", submit=lambda own: ticket)
+        except BaseException:
+            ticket.close()
+            raise
+        ticket.started = True
+        return ticket
+
+    def check_queue(self) -> None:
+        """Check the number of waiting requests for one that the engine does not get at once.
+
+        Raises:
+            QueueFullError: as many wait as the engine allows; one may wait while a place is free.
+        """
+        if self._max_queued_requests is None:
+            return
+        running = sum(stream.samples_left for stream in self._streams if stream.started)
+        limit = max(self._max_queued_requests, int(running < self._client.info.max_batch))
+        if self.waiting >= limit:
+            raise QueueFullError(self._max_queued_requests, self.wait_s())
 
     def _admit(
         self, principal: Principal, request: Request, supersedes_key: str, *, submit: Callable[[Request], RequestStream]
@@ -378,7 +406,7 @@ class Admission:
             self._rates.work_begins(now)
         stream.listen(self, request.request_id, key, now)
         if older is not None:
-            older.supersede(self._client.abort)
+            older.supersede(self._abort)
         self._streams[stream] = usage
         usage.begin(own.tokens_to_read, now)
         if key:
@@ -395,9 +423,16 @@ class Admission:
         self._usage_of(principal, now).check_rate(now)
 
     def abort(self, principal: Principal, request_id: str) -> bool:
-        """End a request of the principal's tenant: its reader gets Finished(ABORTED) per open sample. Returns False if
-        it is not in flight."""
-        return self._client.abort(principal.scoped(request_id))
+        """End a request of the principal's tenant: its reader gets Finished(ABORTED) per open sample. Other readers of
+        its answer get all of it. Returns False if it is not in flight."""
+        return self._abort(principal.scoped(request_id))
+
+    def _abort(self, request_id: str) -> bool:
+        for stream in self._streams:
+            mine = stream.is_open and stream.request.request_id == request_id
+            if mine and stream.abort_reader is not None:
+                return stream.abort_reader()
+        return self._client.abort(request_id)
 
     def on_event(self, stream: RequestStream, event: RequestEvent) -> None:
         """Account for ``event``, which the reader of ``stream`` got."""
@@ -406,7 +441,7 @@ class Admission:
             stream.started = True
         elif isinstance(event, Delta):
             self._streams[stream].spend(len(event.token_ids), now)
-        elif isinstance(event, Finished):
+        elif isinstance(event, Finished) and not isinstance(stream, Ticket):
             self._rates.finished(event, now)
 
     def ended(self, stream: RequestStream) -> None:

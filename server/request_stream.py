@@ -10,7 +10,17 @@ from typing import Protocol
 
 from server.errors import DeadlinePassedError, SlowReaderError, SupersededError, unpack_error
 from server.observe.records import RequestRecord
-from specdec.core.types import Delta, Failed, Finished, FinishReason, Request, RequestEvent
+from specdec.core.types import (
+    Delta,
+    Failed,
+    Finished,
+    FinishReason,
+    Request,
+    RequestEvent,
+    SpeculationStats,
+    Timings,
+    Usage,
+)
 from specdec.errors import QueueFullError, RequestError
 
 MAX_UNREAD_BYTES = 1 << 26
@@ -93,11 +103,13 @@ class RequestStream:
     supersedes_key: str  # scoped to the tenant; empty: none
     admitted_s: float  # monotonic seconds of the listener
     started: bool  # the reader got Started
+    abort_reader: Callable[[], bool] | None  # aborts one reader's share; None: an abort ends the request in the engine
 
     def __init__(self, request: Request, on_end: Callable[[bool], None], unread: UnreadEvents | None = None) -> None:
         """on_end: called once at the end; its argument says whether the engine has ended the request itself."""
         self.request, self.request_id = request, request.request_id
         self.supersedes_key, self.admitted_s, self.started = "", 0.0, False
+        self.abort_reader = None
         self._unread = unread or UnreadEvents()
         self._samples_left = request.sampling.n
         self._on_end: Callable[[bool], None] | None = on_end
@@ -120,6 +132,11 @@ class RequestStream:
     def record(self) -> RequestRecord | None:
         """The record that `record_in` set."""
         return self._record
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the request has not ended."""
+        return self._on_end is not None
 
     @property
     def samples_left(self) -> int:
@@ -158,10 +175,6 @@ class RequestStream:
         self._discards = True
         self._items.clear()
         self._unread.forget(self)
-
-    def complete(self) -> None:
-        """End without further events."""
-        self._end(complete=True)
 
     def supersede(self, abort: Callable[[str], bool]) -> None:
         """Abort the request for a newer one: the reader gets what there is, then `SupersededError`."""
@@ -252,6 +265,9 @@ class RequestStream:
 
     def _append(self, item: RequestEvent | RequestError, weight: int) -> None:
         self._items.append((item, weight))
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -266,3 +282,61 @@ class RequestStream:
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.ended(self)
+
+
+class Ticket(RequestStream):
+    """The stream of an admitted request that the engine does not have: it receives an equal request's events.
+
+    Its own deadline or an abort ends this stream only.
+    """
+
+    on_ticket_end: Callable[[Ticket], None] | None  # called once, when the stream ends
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request, self._ended)
+        self.abort_reader = self._abort
+        self.on_ticket_end = None
+        self._output_tokens = dict.fromkeys(range(request.sampling.n), 0)  # of each sample without Finished
+        self._timer: asyncio.TimerHandle | None = None
+        if request.deadline_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(request.deadline_s, self.finish, FinishReason.DEADLINE)
+
+    @property
+    def samples_left(self) -> int:
+        """0, because the request takes no place in the batch."""
+        return 0
+
+    def push(self, event: RequestEvent) -> None:
+        """Take the next event of the answer; `complete` or `fail` ends the stream."""
+        if not self.is_open:
+            return
+        if isinstance(event, Delta):
+            self._output_tokens[event.index] += len(event.token_ids)
+        elif isinstance(event, Finished):
+            self._output_tokens.pop(event.index, None)
+        event.request_id = self.request_id
+        self._put(event)
+
+    def complete(self) -> None:
+        """End the stream after the events that came."""
+        self._end(complete=True)
+        self._wake()
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the stream with ``reason`` for each sample that has not finished."""
+        for index, tokens in list(self._output_tokens.items()):
+            usage = Usage(len(self.request.prompt_ids), output_tokens=tokens)
+            self.push(Finished(self.request_id, index, reason, None, usage, SpeculationStats(), Timings()))
+        self.complete()
+
+    def _abort(self) -> bool:
+        was_open = self.is_open
+        self.finish(FinishReason.ABORTED)
+        return was_open
+
+    def _ended(self, complete: bool) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.on_ticket_end is not None:
+            self.on_ticket_end(self)

@@ -29,7 +29,7 @@ from server.experiment.live.experiments import Experiments
 from server.interfaces import TokenizerLike
 from server.large_texts import LARGE_CHARACTERS
 from server.prometheus import Registry
-from server.request_stream import RequestStream
+from server.request_stream import RequestStream, Ticket
 from specdec.config import EngineConfig, ServerConfig
 from specdec.core.types import EngineInfo, Request
 from specdec.models.resolve import is_here
@@ -143,9 +143,11 @@ class ServedModel:
         names: ModelNames | None = None,
         beside: ServedModel | None = None,
         file_errors: FileErrors | None = None,
+        max_queued_requests: int | None = None,
     ) -> None:
         """config: None: no keys, and the default limits. beside: another model of the same server, with which keys,
         their limits and the log of suggestions are shared. file_errors: counts failures of the server's files.
+        max_queued_requests: as for `Admission`.
 
         Raises:
             ConfigError: a file of keys or certificates cannot be read or used.
@@ -154,7 +156,12 @@ class ServedModel:
         errors: FileErrors = Counter() if file_errors is None else file_errors
         self.client, self.names, self.started_s = client, names or ModelNames(), int(time())
         self.access = Access(config, errors) if beside is None else beside.access
-        self.admission = Admission(client, config, beside=beside.admission if beside else None)
+        self.admission = Admission(
+            client,
+            config,
+            beside=beside.admission if beside else None,
+            max_queued_requests=max_queued_requests,
+        )
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
         outcomes = OutcomeLog() if beside is None else beside.completion.outcomes
         self.completion = CompletionService(RequestMaker(), _Submitter(client, self.admission), outcomes)
@@ -277,10 +284,12 @@ class _Submitter:
 
     def submit(self, principal: Principal, request: Request, supersedes_key: str, *, hold: bool) -> RequestStream:
         """As `Submitter`."""
+        if hold:
+            self._admission.check_queue()
         submit = partial(self._client.generate, hold=hold)
         return self._admission.admit(principal, request, supersedes_key, submit)
 
-    def join(self, principal: Principal, request: Request) -> RequestStream:
+    def join(self, principal: Principal, request: Request) -> Ticket:
         """As `Submitter`."""
         return self._admission.join(principal, request)
 

@@ -251,7 +251,8 @@ class Serving:
                 self._publishers.append(publisher)
             client = EngineClient(supervisor(config, spare=spare, cache_feed=publisher), observer)
             errors = observer.metrics.file_errors
-            models.append(ServedModel(client, config.server, names, models[0] if models else None, errors))
+            first, limit = models[0] if models else None, config.engine.max_queued_requests
+            models.append(ServedModel(client, config.server, names, first, errors, limit))
             exporters[names.own] = Exporter(observer.metrics, client, compat, gpus, names.own)
         self.models = Models(models)
         if self._config.engines:

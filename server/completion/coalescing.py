@@ -1,21 +1,30 @@
-"""Request coalescing: equal requests share one generation, equal prompts are computed once."""
+"""Coalescing of requests in flight: equal requests share one answer, equal prompts are computed once.
+
+Every request is admitted first: limits of the queue and of keys, and its own deadline, hold for it whether it is
+submitted at once, waits for a prompt, or joins an equal request.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import Protocol
 
 from server.auth.principal import Principal
 from server.errors import GenerationFailedError, SlowReaderError
-from server.request_stream import UnreadEvents, weight_of
-from specdec.core.types import Delta, Finished, Request, RequestEvent, SpeculationParams
+from server.request_stream import Ticket, UnreadEvents, weight_of
+from specdec.core.types import Delta, Finished, Request, RequestEvent, SpeculationParams, Started
 from specdec.errors import RequestError
 
 
 class EventSource(Protocol):
-    """The events of an admitted request: `server.request_stream.RequestStream`."""
+    """A submitted request; `RequestStream` is one."""
+
+    abort_reader: Callable[[], bool] | None  # as `RequestStream.abort_reader`
 
     async def __anext__(self) -> RequestEvent:
         """The next event.
@@ -35,56 +44,34 @@ class Submitter(Protocol):
     def submit(self, principal: Principal, request: Request, supersedes_key: str, *, hold: bool) -> EventSource:
         """Admit ``request`` and give it to the engine. hold: only after `release`."""
 
-    def join(self, principal: Principal, request: Request) -> EventSource:
-        """Admit a request that shares the answer of a running one. Close the source when the answer is read."""
+    def join(self, principal: Principal, request: Request) -> Ticket:
+        """Admit a request that shares the answer of a running one. The ticket takes its events; close it."""
 
     def release(self, source: EventSource) -> None:
         """Give a held request to the engine."""
 
 
 class CoalescedRequest:
-    """A request and its events, for any number of readers. When the last reader leaves, the request is aborted.
+    """One reader's view of a request: its events so far, and the text of sample 0. `leave` it.
 
-    The events of running requests are bounded by the number that the engine runs. Those of an ended request count in
-    ``unread`` until the last reader leaves. A new one has one reader, who must `leave`.
+    The events count in ``unread`` from the end of the request until the reader leaves.
     """
 
-    text: str  # of sample 0
+    text: str  # of sample 0, as far as it is certain
     finished: Finished | None  # of sample 0
     error: RequestError | None  # that ended the request
 
-    def __init__(
-        self,
-        request: Request,
-        source: EventSource,
-        on_change: Callable[[CoalescedRequest], None],
-        unread: UnreadEvents | None = None,
-    ) -> None:
-        """on_change: called at the first tokens and at the end."""
-        self.request = request
+    def __init__(self, source: EventSource, unread: UnreadEvents | None = None) -> None:
         self.events: list[RequestEvent] = []
-        self.text = ""
-        self.finished, self.error = None, None
-        self.ended = self.has_tokens = False
-        self._source, self._on_change = source, on_change
-        self._unread = unread or UnreadEvents()
-        self._readers = 1
-        self._joined: list[EventSource] = []  # admissions of further readers
+        self.text, self.finished, self.error = "", None, None
+        self.ended = self.has_tokens = self._left = False
+        self._source, self._unread = source, unread or UnreadEvents()
         self._wake = asyncio.Event()
-        self._pump = asyncio.create_task(self._read(), name="completion-run")
-
-    def join(self, admitted: EventSource) -> None:
-        """Add a reader."""
-        self._readers += 1
-        self._joined.append(admitted)
+        self._pump = asyncio.create_task(self._read(), name="completion-reader")
 
     def leave(self) -> None:
-        """Remove a reader."""
-        self._readers -= 1
-        if self._joined:
-            self._joined.pop().close()
-        if self._readers:
-            return
+        """Stop reading. The engine's request ends with its last reader."""
+        self._left = True
         self._unread.forget(self)
         if not self.ended:
             self._source.close()
@@ -92,7 +79,7 @@ class CoalescedRequest:
             self._end()
 
     def overrun(self) -> None:
-        """Drop the events for lack of memory; readers get an error."""
+        """Too much waits, and most of it here: its readers get no more of it."""
         self.events, self.error = [], SlowReaderError()
         self._unread.forget(self)
 
@@ -126,9 +113,6 @@ class CoalescedRequest:
             pass
         except RequestError as error:
             self.error = error
-        except Exception as error:
-            self.error = GenerationFailedError("INTERNAL", "the completion's reader broke")
-            raise error
         finally:
             self._source.close()
             self._end()
@@ -136,11 +120,9 @@ class CoalescedRequest:
     def _take(self, event: RequestEvent) -> None:
         self.events.append(event)
         if isinstance(event, Delta):
+            self.has_tokens = True
             if event.index == 0:
                 self.text += event.text
-            if not self.has_tokens:
-                self.has_tokens = True
-                self._on_change(self)
         elif isinstance(event, Finished) and event.index == 0:
             self.finished = event
         self._notify()
@@ -148,9 +130,8 @@ class CoalescedRequest:
     def _end(self) -> None:
         if not self.ended:
             self.ended = True
-            if self._readers:
+            if not self._left:
                 self._unread.add(self, sum(map(weight_of, self.events)))
-            self._on_change(self)
             self._notify()
 
     def _notify(self) -> None:
@@ -158,35 +139,132 @@ class CoalescedRequest:
         wake.set()
 
 
-SHORTEST_SHARED = 64  # tokens; shorter prompts fill no page of the prefix cache
+class SharedAnswer:
+    """Passes the events of one request in the engine to all its readers. The last reader to leave ends the request.
+
+    The engine has the first caller's request and its deadline, so only readers whose deadline is no later join.
+    Each further reader has a `Ticket` with its own deadline and request id. An abort of the first caller's id ends the
+    request in the engine only while nobody else reads.
+    """
+
+    def __init__(
+        self, source: EventSource, request: Request, until_s: float, on_change: Callable[[SharedAnswer], None]
+    ) -> None:
+        """request: with the priority that the engine got. until_s: its deadline in seconds of the event loop's clock,
+        or infinity. on_change: called at the first token and at the end."""
+        self.first = Ticket(replace(request, deadline_s=None))
+        self.first.on_ticket_end = self._reader_ended
+        self.until_s = until_s
+        self.is_computed = asyncio.Event()  # the prompt, or the request has ended
+        self.ended = self._started = self._has_tokens = False
+        self._source, self._on_change = source, on_change
+        self._priority = request.priority
+        self._events: list[RequestEvent] = []
+        self._readers = [self.first]
+        self._pump = asyncio.create_task(self._read(), name="completion-run")
+
+    def precedes(self, priority: int, until_s: float) -> bool:
+        """Whether the engine schedules this no later than a request of ``priority`` with the deadline ``until_s``."""
+        return priority <= self._priority and (self._started or until_s >= self.until_s)
+
+    def may_answer(self, priority: int, until_s: float) -> bool:
+        """Whether an equal request of ``priority`` with the deadline ``until_s`` may join."""
+        if priority > self._priority or until_s > self.until_s:
+            return False
+        return self._started or until_s == self.until_s
+
+    def join(self, ticket: Ticket) -> None:
+        """Pass all events to ``ticket``, from the first one on."""
+        ticket.on_ticket_end = self._reader_ended
+        self._readers.append(ticket)
+        self._source.abort_reader = self._abort_first
+        for event in self._events:
+            ticket.push(copy(event))
+
+    def _abort_first(self) -> bool:
+        return self.first.abort_reader is not None and self.first.abort_reader()
+
+    def _reader_ended(self, ticket: Ticket) -> None:
+        if ticket in self._readers:
+            self._readers.remove(ticket)
+        if self._readers == [self.first]:
+            self._source.abort_reader = None
+        if not self._readers and not self.ended:
+            self._source.close()
+            self._pump.cancel()
+            self._end()
+
+    async def _read(self) -> None:
+        error: RequestError | None = None
+        try:
+            while True:
+                self._take(await anext(self._source))
+        except StopAsyncIteration:
+            pass
+        except RequestError as failure:
+            error = failure
+        except Exception:
+            error = GenerationFailedError("INTERNAL", "the completion's reader broke")
+            raise
+        finally:
+            self._source.close()
+            self._end()
+            for ticket in list(self._readers):
+                if error is None:
+                    ticket.complete()
+                else:
+                    ticket.fail(error)
+
+    def _take(self, event: RequestEvent) -> None:
+        self._events.append(event)
+        for ticket in list(self._readers):
+            ticket.push(copy(event))
+        self._started = self._started or isinstance(event, Started | Delta)
+        if isinstance(event, Delta) and not self._has_tokens:
+            self._has_tokens = True
+            self._changed()
+
+    def _end(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self._changed()
+
+    def _changed(self) -> None:
+        self._on_change(self)
+        self.is_computed.set()
+
+
+SHORTEST_SHARED = 64  # tokens of a prompt; the prefix cache, which shares whole pages, gains nothing from shorter ones
 
 
 class RequestCoalescer:
-    """Shares work between requests of one tenant and cache salt.
+    """Submits requests that come one by one, as editors send them, so that their work is shared.
 
-    Every request is admitted first, by the limits of its own key. One that would get the same answer as a running
-    request gets that answer. One whose prompt is being computed is held until that is done, so that it finds the prompt
-    in the prefix cache. Neither happens to a request that
-    the engine would schedule before the other.
+    A request that would get the answer of one in flight joins it; a request whose prompt is being computed waits until
+    the prefix cache has it. Callers share with their own tenant and cache salt only.
+
+    Nobody is delayed by a less important request: the priority and the deadline of a request in the engine are fixed,
+    so a request of higher priority than its twin is submitted itself, and so is one with a nearer deadline while
+    the twin is not scheduled. Both get the same tokens, and share cached pages.
     """
 
     def __init__(self, submitter: Submitter) -> None:
         self._submitter = submitter
-        self._equal: dict[Hashable, tuple[CoalescedRequest, float | None]] = {}
-        self._prompts: dict[Hashable, CoalescedRequest] = {}
-        self._runs: set[CoalescedRequest] = set()
+        self._equal: dict[Hashable, SharedAnswer] = {}
+        self._prompts: dict[Hashable, SharedAnswer] = {}
+        self._runs: set[SharedAnswer] = set()
         self._unread = UnreadEvents()
         self._releases: set[asyncio.Task[None]] = set()
 
     @property
     def in_flight(self) -> int:
-        """Shared requests that have not ended."""
+        """Requests in the engine that have not ended."""
         return len(self._runs)
 
     async def start(
         self, principal: Principal, request: Request, supersedes_key: str = ""
     ) -> tuple[CoalescedRequest, bool]:
-        """The shared request that answers ``request``, which the caller must leave, and whether it was running before.
+        """Admit ``request``; returns the caller's view of it, to be left, and whether it joined another's.
 
         Raises:
             RequestError: the request is refused.
@@ -194,42 +272,44 @@ class RequestCoalescer:
         owner = (principal.tenant, request.cache_salt)
         equal = None if supersedes_key else _equal_key(request)
         prompt = (owner, request.prompt_ids) if len(request.prompt_ids) > SHORTEST_SHARED else None
-        until = None if request.deadline_s is None else asyncio.get_running_loop().time() + request.deadline_s
-        if equal is not None and (found := self._equal.get((owner, equal))) is not None:
-            run, its_end = found
-            in_time = its_end is None or (until is not None and until <= its_end)
-            if in_time and (run.has_tokens or request.priority <= run.request.priority):
-                run.join(self._submitter.join(principal, request))
-                return run, True
+        priority = principal.scope_request(request).priority
+        until_s = asyncio.get_running_loop().time() + (math.inf if request.deadline_s is None else request.deadline_s)
+        twin = None if equal is None else self._equal.get((owner, equal))
+        if twin is not None and twin.may_answer(priority, until_s):
+            ticket = self._submitter.join(principal, request)
+            twin.join(ticket)
+            return CoalescedRequest(ticket, self._unread), True
         first = None if prompt is None else self._prompts.get(prompt)
-        hold = first is not None and not _more_urgent(request, first.request)
+        hold = first is not None and first.precedes(priority, until_s)
         source = self._submitter.submit(principal, request, supersedes_key, hold=hold)
-        run = CoalescedRequest(request, source, self._changed, self._unread)
+        run = SharedAnswer(source, replace(request, priority=priority), until_s, self._changed)
         self._runs.add(run)
         if equal is not None:
-            self._equal[owner, equal] = (run, until)
+            self._equal[owner, equal] = run
         if prompt is not None and hold:
             release = asyncio.create_task(self._release(run, source, prompt), name="coalesced-release")
             self._releases.add(release)
             release.add_done_callback(self._releases.discard)
         elif prompt is not None:
             self._prompts[prompt] = run
-        return run, False
+        return CoalescedRequest(run.first, self._unread), False
 
-    async def _release(self, run: CoalescedRequest, source: EventSource, prompt: Hashable) -> None:
-        """Give a held request to the engine once no other computes its prompt."""
-        while (first := self._prompts.get(prompt)) is not None and not run.ended:
-            await first.more(len(first.events))
+    async def _release(self, run: SharedAnswer, source: EventSource, prompt: Hashable) -> None:
+        """Give a held request to the engine once no other computes its prompt, or for its end once it is late."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(None if math.isinf(run.until_s) else run.until_s):
+                while (first := self._prompts.get(prompt)) is not None and not run.ended:
+                    await first.is_computed.wait()
         if not run.ended:
-            self._prompts[prompt] = run
+            self._prompts.setdefault(prompt, run)
             self._submitter.release(source)
 
-    def _changed(self, run: CoalescedRequest) -> None:
+    def _changed(self, run: SharedAnswer) -> None:
         for prompt in [prompt for prompt, first in self._prompts.items() if first is run]:
             del self._prompts[prompt]
         if run.ended:
             self._runs.discard(run)
-            for equal in [equal for equal, (other, _) in self._equal.items() if other is run]:
+            for equal in [equal for equal, other in self._equal.items() if other is run]:
                 del self._equal[equal]
 
 
@@ -243,10 +323,3 @@ def _equal_key(request: Request) -> Request | None:
         request, request_id="", speculation=SpeculationParams(), priority=0, deadline_s=None, prediction_ids=(),
         session="", target_tpot_ms=None,
     )  # fmt: skip
-
-
-def _more_urgent(request: Request, other: Request) -> bool:
-    """Whether the engine would schedule ``request`` before ``other``, had both come now."""
-    if request.priority != other.priority:
-        return request.priority > other.priority
-    return request.deadline_s is not None and (other.deadline_s is None or request.deadline_s < other.deadline_s)

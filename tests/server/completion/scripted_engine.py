@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from server.auth.principal import Principal
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import RequestMaker
 from server.completion.service import CompletionService
+from server.request_stream import Ticket
 from specdec.core.types import (
     Delta,
     EngineInfo,
@@ -33,6 +35,7 @@ class ScriptedRequest:
     def __init__(self, principal: Principal, request: Request, supersedes_key: str) -> None:
         self.principal, self.request, self.supersedes_key = principal, request, supersedes_key
         self.closed = self.over = False
+        self.abort_reader: Callable[[], bool] | None = None
         self._events: asyncio.Queue[RequestEvent | Exception | None] = asyncio.Queue()
 
     def say(self, text: str) -> None:
@@ -79,7 +82,7 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.requests: list[ScriptedRequest] = []
-        self.joined: list[ScriptedRequest] = []  # admissions of requests that share another's answer
+        self.joined: list[Ticket] = []  # admissions of requests that share another's answer
         self.refusal: RequestError | None = None
 
     def submit(self, principal: Principal, request: Request, supersedes_key: str, *, hold: bool) -> ScriptedRequest:
@@ -88,8 +91,9 @@ class ScriptedEngine:
             self.requests.append(made)
         return made
 
-    def join(self, principal: Principal, request: Request) -> ScriptedRequest:
-        self.joined.append(self._admit(principal, request, ""))
+    def join(self, principal: Principal, request: Request) -> Ticket:
+        self._admit(principal, request, "")
+        self.joined.append(Ticket(request))
         return self.joined[-1]
 
     def release(self, source: Any) -> None:

@@ -43,11 +43,11 @@ async def test_equal_requests_are_one() -> None:
     engine.last.say("one ")
     await settle()
     same = replace(
-        GREEDY, request_id="b", priority=3, session="s", prediction_ids=(1,), target_tpot_ms=5.0,
+        GREEDY, request_id="b", priority=-3, session="s", prediction_ids=(1,), target_tpot_ms=5.0,
         speculation=SpeculationParams(SpeculationMode.OFF),
     )  # fmt: skip
     later, joined = await table.start(ANYBODY, same)
-    assert (shared, joined, later is run, len(engine.requests)) == (False, True, True, 1)
+    assert (shared, joined, len(engine.requests)) == (False, True, 1)
     run.leave()
     assert engine.running == 1
     engine.last.say("two")
@@ -91,6 +91,8 @@ async def test_a_shorter_deadline_may_join_a_longer_one() -> None:
     engine = ScriptedEngine()
     table = RequestCoalescer(engine)
     await table.start(ANYBODY, replace(GREEDY, deadline_s=50.0))
+    engine.last.start()
+    await settle()
     assert (await table.start(ANYBODY, replace(GREEDY, deadline_s=5.0)))[1]
 
 
@@ -127,14 +129,14 @@ async def test_a_joiner_is_admitted_first_and_until_it_leaves() -> None:
     table = RequestCoalescer(engine)
     run, _ = await table.start(ANYBODY, GREEDY)
     joined, shared = await table.start(ANYBODY, replace(GREEDY, request_id="b"))
-    assert (shared, len(engine.joined), engine.joined[0].closed) == (True, 1, False)
+    assert (shared, len(engine.joined), engine.joined[0].is_open) == (True, 1, True)
     engine.refusal = RateLimitedError("k", "max_concurrent", 1, 1.0)
     with pytest.raises(RateLimitedError):
         await table.start(ANYBODY, replace(GREEDY, request_id="c"))
     with pytest.raises(RateLimitedError):  # nor does one wait for a prompt outside of the limits
         await table.start(ANYBODY, replace(CHANCE, request_id="d"))
     joined.leave()
-    assert engine.joined[0].closed
+    assert not engine.joined[0].is_open
     run.leave()
     assert (engine.running, table.in_flight) == (0, 0)
 
@@ -220,9 +222,10 @@ async def test_readers_get_all_events_whenever_they_come() -> None:
 async def test_a_reader_that_breaks_fails_the_run_and_closes_its_source() -> None:
     engine = ScriptedEngine()
     run, _ = await RequestCoalescer(engine).start(ANYBODY, GREEDY)
+    pump = next(task for task in asyncio.all_tasks() if task.get_name() == "completion-run")
     engine.last.fail(ValueError("a bug"))
     with pytest.raises(Exception, match="reader broke"):
         await read(run)
     with pytest.raises(ValueError, match="a bug"):
-        await run._pump
+        await pump
     assert engine.last.closed
