@@ -206,4 +206,5 @@ def test_every_refusal_has_statuses_that_agree(kind: type[RequestError]) -> None
     code = grpc.StatusCode[kind.grpc_code]
     assert 400 <= kind.http_status <= 503
     unavailable = code == grpc.StatusCode.UNAVAILABLE
-    assert unavailable == (kind.http_status == 503) == (kind.retry_after_s is not None)
+    retryable = kind.retry_after_s is not None
+    assert unavailable == (kind.http_status == 503) == (retryable or not kind.retry_elsewhere)

@@ -84,7 +84,7 @@ async def test_a_fault_in_telling_costs_nobody_a_request(caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO)  # the child's own log comes at this level
     async with running_client() as client:
         await collect(client, make_request(salt="untold"))
-        with pytest.raises(GenerationFailedError, match="could not tell") as caught:
+        with pytest.raises(GenerationFailedError, match="could not send") as caught:
             await client.trace(1)
         assert len(await collect(client, make_request("after"))) > 1
         assert client.engine.restarts == 0

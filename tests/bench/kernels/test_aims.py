@@ -63,11 +63,11 @@ def test_a_missing_figure_has_its_reason() -> None:
     found = aims(report(errors=errors, rivals=[], steps=[{**STEP, "tail": None}]))
     assert line(found, "KV move")["note"] == "not measured: steps auto auto tail: RuntimeError: no"
     assert line(found, "host gap")["met"] is False
-    assert "did not come to it" in line(found, "Flex")["note"]
+    assert "did not reach it" in line(found, "Flex")["note"]
     no_step = aims(report(steps=[], errors=[{"case": "steps auto auto", "message": "OutOfMemoryError", "at": []}]))
     assert "OutOfMemoryError" in line(no_step, "speed-up")["note"]
     nothing = aims({"errors": []})
-    assert all("did not come to it" in each["note"] for each in nothing)
+    assert all("did not reach it" in each["note"] for each in nothing)
     assert len(nothing) == len(AIMS)
 
 

@@ -52,8 +52,9 @@ def body(path: str, salt: str) -> dict[str, Any]:
 class Mute:
     """A stream that is asked for in a thread of its own, of a request that says that it began and then nothing."""
 
-    def __init__(self, server: Server, path: str, headers: dict[str, str]) -> None:
-        self.server, self.path, self.headers = server, path, headers
+    def __init__(self, server: Server, path: str, headers: dict[str, str], **fields: str) -> None:
+        self.server, self.headers, self.path = server, headers, path
+        self.body = body(path, "mute") | fields
         self.status: int | None = None
         self.marked = False
         self.data = b""
@@ -64,7 +65,7 @@ class Mute:
     def _read(self) -> None:
         with (
             httpx.Client(base_url=self.server.url, timeout=20) as client,
-            client.stream("POST", self.path, json=body(self.path, "mute"), headers=self.headers) as response,
+            client.stream("POST", self.path, json=self.body, headers=self.headers) as response,
         ):
             self.status, self.marked = response.status_code, NO_RETRY_HEADER in response.headers
             self.began.set()
@@ -123,9 +124,12 @@ def test_a_death_before_the_first_token_is_an_error_of_its_own_in_every_dialect(
 
 def test_a_retried_call_whose_engine_dies_again_is_not_to_be_retried(server: Server) -> None:
     restarts = server.serving.client.engine.restarts
-    first, second = (Mute(server, "/v1/completions", {**HOLD, ATTEMPT_HEADER: str(attempt)}) for attempt in (1, 2))
+    # A request that was in flight at an earlier death would run alone.
+    first, second = (
+        Mute(server, "/v1/completions", {**HOLD, ATTEMPT_HEADER: str(attempt)}, prompt="again") for attempt in (1, 2)
+    )
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=[("grpc.enable_retries", 0)]) as channel:
-        held = mute_calls(channel, (ATTEMPT_HEADER, "2"))
+        held = mute_calls(channel, (ATTEMPT_HEADER, "2"), text="again")
         kill_engine(server, 4)
         assert (first.ended().status, first.marked) == (503, False)
         assert (second.ended().status, second.marked) == (503, True)
@@ -169,11 +173,11 @@ def test_the_server_may_be_set_so() -> None:
         assert server.client.post("/v1/completions", json=sent, headers={HOLD_HEADER: "0"}).status_code == 200
 
 
-def mute_calls(channel: grpc.Channel, *metadata: tuple[str, str]) -> list[Any]:
+def mute_calls(channel: grpc.Channel, *metadata: tuple[str, str], text: str = "hello") -> list[Any]:
     """One of each method that streams, held back."""
-    generate = generation.GenerateStreamRequest(text="hello", cache={"salt": "mute"})
+    generate = generation.GenerateStreamRequest(text=text, cache={"salt": "mute"})
     complete = completion.CompleteRequest(
-        fim={"prefix": "hello"}, cache={"salt": "mute"},
+        fim={"prefix": text}, cache={"salt": "mute"},
         completion=completion.CompletionOptions(mode=completion.CompletionOptions.MODE_PREFIX),
     )  # fmt: skip
     return [

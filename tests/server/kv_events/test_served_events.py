@@ -131,7 +131,7 @@ async def test_an_engine_that_can_not_tell_is_refused(tmp_path: Path) -> None:
     serving = Serving(make_config(kv_events=events), lambda _: FakeTokenizer(), factory=ECHO, policy=quick_policy())
     await serving.start()
     try:
-        with pytest.raises(Exception, match=r"server\.kv_events: this engine does not tell"):
+        with pytest.raises(Exception, match=r"server\.kv_events: this engine does not publish cache events"):
             await serving.wait_ready()
     finally:
         await serving.stop()
