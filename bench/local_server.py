@@ -1,4 +1,4 @@
-"""A server of our own in a child process: its CPU time, its memory, and tasks that observe a run of it."""
+"""Runs the server to measure in a child process; reads its CPU time and memory, and samples it during a run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from specdec.child_python import module_command, module_environment
 from specdec.config import Config
 from specdec.errors import SpecdecError
 
-_TAIL_BYTES = 2000
-_STOP_S = 30.0
+_TAIL_BYTES = 2000  # of the log that an error shows
+_STOP_S = 30.0  # seconds to stop after SIGTERM, before SIGKILL
 
 
 class ChildServerError(SpecdecError):
-    """The server to measure did not start; the message holds its last words."""
+    """The server to measure did not start; the message holds the end of its log."""
 
 
 class ChildServer:
-    """``python -m module words``, which prints its ports as one line of JSON when it is ready and ends when its input
-    does. Use as ``async with``: it is ready inside."""
+    """Runs ``python -m module words`` as a child process. Use as ``async with``, which waits until it is ready.
+
+    The child prints its ports as one line of JSON when it is ready, and exits when its standard input closes.
+    """
 
     def __init__(self, module: str, *words: str) -> None:
         self._command = [*module_command(module), *words]
@@ -39,12 +41,12 @@ class ChildServer:
 
     @property
     def frontend(self) -> psutil.Process:
-        """The process that has the ports."""
+        """The process that listens on the ports."""
         assert self._process is not None  # it is used inside ``async with``
         return psutil.Process(self._process.pid)
 
     def cpu_s(self) -> float:
-        """Seconds of a core that the front end has used so far."""
+        """CPU seconds, user and system, that the front end has used so far."""
         times = self.frontend.cpu_times()
         return float(times.user + times.system)
 
@@ -70,7 +72,7 @@ class ChildServer:
         await self.stop()
 
     async def stop(self) -> None:
-        """End it as an operator would, and wait for that; nothing where it has ended."""
+        """Sends SIGTERM and waits for the exit; does nothing if the process has already exited."""
         assert self._process is not None  # it is used inside ``async with``
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
@@ -82,9 +84,10 @@ class ChildServer:
 
 
 class LocalServer(ChildServer):
-    """Use as ``async with``: it is ready inside. Ports of 0 in ``config`` are of the system's choice.
+    """Runs specdec with ``config``; the system chooses each port that is 0.
 
-    factory, tokenizer: ``module:function``, instead of the real engine's and the target's.
+    factory: ``module:function`` that builds the engine; None: the real engine.
+    tokenizer: ``module:function`` that builds the tokenizer; None: the target's.
     """
 
     def __init__(self, config: Config, *, factory: str | None = None, tokenizer: str | None = None) -> None:
@@ -99,13 +102,13 @@ class LocalServer(ChildServer):
         return next(child for child in self.frontend.children() if "server.engine_process" in child.cmdline())
 
     def memory_bytes(self) -> dict[str, int]:
-        """Resident bytes that belong to each process alone."""
+        """Unique set size (memory that no other process shares) of each process, in bytes."""
         parts = {"frontend": self.frontend, "engine": self.engine}
         return {name: int(process.memory_full_info().uss) for name, process in parts.items()}
 
 
 class BackgroundWatch:
-    """Use as ``async with`` around the run; `_watch` goes on beside it and is cancelled behind it."""
+    """Runs `_watch` as a task for the duration of an ``async with`` block and cancels it at the end."""
 
     _task: asyncio.Task[None] | None = None
 

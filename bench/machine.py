@@ -1,4 +1,4 @@
-"""Facts about what figures were measured on: the machine, its memory's bandwidth, the commit."""
+"""Describes what a figure was measured on: the machine, its memory bandwidth and the commit."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from specdec.config import EngineConfig
 from specdec.core.types import EngineInfo
 from verify_kernels.cpu.library import load_library
 
-SIZE = 1 << 30
+SIZE = 1 << 30  # bytes that one measurement reads
 
 
 class BandwidthProbe:
-    """Reads 1 GiB of random bytes on huge pages, as the weights lie, with all threads."""
+    """Reads 1 GiB of random bytes with all threads, on huge pages as the weights use them."""
 
     def __init__(self, cache_dir: Path, threads: int) -> None:
         self._library = load_library(cache_dir)
@@ -63,7 +63,7 @@ def host_facts() -> dict[str, Any]:
 
 
 def engine_facts(config: EngineConfig, info: EngineInfo) -> dict[str, Any]:
-    """Those of the host, memory bandwidth (bytes read, GB/s; None with the reference kernels), the engine's model."""
+    """`host_facts`, the read bandwidth of memory (GB/s; None with the reference kernels) and the engine's settings."""
     bandwidth = None
     if info.kernels == "native":
         bandwidth = round(BandwidthProbe(config.cache_dir, info.threads).median() / 1e9, 2)
@@ -84,7 +84,7 @@ def engine_facts(config: EngineConfig, info: EngineInfo) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The processor as it calls itself, or its architecture."""
+    """The model name of the processor, or its architecture if the system does not report a name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

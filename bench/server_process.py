@@ -1,4 +1,4 @@
-"""A server of our own to measure: ``python -m bench.server_process --config JSON``, started by `LocalServer`."""
+"""The server to measure: ``python -m bench.server_process --config JSON``, which `LocalServer` starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     config = Config.model_validate_json(args.config)
     end_with_parent()
-    configure_logs(config.server.log_format, logging.INFO)  # as `specdec serve`: writing them is a part of the cost
+    configure_logs(config.server.log_format, logging.INFO)  # as `specdec serve` does: logging is part of the cost
 
     def on_ready(addresses: Addresses, info: EngineInfo) -> None:
         print(json.dumps({"grpc_port": addresses.grpc_port, "http_port": addresses.http_port}), flush=True)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent dies, which closes the pipe at standard input."""
+    """Stop this process when its parent exits, which closes the pipe on standard input."""
 
     def wait() -> None:
         while os.read(0, 4096):  # not sys.stdin, whose lock a thread must not hold when the interpreter ends
