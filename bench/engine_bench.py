@@ -38,7 +38,7 @@ class InterleavedRun:
     their prompts'. The engine runs nothing else.
 
     ``busy_s``: seconds spent in `Engine.step`. The clock runs only there: what a benchmark does between steps, even
-    another engine's step, costs nobody anything.
+    another engine's step, does not count.
     """
 
     def __init__(

@@ -23,26 +23,24 @@ _TOKEN_CHARACTERS = 8  # more than a token of code has on average
 
 @dataclass(frozen=True, slots=True)
 class LongPromptPlan:
-    """``rounds`` times: ``streams`` run for ``before_s`` seconds, then a prompt of ``tokens`` tokens is read beside
-    them. Then a prompt of ``long_tokens`` with nobody else, and requests of two words and ``short_output`` tokens of
-    output behind it, one at a time."""
+    """Sizes of the two parts: a prompt while streams run, and short requests that arrive during a long prompt."""
 
-    streams: int = 4
-    tokens: int = 3600
+    streams: int = 4  # that run during a round
+    tokens: int = 3600  # of the prompt that arrives while the streams run
     rounds: int = 3
-    before_s: float = 2.0
-    long_tokens: int = 8000
-    short_output: int = 8
+    before_s: float = 2.0  # seconds that the streams run before the prompt arrives
+    long_tokens: int = 8000  # of the prompt in the second part, where no streams run
+    short_output: int = 8  # tokens of output of each short request, sent one at a time
 
 
 @dataclass(slots=True)
 class StreamLog:
-    """When the parts of one answer came, in the event loop's seconds."""
+    """Arrival times of the parts of one answer, in seconds of the event loop's clock."""
 
     times_s: list[float] = field(default_factory=list)
 
     async def follow(self, client: Client, prompt: Sequence[int], max_tokens: int, salt: str) -> None:
-        """LoadRequest for exactly ``max_tokens`` tokens, and note each part."""
+        """Requests exactly ``max_tokens`` tokens and records the time of each part."""
         clock = asyncio.get_running_loop().time
         stopping = StoppingParams(max_tokens=max_tokens, ignore_eos=True)
         async with aclosing(client.stream(prompt, stopping=stopping, cache_salt=salt)) as events:
@@ -52,11 +50,11 @@ class StreamLog:
 
     @property
     def last_s(self) -> float:
-        """When the last part came; 0 before any did."""
+        """Arrival time of the last part; 0 before the first."""
         return self.times_s[-1] if self.times_s else 0.0
 
     def gaps_ms(self, begin_s: float, end_s: float) -> list[float]:
-        """Between parts; those gaps of which some lies between the two times."""
+        """Gaps between parts, in ms, that overlap the interval from ``begin_s`` to ``end_s``."""
         return [(b - a) * 1e3 for a, b in pairwise(self.times_s) if b > begin_s and a < end_s]
 
 

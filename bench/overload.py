@@ -1,4 +1,4 @@
-"""A server asked for several times what it can serve: its peak goodput, and what is left of it under overload."""
+"""Measures the peak goodput of a server, and its goodput at several times the load it can serve."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class OverloadPlan:
     """
 
     workload: str = "humaneval"
-    levels: tuple[int, ...] = (4, 8, 16, 32)
-    peak_s: float = 30.0
-    settle_s: float = 8.0
-    factor: float = 4.0
-    minutes: float = 3.0
+    levels: tuple[int, ...] = (4, 8, 16, 32)  # concurrent requests of each closed loop
+    peak_s: float = 30.0  # seconds that count at each level
+    settle_s: float = 8.0  # seconds before them, which do not count
+    factor: float = 4.0  # arrival rate of the overload over the peak rate
+    minutes: float = 3.0  # duration of the overload
     max_tokens: int = 32
     deadline_s: float | None = None
     objectives: tuple[Objective, ...] = ()
@@ -59,7 +59,7 @@ def goodput(report: ServeReport, objectives: Seq[Objective], begin_s: float, end
     return tokens / max(1e-9, end_s - begin_s)
 
 
-KNEE = 0.05  # of the best rate that a level may be short of and still be at the peak
+KNEE = 0.05  # a level is at the peak if its rate is within this fraction of the best
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Level:
 
 
 def knee_of(levels: Seq[Level]) -> Level:
-    """The least level that is at the peak: more at once wait longer, and get no more done."""
+    """The lowest level at the peak: higher levels add waiting time and no throughput."""
     best = max(level.tokens_per_s() for level in levels)
     return min(
         (level for level in levels if level.tokens_per_s() >= (1 - KNEE) * best), key=lambda level: level.at_once
