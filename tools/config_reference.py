@@ -73,7 +73,7 @@ def _model_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def unit_of(name: str, field: FieldInfo) -> str:
-    """What a number counts or measures; empty for what is no number."""
+    """Return the unit of a number, or an empty string for other types."""
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "unit" in extra:
         return str(extra["unit"])

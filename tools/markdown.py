@@ -1,4 +1,4 @@
-"""What the tools that write parts of docs/ share: tables, and the marks between which they write."""
+"""Shared helpers of the tools that write parts of docs/: tables and section markers."""
 
 from __future__ import annotations
 

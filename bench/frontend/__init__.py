@@ -1,1 +1,1 @@
-"""What the front end costs: an engine that does nothing but keep a schedule, and clients that read the time."""
+"""Measure the front end's cost with an engine that only keeps a schedule and clients that record times."""

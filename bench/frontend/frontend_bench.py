@@ -1,4 +1,4 @@
-"""What the front end adds to the engine: added time to first token, cost per message, share of the CPU."""
+"""Measure what the front end adds to the engine: time to first token, cost per message, share of the CPU."""
 
 from __future__ import annotations
 

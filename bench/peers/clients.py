@@ -94,7 +94,7 @@ class PeerProcess:
         self._signal(signal.SIGSTOP, self._process_tree())
 
     def resume(self) -> None:
-        """Continue them all, children first: nobody misses an answer.
+        """Continue all processes, children first, so that no parent misses an answer.
 
         Raises:
             PeerError: it has ended.
@@ -258,7 +258,7 @@ class HttpPeer(_ProcessPeer):
             async with asyncio.timeout(self._answer_s):
                 record = Record(prompt.name, clock())
                 await endpoint.send(ask, record)
-                record.end_s = record.last_s  # what the connection takes to end is nobody's decoding
+                record.end_s = record.last_s  # closing the connection is not decoding time
         except TimeoutError:
             raise PeerError(f"no answer within {self._answer_s:g} s") from None
         except (StatusError, RefusedError) as error:

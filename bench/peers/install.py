@@ -114,7 +114,7 @@ class Environment:
     def _only(self, pattern: str) -> Path:
         found = next(iter(sorted(self.path.glob(pattern))), None)
         if found is None:
-            raise PeerError(f"no {pattern} in {self.path}; `make peers ARGS=--again` installs it anew")
+            raise PeerError(f"no {pattern} in {self.path}; `make peers ARGS=--again` reinstalls it")
         return found
 
 

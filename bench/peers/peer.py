@@ -1,4 +1,4 @@
-"""What a comparison of engines consists of: the plan, prompts, arms, answers, and who is asked in which order."""
+"""Parts of an engine comparison: plan, prompts, arms, answers, and the order of requests."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Peer(Protocol):
         """End every process of it, whatever state it is in; may be called at any time, and again."""
 
     def facts(self) -> dict[str, Any]:
-        """What a report says of it: version, command; JSON-able."""
+        """Return the version and command for the report, as JSON types."""
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ class Answers:
     def __init__(self, folder: str, draft: str | None) -> None:
         self._tokenizer, self._model = _load(folder)
         self._ends = _ends_of(self._model)
-        self._model.generation_config.eos_token_id = None  # `Watch` ends answers, or nobody does
+        self._model.generation_config.eos_token_id = None  # only `Watch` ends answers
         self._draft_tokenizer: Any = None
         self._draft: Any = None
         if draft:

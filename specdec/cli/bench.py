@@ -135,7 +135,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--chart", "chart_file", type=_FILE, help="Draw the times per token by workload there, as SVG.")
 @click.option(
     "--report", "report_files", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True,
-    help="Ask nobody: draw --chart from what --json wrote there; may be repeated.",
+    help="Send no requests: draw --chart from this --json output; may be repeated.",
 )  # fmt: skip
 def peers_command(
     target: str, draft: str | None, engines: tuple[str, ...], workloads: tuple[str, ...], prompts: int,

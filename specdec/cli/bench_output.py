@@ -1,4 +1,4 @@
-"""What the commands of `specdec bench` print: a line now and then while they run, then one JSON object or tables."""
+"""Output of the `specdec bench` commands: progress lines, then one JSON object or tables."""
 
 from __future__ import annotations
 

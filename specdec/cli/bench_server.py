@@ -162,7 +162,7 @@ def _print_overload(figures: dict[str, Any]) -> None:
 
 # Draft texts take memory until their stores are full, which takes hours at the default sizes and is no leak.
 _SMALL_STORES = {"session_tokens": 512, "shared_tokens": 2048, "trace_steps": 256}
-_SMALL_CACHE_TOKENS = 16384  # the same of a KV cache, where nobody says how large it is to be
+_SMALL_CACHE_TOKENS = 16384  # default KV cache size in tokens when none is given
 
 
 MOST_GAP_MS, MOST_SLOWDOWN = 100.0, 3.0
@@ -170,7 +170,9 @@ MOST_GAP_MS, MOST_SLOWDOWN = 100.0, 3.0
 
 @click.command("long-prompt")
 @server_options
-@click.option("--streams", type=click.IntRange(min=1), default=4, show_default=True, help="That run beside it.")
+@click.option(
+    "--streams", type=click.IntRange(min=1), default=4, show_default=True, help="Streams that run at the same time."
+)
 @click.option("--tokens", type=click.IntRange(min=64), default=3600, show_default=True, help="Of the prompt.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option(
@@ -179,7 +181,7 @@ MOST_GAP_MS, MOST_SLOWDOWN = 100.0, 3.0
 )  # fmt: skip
 @json_option
 def long_prompt_command(config: Config, as_json: bool, **options: Any) -> None:
-    """Read a long prompt beside running streams: how long do they pause, and how long does a short request wait?
+    """Read a long prompt while streams run: how long do they pause, and how long does a short request wait?
 
     Exit code 1: the p99 of the pauses was above 100 ms, or a short request took longer than three times its time alone
     and a full chunk of the long prompt."""

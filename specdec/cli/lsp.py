@@ -21,7 +21,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 @credential_options
 @click.option("--stdio", is_flag=True, help="Speak over standard input and output, as is done in any case.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="warning", show_default=True,
-              help="What is written to standard error. No text of a user is.")  # fmt: skip
+              help="Log level of standard error. User text is never logged.")  # fmt: skip
 def lsp_command(server: str, stdio: bool, log_level: str, **values: Any) -> None:
     """Speak LSP 3.18 (textDocument/inlineCompletion) over standard input and output.
 

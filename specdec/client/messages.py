@@ -173,7 +173,7 @@ def logprobs_of(rows: Iterable[result.TokenLogprobs]) -> list[TokenLogprobs]:
 
 
 def tree_of(m: result.StepTree) -> StepTree:
-    """What a step verified."""
+    """Convert the token tree that one step verified."""
     nodes = m.nodes
     return StepTree(
         tokens=[n.token_id for n in nodes], parents=[n.parent for n in nodes], chances=[n.chance for n in nodes],
@@ -208,7 +208,7 @@ def stats_of(message: result.Metrics) -> SpeculationStats:
 
 
 def info_of(m: model.GetServerInfoResponse) -> EngineInfo:
-    """What is served."""
+    """Convert the server's description of its engine."""
     return EngineInfo(
         target=m.target, draft=m.draft if m.HasField("draft") else None, dtype=m.dtype, kernels=m.kernels,
         numeric_mode=model.NumericMode.Name(m.numeric_mode).removeprefix("NUMERIC_MODE_").lower(),
