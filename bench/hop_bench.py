@@ -1,7 +1,7 @@
-"""What Envoy adds to a call: ``python -m bench.hop_bench``.
+"""Measures the latency that Envoy adds to a call: ``python -m bench.hop_bench``.
 
-A scripted server writes into every message when it left the engine. Streams ask it by turns directly and through Envoy,
-so that both meet the same machine.
+A scripted server writes into every message the time at which it left the engine. Streams call it directly and through
+Envoy in turn, so that both paths run under the same conditions.
 """
 
 from __future__ import annotations

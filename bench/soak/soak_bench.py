@@ -125,11 +125,11 @@ class SoakReport:
         }
 
     def faults(self) -> list[str]:
-        """Everything that must not be; empty for a server that stays up."""
+        """Every fault found; empty for a server that passes."""
         found = [f"{count} x {line}" for line, count in self.tally.faults.most_common()]
         for number, one in enumerate(self.looks, 1):
             if not one.at_rest:
-                found.append(f"look {number}: nobody was there, and yet {one.left} were held")
+                found.append(f"look {number}: no client was connected, but {one.left} were still held")
             if one.restarts:
                 found.append(f"look {number}: the engine had been restarted {one.restarts} times")
         if len(set(self.answers)) > 1:

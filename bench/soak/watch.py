@@ -1,4 +1,4 @@
-"""What a soak observes: the server's processes, files and held resources, outcomes of requests, running time."""
+"""Samples a server during a soak: its processes, open files, resources in use and outcomes of requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec.errors import SpecdecError
 
 
 class SoakFault(SpecdecError):  # noqa: N818 - the server's fault, not an error of ours
-    """A call that hangs, breaks without a reason, or ends in half; the message says which."""
+    """A call hung, failed without a reason or returned part of an answer; the message says which."""
 
 
 HELD = ("requests_in_flight", "requests_running", "requests_waiting", "kv_pages_used")
@@ -25,37 +25,37 @@ HELD = ("requests_in_flight", "requests_running", "requests_waiting", "kv_pages_
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One process: bytes that are its own, open file descriptors, threads."""
+    """Resources that one process uses."""
 
-    own_bytes: int
-    files: int
+    own_bytes: int  # unique set size
+    files: int  # open file descriptors
     threads: int
 
     @staticmethod
     def of(process: psutil.Process) -> Use:
-        """Of ``process`` now."""
+        """Measures ``process`` now."""
         return Use(int(process.memory_full_info().uss), process.num_fds(), process.num_threads())
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """``at_s`` of running time. ``held``: what belongs to requests. ``calls``: open ones but the caller's."""
+    """One sample of the server."""
 
-    at_s: float
+    at_s: float  # seconds of running time
     visits: int
     processes: dict[str, Use]
-    held: dict[str, int]
-    calls: int
+    held: dict[str, int]  # resources that requests hold, by name
+    calls: int  # open calls, without the one that samples
     restarts: int
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is held for anybody."""
+        """Whether no request holds a resource and no call is open."""
         return not self.left
 
     @property
     def left(self) -> dict[str, int]:
-        """What is held, by name."""
+        """The resources still held and the open calls: those counts that are not 0, by name."""
         return {name: count for name, count in {**self.held, "calls": self.calls}.items() if count}
 
     @property
