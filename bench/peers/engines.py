@@ -42,7 +42,7 @@ class PeerModel:
         return self.weights if self.path.suffix == ".gguf" else "int8"
 
     def gguf(self) -> Path:
-        """Return the file; raises PeerError if it does not exist."""
+        """Return the file; raises PeerError if the model is not a .gguf file."""
         if self.path.suffix != ".gguf":
             raise PeerError(f"{self.name} is no .gguf file; take a model that is one")
         return self.path

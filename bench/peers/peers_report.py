@@ -239,7 +239,7 @@ class PeersReport:
 
 
 def _short(text: str) -> str:
-    """Without what is this machine's and nobody else's."""
+    """Remove this machine's paths from the text."""
     return text.replace(f"{_ROOT}/", "").replace(str(Path.home()), "~")
 
 

@@ -417,7 +417,7 @@ _PLAIN_EVERY_S = 30.0
 class AbProgress:
     """On a terminal one line that changes, else a line of its own now and then; nothing where ``quiet``.
 
-    It is drawn by whoever runs the experiment, between requests: a thread of its own would disturb what is measured.
+    The experiment draws it between requests, because a separate thread would disturb the measurement.
     """
 
     def __init__(self, quiet: bool) -> None:

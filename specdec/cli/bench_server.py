@@ -131,7 +131,7 @@ def overload_command(config: Config, goodput: tuple[str, ...], as_json: bool, **
 
 
 def _questions(figures: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
-    """What is asked, what was found, what is wanted, and whether it was."""
+    """Return rows of (question, measured value, target, passed)."""
     share, hintless = figures["goodput_over_peak"], figures["refused_without_hint"]
     kept = share is not None and share >= LEAST_GOODPUT
     found = [

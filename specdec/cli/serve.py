@@ -92,7 +92,7 @@ def serve_command(config: Config, quiet: bool) -> None:
 
 
 def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server: ServerConfig = _OPEN) -> list[str]:
-    """Return the message printed when the server is ready; it includes a client command to paste."""
+    """Return the lines printed when the server is ready, including a client command to paste."""
     drafters = ", ".join(info.drafters) or "none"
     host = _reachable(addresses.host)
     ask = '--chat "Why is the sky blue?"' if knows_chat else '"Once upon a time"'
