@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from server.errors import BodiesFullError
 
 BODIES_IN_FLIGHT_BYTES = 256 << 20  # of all calls together, or 4 bodies of the longest that is allowed
+OWN_BYTES = 1 << 16  # of each body, which take no room: ordinary requests do not wait for large ones
 WAIT_S = 5.0  # how long a call waits for room before it is refused
 SLOW_S = 5.0  # a body that arrives for longer is cut off if others wait for room
 _LOOK_S = 0.5  # between looks for slow bodies while somebody waits
@@ -35,7 +36,8 @@ class Body:
 
     def __init__(self, budget: BodyBudget, cut_off: Callable[[], None]) -> None:
         self._budget, self.cut_off = budget, cut_off
-        self.held = 0  # bytes
+        self.size = 0  # bytes
+        self.held = 0  # bytes of the budget
         self.began_s = asyncio.get_running_loop().time()
 
     async def reserve(self, size: int) -> None:
@@ -44,23 +46,27 @@ class Body:
         Raises:
             BodiesFullError: none became free in `WAIT_S` seconds.
         """
-        if size:
-            await self._budget.take(size)
-            self.held += size
+        before, self.size = self.size, self.size + size
+        room = self._budget.room(self.size) - self._budget.room(before)
+        if room:
+            await self._budget.take(room)
+            self.held += room
 
     def arrived(self, size: int) -> None:
         """The body is complete: keep room for its ``size`` bytes only."""
-        self._budget.complete(self, size)
+        self._budget.complete(self, self._budget.room(size))
 
 
 class BodyBudget:
-    """Shares ``limit`` bytes among bodies, first come, first served.
+    """Shares ``limit`` bytes among bodies, first come, first served."""
 
-    ``trim`` is called in a thread after large bodies, to return the memory that they leave behind.
-    """
-
-    def __init__(self, limit: int = BODIES_IN_FLIGHT_BYTES, trim: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, limit: int = BODIES_IN_FLIGHT_BYTES, trim: Callable[[], None] = lambda: None, own_bytes: int = OWN_BYTES
+    ) -> None:
+        """trim: called in a thread after large bodies, to return the memory that they leave behind. own_bytes: of each
+        body, which do not count."""
         self.limit, self.used = limit, 0  # bytes
+        self._own_bytes = own_bytes
         self._trim = trim
         self._trim_timer: asyncio.TimerHandle | None = None
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
@@ -88,6 +94,10 @@ class BodyBudget:
             place, wanted = self._waiting.popleft()
             self.used += wanted
             place.set_result(None)
+
+    def room(self, size: int) -> int:
+        """Bytes of the budget that a body of ``size`` bytes takes."""
+        return max(0, size - self._own_bytes)
 
     async def take(self, size: int) -> None:
         """As `Body.reserve`."""

@@ -192,7 +192,7 @@ class HttpProtocol(H11Protocol):
                 message = await receive()
                 await body.reserve(len(message.get("body", b"")))
                 if not message.get("more_body", False):
-                    body.arrived(body.held)
+                    body.arrived(body.size)
                 return message
 
             await self.config.loaded_app(scope, receive_counted, send)

@@ -86,7 +86,7 @@ async def until_waiting(budget: BodyBudget) -> None:
 
 
 async def test_bodies_share_one_budget() -> None:
-    budget = BodyBudget(100)
+    budget = BodyBudget(100, own_bytes=0)
     with budget.body(lambda: None) as first, budget.body(lambda: None) as second:
         await first.reserve(80)
         first.arrived(60)
@@ -101,7 +101,7 @@ async def test_bodies_share_one_budget() -> None:
 
 async def test_a_body_without_room_is_refused_and_slow_ones_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_budget, "WAIT_S", 0.05)
-    budget, cut = BodyBudget(100), asyncio.Event()
+    budget, cut = BodyBudget(100, own_bytes=0), asyncio.Event()
     with budget.body(cut.set) as slow, budget.body(lambda: None) as other:
         await slow.reserve(80)
         with pytest.raises(BodiesFullError):
@@ -112,6 +112,23 @@ async def test_a_body_without_room_is_refused_and_slow_ones_are_cut_off(monkeypa
         with pytest.raises(BodiesFullError):
             await other.reserve(50)
         assert cut.is_set()
+
+
+async def test_an_ordinary_body_does_not_wait_for_large_ones() -> None:
+    budget = BodyBudget(100, own_bytes=30)
+    with budget.body(lambda: None) as large, budget.body(lambda: None) as small:
+        await large.reserve(130)
+        assert budget.used == 100
+        await small.reserve(20)
+        await small.reserve(10)
+        small.arrived(small.size)
+        assert budget.used == 100
+        waiting = asyncio.create_task(small.reserve(1))
+        await until_waiting(budget)
+        large.arrived(120)
+        await waiting
+        assert budget.used == 91
+    assert budget.used == 0
 
 
 async def test_a_message_that_never_arrives_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
