@@ -175,14 +175,14 @@ async def echo_server(budget: BodyBudget | None = None) -> AsyncIterator[str]:
 
 
 async def test_http_bodies_take_room_in_the_budget() -> None:
-    budget = BodyBudget(100_000)
+    budget = BodyBudget(100_000, own_bytes=10_000)
     async with echo_server(budget) as url, httpx.AsyncClient(base_url=url) as http:
         with budget.body(lambda: None) as other:
-            await other.reserve(90_000)
+            await other.reserve(100_000)
             waiting = asyncio.create_task(http.post("/", content=b"x" * 50_000))
             await asyncio.wait_for(until_waiting(budget), 30)
             assert not waiting.done()
-            assert (await http.post("/", content=b"")).text == "0"
+            assert (await http.post("/", content=b"x" * 9_000)).text == "9000"
         assert (await waiting).text == "50000"
     assert budget.used == 0
 
