@@ -100,7 +100,7 @@ async def asked(server: Addressed) -> None:
     """Wait until some text has come that a newer request can go on with."""
     completion = server.serving.models.first.completion
     async with asyncio.timeout(20):
-        while not any(run.text for run in completion.runs._runs):
+        while not any(run.is_computed.is_set() for run in completion.runs._runs):
             await asyncio.sleep(0.01)
 
 
