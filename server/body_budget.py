@@ -90,6 +90,9 @@ class BodyBudget:
         self._arriving.pop(body, None)
         self.used -= body.held - size
         body.held = size
+        self._serve_waiting()
+
+    def _serve_waiting(self) -> None:
         while self._waiting and self.used + self._waiting[0][1] <= self.limit:
             place, wanted = self._waiting.popleft()
             self.used += wanted
@@ -116,6 +119,7 @@ class BodyBudget:
                 self.used -= size
             else:
                 self._waiting.remove((place, size))
+            self._serve_waiting()
             if isinstance(error, TimeoutError):
                 raise BodiesFullError(WAIT_S) from None
             raise
@@ -127,6 +131,7 @@ class BodyBudget:
             if body.began_s > slow_s:
                 return
             if body.held:
+                del self._arriving[body]  # it is cut off once
                 body.cut_off()
                 return
 

@@ -54,7 +54,7 @@ class Submitter(Protocol):
 class CoalescedRequest:
     """One reader's view of a request: its events so far, and the text of sample 0. `leave` it.
 
-    The events count in ``unread`` from the end of the request until the reader leaves.
+    Events that are unread at the end of the request count in ``unread`` until the reader leaves.
     """
 
     text: str  # of sample 0, as far as it is certain
@@ -65,6 +65,7 @@ class CoalescedRequest:
         self.events: list[RequestEvent] = []
         self.text, self.finished, self.error = "", None, None
         self.ended = self.has_tokens = self._left = False
+        self._seen = 0  # events that `read` has returned
         self._source, self._unread = source, unread or UnreadEvents()
         self._wake = asyncio.Event()
         self._pump = asyncio.create_task(self._read(), name="completion-reader")
@@ -97,8 +98,9 @@ class CoalescedRequest:
         seen = 0
         while True:
             while seen < len(self.events):
-                yield self.events[seen]
                 seen += 1
+                self._seen = max(self._seen, seen)
+                yield self.events[seen - 1]
             if self.ended:
                 break
             await self.more(seen)
@@ -131,7 +133,7 @@ class CoalescedRequest:
         if not self.ended:
             self.ended = True
             if not self._left:
-                self._unread.add(self, sum(map(weight_of, self.events)))
+                self._unread.add(self, sum(map(weight_of, self.events[self._seen :])))
             self._notify()
 
     def _notify(self) -> None:

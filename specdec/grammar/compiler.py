@@ -103,7 +103,7 @@ class CheckProcess:
 
         Raises:
             ValueError: the grammar is wrong or too complex.
-            OSError: the process cannot be started.
+            OSError: the process cannot be started, or was killed before it answered; the grammar may be a good one.
         """
         process = self._process or self._start()
         assert process.stdin is not None
@@ -118,7 +118,9 @@ class CheckProcess:
                 line = process.stdout.readline()
         if not line.endswith("\n"):
             self.close()
-            late = process.returncode in (-signal.SIGPROF, -signal.SIGKILL)
+            if process.returncode == -signal.SIGKILL:
+                raise OSError(f"the check of a grammar was ended after {CHECK_WALL_SECONDS:g} s, or by the system")
+            late = process.returncode == -signal.SIGPROF
             limit = f"does not compile within {cpu_seconds:g} s" if late else "takes too much memory to compile"
             raise ValueError(f"too complex: it {limit}")
         answer = json.loads(line)
@@ -281,10 +283,12 @@ class GrammarCompiler:
             return compile_matcher(source, self._library_vocabulary)
         except ValueError as error:
             raise _refusal("grammar", f"{_shortened(str(error))}; {_HINTS[params.kind]}") from None
-        except OSError:
+        except Exception:
             with self._lock:
                 self._compiled.pop(params, None)  # the next request tries again
             raise
+        except BaseException as error:  # a panic of the library, which must not end the engine
+            raise _refusal("grammar", f"{_shortened(str(error))}; {_HINTS[params.kind]}") from None
 
     def _check_room(self, key: str) -> None:
         if len(self._jobs.get(key, ())) >= MAX_PENDING_PER_KEY:

@@ -121,6 +121,30 @@ def test_a_grammar_that_never_compiles_is_refused_once_and_others_are_served(mon
     ours.close()
 
 
+def test_a_check_that_is_killed_refuses_no_grammar_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, quick = GrammarCompiler(byte_level(), VOCAB_SIZE), GrammarParams(KIND.REGEX, "quick")
+    monkeypatch.setattr(grammar_compiler, "CHECK_WALL_SECONDS", 0.0)
+    with pytest.raises(OSError, match="check of a grammar was ended"):
+        ours.compile(quick)
+    monkeypatch.undo()
+    assert ours.compile(quick).mask(()).any()
+    ours.close()
+
+
+def test_a_panic_of_the_library_refuses_its_grammar_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicError(BaseException):
+        """As Rust's bindings raise it."""
+
+    def panic(*_: object) -> None:
+        raise PanicError("index out of bounds")
+
+    ours, quick = GrammarCompiler(byte_level(), VOCAB_SIZE), GrammarParams(KIND.REGEX, "quick")
+    monkeypatch.setattr(grammar_compiler, "compile_matcher", panic)
+    with pytest.raises(InvalidRequestError, match="index out of bounds"):
+        ours.compile(quick)
+    ours.close()
+
+
 def test_memory_of_a_check_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_compiler, "CHECK_WALL_SECONDS", 600.0)
     ours = GrammarCompiler(byte_level(), VOCAB_SIZE, check_seconds=600.0)

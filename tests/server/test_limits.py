@@ -131,6 +131,29 @@ async def test_an_ordinary_body_does_not_wait_for_large_ones() -> None:
     assert budget.used == 0
 
 
+async def test_a_body_is_cut_off_once_and_those_behind_a_refused_one_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(body_budget, "WAIT_S", 0.2)
+    monkeypatch.setattr(body_budget, "SLOW_S", -1.0)
+    budget, cuts = BodyBudget(100, own_bytes=0), []
+    with (
+        budget.body(lambda: cuts.append("slow")) as slow,
+        budget.body(lambda: None) as head,
+        budget.body(lambda: None) as next_one,
+    ):
+        await slow.reserve(60)
+        refused = asyncio.create_task(head.reserve(90))
+        await until_waiting(budget)
+        monkeypatch.setattr(body_budget, "WAIT_S", 20.0)
+        served = asyncio.create_task(next_one.reserve(30))
+        with pytest.raises(BodiesFullError):
+            await refused
+        await asyncio.wait_for(served, 5)
+    assert cuts == ["slow"]
+    assert budget.used == 0
+
+
 async def test_a_message_that_never_arrives_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_budget, "SLOW_S", -1.0)
     stalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -10,6 +10,7 @@ import pytest
 from server.auth.principal import ANYBODY, Principal
 from server.completion.coalescing import CoalescedRequest, RequestCoalescer
 from server.errors import RateLimitedError
+from server.request_stream import weight_of
 from specdec.core.types import (
     Delta,
     Finished,
@@ -217,6 +218,24 @@ async def test_readers_get_all_events_whenever_they_come() -> None:
     assert isinstance(run.finished, Finished)
     assert [type(event).__name__ for event in run.events] == ["Started", "Delta", "Delta", "Finished"]
     run.leave()
+
+
+async def test_only_unread_events_of_an_ended_request_count() -> None:
+    engine = ScriptedEngine()
+    table = RequestCoalescer(engine)
+    run, _ = await table.start(ANYBODY, GREEDY)
+    late, _ = await table.start(ANYBODY, GREEDY)
+    engine.last.start()
+    reading = asyncio.create_task(read(run))
+    engine.last.say("a" * 10_000)
+    await settle()
+    engine.last.finish()
+    assert await reading == "a" * 10_000
+    held = sum(map(weight_of, late.events))
+    assert held <= table._unread.total < 1.1 * held  # of `run` the last event at most
+    run.leave()
+    late.leave()
+    assert table._unread.total == 0
 
 
 async def test_a_reader_that_breaks_fails_the_run_and_closes_its_source() -> None:
