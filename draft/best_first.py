@@ -19,7 +19,7 @@ MAX_CONTEXTS = 4  # contexts of a node, the longest ones; further ones change ac
 MAX_SHARED_CHANCE = 0.9  # sum of the children's chances above which shorter contexts are not consulted
 
 # The fit to source code that `share_out` describes
-BRANCHING_POWER = 1.5  # of a follower's share: a context that branched before tends to branch anew
+BRANCHING_POWER = 1.5  # of a follower's share: a context that branched before tends to branch again
 LENGTH_WEIGHT = 0.4  # per token of the context
 COUNT_POWER = 0.7  # of the number of times that the context was seen
 

@@ -221,7 +221,7 @@ class EngineCalls:
     def open(self, read: Callable[[Any], Any]) -> tuple[int, asyncio.Future[Any]]:
         """A number and the future of its answer; the future raises a `RequestError` where the call fails.
 
-        read: converts the answer to the future's result; called even if nobody waits any more.
+        read: converts the answer to the future's result; called even if the caller has gone.
         """
         number = next(self._numbers)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

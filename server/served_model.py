@@ -240,7 +240,7 @@ class ServedModel:
         await engine.start()
         is_cached = await asyncio.to_thread(is_here, engine.config.target, engine.config.cache_dir)
         self._loading = asyncio.create_task(self._load_tokenizer(load_tokenizer, is_cached))
-        self._loading.add_done_callback(_retrieve_error)  # nobody awaits it where the engine fails too
+        self._loading.add_done_callback(_retrieve_error)  # if the engine fails too, nothing awaits it
 
     async def _load_tokenizer(self, load: LoadTokenizer, is_cached: bool) -> TokenizerLike:
         engine = self.client.engine
@@ -305,7 +305,7 @@ def _retrieve_error(loading: asyncio.Task[TokenizerLike]) -> None:
 
 
 def _load_warm(load: LoadTokenizer, config: EngineConfig) -> TokenizerLike:
-    """The tokenizer after a large text: its caches are built now, where they delay nobody."""
+    """The tokenizer after a large text: its caches are built now, where they delay no call."""
     tokenizer = load(config)
     tokenizer.encode("a " * LARGE_CHARACTERS)
     assert tokenizer.longest_token > 0

@@ -184,7 +184,7 @@ class PeersBench:
         run.prompts = list(prompts)
         active = ActivePeer(keep=self._keep, free_bytes=self._free_bytes)
         async with active:
-            if self._keep:  # all start before anything is measured, when that takes memory's bandwidth from nobody
+            if self._keep:  # all start first, so that loading takes no memory bandwidth from a measurement
                 for arm in self._peers:
                     await self._enter(active, arm, run)
             rounds = one_by_one(prompts) if self._keep else in_parts(prompts, PARTS)

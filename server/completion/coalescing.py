@@ -146,7 +146,7 @@ class SharedAnswer:
 
     The engine has the first caller's request and its deadline, so only readers whose deadline is no later join.
     Each further reader has a `Ticket` with its own deadline and request id. An abort of the first caller's id ends the
-    request in the engine only while nobody else reads.
+    request in the engine only if it has no other reader.
     """
 
     def __init__(

@@ -93,7 +93,7 @@ class LivePlan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings for whoever starts the experiment."""
+        """Warnings shown when the experiment starts."""
         assignment, found = self.config.assignment, []
         if assignment.mode == "shadow":
             found.append(
