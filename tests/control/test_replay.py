@@ -6,13 +6,17 @@ import functools
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from specdec.control.trace import read_trace, replay_file
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from specdec.engine import propose
 from specdec.engine.engine import Engine
 from specdec.errors import ConfigError
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts
@@ -20,9 +24,9 @@ from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts
 Line = dict[str, Any]
 
 
-def _keep_time(engine: Engine) -> None:
-    """Look at no real clock for what things took: a proposal takes 2 ms, and verifying 3 ms."""
-    now, start = [0.0], engine._verifier.start
+def _keep_time(engine: Engine, now: list[float]) -> None:
+    """Replace all clocks by ``now``: a proposal takes 2 ms, and verifying 3 ms."""
+    start = engine._verifier.start
 
     def clock() -> float:
         now[0] += 2e-3
@@ -41,8 +45,9 @@ def recorded() -> tuple[str, int]:
     """A trace of a run that mixes modes, temperatures, drafters and objectives, and the tokens it came to."""
     path = Path(tempfile.mkdtemp(prefix="specdec-test-")) / "trace.jsonl"
     speculation = tiny_parts().config.speculation.model_copy(update={"trace_file": path, "trace_steps": 7})
-    engine = tiny_engine(speculation=speculation)
-    _keep_time(engine)
+    now = [0.0]
+    engine = tiny_engine(replace(tiny_parts(), clock=lambda: now[0]), speculation=speculation)
+    _keep_time(engine, now)
     modes = [SpeculationMode.AUTO, SpeculationMode.ON, SpeculationMode.OFF]
     requests = [
         Request(
@@ -56,7 +61,8 @@ def recorded() -> tuple[str, int]:
         )
         for i in range(10)
     ]
-    run_all(engine, requests)
+    with patch.object(propose, "time", SimpleNamespace(monotonic=lambda: now[0])):
+        run_all(engine, requests)
     assert len(engine.trace(100)) == 7
     engine.close()
     return path.read_text(), sum(20 + i for i in range(10)) + 22
