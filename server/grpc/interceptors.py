@@ -192,6 +192,7 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
             except BodiesFullError as error:
                 return await refuse(context, error)
             if data is grpc.aio.EOF:
+                body.arrived(0)  # its timeout has ended, so it must not be cut off any more
                 return await refuse(context, _unreadable("is missing"))
             body.arrived(len(data))
             request = await _unpack(read, data)
