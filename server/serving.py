@@ -307,7 +307,7 @@ def _publisher(config: KvEventsConfig) -> KvEventPublisher | None:
         from server.kv_events import KvEventPublisher
     except ImportError as error:
         raise ConfigError(
-            f"server.kv_events.endpoint: events need a package that is not here ({error.name}); "
-            "install it with: pip install 'specdec[kv-events]', or leave endpoint out"
+            f"server.kv_events.endpoint: events need a package that is not installed ({error.name}); "
+            "run pip install '.[kv-events]' in specdec's checkout, or leave endpoint out"
         ) from None
     return KvEventPublisher(config)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import tomllib
 from pathlib import Path
 
 from specdec.models.catalogue import CATALOGUE
@@ -66,3 +68,24 @@ def test_the_map_names_every_folder_of_code_and_no_other() -> None:
     code -= {"specdec/api/v1"}  # with specdec/api
     assert code <= named
     assert all((REPOSITORY / name).is_dir() for name in named)
+
+
+def test_installs_that_are_shown_are_of_this_checkout_or_of_a_dependency() -> None:
+    """The package index has a `specdec` that is another project's."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    required = [*project["dependencies"], *(name for names in extras.values() for name in names)]
+    known = {re.split(r"[\[<>=]", name)[0] for name in required}
+    kinds = ("*.md", "*.py", "*.sh", "*.yaml", "deploy", ":!tests")
+    listed = subprocess.run(["git", "ls-files", *kinds], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    shown = []
+    for file in listed.stdout.split():
+        text = (REPOSITORY / file).read_text(encoding="utf-8")
+        assert not re.search(rf"\bspecdec\[({'|'.join(extras)})\b", text), file
+        shown += [(file, name) for name in re.findall(r"\bpip install (?:-(?:r )?\S+ )*+'?([\w.][^\s'`),;]*)", text)]
+    for file, name in shown:
+        own = re.fullmatch(r"\.(?:\[([\w,-]+)\])?", name)
+        names = set((own[1] or "").split(",")) - {""} if own else {name}
+        assert names <= (set(extras) if own else known), f"{file}: pip install {name}"
+    assert len(shown) > 8
+    assert project["name"] not in {"specdec", *known}

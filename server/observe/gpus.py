@@ -43,7 +43,7 @@ class Gpus:
         try:
             library = self._load()
         except ImportError:
-            _LOG.info("GPU metrics are off; install 'specdec[gpu]' to enable them")
+            _LOG.info("GPU metrics are off; pip install '.[gpu]' in specdec's checkout enables them")
             self._absent = True
             return
         try:

@@ -123,6 +123,6 @@ def _spans(endpoint: str, ratio: float) -> TelemetryListener:
     except ImportError as error:
         raise ConfigError(
             f"server.otlp_endpoint: traces need a package that is not installed ({error.name}); "
-            "install them with: pip install 'specdec[otel]', or leave otlp_endpoint out"
+            "run pip install '.[otel]' in specdec's checkout, or leave otlp_endpoint out"
         ) from None
     return Spans(OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https")), ratio)

@@ -177,7 +177,9 @@ def _operate(config: ClusterConfig, address: str | None) -> Any:
         ConfigError: Ray is not installed, or others may write to the folder.
     """
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("Ray is not installed: pip install 'specdec[cluster]', or `make setup-cluster` in a checkout")
+        raise ConfigError(
+            "Ray is not installed: run `make setup-cluster`, or pip install '.[cluster]', in specdec's checkout"
+        )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report usage to its makers
     if address is None:
         from cluster.state_folder import private_folder

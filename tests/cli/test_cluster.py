@@ -84,7 +84,7 @@ def test_without_ray_every_command_says_how_to_get_it(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     command, *rest = words
     done = run(command, "-f", file, *rest)
-    assert "pip install 'specdec[cluster]'" in str(done.exception)
+    assert "pip install '.[cluster]'" in str(done.exception)
 
 
 def test_a_file_that_is_wrong_is_named_before_anything_is_started(tmp_path: Path) -> None:

@@ -142,5 +142,5 @@ async def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delitem(sys.modules, "server.kv_events", raising=False)
     Serving(make_config(), lambda _: FakeTokenizer())  # without events it is not missed
     events = KvEventsConfig(endpoint="tcp://127.0.0.1:5557")
-    with pytest.raises(ConfigError, match=r"zmq.*pip install 'specdec\[kv-events\]'"):
+    with pytest.raises(ConfigError, match=r"zmq.*pip install '\.\[kv-events\]'"):
         Serving(make_config(kv_events=events), lambda _: FakeTokenizer())

@@ -119,5 +119,5 @@ def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
 
 def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
-    with pytest.raises(ConfigError, match=r"server\.otlp_endpoint.*pip install 'specdec\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"server\.otlp_endpoint.*pip install '\.\[otel\]'"):
         observer.build_observer(ServerConfig(otlp_endpoint="http://collector:4317"), lambda ids: "", 80.0)
