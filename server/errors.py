@@ -37,7 +37,10 @@ class UnknownModelError(RequestError):
 
     def __init__(self, asked: str, *served: str) -> None:
         self.asked = asked
-        super().__init__(f"model {asked!r} is not served here; this server runs {', '.join(map(repr, served))}")
+        super().__init__(
+            f"model {asked!r} is not served here; this server runs {', '.join(map(repr, served))}; ask for that, or "
+            "start the server with `--alias NAME` to serve it by another name too"
+        )
 
 
 class PoisonRequestError(RequestError):

@@ -35,7 +35,7 @@ from specdec.core.types import (
 
 NO_PROMPT = (0,)
 """Replaces a prompt that is wrong or missing, so that all other fields are still checked."""
-MAX_UNKNOWN, MAX_SHOWN = 8, 64  # unknown fields that a refusal names, and the characters it shows of each
+MAX_UNKNOWN, MAX_SHOWN = 8, 64  # unknown fields that are looked up, and the characters of each
 Record = TypeVar("Record")
 
 TEXT: Schema = {"type": "string"}

@@ -134,6 +134,7 @@ class ServedModel:
     experiments: Experiments
     gate: DrainGate
     hold_headers: bool  # whether headers of streams wait for the first token, unless a call says otherwise
+    strict_fields: bool  # HTTP bodies with unknown fields are refused
     started_s: int  # Unix time
 
     def __init__(
@@ -169,6 +170,7 @@ class ServedModel:
             config.experiments, client, self.admission, lambda ids: self.tokenizer.loaded.decode(ids), errors
         )
         self.gate, self.hold_headers = DrainGate(), config.hold_headers
+        self.strict_fields = config.strict_fields
         self._loading: asyncio.Task[TokenizerLike] | None = None
 
     @property

@@ -287,6 +287,9 @@ class ServerConfig(BaseModel):
         description="headers of streams wait for the first token, so that a router may repeat what fails before that; "
         "for one call: the header x-specdec-hold-headers: 1",
     )
+    strict_fields: bool = Field(
+        False, description="refuse HTTP bodies with unknown fields; false: ignore them, with a warning if misspelt"
+    )
     heartbeat_timeout_s: float = Field(30.0, gt=0, description="an engine silent for this long is restarted")
     drain_s: float = Field(30.0, ge=0, description="how long a stop waits for running requests")
 

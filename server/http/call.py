@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.hold_headers import HOLD_HEADER, holds
 from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError, Refusal
-from server.http.ignored_fields import warnings
+from server.http.ignored_fields import ignored_fields
 from server.json_body import (
     LARGE_BYTES,
     Body,
@@ -117,13 +117,20 @@ class Call:
         return self._raw
 
     def notes(self) -> dict[str, Any]:
-        """Further fields of the answer: ``warnings``, if the body has fields that matter and are ignored."""
-        found = warnings(self.data, self.fields, self.left_out) if self.fields else []
+        """Further fields of the answer: ``warnings``, if the body has fields that should not be ignored in silence."""
+        if not self.fields:
+            return {}
+        ignored = (*ignored_fields(self.data, self.fields), *((name, "is not served here") for name in self.left_out))
+        found = [{"param": name, "message": f"{problem}, and was ignored"} for name, problem in ignored]
         return {"warnings": found} if found else {}
 
     def body(self) -> Body:
         """The body's fields, to be read one by one; raises as `data`."""
-        return Body(self.data, ViolationCollector(), self.field_names)
+        body = Body(self.data, ViolationCollector(), self.field_names)
+        if self.model.strict_fields:
+            for name, problem in ignored_fields(self.data, self.fields, every=True):
+                body.refuse(name, problem)
+        return body
 
     async def read_request(self, table: Table) -> tuple[Body, RequestFields]:
         """The body, and what it asks for by the names of a dialect's ``table``.

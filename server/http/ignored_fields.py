@@ -1,15 +1,19 @@
-"""Fields that other servers have and this one lacks, where that changes what the answer means.
+"""Fields that an endpoint ignores and should not ignore in silence.
 
-Unknown fields are ignored, as clients expect. The answer lists these few in ``warnings``: a caller who asks for beam
-search should learn that this answer does not come from one.
+Unknown fields are ignored, as clients expect. The answer's ``warnings`` list those that look misspelt, and those that
+other servers have where that changes what the answer means: a caller who asks for beam search should learn that this
+answer does not come from one. With ``strict_fields`` the call is refused instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
-from server.request_fields import Table
+from server.request_fields import MAX_SHOWN, MAX_UNKNOWN, Table
+
+_LIKENESS = 0.83  # of two names, as difflib computes it, from 0 to 1: a letter or two differ
 
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 # Each with further values that request nothing. A field that the endpoint reads is never reported.
@@ -39,22 +43,37 @@ _MEANING: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def warnings(data: Mapping[str, Any], known: Table, left_out: Sequence[str] = ()) -> list[dict[str, str]]:
-    """The fields of a body that were ignored and would have changed what the answer means.
+def ignored_fields(data: Mapping[str, Any], known: Table, *, every: bool = False) -> Iterator[tuple[str, str]]:
+    """Names of fields that are ignored and should not be ignored in silence, each with what is wrong with it.
 
     known: the fields that the endpoint reads.
-    left_out: parts of them that it ignored.
+    every: also unknown fields that resemble none of them.
     """
-    names = [*_ignored(data, known), *left_out]
+    yield from _of_object(data, known, every)
     for each in known:
         inner = data.get(each.name)
         if each.fields and isinstance(inner, dict):
-            names += [f"{each.name}.{name}" for name in _ignored(inner, each.fields)]
-    return [{"param": name, "message": "is not served here, and was ignored"} for name in names]
+            for name, problem in _of_object(inner, each.fields, every):
+                yield f"{each.name}.{name}", problem
 
 
-def _ignored(data: Mapping[str, Any], known: Table) -> Iterator[str]:
+def _of_object(data: Mapping[str, Any], known: Table, every: bool) -> Iterator[tuple[str, str]]:
     read = {each.name for each in known}
+    plain = {_plain(name): name for name in read}
+    compared = 0
     for name, value in data.items():
-        if name in _MEANING and name not in read and value not in _NOTHING and value not in _MEANING[name]:
-            yield name
+        if name in read or value is None:
+            continue
+        if name in _MEANING:
+            if value not in _NOTHING and value not in _MEANING[name]:
+                yield name, "is not served here"
+        elif compared < MAX_UNKNOWN:
+            compared += 1
+            likely = get_close_matches(_plain(name[:MAX_SHOWN]), plain, n=1, cutoff=_LIKENESS)
+            if likely or every:
+                hint = f" (did you mean {plain[likely[0]]}?)" if likely else ""
+                yield name[:MAX_SHOWN], f"is not known{hint}"
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")

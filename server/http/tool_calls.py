@@ -104,9 +104,22 @@ class ToolCallParser:
     # The readers are generators that yield when they need more text; once `_ended`, they get none.
 
     def _hermes(self) -> Reading[None]:
-        while (yield from self._text_until("<tool_call>")):
-            if self._end((yield from self._object())):
+        """Small models leave out the marks, or write a fence instead. Without the mark only calls of known tools count,
+        at the answer's beginning or after another call."""
+        marked = False
+        while True:
+            yield from self._space()
+            marked = marked or bool((yield from self._mark("<tool_call>")))
+            yield from self._space()
+            yield from self._mark("```json\n", "```\n")
+            if self._end((yield from self._object(known=not marked))):
+                yield from self._drop("```")
                 yield from self._drop("</tool_call>")
+                marked = False
+            elif (yield from self._text_until("<tool_call>")):
+                marked = True
+            else:
+                return
 
     def _llama(self) -> Reading[None]:
         tag, marked = "<|python_tag|>", True
@@ -247,9 +260,12 @@ class ToolCallParser:
 
     def _object(self, known: bool = False) -> Reading[bool]:
         """Take ``{"name": ..., "arguments": ...}``; whether it is a complete call. ``known``: only of a known tool and
-        without further fields."""
+        without further fields.
+
+        The outer braces may be doubled, as in some templates' instructions, and the closing one may be missing."""
         yield from self._space()
         mark = yield from self._mark("{")
+        is_doubled = bool(mark and (yield from self._mark("{")))
         name: str | None = None
         arguments = "{}"  # while none, or those that stand before the name
         while mark in ("{", ","):
@@ -272,9 +288,11 @@ class ToolCallParser:
                     return False
                 name = value
             yield from self._space()
-            mark = yield from self._mark(",", "}")
-        if not mark or name is None:
+            mark = yield from self._mark(",", "}", "</tool_call>", "```")
+        if name is None or (mark != "}" and self._open is None) or (not mark and self._held):
             return False
+        if is_doubled:
+            yield from self._drop("}")
         if self._open is None:
             self._begin(name)
             self._argue(arguments)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from server.http.app import ENDPOINTS
-from server.http.ignored_fields import _MEANING, warnings
-from tests.server.http.harness import Server
+from server.http.ignored_fields import _MEANING, ignored_fields
+from server.request_fields import MAX_UNKNOWN
+from tests.server.http.calls import Fim
+from tests.server.http.harness import Server, running
 from tests.server.http.ollama.lines import lines
 
 HI = [{"role": "user", "content": "hi"}]
@@ -53,4 +55,38 @@ def test_what_a_dialect_reads_is_no_warning(server: Server) -> None:
 def test_every_field_of_the_list_is_unread_somewhere() -> None:
     read = [{field.name for field in endpoint.fields} for endpoint in ENDPOINTS if endpoint.fields]
     assert not [name for name in _MEANING if all(name in fields for fields in read)]
-    assert warnings({"lora": 1}, ()) == [{"param": "lora", "message": "is not served here, and was ignored"}]
+    assert [*ignored_fields({"lora": 1}, ())] == [("lora", "is not served here")]
+
+
+MISSPELT = {"temprature": 0.5, "streem": False, "topP": 0.9, "seeds": 1}
+LIKELY = ["temperature", "stream", "top_p", "seed"]
+
+
+@pytest.mark.parametrize(("path", "body"), [ask for ask in ASKS if not ask[0].startswith("/api")])
+def test_misspelt_fields_come_back_with_the_likely_name(server: Server, path: str, body: dict[str, Any]) -> None:
+    answer = server.ask(path, **body, **MISSPELT)
+    assert [note["param"] for note in answer["warnings"]] == [*MISSPELT]
+    assert [note["message"] for note in answer["warnings"]] == [
+        f"is not known (did you mean {name}?), and was ignored" for name in LIKELY
+    ]
+
+
+def test_those_of_inner_objects_do_too_and_an_endless_list_does_not(server: Server) -> None:
+    answer = server.ask("/api/generate", prompt="a", stream=False, options={"top_kk": 1})
+    assert answer["warnings"] == [
+        {"param": "options.top_kk", "message": "is not known (did you mean top_k?), and was ignored"}
+    ]
+    many = server.ask("/v1/completions", prompt="a", max_tokens=2, **{f"seed{i}": 1 for i in range(1000)})
+    assert len(many["warnings"]) == MAX_UNKNOWN
+
+
+def test_strict_fields_refuses_what_is_not_read() -> None:
+    with running(fim=Fim(), strict_fields=True) as server:
+        for path, body in ASKS:
+            server.ask(path, **body, lora=[], user=None)  # these request nothing
+            refused = server.client.post(path, json={**body, "temprature": 1, "whatever": [1], "use_beam_search": True})
+            assert refused.status_code == 400, path
+            assert "temprature: is not known (did you mean temperature?)" in refused.text or path.startswith("/api")
+            assert all(
+                part in refused.text for part in ("whatever", "is not known", "use_beam_search", "is not served")
+            )

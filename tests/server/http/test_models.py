@@ -41,11 +41,14 @@ def test_every_dialect_knows_every_name(server: Server, name: str) -> None:
     assert answer.model == "fake"
 
 
+ALIAS = "; ask for that, or start the server with `--alias NAME` to serve it by another name too"
+
+
 @pytest.mark.parametrize("name", ["gpt-4", "coder:7b", "gpt-4o:7b"])
 def test_no_other_name_is_known(server: Server, name: str) -> None:
     status, error = server.refused(COMPLETIONS, model=name, prompt="a")
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
-    assert error["message"] == f"model {name!r} is not served here; this server runs 'fake'"
+    assert error["message"] == f"model {name!r} is not served here; this server runs 'fake'{ALIAS}"
 
 
 def test_openais_list(server: Server) -> None:

@@ -52,6 +52,7 @@ def written(draw: st.DrawFn) -> tuple[ToolForm, str]:
         "\n",
         "<",
         '"',
+        "```json\n",
     ]
     return form, "".join(draw(st.lists(st.sampled_from([*WRITTEN[form] * 2, *pieces]), max_size=8)))
 
@@ -160,6 +161,26 @@ CASES: list[tuple[ToolForm, str, list[object]]] = [
     (ToolForm.HERMES, '<tool_call>{"name": "f", "arguments": {"a', ['<tool_call>{"name": "f", "arguments": {"a']),
     (ToolForm.HERMES, '<tool_call>{"name": "f", "arguments": {a}}', ['<tool_call>{"name": "f", "arguments": {a}}']),
     (ToolForm.HERMES, "", []),
+    # wrapped slightly wrong, as small models do
+    (ToolForm.HERMES, '<tool_call>\n{{"name": "f", "arguments": {"a": 1}}}\n</tool_call>x', [("f", {"a": 1}), "x"]),
+    (ToolForm.HERMES, '<tool_call>{{"name": "f", "arguments": {"a": 1}}', [("f", {"a": 1})]),
+    (ToolForm.HERMES, '<tool_call>\n```json\n{"name": "f"}\n```\n</tool_call>', [("f", {})]),
+    (ToolForm.HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>x', [("f", {"a": 1}), "x"]),
+    (ToolForm.HERMES, '```json\n{\n  "name": "look",\n  "arguments": {"at": 1}\n}\n```', [LOOK]),
+    (ToolForm.HERMES, '```\n{"name": "look", "arguments": {"at": 1}\n```\n{"name": "look"}</tool_call>', [LOOK, NONE]),
+    (ToolForm.HERMES, '{"name": "look", "arguments": {"at": 1}', [LOOK]),
+    *[
+        (ToolForm.HERMES, text, [text])  # an answer, or not surely a call
+        for text in (
+            'Write this:\n```json\n{"name": "look", "arguments": {"at": 1}}\n```',
+            'So {"name": "look", "arguments": {"at": 1}}',
+            '```json\n{"name": "Ann", "arguments": {"at": 1}}\n```',
+            '```json\n{"name": "look", "age": 5}\n```',
+            "```python\nlook(at=1)\n```",
+            '{"name": "look", "arguments": {"at": 1',
+            '<tool_call>{"name": "f"</tool_call>',
+        )
+    ],
     (ToolForm.LLAMA, '{"name": "look", "parameters": {"at": 1}}', [LOOK]),
     (ToolForm.LLAMA, '\n<|python_tag|>{"type": "function", "name": "look", "parameters": {"at": 1}}', [LOOK]),
     (ToolForm.LLAMA, '{"name": "look", "parameters": {"at": 1}}; {"name": "look"}\n', [LOOK, NONE]),
