@@ -82,7 +82,8 @@ def test_installs_that_are_shown_are_of_this_checkout_or_of_a_dependency() -> No
     for file in listed.stdout.split():
         text = (REPOSITORY / file).read_text(encoding="utf-8")
         assert not re.search(rf"\bspecdec\[({'|'.join(extras)})\b", text), file
-        shown += [(file, name) for name in re.findall(r"\bpip install (?:-(?:r )?\S+ )*+'?([\w.][^\s'`),;]*)", text)]
+        found = re.findall(r"\bpip install (?:-\S+ )*'?([\w.][^\s'`);]*)", text)
+        shown += [(file, name) for name in found if not name.endswith(".lock")]
     for file, name in shown:
         own = re.fullmatch(r"\.(?:\[([\w,-]+)\])?", name)
         names = set((own[1] or "").split(",")) - {""} if own else {name}
