@@ -65,7 +65,7 @@ async def measure_long_prompt(
     beside them, and the times of short requests alone and behind a long prompt. ``server``: as `LocalServer` takes it.
 
     Raises:
-        LocalServerError: the server did not start.
+        ChildServerError: the server did not start.
         SpecdecError: the model's context is too short for the plan.
     """
     changes = {"host": "127.0.0.1", "grpc_port": 0, "http_port": None}

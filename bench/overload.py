@@ -138,7 +138,7 @@ async def measure_overload(
     ``server``: as `LocalServer` takes it.
 
     Raises:
-        LocalServerError: the server did not start.
+        ChildServerError: the server did not start.
         SpecdecError: it answers nothing.
     """
     asks = (ask.of_fixed_length() for ask in endless_asks(plan.workload, plan.max_tokens, note))

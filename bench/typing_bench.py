@@ -239,7 +239,7 @@ async def measure_typing(engine: EngineConfig, plan: TypingPlan, note: Callable[
     """JSON-able figures: waits of both arms, their ratio at the median, and pages of the cache before and after.
 
     Raises:
-        LocalServerError: the server did not start.
+        ChildServerError: the server did not start.
         CallError: it failed.
     """
     stretches = [find_stretch(place, plan.keys) for place in PLACES[: plan.stretches]]

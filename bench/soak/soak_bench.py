@@ -187,7 +187,7 @@ async def run_soak(config: Config, plan: SoakPlan, seen: Callable[[Look, Tally],
     """``config`` must have an HTTP port. ``seen`` is shown every look as it is taken, and the tally until then.
 
     Raises:
-        LocalServerError: the server did not start.
+        ChildServerError: the server did not start.
     """
     tally, looks, answers = Tally(), list[Look](), list[str]()
     whole_s = plan.minutes * 60
