@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, ModelError
+from specdec.models.checkpoint import check_regular
 
 MAGIC = b"specdec index 1\n"
 _LENGTH = struct.Struct("<II")  # bytes of the header, and their CRC-32
@@ -69,11 +70,15 @@ class TokenIndex:
     def __init__(self, path: Path, *, check: bool = True) -> None:
         self.path = path
         try:
+            if path.exists():
+                check_regular(path)
             with path.open("rb") as file:
                 self.version = file_version(os.fstat(file.fileno()))
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise ConfigError(f"index {path} does not exist; build it: specdec index PATH... --out FILE") from None
+        except ModelError as error:
+            raise ConfigError(f"index {error}; {_WAY_OUT}") from None
         except (OSError, ValueError) as error:  # ValueError: the file is empty
             reason = error.strerror if isinstance(error, OSError) else "it is empty"
             raise ConfigError(f"index {path} can not be read ({reason}); {_WAY_OUT}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,12 @@ def test_a_damaged_file_is_told(tmp_path: Path, kind: str) -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist; build it"):
         TokenIndex(tmp_path / "none")
+
+
+def test_a_path_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "index")
+    with pytest.raises(ConfigError, match="is no regular file; delete it and build it again"):
+        TokenIndex(tmp_path / "index")
 
 
 def test_a_write_that_fails_leaves_the_former_one(tmp_path: Path) -> None:
