@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -102,6 +104,7 @@ MAX_TEXT = 1 << 24  # characters of a text that a template makes; as many bytes 
 MAX_MADE = 1 << 28  # characters of all texts that one rendering makes; a template copies its messages a few times
 MAX_WIDTH = 1 << 16  # of a padded text, or repetitions
 MAX_BITS = 4096  # of an integer
+MAX_RENDER_S = 5.0  # processor time of one rendering; a conversation of 16 MiB takes a fraction of a second
 _WIDE = re.compile(r"\d{6}|%[^a-zA-Z%]*\*")  # in a format string: a width above MAX_WIDTH, or one from the arguments
 # Filters that make no text of their arguments, so that their sizes need no check
 _SMALL_FILTERS = frozenset({
@@ -112,7 +115,12 @@ _SMALL_FILTERS = frozenset({
 
 
 class _BoundedGenerator(CodeGenerator):
-    """Compiles ``~`` to `BoundedSandbox.concat`."""
+    """Compiles ``~`` to `BoundedSandbox.concat`, and a call of `BoundedSandbox.check_time` into loops."""
+
+    def blockvisit(self, body: Iterable[nodes.Node], frame: Frame) -> None:
+        if frame.loop_frame:
+            self.writeline("environment.check_time()")
+        super().blockvisit(body, frame)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja2 calls it so
         self.write("environment.concat(map(environment.text, (")
@@ -123,25 +131,42 @@ class _BoundedGenerator(CodeGenerator):
 
 
 class BoundedSandbox(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates can not take much memory, neither while they are compiled nor rendered.
+    """A sandbox whose templates can not take much memory or time, neither while they are compiled nor rendered.
 
     Operators, filters and methods of texts are refused before they make a text longer than `MAX_TEXT`. Operators are
-    never computed at compile time.
+    never computed at compile time. Loops, calls, filters and tests end a rendering after ``max_render_s``.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     code_generator_class = _BoundedGenerator
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, max_render_s: float = MAX_RENDER_S, **options: Any) -> None:
         super().__init__(finalize=self.text, **options)
+        self._max_render_s = max_render_s
         self._made = threading.local()
         del self.globals["lipsum"]
-        for name in self.filters.keys() - _SMALL_FILTERS:
-            self.filters[name] = self.bounded(name, self.filters[name])
+        for name in self.tests:
+            self.tests[name] = self._timed(self.tests[name])
+        for name, function in self.filters.items():
+            self.filters[name] = self._timed(function) if name in _SMALL_FILTERS else self.bounded(name, function)
 
     def begin(self) -> None:
-        """Reset the count of characters that this thread's rendering makes."""
+        """Reset the count of characters and the time that this thread's rendering takes."""
         self._made.characters = 0
+        self._made.end_s = time.thread_time() + self._max_render_s
+
+    def check_time(self) -> None:
+        """SecurityError if the rendering has taken too long."""
+        if time.thread_time() > getattr(self._made, "end_s", math.inf):
+            raise SecurityError(f"it computes for more than {self._max_render_s:g} s")
+
+    def _timed(self, function: Any) -> Callable[..., Any]:
+        @functools.wraps(function)  # keeps jinja2's mark that the first argument is the context or the environment
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            self.check_time()
+            return function(*args, **kwargs)
+
+        return checked
 
     def count(self, characters: int) -> None:
         """SecurityError if a text of so many characters, or all of the rendering's, are too many."""
@@ -184,6 +209,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        self.check_time()
         method = getattr(function, "__wrapped__", function)  # the sandbox wraps `str.format`
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
@@ -191,13 +217,13 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         return super().call(context, function, *args, **kwargs)
 
     def bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)  # keeps jinja2's mark that the first argument is the context or the environment
+        @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
             marked = hasattr(function, "jinja_pass_arg")
             self._check(name, args[marked], args[marked + 1 :], kwargs)
             return function(*args, **kwargs)
 
-        return checked
+        return self._timed(checked)
 
     def _check(self, name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """SecurityError if the filter or method ``name`` would make too long a text of ``value``."""
@@ -243,14 +269,16 @@ def _size(value: Any) -> int:
 
 
 class ChatTemplate:
-    """A compiled chat template.
+    """A compiled chat template. max_render_s: processor time of one rendering.
 
     Raises:
         ModelError: the template is not valid Jinja.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        environment = BoundedSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols])
+    def __init__(self, source: str, variables: Mapping[str, str], max_render_s: float = MAX_RENDER_S) -> None:
+        environment = BoundedSandbox(
+            max_render_s, trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
+        )
         environment.filters["tojson"] = environment.bounded("tojson", _to_json)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)

@@ -251,6 +251,22 @@ def test_chat_templates_that_take_all_memory(template: str) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) recursive %}{{ loop(range(99999)) if loop.depth < 3 }}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{{ ([range(99999)|list] * 60000)|map('sort')|list|length }}",
+        "{% set all = range(99999)|list %}{{ range(100000, 199999)|select('in', all)|list|length }}",
+    ],
+)
+def test_chat_templates_that_take_all_time(template: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"chat template refused them: it computes for more than 0\.1 s"):
+        ChatTemplate(template, {}, max_render_s=0.1).render([{"role": "user", "content": "hi"}], True)
+
+
 @pytest.mark.parametrize("kind", ["fifo", "endless"])
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"]
