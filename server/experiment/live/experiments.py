@@ -106,7 +106,8 @@ class Experiments:
         self._config, self._client, self._admission, self._decode = config, client, admission, decode
         self._file_errors = file_errors
         self._running: dict[str, RunningExperiment] = {}
-        self._unsaved: dict[str, StoredState] = {}  # states that could not be written when experiments ended
+        self._unsaved: dict[str, StoredState] = {}  # of experiments that have ended, until they are written
+        self._saving = asyncio.Lock()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._clock = RunClock()
         self._conclusions = Conclusions()
@@ -181,7 +182,8 @@ class Experiments:
         """
         if name not in self._running:
             raise ExperimentNotFoundError(name)
-        await self._end(name, "stopped", "it was stopped by a call")
+        self._note_end(name, "stopped", "it was stopped by a call")
+        await self._end(name)
         return await self.get(name)
 
     async def statuses(self) -> list[ExperimentStatus]:
@@ -230,9 +232,12 @@ class Experiments:
         return await self._conclusions.get(self._folder(name).path)
 
     async def close(self) -> None:
-        """The server ends: flush the records. Running experiments are resumed by the next server."""
-        for task in self._endings:
+        """The server ends: flush the records and write the states of experiments that have ended. The next server
+        resumes the others."""
+        endings = list(self._endings)
+        for task in endings:
             task.cancel()
+        await asyncio.gather(*endings, return_exceptions=True)
         for timer in self._timers.values():
             timer.cancel()
         self._admission.experiments = None
@@ -316,7 +321,8 @@ class Experiments:
         loop = asyncio.get_running_loop()
 
         def end(state: State, reason: str) -> None:
-            task = asyncio.create_task(self._end(name, state, reason), name="experiment-end")
+            self._note_end(name, state, reason)
+            task = asyncio.create_task(self._end(name), name="experiment-end")
             self._endings.add(task)
             task.add_done_callback(self._endings.discard)
 
@@ -326,34 +332,55 @@ class Experiments:
 
         return over
 
-    async def _end(self, name: str, state: State, reason: str) -> None:
+    def _note_end(self, name: str, state: State, reason: str) -> None:
+        """Keep the state for `_save`, which `close` also calls if it cancels `_end`."""
+        running = self._running.get(name)
+        if running is not None:
+            ended = StoredState(state=state, at=now_text(), reason=reason, records=running.records)
+            self._unsaved.setdefault(name, ended)
+
+    async def _end(self, name: str) -> None:
         async with self._changing:
             running = self._running.pop(name, None)
             if running is None:
                 return
+            ended = self._unsaved[name]
             timer = self._timers.pop(name, None)
             if timer is not None:
                 timer.cancel()
             self._changed()
-            trouble = await running.stop()
-            await asyncio.to_thread(running.flush)
-            reason = "; ".join(filter(None, (reason, trouble)))
-            _LOG.log(logging.ERROR if trouble or state == "failed" else logging.INFO, "experiment %s: %s", name, reason)
-            self._unsaved[name] = StoredState(state=state, at=now_text(), reason=reason, records=running.records)
+            try:
+                trouble = await running.stop()
+            except asyncio.CancelledError:  # by `close`
+                running.abandon()
+                raise
+            finally:
+                await asyncio.to_thread(running.flush)
+            reason = "; ".join(filter(None, (ended.reason, trouble)))
+            level = logging.ERROR if trouble or ended.state == "failed" else logging.INFO
+            _LOG.log(level, "experiment %s: %s", name, reason)
+            final = {"at": now_text(), "reason": reason, "records": running.records}
+            self._unsaved[name] = ended.model_copy(update=final)
             await self._save(name)
 
     async def _save(self, name: str) -> None:
-        """Write the state of an experiment that has ended, unless the disk has it; a failure is tried again later."""
-        state = self._unsaved.get(name)
-        if state is None:
-            return
-        try:
-            await asyncio.to_thread(self._folder(name).note, state)
-        except ExperimentError as error:
-            self._file_errors[RECORDS_FILE] += 1
-            _LOG.error("experiment %s: %s", name, error)
-        else:
-            self._unsaved.pop(name, None)
+        """Write the state of an experiment that has ended, unless the disk has it; a failure is tried again later.
+        A caller that is cancelled does not interrupt the write."""
+        await asyncio.shield(self._write_state(name))
+
+    async def _write_state(self, name: str) -> None:
+        async with self._saving:
+            state = self._unsaved.get(name)
+            if state is None or name in self._running:
+                return
+            try:
+                await asyncio.to_thread(self._folder(name).note, state)
+            except ExperimentError as error:
+                self._file_errors[RECORDS_FILE] += 1
+                _LOG.error("experiment %s: %s", name, error)
+            else:
+                if self._unsaved.get(name) is state:
+                    del self._unsaved[name]
 
     def _changed(self) -> None:
         running = list(self._running.values())

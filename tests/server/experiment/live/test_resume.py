@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ import pytest
 
 from server.experiment.config import parse_config
 from server.experiment.folder import ExperimentFolder, Manifest, StoredState, now_text
+from server.experiment.live.traffic import RunningExperiment
 from server.experiment.records import ExperimentError, RecordLog, read_records
 from server.serving import Serving
 from specdec.config import ExperimentsConfig
@@ -124,6 +127,56 @@ async def test_a_limit_counts_over_restarts(tmp_path: Path) -> None:
     async with live_server(tmp_path, start=(plan_file(tmp_path, plan),)) as server:
         assert len(server.records()) == 6
         assert (await server.experiments.get("widths")).state == "finished"  # and its file does not begin it again
+
+
+async def test_bug_an_experiment_that_was_ending_when_the_server_ended_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered = asyncio.Event()
+
+    async def endless(_: RunningExperiment) -> str:
+        entered.set()
+        await asyncio.Event().wait()
+        return ""
+
+    monkeypatch.setattr(RunningExperiment, "stop", endless)
+    plan = PLAN + "stopping: {max_requests: 3}\n"
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(plan)
+        for i in range(3):
+            await server.ask(f"t{i}")
+        await entered.wait()
+    folder = ExperimentFolder(tmp_path / "experiments" / "widths")
+    state = folder.state()
+    assert (state.state, state.reason) == ("finished", "3 requests were recorded")
+    assert folder.written() == state.records
+
+
+async def test_bug_a_status_call_does_not_write_an_old_state_over_that_of_a_new_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, writing, may_write, fails = ExperimentFolder.note, threading.Event(), threading.Event(), [True]
+
+    def note(folder: ExperimentFolder, state: StoredState) -> None:
+        if state.state == "stopped" and fails:
+            raise ExperimentError("the disk is full")
+        if state.state == "stopped" and not writing.is_set():
+            writing.set()
+            assert may_write.wait(15)
+        write(folder, state)
+
+    monkeypatch.setattr(ExperimentFolder, "note", note)
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(PLAN)
+        await server.experiments.stop("widths")
+        fails.clear()
+        status = asyncio.create_task(server.experiments.get("widths"))
+        assert await asyncio.to_thread(writing.wait, 15)
+        start = asyncio.create_task(server.experiments.start(PLAN))
+        await asyncio.wait([start], timeout=0.5)  # it must wait for the write
+        may_write.set()
+        await asyncio.gather(status, start)
+        assert ExperimentFolder(tmp_path / "experiments" / "widths").state().state == "running"
 
 
 async def test_a_limit_holds_where_the_server_ended_before_it_could_note_it(tmp_path: Path) -> None:
