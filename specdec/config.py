@@ -503,6 +503,11 @@ def _problem(location: tuple[int | str, ...], kind: str, message: str) -> str:
     return f"{path or 'config'}: {message}"
 
 
+def load_yaml(text: str) -> Any:
+    """The value of a YAML text; YAMLError with its name and line for a key that a mapping has twice."""
+    return yaml.load(text, _UniqueKeys)
+
+
 class _UniqueKeys(yaml.SafeLoader):
     """Refuses a key that a mapping has twice, of which YAML libraries silently keep the last."""
 
@@ -526,7 +531,7 @@ def read_mapping(path: Path, of: str) -> dict[str, Any]:
         ConfigError: the file can not be read, or holds something else.
     """
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+        data = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: can not be read ({error.strerror})") from None
     except UnicodeDecodeError:

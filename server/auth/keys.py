@@ -23,6 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from server.auth.file_watch import FileWatch
 from server.auth.principal import Limits, Principal
 from server.errors import KEYS_FILE, FileErrors, KeyChecksBusyError, UnauthenticatedError
+from specdec.config import load_yaml
 from specdec.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -228,7 +229,7 @@ def add_key(path: Path, entry: KeyEntry) -> None:
 
 def _parse(text: str, path: Path) -> list[KeyEntry]:
     try:
-        entries = _ENTRIES.validate_python(yaml.safe_load(text) or [])
+        entries = _ENTRIES.validate_python(load_yaml(text) or [])
     except yaml.YAMLError as error:
         raise ConfigError(f"server.keys_file: {path} is not valid YAML: {error}") from None
     except ValidationError as error:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from server.experiment.records import METRICS, ExperimentError, PlanError
+from specdec.config import load_yaml
 
 
 class StrictModel(BaseModel):
     """Immutable; unknown fields are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def read_json(cls, data: bytes) -> Self:
+        """The model of a JSON text; ValidationError also for a key that an object has twice."""
+        found = cls.model_validate_json(data)
+        json.loads(data, object_pairs_hook=_check_unique)
+        return found
+
+
+def _check_unique(pairs: list[tuple[str, Any]]) -> None:
+    names: set[str] = set()
+    for name, _ in pairs:
+        if name in names:
+            fault = PydanticCustomError("repeated_key", "is given twice")
+            raise ValidationError.from_exception_data("JSON", [InitErrorDetails(type=fault, loc=(name,), input=name)])
+        names.add(name)
 
 
 def _as_share(value: Any) -> Any:
@@ -289,20 +308,15 @@ def parse_config(text: str, source: str) -> ExperimentConfig:
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-        repeated = [] if root is None else _repeated(root)
+        data = load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # also impossible dates, and unbounded nesting
         raise PlanError(source, [f"not valid YAML: {error}"]) from None
     if not isinstance(root, yaml.MappingNode):
         raise PlanError(source, ["must be a mapping with `name:` and `arms:`"])
-    problems = [f"line {line}: `{key}` is given twice" for key, line in repeated]
     try:
-        config = ExperimentConfig.model_validate(data)
+        return ExperimentConfig.model_validate(data)
     except ValidationError as error:
-        problems += [_with_line(root, e["loc"], e["msg"]) for e in error.errors()]
-    if problems:
-        raise PlanError(source, problems)
-    return config
+        raise PlanError(source, [_with_line(root, e["loc"], e["msg"]) for e in error.errors()]) from None
 
 
 def refuse(text: str, source: str, problems: Iterable[Problem]) -> None:
@@ -337,19 +351,3 @@ def _line(node: yaml.Node, place: Place) -> int:
             node = node.value[part]
             line = node.start_mark.line + 1
     return line
-
-
-def _repeated(node: yaml.Node) -> list[tuple[str, int]]:
-    """Keys that occur twice in one mapping, with their lines; YAML silently keeps the last."""
-    found: list[tuple[str, int]] = []
-    if isinstance(node, yaml.MappingNode):
-        names: set[str] = set()
-        for key, value in node.value:
-            if key.value in names:
-                found.append((key.value, key.start_mark.line + 1))
-            names.add(key.value)
-            found += _repeated(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            found += _repeated(item)
-    return found

@@ -135,7 +135,7 @@ class Result(StrictModel):
     def read(cls, path: Path) -> Result:
         """Raises ExperimentError: the file is missing or of another version."""
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.read_json(path.read_bytes())
         except OSError as error:
             message = f"{path}: cannot be read ({error.strerror}); run `specdec ab analyze` first"
             raise ExperimentError(message) from None

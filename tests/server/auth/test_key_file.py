@@ -49,6 +49,7 @@ def test_what_is_added_is_read_again_and_comments_stay(tmp_path: Path) -> None:
         (f"- {{name: a, tenant: t, hash: '{HASH}'}}\n- {{name: b, tenant: t, hash: '{HASH}'}}", "'b' has the hash"),
         (f"- {{name: a, tenant: t, hash: '{HASH}'}}\n- {{name: a, tenant: t, hash: 'sha256:{'0' * 64}'}}", "the name"),
         ("- {name: a, tenant: t, hash: sd-my-secret-key}", "specdec keys new"),
+        (f"- name: a\n  tenant: t\n  hash: '{HASH}'\n  tenant: u", "line 4: the key `tenant` is given twice"),
     ],
 )
 def test_a_bad_file_is_named_with_the_field_and_without_secrets(text: str, message: str, tmp_path: Path) -> None:

@@ -233,6 +233,17 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path, state: StoredState) -
     assert StoredState.read(tmp_path) == state
 
 
+@pytest.mark.parametrize(("name", "key"), [("manifest.json", "started"), ("state.json", "at")])
+def test_a_repeated_key_is_refused_by_name(tmp_path: Path, name: str, key: str) -> None:
+    folder = ExperimentFolder(tmp_path / "widths")
+    folder.begin(PLAN, Manifest(config=parse_config(PLAN, "plan"), started=now_text()))
+    folder.note(StoredState(state="running", at=now_text()))
+    path = folder.path / name
+    path.write_text(path.read_text().replace("{", f'{{"{key}": "{now_text()}", ', 1))
+    with pytest.raises(ExperimentError, match=rf"{name}.*{key}(.|\n)*given twice"):
+        (folder.manifest(), folder.state())
+
+
 def test_a_folder_of_its_own(tmp_path: Path) -> None:
     folder, config = ExperimentFolder(tmp_path / "widths"), parse_config(PLAN, "plan")
     assert not folder.exists
