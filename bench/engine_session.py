@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
@@ -132,51 +132,6 @@ def best_fixed(runs: WorkloadRuns, fixed: Seq[str]) -> dict[str, Any] | None:
     return {"setting": arm, "ms_per_token": ms, "over_auto": round(ms / auto, 4)}
 
 
-WIDTH = 40
-# Predicted chance, observed rate, observations.
-Bin = tuple[float, float, float]
-
-
-def reliability_table(by_drafter: Mapping[str, Seq[Bin]]) -> Table:
-    """One row per drafter and bin; the bar is what was observed, the mark what was predicted."""
-    table = Table(
-        "drafter", "predicted", "observed", "nodes", "observed █, predicted ┃", title="reliability of chances"
-    )
-    for drafter, bins in sorted(by_drafter.items()):
-        for predicted, observed, weight in sorted(bins):
-            table.add_row(drafter, f"{predicted:.2f}", f"{observed:.2f}", f"{weight:.0f}", bar(predicted, observed))
-        table.add_section()
-    return table
-
-
-def bar(predicted: float, observed: float, width: int = WIDTH) -> str:
-    """``width`` characters from chance 0 to 1."""
-    filled, mark = round(observed * width), min(width - 1, max(0, round(predicted * width)))
-    cells = ["█" if i < filled else "·" for i in range(width)]
-    cells[mark] = "┃"
-    return "".join(cells)
-
-
-def calibration_error(bins: Seq[Bin]) -> float:
-    """Expected calibration error (Naeini et al. 2015): mean distance of predicted and observed, by weight; 0 without
-    observations."""
-    total = sum(weight for _, _, weight in bins)
-    return sum(abs(predicted - observed) * weight for predicted, observed, weight in bins) / total if total else 0.0
-
-
-def reliability_figures(by_drafter: Mapping[str, Seq[Bin]]) -> dict[str, Any]:
-    """JSON-able: per drafter its bins and its calibration error."""
-    return {
-        drafter: {
-            "calibration_error": round(calibration_error(bins), 4),
-            "bins": [
-                {"predicted": round(p, 4), "observed": round(o, 4), "weight": round(w, 1)} for p, o, w in sorted(bins)
-            ],
-        }
-        for drafter, bins in sorted(by_drafter.items())
-    }
-
-
 @dataclass(slots=True)
 class EngineReport:
     """``fixed``: names of the fixed settings that ran too; ``skipped``: what could not be run, and why. ``off_cost``
@@ -186,7 +141,6 @@ class EngineReport:
     runs: list[WorkloadRuns] = field(default_factory=list)
     fixed: tuple[str, ...] = ()
     skipped: list[str] = field(default_factory=list)
-    reliability: Mapping[str, Seq[Bin]] = field(default_factory=dict)
     off_cost: OffCost | None = None
     control_times: ControlTimes | None = None
     seconds: float = 0.0
@@ -206,7 +160,6 @@ class EngineReport:
             figures["off_cost"] = self.off_cost.as_dict()
         if self.control_times is not None:
             figures["control_times"] = self.control_times.as_dict()
-        figures["reliability"] = reliability_figures(self.reliability)
         figures["prompts"] = {runs.workload: runs.as_dict() for runs in self.runs}
         return figures
 
@@ -255,7 +208,6 @@ def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineRe
         bench.control_times.collect(engine)
     if plan.control_time or plan.batch:
         report.control_times = bench.control_times
-    report.reliability = engine.reliability()
     if plan.off_cost:
         say("cost of speculation that is off")
         report.off_cost = OffCostBench(engine, parts).run()
@@ -322,8 +274,6 @@ def report_tables(report: EngineReport) -> Iterator[Table]:
         yield _off_cost_table(report.off_cost)
     if report.control_times is not None:
         yield _control_table(report.control_times)
-    if any(report.reliability.values()):
-        yield reliability_table(report.reliability)
 
 
 def _workload_table(summaries: Seq[WorkloadSummary], unit: str) -> Table:

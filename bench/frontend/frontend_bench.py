@@ -7,23 +7,22 @@ import os
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 import orjson
 
 from bench.frontend.paced_engine import TOKENS, now_ns, paced_target, read_stamps
 from bench.local_server import ChildServer, LocalServer
 from specdec.api.v1 import generation_pb2 as pb
-from specdec.api.v1 import generation_pb2_grpc as pb_grpc
 from specdec.config import Config, EngineConfig, ServerConfig
 from specdec.errors import SpecdecError
 from specdec.load.figures import spread
 
 Message = tuple[int, str]  # when it was read, in nanoseconds, and its text
-_DATA, _END = b"data: {", b"\n"
+_DATA = b"data: {"
 
 
 class ReaderError(SpecdecError):
@@ -47,71 +46,22 @@ def _text_of(line: bytes) -> str:
     return str(orjson.loads(line[len(_DATA) - 1 :])["choices"][0]["text"]) if line.startswith(_DATA) else ""
 
 
-class GrpcReader:
-    """GenerateStream over one channel."""
-
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address)
-        self._stub = pb_grpc.GenerationServiceStub(self._channel)
-
-    async def read(self, prompt: str, max_tokens: int) -> AsyncIterator[Message]:
-        """The messages that have text."""
-        request = pb.GenerateStreamRequest(text=prompt)
-        request.stopping.max_tokens = max_tokens
-        async for message in self._stub.GenerateStream(request):
-            if message.WhichOneof("event") == "delta":
-                yield now_ns(), message.delta.text
-
-    async def close(self) -> None:
-        """Ends the channel."""
-        await self._channel.close()
-
-
-class HttpReader:
-    """POST /v1/completions, each over a connection that is kept."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-    async def read(self, prompt: str, max_tokens: int) -> AsyncIterator[Message]:
-        """The messages that have text.
-
-        Raises:
-            ReaderError: the answer is not 200.
-        """
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
-        writer.write(_http_request(prompt, max_tokens))
-        _check_status(await reader.readuntil(b"\r\n\r\n"))
-        # The body is chunked; the lines we look for are never broken by a chunk's length, which has its own line.
-        while (line := await reader.readuntil(_END)) != b"0\r\n":
-            if text := _text_of(line):
-                yield now_ns(), text
-        await reader.readuntil(_END)
-        self._idle.append((reader, writer))
-
-    async def close(self) -> None:
-        """Ends the connections."""
-        for _, writer in self._idle:
-            writer.close()
-
-
 _LAST_CHUNK = b"0\r\n\r\n"
 _ROOM = 1 << 16
 
 
-class BareHttp:
-    """POST /v1/completions, one after the other over one connection."""
+class HttpReader:
+    """A minimal client of POST /v1/completions over one connection: its own cost is negligible."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def read(self, prompt: str, max_tokens: int) -> Iterator[Message]:
-        """The messages that have text.
+        """Sends a request and yields the messages with text.
 
         Raises:
-            ReaderError: the answer is not 200, or breaks off.
+            ReaderError: the status is not 200, or the answer is incomplete.
         """
         self._socket.sendall(_http_request(prompt, max_tokens))
         has_headers, rest = False, b""
@@ -127,7 +77,7 @@ class BareHttp:
                 head, _, rest = rest.partition(b"\r\n\r\n")
                 _check_status(head)
                 has_headers = True
-            # A chunk's length has a line of its own, so lines of ours are whole.
+            # A chunk's length has its own line, so the lines with data are complete.
             *lines, last = rest.split(b"\n")
             for line in lines:
                 if text := _text_of(line):
@@ -135,7 +85,7 @@ class BareHttp:
             rest = _LAST_CHUNK if rest.endswith(_LAST_CHUNK) else last
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         self._socket.close()
 
 
@@ -146,24 +96,24 @@ _MOST = (1 << 31) - 1
 _METHOD = "/specdec.api.v1.GenerationService/GenerateStream"
 
 
-class BareGrpc:
-    """GenerateStream over one connection."""
+class GrpcReader:
+    """A minimal client of GenerateStream over one connection: its own cost is negligible."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._stream, self._buffer = -1, b""
-        window = struct.pack(">HI", 4, _MOST)  # SETTINGS_INITIAL_WINDOW_SIZE: nothing we get is ever held back
+        window = struct.pack(">HI", 4, _MOST)  # SETTINGS_INITIAL_WINDOW_SIZE: the server never waits for window updates
         more = struct.pack(">I", _MOST - 0xFFFF)
         self._socket.sendall(
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, window) + _frame(_WINDOW, 0, 0, more)
         )
 
     def read(self, prompt: str, max_tokens: int) -> Iterator[Message]:
-        """The messages that have text.
+        """Sends a request and yields the messages with text.
 
         Raises:
-            ReaderError: the call ends before its last message, or the server gives up.
+            ReaderError: the call ends before its last message, or the server ends the connection.
         """
         request = pb.GenerateStreamRequest(text=prompt)
         request.stopping.max_tokens = max_tokens
@@ -182,7 +132,7 @@ class BareGrpc:
             elif kind == _PING and not flags & _ACK:
                 self._socket.sendall(_frame(_PING, _ACK, 0, payload))
             elif kind in (_RESET, _GOAWAY):
-                raise ReaderError(f"the server gave up with frame {kind}")
+                raise ReaderError(f"the server ended the call with frame {kind}")
             elif stream == self._stream and kind == _DATA_FRAME:
                 body += payload
                 while len(body) >= 5 and len(body) >= 5 + (size := int.from_bytes(body[1:5], "big")):
@@ -197,7 +147,7 @@ class BareGrpc:
                 return
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         self._socket.close()
 
     def _next(self) -> tuple[int, int, int, bytes]:
@@ -232,33 +182,31 @@ FACTORY, TOKENIZER = "bench.frontend.paced_engine:build", "bench.frontend.paced_
 PROMPT = "def f(x):\n    " * 16
 PROTOCOLS = ("grpc", "http")
 Reader = GrpcReader | HttpReader
-BareReader = BareGrpc | BareHttp
 
 
 @dataclass(frozen=True, slots=True)
 class FrontendPlan:
-    """``requests`` of ``messages`` each, one stream at a time, ``step_ms`` between messages; then ``streams`` at once
-    for ``seconds``, with steps of ``busy_step_ms``."""
+    """Two parts: one stream at a time, then many streams at once."""
 
-    requests: int = 60
-    messages: int = 60
-    step_ms: float = 4.0
-    streams: int = 64
-    busy_step_ms: float = 50.0
-    seconds: float = 10.0
+    requests: int = 60  # of the first part
+    messages: int = 60  # of each of these requests
+    step_ms: float = 4.0  # between two messages of the first part
+    streams: int = 64  # of the second part, each over its own connection
+    busy_step_ms: float = 50.0  # between two messages of a stream in the second part
+    seconds: float = 10.0  # duration of the second part
     protocols: tuple[str, ...] = PROTOCOLS
 
 
 @dataclass(slots=True)
 class _Timing:
-    """Nanoseconds: of a request's first message what the engine did not take; of every message its way."""
+    """Times of one request, in nanoseconds."""
 
     sent_ns: int
-    added_ns: int = 0
-    ways_ns: list[int] = field(default_factory=list)
+    added_ns: int = 0  # time to the first message, without the engine's share
+    ways_ns: list[int] = field(default_factory=list)  # from the engine's step to the client, per message
 
     def take(self, at_ns: int, text: str) -> None:
-        """The next message came."""
+        """Record a message that arrived at ``at_ns``."""
         stamps = read_stamps(text)
         if not self.ways_ns:
             self.added_ns = (at_ns - self.sent_ns) - (stamps[1] - stamps[0])
@@ -266,44 +214,31 @@ class _Timing:
 
 
 async def measure_frontend(plan: FrontendPlan) -> dict[str, Any]:
-    """JSON-able figures by protocol; see `_alone` and `_busy` for what each means."""
+    """JSON-able figures by protocol.
+
+    One stream: the added time to the first token, the time of a message from engine to client, and the front end's CPU
+    time per message, which includes begin and end of a request. ``floor_``: the same for the libraries alone. Many
+    streams: the front end's share of all cores.
+    """
     figures: dict[str, Any] = {}
     for protocol in plan.protocols:
         async with _server(plan.step_ms) as server:
-            figures[protocol] = await _alone(plan, server, protocol)
+            found = await _one_stream(plan, server, protocol)
+        async with ChildServer("bench.frontend.floor_process", str(plan.step_ms)) as floor:
+            least = await _one_stream(plan, floor, protocol)
         async with _server(plan.busy_step_ms) as server:
-            figures[protocol] |= await _busy(plan, server, protocol)
+            busy = await _many_streams(plan, server, protocol)
+        figures[protocol] = found | {f"floor_{name}": figure for name, figure in least.items()} | busy
     return figures
 
 
-async def _alone(plan: FrontendPlan, server: LocalServer, protocol: str) -> dict[str, Any]:
-    """One stream: TTFT without the engine's part; from the engine's step to the client's hands; front end's CPU time
-    per message, its share of a request's beginning and end included. By a client that costs hardly anything; what a
-    library's client sees is reported next to that, and what our libraries take with nothing behind them."""
-    found = await _by_bare_client(plan, server, protocol)
-    idle_s = await _idle_cost(server)
+async def _one_stream(plan: FrontendPlan, server: ChildServer, protocol: str) -> dict[str, Any]:
     reader = _reader(server, protocol)
-    by_library = [await _read(reader, plan.messages) for _ in range(max(4, plan.requests // 2))]
-    await reader.close()
-    async with ChildServer("bench.frontend.floor_process", str(plan.step_ms)) as floor:
-        least = await _by_bare_client(plan, floor, protocol)
-    return {
-        **found,
-        **{f"floor_{name}": figure for name, figure in least.items()},
-        "library_added_ttft_ms": spread([one.added_ns / 1e6 for one in by_library]),
-        "library_message_way_ms": spread([way / 1e6 for one in by_library for way in one.ways_ns]),
-        "idle_cpu_share_of_a_core": round(idle_s, 4),
-        "messages": plan.requests * plan.messages,
-    }
-
-
-async def _by_bare_client(plan: FrontendPlan, server: ChildServer, protocol: str) -> dict[str, Any]:
-    bare = BareGrpc(server.grpc_port) if protocol == "grpc" else BareHttp(server.http_port)
-    await asyncio.to_thread(_read_bare, bare, max(2, plan.requests // 10), plan.messages)
+    await asyncio.to_thread(_read, reader, max(2, plan.requests // 10), plan.messages)
     began_s = server.cpu_s()
-    timings = await asyncio.to_thread(_read_bare, bare, plan.requests, plan.messages)
+    timings = await asyncio.to_thread(_read, reader, plan.requests, plan.messages)
     spent_s = server.cpu_s() - began_s
-    bare.close()
+    reader.close()
     ways_ns = [way for one in timings for way in one.ways_ns]
     return {
         "added_ttft_ms": spread([one.added_ns / 1e6 for one in timings]),
@@ -312,39 +247,36 @@ async def _by_bare_client(plan: FrontendPlan, server: ChildServer, protocol: str
     }
 
 
-async def _busy(plan: FrontendPlan, server: LocalServer, protocol: str) -> dict[str, Any]:
-    """Many streams: the front end's share of all cores, between the first second and the last."""
-    reader = _reader(server, protocol)
+async def _many_streams(plan: FrontendPlan, server: ChildServer, protocol: str) -> dict[str, Any]:
+    """Measures between the first and the last tenth of the time, while every stream runs."""
     per_stream = max(2, int(plan.seconds * 1e3 / plan.busy_step_ms))
-    streams = [asyncio.create_task(_read(reader, per_stream)) for _ in range(plan.streams)]
-    margin = plan.seconds * 0.1
-    await asyncio.sleep(margin)
-    began_s, ours_s, at_s = server.cpu_s(), time.process_time(), time.monotonic()
-    await asyncio.sleep(plan.seconds - 2 * margin)
-    spent_s, we_s, wall_s = server.cpu_s() - began_s, time.process_time() - ours_s, time.monotonic() - at_s
-    timings = await asyncio.gather(*streams)
-    await reader.close()
+    readers = [_reader(server, protocol) for _ in range(plan.streams)]
+    with ThreadPoolExecutor(plan.streams) as pool:
+        loop = asyncio.get_running_loop()
+        streams = [loop.run_in_executor(pool, _read, reader, 1, per_stream) for reader in readers]
+        margin_s = plan.seconds * 0.1
+        await asyncio.sleep(margin_s)
+        began_s, client_s, at_s = server.cpu_s(), time.process_time(), time.monotonic()
+        await asyncio.sleep(plan.seconds - 2 * margin_s)
+        wall_s = time.monotonic() - at_s
+        spent_s, client_s = server.cpu_s() - began_s, time.process_time() - client_s
+        timings = await asyncio.gather(*streams)
+    for reader in readers:
+        reader.close()
     cores = len(os.sched_getaffinity(0))
     rate = plan.streams * 1e3 / plan.busy_step_ms
     return {
         "streams": plan.streams,
         "messages_per_s": round(rate, 1),
         "cpu_share": round(spent_s / wall_s / cores, 4),
-        "client_cpu_share": round(we_s / wall_s / cores, 4),
+        "client_cpu_share": round(client_s / wall_s / cores, 4),
         "busy_cpu_ms_per_message": round(spent_s * 1e3 / (rate * wall_s), 4),
-        "busy_message_way_ms": spread([way / 1e6 for one in timings for way in one.ways_ns[1:]]),
+        "busy_message_way_ms": spread([way / 1e6 for (one,) in timings for way in one.ways_ns[1:]]),
         "cores": cores,
     }
 
 
-async def _read(reader: Reader, messages: int) -> _Timing:
-    timing = _Timing(now_ns())
-    async for at_ns, text in reader.read(PROMPT, messages * TOKENS):
-        timing.take(at_ns, text)
-    return timing
-
-
-def _read_bare(reader: BareReader, requests: int, messages: int) -> list[_Timing]:
+def _read(reader: Reader, requests: int, messages: int) -> list[_Timing]:
     found = []
     for _ in range(requests):
         timing = _Timing(now_ns())
@@ -354,16 +286,10 @@ def _read_bare(reader: BareReader, requests: int, messages: int) -> list[_Timing
     return found
 
 
-async def _idle_cost(server: LocalServer, seconds: float = 1.0) -> float:
-    began_s = server.cpu_s()
-    await asyncio.sleep(seconds)
-    return (server.cpu_s() - began_s) / seconds
-
-
 def _server(step_ms: float) -> LocalServer:
     config = Config(engine=EngineConfig(target=paced_target(step_ms)), server=ServerConfig(grpc_port=0, http_port=0))
     return LocalServer(config, factory=FACTORY, tokenizer=TOKENIZER)
 
 
-def _reader(server: LocalServer, protocol: str) -> Reader:
-    return GrpcReader(server.grpc_address) if protocol == "grpc" else HttpReader(server.http_port)
+def _reader(server: ChildServer, protocol: str) -> Reader:
+    return GrpcReader(server.grpc_port) if protocol == "grpc" else HttpReader(server.http_port)

@@ -1,17 +1,14 @@
-"""The report of a run of load: tables on the terminal, or one HTML file."""
+"""The report of a load run as tables for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
-from html import escape
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from bench.serve.load import LoadRun, ServeReport
-from server.experiment.report.charts import BOTTOM, LEFT, RIGHT, TOP, Axis, Chart
 from specdec.load.figures import QUANTILES, spread
 
 NAMES = {
@@ -95,78 +92,3 @@ def total_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _p99(found: dict[str, Any]) -> str:
     return f"{found['p99']:.2f}" if found["n"] else "-"
-
-
-_HEAD = (
-    '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>specdec bench serve</title>'
-    '<meta name="viewport" content="width=device-width,initial-scale=1">'
-)
-_STYLE = """
-:root{color-scheme:light dark}
-body{font:15px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}
-table{border-collapse:collapse;width:100%;margin:1rem 0;font-variant-numeric:tabular-nums}
-td,th{padding:.25rem .5rem;border-bottom:1px solid #8884;text-align:right}
-td:first-child,th:first-child{text-align:left}
-.scroll{overflow-x:auto}.good{color:#157a2f}.bad{color:#c22}
-svg{width:100%;height:auto;overflow:visible}svg text{font-size:9px;fill:currentColor}
-svg .end{text-anchor:end}svg .mid{text-anchor:middle}svg .grid{stroke:currentColor;opacity:.3}
-svg .line{fill:none;stroke:#2667c9;stroke-width:1.5}svg .dot{fill:#2667c9;opacity:.5}
-figure{margin:1.5rem 0}
-"""
-
-
-def report_html(report: ServeReport) -> str:
-    """One page: whether the run counts, its figures, how answers' times are distributed and how they went."""
-    figures = report.as_dict(requests=False)
-    answered, start = report.answered, report.run.started_s
-    verdict = (
-        '<p class="good">Valid: the generator kept up.</p>'
-        if figures["valid"]
-        else "".join(f'<p class="bad"><strong>INVALID:</strong> {escape(fault)}</p>' for fault in figures["faults"])
-    )
-    heads = ("", "n", "mean", *(f"p{q}" for q in QUANTILES), "max")
-    about = [(name, str(value)) for name, value in report.about.items() if value is not None]
-    tpots = [tpot for record in answered if (tpot := record.tpot_ms) is not None]
-    parts = [
-        f"<h1>{escape(str(figures.get('load', 'Load')))}</h1>",
-        verdict,
-        _table(heads, [(name, *cells) for name, cells in latency_rows(figures)]),
-        _table(("figure", "value"), total_rows(figures)),
-        _distribution("Time to first text: share of answers within so many ms", [r.ttft_ms for r in answered]),
-        _distribution("Time per output token: share of answers within so many ms", tpots),
-        _course(
-            "Time to first text, by when the request was due",
-            [(r.due_s - start, r.ttft_ms) for r in answered],
-        ),
-        _table(("about", ""), about),
-    ]
-    body = "\n".join(parts)
-    return f"{_HEAD}<style>{_STYLE}</style></head><body>{body}</body></html>\n"
-
-
-def _table(heads: Seq[str], rows: Seq[Seq[str]]) -> str:
-    top = "".join(f"<th>{escape(head)}</th>" for head in heads)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
-
-
-def _distribution(title: str, values: Seq[float]) -> str:
-    if not values:
-        return ""
-    shares = [(value, number / len(values)) for number, value in enumerate(sorted(values), 1)]
-    chart = Chart(title, Axis([0.0, *values], LEFT, RIGHT), Axis([0.0, 1.0], BOTTOM, TOP), "ms", "share of answers")
-    chart.steps([(0.0, 0.0), *shares], "a")
-    return _figure(title, chart)
-
-
-def _course(title: str, points: Seq[tuple[float, float]]) -> str:
-    if not points:
-        return ""
-    x, y = Axis([0.0, *(x for x, _ in points)], LEFT, RIGHT), Axis([0.0, *(y for _, y in points)], BOTTOM, TOP)
-    chart = Chart(title, x, y, "due, s", "ms")
-    chart.dots(points, "a")
-    return _figure(title, chart)
-
-
-def _figure(title: str, chart: Chart) -> str:
-    return f"<figure>{chart.svg()}<figcaption>{escape(title)}</figcaption></figure>"

@@ -11,8 +11,6 @@ from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-import msgpack
-
 from bench.serve import SERVE_WORKLOADS
 from bench.workloads import prompts
 from bench.workloads.prompts import TYPED
@@ -155,7 +153,7 @@ _SAMPLING = {"temperature": (0.0, 100.0), "top_p": (0.0, 1.0), "min_p": (0.0, 1.
 
 
 def read_trace(path: Path, speed: float = 1.0) -> list[TimedRequest]:
-    """The requests of ``path``, by arrival; a name that ends in ``.msgpack`` or ``.mp`` is msgpack.
+    """The requests of a file of JSON lines, by arrival time.
 
     Each is an object: ``offset_s`` (seconds after the beginning), one of ``prompt`` (text), ``prompt_ids`` (a target's
     tokens), ``messages`` (objects with role and content), ``prefix`` with ``suffix``, and ``prompt_blocks`` with
@@ -168,7 +166,7 @@ def read_trace(path: Path, speed: float = 1.0) -> list[TimedRequest]:
         ConfigError: the file can not be read, or an object is not of that form; names its number and the field.
     """
     try:
-        objects = list(_msgpack(path) if path.suffix in (".msgpack", ".mp") else _json_lines(path))
+        objects = list(_json_lines(path))
     except OSError as error:
         raise ConfigError(f"trace: {path} can not be read ({error.strerror})") from None
     except UnicodeDecodeError:
@@ -186,14 +184,6 @@ def _json_lines(path: Path) -> Iterator[Any]:
                 yield json.loads(line)
             except ValueError as error:
                 raise ConfigError(f"trace: {path.name}, line {number} is no JSON ({error})") from None
-
-
-def _msgpack(path: Path) -> Iterator[Any]:
-    with path.open("rb") as file:
-        try:
-            yield from msgpack.Unpacker(file, raw=False)
-        except (ValueError, msgpack.UnpackException) as error:
-            raise ConfigError(f"trace: {path.name} is no msgpack ({error})") from None
 
 
 def _timed(item: Any, where: str, speed: float) -> TimedRequest:

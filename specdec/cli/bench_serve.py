@@ -54,7 +54,6 @@ _REPORTING = (
         help="Milliseconds the generator may be late at p99; else the run is invalid, and the exit code 3.",
     ),
     click.option("--json", "json_file", type=_FILE, help="Write every figure there, those of every request too."),
-    click.option("--html", "html_file", type=_FILE, help="Write a page with figures and charts there."),
     click.option("--quiet", is_flag=True, help="No progress while it runs."),
 )  # fmt: skip
 
@@ -91,7 +90,7 @@ def reporting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Replay: JSON lines or msgpack with offset_s and prompt, messages or prefix and suffix.",
+    help="Replay: JSON lines with offset_s and prompt, messages or prefix and suffix.",
 )
 @click.option("--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of a replay: 2 takes half the time.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer, instead of the workload's own limit.")
@@ -119,12 +118,11 @@ def run_load(values: dict[str, Any], **asked: Any) -> None:
     from rich.console import Console
 
     from bench.serve.load import ServePlan
-    from bench.serve.report import report_html, report_tables
+    from bench.serve.report import report_tables
     from specdec.load.request import Objective
 
     credentials = pop_credentials(values)
     check_folder("--json", values["json_file"])
-    check_folder("--html", values["html_file"])
     plan = ServePlan(
         **asked, warm_up=values["warm_up"], timeout_s=values["timeout"], price_per_hour=values["price_per_hour"],
         objectives=tuple(Objective.read(text) for text in values["goodput"]), max_slip_ms=values["max_slip"],
@@ -132,8 +130,6 @@ def run_load(values: dict[str, Any], **asked: Any) -> None:
     report = asyncio.run(_run(plan, credentials, values))
     if values["json_file"] is not None:
         values["json_file"].write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
-    if values["html_file"] is not None:
-        values["html_file"].write_text(report_html(report), encoding="utf-8")
     console = Console()
     for table in report_tables(report):
         console.print(table)
@@ -255,7 +251,7 @@ _WARMS_UP = "shared-prefix"  # texts that any model continues, and nothing of th
 def replay_command(trace: Path, speed: float, **values: Any) -> None:
     """Send the requests of TRACE at the times they came, and measure how long answers take.
 
-    TRACE is of `specdec capture`, or JSON lines or msgpack of your own: objects with offset_s and prompt, prompt_ids,
+    TRACE is of `specdec capture`, or JSON lines of your own: objects with offset_s and prompt, prompt_ids,
     messages, or prefix and suffix. Reports as `specdec bench serve` does.
     """
     run_load(values, trace=trace, speed=speed, workload=_WARMS_UP)

@@ -266,10 +266,6 @@ class Engine:
         """Decisions and outcomes of the last ``limit`` steps, oldest first."""
         return self._speculation.trace.last(limit)
 
-    def reliability(self) -> dict[str, list[tuple[float, float, float]]]:
-        """Per drafter and bin of predicted chance: mean prediction, observed rate, number of nodes."""
-        return self._speculation.controller.estimates.reliability.table()
-
     def learned(self) -> dict[str, Learned]:
         """The controller's estimates by drafter."""
         return self._speculation.learned()

@@ -71,9 +71,6 @@ class FakeEngine:
     def trace(self, limit: int) -> list[StepTrace]:
         return self.traces[-limit:]
 
-    def reliability(self) -> dict[str, list[tuple[float, float, float]]]:
-        return {"suffix": [(0.25, 0.5, 10.0)], "model": []}
-
     def _trace(self) -> None:
         n = len(self._running)
         step = len(self.traces)

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from bench.frontend.frontend_bench import (
     FACTORY,
-    BareGrpc,
-    BareHttp,
     FrontendPlan,
     GrpcReader,
     HttpReader,
@@ -95,33 +93,10 @@ async def test_readers_get_every_message(protocol: str) -> None:
     config = Config(engine=EngineConfig(target=paced_target(1)), server=ServerConfig(grpc_port=0, http_port=0))
     serving = Serving(config, lambda _: ByteTokenizer(), factory=FACTORY)
     addresses = await serving.start()
-    try:
-        await serving.wait_ready()
-        reader: GrpcReader | HttpReader
-        if protocol == "grpc":
-            reader = GrpcReader(f"127.0.0.1:{addresses.grpc_port}")
-        else:
-            assert addresses.http_port is not None
-            reader = HttpReader(addresses.http_port)
-        for limit in (1, 7, 7):  # the second time over the same connection
-            before = now_ns()
-            heard = [(at, read_stamps(text)) async for at, text in reader.read("hello", limit)]
-            assert len(heard) == -(-limit // TOKENS)
-            assert all(before <= stamps[-1] <= at for at, stamps in heard)
-        await reader.close()
-    finally:
-        await serving.stop()
-
-
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-async def test_bare_readers_get_every_message(protocol: str) -> None:
-    config = Config(engine=EngineConfig(target=paced_target(1)), server=ServerConfig(grpc_port=0, http_port=0))
-    serving = Serving(config, lambda _: ByteTokenizer(), factory=FACTORY)
-    addresses = await serving.start()
 
     def read(limits: tuple[int, ...]) -> None:
         assert addresses.http_port is not None
-        reader = BareGrpc(addresses.grpc_port) if protocol == "grpc" else BareHttp(addresses.http_port)
+        reader = GrpcReader(addresses.grpc_port) if protocol == "grpc" else HttpReader(addresses.http_port)
         try:
             for limit in limits:
                 before = now_ns()
@@ -132,7 +107,7 @@ async def test_bare_readers_get_every_message(protocol: str) -> None:
             reader.close()
 
     try:
-        with pytest.raises(ReaderError):  # it is not ready yet
+        with pytest.raises(ReaderError, match="503" if protocol == "http" else "before its last"):  # it is not ready
             await asyncio.to_thread(read, (1,))
         await serving.wait_ready()
         await asyncio.to_thread(read, (1, 7, 200))  # all over one connection
@@ -140,8 +115,8 @@ async def test_bare_readers_get_every_message(protocol: str) -> None:
         await serving.stop()
 
 
-@pytest.mark.parametrize("kind", [BareGrpc, BareHttp])
-def test_a_connection_that_ends_is_no_answer(kind: type[BareGrpc] | type[BareHttp]) -> None:
+@pytest.mark.parametrize("kind", [GrpcReader, HttpReader])
+def test_a_connection_that_ends_is_no_answer(kind: type[GrpcReader] | type[HttpReader]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reader = kind(listener.getsockname()[1])
         connection, _ = listener.accept()
@@ -159,18 +134,6 @@ def test_a_connection_that_ends_is_no_answer(kind: type[BareGrpc] | type[BareHtt
         reader.close()
 
 
-async def test_a_refusal_is_no_figure() -> None:
-    config = Config(engine=EngineConfig(target=paced_target(1)), server=ServerConfig(grpc_port=0, http_port=0))
-    serving = Serving(config, lambda _: ByteTokenizer(), factory=FACTORY)
-    addresses = await serving.start()  # it is not ready yet
-    try:
-        assert addresses.http_port is not None
-        with pytest.raises(ReaderError, match="503"):
-            await anext(HttpReader(addresses.http_port).read("hello", 4))
-    finally:
-        await serving.stop()
-
-
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_a_protocol_is_measured(protocol: str) -> None:
     """Through real processes and sockets: every message arrives, and no figure is impossible."""
@@ -178,7 +141,6 @@ async def test_a_protocol_is_measured(protocol: str) -> None:
         requests=3, messages=4, step_ms=1.0, streams=3, busy_step_ms=20.0, seconds=1.0, protocols=(protocol,)
     )
     figures = (await measure_frontend(plan))[protocol]
-    assert figures["messages"] == 12
     assert figures["added_ttft_ms"]["n"] == figures["floor_added_ttft_ms"]["n"] == 3
     assert figures["message_way_ms"]["n"] == figures["floor_message_way_ms"]["n"] == 12
     assert 0 < figures["message_way_ms"]["p50"] <= figures["message_way_ms"]["max"]

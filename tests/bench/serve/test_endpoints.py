@@ -11,7 +11,7 @@ import pytest
 
 from bench.serve.endpoints import EndpointError, OpenAIEndpoint, connect
 from bench.serve.load import ServePlan, run_plan
-from bench.serve.report import report_html, report_tables
+from bench.serve.report import report_tables
 from specdec.client.connection import Credentials
 from specdec.client.prompt import ChatTurn
 from specdec.errors import ConfigError, SpecdecError
@@ -135,9 +135,4 @@ async def test_a_whole_run_and_its_reports() -> None:
     figures = json.loads(json.dumps(report.as_dict()))
     assert figures["requests"]["ok"] == 9
     assert looks
-    page = report_html(report)
-    assert "&lt;&amp;&gt;" in page
-    assert "<&>" not in page
-    assert "http://" not in page.replace("http://www.w3.org", "")
-    assert page.count("<svg") == 3
     assert len(list(report_tables(report))) == 3

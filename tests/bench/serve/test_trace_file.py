@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 
 from bench.serve.schedule import CHARACTERS_PER_TOKEN, read_trace, stand_in
@@ -23,13 +22,9 @@ LINES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "msgpack"])
-def test_what_a_trace_may_hold(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / f"t.{kind}"
-    if kind == "jsonl":
-        path.write_text("\n\n".join(map(json.dumps, LINES)))
-    else:
-        path.write_bytes(b"".join(map(msgpack.packb, LINES)))
+def test_what_a_trace_may_hold(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n\n".join(map(json.dumps, LINES)))
     chat, ids, gap, text = (timed.ask for timed in read_trace(path, 2.0))
     assert [timed.offset_s for timed in read_trace(path, 2.0)] == [0.0, 0.75, 1.0, 1.5]
     assert (chat.name, chat.chat, chat.max_tokens, chat.sampling, chat.seed) == (
@@ -48,7 +43,8 @@ def test_what_a_trace_may_hold(tmp_path: Path, kind: str) -> None:
         ({"prompt": 3}, "prompt must be a text"), ({"max_tokens": 0}, "max_tokens"), ({"seed": -1}, "seed"),
         ({"seed": 1.5}, "seed"), ({"fixed": 1}, "fixed"), ({"temperature": "hot"}, "temperature must be a number"),
         ({"top_p": 2}, "top_p must be a number from 0 to 1"), ({"top_k": -1}, "top_k"), ({"stop": ["", "a"]}, "stop"),
-        ({"salt": 3}, "salt"), ({"stop": "a"}, "stop must be a list"),
+        ({"salt": 3}, "salt"), ({"stop": "a"}, "stop must be a list"), ({"prefix": "y"}, "exactly one"),
+        ({"messages": "x"}, "exactly one"),
     ],
 )  # fmt: skip
 def test_what_it_may_not(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
@@ -56,6 +52,30 @@ def test_what_it_may_not(tmp_path: Path, change: dict[str, Any], problem: str) -
     path.write_text(json.dumps(LINES[0]) + "\n" + json.dumps(LINES[0] | change))
     with pytest.raises(ConfigError, match=f"t.jsonl, request 2: .*{problem}"):
         read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("item", "problem"),
+    [
+        ([1], "not an object"), ({"prompt": "x"}, "offset_s"), ({"offset_s": 1}, "exactly one"),
+        ({"offset_s": 1, "messages": [1]}, "messages"), ({"offset_s": 1, "messages": [{"role": "user"}]}, "messages"),
+    ],
+)  # fmt: skip
+def test_incomplete_requests_are_refused(tmp_path: Path, item: Any, problem: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(LINES[0]) + "\n" + json.dumps(item))
+    with pytest.raises(ConfigError, match=f"request 2.*{problem}"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("data", [b"{", b"\n", b"\xc1"])
+def test_bad_files_are_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="trace"):
+        read_trace(path)
+    with pytest.raises(ConfigError, match="trace"):
+        read_trace(tmp_path / "missing.jsonl")
 
 
 @pytest.mark.parametrize("ids", [[], [-1], ["a"], [True], "12", None])
