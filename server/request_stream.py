@@ -250,7 +250,8 @@ class RequestStream:
         """``error`` as the reader gets it, which is the last it gets: with the time after which to retry."""
         if self._listener is not None:
             if isinstance(error, QueueFullError):
-                error = QueueFullError(error.limit, max(error.retry_after_s or 0.0, self._listener.wait_s(self)))
+                wait_s = max(error.retry_after_s or 0.0, self._listener.wait_s(self))
+                error = QueueFullError(error.limit, wait_s, error.items)
             elif isinstance(error, DeadlinePassedError) and not self.started:
                 error = DeadlinePassedError(self._listener.wait_s(self))
         self.close()

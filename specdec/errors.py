@@ -140,14 +140,14 @@ class QueueFullError(RequestError):
     reason = "QUEUE_FULL"
     http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
 
-    def __init__(self, limit: int, retry_after_s: float) -> None:
-        self.limit, self.retry_after_s = limit, retry_after_s
-        super().__init__(f"queue is full ({limit} requests); retry in {retry_after_s:.1f} s")
+    def __init__(self, limit: int, retry_after_s: float, items: str = "requests") -> None:
+        self.limit, self.retry_after_s, self.items = limit, retry_after_s, items
+        super().__init__(f"queue is full ({limit} {items}); retry in {retry_after_s:.1f} s")
 
     @property
     def details(self) -> list[Any]:
-        """Limit, and seconds until a retry."""
-        return [self.limit, self.retry_after_s]
+        """Limit, seconds until a retry, and what waits."""
+        return [self.limit, self.retry_after_s, self.items]
 
 
 class DuplicateRequestError(RequestError):

@@ -142,7 +142,7 @@ class Engine:
 
     def abort(self, request_id: str) -> bool:
         """End a request; its pages are free on return. False if no such request is in flight."""
-        if (waiting := self._preparation.waiting.pop(request_id, None)) is not None:
+        if (waiting := self._preparation.drop(request_id)) is not None:
             self._finish_unprepared(waiting, FinishReason.ABORTED)
             return True
         sequences = self._requests.live.get(request_id)
@@ -283,7 +283,7 @@ class Engine:
         now = self._parts.clock()
         for waiting in list(self._preparation.waiting.values()):
             if (reason := waiting.expired(now)) is not None:
-                del self._preparation.waiting[waiting.request.request_id]
+                self._preparation.drop(waiting.request.request_id)
                 self._finish_unprepared(waiting, reason)
         for sequence in self._requests.sequences():
             try:

@@ -65,6 +65,15 @@ class RequestPreparation:
             raise QueueFullError(self._max_waiting, RETRY_S)
         self.waiting[request.request_id] = WaitingRequest(request, arrival_s, prepared)
 
+    def drop(self, request_id: str) -> WaitingRequest | None:
+        """Remove a request that waits, and its grammar if nobody else waits for it; None: no such request waits."""
+        dropped = self.waiting.pop(request_id, None)
+        if dropped is None or dropped.request.grammar is None:
+            return dropped
+        if all(other.prepared is not dropped.prepared for other in self.waiting.values()):
+            dropped.prepared.cancel()
+        return dropped
+
     def grammar(self, request: Request, prepared: Future[Any] | None) -> TokenGrammar | None:
         """The grammar of one sample of ``request``, which is prepared. Raises InvalidRequestError if it is refused."""
         if prepared is None:

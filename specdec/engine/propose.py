@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 PROBE_DEPTH = 3  # tree levels of a probe, which finds out whether drafting pays and not how deep
 GRAMMAR_BUDGET_S = 0.01
-"""Time of a step in which one sequence's draft nodes are tested against its grammar; nodes after it are dropped."""
+"""Time of a step in which draft nodes are tested against grammars, in equal shares; nodes after it are dropped."""
 PAUSE_STEPS = 64  # steps without drafts after a fault of the stage, so that a persistent one costs little
 
 
@@ -41,6 +41,8 @@ class Proposals:
     predicted_draft_ms: float = 0.0
     late: bool = False
     """The decision was made before the controller learned from the previous step."""
+    grammar_s: dict[Sequence, float] = field(default_factory=dict)
+    """Time in which each sequence's nodes have been tested against its grammar."""
     faults: list[tuple[Sequence, Exception]] = field(default_factory=list)
     """Exceptions that belong to one sequence."""
 
@@ -166,8 +168,10 @@ class Drafting:
         work = self._manager.propose(name, tasks, pending + prefilled)
         work.decisions, work.prefilled = decisions, prefilled
         out.predicted_draft_ms += self.controller.estimates.draft_ms(name, request.proposing, work.levels)
+        grammars = sum(entry.seq.sampling.grammar is not None for entry in sampling)
+        share_s = GRAMMAR_BUDGET_S / max(1, grammars)
         work.trees = [
-            None if tree is None or i in chunks else self._lawful(entry.seq, tree, out)
+            None if tree is None or i in chunks else self._lawful(entry.seq, tree, share_s, out)
             for i, (entry, tree) in enumerate(zip(sampling, work.trees, strict=True))
         ]
         return work
@@ -193,15 +197,18 @@ class Drafting:
                 ]
                 self._manager.propose(name, tasks)
 
-    def _lawful(self, seq: Sequence, tree: TokenTree, out: Proposals) -> TokenTree | None:
-        """``tree`` without nodes that the request's grammar forbids (most drafters ignore grammars); None: a fault."""
+    def _lawful(self, seq: Sequence, tree: TokenTree, share_s: float, out: Proposals) -> TokenTree | None:
+        """``tree`` without nodes that the request's grammar forbids (most drafters ignore grammars); None: a fault.
+
+        share_s: the sequence's share of the step's time for grammars, for all drafters together.
+        """
         grammar = seq.sampling.grammar
         if grammar is None or len(tree) == 1:
             return tree
-        lawful, until_s = {0}, self._clock() + GRAMMAR_BUDGET_S
+        lawful, began_s, spent_s = {0}, self._clock(), out.grammar_s.get(seq, 0.0)
         try:
             for node in range(1, len(tree)):
-                if self._clock() > until_s:
+                if spent_s + self._clock() - began_s > share_s:
                     break
                 if tree.parents[node] in lawful:
                     token = tree.tokens[node]
@@ -211,6 +218,7 @@ class Drafting:
         except Exception as error:
             out.faults.append((seq, StageError.of(error, "grammar")))
             return None
+        out.grammar_s[seq] = spent_s + self._clock() - began_s
         if len(lawful) == len(tree):
             return tree
         return tree.subtree(sorted(lawful - {0}, key=lambda n: -tree.scores[n]))

@@ -29,8 +29,9 @@ STACK_BYTES = 256 << 20
 """Stack of a thread that compiles: 1,000 nested references of a schema exceed the usual 8 MiB."""
 MAX_ADDRESS_BYTES = 1 << 30
 """Address space of the process, `STACK_BYTES` included. Ordinary grammars take a few MiB."""
-STEP_LEXER_FUEL, STEP_MAX_ITEMS = 200_000, 50_000
-"""The library's units of work for one mask. The most expensive grammars known take 10 ms for one within them."""
+STEP_LEXER_FUEL, STEP_MAX_ITEMS = 200_000, 10_000
+"""The library's units of work for one mask. Within them, the most expensive grammars known take 2 ms for a mask, and a
+compiled grammar keeps 1 MiB besides about 100 times its text."""
 NICENESS = 10
 """Added to the process's, so that it does not take the processor from the engine's steps."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from llguidance import LLTokenizer
@@ -103,7 +103,7 @@ class CheckProcess:
 
         Raises:
             ValueError: the grammar is wrong or too complex.
-            OSError: the process cannot be started, or was killed before it answered; the grammar may be a good one.
+            OSError: the process does not start, or ended for a reason of its own; the grammar may be a good one.
         """
         process = self._process or self._start()
         assert process.stdin is not None
@@ -118,15 +118,21 @@ class CheckProcess:
                 line = process.stdout.readline()
         if not line.endswith("\n"):
             self.close()
-            if process.returncode == -signal.SIGKILL:
-                raise OSError(f"the check of a grammar was ended after {CHECK_WALL_SECONDS:g} s, or by the system")
-            late = process.returncode == -signal.SIGPROF
-            limit = f"does not compile within {cpu_seconds:g} s" if late else "takes too much memory to compile"
-            raise ValueError(f"too complex: it {limit}")
+            status = process.returncode
+            if status == -signal.SIGPROF:
+                raise ValueError(f"too complex: it does not compile within {cpu_seconds:g} s")
+            if status in (-signal.SIGABRT, -signal.SIGSEGV):  # no memory, no stack
+                raise ValueError("too complex: it takes too much memory to compile")
+            raise OSError(f"the process that checks grammars ended with status {status}; send the request again")
         answer = json.loads(line)
         if "error" in answer:
             raise ValueError(answer["error"])
         return str(answer["source"])
+
+    def interrupt(self) -> None:
+        """Kill the process, so that a check in another thread raises OSError."""
+        if (process := self._process) is not None:
+            process.kill()
 
     def close(self) -> None:
         """End the process; the next check starts another."""
@@ -159,9 +165,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 MAX_CACHED = 64
 """Compiled grammars that are kept, refused ones included."""
-MAX_PENDING = 64
-"""Grammars that wait for the compiler."""
-MAX_PENDING_PER_KEY = 8
+MAX_PENDING = 1024
+"""Grammars that wait for the compiler: 64 MiB of text at most."""
+MAX_PENDING_PER_KEY = 128
 """Grammars of one key that wait. Keys take turns, so one key's grammars delay another's by one check each."""
 RETRY_S = 5.0
 """The wait that a client is asked for when too many grammars wait."""
@@ -194,8 +200,8 @@ class GrammarCompiler:
         self._compiled: OrderedDict[GrammarParams, Future[Any]] = OrderedDict()
         self._spelling: Future[TokenSpelling] | None = None
         self._prepared: Future[None] | None = None
-        self._jobs: OrderedDict[str | None, deque[Callable[[], None]]] = OrderedDict()  # by key, next turn first
-        self._working = False
+        self._jobs: OrderedDict[str | None, deque[_Job]] = OrderedDict()  # by key, next turn first
+        self._thread: threading.Thread | None = None
 
     def prepare(self) -> None:
         """Build the tables of the vocabulary, which the first grammar and the first token healing would build."""
@@ -220,6 +226,8 @@ class GrammarCompiler:
     def start(self, params: GrammarParams, key: str) -> Future[Any]:
         """Start to compile a grammar. The result is for `state`; it raises InvalidRequestError for a bad grammar.
 
+        Who cancels the future gives its place in the queue back.
+
         key: whose grammar it is.
 
         Raises:
@@ -230,7 +238,7 @@ class GrammarCompiler:
             raise _refusal("grammar", "the model names no end token, so the output could not end; leave it out")
         with self._lock:
             found = self._compiled.get(params)
-            if found is None:
+            if found is None or found.cancelled():
                 self._check_room(key)
                 found = self._compiled[params] = self._enqueue(key, lambda: self._compile(params))
                 done = [old for old, future in self._compiled.items() if future.done()]
@@ -257,7 +265,16 @@ class GrammarCompiler:
         return self.state(self.start(params, ""), allowed_token_ids)
 
     def close(self) -> None:
-        """End the check process; it starts again when it is needed."""
+        """Cancel what waits, and end the thread and the check process; they start again when they are needed."""
+        with self._lock:
+            for jobs in self._jobs.values():
+                for job in jobs:
+                    job.future.cancel()
+            thread, checks = self._thread, self.__dict__.get("_check_process")
+        if checks is not None:
+            checks.interrupt()
+        if thread is not None:
+            thread.join()
         if "_check_process" in self.__dict__:
             self._check_process.close()
 
@@ -291,30 +308,36 @@ class GrammarCompiler:
             raise _refusal("grammar", f"{_shortened(str(error))}; {_HINTS[params.kind]}") from None
 
     def _check_room(self, key: str) -> None:
+        for name, jobs in list(self._jobs.items()):
+            waiting = deque(job for job in jobs if not job.future.cancelled())
+            if waiting:
+                self._jobs[name] = waiting
+            else:
+                del self._jobs[name]
         if len(self._jobs.get(key, ())) >= MAX_PENDING_PER_KEY:
-            raise QueueFullError(MAX_PENDING_PER_KEY, RETRY_S)
+            raise QueueFullError(MAX_PENDING_PER_KEY, RETRY_S, "grammars of one key")
         if sum(map(len, self._jobs.values())) >= MAX_PENDING:
-            raise QueueFullError(MAX_PENDING, RETRY_S)
+            raise QueueFullError(MAX_PENDING, RETRY_S, "grammars")
 
     def _enqueue(self, key: str | None, work: Callable[[], Result]) -> Future[Result]:
         """Let the thread do ``work``. The lock is held, so the thread takes it only after the caller is done."""
-        if not self._working:
+        job = _Job(Future(), work)
+        self._jobs.setdefault(key, deque()).append(job)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="specdec-grammar", daemon=True)
             before = threading.stack_size(STACK_BYTES)
             try:
-                threading.Thread(target=self._work, name="specdec-grammar", daemon=True).start()
+                self._thread.start()
             finally:
                 threading.stack_size(before)
-            self._working = True
-        future: Future[Result] = Future()
-        self._jobs.setdefault(key, deque()).append(lambda: _fulfil(future, work))
-        return future
+        return job.future
 
     def _work(self) -> None:
         """Run jobs, one of each key in turn, until there are none."""
         while True:
             with self._lock:
                 if not self._jobs:
-                    self._working = False
+                    self._thread = None
                     return
                 key, jobs = next(iter(self._jobs.items()))
                 job = jobs.popleft()
@@ -322,14 +345,22 @@ class GrammarCompiler:
                     self._jobs.move_to_end(key)
                 else:
                     del self._jobs[key]
-            job()
+            job.run()
 
 
-def _fulfil(future: Future[Any], work: Callable[[], Any]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as error:  # a panic of Rust code is no Exception
-        future.set_exception(error)
+class _Job(NamedTuple):
+    """What the thread does, and the future of its result."""
+
+    future: Future[Any]
+    work: Callable[[], Any]
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.work())
+        except BaseException as error:  # a panic of Rust code is no Exception
+            self.future.set_exception(error)
 
 
 def _check_beginning(state: GrammarState, allowed: Sequence[int], eos_ids: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ import functools
 import json
 import threading
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
@@ -26,8 +27,10 @@ from specdec.core.types import (
     StoppingParams,
 )
 from specdec.engine.engine import Engine, EngineParts
-from specdec.errors import DuplicateRequestError, InvalidRequestError
+from specdec.engine.propose import GRAMMAR_BUDGET_S, Drafting
+from specdec.errors import DuplicateRequestError, InvalidRequestError, QueueFullError
 from specdec.grammar import compiler
+from specdec.grammar.state import GrammarState
 from tests.engine.tiny_engine import drain, failures, finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
 from tests.grammar.helpers import EOS, PERSON
 
@@ -187,6 +190,73 @@ def test_the_engine_steps_while_a_request_is_prepared(slow: str, monkeypatch: py
     assert tokens_of(events, "held")
     if slow == "grammar":
         assert text_of(events, "held") == "held up"
+
+
+def test_requests_that_leave_give_the_places_of_their_grammars_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, began, check = threading.Event(), threading.Event(), compiler.CheckProcess.check
+
+    def held(*args: Any) -> str:
+        began.set()
+        assert gate.wait(60)
+        return check(*args)
+
+    monkeypatch.setattr(compiler.CheckProcess, "check", held)
+    monkeypatch.setattr(compiler, "MAX_PENDING_PER_KEY", 2)
+    ours = tiny_engine(dataclasses.replace(parts(), grammars=None))
+
+    def choice(number: int, name: str, **changes: Any) -> Request:
+        return ask(GrammarParams(GrammarKind.CHOICE, f'["choice {number}"]'), name, **changes)
+
+    ours.submit(choice(0, "checked"))
+    assert began.wait(60)
+    ours.submit(choice(1, "stays"))
+    ours.submit(choice(1, "leaves"))
+    ours.submit(choice(2, "alone"))
+    ours.abort("leaves")  # another request waits for its grammar
+    with pytest.raises(QueueFullError, match="2 grammars of one key"):
+        ours.submit(choice(3, "later"))
+    ours.abort("alone")
+    ours.submit(choice(3, "later", deadline_s=1e-9))
+    ours.step()
+    ours.submit(choice(4, "last"))
+    gate.set()
+    events = drain(ours)
+    assert [text_of(events, name) for name in ("checked", "stays", "last")] == ["choice 0", "choice 1", "choice 4"]
+
+
+def test_all_grammars_of_a_step_share_one_budget_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks that take 1 ms each: drafts are cut short, and the tokens stay."""
+    now, spent, steps = [0.0], [0.0], list[float]()
+    mask, lawful = GrammarState.mask, Drafting._lawful
+
+    def slow(state: GrammarState, path: Seq[int]) -> Any:
+        now[0] += 1e-3
+        return mask(state, path)
+
+    def noted(*args: Any) -> Any:
+        began = now[0]
+        tree = lawful(*args)
+        spent[0] += now[0] - began
+        return tree
+
+    requests = [
+        ask(LOOSE, f"r{i}", seed=i, speculation=SpeculationParams(SpeculationMode.ON, max_nodes=12)) for i in range(8)
+    ]
+    usual = run_all(engine(), requests)
+    monkeypatch.setattr(GrammarState, "mask", slow)
+    monkeypatch.setattr(Drafting, "_lawful", noted)
+    drafting = functools.partial(Drafting, clock=lambda: now[0])
+    ours = tiny_engine(dataclasses.replace(parts(), drafting=drafting))
+    for request in requests:
+        ours.submit(request)
+    events: list[RequestEvent] = []
+    while ours.has_work():
+        events += ours.step()
+        steps.append(spent[0])
+        spent[0] = 0.0
+    assert 0.0 < max(steps) <= GRAMMAR_BUDGET_S + len(requests) * 1e-3  # each may end its last test late
+    for request in requests:
+        assert outputs(events, request.request_id) == outputs(usual, request.request_id)
 
 
 def test_what_allowed_ids_leave_no_way_for_fails_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 
 import pytest
@@ -121,13 +122,36 @@ def test_a_grammar_that_never_compiles_is_refused_once_and_others_are_served(mon
     ours.close()
 
 
-def test_a_check_that_is_killed_refuses_no_grammar_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("CHECK_WALL_SECONDS", 0.0), ("module_command", lambda _: [sys.executable, "-c", "raise ImportError"])],
+    ids=["killed", "broken"],
+)
+def test_a_check_that_ends_by_itself_refuses_no_grammar_for_good(
+    name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, quick = GrammarCompiler(byte_level(), VOCAB_SIZE), GrammarParams(KIND.REGEX, "quick")
-    monkeypatch.setattr(grammar_compiler, "CHECK_WALL_SECONDS", 0.0)
-    with pytest.raises(OSError, match="check of a grammar was ended"):
+    monkeypatch.setattr(grammar_compiler, name, value)
+    with pytest.raises(OSError, match="the process that checks grammars ended with status"):
         ours.compile(quick)
     monkeypatch.undo()
     assert ours.compile(quick).mask(()).any()
+    ours.close()
+
+
+def test_close_ends_what_runs_and_cancels_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, began = GrammarCompiler(byte_level(), VOCAB_SIZE, check_seconds=600.0), threading.Event()
+    started = grammar_compiler.CheckProcess._start
+    monkeypatch.setattr(grammar_compiler.CheckProcess, "_start", lambda it: (started(it), began.set())[0])
+    first = ours.start(GrammarParams(KIND.EBNF, DOUBLING), "")
+    others = [ours.start(GrammarParams(KIND.REGEX, f"a{i}"), "") for i in range(3)]
+    assert began.wait(60)
+    ours.close()
+    assert isinstance(first.exception(0), OSError)
+    assert all(other.cancelled() for other in others)
+    assert not [thread for thread in threading.enumerate() if thread.name == "specdec-grammar"]
+    assert ours._check_process._process is None
+    assert ours.compile(GrammarParams(KIND.REGEX, "a1")).mask(()).any()
     ours.close()
 
 
@@ -179,14 +203,17 @@ def test_keys_take_turns_and_none_fills_the_queue(monkeypatch: pytest.MonkeyPatc
         return grammar_source(params)
 
     monkeypatch.setattr(grammar_compiler.CheckProcess, "check", gated)
+    monkeypatch.setattr(grammar_compiler, "MAX_PENDING_PER_KEY", 8)
     ours = GrammarCompiler(byte_level(), VOCAB_SIZE)
     first = ours.start(GrammarParams(KIND.REGEX, "a0"), "a")
     assert began.wait(60)
     most = grammar_compiler.MAX_PENDING_PER_KEY
     futures = [ours.start(GrammarParams(KIND.REGEX, f"a{i}"), "a") for i in range(1, most + 1)]
     assert ours.start(GrammarParams(KIND.REGEX, "a1"), "a") is futures[0]
-    with pytest.raises(QueueFullError):
+    with pytest.raises(QueueFullError, match="8 grammars of one key"):
         ours.start(GrammarParams(KIND.REGEX, "more"), "a")
+    futures.pop().cancel()  # its caller has left, so there is room
+    futures.append(ours.start(GrammarParams(KIND.REGEX, f"a{most}"), "a"))
     futures += [ours.start(GrammarParams(KIND.REGEX, f"b{i}"), "b") for i in range(2)]
     gate.set()
     for future in [first, *futures]:
