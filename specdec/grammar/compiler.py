@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import select
 import signal
 import subprocess
+import sys
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -22,7 +24,7 @@ from llguidance import LLTokenizer
 from specdec.child_python import module_command, module_environment
 from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError
-from specdec.grammar.check_process import STACK_BYTES, compile_matcher, grammar_source
+from specdec.grammar.check_process import NICENESS, STACK_BYTES, compile_matcher, grammar_source
 from specdec.grammar.state import GrammarState
 from specdec.grammar.token_healing import TokenSpelling
 from specdec.models.tokenizer import Tokenizer
@@ -334,6 +336,8 @@ class GrammarCompiler:
 
     def _work(self) -> None:
         """Run jobs, one of each key in turn, until there are none."""
+        if sys.platform == "linux":  # where each thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
         while True:
             with self._lock:
                 if not self._jobs:
