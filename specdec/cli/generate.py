@@ -8,7 +8,7 @@ import sys
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ import click
 from specdec.cli.options import (
     PromptRequest,
     ScreenCommand,
+    WholeNumber,
     add_engine_options,
     credential_options,
     drafter_names,
@@ -26,11 +27,14 @@ from specdec.cli.options import (
     model_option,
     pop_config,
     pop_credentials,
+    read_server,
     refuse_credentials,
 )
+from specdec.client.prompt import ChatTurn
 from specdec.core.types import (
     Delta,
     Finished,
+    FinishReason,
     GrammarKind,
     GrammarParams,
     OutputParams,
@@ -46,7 +50,7 @@ from specdec.core.types import (
 )
 
 if TYPE_CHECKING:
-    from specdec.cli.runners import LocalRunner, RemoteRunner
+    from specdec.cli.runners import Runner
     from specdec.client.connection import Credentials
     from specdec.config import EngineConfig
 
@@ -98,9 +102,15 @@ def pop_grammar(values: dict[str, Any]) -> GrammarParams | None:
     if kind == GrammarKind.CHOICE:
         texts = [check_text(text, _flag(kind)) for text in value]
         return GrammarParams(kind, json.dumps(texts, ensure_ascii=False))
-    if kind in (GrammarKind.JSON_SCHEMA, GrammarKind.EBNF) and os.path.isfile(value):
+    if kind in _MARKS and os.path.isfile(value):
         return GrammarParams(kind, _read(Path(value), _flag(kind)))
+    if kind in _MARKS and _MARKS[kind] not in value:
+        raise click.UsageError(f"{_flag(kind)}: no such file: {value}")
     return GrammarParams(kind, check_text(value, _flag(kind)))
+
+
+# Grammars that may be given as a file, and what every such grammar contains.
+_MARKS = {GrammarKind.JSON_SCHEMA: "{", GrammarKind.EBNF: ":"}
 
 
 def check_text(text: str, name: str) -> str:
@@ -128,7 +138,7 @@ def _read(path: Path, flag: str) -> str:
         raise click.UsageError(f"{flag}: {path} {reason}") from None
 
 
-_U32 = click.IntRange(0, 2**32 - 1)
+_U32 = WholeNumber(0, 2**32 - 1)
 _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--max-tokens", {"type": _U32, "default": 256, "show_default": True}, "Longest output."),
     ("--min-tokens", {"type": _U32, "default": 0}, "Shortest output."),
@@ -139,8 +149,8 @@ _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--repetition-penalty", {"type": float, "default": 1.0}, "Above 1: seen tokens become less likely."),
     ("--presence-penalty", {"type": float, "default": 0.0}, "Subtracted once per token of the output."),
     ("--frequency-penalty", {"type": float, "default": 0.0}, "Subtracted per occurrence in the output."),
-    ("--seed", {"type": click.IntRange(0, 2**64 - 1)}, "Same seed, same tokens. Drawn when not given."),
-    ("--n", {"type": click.IntRange(1, 2**32 - 1), "default": 1}, "Samples of the prompt."),
+    ("--seed", {"type": WholeNumber(0, 2**64 - 1)}, "Same seed, same tokens. Drawn when not given."),
+    ("--n", {"type": WholeNumber(1, 2**32 - 1), "default": 1}, "Samples of the prompt."),
     ("--stop", {"multiple": True}, "Stop at this text; may be repeated."),
     ("--ignore-eos", {"is_flag": True}, "Do not stop at the model's end token."),
     ("--logprobs", {"type": _U32}, "Log-probabilities of the chosen and the k likeliest tokens; needs --json."),
@@ -156,28 +166,17 @@ _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
 
 
 def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the request's options to ``command``, which gives its keyword arguments to `pop_request`."""
-    for flag, settings, text in reversed((*_OPTIONS, *PREDICTION_OPTIONS, *GRAMMAR_OPTIONS)):
+    """Add the request's options to ``command``, which gives its keyword arguments to `pop_call`."""
+    for flag, settings, text in reversed((*_OPTIONS, *GRAMMAR_OPTIONS)):
         command = click.option(flag, help=text, **settings)(command)
     return command
 
 
-def pop_request(
-    prompt: str,
-    chat: bool,
-    request_id: str,
-    values: dict[str, Any],
-    drafters: tuple[str, ...],
-    indexes: tuple[str, ...] = (),
-) -> PromptRequest:
-    """Take the request's options out of ``values``; ``drafters`` as `--drafter` gave them, ``indexes`` by name.
-
-    Raises:
-        click.UsageError: options contradict each other, or a text is not UTF-8.
-    """
-    return PromptRequest(
-        check_text(prompt, "the prompt"), chat, pop_prediction(values), _request(request_id, values, drafters, indexes)
-    )
+def prediction_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that `pop_prediction` takes to ``command``."""
+    for flag, settings, text in reversed(PREDICTION_OPTIONS):
+        command = click.option(flag, help=text, **settings)(command)
+    return command
 
 
 def _request(request_id: str, values: dict[str, Any], drafters: tuple[str, ...], indexes: tuple[str, ...]) -> Request:
@@ -209,7 +208,7 @@ def _request(request_id: str, values: dict[str, Any], drafters: tuple[str, ...],
     )
 
 
-_INTERRUPTED = 130
+_INTERRUPTED, _CUT = 130, 3  # exit codes
 _SCREEN = {
     "Where it runs": ("--server", "--key-file", "--config", "--target", "--draft"),
     "Prompt and output": ("--chat", "--prediction", "--json-schema", "--regex", "--json"),
@@ -218,25 +217,28 @@ _SCREEN = {
 }
 
 
-@click.command("generate", cls=ScreenCommand, screen=_SCREEN)
-@click.argument("prompt", required=False)
-@click.option(
-    "--server",
-    help="HOST:PORT of a running server, or several alike with commas between: where one fails, the next goes on. "
-    "Without it the model runs in this process.",
-)
-@credential_options
-@model_option
-@click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: tokens, text, statistics, timings.")
-@request_options
-@add_engine_options
-def generate_command(
-    prompt: str | None, server: str | None, model: str, chat: bool, as_json: bool, **values: Any
-) -> None:
-    """Generate text for PROMPT (or standard input), and stream it to standard output."""
-    if values["logprobs"] is not None and not as_json:
-        raise click.UsageError("--logprobs needs --json")
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of the model and of a request to ``command``, which gives its keyword arguments to `pop_call`."""
+    server = click.option(
+        "--server",
+        callback=read_server,
+        help="HOST:PORT of a running server, or several alike with commas between: where one fails, the next goes on. "
+        "Without it the model runs in this process.",
+    )
+    return server(credential_options(model_option(request_options(add_engine_options(command)))))
+
+
+def pop_call(
+    server: str | None, model: str, values: dict[str, Any]
+) -> tuple[Callable[[], AbstractContextManager[Runner]], Request]:
+    """Take the options of `model_options` out of ``values``.
+
+    Returns:
+        What opens a runner, and the request without its prompt.
+
+    Raises:
+        click.UsageError: options contradict each other, or a text is not UTF-8.
+    """
     credentials = None
     if server is None:
         refuse_credentials(values)
@@ -246,19 +248,42 @@ def generate_command(
     drafters, indexes = values["drafter"], tuple(text.partition("=")[0] for text in values["index"])
     # On a server, both are chosen among those it has loaded: they say nothing about an engine here.
     config = engine_named(pop_config(values), model) if server is None else None
-    request = pop_request(_read_prompt(prompt), chat, uuid.uuid4().hex, values, drafters, indexes)
+    request = _request(uuid.uuid4().hex, values, drafters, indexes)
+    return lambda: _runner(server, credentials, config, model), request
+
+
+@click.command("generate", cls=ScreenCommand, screen=_SCREEN)
+@click.argument("prompt", required=False)
+@click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: tokens, text, statistics, timings.")
+@prediction_options
+@model_options
+def generate_command(
+    prompt: str | None, server: str | None, model: str, chat: bool, as_json: bool, **values: Any
+) -> None:
+    """Generate text for PROMPT (or standard input), and stream it to standard output. Exit code 3: structured output
+    was cut at --max-tokens."""
+    if values["logprobs"] is not None and not as_json:
+        raise click.UsageError("--logprobs needs --json")
+    open_runner, request = pop_call(server, model, values)
+    prediction = pop_prediction(values)
+    text = check_text(_read_prompt(prompt), "the prompt")
     try:
-        with _runner(server, credentials, config, model) as runner:
-            _show(runner, request, as_json)
+        with open_runner() as runner:
+            whole = _show(
+                runner, PromptRequest([ChatTurn("user", text)] if chat else text, prediction, request), as_json
+            )
     except KeyboardInterrupt:
         click.echo("\ncancelled", err=True)
         sys.exit(_INTERRUPTED)
+    if not whole and request.grammar is not None:
+        sys.exit(_CUT)
 
 
 @contextmanager
 def _runner(
     server: str | None, credentials: Credentials | None, config: EngineConfig | None, model: str
-) -> Iterator[LocalRunner | RemoteRunner]:
+) -> Iterator[Runner]:
     if server is not None and credentials is not None:
         from specdec.cli.runners import RemoteRunner
 
@@ -277,7 +302,8 @@ def _runner(
         yield LocalRunner(engine, parts.tokenizer)
 
 
-def _show(runner: LocalRunner | RemoteRunner, request: PromptRequest, as_json: bool) -> None:
+def _show(runner: Runner, request: PromptRequest, as_json: bool) -> bool:
+    """Run ``request`` and print the answer. Returns whether no sample was cut at the token limit."""
 
     def keep_quiet(_: str) -> None:
         """JSON is printed whole."""
@@ -289,10 +315,14 @@ def _show(runner: LocalRunner | RemoteRunner, request: PromptRequest, as_json: b
             answer.take(event)
     if as_json:
         click.echo(json.dumps(answer.as_dict(logprobs=request.request.output.logprobs is not None)))
-        return
-    click.echo()
-    if sys.stderr.isatty():
-        click.echo(click.style(answer.summary(), dim=True), err=True)
+    else:
+        click.echo()
+        if sys.stderr.isatty():
+            click.echo(click.style(answer.summary(), dim=True), err=True)
+    message = answer.cut_message(request.request)
+    if message:
+        click.echo(message, err=True)
+    return not message
 
 
 def _read_prompt(prompt: str | None) -> str:
@@ -348,6 +378,21 @@ class Answer:
             if self._n > 1:
                 self._write(f"--- sample {event.index}\n{self._samples[event.index].text}\n")
 
+    @property
+    def text(self) -> str:
+        """The first sample's text so far."""
+        return self._samples[0].text
+
+    def cut_message(self, request: Request) -> str:
+        """A sentence about a sample that ended at a limit of ``request`` or of the model; empty if there is none."""
+        ended = ((len(one.token_ids), one.end) for one in self._samples.values())
+        tokens = next((count for count, end in ended if end and end.reason == FinishReason.LENGTH), None)
+        if tokens is None:
+            return ""
+        at_limit = tokens >= (request.stopping.max_tokens or 0)
+        why = "--max-tokens sets the limit" if at_limit else "the model's context is full"
+        return f"the output was cut at {tokens} tokens; {why}"
+
     def as_dict(self, *, logprobs: bool) -> dict[str, Any]:
         """Facts of the request and of its first sample, and ``samples``: the same of every one."""
         samples = [_sample_dict(i, self._samples[i], logprobs) for i in range(self._n)]
@@ -371,7 +416,9 @@ class Answer:
         tokens, steps, ms = end.usage.output_tokens, max(end.stats.num_steps, 1), end.timings.decode_ms
         said = tokens - end.usage.resumed_tokens  # where it was resumed, steps and times are of its last part alone
         rate = f", {(said - 1) / ms * 1e3:.1f} tokens/s" if ms > 0 and said > 1 else ""
-        return f"[{tokens} tokens{rate}, {said / steps:.2f} per step, {end.reason}]"
+        drafted = end.stats.num_draft_tokens
+        drafts = f", {end.stats.num_accepted_draft_tokens} of {drafted} drafted accepted" if drafted else ""
+        return f"[{tokens} tokens{rate}, {said / steps:.2f} per step{drafts}, {end.reason}]"
 
 
 def write_text(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 from collections.abc import Mapping
@@ -39,6 +40,18 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that ``args`` begins with. A misspelt one is refused with the likely name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            likely = difflib.get_close_matches(args[0], self._lazy, 1)
+            if not likely:
+                raise
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{likely[0]}'?")
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.help) for name, command in self._lazy.items()])
@@ -53,6 +66,8 @@ class LazyGroup(click.Group):
 _COMMANDS = {
     "serve": LazyCommand("specdec.cli.serve:serve_command", "Serve a model over gRPC and HTTP."),
     "generate": LazyCommand("specdec.cli.generate:generate_command", "Generate text, here or on a server."),
+    "chat": LazyCommand("specdec.cli.chat:chat_command", "Hold a conversation, here or with a server."),
+    "status": LazyCommand("specdec.cli.serve:status_command", "Show what a server runs and how busy it is."),
     "lsp": LazyCommand("specdec.cli.lsp:lsp_command", "Suggest code in editors, as a language server."),
     "trace": LazyCommand("specdec.cli.trace:trace_group", "Show why a server drafted as it did."),
     "keys": LazyCommand("specdec.cli.serve:keys_group", "Make keys for a server."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from specdec.core.types import Request
 
 if TYPE_CHECKING:
     from specdec.client.connection import Credentials
+    from specdec.client.prompt import ChatTurn
 
 
 Command = Callable[..., Any]
@@ -27,9 +29,8 @@ Command = Callable[..., Any]
 class PromptRequest:
     """A request whose prompt and prediction are still text."""
 
-    prompt: str
-    chat: bool
-    """Put the prompt into the model's chat template."""
+    prompt: str | Sequence[ChatTurn]
+    """A text, or the messages of a conversation."""
     prediction: str
     """The expected output; empty: none."""
     request: Request
@@ -102,13 +103,15 @@ def model_option(command: Command) -> Command:
 
 
 def engine_named(config: Config, name: str) -> EngineConfig:
-    """The engine called ``name``; the first where that is empty.
+    """The engine called ``name``; the first if it is empty. If there are no `engines`, ``name`` is a target.
 
     Raises:
-        click.UsageError: the configuration has none of the name.
+        click.UsageError: the configuration has no engine of that name.
     """
+    if name and not config.engines:
+        return config.engine.model_copy(update={"target": name})
     if name and name not in config.engines:
-        raise click.UsageError(f"--model: --config names no engine {name!r} in `engines`")
+        raise click.UsageError(f"--model: {name!r} is not in `engines` of --config: {', '.join(config.engines)}")
     return config.engines[name] if name else config.engine
 
 
@@ -120,7 +123,12 @@ def server_options(command: Command) -> Command:
         config = pop_config(values)
         return command(config=config, **values)
 
-    return add_engine_options(config_options(config_options(wrapper, _SERVER), _SWITCH))
+    return add_server_options(wrapper)
+
+
+def add_server_options(command: Command) -> Command:
+    """Add the engine's and the server's options to ``command``, which gives its keyword arguments to `pop_config`."""
+    return add_engine_options(config_options(config_options(command, _SERVER), _SWITCH))
 
 
 def add_engine_options(command: Command) -> Command:
@@ -215,10 +223,17 @@ def _parameter_type(field: FieldInfo) -> Any:
     }
     lowest = bounds.get("gt", bounds.get("ge"))
     if annotation is int:
-        return click.IntRange(lowest, bounds.get("le"))
+        return WholeNumber(lowest, bounds.get("le"))
     if annotation is float:
         return click.FloatRange(lowest, bounds.get("le"), min_open="gt" in bounds)
     return str
+
+
+class WholeNumber(click.IntRange):
+    """A range whose upper bound the help leaves out where it is only that of the wire format."""
+
+    def _describe_range(self) -> str:
+        return "" if self.max in (2**32 - 1, 2**64 - 1) else super()._describe_range()
 
 
 class ScreenCommand(click.Command):
@@ -252,6 +267,15 @@ class ScreenCommand(click.Command):
                 formatter.write_dl([record for flag in flags if (record := records[flag]) is not None])
 
 
+class ScreenGroup(ScreenCommand, click.Group):
+    """A group with options of its own, shown like those of a `ScreenCommand`."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups of options, then the commands."""
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
 _SHOWS_ALL = "specdec.help_all"
 
 
@@ -262,10 +286,24 @@ def _show_all(ctx: click.Context, _: click.Parameter, given: bool) -> None:
         ctx.exit()
 
 
+_GRPC_PORT: int = ServerConfig.model_fields["grpc_port"].default
+
+
+def read_server(_: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """Return the value of --server as gRPC takes it: without scheme and path, with a port."""
+    if text is None:
+        return None
+    if "https://" in text or "grpcs://" in text:
+        raise click.BadParameter("give HOST:PORT without a scheme, and --tls", param=option)
+    places = [one.strip().split("://")[-1].rstrip("/") for one in text.split(",")]
+    return ",".join(place if re.search(r":\d+$", place) or not place else f"{place}:{_GRPC_PORT}" for place in places)
+
+
 server_option = click.option(
     "--server",
-    default=f"127.0.0.1:{ServerConfig.model_fields['grpc_port'].default}",
+    default=f"127.0.0.1:{_GRPC_PORT}",
     show_default=True,
+    callback=read_server,
     metavar="HOST:PORT",
     help="gRPC address of a running `specdec serve`.",
 )

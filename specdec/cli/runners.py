@@ -1,9 +1,10 @@
-"""Where `specdec generate` runs a request: on an engine in this process, or on a server."""
+"""Where `specdec generate` and `specdec chat` run requests: on an engine in this process, or on a server."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import signal
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import closing
 from types import TracebackType
@@ -14,8 +15,8 @@ from server.interfaces import EngineLike, TokenizerLike
 from specdec.cli.options import PromptRequest
 from specdec.client.client import Client
 from specdec.client.connection import Credentials, RetryPolicy
-from specdec.client.prompt import ChatTurn, GenerateOptions
-from specdec.core.types import Failed, Finished, FinishReason, RequestEvent, StepTrace
+from specdec.client.prompt import GenerateOptions
+from specdec.core.types import EngineInfo, EngineLoad, Failed, Finished, FinishReason, RequestEvent, StepTrace
 
 
 class LocalRunner:
@@ -34,16 +35,22 @@ class LocalRunner:
 
         Raises:
             RequestError: it is refused, or fails.
+            KeyboardInterrupt: SIGINT arrived, and the step was finished.
         """
-        if request.chat:
-            ids = self._tokenizer.encode_chat([{"role": "user", "content": request.prompt}])
-        else:
+        if isinstance(request.prompt, str):
             ids = self._tokenizer.encode(request.prompt)
+        else:
+            ids = self._tokenizer.encode_chat([dataclasses.asdict(turn) for turn in request.prompt])
         prediction = self._tokenizer.encode(request.prediction, add_special=False)
         submitted = dataclasses.replace(request.request, prompt_ids=tuple(ids), prediction_ids=tuple(prediction))
         self._engine.submit(submitted)
+        interrupted: list[int] = []
+        # An exception inside a step would leave the engine's state half changed.
+        before = signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number))
         try:
             while self._engine.has_work():
+                if interrupted:
+                    raise KeyboardInterrupt
                 for event in self._engine.step():
                     if isinstance(event, Failed):
                         raise unpack_error((event.reason, event.message, event.details))
@@ -51,6 +58,7 @@ class LocalRunner:
                         raise DeadlinePassedError
                     yield event
         finally:
+            signal.signal(signal.SIGINT, before)
             self._engine.abort(submitted.request_id)  # no-op for a complete request
 
 
@@ -85,7 +93,15 @@ class RemoteRunner:
     @property
     def model(self) -> str:
         """The target's name."""
-        return self._run(self._client.info(_CONNECT_S, model=self._model)).target
+        return self.info().target
+
+    def info(self) -> EngineInfo:
+        """The engine's description."""
+        return self._run(self._client.info(_CONNECT_S, model=self._model))
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is."""
+        return self._run(self._client.load(model=self._model))
 
     def trace(self, limit: int) -> list[StepTrace]:
         """The last ``limit`` steps of the server's engine, newest last."""
@@ -93,8 +109,7 @@ class RemoteRunner:
 
     def events(self, request: PromptRequest) -> Generator[RequestEvent, None, None]:
         """Everything about one request, in order."""
-        prompt = [ChatTurn("user", request.prompt)] if request.chat else request.prompt
-        stream = self._client.stream(prompt, **_options(request, self._model))
+        stream = self._client.stream(request.prompt, **_options(request, self._model))
         try:
             while (event := self._run(_next(stream))) is not None:
                 yield event
@@ -103,6 +118,9 @@ class RemoteRunner:
 
     def _run(self, call: Coroutine[Any, Any, Result]) -> Result:
         return self._runner.run(call)
+
+
+Runner = LocalRunner | RemoteRunner
 
 
 async def _next(stream: AsyncGenerator[RequestEvent, None]) -> RequestEvent | None:

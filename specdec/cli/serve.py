@@ -1,7 +1,8 @@
-"""`specdec serve`: the server, from loading to drain; `specdec keys`: its file of keys."""
+"""`specdec serve` and `specdec status`: a server, from loading to drain; `specdec keys`: its file of keys."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
@@ -10,13 +11,23 @@ import ssl
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specdec.cli.options import ScreenCommand, config_options, server_options
-from specdec.config import Config, EngineConfig, ServerConfig
+from specdec.cli.options import (
+    ScreenCommand,
+    add_server_options,
+    config_options,
+    credential_options,
+    model_option,
+    pop_config,
+    pop_credentials,
+    server_option,
+)
+from specdec.config import EngineConfig, ServerConfig
 
 if TYPE_CHECKING:
     from server.serving import Addresses
@@ -45,7 +56,7 @@ _MORE = (
 _SCREEN = {
     "Model": ("--config", "--target", "--draft", "--device", "--threads", "--kv-tokens"),
     "Speculation": ("--speculation", "--drafter"),
-    "Network": ("--host", "--grpc-port", "--http-port", "--keys-file", "--quiet"),
+    "Network": ("--host", "--grpc-port", "--http-port", "--port", "--keys-file", "--quiet"),
 }
 _OPEN = ServerConfig()
 
@@ -56,11 +67,21 @@ def _more_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("serve", cls=ScreenCommand, screen=_SCREEN)
-@server_options
+@click.argument("model", required=False)
+@click.option("--model", "named", metavar="MODEL", help="The same as MODEL and --target.")
+@click.option("--port", type=click.IntRange(0, 65535), help="The same as --http-port.")
+@add_server_options
 @_more_options
 @click.option("--quiet", is_flag=True, help="Log warnings and errors only.")
-def serve_command(config: Config, quiet: bool) -> None:
-    """Serve a model over gRPC and HTTP until SIGTERM or Ctrl-C; then running requests are finished first."""
+def serve_command(quiet: bool, **values: Any) -> None:
+    """Serve MODEL over gRPC and HTTP until SIGTERM or Ctrl-C, then finish running requests.
+
+    MODEL is a name from `specdec models list`, a .gguf file, a Hugging Face folder or a hub id.
+    """
+    _take_synonyms(values, "engine__target", "MODEL, --model and --target", "model", "named")
+    _take_synonyms(values, "server__http_port", "--port and --http-port", "port")
+    chosen = values["engine__target"] is not None or values["config_file"] is not None
+    config = pop_config(values)
     import uvloop
 
     from server.observe.logs import configure_logs
@@ -70,7 +91,8 @@ def serve_command(config: Config, quiet: bool) -> None:
 
     configure_logs(config.server.log_format, logging.WARNING if quiet else logging.INFO)
     for engine in config.engines.values() or (config.engine,):
-        click.echo(f"loading {engine.target} ...", err=True)
+        hint = "" if chosen else " (the default; `specdec serve MODEL` takes another: see `specdec models list`)"
+        click.echo(f"loading {engine.target}{hint} ...", err=True)
     with ExitStack() as bars:
         progress = bars.enter_context(ProgressBar())
 
@@ -91,6 +113,18 @@ def serve_command(config: Config, quiet: bool) -> None:
     click.echo("stopped", err=True)
 
 
+def _take_synonyms(values: dict[str, Any], name: str, flags: str, *synonyms: str) -> None:
+    """Take ``synonyms`` of the option ``name`` out of ``values``.
+
+    Raises:
+        click.UsageError: more than one of them was given.
+    """
+    given = [value for each in (name, *synonyms) if (value := values.pop(each)) is not None]
+    if len(given) > 1:
+        raise click.UsageError(f"{flags} mean the same: give one of them")
+    values[name] = given[0] if given else None
+
+
 def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server: ServerConfig = _OPEN) -> list[str]:
     """Return the lines printed when the server is ready, including a client command to paste."""
     drafters = ", ".join(info.drafters) or "none"
@@ -101,12 +135,15 @@ def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server
     scheme = "https" if secure else "http"
     page = [f"  page  {scheme}://{host}:{http}/"] if http is not None and server.page else []
     flags = _credential_flags(server)
+    memory = f"{info.memory_bytes / 2**30:.1f} GiB of memory"
+    if info.weight_bytes:
+        memory += f", {info.weight_bytes / 2**30:.1f} of it weights"
     return [
-        f"ready: {info.target}, {info.dtype}, {info.kernels} kernels, {info.numeric_mode}, "
-        f"{info.kv_tokens} tokens of KV cache, drafters: {drafters}",
+        f"ready: {info.target}, {info.dtype}, {info.kernels} kernels, {info.numeric_mode}, drafters: {drafters}",
         f"  gRPC  {host}:{addresses.grpc_port}",
-        *([f"  HTTP  {scheme}://{host}:{http}/readyz"] if http is not None else []),
+        *([f"  HTTP  {scheme}://{host}:{http}/v1 (base URL of OpenAI clients)"] if http is not None else []),
         *page,
+        f"  uses  {memory}; the KV cache holds {info.kv_tokens:,} tokens, up to {info.max_context:,} of a request",
         f"  try   {_program()} generate --server {host}:{addresses.grpc_port}{flags} {ask}",
     ]
 
@@ -159,6 +196,35 @@ def _program() -> str:
     if found is not None and os.path.exists(script) and os.path.samefile(found, script):
         return "specdec"
     return shlex.quote(os.path.relpath(script))
+
+
+@click.command("status")
+@server_option
+@model_option
+@credential_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def status_command(server: str, model: str, as_json: bool, **values: Any) -> None:
+    """Show which model a server runs, and how busy it is now."""
+    from specdec.cli.runners import RemoteRunner
+
+    with RemoteRunner(server, pop_credentials(values), model) as remote:
+        info, load = remote.info(), remote.load()
+    if as_json:
+        click.echo(json.dumps({"info": asdict(info), "load": asdict(load)}))
+        return
+    drafted = load.drafting_steps / load.steps if load.steps else 0.0
+    for word, text in (
+        ("model", f"{info.target}, {info.dtype}, {info.kernels} kernels, {info.numeric_mode}, specdec {info.version}"),
+        ("drafters", ", ".join(info.drafters) + (f"; draft model {info.draft}" if info.draft else "")),
+        ("requests", f"{load.running_requests} running, {load.waiting_requests} waiting"),
+        ("KV cache", f"{load.kv_usage:.0%} of {info.kv_tokens:,} tokens in use"),
+        (
+            "speed",
+            f"{load.tokens_per_second:.1f} tokens/s of late; {drafted:.0%} of {load.steps} steps verified drafts",
+        ),
+        ("prompts", f"{load.prompt_tokens} tokens, {load.hit_rate:.0%} of them from the prefix cache"),
+    ):
+        click.echo(f"{word:9} {text}")
 
 
 @click.group("keys")

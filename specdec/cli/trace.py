@@ -17,12 +17,12 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
-from specdec.cli.options import credential_options, model_option, pop_credentials, server_option
+from specdec.cli.options import WholeNumber, credential_options, model_option, pop_credentials, server_option
 from specdec.core.types import DrafterStats, DrafterTrace, StepTrace
 
 _LIMIT = click.option(
     "--limit",
-    type=click.IntRange(1, 2**32 - 1),
+    type=WholeNumber(1, 2**32 - 1),
     default=50,
     show_default=True,
     help="Show so many steps at most, the last.",

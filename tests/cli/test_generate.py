@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from specdec.cli.runners import LocalRunner
 from specdec.client.connection import Credentials
 from specdec.config import EngineConfig
 from specdec.core.types import (
+    Delta,
     Finished,
     FinishReason,
     GrammarKind,
@@ -92,6 +94,52 @@ def test_the_prompt_may_come_from_standard_input_or_be_a_chat(run_on: Callable[[
     assert run_on(SpyEngine())("--chat", "hi").stdout == "user:hi;\n"
 
 
+@pytest.mark.parametrize("flag", ["--json-schema", "--ebnf"])
+def test_a_grammar_s_missing_file_is_said_to_be_missing(run_on: Callable[[SpyEngine], Invoke], flag: str) -> None:
+    result = run_on(SpyEngine())("hello", flag, "missing.txt")
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"Error: {flag}: no such file: missing.txt\n")
+
+
+class InterruptedEngine(SpyEngine):
+    """Gets Ctrl-C while it computes the first request's first text."""
+
+    def step(self) -> list[RequestEvent]:
+        events = super().step()
+        if len(self.requests) == 1 and any(isinstance(event, Delta) for event in events):
+            signal.raise_signal(signal.SIGINT)
+        return events
+
+
+def test_chat_keeps_the_conversation_and_changes_the_mode(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    engine = SpyEngine()
+    run_on(engine)
+    words = ["chat", "--system", "be brief"]
+    result = CliRunner().invoke(cli, words, input="hi\n/off\nmore\n/clear\n/nonsense\nnew\n")
+    assert result.exit_code == 0, result.output
+    assert "drafted accepted" in result.stderr
+    answers = result.stdout.splitlines()
+    assert answers[0] == "system:be brief;user:hi;"
+    assert answers[1] == f"system:be brief;user:hi;assistant:{answers[0]};user:more;"
+    assert answers[2] == "system:be brief;user:new;"
+    modes = [request.speculation.mode for request in engine.requests]
+    assert modes == ["auto", "off", "off"]
+    assert len({request.session for request in engine.requests}) == 1
+    assert len({request.request_id for request in engine.requests}) == 3
+
+
+def test_ctrl_c_stops_an_answer_of_a_chat_and_not_the_chat(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    engine = InterruptedEngine()
+    run_on(engine)
+    result = CliRunner().invoke(cli, ["chat"], input="hello\nagain\n")
+    assert result.exit_code == 0, result.output
+    assert engine.aborted == [True, False]
+    assert "[stopped]" in result.stderr
+    stopped, whole = result.stdout.splitlines()
+    assert "user:hello;".startswith(stopped)
+    assert whole == f"user:hello;assistant:{stopped};user:again;"
+
+
 def test_every_option_reaches_the_request(run_on: Callable[[SpyEngine], Invoke]) -> None:
     engine = SpyEngine()
     flags = (
@@ -101,7 +149,8 @@ def test_every_option_reaches_the_request(run_on: Callable[[SpyEngine], Invoke])
         "--timeout 9 --json --draft d --prediction later --session editor-1 --target-tpot-ms 12.5 --json-object"
     )
     result = run_on(engine)("hello", *flags.split())
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 3, result.output  # the JSON object was cut
+    assert "cut at 3 tokens; --max-tokens" in result.stderr
     (r,) = engine.requests
     s = r.sampling
     assert (s.temperature, s.top_k, s.top_p, s.min_p) == (0.5, 4, 0.75, 0.25)
@@ -139,7 +188,7 @@ def test_texts_may_come_from_files(run_on: Callable[[SpyEngine], Invoke], tmp_pa
         ["--regex", str(file)],
         ["--choice", "yes", "--choice", '"no"\n'],
     ):
-        assert invoke("x", *args).exit_code == 0
+        assert invoke("x", *args).exit_code in (0, 3)  # 3: cut, where there is a grammar
     prediction, *grammars = engine.requests
     assert prediction.prediction_ids == tuple(b"a\r\nb\n")
     assert [r.grammar for r in grammars] == [

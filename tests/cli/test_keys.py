@@ -123,7 +123,7 @@ async def test_a_runner_calls_a_server_that_asks_for_all_of_it(tmp_path: Path) -
     def ask(address: str, credentials: Credentials) -> str:
         with RemoteRunner(address, credentials) as runner:
             assert runner.model == "fake"
-            events = runner.events(PromptRequest("hello", False, "", Request("r", ())))
+            events = runner.events(PromptRequest("hello", "", Request("r", ())))
             text = "".join(e.text for e in events if isinstance(e, Delta))
             assert runner.trace(3)
         return text

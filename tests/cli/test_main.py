@@ -15,11 +15,12 @@ import pytest
 from click.testing import CliRunner
 
 import specdec
+from server import serving
 from server.serving import Addresses
 from specdec.cli.main import cli
-from specdec.cli.options import engine_options
+from specdec.cli.options import engine_options, read_server
 from specdec.cli.serve import ready_lines
-from specdec.config import EngineConfig
+from specdec.config import Config, EngineConfig
 from specdec.core.types import EngineInfo
 
 INFO = EngineInfo("m", None, "int8", "native", "bitwise", 64, 64, 64, 1, ("suffix",), (0,), 1, "0", "fp32")
@@ -39,7 +40,9 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", ["serve", "generate", "trace", "models", "verify", "bench", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["serve", "generate", "chat", "status", "trace", "models", "verify", "bench", "doctor"]
+)
 def test_every_command_can_be_loaded(command: str) -> None:
     result = CliRunner().invoke(cli, [command, "--help"])
     assert (result.exit_code, "Usage:" in result.stdout) == (0, True), result.output
@@ -67,9 +70,10 @@ def test_an_option_says_what_its_setting_says() -> None:
 
 def test_version_and_unknown_command() -> None:
     assert specdec.__version__ in CliRunner().invoke(cli, ["--version"]).stdout
-    result = CliRunner().invoke(cli, ["nothing"])
-    assert result.exit_code == 2
-    assert "No such command" in result.stderr
+    for word, said in (("nothing", "'nothing'."), ("generat", "'generat'. Did you mean 'generate'?")):
+        result = CliRunner().invoke(cli, [word])
+        assert result.exit_code == 2
+        assert result.stderr.endswith(f"Error: No such command {said}\n")
 
 
 def test_serve_refuses_a_port_in_use_in_one_line() -> None:
@@ -80,6 +84,48 @@ def test_serve_refuses_a_port_in_use_in_one_line() -> None:
     (line,) = [text for text in result.stderr.splitlines() if text.startswith("Error")]
     assert port in line
     assert "in use" in line
+
+
+@pytest.mark.parametrize("words", [["serve", "m"], ["serve", "--model", "m"], ["serve", "--target", "m"], ["serve"]])
+def test_serve_takes_the_model_however_it_is_given(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: list[Config] = []
+    monkeypatch.setattr(serving, "Serving", lambda config, *_, **__: configs.append(config) or _Stopped())
+    result = CliRunner().invoke(cli, [*words, "--port", "9", "--quiet"])
+    assert result.exit_code == 0, result.output
+    assert configs[0].server.http_port == 9
+    assert configs[0].engine.target == ("m" if len(words) > 1 else EngineConfig().target)
+    assert ("`specdec serve MODEL`" in result.stderr) == (len(words) == 1)
+
+
+class _Stopped:
+    """A server that ends at once."""
+
+    async def run(self, _: object) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("words", [["serve", "a", "--target", "b"], ["serve", "--port", "1", "--http-port", "2"]])
+def test_two_spellings_of_an_option_are_refused(words: list[str]) -> None:
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 2
+    assert "mean the same: give one of them" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("http://127.0.0.1:8400/", "127.0.0.1:8400"), ("grpc://box:1", "box:1"), ("box", "box:8400"),
+        ("a:1, http://b:2", "a:1,b:2"), ("[::1]:5", "[::1]:5"), ("[::1]", "[::1]:8400"),
+    ],
+)  # fmt: skip
+def test_a_server_s_address_is_read_as_people_write_it(given: str, read: str) -> None:
+    assert read_server(click.Context(cli), click.Option(["--server"]), given) == read
+
+
+def test_a_server_s_https_address_names_the_option_for_it() -> None:
+    result = CliRunner().invoke(cli, ["status", "--server", "https://box:1"])
+    assert result.exit_code == 2
+    assert "give HOST:PORT without a scheme, and --tls" in result.stderr
 
 
 def test_serve_reads_its_configuration_file(tmp_path: Path) -> None:
@@ -127,7 +173,7 @@ def test_ready_lines_hold_addresses_and_a_command_to_paste(
     assert shutil.which("specdec") is None
     chat = ready_lines(Addresses(host, 8400, 8401), INFO, True)
     assert chat[0].startswith("ready: m, int8, native kernels, bitwise")
-    assert f"http://{shown}:8401/readyz" in "\n".join(chat)
+    assert f"http://{shown}:8401/v1 " in "\n".join(chat)
     assert f'bin/specdec generate --server {shown}:8400 --chat "' in chat[-1]
     monkeypatch.setenv("PATH", str(script.parent))
     plain = ready_lines(Addresses(host, 8400, None), INFO, False)
