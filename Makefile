@@ -13,7 +13,7 @@ COUNT ?= 10000
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test explore aot test-slow soak fuzz attack lint format bench bench-engine peers vscode promtool setup-cluster test-cluster clients gpu verify proto playground map structure clean
+.PHONY: help setup model serve test explore aot test-slow soak fuzz attack lint format bench bench-engine peers vscode vsix promtool setup-cluster test-cluster clients gpu verify proto playground map structure clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -108,6 +108,12 @@ verify: model ## check path identity: the same tokens with and without speculati
 
 proto: setup ## regenerate the gRPC stubs from specdec/api/v1/*.proto
 	$(BIN)/python -m specdec.api.generate
+
+vsix: ## package the extension for VS Code: dist/specdec.vsix
+	mkdir -p dist
+	cd server/editors/vscode && npm ci --no-audit --no-fund && npm run build && \
+	npm exec --yes --package=@vscode/vsce@3.9.2 -- vsce package --no-dependencies --skip-license \
+	  --allow-missing-repository --out $(CURDIR)/dist/specdec.vsix
 
 playground: ## build the bundle of the playground (server/playground/static) from its TypeScript
 	cd server/playground/web && npm ci --no-audit --no-fund && npm run build

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -103,6 +104,8 @@ class Outcomes:
             self._unreported.put_nowait((suggestion_id, outcome, characters, shown_ms))
 
 
+CHOICES = 3  # suggestions on explicit request
+_WORD = re.compile(r"[A-Za-z0-9_]+\Z")  # of one unit per character in every encoding
 ACCEPT_COMMAND = "specdec.didAcceptCompletion"
 
 
@@ -115,7 +118,8 @@ class Completer:
         self._latest = 0
 
     async def complete(self, params: types.InlineCompletionParams) -> list[types.InlineCompletionItem]:
-        """At most one item. The position refers to the document at the time of the call.
+        """At most one item, or `CHOICES` on explicit request. The position refers to the document at the time of the
+        call.
 
         Raises:
             BeyondDocumentError: the document has no such line.
@@ -130,10 +134,45 @@ class Completer:
             await asyncio.sleep(self.settings.debounce_ms / 1e3)
             if turn != self._latest or document.revision != request.revision:
                 return []
-        answer = await self._link.complete(request)
-        if answer is None or not answer.text.strip():
-            return []
-        return [self._item(answer, params)]
+        others: list[asyncio.Task[list[Answer]]] = []
+
+        def ask_others() -> None:
+            others.append(asyncio.create_task(self._link.alternatives(request, CHOICES - 1)))
+
+        try:
+            answer = await self._link.complete(request, ask_others if invoked else None)
+            if answer is None:
+                return []
+            found = [answer, *[other for task in others for other in await task]]
+        finally:
+            for task in others:
+                task.cancel()
+        different = {answer.text: answer for answer in reversed(found) if answer.text.strip()}
+        return [self._item(answer, params) for answer in reversed(different.values())]
+
+    async def list_one(self, params: types.CompletionParams) -> types.CompletionList:
+        """The suggestion as an item of the editor's menu, for editors without inline completion. It replaces the word
+        before the position, by which editors filter the menu.
+
+        Raises:
+            BeyondDocumentError: the document has no such line.
+        """
+        context = types.InlineCompletionContext(types.InlineCompletionTriggerKind.Automatic)
+        inline = types.InlineCompletionParams(context, params.text_document, params.position)
+        items = await self.complete(inline)
+        document = self._documents.get(params.text_document.uri)
+        if document is None or not items:
+            return types.CompletionList(is_incomplete=True, items=[])
+        place, line, character = document.place(params.position), params.position.line, params.position.character
+        word = _WORD.search(document.text, max(0, place - 100), place)
+        before = "" if word is None else word[0]
+        start = types.Position(line, character - len(before))
+        text = before + str(items[0].insert_text)
+        item = types.CompletionItem(
+            label=text.split("\n", 1)[0], documentation=text, detail="specdec", command=items[0].command,
+            text_edit=types.TextEdit(types.Range(start, params.position), text),
+        )  # fmt: skip
+        return types.CompletionList(is_incomplete=True, items=[item])
 
     def _wanted(self, document: OpenDocument, invoked: bool) -> bool:
         mode = self.settings.mode

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Generator
 from typing import Any, BinaryIO
 
+from cattrs import ClassValidationError, transform_error
 from lsprotocol import types
-from pygls.exceptions import JsonRpcInvalidParams
+from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
@@ -26,7 +27,18 @@ _Handled = Generator[Any, Any, None]
 
 class InlineProtocol(LanguageServerProtocol):
     """Disables pygls's own copy of the documents: it would apply each change twice, and it splits lines at characters
-    that are not line ends in LSP."""
+    that are not line ends in LSP. Answers requests with invalid parameters, which pygls drops."""
+
+    def structure_message(self, data: dict[str, Any]) -> Any:
+        """As pygls's; the error of a request is also its answer."""
+        try:
+            return super().structure_message(data)
+        except JsonRpcException as error:
+            if "id" in data and "method" in data:
+                cause = error.__cause__
+                text = "; ".join(transform_error(cause)) if isinstance(cause, ClassValidationError) else error.message
+                self._send_response(data["id"], error=types.ResponseError(error.code, text))
+            raise
 
     @lsp_method(types.TEXT_DOCUMENT_DID_OPEN)
     def lsp_text_document__did_open(self, params: types.DidOpenTextDocumentParams) -> _Handled:
@@ -97,6 +109,16 @@ class InlineLanguageServer(LanguageServer):
             agreed = self.workspace.position_encoding
             encoding = PositionEncoding(str(getattr(agreed, "value", agreed)))
             self.workplace = Workplace(params, encoding, self.connect, self.notices())
+            documents = params.capabilities.text_document
+            if documents is None or documents.inline_completion is None:
+                self.feature(types.TEXT_DOCUMENT_COMPLETION)(list_one)
+
+        async def list_one(params: types.CompletionParams) -> types.CompletionList:
+            assert self.workplace is not None  # the feature is added by `initialize`
+            try:
+                return await self.workplace.completer.list_one(params)
+            except BeyondDocumentError as error:
+                raise JsonRpcInvalidParams(str(error)) from None
 
         @self.feature(types.SHUTDOWN)
         async def shutdown(params: None) -> None:

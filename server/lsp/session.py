@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +18,7 @@ from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2, result_pb2
 from specdec.client.client import Client, Outcome, SessionCall
 from specdec.client.connection import CallError
+from specdec.core.types import Delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +141,8 @@ _CUT = (result_pb2.FINISH_REASON_SUPERSEDED, result_pb2.FINISH_REASON_ABORTED)
 
 
 class _Pending:
-    def __init__(self, ask_id: int, request: SuggestionRequest) -> None:
-        self.ask_id, self.request = ask_id, request
+    def __init__(self, ask_id: int, request: SuggestionRequest, on_text: Callable[[], None] | None) -> None:
+        self.ask_id, self.request, self.on_text = ask_id, request, on_text
         self.answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self.suggestion_id, self.text = "", ""
         self.resent = False
@@ -196,11 +198,13 @@ class LiveSession:
         if self._held.pop(document.name, None) is not None:
             self._unsent.put_nowait(pb.CompleteSessionRequest(close=document.name))
 
-    def complete(self, request: SuggestionRequest) -> tuple[int, asyncio.Future[Answer | None]]:
+    def complete(
+        self, request: SuggestionRequest, on_text: Callable[[], None] | None = None
+    ) -> tuple[int, asyncio.Future[Answer | None]]:
         """Send a request; returns its number and a future of its answer: None if it is superseded, cancelled or
-        refused, or the stream ends."""
+        refused, or the stream ends. on_text: called when its text begins, if it does."""
         self._requests += 1
-        pending = _Pending(self._requests, request)
+        pending = _Pending(self._requests, request, on_text)
         if self._unsent.qsize() >= _MAX_UNSENT:
             pending.end(None)
         else:
@@ -278,6 +282,8 @@ class LiveSession:
         if which == "started":
             pending.suggestion_id = message.started.suggestion_id
         elif which == "delta":
+            if pending.on_text is not None and not pending.text:
+                pending.on_text()
             pending.text += message.delta.text
         elif which == "finished":
             cut = message.finished.finish_reason in _CUT
@@ -298,6 +304,7 @@ class LiveSession:
             self._send(pending)
 
 
+ALTERNATIVES_TEMPERATURE = 0.8
 GRACE_S = 0.4  # between the cancellation of a request and its abort: the next request may continue its text
 SILENT_S = 15.0  # beyond a request's time limit, after which a silent server counts as dead
 _NO_LIMIT_S = 60.0  # time limit if the settings have none
@@ -365,15 +372,15 @@ class SessionLink:
         if self._live is not None:
             self._live.forget(document)
 
-    async def complete(self, request: SuggestionRequest) -> Answer | None:
+    async def complete(self, request: SuggestionRequest, on_text: Callable[[], None] | None = None) -> Answer | None:
         """The suggestion; None if there is none now. If the caller is cancelled, the server continues for `GRACE_S`:
-        the next key may continue its text."""
+        the next key may continue its text. on_text: called when its text begins, if it does."""
         live = self._live if self._ready else None
         if live is None:
             if self._trouble:
                 self._notices.warn("server", self._trouble)
             return None
-        ask_id, answer = live.complete(request)
+        ask_id, answer = live.complete(request, on_text)
         limit, later = self._settings.time_limit_ms, asyncio.get_running_loop().call_later
         try:
             done, _ = await asyncio.wait([answer], timeout=SILENT_S + _NO_LIMIT_S if limit is None else limit / 1e3)
@@ -389,6 +396,27 @@ class SessionLink:
         later(GRACE_S, live.cancel, ask_id)
         later(SILENT_S, self._reconnect_if_silent, live, live.heard)
         return live.so_far(ask_id)
+
+    async def alternatives(self, request: SuggestionRequest, count: int) -> list[Answer]:
+        """Up to ``count`` sampled texts for the same place. Ask once the text of `complete` has begun: the prompt is
+        then in the server's prefix cache."""
+        found = await asyncio.gather(*(self._sampled(request) for _ in range(count)))
+        return [answer for answer in found if answer is not None]
+
+    async def _sampled(self, request: SuggestionRequest) -> Answer | None:
+        setup, client = setup_message(self._settings, self._session_id).setup, self._client
+        if client is None:
+            return None
+        message = pb.CompleteRequest(
+            request_id=uuid.uuid4().hex, model=setup.model, fim=request.gap(), completion=setup.completion,
+            sampling=options_pb2.SamplingOptions(temperature=ALTERNATIVES_TEMPERATURE), stopping=setup.stopping,
+            speculation=setup.speculation, cache=setup.cache, session=setup.session,
+        )  # fmt: skip
+        text = ""
+        with contextlib.suppress(CallError):
+            async for event in client.completion.stream(message):
+                text += event.text if isinstance(event, Delta) else ""
+        return Answer(message.request_id, text) if text else None
 
     def _reconnect_if_silent(self, live: LiveSession, heard: int) -> None:
         """A live server ends every request with a message."""

@@ -107,10 +107,15 @@ class CompletionClient:
     ) -> AsyncGenerator[RequestEvent, None]:
         """The text for ``gap`` as events, like `Client.stream`. Defaults: greedy, at most 128 tokens."""
         options["request_id"] = options.get("request_id") or uuid.uuid4().hex
-        message = completion_message(gap, hints, options)
-        stream = ResumableStream(
-            self._connection, lambda at: _Completion(at).Complete, message, options.get("timeout_s")
-        )
+        async with aclosing(self.stream(completion_message(gap, hints, options), options.get("timeout_s"))) as events:
+            async for event in events:
+                yield event
+
+    async def stream(
+        self, message: completion_pb2.CompleteRequest, timeout_s: float | None = None
+    ) -> AsyncGenerator[RequestEvent, None]:
+        """The events of ``message``, which must name its request. timeout_s: the call's deadline, over all tries."""
+        stream = ResumableStream(self._connection, lambda at: _Completion(at).Complete, message, timeout_s)
         async with aclosing(stream.events()) as events:
             async for event in events:
                 yield event

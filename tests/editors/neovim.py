@@ -38,11 +38,11 @@ class Neovim:
         """Press keys."""
         await self.call("nvim_input", keys)
 
-    async def until(self, code: str, wanted: Any) -> None:
+    async def until(self, code: str, wanted: Any, *args: Any) -> None:
         """Wait until a piece of Lua returns what is wanted."""
         found = None
         for _ in range(300):
-            found = await self.lua(code)
+            found = await self.lua(code, *args)
             if found == wanted:
                 return
             await asyncio.sleep(0.05)

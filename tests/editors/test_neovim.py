@@ -77,3 +77,42 @@ async def test_typing_and_taking_over(tmp_path: Path) -> None:
             await nvim.until(GHOST, "")
             assert await counted(outcomes, "accepted")
             assert outcomes.rejected == 0
+
+
+ONE, REST = "total = 0", "\n    for value in values:"
+TWO = ONE + REST
+
+
+async def test_alternatives_and_lines(tmp_path: Path) -> None:
+    text, (line, character) = without(TWO)
+    file = tmp_path / "a.py"
+    file.write_text(text, encoding="utf-8")
+    async with running() as server:
+        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
+        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
+            if await nvim.lua("return vim.lsp.inline_completion ~= nil"):
+                pytest.skip("this Neovim shows suggestions itself")
+            await nvim.until("return specdec.status and specdec.status.state", "ready")
+            await nvim.call("nvim_win_set_cursor", 0, [line + 1, character])
+            await nvim.type("A")
+            await nvim.until(GHOST, TWO)
+            seen = [TWO]
+            for _ in range(2):
+                await nvim.type("<M-]>")
+                await nvim.until("return specdec.suggestion() ~= ...", True, seen[-1])
+                seen.append(await nvim.lua("return specdec.suggestion()"))
+            assert len({*seen}) == 3
+            await nvim.type("<M-[><M-[>")
+            await nvim.until(GHOST, TWO)
+            await nvim.type("<M-Down>")
+            await nvim.until(TEXT, BOOK.replace(TWO, ONE).rstrip("\n"))
+            await nvim.until(GHOST, REST)
+            await nvim.type("<M-Down>")
+            await nvim.until(TEXT, BOOK.rstrip("\n"))
+
+
+async def test_an_older_version_is_refused_in_one_sentence() -> None:
+    async with neovim(NVIM, RECIPE, {}, []) as nvim:
+        stub = "vim.fn.has = function() return 0 end; vim.notify = function(text) said[#said + 1] = text end;"
+        said = await nvim.lua(f"local said = {{}}; {stub} dofile(...).setup({{}}); return said", str(RECIPE))
+    assert said == ["specdec needs Neovim 0.10 or later"]

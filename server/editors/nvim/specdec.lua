@@ -17,7 +17,10 @@ local defaults = {
   settings = {}, -- initializationOptions of `specdec lsp`: mode, maxLines, ...
   debounce_ms = 20, -- for 0.10 and 0.11 only
   root_markers = { '.git' },
-  keys = { accept = '<Tab>', accept_word = '<M-Right>', dismiss = '<C-]>', invoke = '<M-Bslash>' },
+  keys = {
+    accept = '<Tab>', accept_word = '<M-Right>', accept_line = '<M-Down>', dismiss = '<C-]>',
+    invoke = '<M-Bslash>', next = '<M-]>', previous = '<M-[>',
+  },
 }
 
 -- Before 0.11 a client's methods take no self.
@@ -52,6 +55,11 @@ local function first_word(text)
   return text:match('^%s*[%w_]+') or text:match('^%s*[^%w_%s]+') or text
 end
 
+-- The first line of `text`, with the line ends before it.
+local function first_line(text)
+  return text:match('^\n*[^\n]+') or text
+end
+
 local function configuration(options)
   local cmd = vim.list_extend({}, options.cmd)
   vim.list_extend(cmd, { '--server', options.server })
@@ -60,6 +68,10 @@ local function configuration(options)
     name = 'specdec',
     cmd = cmd,
     init_options = options.settings,
+    -- Without the capability the server would offer the suggestion in the menu of completions.
+    capabilities = vim.tbl_deep_extend('force', vim.lsp.protocol.make_client_capabilities(), {
+      textDocument = { inlineCompletion = { dynamicRegistration = false } },
+    }),
     handlers = {
       ['specdec/didChangeStatus'] = function(_, status)
         M.status = status
@@ -68,7 +80,8 @@ local function configuration(options)
   }
 end
 
--- The displayed suggestion: the answer's item, its begin (row, column, from 0), its text, and the part already typed.
+-- The displayed suggestion: the answer's items and the index of this one, its begin (row, column, from 0), its text, and
+-- the part already typed.
 local shown = nil
 local waiting = nil -- the pending request: client, id
 local timer = nil
@@ -130,10 +143,11 @@ local function cancel()
   end
 end
 
-local function show(buffer, item, client)
+local function show(buffer, items, index, client)
+  local item = items[index]
   local line = vim.api.nvim_buf_get_lines(buffer, item.range.start.line, item.range.start.line + 1, false)[1] or ''
   hide()
-  shown = { buffer = buffer, item = item, row = item.range.start.line }
+  shown = { buffer = buffer, items = items, index = index, item = item, row = item.range.start.line }
   shown.column = byte_of(line, item.range.start.character, client.offset_encoding)
   shown.text = type(item.insertText) == 'table' and item.insertText.value or item.insertText
   shown.typed = ''
@@ -144,7 +158,8 @@ local function show(buffer, item, client)
   end
 end
 
-local function request(kind)
+-- Shows the answer's first item, or the one `step` further.
+local function request(kind, step)
   local buffer = vim.api.nvim_get_current_buf()
   local client = client_of(buffer)
   if not client then
@@ -158,9 +173,9 @@ local function request(kind)
       return
     end
     waiting = nil
-    local item = not failed and result and (result.items or result)[1]
-    if item and vim.startswith(vim.api.nvim_get_mode().mode, 'i') and vim.api.nvim_get_current_buf() == buffer then
-      show(buffer, item, client)
+    local items = not failed and result and (result.items or result) or {}
+    if items[1] and vim.startswith(vim.api.nvim_get_mode().mode, 'i') and vim.api.nvim_get_current_buf() == buffer then
+      show(buffer, items, (step or 0) % #items + 1, client)
     end
   end, buffer)
   if sent then
@@ -190,14 +205,36 @@ function fallback.accept()
   end
 end
 
-function fallback.accept_word()
-  local word = first_word(shown.text:sub(#shown.typed + 1))
-  if #shown.typed + #word == #shown.text or word:find('\n') then
+-- Inserts the part of the suggestion's rest that `first` returns. After a line end nothing is left on the line: the rest
+-- comes with the next request, which continues the same text.
+local function accept_part(first)
+  local part = first(shown.text:sub(#shown.typed + 1))
+  if #shown.typed + #part == #shown.text then
     return fallback.accept()
   end
-  insert(word)
-  follow(shown.buffer)
-  notify('PartiallyAcceptCompletion', { acceptedLength = units(shown.typed) })
+  insert(part)
+  local typed = shown.typed .. part
+  notify('PartiallyAcceptCompletion', { acceptedLength = units(typed) })
+  if not follow(shown.buffer) then
+    hide()
+  end
+end
+
+function fallback.accept_word()
+  accept_part(first_word)
+end
+
+function fallback.accept_line()
+  accept_part(first_line)
+end
+
+-- Shows the item `step` further. A suggestion that came while typing has no others: it asks for them.
+local function cycle(step)
+  if not shown or #shown.items == 1 then
+    return request(INVOKED, step)
+  end
+  local index = (shown.index - 1 + step) % #shown.items + 1
+  show(shown.buffer, shown.items, index, client_of(shown.buffer))
 end
 
 function fallback.dismiss()
@@ -280,12 +317,12 @@ function native.accept()
   })
 end
 
-function native.accept_word()
+function native.accept_part(first)
   return vim.lsp.inline_completion.get({
     on_accept = function(item)
       local whole = item.insert_text
       local rest, typed = rest_of(item)
-      local word = rest and type(whole) == 'string' and first_word(rest.insert_text)
+      local word = rest and type(whole) == 'string' and first(rest.insert_text)
       if not word or word == rest.insert_text then
         return rest
       end
@@ -302,30 +339,32 @@ function native.accept_word()
   })
 end
 
-local function map(key, action)
+-- Maps `key` to `action(argument)`; the key keeps its meaning where that returns false.
+local function map(key, action, argument)
   if key then
     vim.keymap.set('i', key, function()
-      return action() and '' or key
+      return action(argument) and '' or key
     end, { expr = true, desc = 'specdec' })
   end
 end
 
--- Defers an action: a key mapping with `expr` must not change the text.
+-- Defers an action on the suggestion: a key mapping with `expr` must not change the text.
 local function later(name)
-  return function()
-    if not shown then
-      return false
-    end
-    vim.schedule(function()
-      if shown then
-        fallback[name]()
-      end
-    end)
-    return true
+  if not shown then
+    return false
   end
+  vim.schedule(function()
+    if shown then
+      fallback[name]()
+    end
+  end)
+  return true
 end
 
 function M.setup(given)
+  if vim.fn.has('nvim-0.10') == 0 then
+    return vim.notify('specdec needs Neovim 0.10 or later', vim.log.levels.ERROR)
+  end
   local options = vim.tbl_deep_extend('force', defaults, given or {})
   local keys = options.keys
   if vim.lsp.inline_completion then
@@ -335,19 +374,25 @@ function M.setup(given)
     vim.lsp.enable('specdec')
     vim.lsp.inline_completion.enable()
     map(keys.accept, native.accept)
-    map(keys.accept_word, native.accept_word)
+    map(keys.accept_word, native.accept_part, first_word)
+    map(keys.accept_line, native.accept_part, first_line)
     return
   end
   attach_fallback(options)
-  map(keys.accept, later('accept'))
-  map(keys.accept_word, later('accept_word'))
-  map(keys.dismiss, later('dismiss'))
-  map(keys.invoke, function()
-    vim.schedule(function()
-      request(INVOKED)
-    end)
-    return true
-  end)
+  for _, name in ipairs({ 'accept', 'accept_word', 'accept_line', 'dismiss' }) do
+    map(keys[name], later, name)
+  end
+  local function soon(action, argument)
+    return function()
+      vim.schedule(function()
+        action(argument)
+      end)
+      return true
+    end
+  end
+  map(keys.invoke, soon(request, INVOKED))
+  map(keys.next, soon(cycle, 1))
+  map(keys.previous, soon(cycle, -1))
 end
 
 -- The text that the accept key would insert, in 0.10 and 0.11; nil if nothing is displayed.

@@ -36,6 +36,7 @@ class Editor:
         self.statuses: list[dict[str, str]] = []
         self.changed = asyncio.Event()
         self.version = 1
+        self.offered = types.ServerCapabilities()
 
         @self.client.feature(types.WINDOW_SHOW_MESSAGE)
         def show(params: types.ShowMessageParams) -> None:
@@ -46,18 +47,24 @@ class Editor:
             self.statuses.append(plain(params))
             self.changed.set()
 
-    async def hello(self, options: dict[str, Any], encodings: Sequence[str] = ("utf-16",)) -> types.InitializeResult:
+    async def hello(
+        self, options: dict[str, Any], encodings: Sequence[str] = ("utf-16",), *, inline: bool = True
+    ) -> types.InitializeResult:
         """Initialize, and say so."""
         told = types.InitializeParams(
             capabilities=types.ClientCapabilities(
                 general=types.GeneralClientCapabilities(
                     position_encodings=[types.PositionEncodingKind(name) for name in encodings]
-                )
+                ),
+                text_document=types.TextDocumentClientCapabilities(
+                    inline_completion=types.InlineCompletionClientCapabilities() if inline else None
+                ),
             ),
             workspace_folders=[FOLDER],
             initialization_options=options,
         )
         result = await self.client.initialize_async(told)
+        self.offered = result.capabilities
         self.client.initialized(types.InitializedParams())
         return result
 
@@ -87,7 +94,7 @@ class Editor:
         self,
         line: int,
         character: int,
-        kind: types.InlineCompletionTriggerKind = INVOKED,
+        kind: types.InlineCompletionTriggerKind = AUTOMATIC,
         menu: types.SelectedCompletionInfo | None = None,
         uri: str = URI,
     ) -> list[types.InlineCompletionItem]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 
 from server.completion.editor_session import DOCUMENTS
-from server.lsp.completer import ACCEPT_COMMAND
+from server.lsp.completer import ACCEPT_COMMAND, CHOICES
 from server.lsp.language_server import DID_ACCEPT_PART, DID_DISMISS, DID_SHOW
-from tests.server.lsp.editor import AUTOMATIC, INVOKED, Addressed, Editor, editing, running, without
+from tests.server.lsp.editor import AUTOMATIC, INVOKED, URI, Addressed, Editor, editing, running, without
 
 LINE = "total = add(total, value)"
 SLOW = {"cacheSalt": "slower"}
@@ -34,6 +36,60 @@ async def test_a_suggestion_while_typing() -> None:
         [item] = await editor.complete(line, character - 1)
         assert item.insert_text == "?"  # the book does not go on so
         assert await server.idle(submitted=2)
+
+
+async def test_an_explicit_request_gets_alternatives() -> None:
+    text, (line, character) = without(LINE)
+    async with running() as server, editing(server.address) as editor:
+        editor.open(text)
+        first, *others = await editor.complete(line, character, INVOKED)
+        assert first.insert_text == LINE
+        assert len({item.insert_text for item in others}) == CHOICES - 1
+        assert all(item.range == first.range for item in others)
+        assert await server.idle(submitted=CHOICES)
+        assert others[1].command is not None
+        await editor.client.workspace_execute_command_async(
+            types.ExecuteCommandParams(ACCEPT_COMMAND, others[1].command.arguments)
+        )
+        outcomes = server.serving.models.first.completion.outcomes.total
+        async with asyncio.timeout(20):
+            while not outcomes.accepted:
+                await asyncio.sleep(0.02)
+        editor.edit((line, character), (line, character), "return")
+        [item] = await editor.complete(line, character + 6)
+        assert item.insert_text == "?"
+
+
+async def test_an_editor_without_inline_completion_gets_an_item_of_its_menu() -> None:
+    text, (line, character) = without(LINE)
+    async with running() as server, editing(server.address) as editor:
+        assert editor.offered.completion_provider is None
+    async with running() as server, editing(server.address, inline=False) as editor:
+        assert editor.offered.completion_provider is not None
+        editor.open(text)
+        editor.edit((line, character), (line, character), "tot")
+        for at, items in ((character + 3, 1), (0, 0)):
+            where = types.CompletionParams(types.TextDocumentIdentifier(URI), types.Position(line, at))
+            menu = await editor.client.text_document_completion_async(where)
+            assert isinstance(menu, types.CompletionList)
+            assert len(menu.items) >= items
+            if items:
+                [item] = menu.items
+                start, end = types.Position(line, character), types.Position(line, at)
+                assert item.text_edit == types.TextEdit(types.Range(start, end), LINE)
+                assert item.label == LINE
+
+
+async def test_an_invalid_request_is_answered() -> None:
+    async with running() as server, editing(server.address) as editor:
+        editor.open("one\n")
+        kind: Any = SimpleNamespace(value=7)  # serialised like a member of an enumeration
+        context = types.InlineCompletionContext(kind)
+        params = types.InlineCompletionParams(context, types.TextDocumentIdentifier(URI), types.Position(0, 0))
+        with pytest.raises(JsonRpcException, match="trigger_kind") as refused:
+            await asyncio.wait_for(editor.client.text_document_inline_completion_async(params), 20)
+        assert refused.value.code == types.ErrorCodes.InvalidParams
+        assert await editor.complete(0, 3)
 
 
 async def test_a_line_that_is_not_there_is_refused() -> None:
@@ -88,7 +144,7 @@ async def test_a_newer_request_supersedes_and_a_cancel_ends() -> None:
         assert await server.idle(submitted=1, aborted=0)
 
         params = types.InlineCompletionParams(
-            types.InlineCompletionContext(INVOKED), types.TextDocumentIdentifier("file:///home/someone/project/b.py"),
+            types.InlineCompletionContext(AUTOMATIC), types.TextDocumentIdentifier("file:///home/someone/project/b.py"),
             types.Position(line, character),
         )  # fmt: skip
         editor.open(text, params.text_document.uri)
@@ -168,7 +224,7 @@ async def test_settings() -> None:
         editor.open(text, "file:///home/someone/project/.env")
         assert await editor.complete(line, character, AUTOMATIC) == []
         assert await editor.complete(line, character, uri="file:///home/someone/project/.env") == []
-        [item] = await editor.complete(line, character)
+        [item, *_] = await editor.complete(line, character, INVOKED)
         assert item.insert_text == LINE
         configure(editor, {"specdec": {"mode": "auto", "maxTokens": 5}})
         [item] = await editor.complete(line, character, AUTOMATIC)

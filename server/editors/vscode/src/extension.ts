@@ -1,7 +1,7 @@
 // Runs `specdec lsp` and provides its suggestions to VS Code.
 import * as vscode from "vscode";
 import { LanguageClient, type LanguageClientOptions, type ServerOptions } from "vscode-languageclient/node";
-import type { DynamicFeature, StaticFeature } from "vscode-languageclient";
+import type { DynamicFeature, InitializeParams, StaticFeature } from "vscode-languageclient";
 import type { Item, Link } from "./link.js";
 import { Provider } from "./provider.js";
 import { SECTION, STARTING, options, start } from "./settings.js";
@@ -12,6 +12,12 @@ const DOCUMENTS = [{ scheme: "file" }, { scheme: "untitled" }, { scheme: "vscode
 
 // Without the client's own provider: `Provider` also reports outcomes.
 class Client extends LanguageClient {
+  // The server offers suggestions in the menu to editors without this capability.
+  protected override fillInitializeParams(params: InitializeParams): void {
+    super.fillInitializeParams(params);
+    params.capabilities.textDocument = { ...params.capabilities.textDocument, inlineCompletion: {} };
+  }
+
   override registerFeature(feature: StaticFeature | DynamicFeature<unknown>): void {
     const method = "registrationType" in feature ? feature.registrationType.method : "";
     if (method !== COMPLETE) {
