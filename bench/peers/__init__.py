@@ -1,6 +1,6 @@
-"""The same prompts to other engines and to ours, in turns. Stays light: the command line reads the names from it."""
+"""The same prompts to specdec and to other engines, in turns. Imports nothing: the command line reads the names."""
 
 from __future__ import annotations
 
 PEER_WORKLOADS = ("humaneval", "edit", "fim", "chat")
-ENGINES = ("specdec", "llama.cpp", "vllm", "transformers")
+ENGINES = ("specdec", "llama.cpp", "vllm")

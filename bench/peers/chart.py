@@ -24,10 +24,10 @@ _STYLE = (
 
 
 def merged_reports(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One report of several, as `--json` wrote them; of a figure that two have, the later one counts.
+    """One report from several that `--json` wrote; later figures replace earlier ones.
 
     Raises:
-        ConfigError: one is no report.
+        ConfigError: one of them is not a report.
     """
     found: dict[str, Any] = {"workloads": {}, "engines": {}, "notes": []}
     for report in reports:
@@ -37,16 +37,17 @@ def merged_reports(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             found["engines"] |= report["engines"]
             found["notes"] += report.get("notes", [])
         except (AttributeError, KeyError, TypeError):
-            raise ConfigError("report: it holds no workloads and engines; give what --json wrote") from None
+            raise ConfigError("report: no workloads and engines in it; give what --json wrote") from None
     return found
 
 
 def time_per_token_chart(report: Mapping[str, Any]) -> str:
-    """Bars of the median time per token, ms, by workload and engine; shorter is faster. ``report``: as
-    `PeersReport.as_dict`; its ``notes``, where it has any, are printed below.
+    """An SVG with bars of the median time per token in ms, by workload and engine.
+
+    report: as `PeersReport.as_dict`; its ``notes``, if any, are printed below the bars.
 
     Raises:
-        ConfigError: it has no figure to draw.
+        ConfigError: the report has no time per token.
     """
     groups = {
         workload: {arm: float(s["median_ms"]) for arm, s in arms.items() if s.get("median_ms") is not None}
@@ -91,7 +92,7 @@ def _colours(names: Sequence[str]) -> dict[str, str]:
 
 
 def _legend(names: Sequence[str], colours: Mapping[str, str], engines: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """The line of each entry, and its drawing."""
+    """Line number and SVG of each entry."""
     line, left = 0, 20.0
     for name in names:
         text = f"{name} ({engines[name]['weights']})"

@@ -1,48 +1,38 @@
-"""A .gguf model for engines that read folders only: ``python -m bench.peers.conversion FILE FOLDER``."""
+"""Converts a .gguf model for engines that read only folders: ``python -m bench.peers.conversion FILE FOLDER``."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 from bench.peers.peer import PeerError
 from specdec.child_python import module_command, module_environment
 
-_SHOWN = 300
+_SHOWN = 300  # characters of the converter's output in an error
 
 
-async def exported(source: Path, target: Path) -> Path:
-    """``target``, the folder of `export`, made in a process of its own unless it is there already.
+def exported(source: Path, target: Path) -> Path:
+    """The folder ``target``, written by `export` in a process of its own unless it exists.
 
     Raises:
-        PeerError: it could not be made; holds the last words.
+        PeerError: the conversion failed; includes the end of its output.
     """
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     words = [*module_command("bench.peers.conversion"), str(source), str(target)]
-    process = await asyncio.create_subprocess_exec(
-        *words,
-        env=module_environment(),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+    done = subprocess.run(
+        words, env=module_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
-    try:
-        said, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        raise PeerError(f"{source.name} could not be converted: {said.decode('utf-8', 'replace').strip()[-_SHOWN:]}")
+    if done.returncode != 0:
+        raise PeerError(f"{source.name} could not be converted: {done.stdout.strip()[-_SHOWN:]}")
     return target
 
 
 def export(source: Path, folder: Path) -> None:
-    """Write ``folder``, a Hugging Face checkpoint in bf16, all of it or nothing."""
+    """Write a complete Hugging Face checkpoint in bf16 to ``folder``, or nothing."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -52,7 +42,7 @@ def export(source: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         source.parent, gguf_file=source.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
     )
-    # What is in memory now is a plain model, but it remembers where it came from and would not be saved.
+    # The dequantised model still refers to its quantiser, which refuses to save it.
     model.hf_quantizer, model.is_quantized = None, False
     model.config.__dict__.pop("quantization_config", None)
     model.save_pretrained(unfinished)

@@ -1,4 +1,4 @@
-"""The figures of one run of `specdec bench peers`: JSON, and Markdown for docs/performance.md."""
+"""The report of `specdec bench peers`: JSON, and Markdown for docs/performance.md."""
 
 from __future__ import annotations
 
@@ -16,60 +16,54 @@ from specdec.load.figures import in_cell, rounded
 
 @dataclass(slots=True)
 class PeersRun:
-    """``arms`` in the order of the tables; ``about`` by engine or arm. ``missing``: why an arm has no figures, or none
-    from some point on; ``left_out``: why a workload has none. ``machine``: hardware, commands."""
+    """The answers of all engines."""
 
-    arms: list[Arm] = field(default_factory=list)
+    arms: list[Arm] = field(default_factory=list)  # in the order of the tables
     prompts: list[PeerPrompt] = field(default_factory=list)
-    answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
-    about: dict[str, dict[str, Any]] = field(default_factory=dict)
-    machine: dict[str, Any] = field(default_factory=dict)
+    answers: dict[tuple[str, str], Answer] = field(default_factory=dict)  # by names of arm and prompt
+    missing: dict[str, str] = field(default_factory=dict)  # engine or arm that failed -> reason
+    left_out: list[str] = field(default_factory=list)  # omitted workloads, with the reason
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)  # by arm, as `Peer.facts`
+    machine: dict[str, Any] = field(default_factory=dict)  # hardware, models, settings
     seconds: float = 0.0
 
     def note(self, arm: Arm, prompt: PeerPrompt, answer: Answer) -> None:
-        """``arm`` answered ``prompt``."""
+        """Record an answer."""
         self.answers[arm.name, prompt.name] = answer
 
     def answers_of(self, arm: Arm, workload: str) -> dict[str, Answer]:
-        """By the prompts' names: what ``arm`` made of those that count and that it answered."""
+        """An arm's answers to the counted prompts of a workload, by prompt name, without failed ones."""
         names = [prompt.name for prompt in self.prompts if prompt.workload == workload and prompt.counted]
         found = {name: self.answers.get((arm.name, name)) for name in names}
         return {name: answer for name, answer in found.items() if answer is not None and not answer.error}
 
     @property
     def workloads(self) -> list[str]:
-        """In the order in which they were asked."""
+        """Names of the workloads, in the order of the run."""
         return list(dict.fromkeys(prompt.workload for prompt in self.prompts))
 
     def faults(self) -> list[str]:
-        """Single prompts that an arm refused."""
+        """Prompts that an arm refused, with the reason."""
         return [f"{arm} on {name}: {answer.error}" for (arm, name), answer in self.answers.items() if answer.error]
 
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """Times in ms. ``median_ms``: of the answers' times per token after the first; ``total_ms``: all their time over
-    all their tokens. ``timed``: answers long enough to have such a time. ``tokens_per_s``: all
-    tokens over all time, prompts read as well. ``over_auto``, ``over_off``: its time per token over ours, on those that
-    both answered; less than 1 is faster than ours. ``same_text``: of the answers, how many are those of its engine
-    without drafts, to the letter."""
+    """Figures of one arm in one workload; None if there is none."""
 
     answered: int
     asked: int
-    timed: int
+    timed: int  # answers with a time per token
     tokens: int
-    median_ms: float | None = None
-    total_ms: float | None = None
-    ttft_ms: float | None = None
-    tokens_per_s: float | None = None
-    over_auto: float | None = None
-    over_off: float | None = None
-    same_text: int | None = None
+    median_ms: float | None = None  # of the answers' times per token after the first
+    total_ms: float | None = None  # all time after the first tokens over all tokens after the first
+    ttft_ms: float | None = None  # median
+    over_auto: float | None = None  # time per token over that of `OURS_AUTO`, on prompts that both answered
+    over_off: float | None = None  # the same over `OURS_OFF`
+    same_text: int | None = None  # answers equal to those of the same engine without drafts
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """The figures as JSON types."""
         names = self.__dataclass_fields__
         return {name: rounded(getattr(self, name)) for name in names}
 
@@ -78,10 +72,9 @@ def summarise(
     answers: Mapping[str, Answer], asked: int, *, auto: Mapping[str, Answer], off: Mapping[str, Answer],
     plain: Mapping[str, Answer] | None,
 ) -> ArmSummary:  # fmt: skip
-    """Of ``answers`` by prompt, of so many ``asked``. auto, off: ours; plain: those of the arm without drafts, None for
-    that one itself."""
+    """Figures of ``answers`` by prompt name, out of ``asked`` prompts. auto, off: the answers of our arms. plain: those
+    of the same engine without drafts; None for that arm itself."""
     times = [tpot for answer in answers.values() if (tpot := answer.tpot_ms) is not None]
-    whole_s = sum(answer.e2e_ms for answer in answers.values()) / 1e3
     tokens = sum(answer.tokens for answer in answers.values())
     same = None
     if plain is not None:
@@ -90,14 +83,13 @@ def summarise(
         answered=len(answers), asked=asked, timed=len(times), tokens=tokens,
         median_ms=statistics.median(times) if times else None, total_ms=per_token(answers),
         ttft_ms=statistics.median(answer.ttft_ms for answer in answers.values()) if answers else None,
-        tokens_per_s=tokens / whole_s if whole_s else None,
         over_auto=_over(answers, auto), over_off=_over(answers, off),
         same_text=same,
     )  # fmt: skip
 
 
 def per_token(answers: Mapping[str, Answer]) -> float | None:
-    """All time after the first tokens over all tokens after the first, ms."""
+    """Time after the first tokens over the number of tokens after the first, in ms."""
     timed = [answer for answer in answers.values() if answer.tpot_ms is not None]
     return sum(a.decode_ms for a in timed) / sum(a.decoded for a in timed) if timed else None
 
@@ -111,20 +103,20 @@ def _over(answers: Mapping[str, Answer], ours: Mapping[str, Answer]) -> float | 
 _ROOT = Path(__file__).parents[2]
 _PLAIN = re.compile(r"[\w./~:=,+{}-]+")
 _HEAD = (
-    "engine", "weights", "ms per token, median", "of total time", "over ours auto", "over ours off", "TTFT ms",
-    "tokens/s", "tokens", "same text as without drafts",
+    "engine", "weights", "ms per token, median", "of total time", "over specdec auto", "over specdec off", "TTFT ms",
+    "tokens", "same text as without drafts",
 )  # fmt: skip
 
 
 class PeersReport:
-    """Of a run that has ended."""
+    """Figures of a finished run."""
 
     def __init__(self, run: PeersRun) -> None:
         self._run = run
         self._by_name = {arm.name: arm for arm in run.arms}
 
     def summary(self, arm: Arm, workload: str) -> ArmSummary:
-        """What ``arm`` did in ``workload``."""
+        """Figures of an arm in a workload."""
         run = self._run
         asked = sum(prompt.workload == workload and prompt.counted for prompt in run.prompts)
         plain = self._answers(arm.plain, workload) if arm.speculates else None
@@ -134,7 +126,7 @@ class PeersReport:
         )  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able: figures by workload and arm, every answer, what was run on what."""
+        """Figures by workload and arm, every answer, commands and hardware, as JSON types."""
         run = self._run
         return {
             "machine": run.machine,
@@ -157,17 +149,19 @@ class PeersReport:
         }  # fmt: skip
 
     def wins(self, workload: str) -> list[str]:
-        """A line for every arm of others that is faster than ours auto, or sooner with its first text; one line where
-        none is."""
+        """A line for every arm of another engine that beats `OURS_AUTO` in time per token or time to first text. If no
+        arm has a lower time per token, a line names the next best."""
         rivals = [(self.summary(arm, workload), arm) for arm in self._run.arms if arm.engine != OURS]
         known = sorted((s.over_auto, arm.name) for s, arm in rivals if s.over_auto is not None)
         lines = [
-            f"{workload}: **{name} beats ours auto**: {over:.2f} times its time per token"
+            f"{workload}: **{name} beats specdec auto**: {over:.2f} times its time per token"
             for over, name in known if over < 1
         ]  # fmt: skip
         if known and not lines:
             over, name = known[0]
-            lines = [f"{workload}: ours auto is the fastest; next is {name} with {over:.2f} times its time per token"]
+            lines = [
+                f"{workload}: specdec auto is the fastest; next is {name} with {over:.2f} times its time per token"
+            ]
         return lines + self._sooner(workload)
 
     def _sooner(self, workload: str) -> list[str]:
@@ -176,12 +170,12 @@ class PeersReport:
         if ours is None:
             return []
         return [
-            f"{workload}: **{arm.name} has its first text before ours auto**: {ms:.0f} ms against {ours:.0f} ms"
+            f"{workload}: **{arm.name} has its first text before specdec auto**: {ms:.0f} ms against {ours:.0f} ms"
             for arm, ms in firsts.items() if arm.engine != OURS and ms is not None and ms < ours
         ]  # fmt: skip
 
     def markdown(self) -> str:
-        """Tables with all that is needed to read them."""
+        """A table per workload, then hardware and commands."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -216,7 +210,7 @@ class PeersReport:
         same = "-" if s.same_text is None else f"{s.same_text} of {s.answered}"
         return [
             arm.name, arm.weights, in_cell(s.median_ms, 1), in_cell(s.total_ms, 1), in_cell(s.over_auto, 2),
-            in_cell(s.over_off, 2), in_cell(s.ttft_ms, 0), in_cell(s.tokens_per_s, 1), count, same,
+            in_cell(s.over_off, 2), in_cell(s.ttft_ms, 0), count, same,
         ]  # fmt: skip
 
     def _notes(self) -> Iterator[str]:
@@ -244,5 +238,5 @@ def _short(text: str) -> str:
 
 
 def _quoted(word: str) -> str:
-    """For a shell, which is to replace the tilde."""
+    """The word quoted for a shell that expands the tilde."""
     return word if _PLAIN.fullmatch(word) else shlex.quote(word)

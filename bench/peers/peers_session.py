@@ -1,4 +1,4 @@
-"""One whole run of `specdec bench peers`: every engine is asked every prompt, in turns, of which one runs at a time."""
+"""One run of `specdec bench peers`: every engine gets every prompt, one at a time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import dataclasses
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from types import TracebackType
+from contextlib import AsyncExitStack
 from typing import Any
 
 import psutil
 
 from bench.engine_bench import BenchError
 from bench.machine import BandwidthProbe, host_facts
-from bench.peers.engines import PeerModel, find_model, llama_arms, our_arms, transformers_arms, vllm_arms
-from bench.peers.peer import Answer, Arm, Peer, PeerError, PeerPrompt, PeerSet, PeersPlan, in_parts, one_by_one, turns
+from bench.peers.engines import MAKERS, PeerModel, find_model
+from bench.peers.peer import Answer, Peer, PeerError, PeerPrompt, PeersPlan
 from bench.peers.peers_report import PeersRun
 from bench.workloads.make import make_workload
 from bench.workloads.workload import BenchPrompt, WorkloadUnavailableError
@@ -23,18 +23,16 @@ from specdec.models.progress import Progress
 from specdec.models.resolve import load_tokenizer
 from specdec.models.tokenizer import Tokenizer
 
-WARM_TOKENS = 16
-NATURAL = ("fim",)  # what would come behind the end of a middle is no work that anybody wants done
+WARM_TOKENS = 16  # of a warm-up's answer
+NATURAL = ("fim",)  # workloads whose answers end by themselves: text after a middle is of no use
 
 
 def peer_prompts(
-    tokenizer: Tokenizer, workloads: Seq[str], count: int, max_tokens: int, *, natural_ends: bool,
-    note: Callable[[str], None],
-) -> list[PeerPrompt]:  # fmt: skip
-    """``count`` counted prompts of each of ``workloads``, as far as there are so many, and before them what warms up.
+    tokenizer: Tokenizer, workloads: Seq[str], count: int, max_tokens: int, note: Callable[[str], None]
+) -> list[PeerPrompt]:
+    """Up to ``count`` counted prompts of each workload, each preceded by its warm-ups.
 
-    max_tokens: longest answer. natural_ends: answers end where model and workload end them; else all but `NATURAL` are
-    as long as they may be. note: receives a message for each part that is left out, with the reason.
+    max_tokens: length of every answer, except those of `NATURAL`. note: receives each omitted part with the reason.
     """
     found: list[PeerPrompt] = []
     for name in workloads:
@@ -44,190 +42,83 @@ def peer_prompts(
             note(f"{name}: {error}")
             continue
         prompts = [prompt for group in workload.groups for prompt in group]
-        fixed = name not in NATURAL and not natural_ends
-        found += [_peer_prompt(tokenizer, name, prompt, fixed) for prompt in _first(prompts, count)]
+        counted = [place for place, prompt in enumerate(prompts) if prompt.counted][:count]
+        found += [_peer_prompt(tokenizer, name, prompt) for prompt in prompts[: counted[-1] + 1]]
     return found
 
 
-def _first(prompts: Seq[BenchPrompt], count: int) -> list[BenchPrompt]:
-    """Up to the last that counts: what only warms up for later ones is left away."""
-    places = [place for place, prompt in enumerate(prompts) if prompt.counted][:count]
-    return list(prompts[: places[-1] + 1]) if places else []
-
-
-def _peer_prompt(tokenizer: Tokenizer, workload: str, prompt: BenchPrompt, fixed: bool) -> PeerPrompt:
+def _peer_prompt(tokenizer: Tokenizer, workload: str, prompt: BenchPrompt) -> PeerPrompt:
     assert prompt.stopping.max_tokens is not None  # `make_workload` was given one
     made = PeerPrompt(
         workload, prompt.name, prompt.prompt_ids, prompt.stopping.max_tokens, prompt.stopping.stop,
-        prompt.stopping.stop_token_ids, tokenizer.decode(prompt.prediction_ids), prompt.session, fixed, prompt.counted,
+        prompt.stopping.stop_token_ids, tokenizer.decode(prompt.prediction_ids), prompt.session,
+        fixed=workload not in NATURAL, counted=prompt.counted,
     )  # fmt: skip
     if made.counted or made.session:
         return made
     return dataclasses.replace(made, max_tokens=min(WARM_TOKENS, made.max_tokens))
 
 
-FreeBytes = Callable[[], int]
-
-
 def available_bytes() -> int:
-    """Memory that can be had without pushing anybody else out."""
+    """Memory that is available without swapping."""
     return int(psutil.virtual_memory().available)
 
 
-class ActivePeer:
-    """Use as ``async with``; when that ends, so have all peers.
-
-    keep: all that were started stay in memory, stopped in their tracks while another is on; else each is ended before
-    the next is started.
-    """
-
-    def __init__(self, *, keep: bool, free_bytes: FreeBytes = available_bytes) -> None:
-        self._keep, self._free_bytes = keep, free_bytes
-        self._started: list[Peer] = []
-        self._current: Peer | None = None
-        self.lost: dict[Arm, str] = {}
-
-    async def __aenter__(self) -> ActivePeer:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        started, self._started, self._current = self._started, [], None
-        await _end_all(started)
-
-    async def enter(self, peer: Peer) -> bool:
-        """Bring ``peer`` on, and everybody else off; whether it had to be started for that.
-
-        Raises:
-            PeerError: it can not be started or continued; it is lost then.
-        """
-        if peer is self._current:
-            return False
-        await self._leave()
-        if self._why_lost(peer):
-            raise PeerError(self._why_lost(peer))
-        try:
-            fresh = peer not in self._started
-            if fresh:
-                await self._start(peer)
-            else:
-                peer.resume()
-        except PeerError as error:
-            await self.lose(peer, str(error))
-            raise
-        self._current = peer
-        return fresh
-
-    async def lose(self, peer: Peer, why: str) -> None:
-        """``peer`` is not to be asked again: end it, and remember ``why``."""
-        self.lost |= dict.fromkeys(peer.arms, why)
-        if peer is self._current:
-            self._current = None
-        if peer in self._started:
-            self._started.remove(peer)
-        await peer.end()
-
-    async def _start(self, peer: Peer) -> None:
-        free = self._free_bytes()
-        if peer.needs_bytes > free:
-            way_out = "; --alive one keeps one engine at a time in memory" if self._keep and self._started else ""
-            raise PeerError(f"needs some {peer.needs_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free{way_out}")
-        self._started.append(peer)
-        await peer.start()
-
-    async def _leave(self) -> None:
-        peer, self._current = self._current, None
-        if peer is None:
-            return
-        if not self._keep:
-            self._started.remove(peer)
-            await peer.end()
-            return
-        try:
-            peer.pause()
-        except PeerError as error:  # it has ended by itself: its next turn is not going to come
-            await self.lose(peer, str(error))
-
-    def _why_lost(self, peer: Peer) -> str:
-        return next((self.lost[arm] for arm in peer.arms if arm in self.lost), "")
-
-
-async def _end_all(peers: Seq[Peer]) -> None:
-    """End all peers, also on an interrupt or if one does not end."""
-    if not peers:
-        return
-    try:
-        await peers[0].end()
-    finally:
-        await _end_all(peers[1:])
-
-
 Say = Callable[[str], None]
-PARTS = 2
 
 
 class PeersBench:
-    """keep: all engines stay in memory, idle ones stopped, and take turns at every prompt; else one is there at a time
-    and they take turns at `PARTS` parts of all workloads. say: gets a line now and then."""
+    """Queries ``peers`` in turns. All stay in memory; those that do not answer are stopped. say: receives progress."""
 
-    def __init__(
-        self, peers: Seq[Peer], say: Say, *, keep: bool = True, free_bytes: FreeBytes = available_bytes
-    ) -> None:
-        self._peers = {arm: peer for peer in peers for arm in peer.arms}
-        self._say, self._keep, self._free_bytes = say, keep, free_bytes
+    def __init__(self, peers: Seq[Peer], say: Say, free_bytes: Callable[[], int] = available_bytes) -> None:
+        self._peers, self._say, self._free_bytes = list(peers), say, free_bytes
 
     async def run(self, prompts: Seq[PeerPrompt], run: PeersRun) -> None:
-        """Put every answer into ``run``. The first prompt also warms every process up, so it should not count.
-        What goes wrong with one engine is noted in ``run``; the others go on. All that was started has ended when this
-        returns or raises."""
+        """Put every answer into ``run``. An engine that fails is noted there, and the others continue. All processes
+        have ended when this returns or raises."""
         run.prompts = list(prompts)
-        active = ActivePeer(keep=self._keep, free_bytes=self._free_bytes)
-        async with active:
-            if self._keep:  # all start first, so that loading takes no memory bandwidth from a measurement
-                for arm in self._peers:
-                    await self._enter(active, arm, run)
-            rounds = one_by_one(prompts) if self._keep else in_parts(prompts, PARTS)
-            for arm, part in turns(list(self._peers), rounds):
-                await self._turn(active, arm, part, run)
+        async with AsyncExitStack() as stack:
+            # All start first, so that loading takes no memory bandwidth from a measurement.
+            for peer in list(self._peers):
+                stack.push_async_callback(peer.end)
+                await self._attempt(peer, run, self._start(peer, run))
+            for number, prompt in enumerate(prompts):
+                # A B C, C B A, and so on: a steady drift of the machine costs every engine the same.
+                for peer in self._peers[:: -1 if number % 2 else 1]:
+                    await self._attempt(peer, run, self._ask(peer, prompt, run))
 
-    async def _turn(self, active: ActivePeer, arm: Arm, part: list[PeerPrompt], run: PeersRun) -> None:
-        if not await self._enter(active, arm, run):
-            return
-        for prompt in part:
-            try:
-                answer = await self._peers[arm].ask(arm, prompt)
-            except PeerError as error:
-                await self._lose(active, arm, f"{prompt.name}: {error}", run)
-                return
-            run.note(arm, prompt, answer)
-            self._say(f"{prompt.name} {arm.name}: {_figure(answer)}")
+    async def _start(self, peer: Peer, run: PeersRun) -> None:
+        """Start an engine, let it answer one prompt to warm up, and pause it."""
+        free = self._free_bytes()
+        if peer.needs_bytes > free:
+            raise PeerError(f"needs about {peer.needs_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+        await peer.start()
+        self._say(f"started {peer.arm.name}")
+        run.about[peer.arm.name] = peer.facts()
+        first = run.prompts[0]
+        limit = min(WARM_TOKENS, first.max_tokens)
+        await peer.ask(dataclasses.replace(first, max_tokens=limit, session="", counted=False))
+        peer.pause()
 
-    async def _enter(self, active: ActivePeer, arm: Arm, run: PeersRun) -> bool:
-        """Whether ``arm`` can be asked now; a fresh process has answered something before."""
-        if arm.name in run.missing:
-            return False
-        peer, first = self._peers[arm], run.prompts[0]
+    async def _ask(self, peer: Peer, prompt: PeerPrompt, run: PeersRun) -> None:
+        peer.resume()
         try:
-            if await active.enter(peer):
-                self._say(f"started {', '.join(each.name for each in peer.arms)}")
-                run.about |= {each.name: peer.facts() for each in peer.arms}
-                limit = min(WARM_TOKENS, first.max_tokens)
-                warm = dataclasses.replace(first, max_tokens=limit, session="", counted=False)
-                for each in peer.arms:
-                    await peer.ask(each, warm)
+            answer = await peer.ask(prompt)
         except PeerError as error:
-            await self._lose(active, arm, str(error), run)
-            return False
-        return True
+            raise PeerError(f"{prompt.name}: {error}") from None
+        run.note(peer.arm, prompt, answer)
+        self._say(f"{prompt.name} {peer.arm.name}: {_figure(answer)}")
+        peer.pause()
 
-    async def _lose(self, active: ActivePeer, arm: Arm, why: str, run: PeersRun) -> None:
-        peer = self._peers[arm]
-        await active.lose(peer, why)
-        for each in peer.arms:
-            if each.name not in run.missing:
-                run.missing[each.name] = why
-                self._say(f"without {each.name}: {why}")
+    async def _attempt(self, peer: Peer, run: PeersRun, work: Any) -> None:
+        """Await ``work``; if the engine fails, end it and continue without it."""
+        try:
+            await work
+        except PeerError as error:
+            run.missing[peer.arm.name] = str(error)
+            self._say(f"without {peer.arm.name}: {error}")
+            self._peers.remove(peer)
+            await peer.end()
 
 
 def _figure(answer: Answer) -> str:
@@ -237,61 +128,43 @@ def _figure(answer: Answer) -> str:
     return f"{answer.tokens} tokens, {answer.ttft_ms:.0f} ms to the first, then {tpot} ms each"
 
 
-_TURNS = "all engines in memory, idle ones stopped; to and fro at every prompt"
-_ONE_ALIVE = "one engine in memory at a time; to and fro at halves of every workload"
-
-
 async def run_peers(plan: PeersPlan, say: Say, progress: Progress) -> PeersRun:
-    """All that ``plan`` asks for.
+    """Everything that ``plan`` asks for.
 
     Raises:
-        BenchError: there is no prompt to ask, or no engine to ask.
-        ModelError: the model can not be had.
+        BenchError: there is no prompt or no engine.
+        ModelError: the model is not available.
     """
     began = time.perf_counter()
     run = PeersRun()
-    exports = plan.folder / "models"
-    target = find_model(plan.target, plan.cache_dir, exports, progress)
-    draft = None if plan.draft is None else find_model(plan.draft, plan.cache_dir, exports, progress)
-    prompts = peer_prompts(
-        load_tokenizer(plan.target, plan.cache_dir, progress), plan.workloads, plan.prompts, plan.max_tokens,
-        natural_ends=plan.natural_ends, note=run.left_out.append,
-    )  # fmt: skip
+    target = find_model(plan.target, plan.cache_dir, progress)
+    draft = None if plan.draft is None else find_model(plan.draft, plan.cache_dir, progress)
+    tokenizer = load_tokenizer(plan.target, plan.cache_dir, progress)
+    prompts = peer_prompts(tokenizer, plan.workloads, plan.prompts, plan.max_tokens, run.left_out.append)
     if not prompts:
-        raise BenchError("nothing to ask: " + "; ".join(run.left_out))
+        raise BenchError("no prompts: " + "; ".join(run.left_out))
     run.machine = _machine(plan, target, draft)
-    say("looking for the engines")
-    found = await _peer_set(plan, target, draft)
-    run.arms, run.missing = found.arms, dict(found.missing)
-    for name, why in found.missing.items():
-        say(f"without {name}: {why}")
-    if not found.peers:
-        raise BenchError("no engine to ask: " + "; ".join(f"{name}: {why}" for name, why in found.missing.items()))
-    await PeersBench(found.peers, say, keep=plan.keep).run(prompts, run)
+    peers: list[Peer] = []
+    for engine in plan.engines:
+        try:
+            peers += MAKERS[engine](plan, target, draft)
+        except PeerError as error:
+            run.missing[engine] = str(error)
+            say(f"without {engine}: {error}")
+    if not peers:
+        raise BenchError("no engine: " + "; ".join(f"{name}: {reason}" for name, reason in run.missing.items()))
+    run.arms = [peer.arm for peer in peers]
+    await PeersBench(peers, say).run(prompts, run)
     run.seconds = time.perf_counter() - began
     return run
 
 
-async def _peer_set(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> PeerSet:
-    log, peers = plan.folder / "logs", PeerSet()
-    if "specdec" in plan.engines:
-        peers.extend(our_arms(plan, target, draft, log))
-    if "llama.cpp" in plan.engines:
-        peers.extend(await llama_arms(plan, target, draft, log))
-    if "vllm" in plan.engines:
-        peers.extend(await vllm_arms(plan, target, log))
-    if "transformers" in plan.engines:
-        peers.extend(await transformers_arms(plan, target, draft, log))
-    return peers
-
-
 def _machine(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> dict[str, Any]:
-    """Hardware, model and what was asked; measured before any engine is in memory."""
+    """Hardware, models and settings; measured before any engine is in memory."""
     try:
         bandwidth = f"{BandwidthProbe(plan.cache_dir, plan.threads).median() / 1e9:.1f}"
     except KernelError as error:
-        bandwidth = f"not known ({error})"
-    ends = "ends and stops are obeyed" if plan.natural_ends else "ends and stops are ignored (ignore_eos) but in fim"
+        bandwidth = f"unknown ({error})"
     return {
         **host_facts(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
@@ -299,6 +172,6 @@ def _machine(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> dic
         "threads": plan.threads,
         "target": f"{target.name}, file {target.weights}",
         "draft": "none" if draft is None else f"{draft.name}, file {draft.weights}",
-        "asked": f"greedy, at most {plan.max_tokens} tokens, one prompt at a time; {ends}",
-        "order": _TURNS if plan.keep else _ONE_ALIVE,
+        "asked": f"greedy, {plan.max_tokens} tokens (fim: at most), one prompt at a time",
+        "order": "all engines in memory, idle ones stopped; to and fro at every prompt",
     }

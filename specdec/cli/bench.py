@@ -105,7 +105,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command("peers")
 @click.option("--target", default=_DEFAULT.target, show_default=True, help="A .gguf file or a catalogue name.")
-@click.option("--draft", help="Small model for those who can draft with it; of another vocabulary too.")
+@click.option("--draft", help="Draft model, for specdec and llama.cpp.")
 @click.option(
     "--engine", "engines", type=click.Choice(ENGINES), multiple=True, help="May be repeated; default: all of them."
 )
@@ -114,37 +114,28 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="May be repeated; default: all of them.",
 )  # fmt: skip
 @click.option("--prompts", type=click.IntRange(min=1), default=4, show_default=True, help="Per workload.")
-@click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True, help="Longest answer.")
-@click.option(
-    "--natural-ends", is_flag=True, help="Answers end where the model ends them; default: only those of fim do."
-)
-@click.option("--threads", type=click.IntRange(min=0), default=0, show_default=True, help="Of each; 0: all cores.")
-@click.option(
-    "--alive", type=click.Choice(["all", "one"]), default="all", show_default=True,
-    help="all: every engine stays in memory, idle ones stopped, and they take turns at every prompt. "
-    "one: the others are ended, and they take turns at halves of the work.",
-)  # fmt: skip
-@click.option("--timeout", type=click.FloatRange(min=1), default=180.0, show_default=True, help="Seconds per answer.")
+@click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True, help="Length of an answer.")
+@click.option("--threads", type=click.IntRange(min=0), default=0, show_default=True, help="Per engine; 0: all cores.")
 @click.option(
     "--cache-dir",
     type=click.Path(path_type=Path),
     default=_DEFAULT.cache_dir,
     help="Where `make peers` installed them.",
 )
-@click.option("--json", "json_file", type=_FILE, help="Write every figure and every answer there.")
-@click.option("--chart", "chart_file", type=_FILE, help="Draw the times per token by workload there, as SVG.")
+@click.option("--json", "json_file", type=_FILE, help="Write every figure and answer to this file.")
+@click.option("--chart", "chart_file", type=_FILE, help="Draw the times per token by workload in this SVG file.")
 @click.option(
     "--report", "report_files", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True,
-    help="Send no requests: draw --chart from this --json output; may be repeated.",
+    help="Send no requests; draw --chart from this --json output. May be repeated.",
 )  # fmt: skip
 def peers_command(
     target: str, draft: str | None, engines: tuple[str, ...], workloads: tuple[str, ...], prompts: int,
-    max_tokens: int, natural_ends: bool, threads: int, alive: str, timeout: float, cache_dir: Path,
-    json_file: Path | None, chart_file: Path | None, report_files: tuple[Path, ...],
+    max_tokens: int, threads: int, cache_dir: Path, json_file: Path | None, chart_file: Path | None,
+    report_files: tuple[Path, ...],
 ) -> None:  # fmt: skip
-    """Time per token of ours and of other engines: same prompts, same model, same threads, in turns.
+    """Compare the time per token of specdec and other engines: same prompts, model and threads, in turns.
 
-    Prints tables in Markdown. `make peers` installs the others.
+    Prints tables in Markdown. `make peers` installs the other engines.
     """
     from bench.peers.peer import PeersPlan
     from bench.peers.peers_report import PeersReport
@@ -153,13 +144,12 @@ def peers_command(
     check_folder("--chart", chart_file)
     if report_files:
         if chart_file is None:
-            raise click.UsageError("--report means nothing without --chart")
+            raise click.UsageError("--report needs --chart")
         _draw(chart_file, [_read_report(file) for file in report_files])
         return
     plan = PeersPlan(
         target=target, draft=draft, cache_dir=cache_dir.expanduser(), threads=threads or len(os.sched_getaffinity(0)),
         workloads=workloads or PEER_WORKLOADS, engines=engines or ENGINES, prompts=prompts, max_tokens=max_tokens,
-        natural_ends=natural_ends, keep=alive == "all", answer_s=timeout,
     )  # fmt: skip
     try:
         report = PeersReport(asyncio.run(_run(plan)))

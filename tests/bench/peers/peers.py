@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
-from bench.peers.clients import Fields, HttpPeer, no_fields
 from bench.peers.peer import Answer, Arm, PeerError, PeerPrompt
+from bench.peers.peer_process import Fields, HttpPeer, no_fields
 
 FAKE = Path(__file__).with_name("fake_server.py")
 
@@ -29,7 +28,7 @@ def server(
     command = [sys.executable, "-I", str(FAKE), "--port", "{port}", "--name", name, "--log", str(folder / "asks.jsonl")]
     return HttpPeer(
         arm(name), [*command, *words], folder / f"{name}.log", fields=fields, start_s=start_s, answer_s=answer_s,
-        about={"version": "fake 1"},
+        version="fake 1",
     )  # fmt: skip
 
 
@@ -39,36 +38,34 @@ def asks_in(folder: Path) -> list[dict[str, Any]]:
 
 
 class Actor:
-    """A peer that only tells what is done to it, in ``told``. ``breaks``: what it can not do ("start", "ask", "pause",
-    "resume")."""
+    """A peer that only records the calls in ``calls``. ``breaks``: the method that fails."""
 
-    def __init__(self, names: Seq[str], told: list[str], *, breaks: str = "", needs_bytes: int = 0) -> None:
-        self.arms = [arm(name) for name in names]
-        self.needs_bytes = needs_bytes
-        self._name, self._told, self.breaks = names[0], told, breaks
+    def __init__(self, name: str, calls: list[str], *, breaks: str = "", needs_bytes: int = 0) -> None:
+        self.arm, self.needs_bytes = arm(name), needs_bytes
+        self._name, self._calls, self.breaks = name, calls, breaks
 
-    def _tell(self, what: str) -> None:
-        self._told.append(f"{what} {self._name}")
+    def _call(self, what: str) -> None:
+        self._calls.append(f"{what} {self._name}")
         if self.breaks == what:
             raise PeerError(f"can not {what}")
 
     async def start(self) -> None:
-        self._tell("start")
+        self._call("start")
 
-    async def ask(self, arm: Arm, prompt: PeerPrompt) -> Answer:
+    async def ask(self, prompt: PeerPrompt) -> Answer:
         if self.breaks == "ask" and prompt.counted:
             raise PeerError("can not ask")
-        self._told.append(f"{arm.name} {prompt.name}{'' if prompt.counted else ' (warm)'}")
+        self._calls.append(f"{self._name} {prompt.name}{'' if prompt.counted else ' (warm)'}")
         return Answer(prompt.max_tokens, 10.0, 40.0, f"text of {prompt.name}")
 
     def pause(self) -> None:
-        self._tell("pause")
+        self._call("pause")
 
     def resume(self) -> None:
-        self._tell("resume")
+        self._call("resume")
 
     async def end(self) -> None:
-        self._told.append(f"end {self._name}")
+        self._calls.append(f"end {self._name}")
 
     def facts(self) -> dict[str, Any]:
         return {"version": "1", "command": [self._name]}

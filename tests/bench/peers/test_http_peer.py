@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.peers.clients import HttpPeer, answer_of
 from bench.peers.peer import PeerError, PeerPrompt
+from bench.peers.peer_process import HttpPeer, answer_of
 from specdec.load.request import Record
 from tests.bench.peers.peers import asks_in, server
 
@@ -41,7 +41,7 @@ async def started(peer: HttpPeer) -> HttpPeer:
 async def test_it_is_asked_for_ids_and_its_answer_is_read(tmp_path: Path) -> None:
     peer = await started(server("a", tmp_path, fields=lambda prompt: {"prediction": prompt.prediction}))
     try:
-        answer = await peer.ask(peer.arms[0], PROMPT)
+        answer = await peer.ask(PROMPT)
     finally:
         await peer.end()
     assert (answer.tokens, answer.text, answer.error) == (4, "word " * 4, "")
@@ -57,7 +57,7 @@ async def test_it_is_asked_for_ids_and_its_answer_is_read(tmp_path: Path) -> Non
 async def test_an_answer_of_fixed_length_has_no_stops(tmp_path: Path) -> None:
     peer = await started(server("a", tmp_path))
     try:
-        await peer.ask(peer.arms[0], PeerPrompt("chat", "x", (1,), 2, stop=("a",), stop_ids=(9,), fixed=True))
+        await peer.ask(PeerPrompt("chat", "x", (1,), 2, stop=("a",), stop_ids=(9,), fixed=True))
     finally:
         await peer.end()
     (ask,) = asks_in(tmp_path)
@@ -69,12 +69,12 @@ async def test_an_answer_of_fixed_length_has_no_stops(tmp_path: Path) -> None:
 async def test_a_stopped_one_does_nothing_until_it_is_continued(tmp_path: Path) -> None:
     peer = await started(server("a", tmp_path))
     try:
-        await peer.ask(peer.arms[0], PROMPT)
+        await peer.ask(PROMPT)
         (pid,) = living(tmp_path)
         peer.pause()
         while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
             await asyncio.sleep(0.01)
-        waiting = asyncio.create_task(peer.ask(peer.arms[0], PROMPT))
+        waiting = asyncio.create_task(peer.ask(PROMPT))
         done, _ = await asyncio.wait({waiting}, timeout=0.2)
         assert not done
         peer.resume()
@@ -102,8 +102,8 @@ def test_a_stream_that_was_cut_is_no_answer() -> None:
 async def test_a_refused_prompt_is_that_prompt_s_matter(tmp_path: Path) -> None:
     peer = await started(server("a", tmp_path, "--refuse-at", "1"))
     try:
-        assert (await peer.ask(peer.arms[0], PROMPT)).error == "HTTP 400: that prompt is too long"
-        assert (await peer.ask(peer.arms[0], PROMPT)).error == ""
+        assert (await peer.ask(PROMPT)).error == "HTTP 400: that prompt is too long"
+        assert (await peer.ask(PROMPT)).error == ""
     finally:
         await peer.end()
 
@@ -112,7 +112,7 @@ async def test_one_that_dies_tells_its_last_words(tmp_path: Path) -> None:
     peer = await started(server("a", tmp_path, "--die-at", "1"))
     try:
         with pytest.raises(PeerError):
-            await peer.ask(peer.arms[0], PROMPT)
+            await peer.ask(PROMPT)
         while living(tmp_path):
             await asyncio.sleep(0.01)
         with pytest.raises(PeerError, match="out of luck"):
@@ -132,14 +132,14 @@ async def test_one_that_hangs_is_given_up(tmp_path: Path) -> None:
     peer = await started(server("a", tmp_path, "--hang-at", "1", answer_s=0.3))
     try:
         with pytest.raises(PeerError, match=r"no answer within 0\.3 s"):
-            await peer.ask(peer.arms[0], PROMPT)
+            await peer.ask(PROMPT)
     finally:
         await peer.end()
     assert living(tmp_path) == []
 
 
 async def test_one_that_can_not_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(PeerError, match=r"ended before it was ready: error: no such model"):
+    with pytest.raises(PeerError, match=r"the process ended before it was ready: error: no such model"):
         await server("a", tmp_path, "--fail").start()
 
 
@@ -158,9 +158,9 @@ async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 
 
 async def test_deaf_processes_and_their_children_are_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.peers.clients._END_S", 0.2)
+    monkeypatch.setattr("bench.peers.peer_process._END_S", 0.2)
     peer = await started(server("a", tmp_path, "--deaf"))
-    await peer.ask(peer.arms[0], PROMPT)
+    await peer.ask(PROMPT)
     assert len(living(tmp_path)) == 2
     await peer.end()
     assert living(tmp_path) == []
@@ -175,7 +175,7 @@ def test_peers_die_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
         "async def main():\n"
         "    peer = server('a', pathlib.Path(sys.argv[1]))\n"
         "    await peer.start()\n"
-        "    await peer.ask(peer.arms[0], PROMPT)\n"
+        "    await peer.ask(PROMPT)\n"
         "    peer.pause()\n"
         "    print('paused', flush=True)\n"
         "    await asyncio.sleep(600)\n"

@@ -20,16 +20,15 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("natural_ends", [False, True])
-def test_each_workload_has_its_prompts_behind_one_that_warms_up(tokenizer: Tokenizer, natural_ends: bool) -> None:
+def test_each_workload_has_its_prompts_behind_one_that_warms_up(tokenizer: Tokenizer) -> None:
     notes: list[str] = []
     names = ("humaneval", "edit", "fim", "chat")
-    found = peer_prompts(tokenizer, names, 2, 50, natural_ends=natural_ends, note=notes.append)
+    found = peer_prompts(tokenizer, names, 2, 50, notes.append)
     assert [(p.workload, p.counted) for p in found] == [
         (name, counted) for name in ("humaneval", "edit", "chat") for counted in (False, True, True)
     ]
     assert [p.max_tokens for p in found] == [WARM_TOKENS, 50, 50] * 3
-    assert all(p.fixed is not natural_ends for p in found)
+    assert all(p.fixed for p in found)
     assert len({p.ids for p in found}) == len(found)
     assert [bool(p.prediction) for p in found] == [p.workload == "edit" for p in found]
     (note,) = notes
@@ -44,7 +43,7 @@ def test_a_session_is_warmed_in_full_and_its_answers_end_by_themselves(
     counted = (False, True, True, True, False, True)
     made = [BenchPrompt(f"fim/{i}", (i,), ends, session="abcdef"[i // 4], counted=c) for i, c in enumerate(counted)]
     monkeypatch.setattr(module, "make_workload", lambda *given: [Workload.one_by_one("fim", made)])
-    found = peer_prompts(tokenizer, ("fim",), 2, 50, natural_ends=False, note=lambda line: None)
+    found = peer_prompts(tokenizer, ("fim",), 2, 50, lambda line: None)
     assert [(p.name, p.counted, p.max_tokens) for p in found] == [
         ("fim/0", False, 50), ("fim/1", True, 50), ("fim/2", True, 50),
     ]  # fmt: skip

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from bench.peers import peers_session
-from bench.peers.engines import PeerModel
-from bench.peers.peer import PeerSet, PeersPlan
+from bench.peers.peer import PeerError
+from bench.peers.peer_process import HttpPeer
 from specdec.cli.main import cli
-from tests.bench.peers.peers import arm, asks_in, server
+from tests.bench.peers.peers import asks_in, server
 
 TARGET = "smollm2-135m"
 
@@ -32,17 +32,20 @@ def _no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _absent(*_: object) -> list[HttpPeer]:
+    raise PeerError("not installed; `make peers` installs it")
+
+
 @pytest.fixture
 def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    async def peers(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> PeerSet:
-        found = PeerSet()
-        found.add(server("good", tmp_path))
-        found.add(server("mortal", tmp_path, "--die-at", "3"))
-        found.add(server("broken", tmp_path, "--fail"))
-        found.add_missing(arm("absent"), "not installed; `make peers` does it")
-        return found
+    def peers(*_: object) -> list[HttpPeer]:
+        return [
+            server("good", tmp_path),
+            server("mortal", tmp_path, "--die-at", "3"),
+            server("broken", tmp_path, "--fail"),
+        ]
 
-    monkeypatch.setattr(peers_session, "_peer_set", peers)
+    monkeypatch.setattr(peers_session, "MAKERS", {"specdec": peers, "llama.cpp": _absent, "vllm": _absent})
     return tmp_path
 
 
@@ -53,8 +56,8 @@ def test_tables_figures_and_reasons(fakes: Path) -> None:
         "--workload", "humaneval", "--workload", "fim", "--prompts", "2", "--max-tokens", "3", "--json", str(out)
     )
     assert "**humaneval**, 2 prompts of" in text
-    assert "- without absent: not installed" in text
-    assert "- without broken: it ended before it was ready: error: no such model" in text
+    assert "- without vllm: not installed" in text
+    assert "- without broken: the process ended before it was ready: error: no such model" in text
     assert "- without mortal: HumanEval/" in text
     assert "- left out fim: the model has no fill-in-the-middle tokens" in text
     figures = json.loads(out.read_text())
@@ -71,19 +74,13 @@ def test_tables_figures_and_reasons(fakes: Path) -> None:
 
 @pytest.mark.model
 def test_nothing_to_ask_and_nobody_to_ask_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "nothing to ask: fim:" in invoke("--workload", "fim", code=1)
-
-    async def nobody(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> PeerSet:
-        found = PeerSet()
-        found.add_missing(arm("absent"), "not installed")
-        return found
-
-    monkeypatch.setattr(peers_session, "_peer_set", nobody)
-    assert "no engine to ask: absent: not installed" in invoke("--workload", "chat", code=1)
+    assert "no prompts: fim:" in invoke("--workload", "fim", code=1)
+    monkeypatch.setattr(peers_session, "MAKERS", dict.fromkeys(peers_session.MAKERS, _absent))
+    assert "no engine: specdec: not installed" in invoke("--workload", "chat", code=1)
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("engine", ["llama.cpp", "vllm", "transformers"])
+@pytest.mark.parametrize("engine", ["llama.cpp", "vllm"])
 def test_what_is_not_installed_says_so(engine: str, tmp_path: Path) -> None:
     from specdec.config import EngineConfig
 
@@ -91,7 +88,7 @@ def test_what_is_not_installed_says_so(engine: str, tmp_path: Path) -> None:
     cache.mkdir()
     (cache / "models").symlink_to(EngineConfig().cache_dir.expanduser() / "models")
     text = invoke("--engine", engine, "--workload", "humaneval", "--cache-dir", str(cache), code=1)
-    assert "`make peers` does it" in text
+    assert "`make peers` installs it" in text
 
 
 def test_words_that_can_not_be(tmp_path: Path) -> None:
@@ -99,7 +96,7 @@ def test_words_that_can_not_be(tmp_path: Path) -> None:
         assert f"{option}: {tmp_path / 'no'} is not a folder" in invoke(option, str(tmp_path / "no" / "a.json"), code=2)
     (report := tmp_path / "report.json").write_text('{"workloads": 5}')
     chart = str(tmp_path / "a.svg")
-    assert "nothing without --chart" in invoke("--report", str(report), code=2)
+    assert "--report needs --chart" in invoke("--report", str(report), code=2)
     assert "give what --json wrote" in invoke("--report", str(report), "--chart", chart, code=1)
     report.write_text("no JSON")
     assert "can not be read" in invoke("--report", str(report), "--chart", chart, code=2)

@@ -1,0 +1,267 @@
+"""An engine in its own process: started, paused, resumed, ended, and queried over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from bench.peers.peer import Answer, Arm, PeerError, PeerPrompt
+from bench.serve.endpoints import EndpointError, OpenAIEndpoint, StatusError
+from specdec.load.request import LoadRequest, Record, RefusedError
+
+# The kernel kills the process when the benchmark dies: a paused one would otherwise keep its memory for ever.
+_DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
+_TAIL_BYTES = 4000
+_TAIL_LINES = 3
+_END_S, _KILL_S, _EXIT_POLL_S = 10.0, 10.0, 0.02
+
+
+class PeerProcess:
+    """A command in a session of its own. Its output goes to the file ``log``; ``env`` is added to our environment."""
+
+    def __init__(self, words: Seq[str], env: Mapping[str, str], log: Path) -> None:
+        self.words, self._env, self._log = tuple(words), dict(env), log
+        self._process: asyncio.subprocess.Process | None = None
+        self._known: dict[int, psutil.Process] = {}
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has started and not ended."""
+        return self._process is not None and self._process.returncode is None
+
+    async def begin(self) -> None:
+        """Start the process.
+
+        Raises:
+            PeerError: the system refuses.
+        """
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._log.open("wb") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *_DIE_WITH_PARENT, *self.words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                    start_new_session=True, env=_without_path() | self._env,
+                )  # fmt: skip
+        except OSError as error:
+            raise PeerError(f"{self.words[0]}: {error.strerror or error}") from None
+
+    def log_tail(self) -> str:
+        """The end of the log on one line; lines with errors if there are any."""
+        try:
+            data = self._log.read_bytes()[-_TAIL_BYTES:]
+        except OSError:
+            return "it printed nothing"
+        lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
+        errors = [line for line in lines if "error" in line.lower()] or lines
+        return " / ".join(errors[-_TAIL_LINES:]) or "it printed nothing"
+
+    def pause(self) -> None:
+        """Stop the process and its descendants, parents first, so that none can start another.
+
+        Raises:
+            PeerError: the process has ended.
+        """
+        self._require()
+        self._signal(signal.SIGSTOP, self._process_tree())
+
+    def resume(self) -> None:
+        """Continue all processes, children first.
+
+        Raises:
+            PeerError: the process has ended.
+        """
+        self._require()
+        self._signal(signal.SIGCONT, self._process_tree()[::-1])
+
+    async def end(self) -> None:
+        """Terminate the process, then kill what is left of it and its descendants."""
+        if self._process is None:
+            return
+        processes = self._process_tree()
+        self._signal(signal.SIGTERM, processes[:1])  # a stopped process receives it when it is continued
+        self._signal(signal.SIGCONT, processes[::-1])
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _END_S)
+        finally:
+            left = {process.pid: process for process in (*processes, *self._process_tree())}
+            self._signal(signal.SIGKILL, list(left.values()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _KILL_S)
+            await _until_gone(list(left.values()))
+            self._known.clear()
+
+    def _require(self) -> None:
+        if not self.running:
+            raise PeerError(f"the process ended: {self.log_tail()}")
+
+    def _process_tree(self) -> list[psutil.Process]:
+        """The living processes of the session, including descendants seen earlier that have left the tree."""
+        assert self._process is not None  # callers have begun it
+        with suppress(psutil.NoSuchProcess):
+            first = psutil.Process(self._process.pid)
+            for process in (first, *first.children(recursive=True)):
+                self._known.setdefault(process.pid, process)
+        for process in psutil.process_iter():
+            with suppress(OSError):
+                if process.pid not in self._known and os.getsid(process.pid) == self._process.pid:
+                    self._known[process.pid] = process
+        return [process for process in self._known.values() if process.is_running()]
+
+    @staticmethod
+    def _signal(number: signal.Signals, processes: Seq[psutil.Process]) -> None:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+
+def _without_path() -> dict[str, str]:
+    """Our environment without PYTHONPATH: an engine has its own modules."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+async def _until_gone(processes: Seq[psutil.Process]) -> None:
+    """Wait until the killed processes have released their memory. A zombie has."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_KILL_S):
+            while any(_holds_memory(process) for process in processes):
+                await asyncio.sleep(_EXIT_POLL_S)
+
+
+def _holds_memory(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+Fields = Callable[[PeerPrompt], dict[str, Any]]
+_READY_POLL_S = 0.2
+
+
+def no_fields(prompt: PeerPrompt) -> dict[str, Any]:
+    """No fields beyond those that every engine receives."""
+    return {}
+
+
+class HttpPeer:
+    """A `Peer` that is a server with OpenAI's API.
+
+    words: the command; "{port}" stands for the port. env: added to our environment. fields: further fields of a
+    request's body. model: the server's name of the model. start_s, answer_s: time limits of loading and of one answer.
+    version: for the report.
+    """
+
+    def __init__(
+        self, arm: Arm, words: Seq[str], log: Path, *, version: str, env: Mapping[str, str] | None = None,
+        fields: Fields = no_fields, model: str = "", needs_bytes: int = 0, start_s: float = 300.0,
+        answer_s: float = 180.0,
+    ) -> None:  # fmt: skip
+        self.arm, self.needs_bytes = arm, needs_bytes
+        self._words, self._env, self._version = tuple(words), dict(env or {}), version
+        self._log, self._fields, self._model, self._base = log, fields, model, ""
+        self._start_s, self._answer_s = start_s, answer_s
+        self._process: PeerProcess | None = None
+
+    @property
+    def _started(self) -> PeerProcess:
+        assert self._process is not None  # callers have started it
+        return self._process
+
+    async def start(self) -> None:
+        """As `Peer.start`."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._base = f"http://127.0.0.1:{port}"
+        words = [word.replace("{port}", str(port)) for word in self._words]
+        self._process = PeerProcess(words, self._env, self._log)
+        try:
+            await self._process.begin()
+            async with asyncio.timeout(self._start_s):
+                await self._until_ready(self._process)
+        except TimeoutError:
+            await self.end()
+            raise PeerError(f"not ready after {self._start_s:g} s: {self._process.log_tail()}") from None
+        except BaseException:
+            await self.end()
+            raise
+
+    async def ask(self, prompt: PeerPrompt) -> Answer:
+        """As `Peer.ask`."""
+        clock = asyncio.get_running_loop().time
+        fixed = prompt.fixed
+        ask = LoadRequest(
+            prompt.name, prompt.max_tokens, ids=prompt.ids, stop=() if fixed else prompt.stop, fixed=fixed
+        )
+        extra = self._fields(prompt)
+        if prompt.stop_ids and not fixed:
+            extra = {"stop_token_ids": list(prompt.stop_ids)} | extra
+        # A new connection for every answer: the server may close one that was idle during a pause.
+        endpoint = OpenAIEndpoint(f"{self._base}/v1", model=self._model, extra=extra)
+        try:
+            async with asyncio.timeout(self._answer_s):
+                record = Record(prompt.name, clock())
+                await endpoint.send(ask, record)
+                record.end_s = record.last_s  # closing the connection is not decoding time
+        except TimeoutError:
+            raise PeerError(f"no answer within {self._answer_s:g} s") from None
+        except (StatusError, RefusedError) as error:
+            return Answer(error=str(error))
+        except EndpointError as error:
+            ended = "" if self._started.running else f": {self._started.log_tail()}"
+            raise PeerError(f"{error}{ended}") from None
+        finally:
+            await endpoint.close()
+        return answer_of(record)
+
+    def pause(self) -> None:
+        """As `Peer.pause`."""
+        self._started.pause()
+
+    def resume(self) -> None:
+        """As `Peer.resume`."""
+        self._started.resume()
+
+    async def end(self) -> None:
+        """As `Peer.end`."""
+        if self._process is not None:
+            await self._process.end()
+
+    def facts(self) -> dict[str, Any]:
+        """As `Peer.facts`."""
+        env = [f"{name}={value}" for name, value in self._env.items() if name != "PATH"]
+        return {"version": self._version, "command": [*env, *self._words]}
+
+    async def _until_ready(self, process: PeerProcess) -> None:
+        async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+            while True:
+                if not process.running:
+                    raise PeerError(f"the process ended before it was ready: {process.log_tail()}")
+                try:
+                    if (await client.get(f"{self._base}/health", timeout=5.0)).status_code == 200:
+                        return
+                except httpx.HTTPError:
+                    pass  # it does not listen yet
+                await asyncio.sleep(_READY_POLL_S)
+
+
+def answer_of(record: Record) -> Answer:
+    """The answer in the record of a finished stream.
+
+    Raises:
+        PeerError: the stream ended without its token counts.
+    """
+    if not record.prompt_tokens:
+        raise PeerError("the stream ended without its usage")
+    return Answer(record.output_tokens, record.ttft_ms, record.e2e_ms, record.text)
