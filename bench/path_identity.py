@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -432,8 +433,11 @@ def verify(
         predicted(request, plain[request.request_id, 0].tokens, rng) if number % 2 else request
         for number, request in enumerate(requests)
     ]
+    total, began_s = len(plain) * len(all_conditions), time.monotonic()
     for conditions in all_conditions:
-        say(f"under: {conditions.name}")
+        passed_s = time.monotonic() - began_s
+        left = f", about {passed_s / report.pairs * (total - report.pairs):.0f} s left" if report.pairs else ""
+        say(f"{report.pairs} of {total} pairs{left}; now {conditions.name}")
         outcomes = runner.run(conditions, requests)
         found = first_mismatches(conditions.name, plain, outcomes)
         report.mismatches += found

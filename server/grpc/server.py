@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 
 import grpc
@@ -108,6 +110,7 @@ class GrpcServer:
         await self.set_serving(False)
         host, port = self._config.host, self._config.grpc_port
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        _check_free(host, port, address)
         bound = self._access.listen(self._server, address)
         if bound == 0:
             raise ConfigError(f"gRPC cannot listen on {address}: it is in use, or not an address of this machine")
@@ -137,6 +140,20 @@ class GrpcServer:
     async def stop(self, grace_s: float = 0.0) -> None:
         """Close the port; after ``grace_s`` seconds, cancel the calls that still run."""
         await self._server.stop(grace_s)
+
+
+def _check_free(host: str, port: int, address: str) -> None:
+    """Try the address on a plain socket first, because gRPC's library writes a log line of its own for a port in use.
+
+    Raises:
+        ConfigError: the address is in use or not of this machine.
+    """
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(f"gRPC cannot listen on {address}: {reason}; choose another with --grpc-port") from None
 
 
 def add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:

@@ -251,7 +251,10 @@ class HttpServer:
         try:
             sockets = await listen(self._host, self._port)
         except OSError as error:
-            raise ConfigError(f"HTTP cannot listen on {self._host}:{self._port}: {error.strerror or error}") from None
+            reason = error.strerror or error
+            raise ConfigError(
+                f"HTTP cannot listen on {self._host}:{self._port}: {reason}; choose another with --http-port"
+            ) from None
         port: int = sockets[0].getsockname()[1]
         await self._uvicorn.startup(sockets=sockets)
         self._started = True

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from specdec.cli.options import (
+    ScreenCommand,
     add_engine_options,
     credential_options,
     model_option,
@@ -88,7 +89,14 @@ def _show_conclusion(result: Result) -> None:
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command("run")
+_SCREEN = {
+    "Servers": ("--url", "--a", "--b", "--key-file", "--target", "--draft"),
+    "Run": ("--out", "--max-requests", "--quiet"),
+    "Verdict": ("--demand", "--json"),
+}
+
+
+@click.command("run", cls=ScreenCommand, screen=_SCREEN)
 @click.argument("experiment", type=_FILE)
 @click.option("--url", help="The server of both arms: grpc://HOST:PORT, or http://HOST:PORT/v1 (any OpenAI endpoint).")
 @click.option("--a", "url_a", help="The first arm's server, with --b for the other's. Default: the plan's `url`.")
@@ -106,7 +114,7 @@ def run_command(**values: Any) -> None:
     """Ask both arms what the plan in EXPERIMENT says, and conclude.
 
     Modes paired_replay and aa ask either arm the same, in turns of opposite order; switchback changes the arm of what
-    arrives from block to block. With --target (and --draft), a server is started here and both arms are asked of it.
+    arrives from block to block. A server for both arms is started here where there is --target (and --draft).
 
     Records lie in the folder as soon as they are made. After a stop or a kill, the same command goes on where it was.
     Exit codes are those of `specdec ab analyze`.
@@ -185,7 +193,7 @@ async def _run(
             return await run_experiment(config, (one, one), out, progress.watch)
 
 
-_NO_RESULT = "EXPERIMENT_NO_RESULT"
+_NO_RESULT, _ENGINE_UNAVAILABLE = "EXPERIMENT_NO_RESULT", "ENGINE_UNAVAILABLE"  # reasons of a `CallError`
 Answer = TypeVar("Answer")
 
 
@@ -203,7 +211,7 @@ def start_command(plan: Path, server: str, model: str, **credentials: Any) -> No
         text = plan.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise click.ClickException(f"{plan}: can not be read ({error})") from None
-    _show_status(_ask(server, credentials, lambda client: client.experiments.start(text, model=model)))
+    _show_status(_ask_when_ready(server, credentials, lambda client: client.experiments.start(text, model=model)))
 
 
 @click.command("stop")
@@ -268,6 +276,22 @@ def _ask(server: str, credentials: dict[str, Any], call: Callable[[Client], Awai
             return await call(client)
 
     return asyncio.run(run())
+
+
+def _ask_when_ready(server: str, credentials: dict[str, Any], call: Callable[[Client], Awaitable[Answer]]) -> Answer:
+    """`_ask`; waits while the server's engine loads or restarts. Raises CallError."""
+    from specdec.client.connection import CallError
+
+    waits = False
+    while True:
+        try:
+            return _ask(server, dict(credentials), call)
+        except CallError as error:
+            if error.reason != _ENGINE_UNAVAILABLE:
+                raise
+            if not waits:
+                click.echo(f"waiting for the server: {error.message}", err=True)
+            waits = True
 
 
 def _show_status(experiment: Experiment) -> None:

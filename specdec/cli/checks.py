@@ -11,14 +11,20 @@ from dataclasses import dataclass
 
 import click
 
-from specdec.cli.options import engine_options
+from specdec.cli.options import ScreenCommand, engine_options
 from specdec.config import EngineConfig
 
 PAGE_TOKENS = 64  # a sequence needs a page of the KV cache beyond its context, for a tree
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "gguf", "grpcio", "numpy")
 
 
-@click.command("doctor")
+_SCREEN = {
+    "Model": ("--config", "--model", "--target", "--draft", "--dtype", "--kv-dtype"),
+    "Machine": ("--device", "--threads", "--tp", "--kv-tokens", "--max-context"),
+}
+
+
+@click.command("doctor", cls=ScreenCommand, screen=_SCREEN)
 @engine_options
 def doctor_command(engine_config: EngineConfig) -> None:
     """Check device, kernels, numeric self-test, memory bandwidth, what the model needs and can reach, and versions.

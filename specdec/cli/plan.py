@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from bench.serve import ARRIVALS, SERVE_WORKLOADS
 from cluster.plan.routing import POLICIES, RING_HASH
 from specdec.cli.bench_output import json_option, print_json, progress_line
-from specdec.cli.options import check_folder, server_options
+from specdec.cli.options import ScreenGroup, check_folder, server_options
 from specdec.config import Config, EngineConfig
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError
@@ -31,7 +31,14 @@ _COUNT, _SOME = click.IntRange(min=0), click.IntRange(min=1)
 _MONEY = click.FloatRange(min=0)
 
 
-@click.group("plan", invoke_without_command=True)
+_SCREEN = {
+    "Goal": ("--profile", "--objective", "--share", "--replicas"),
+    "Load": ("--trace", "--rate", "--duration", "--prompt-tokens", "--output-tokens", "--sessions"),
+    "Fleet": ("--routing", "--compare", "--price-per-hour", "--json"),
+}
+
+
+@click.group("plan", cls=ScreenGroup, screen=_SCREEN, invoke_without_command=True)
 @click.option("--profile", type=_FILE, help="Profile of a replica, from `specdec plan export`.")
 @click.option("--objective", "objectives", multiple=True, help="METRIC:MS with ttft, tpot or e2e; may be repeated.")
 @click.option(

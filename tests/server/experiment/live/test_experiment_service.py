@@ -16,6 +16,8 @@ from server.experiment.analysis.result import Result as Analysis
 from server.experiment.folder import Manifest
 from specdec.api.v1 import experiment_pb2 as pb
 from specdec.cli.main import cli
+from specdec.client.client import ExperimentClient
+from specdec.client.connection import CallError
 from tests.server.experiment.live.live_server import PLAN, LiveServer, live_server
 from tests.server.test_auth_grpc import found
 
@@ -233,6 +235,26 @@ async def test_at_the_command_line(tmp_path: Path) -> None:
         plan.write_text(PLAN.replace("hash", "sometimes"))
         bad = await run_cli(server, "start", str(plan))
         assert (bad.exit_code, "line 5: assignment.mode" in bad.output) == (1, True)
+
+
+def test_a_start_waits_for_a_loading_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN)
+    running = pb.Experiment(name="widths", state=pb.EXPERIMENT_STATE_RUNNING, mode="hash")
+    loading = CallError(CODE.UNAVAILABLE, "the engine is loading; retry shortly", reason="ENGINE_UNAVAILABLE")
+    answers: list[CallError | pb.Experiment] = [loading, loading, running]
+
+    async def start(*_: Any, **__: Any) -> pb.Experiment:
+        answer = answers.pop(0)
+        if isinstance(answer, CallError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(ExperimentClient, "start", start)
+    result = CliRunner().invoke(cli, ["ab", "start", str(plan)])
+    assert result.stdout == "widths: running, hash, records: none\n"
+    assert result.stderr == "waiting for the server: the engine is loading; retry shortly\n"
+    assert not answers
 
 
 async def test_what_is_kept_names_the_run(server: LiveServer) -> None:
