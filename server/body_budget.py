@@ -6,16 +6,21 @@ import asyncio
 import gc
 import resource
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import islice
 
 from server.errors import BodiesFullError
 
-BODIES_IN_FLIGHT_BYTES = 256 << 20  # of all calls together, or 4 bodies of the longest that is allowed
+BODIES_IN_FLIGHT_BYTES = 256 << 20  # of all calls of a port together, or 4 of the longest bodies
+LONGEST_BYTES = 1 << 24  # of one body, unless the configuration says otherwise
 OWN_BYTES = 1 << 16  # of each body, which take no room: ordinary requests do not wait for large ones
 WAIT_S = 5.0  # how long a call waits for room before it is refused
-SLOW_S = 5.0  # a body that arrives for longer is cut off if others wait for room
+SLOW_S = 5.0  # a body that takes longer to arrive may be cut off for others
+START_S = 1.0  # the start of a body, in which no speed is expected
 _LOOK_S = 0.5  # between looks for slow bodies while somebody waits
+_READ_LOOK_S = 0.02  # between looks for late messages
+PROMPT_LOOKS, SLOW_LOOKS = 2, 250  # that a message, or one of the oldest half, may take to arrive
 _TRIM_AFTER_S = 2.0  # from the end of a large body to the return of its memory, when its readers are done too
 _LARGE_BYTES = 1 << 18  # bodies from this size on leave memory behind in the C library when they are freed
 
@@ -34,48 +39,66 @@ def connection_limit() -> int:
 class Body:
     """The room of one call's body."""
 
-    def __init__(self, budget: BodyBudget, cut_off: Callable[[], None]) -> None:
+    def __init__(self, budget: BodyBudget, cut_off: Callable[[], None], expected: int) -> None:
         self._budget, self.cut_off = budget, cut_off
-        self.size = 0  # bytes
+        self._expected = expected  # bytes; 0: unknown
+        self.size = 0  # bytes so far
         self.held = 0  # bytes of the budget
-        self.began_s = asyncio.get_running_loop().time()
+        self.began_s = asyncio.get_running_loop().time()  # to arrive, or again when it got room
 
     async def reserve(self, size: int) -> None:
         """Take room for ``size`` more bytes, waiting for it if necessary.
 
+        The first of them that do not fit the body's own room take the room of all that it may have: bodies that wait
+        for room piece by piece would wait for each other.
+
         Raises:
             BodiesFullError: none became free in `WAIT_S` seconds.
         """
-        before, self.size = self.size, self.size + size
-        room = self._budget.room(self.size) - self._budget.room(before)
-        if room:
+        self.size += size
+        if self._budget.room(self.size) > self.held:
+            room = self._budget.room(max(self.size, self._expected)) - self.held
             await self._budget.take(room)
             self.held += room
+            self.began_s = asyncio.get_running_loop().time()
 
     def arrived(self, size: int) -> None:
         """The body is complete: keep room for its ``size`` bytes only."""
         self._budget.complete(self, self._budget.room(size))
 
+    def is_slow(self, now_s: float) -> bool:
+        """Whether the body takes longer than `SLOW_S` at its speed since `START_S`."""
+        return (now_s - self.began_s - START_S) * self._expected > SLOW_S * self.size
+
 
 class BodyBudget:
-    """Shares ``limit`` bytes among bodies, first come, first served."""
+    """Shares ``limit`` bytes among the bodies of one port, first come, first served."""
 
     def __init__(
-        self, limit: int = BODIES_IN_FLIGHT_BYTES, trim: Callable[[], None] = lambda: None, own_bytes: int = OWN_BYTES
+        self,
+        longest: int = LONGEST_BYTES,
+        trim: Callable[[], None] = lambda: None,
+        limit: int | None = None,
+        own_bytes: int = OWN_BYTES,
     ) -> None:
-        """trim: called in a thread after large bodies, to return the memory that they leave behind. own_bytes: of each
-        body, which do not count."""
-        self.limit, self.used = limit, 0  # bytes
+        """longest: bytes of a body, whose reader keeps no more. trim: called in a thread after large bodies, to return
+        the memory that they leave behind. limit: default: `BODIES_IN_FLIGHT_BYTES`. own_bytes: of each body, which do
+        not count."""
+        self.longest = longest
+        self.limit = max(BODIES_IN_FLIGHT_BYTES, 4 * longest) if limit is None else limit
+        self.used = 0  # bytes
         self._own_bytes = own_bytes
         self._trim = trim
         self._trim_timer: asyncio.TimerHandle | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._arriving: dict[Body, None] = {}  # oldest first
 
     @contextmanager
-    def body(self, cut_off: Callable[[], None]) -> Iterator[Body]:
-        """A body's room until its call ends. ``cut_off`` ends the reading of a slow body."""
-        body = Body(self, cut_off)
+    def body(self, cut_off: Callable[[], None] = lambda: None, expected: int = 0) -> Iterator[Body]:
+        """A body's room until its call ends. ``cut_off`` ends the reading of a slow body. expected: its bytes, or the
+        most that it may have; 0: they are known when it has arrived."""
+        body = Body(self, cut_off, min(expected, self.longest))
         self._arriving[body] = None
         try:
             yield body
@@ -85,11 +108,11 @@ class BodyBudget:
             if large:
                 self._trim_later()
 
-    def complete(self, body: Body, size: int) -> None:
-        """``body`` arrives no longer and keeps ``size`` bytes."""
+    def complete(self, body: Body, room: int) -> None:
+        """``body`` arrives no longer and keeps ``room`` bytes."""
         self._arriving.pop(body, None)
-        self.used -= body.held - size
-        body.held = size
+        self.used -= body.held - room
+        body.held = room
         self._serve_waiting()
 
     def _serve_waiting(self) -> None:
@@ -100,7 +123,7 @@ class BodyBudget:
 
     def room(self, size: int) -> int:
         """Bytes of the budget that a body of ``size`` bytes takes."""
-        return max(0, size - self._own_bytes)
+        return max(0, min(size, self.longest) - self._own_bytes)
 
     async def take(self, size: int) -> None:
         """As `Body.reserve`."""
@@ -109,11 +132,10 @@ class BodyBudget:
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((place, size))
+        self._cut_off_slow()
         try:
             async with asyncio.timeout(WAIT_S):
-                while not place.done():
-                    self._cut_off_slow()
-                    await asyncio.wait([place], timeout=_LOOK_S)
+                await asyncio.wait([place])  # a cancelled task leaves ``place`` as it is
         except BaseException as error:
             if place.done():
                 self.used -= size
@@ -125,15 +147,18 @@ class BodyBudget:
             raise
 
     def _cut_off_slow(self) -> None:
-        """End the oldest body that still arrives, if it is slow and holds room."""
-        slow_s = asyncio.get_running_loop().time() - SLOW_S
-        for body in self._arriving:
-            if body.began_s > slow_s:
-                return
-            if body.held:
-                del self._arriving[body]  # it is cut off once
-                body.cut_off()
-                return
+        """End at most as many slow bodies as others wait for room, now and every `_LOOK_S` while they wait."""
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+            self._look_timer = None
+        if not self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        slow = (body for body in self._arriving if body.held and body.is_slow(loop.time()))
+        for body in list(islice(slow, len(self._waiting))):
+            del self._arriving[body]  # it is cut off once
+            body.cut_off()
+        self._look_timer = loop.call_later(_LOOK_S, self._cut_off_slow)
 
     def _trim_later(self) -> None:
         if self._trim_timer is None:
@@ -146,3 +171,61 @@ class BodyBudget:
     def _collect_and_trim(self) -> None:
         gc.collect(1)  # of the young objects only: a full collection would interrupt the streams
         self._trim()
+
+
+class MessageReads:
+    """The places of gRPC messages that arrive, each of which may take the memory of the longest one.
+
+    gRPC does not say how much of a message has arrived, so calls that send nothing cannot be told from large messages.
+    While more than half of the places are taken, messages that are late are ended: the half that came first have long,
+    and arrive under any load; the others have to be small or quick. So there are places for other calls soon.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._reading: dict[asyncio.Timeout, int] = {}  # in the order of their start; each with the looks it has had
+        self._waiting: dict[asyncio.Timeout, asyncio.Future[None]] = {}
+        self._look_timer: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """A place for one message until it has arrived and has room.
+
+        Raises:
+            BodiesFullError: the message was late, or no place became free in `WAIT_S` seconds.
+        """
+        free = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(WAIT_S) as read:
+                try:
+                    self._waiting[read] = free
+                    self._hand_out()
+                    await free
+                    read.reschedule(None)
+                    yield
+                finally:
+                    self._waiting.pop(read, None)
+                    self._reading.pop(read, None)
+                    self._hand_out()
+        except TimeoutError:
+            raise BodiesFullError(WAIT_S) from None
+
+    def _hand_out(self) -> None:
+        while self._waiting and len(self._reading) < self._places:
+            read = next(iter(self._waiting))
+            free = self._waiting.pop(read)
+            self._reading[read] = 0
+            if not free.done():  # else its call has been cancelled, and gives the place back
+                free.set_result(None)
+        if self._look_timer is None and len(self._reading) > self._places // 2:
+            self._look_timer = asyncio.get_running_loop().call_later(_READ_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """End what is late. Looks are counted, and not seconds, in which the server itself may have been busy."""
+        self._look_timer = None
+        for rank, read in enumerate(list(self._reading)):
+            self._reading[read] += 1
+            if self._reading[read] > (SLOW_LOOKS if rank < self._places // 2 else PROMPT_LOOKS):
+                del self._reading[read]
+                read.reschedule(asyncio.get_running_loop().time())
+        self._hand_out()

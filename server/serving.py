@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from server.body_budget import BODIES_IN_FLIGHT_BYTES, BodyBudget
+from server.body_budget import BodyBudget
 from server.descriptors import DescriptorReserve, raise_descriptor_limit
 from server.engine_client import EngineClient
 from server.engine_process import DEFAULT_FACTORY, bound_malloc, return_freed_memory
@@ -76,18 +76,20 @@ class Serving:
         supervisor = partial(EngineSupervisor, factory=factory, progress=progress, policy=policy, reserve=self._reserve)
         self._make_models(supervisor)
         self.client = self.models.first.client
-        limit = max(BODIES_IN_FLIGHT_BYTES, 4 * config.server.max_message_bytes)
-        budget = BodyBudget(limit, return_freed_memory)
-        self._grpc = GrpcServer(config.server, self.models, self._observer, budget)
+        longest = config.server.max_message_bytes
+        messages, bodies = (
+            BodyBudget(longest, return_freed_memory) for _ in range(2)
+        )  # neither port waits for the other
+        self._grpc = GrpcServer(config.server, self.models, self._observer, messages)
         self._health_tasks: list[asyncio.Task[None]] = []
         self._was_ready = False
         port = config.server.http_port
         self._http: HttpServer | None = None
         if port is not None:
-            server = ServerContext(self.models, self._probe_state, config.server.max_message_bytes)
+            server = ServerContext(self.models, self._probe_state, longest)
             tls = self.models.first.access.ssl_context()
             app = HttpCalls(build_app(server, ENDPOINTS if config.server.page else DIALECTS), self._observer)
-            self._http = HttpServer(with_cors(app, config.server.cors_origins), config.server.host, port, tls, budget)
+            self._http = HttpServer(with_cors(app, config.server.cors_origins), config.server.host, port, tls, bodies)
 
     @property
     def knows_chat(self) -> bool:

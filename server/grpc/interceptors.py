@@ -14,7 +14,7 @@ from grpc_health.v1 import health
 
 from server.auth.access import Access
 from server.auth.principal import ANYBODY, Principal, set_caller
-from server.body_budget import WAIT_S, BodyBudget
+from server.body_budget import BodyBudget, MessageReads
 from server.errors import BodiesFullError
 from server.grpc.errors import refuse
 from server.grpc.wire_limits import check_wire
@@ -158,13 +158,13 @@ def _refusing(error: RequestError) -> Handler:
 class MessageInterceptor(grpc.aio.ServerInterceptor):
     """Reads the messages of every call within the limits; the last of a server's interceptors.
 
-    Methods are served as streams of bytes, which look the same on the wire. So a call takes room for its message before
-    it arrives, its lists are counted before they are unpacked, a large message is unpacked outside the event loop, and
-    one that cannot be unpacked is refused with a reason.
+    Methods are served as streams of bytes, which look the same on the wire. So a message takes room when its size is
+    known, its lists are counted before they are unpacked, a large message is unpacked outside the event loop, and one
+    that cannot be unpacked is refused with a reason.
     """
 
-    def __init__(self, budget: BodyBudget, max_message_bytes: int) -> None:
-        self._budget, self._max_bytes = budget, max_message_bytes
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget, self._reads = budget, MessageReads(2 * budget.limit // budget.longest)
 
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler | None]], handler_call_details: Details
@@ -181,20 +181,16 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
 
     async def _serve(self, behaviour: Behaviour, read: Read, _: AsyncIterator[bytes], context: Context) -> Any:
         """Serve a call of one message. gRPC's iterator would keep a message that is not the last."""
-        loop, timeout = asyncio.get_running_loop(), asyncio.timeout(None)
-        with self._budget.body(lambda: timeout.reschedule(loop.time())) as body:
+        with self._budget.body() as body:
             try:
-                await body.reserve(self._max_bytes)
-                async with timeout:
+                async with self._reads.place():
                     data = await context.read()
-            except TimeoutError:
-                return await refuse(context, BodiesFullError(WAIT_S))
+                    if data is not grpc.aio.EOF:
+                        await body.reserve(len(data))
             except BodiesFullError as error:
                 return await refuse(context, error)
             if data is grpc.aio.EOF:
-                body.arrived(0)  # its timeout has ended, so it must not be cut off any more
                 return await refuse(context, _unreadable("is missing"))
-            body.arrived(len(data))
             request = await _unpack(read, data)
             del data
             if isinstance(request, InvalidRequestError):
@@ -206,7 +202,7 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
 
         async def unpacked() -> AsyncIterator[Any]:
             while (data := await context.read()) is not grpc.aio.EOF:
-                with self._budget.body(lambda: None) as body:
+                with self._budget.body() as body:
                     await body.reserve(len(data))
                     request = await _unpack(read, data)
                 del data

@@ -68,7 +68,7 @@ class GrpcServer:
         self._config, self._access, self.completion = config, access, models.first.completion
         self._drained: set[str] = set()
         self._health = health.aio.HealthServicer()
-        self._messages = MessageInterceptor(budget or BodyBudget(), config.max_message_bytes)
+        self._messages = MessageInterceptor(budget or BodyBudget(config.max_message_bytes))
         self._server = grpc.aio.server(
             interceptors=[GrpcCalls(observer or Observer()), AuthInterceptor(access), self._messages],
             maximum_concurrent_rpcs=MAX_CALLS,

@@ -186,7 +186,8 @@ class HttpProtocol(H11Protocol):
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the application with this module's writer. A connection has one call at a time, the one of ``cycle``."""
         send = AnswerWriter(self.cycle).send
-        with self._budget.body(self.transport.abort) as body:
+        declared = (int(value) for name, value in scope["headers"] if name == _LENGTH)
+        with self._budget.body(self.transport.abort, next(declared, self._budget.longest)) as body:
 
             async def receive_counted() -> Any:
                 message = await receive()

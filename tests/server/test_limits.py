@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -13,8 +13,8 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
-from server import body_budget
-from server.body_budget import BodyBudget
+from server import body_budget, serving
+from server.body_budget import BodyBudget, MessageReads
 from server.errors import BodiesFullError
 from server.grpc.interceptors import METHODS
 from server.grpc.wire_limits import MAX_WIRE_FIELDS, check_wire
@@ -86,7 +86,7 @@ async def until_waiting(budget: BodyBudget) -> None:
 
 
 async def test_bodies_share_one_budget() -> None:
-    budget = BodyBudget(100, own_bytes=0)
+    budget = BodyBudget(limit=100, own_bytes=0)
     with budget.body(lambda: None) as first, budget.body(lambda: None) as second:
         await first.reserve(80)
         first.arrived(60)
@@ -101,7 +101,7 @@ async def test_bodies_share_one_budget() -> None:
 
 async def test_a_body_without_room_is_refused_and_slow_ones_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_budget, "WAIT_S", 0.05)
-    budget, cut = BodyBudget(100, own_bytes=0), asyncio.Event()
+    budget, cut = BodyBudget(limit=100, own_bytes=0), asyncio.Event()
     with budget.body(cut.set) as slow, budget.body(lambda: None) as other:
         await slow.reserve(80)
         with pytest.raises(BodiesFullError):
@@ -115,7 +115,7 @@ async def test_a_body_without_room_is_refused_and_slow_ones_are_cut_off(monkeypa
 
 
 async def test_an_ordinary_body_does_not_wait_for_large_ones() -> None:
-    budget = BodyBudget(100, own_bytes=30)
+    budget = BodyBudget(limit=100, own_bytes=30)
     with budget.body(lambda: None) as large, budget.body(lambda: None) as small:
         await large.reserve(130)
         assert budget.used == 100
@@ -136,7 +136,7 @@ async def test_a_body_is_cut_off_once_and_those_behind_a_refused_one_are_served(
 ) -> None:
     monkeypatch.setattr(body_budget, "WAIT_S", 0.2)
     monkeypatch.setattr(body_budget, "SLOW_S", -1.0)
-    budget, cuts = BodyBudget(100, own_bytes=0), []
+    budget, cuts = BodyBudget(limit=100, own_bytes=0), []
     with (
         budget.body(lambda: cuts.append("slow")) as slow,
         budget.body(lambda: None) as head,
@@ -154,27 +154,83 @@ async def test_a_body_is_cut_off_once_and_those_behind_a_refused_one_are_served(
     assert budget.used == 0
 
 
-async def test_a_message_that_never_arrives_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_budget, "SLOW_S", -1.0)
+LONGEST_BODIES = 16  # of 16 MiB in 256 MiB
+
+
+async def test_silent_calls_and_uploads_keep_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_budget, "WAIT_S", 600.0)
+    monkeypatch.setattr(body_budget, "SLOW_S", 600.0)
+    budgets: list[BodyBudget] = []
+
+    class KeptBudget(BodyBudget):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            budgets.append(self)
+
+    monkeypatch.setattr(serving, "BodyBudget", KeptBudget)
     stalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def never() -> AsyncIterator[bytes]:
         await stalled
         yield b""
 
-    async with running_server(max_message_bytes=1 << 20) as server:
-        budget = server.serving._grpc._messages._budget
-        budget.limit = 1 << 20  # room for one
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        server = await stack.enter_async_context(running_server(http_port=0))
+        channels = [
+            await stack.enter_async_context(
+                grpc.aio.insecure_channel(
+                    f"127.0.0.1:{server.addresses.grpc_port}", options=[("grpc.use_local_subchannel_pool", 1)]
+                )
+            )
+            for _ in range(4 * LONGEST_BODIES)
+        ]
         path = "/specdec.api.v1.GenerationService/Generate"
-        call = server.channel.stream_unary(path)(never())
-        while not budget.used:
+        calls = [channel.stream_unary(path)(never()) for channel in channels]
+        for _ in range(LONGEST_BODIES):  # bodies of the longest that are never complete
+            _, writer = await asyncio.open_connection("127.0.0.1", server.addresses.http_port)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (16 << 20))
+            writer.write(b" " * (1 << 17))
+            stack.callback(writer.close)
+        while sum(call.done() for call in calls) < len(calls) - LONGEST_BODIES:
+            await asyncio.sleep(0.01)
+        assert {await reason_of(call) for call in calls if call.done()} == {"BODIES_FULL"}
+        while max(budget.used for budget in budgets) < 240 << 20:
             await asyncio.sleep(0.01)
         answer = [message async for message in server.generation.GenerateStream(stream_request("hello"))]
         assert answer[-1].WhichOneof("event") == "finished"
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call
-        assert rich(caught.value)[ErrorInfo].reason == "BODIES_FULL"
+        assert not (await server.generation.Abort(generation_pb2.AbortRequest(request_id="a"))).aborted
+        large = await refused(server.generation.GenerateStream(stream_request("a" * (1 << 17))))
+        assert large.code() == grpc.StatusCode.INVALID_ARGUMENT  # it was read
         stalled.cancel()
+
+
+async def reason_of(call: Any) -> str:
+    """The reason of a refusal."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return rich(caught.value)[ErrorInfo].reason
+
+
+async def test_messages_that_are_late_give_way_but_not_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_budget, "_READ_LOOK_S", 0.0)
+    reads, arrives = MessageReads(4), asyncio.Event()
+
+    async def arrive() -> None:
+        async with reads.place():
+            await arrives.wait()
+
+    calls = [asyncio.create_task(arrive()) for _ in range(6)]
+    await asyncio.wait(calls[2:])
+    for call in calls[2:]:
+        with pytest.raises(BodiesFullError):
+            await call
+    assert not any(call.done() for call in calls[:2])
+    monkeypatch.setattr(body_budget, "SLOW_LOOKS", 0)
+    newer = [asyncio.create_task(arrive()) for _ in range(2)]
+    await asyncio.wait(calls[:2])
+    arrives.set()
+    await asyncio.gather(*newer)
+    assert not reads._reading
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -198,7 +254,7 @@ async def echo_server(budget: BodyBudget | None = None) -> AsyncIterator[str]:
 
 
 async def test_http_bodies_take_room_in_the_budget() -> None:
-    budget = BodyBudget(100_000, own_bytes=10_000)
+    budget = BodyBudget(limit=100_000, own_bytes=10_000)
     async with echo_server(budget) as url, httpx.AsyncClient(base_url=url) as http:
         with budget.body(lambda: None) as other:
             await other.reserve(100_000)
@@ -208,6 +264,47 @@ async def test_http_bodies_take_room_in_the_budget() -> None:
             assert (await http.post("/", content=b"x" * 9_000)).text == "9000"
         assert (await waiting).text == "50000"
     assert budget.used == 0
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_equal_uploads_are_read_one_after_the_other(chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_budget, "WAIT_S", 600.0)
+    monkeypatch.setattr(body_budget, "SLOW_S", 600.0)
+    piece, pieces = 1 << 20, 4
+    budget = BodyBudget(pieces * piece, limit=pieces * piece)  # room for one
+    head = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % (pieces * piece)
+    data = (b"%x\r\n" % piece if chunked else b"") + b" " * piece + (b"\r\n" if chunked else b"")
+    async with echo_server(budget) as url, asyncio.timeout(60):
+        host, port = url.removeprefix("http://").split(":")
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        for _, writer in opened:
+            writer.write(b"POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n%b\r\n\r\n" % head + data)
+        await until_waiting(budget)
+        for _, writer in opened:
+            writer.write((pieces - 1) * data + (b"0\r\n\r\n" if chunked else b""))
+        for reader, writer in opened:
+            assert b"%d" % (pieces * piece) in await reader.read()
+            writer.close()
+    assert budget.used == 0
+
+
+async def test_an_upload_that_stalls_gives_way() -> None:
+    cuts: list[str] = []
+    budget = BodyBudget(limit=100, own_bytes=0)
+    with (
+        budget.body(lambda: cuts.append("stalled"), expected=60) as stalled,
+        budget.body(lambda: cuts.append("quick"), expected=40) as quick,
+        budget.body(expected=10) as other,
+    ):
+        await stalled.reserve(1)
+        await quick.reserve(39)
+        for body in (stalled, quick):
+            body.began_s -= 3.0
+        waiting = asyncio.create_task(other.reserve(1))
+        await until_waiting(budget)
+        assert cuts == ["stalled"]
+        stalled.arrived(0)  # its connection has ended
+        await waiting
 
 
 async def test_an_idle_connection_makes_room_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
