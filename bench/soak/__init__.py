@@ -1,1 +1,1 @@
-"""A server under mixed load for as long as one likes: does it give back all that it takes?"""
+"""A server under mixed load for hours: does it release everything that it allocates?"""

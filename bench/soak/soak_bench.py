@@ -1,4 +1,4 @@
-"""A soak: mixed load on a server of our own in shifts, observed between them, and what that amounts to."""
+"""A soak: mixed load on a server in shifts, a sample of the server at rest after each, and the report."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from random import Random
 from typing import Any
 
 import httpx
-import numpy as np
+from scipy.stats import theilslopes  # type: ignore[import-untyped]
 
 from bench.local_server import LocalServer
 from bench.soak.visits import VISITS, Place, Visit, name_of, outcome_of
-from bench.soak.watch import TICK_S, Look, RunningTime, SoakFault, Tally, Use, come_to_rest, within
+from bench.soak.watch import Look, SoakFault, Tally, come_to_rest
 from bench.workloads.workload import long_text
 from specdec.client.client import Client
 from specdec.client.connection import CallError, Credentials, RetryPolicy
@@ -25,98 +25,83 @@ from specdec.core.types import SamplingParams, StoppingParams
 
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
-    """``clients`` visit the server for ``minutes``, in shifts of ``shift_s`` seconds; after each they leave, and the
-    server is looked at. Time in which this process was stopped does not count.
-
-    ``hang_s``: what has not ended by then never will. ``rest_s``: how long the server may take to come to rest once
-    everybody has left. The first ``warm_up`` of all looks are not judged for growth: until then memory is taken once.
-    ``growth_mib``: how much a process may grow over the judged looks, in addition to ``growth_share`` of its size.
-    """
+    """The load of a soak, and what the server may hold and grow."""
 
     minutes: float = 60.0
     clients: int = 12
-    shift_s: float = 60.0
+    shift_s: float = 60.0  # duration of a shift; then all clients leave, and the server is sampled
     seed: int = 0
-    hang_s: float = 300.0
-    rest_s: float = 90.0
-    warm_up: float = 1 / 3
-    growth_mib: float = 8.0
-    growth_share: float = 0.02
-
-
-EXCUSED = "cut off while this process was stopped"
+    hang_s: float = 300.0  # a call that takes longer hangs
+    rest_s: float = 90.0  # time in which the server must come to rest after a shift
+    warm_up: float = 1 / 3  # share of the samples at the beginning that are not judged for growth
+    growth_mib: float = 8.0  # a process may grow by this
+    growth_share: float = 0.02  # and by this share of its size
 
 
 class Visitor:
-    """Keeps its connections for as long as it stays."""
+    """A client that pays visits over the same connections for a whole shift."""
 
-    def __init__(self, place: Place, tally: Tally, clock: RunningTime, hang_s: float) -> None:
-        self._place, self._tally, self._clock, self._hang_s = place, tally, clock, hang_s
+    def __init__(self, place: Place, tally: Tally, hang_s: float) -> None:
+        self._place, self._tally, self._hang_s = place, tally, hang_s
 
     async def stay(self, until_s: float) -> None:
-        """Pay visits until the clock shows ``until_s``; one that has begun is ended."""
+        """Pay one visit, and more until ``until_s`` of the event loop's clock."""
         kinds, weights = list(VISITS), list(VISITS.values())
+        clock = asyncio.get_running_loop().time
         try:
-            while self._clock.running_s < until_s:
+            while True:
                 (visit,) = self._place.random.choices(kinds, weights)
-                await self._pay(visit)
+                await self.pay(visit)
+                if clock() >= until_s:
+                    return
         finally:
             await self._place.http.aclose()
             await self._place.client.close()
 
-    async def _pay(self, visit: Visit) -> None:
-        name, stops = name_of(visit), self._clock.stops
+    async def pay(self, visit: Visit) -> None:
+        """Pay one visit and count its outcome."""
+        name = name_of(visit)
         try:
-            self._tally.add(name, await within(outcome_of(visit, self._place), self._hang_s, "it"))
-        except Exception as error:  # an answer that can not be read, a connection that breaks: all of it is a fault
-            await asyncio.sleep(2 * TICK_S)  # by then the clock knows whether we were stopped
-            if self._clock.stops > stops:
-                self._tally.add(name, EXCUSED)
-            else:
-                text = str(error) if isinstance(error, SoakFault) else f"{type(error).__name__}: {error}"
-                self._tally.fault(name, text)
+            async with asyncio.timeout(self._hang_s):
+                self._tally.add(name, await outcome_of(visit, self._place))
+        except TimeoutError:
+            self._tally.fault(name, f"it did not end within {self._hang_s:g} s")
+        except SoakFault as fault:
+            self._tally.fault(name, str(fault))
+        except Exception as error:  # an invalid answer or a broken connection is a fault of the server
+            self._tally.fault(name, f"{type(error).__name__}: {error}")
 
 
-LEAST = 6
-
-
-def slope(times: Seq[float], values: Seq[float]) -> float | None:
-    """Theil-Sen: the median of the slopes of all pairs, per unit of time, which a few odd values do not move (Sen 1968,
-    doi 10.1080/01621459.1968.10480934). None for fewer than `LEAST` values."""
-    if len(times) < LEAST:
-        return None
-    t, v = np.asarray(times, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    i, j = np.triu_indices(len(t), 1)
-    return float(np.median((v[j] - v[i]) / (t[j] - t[i])))
-
-
+LEAST = 6  # samples; fewer give no slope
 MIB = 1 << 20
-SPARE = 2  # threads and descriptors that one half of the looks may have over the other
+SPARE = 2  # threads and descriptors by which the second half of the samples may exceed the first
 
 
 @dataclass(frozen=True, slots=True)
 class SoakReport:
-    """``looks``: one per shift, at rest. ``answers``: what the same prompt was answered after each."""
+    """What a soak found."""
 
     plan: SoakPlan
     tally: Tally
-    looks: Seq[Look]
-    answers: Seq[str]
-    stops: int
+    looks: Seq[Look]  # one per shift, at rest
+    answers: Seq[str]  # to the same prompt, one per shift
 
     @property
     def judged(self) -> Seq[Look]:
-        """The looks after the warm-up."""
+        """The samples after the warm-up."""
         return self.looks[math.ceil(len(self.looks) * self.plan.warm_up) :]
 
     def growth(self, process: str) -> dict[str, float] | None:
-        """MiB that ``process`` grew from the first judged look to the last, and per hour, by the fitted slope, and what
-        it may; None with too few looks."""
+        """Growth of ``process`` over the judged samples in MiB and per hour, its size, and the growth allowed.
+
+        The slope is Theil and Sen's: the median of the slopes of all pairs, robust against outliers. None for fewer
+        than `LEAST` samples.
+        """
         looks = self.judged
-        per_s = slope([one.at_s for one in looks], [one.processes[process].own_bytes for one in looks])
-        if per_s is None:
+        if len(looks) < LEAST:
             return None
-        size = looks[-1].processes[process].own_bytes
+        fit = theilslopes([one.processes[process].own_bytes for one in looks], [one.at_s for one in looks])
+        per_s, size = float(fit.slope), looks[-1].processes[process].own_bytes
         return {
             "mib": round(per_s * (looks[-1].at_s - looks[0].at_s) / MIB, 3),
             "mib_per_hour": round(per_s * 3600 / MIB, 3),
@@ -128,50 +113,43 @@ class SoakReport:
         """Every fault found; empty for a server that passes."""
         found = [f"{count} x {line}" for line, count in self.tally.faults.most_common()]
         for number, one in enumerate(self.looks, 1):
-            if not one.at_rest:
-                found.append(f"look {number}: no client was connected, but {one.left} were still held")
+            if one.left:
+                found.append(f"shift {number}: all clients had left, but {one.left} were still held")
             if one.restarts:
-                found.append(f"look {number}: the engine had been restarted {one.restarts} times")
+                found.append(f"shift {number}: the engine had restarted {one.restarts} times")
         if len(set(self.answers)) > 1:
-            found.append(f"one prompt was answered in {len(set(self.answers))} ways: {sorted(set(self.answers))[:3]}")
+            found.append(f"one prompt had {len(set(self.answers))} different answers: {sorted(set(self.answers))[:3]}")
         for process in ("frontend", "engine"):
-            found += self._creep(process)
+            found += self._growth_faults(process)
         return found
 
-    def _creep(self, process: str) -> list[str]:
+    def _growth_faults(self, process: str) -> list[str]:
         grown = self.growth(process)
         found = []
         if grown is not None and grown["mib"] > grown["limit_mib"]:
             found.append(f"{process}: memory grew by {grown['mib']} MiB after the warm-up, over {grown['limit_mib']}")
         half = len(self.judged) // 2
         for name in ("files", "threads"):
-            first, second = (
-                max((_count(one.processes[process], name) for one in part), default=0)
-                for part in (self.judged[:half], self.judged[half:])
-            )
-            if half and second > first + SPARE:
-                found.append(f"{process}: {name} at rest went from {first} to {second}")
+            counts: list[int] = [getattr(one.processes[process], name) for one in self.judged]
+            if half and max(counts[half:]) > max(counts[:half]) + SPARE:
+                found.append(f"{process}: {name} at rest grew from {max(counts[:half])} to {max(counts[half:])}")
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able: every figure."""
+        """Every figure as JSON types."""
         faults = self.faults()
         return {
             "ok": not faults, "faults": faults, "minutes": self.plan.minutes, "clients": self.plan.clients,
-            "visits": self.tally.visits, "outcomes": self.tally.as_dict(), "stops": self.stops,
+            "visits": self.tally.visits, "outcomes": self.tally.as_dict(),
             "answer": self.answers[0] if self.answers else None,
             "growth": {process: self.growth(process) for process in ("frontend", "engine")},
-            "looks": [_row(one) for one in self.looks],
+            "looks": [_row(one, self.looks[0].at_s) for one in self.looks],
         }  # fmt: skip
 
 
-def _count(use: Use, name: str) -> int:
-    found: int = getattr(use, name)
-    return found
-
-
-def _row(one: Look) -> dict[str, Any]:
-    found: dict[str, Any] = {"minute": round(one.at_s / 60, 2), "visits": one.visits, **one.held, "calls": one.calls}
+def _row(one: Look, began_s: float) -> dict[str, Any]:
+    minute = round((one.at_s - began_s) / 60, 2)
+    found: dict[str, Any] = {"minute": minute, "visits": one.visits, **one.held, "calls": one.calls}
     for name, use in one.processes.items():
         found |= {
             f"{name}_mib": round(use.own_bytes / MIB, 1), f"{name}_files": use.files, f"{name}_threads": use.threads,
@@ -184,32 +162,31 @@ _ONCE = RetryPolicy(attempts=1)
 
 
 async def run_soak(config: Config, plan: SoakPlan, seen: Callable[[Look, Tally], None]) -> SoakReport:
-    """``config`` must have an HTTP port. ``seen`` is shown every look as it is taken, and the tally until then.
+    """Run a soak on a new server. ``config`` must have an HTTP port; ``seen`` receives each sample and the tally.
 
     Raises:
         ChildServerError: the server did not start.
     """
     tally, looks, answers = Tally(), list[Look](), list[str]()
-    whole_s = plan.minutes * 60
-    async with LocalServer(config) as server, RunningTime() as clock:
-        shift = 0
-        while shift == 0 or clock.running_s < whole_s:
+    clock = asyncio.get_running_loop().time
+    async with LocalServer(config) as server:
+        end_s, shift = clock() + plan.minutes * 60, 0
+        while shift == 0 or clock() < end_s:
             shift += 1
-            await _shift(server, plan, tally, clock, shift, min(clock.running_s + plan.shift_s, whole_s))
+            await _shift(server, plan, tally, shift, min(clock() + plan.shift_s, end_s))
             try:
-                answers.append(await within(_canary(server), plan.hang_s, "the answer"))
-                looks.append(await come_to_rest(server, clock, tally.visits, plan.rest_s))
-            except (CallError, SoakFault) as error:
-                tally.fault("look", str(error))
+                async with asyncio.timeout(plan.hang_s):
+                    answers.append(await _canary(server))
+                looks.append(await come_to_rest(server, tally.visits, plan.rest_s))
+            except (CallError, SoakFault, TimeoutError) as error:
+                tally.fault("look", str(error) or f"no answer within {plan.hang_s:g} s")
             else:
                 seen(looks[-1], tally)
-        return SoakReport(plan, tally, looks, answers, clock.stops)
+        return SoakReport(plan, tally, looks, answers)
 
 
-async def _shift(
-    server: LocalServer, plan: SoakPlan, tally: Tally, clock: RunningTime, shift: int, until_s: float
-) -> None:
-    """All visitors, until the clock shows ``until_s`` and each has ended what it began."""
+async def _shift(server: LocalServer, plan: SoakPlan, tally: Tally, shift: int, until_s: float) -> None:
+    """Let all visitors stay until ``until_s``."""
     text = long_text()
     async with asyncio.TaskGroup() as tasks:
         for number in range(plan.clients):
@@ -222,11 +199,11 @@ async def _shift(
                 text,
                 Random(f"{plan.seed}/{shift}/{number}"),
             )
-            tasks.create_task(Visitor(place, tally, clock, plan.hang_s).stay(until_s))
+            tasks.create_task(Visitor(place, tally, plan.hang_s).stay(until_s))
 
 
 async def _canary(server: LocalServer) -> str:
-    """A greedy answer, which must be the same each time."""
+    """A greedy answer, which must always be the same."""
     async with Client(server.grpc_address, Credentials(), _ONCE) as client:
         stopping = StoppingParams(max_tokens=CANARY_TOKENS, ignore_eos=True)
         answer = await client.generate(CANARY, sampling=SamplingParams(temperature=0.0), stopping=stopping)

@@ -1,4 +1,4 @@
-"""What clients of a soak do: complete, abandoned, slow and invalid requests over gRPC, HTTP and raw sockets."""
+"""What the clients of a soak do: complete, abandoned, slow and invalid requests over gRPC, HTTP and raw sockets."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from specdec.core.types import (
     StoppingParams,
 )
 
-TEXTS = 64  # beginnings of prompts: few enough that they come again and are found in the cache
-LONGEST = 1500
+TEXTS = 64  # beginnings of prompts: few enough that prompts hit the prefix cache
+LONGEST = 1500  # characters of a prompt
 
 
 @dataclass(slots=True)
 class Place:
-    """``number``: the visitor's. ``text``: what prompts are cut from."""
+    """What a visit needs."""
 
-    number: int
+    number: int  # of the visitor
     client: Client
     http: httpx.AsyncClient
     grpc_port: int
     http_port: int
-    text: str
+    text: str  # prompts are parts of it
     random: Random
 
     def cut(self, longest: int = LONGEST) -> str:
-        """A prompt: one of `TEXTS` beginnings, of some length."""
+        """A prompt of random length, from one of `TEXTS` beginnings."""
         begin = self.random.randrange(TEXTS) * (len(self.text) // (2 * TEXTS))
         return self.text[begin : begin + self.random.randrange(20, longest)]
 
@@ -71,7 +71,7 @@ SALTS = ("", "left", "right")
 
 
 def some_options(place: Place) -> tuple[GenerateOptions, int]:
-    """Options of one request, and its number of samples."""
+    """Random options of one request, and its number of samples."""
     draw = place.random
     samples = draw.choice((1, 1, 1, 1, 2, 3))
     options = GenerateOptions(
@@ -97,7 +97,7 @@ def some_options(place: Place) -> tuple[GenerateOptions, int]:
 
 
 def some_body(place: Place, *, stream: bool) -> tuple[dict[str, object], int]:
-    """The same for OpenAI's dialect, without the prompt."""
+    """The same in OpenAI's dialect, as a body without the prompt."""
     draw = place.random
     samples = draw.choice((1, 1, 1, 2))
     body: dict[str, object] = {
@@ -119,10 +119,10 @@ _HINTS = CompletionHints(mode="middle_or_prefix")
 
 
 def refused(error: CallError) -> str:
-    """How an orderly refusal is counted.
+    """The outcome of a refused call.
 
     Raises:
-        SoakFault: it is none.
+        SoakFault: the error is no refusal.
     """
     if error.code in _FAULTS:
         raise SoakFault(f"{error.code.name}: {error.message}")
@@ -130,20 +130,20 @@ def refused(error: CallError) -> str:
 
 
 async def whole_stream(place: Place) -> str:
-    """A text or a conversation, read to its end."""
+    """Reads a stream of text or chat to its end."""
     options, samples = some_options(place)
     return await _to_the_end(place.client.stream(_prompt(place), **options), samples)
 
 
 async def whole_answer(place: Place) -> str:
-    """The answer in one message."""
+    """Receives the answer in one message."""
     options, samples = some_options(place)
     answer = await place.client.generate(_prompt(place), **options)
     return _complete(len(answer.samples), samples)
 
 
 async def gap(place: Place) -> str:
-    """A gap to fill in."""
+    """Fills a gap."""
     text = place.cut()
     half = len(text) // 2
     stopping = StoppingParams(max_tokens=24)
@@ -151,38 +151,20 @@ async def gap(place: Place) -> str:
     return await _to_the_end(events, 1)
 
 
-async def leave_after_some(place: Place) -> str:
-    """Cancels at one of the first events."""
-    options, _ = some_options(place)
-    left = place.random.randrange(12)
-    async with aclosing(place.client.stream(_prompt(place), **options)) as events:
-        async for _ in events:
-            if left == 0:
-                return LEFT
-            left -= 1
-    return OK
-
-
-async def leave_any_time(place: Place) -> str:
-    """Cancels wherever the call is then: before it is admitted, in the queue, in its prompt, in its output."""
-    reading = asyncio.create_task(whole_stream(place))
-    await asyncio.wait([reading], timeout=place.random.choice((0.0, 0.002, 0.02, 0.2, 1.0)))
-    if reading.done():
-        return reading.result()
-    reading.cancel()
-    await asyncio.wait([reading])
-    return LEFT if reading.cancelled() else reading.result()
+async def cancelled_stream(place: Place) -> str:
+    """Cancels at any time: before admission, in the queue, during prefill, during decoding."""
+    return await _leave(place, whole_stream(place))
 
 
 async def deadline(place: Place) -> str:
-    """Has less time than it may take."""
+    """Sends a deadline that is often too short."""
     options, samples = some_options(place)
     options["timeout_s"] = place.random.uniform(0.02, 2.0)
     return await _to_the_end(place.client.stream(_prompt(place), **options), samples)
 
 
 async def slow_reader(place: Place) -> str:
-    """Much to read, and somebody who does not."""
+    """Reads large messages slowly."""
     options, samples = some_options(place)
     options["output"] = OutputParams(logprobs=20, trees=True)
     ended = 0
@@ -194,7 +176,7 @@ async def slow_reader(place: Place) -> str:
 
 
 async def aborted(place: Place) -> str:
-    """Another call ends it."""
+    """Aborts the request by a second call."""
     options, samples = some_options(place)
     name = options["request_id"] = uuid.uuid4().hex
     ended = 0
@@ -207,7 +189,7 @@ async def aborted(place: Place) -> str:
 
 
 async def superseded(place: Place) -> str:
-    """Two of the same key: the second takes the place of the first."""
+    """Sends a second request that supersedes the first."""
     (first, samples), (second, others) = some_options(place), some_options(place)
     first["supersedes_key"] = second["supersedes_key"] = f"soak-{place.number}"
     running = asyncio.create_task(_to_the_end(place.client.stream(_prompt(place), **first), samples))
@@ -217,14 +199,17 @@ async def superseded(place: Place) -> str:
     return found
 
 
-async def prefill(place: Place) -> str:
-    """No token at all."""
-    await place.client.prefill(place.cut())
-    return OK
-
-
 def _prompt(place: Place) -> Prompt:
     return (ChatTurn("user", place.cut(300)),) if place.random.random() < 0.25 else place.cut()
+
+
+async def _leave(place: Place, visit: Coroutine[Any, Any, str]) -> str:
+    """Cancel ``visit`` after a random time, unless it has ended."""
+    running = asyncio.create_task(visit)
+    await asyncio.wait([running], timeout=place.random.choice((0.0, 0.002, 0.02, 0.2, 1.0)))
+    running.cancel()
+    await asyncio.wait([running])
+    return LEFT if running.cancelled() else running.result()
 
 
 async def _to_the_end(stream: AsyncGenerator[RequestEvent, None], samples: int) -> str:
@@ -242,7 +227,7 @@ async def _to_the_end(stream: AsyncGenerator[RequestEvent, None], samples: int) 
 
 def _complete(ended: int, samples: int) -> str:
     if ended != samples:
-        raise SoakFault(f"a stream ended well with {ended} of {samples} samples")
+        raise SoakFault(f"a stream ended without an error after {ended} of {samples} samples")
     return OK
 
 
@@ -252,9 +237,14 @@ _PREFIX_CHARACTERS, _SUFFIX_CHARACTERS = 1200, 300
 
 
 async def typing(place: Place) -> str:
-    """Types to the end and waits for every answer; each ask must have just one."""
+    """Types in an editor session. Every ask must have exactly one answer; some sessions are closed before that."""
     open_asks: set[int] = set()
+    stays = place.random.random() < 0.6
     async with place.client.completion.session() as session:
+        if not stays:
+            await _type(place, session, set(), place.random.randrange(_KEYS))
+            await asyncio.sleep(place.random.choice((0.0, 0.05, 0.5)))
+            return LEFT
         reading = asyncio.create_task(_read(session, open_asks))
         try:
             await _type(place, session, open_asks, _KEYS)
@@ -264,16 +254,8 @@ async def typing(place: Place) -> str:
             reading.cancel()
             await asyncio.wait([reading])
     if open_asks:
-        raise SoakFault(f"a session ended with {len(open_asks)} asks unanswered")
+        raise SoakFault(f"a session ended with {len(open_asks)} unanswered asks")
     return OK
-
-
-async def typing_and_gone(place: Place) -> str:
-    """Types, and is gone in the middle of an answer."""
-    async with place.client.completion.session() as session:
-        await _type(place, session, set(), place.random.randrange(_KEYS))
-        await asyncio.sleep(place.random.choice((0.0, 0.05, 0.5)))
-    return LEFT
 
 
 async def _type(place: Place, session: SessionCall, open_asks: set[int], keys: int) -> None:
@@ -309,185 +291,91 @@ async def _read(session: SessionCall, open_asks: set[int]) -> None:
         if which in ("finished", "refused", "resync"):
             answered = getattr(message, which).ask_id
             if answered not in open_asks:
-                raise SoakFault(f"ask {answered} was answered twice, or never asked")
+                raise SoakFault(f"ask {answered} was answered twice, or never sent")
             open_asks.remove(answered)
 
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-NOT_SUPPORTED = 501
-
-
-async def sse(place: Place) -> str:
-    """A stream of OpenAI's, to its last word."""
+async def http_stream(place: Place) -> str:
+    """Reads a stream of OpenAI's to its end."""
     path, body, _ = _asked(place, stream=True)
     async with place.http.stream("POST", path, json=body) as response:
         data = (await response.aread()).decode()
     return _judged(response, data.endswith("data: [DONE]\n\n"))
 
 
-async def sse_left(place: Place) -> str:
-    """Gone after some pieces of the answer."""
-    path, body, _ = _asked(place, stream=True)
-    left = place.random.randrange(8)
-    async with place.http.stream("POST", path, json=body) as response:
-        async for _ in response.aiter_bytes():
-            if left == 0:
-                return LEFT
-            left -= 1
-    return _judged(response, True)
-
-
-async def whole(place: Place) -> str:
-    """In one piece."""
+async def http_answer(place: Place) -> str:
+    """Receives an answer of OpenAI's in one piece."""
     path, body, samples = _asked(place, stream=False)
     response = await place.http.post(path, json=body)
     return _judged(response, response.status_code != 200 or len(response.json()["choices"]) == samples)
 
 
-async def whole_left(place: Place) -> str:
-    """Gone while it waits."""
-    waiting = asyncio.create_task(whole(place))
-    await asyncio.wait([waiting], timeout=place.random.choice((0.0, 0.01, 0.1, 0.8)))
-    if waiting.done():
-        return waiting.result()
-    waiting.cancel()
-    await asyncio.wait([waiting])
-    return LEFT if waiting.cancelled() else waiting.result()
-
-
-async def lines(place: Place) -> str:
-    """Ollama's stream: a JSON object a line."""
-    body = {"prompt": place.cut(), "raw": True, "options": {"num_predict": place.random.choice((4, 24))}}
-    response = await place.http.post("/api/generate", json=await _named(place, body))
-    if response.status_code != 200:
-        return _judged(response, True)
-    return _judged(response, bool(json.loads(response.text.splitlines()[-1]).get("done")))
-
-
-async def infill(place: Place) -> str:
-    """llama.cpp's gap."""
-    text = place.cut()
-    half = len(text) // 2
-    body = {"input_prefix": text[:half], "input_suffix": text[half:], "n_predict": 16}
-    return _judged(await place.http.post("/infill", json=body), True)
-
-
-async def looks(place: Place) -> str:
-    """What monitoring asks."""
-    for path in ("/health", "/metrics", "/v1/models"):
-        found = _judged(await place.http.get(path), True)
-    return found
-
-
-async def _named(place: Place, body: dict[str, object]) -> dict[str, object]:
-    models = (await place.http.get("/v1/models")).json()["data"]
-    return {"model": models[0]["id"], **body}
+async def cancelled_http(place: Place) -> str:
+    """Closes the connection at any time."""
+    return await _leave(place, place.random.choice((http_stream, http_answer))(place))
 
 
 def _asked(place: Place, *, stream: bool) -> tuple[str, dict[str, object], int]:
     body, samples = some_body(place, stream=stream)
     if place.random.random() < 0.3:
-        return CHAT, {"messages": [{"role": "user", "content": place.cut(300)}], **body}, samples
-    return COMPLETIONS, {"prompt": place.cut(), **body}, samples
+        return "/v1/chat/completions", {"messages": [{"role": "user", "content": place.cut(300)}], **body}, samples
+    return "/v1/completions", {"prompt": place.cut(), **body}, samples
 
 
 def _judged(response: httpx.Response, complete: bool) -> str:
     status = response.status_code
     if status == 200:
         if not complete:
-            raise SoakFault(f"{response.request.url.path} ended in the middle")
+            raise SoakFault(f"{response.request.url.path}: the answer is incomplete")
         return OK
     if status >= 500 and status != NOT_SUPPORTED:
         raise SoakFault(f"{response.request.url.path}: status {status}")
     return f"refused {status}"
 
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-_SMALL_BUFFER = 2048
+NOT_SUPPORTED = 501
+_POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+_PREFACE, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+_FRAGMENTS = (
+    b"", _POST + b"x-slow: ", _POST + b'content-length: 900\r\n\r\n{"prompt":', _PREFACE, _PREFACE + _SETTINGS,
+)  # fmt: skip
+_SMALL_BUFFER = 2048  # bytes
 
 
-async def half_a_head(place: Place) -> str:
-    """Headers that never end."""
-    async with _connected(place.http_port) as connection:
-        await _send(connection, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-slow: ")
-        await _linger(place)
-    return LEFT
-
-
-async def half_a_body(place: Place) -> str:
-    """A body that never ends."""
-    async with _connected(place.http_port) as connection:
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n"
-        await _send(connection, head + b'{"prompt":')
-        await _linger(place)
-    return LEFT
-
-
-async def silence(place: Place) -> str:
-    """Connected, to either port, and no more."""
-    async with _connected(place.random.choice((place.http_port, place.grpc_port))):
-        await _linger(place)
-    return LEFT
-
-
-async def half_open(place: Place) -> str:
-    """HTTP/2 that is begun, and then nothing is answered, not even a ping."""
-    async with _connected(place.grpc_port) as connection:
-        await _send(connection, _PREFACE + (_SETTINGS if place.random.random() < 0.5 else b""))
+async def fragment(place: Place) -> str:
+    """Sends the beginning of a request, or bytes that are no request, to either port; then nothing."""
+    noise = place.random.randbytes(place.random.randrange(1, 400))
+    async with _connected(place.random.choice((place.http_port, place.grpc_port))) as connection:
+        await _send(connection, place.random.choice((*_FRAGMENTS, noise)))
         await _linger(place)
     return LEFT
 
 
 async def never_read(place: Place) -> str:
-    """Asks for much and reads nothing of it."""
+    """Requests long answers and reads nothing."""
     body = {"prompt": place.cut(), "max_tokens": 48, "n": 3, "stream": True, "logprobs": 5, "return_token_ids": True}
+    data = json.dumps(body).encode()
     async with _connected(place.http_port) as connection:
-        await _post(connection, body)
-        await _linger(place)
-    return LEFT
-
-
-async def half_closed(place: Place) -> str:
-    """Says that it will send no more, and waits for the answer; either is an end."""
-    async with _connected(place.http_port) as connection:
-        await _post(connection, {"prompt": place.cut(200), "max_tokens": 8})
-        connection.shutdown(socket.SHUT_WR)
-        await asyncio.get_running_loop().sock_recv(connection, 1 << 16)
-    return LEFT
-
-
-async def nonsense(place: Place) -> str:
-    """Bytes that are no HTTP at all, to either port."""
-    port = place.random.choice((place.http_port, place.grpc_port))
-    async with _connected(port) as connection:
-        await _send(connection, place.random.randbytes(place.random.randrange(1, 400)))
+        await _send(connection, _POST + b"content-length: %d\r\n\r\n" % len(data) + data)
         await _linger(place)
     return LEFT
 
 
 @asynccontextmanager
 async def _connected(port: int) -> AsyncIterator[socket.socket]:
-    """A connection with hardly any room to receive, that is reset in the end, as one whose client is gone."""
+    """A connection with a small receive buffer that is reset at the end, as by a client that crashed."""
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     with connection:
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
-        with contextlib.suppress(ConnectionError):  # a server may hang up on such clients at any time
+        with contextlib.suppress(ConnectionError):  # the server may close such connections at any time
             yield connection
 
 
 async def _send(connection: socket.socket, data: bytes) -> None:
     await asyncio.get_running_loop().sock_sendall(connection, data)
-
-
-async def _post(connection: socket.socket, body: dict[str, Any]) -> None:
-    data = json.dumps(body).encode()
-    await _send(
-        connection, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data) + data
-    )
 
 
 async def _linger(place: Place) -> None:
@@ -499,37 +387,26 @@ VISITS: dict[Visit, int] = {
     whole_stream: 6,
     whole_answer: 3,
     gap: 3,
-    leave_after_some: 4,
-    leave_any_time: 6,
+    cancelled_stream: 10,
     deadline: 3,
     slow_reader: 2,
     aborted: 2,
     superseded: 2,
-    prefill: 2,
-    typing: 4,
-    typing_and_gone: 3,
-    sse: 4,
-    sse_left: 3,
-    whole: 3,
-    whole_left: 4,
-    lines: 2,
-    infill: 2,
-    looks: 1,
-    half_a_head: 1,
-    half_a_body: 1,
-    silence: 1,
-    half_open: 1,
+    typing: 7,
+    http_stream: 4,
+    http_answer: 3,
+    cancelled_http: 7,
+    fragment: 6,
     never_read: 2,
-    half_closed: 1,
-    nonsense: 1,
 }
+"""Relative frequencies."""
 
 
 async def outcome_of(visit: Visit, place: Place) -> str:
-    """How ``visit`` ended, an orderly refusal among the ways.
+    """The outcome of ``visit``; a refusal is one.
 
     Raises:
-        SoakFault: not as it may.
+        SoakFault: the server misbehaved.
     """
     try:
         return await visit(place)
@@ -538,5 +415,5 @@ async def outcome_of(visit: Visit, place: Place) -> str:
 
 
 def name_of(visit: Visit) -> str:
-    """As the table of a soak has it."""
+    """The visit's name in the report."""
     return visit.__name__.replace("_", " ")

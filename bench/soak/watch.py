@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.local_server import BackgroundWatch, LocalServer
+from bench.local_server import LocalServer
 from specdec.errors import SpecdecError
 
 
@@ -20,7 +18,7 @@ class SoakFault(SpecdecError):  # noqa: N818 - the server's fault, not an error 
     """A call hung, failed without a reason or returned part of an answer; the message says which."""
 
 
-HELD = ("requests_in_flight", "requests_running", "requests_waiting", "kv_pages_used")
+HELD = ("requests_in_flight", "requests_running", "requests_waiting", "kv_pages_used")  # gauges of /metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +39,12 @@ class Use:
 class Look:
     """One sample of the server."""
 
-    at_s: float  # seconds of running time
+    at_s: float  # seconds of the event loop's clock
     visits: int
     processes: dict[str, Use]
     held: dict[str, int]  # resources that requests hold, by name
     calls: int  # open calls, without the one that samples
     restarts: int
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether no request holds a resource and no call is open."""
-        return not self.left
 
     @property
     def left(self) -> dict[str, int]:
@@ -64,11 +57,11 @@ class Look:
         return sum(use.files for use in self.processes.values())
 
 
-async def look(server: LocalServer, at_s: float, visits: int) -> Look:
-    """Look at ``server``, which must have an HTTP port, over a connection of our own.
+async def look(server: LocalServer, visits: int) -> Look:
+    """Sample ``server``, which must have an HTTP port, over a new connection.
 
     Raises:
-        SoakFault: a process of it is not there, or not ready.
+        SoakFault: one of its processes is gone or not ready.
     """
     async with httpx.AsyncClient(timeout=None) as http:
         text = (await http.get(f"http://127.0.0.1:{server.http_port}/metrics")).text
@@ -82,55 +75,34 @@ async def look(server: LocalServer, at_s: float, visits: int) -> Look:
     except (psutil.Error, RuntimeError) as error:
         raise SoakFault(f"a process of the server is gone: {error}") from None
     held = {name: values[name] for name in HELD}
-    return Look(at_s, visits, processes, held, values["calls_open"] - 1, values["engine_restarts_total"])
-
-
-TICK_S = 0.5
-STOPPED_S = 5.0  # between two ticks: more than a busy machine makes of one
-
-
-class RunningTime(BackgroundWatch):
-    """Use as ``async with``. ``running_s`` grows while it runs; ``stops`` counts the times it was stopped, when calls
-    may break for which the server is not to blame."""
-
-    def __init__(self) -> None:
-        self.running_s = 0.0
-        self.stops = 0
-
-    async def _watch(self) -> None:
-        now = asyncio.get_running_loop().time
-        last = now()
-        while True:
-            await asyncio.sleep(TICK_S)
-            passed, last = now() - last, now()
-            stopped = passed > STOPPED_S
-            self.stops += stopped
-            self.running_s += TICK_S if stopped else passed
+    now_s = asyncio.get_running_loop().time()
+    return Look(now_s, visits, processes, held, values["calls_open"] - 1, values["engine_restarts_total"])
 
 
 HEARTBEAT_S = 1.2  # the engine reports its load once a second
 REST_POLL_S = 0.5
 
 
-async def come_to_rest(server: LocalServer, clock: RunningTime, visits: int, limit_s: float) -> Look:
-    """The first look at which nothing is held and no file descriptor was closed any more, or the last one within
-    ``limit_s`` seconds. Everybody must have left.
+async def come_to_rest(server: LocalServer, visits: int, limit_s: float) -> Look:
+    """The first sample in which nothing is held and the number of open files no longer changes, or the last one within
+    ``limit_s`` seconds. All clients must have left.
 
     Raises:
-        SoakFault: there is no engine to look at, also in the end.
+        SoakFault: a process of the server is still gone or not ready at the end.
     """
-    until_s = clock.running_s + limit_s
+    clock = asyncio.get_running_loop().time
+    until_s = clock() + limit_s
     await asyncio.sleep(HEARTBEAT_S)
     before: Look | None = None
     while True:
-        over = clock.running_s >= until_s
+        over = clock() >= until_s
         try:
-            found = await look(server, clock.running_s, visits)
+            found = await look(server, visits)
         except SoakFault:
             if over:
                 raise
         else:
-            if over or (found.at_rest and before is not None and found.files == before.files):
+            if over or (not found.left and before is not None and found.files == before.files):
                 return found
             before = found
         await asyncio.sleep(REST_POLL_S)
@@ -140,25 +112,24 @@ _MESSAGES = 50
 
 
 class Tally:
-    """``outcomes``: by visit and outcome. ``faults``: messages, the first `_MESSAGES` kinds of them; ``n_faults``: all
-    of them."""
+    """Outcomes of the visits."""
 
     def __init__(self) -> None:
-        self.outcomes: Counter[tuple[str, str]] = Counter()
-        self.faults: Counter[str] = Counter()
+        self.outcomes: Counter[tuple[str, str]] = Counter()  # by visit and outcome
+        self.faults: Counter[str] = Counter()  # by message, for the first `_MESSAGES` different ones
         self.n_faults = 0
 
     @property
     def visits(self) -> int:
-        """Number of them."""
+        """Number of visits."""
         return self.outcomes.total()
 
     def add(self, visit: str, outcome: str) -> None:
-        """One visit ended."""
+        """Count a visit."""
         self.outcomes[visit, outcome] += 1
 
     def fault(self, visit: str, message: str) -> None:
-        """One visit met a fault."""
+        """Count a visit with a fault."""
         self.add(visit, "fault")
         self.n_faults += 1
         line = f"{visit}: {message}"
@@ -166,33 +137,8 @@ class Tally:
             self.faults[line] += 1
 
     def as_dict(self) -> dict[str, dict[str, int]]:
-        """Outcomes by visit."""
+        """Counts by visit and outcome."""
         found: dict[str, dict[str, int]] = {}
         for (visit, outcome), count in sorted(self.outcomes.items()):
             found.setdefault(visit, {})[outcome] = count
         return found
-
-
-WITHIN_POLL_S = 1.0
-Result = TypeVar("Result")
-
-
-async def within(work: Coroutine[Any, Any, Result], limit_s: float, what: str) -> Result:
-    """The result of ``work``, looked at once a second; where the process is stopped meanwhile, that is one look.
-
-    Raises:
-        SoakFault: ``what`` did not end in ``limit_s`` seconds; the work is cancelled.
-    """
-    task = asyncio.ensure_future(work)
-    left_s = limit_s
-    try:
-        while not task.done():
-            if left_s <= 0:
-                raise SoakFault(f"{what} did not end within {limit_s:g} s")
-            await asyncio.wait([task], timeout=min(WITHIN_POLL_S, left_s))
-            left_s -= WITHIN_POLL_S
-        return task.result()
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait([task], timeout=WITHIN_POLL_S)

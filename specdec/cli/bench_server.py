@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from typing import Any
 
 import click
@@ -160,7 +161,7 @@ def _print_overload(figures: dict[str, Any]) -> None:
     print_faults(figures["overload"]["faults"], "INVALID")
 
 
-# Draft texts take memory until their stores are full, which takes hours at the default sizes and is no leak.
+# Stores of draft texts grow until they are full; at the default sizes that takes hours and would look like a leak.
 _SMALL_STORES = {"session_tokens": 512, "shared_tokens": 2048, "trace_steps": 256}
 _SMALL_CACHE_TOKENS = 16384  # default KV cache size in tokens when none is given
 
@@ -206,19 +207,19 @@ def long_prompt_command(config: Config, as_json: bool, **options: Any) -> None:
 @server_options
 @click.option("--minutes", type=click.FloatRange(min=0.01), default=60.0, show_default=True)
 @click.option("--clients", type=click.IntRange(min=1), default=12, show_default=True)
-@click.option("--shift", type=click.FloatRange(min=0.5), default=60.0, show_default=True, help="Seconds between looks.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of who does what; timing adds its own chance.")
-@click.option("--full-stores", is_flag=True, help="Keep texts to draft from as configured, though they fill for hours.")
+@click.option(
+    "--shift", type=click.FloatRange(min=0.5), default=60.0, show_default=True, help="Seconds between samples."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random visits.")
 @json_option
-def soak_command(
-    config: Config, minutes: float, clients: int, shift: float, seed: int, full_stores: bool, as_json: bool
-) -> None:
-    """Put mixed load on a server of our own: streams, editors, cancels, clients that vanish. Exit code 1: it lost
-    something, hung, or grew."""
+def soak_command(config: Config, minutes: float, clients: int, shift: float, seed: int, as_json: bool) -> None:
+    """Start a server and put mixed load on it: streams, editor sessions, cancelled calls, clients that vanish.
+
+    Exit code 1: the server leaked a resource, hung, or grew."""
     from bench.soak.soak_bench import SoakPlan, run_soak
     from bench.soak.watch import Look, Tally
 
-    say = progress_line()
+    say, began_s = progress_line(), time.monotonic()
 
     def seen(look: Look, tally: Tally) -> None:
         sizes = ", ".join(
@@ -226,23 +227,23 @@ def soak_command(
             for name, use in look.processes.items()
         )
         left = f"; held: {look.left}" if look.left else ""
-        say(f"{look.at_s / 60:6.1f} min  {look.visits} visits  {tally.n_faults} faults  {sizes}{left}")
+        say(f"{(look.at_s - began_s) / 60:6.1f} min  {look.visits} visits  {tally.n_faults} faults  {sizes}{left}")
 
     plan = SoakPlan(minutes=minutes, clients=clients, shift_s=shift, seed=seed)
-    figures = asyncio.run(run_soak(_own_server(config, full_stores), plan, seen)).as_dict()
+    figures = asyncio.run(run_soak(_own_server(config), plan, seen)).as_dict()
     if as_json:
         print_json(figures)
         sys.exit(0 if figures["ok"] else 1)
     rows = [(name, _counts(outcomes)) for name, outcomes in figures["outcomes"].items()]
-    print_table(["visit", "what became of it"], rows, f"{figures['visits']} visits in {minutes:g} minutes")
+    print_table(["visit", "outcomes"], rows, f"{figures['visits']} visits in {minutes:g} minutes")
     for process, grown in figures["growth"].items():
-        text = "too few looks to judge its memory" if grown is None else (
+        text = "too few samples to judge memory" if grown is None else (
             f"{grown['mib']:+.2f} MiB after the warm-up ({grown['mib_per_hour']:+.2f} an hour) at "
-            f"{grown['size_mib']} MiB; {grown['limit_mib']} are allowed"
+            f"{grown['size_mib']} MiB; {grown['limit_mib']} MiB are allowed"
         )  # fmt: skip
         click.echo(f"{process}: {text}")
     print_faults(figures["faults"])
-    click.secho("it stays up" if figures["ok"] else "it does not stay up", bold=True)
+    click.secho("passed" if figures["ok"] else "failed", bold=True)
     sys.exit(0 if figures["ok"] else 1)
 
 
@@ -250,12 +251,10 @@ def _counts(outcomes: dict[str, int]) -> str:
     return ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
 
 
-def _own_server(config: Config, full_stores: bool) -> Config:
-    """``config`` on ports of its own, with texts kept in small stores unless they are to be full."""
+def _own_server(config: Config) -> Config:
+    """``config`` with free ports and small stores of draft texts."""
     server = config.server.model_copy(update={"host": "127.0.0.1", "grpc_port": 0, "http_port": 0})
-    engine = config.engine
-    if not full_stores:
-        speculation = engine.speculation.model_copy(update=_SMALL_STORES)
-        kv_tokens = engine.kv_tokens or _SMALL_CACHE_TOKENS
-        engine = engine.model_copy(update={"speculation": speculation, "kv_tokens": kv_tokens})
+    speculation = config.engine.speculation.model_copy(update=_SMALL_STORES)
+    kv_tokens = config.engine.kv_tokens or _SMALL_CACHE_TOKENS
+    engine = config.engine.model_copy(update={"speculation": speculation, "kv_tokens": kv_tokens})
     return config.model_copy(update={"server": server, "engine": engine})

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench.local_server import LocalServer
-from bench.soak.watch import Look, RunningTime, come_to_rest
+from bench.soak.watch import Look, come_to_rest
 from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
 
 CACHE = Path("~/.cache/specdec").expanduser()
@@ -22,8 +22,8 @@ MEMORY_BYTES = 64 << 20
 class FuzzedServer:
     """``problems``: what must not be, in words that say how to see it again."""
 
-    def __init__(self, server: LocalServer, clock: RunningTime, before: Look) -> None:
-        self.server, self._clock, self._before = server, clock, before
+    def __init__(self, server: LocalServer, before: Look) -> None:
+        self.server, self._before = server, before
         self.problems: list[str] = []
 
     async def throw(self, count: int, one: Callable[[int], Awaitable[str | None]]) -> None:
@@ -41,7 +41,7 @@ class FuzzedServer:
     async def unharmed(self) -> None:
         """Assert that there is no problem, and nothing is held for anybody."""
         assert not self.problems, f"{len(self.problems)} problems:\n" + "\n".join(self.problems[:SHOWN])
-        after = await come_to_rest(self.server, self._clock, 0, REST_S)
+        after = await come_to_rest(self.server, 0, REST_S)
         assert after.left == {}
         assert after.restarts == 0
         opened = after.files - self._before.files
@@ -56,8 +56,8 @@ async def fuzzed_server() -> AsyncIterator[FuzzedServer]:
         max_step_rows=96, prefill_chunk=64, speculation=SpeculationConfig(profile_s=0),
     )  # fmt: skip
     config = Config(engine=engine, server=ServerConfig(grpc_port=0, http_port=0, log_calls=False))
-    async with LocalServer(config) as server, RunningTime() as clock:
-        yield FuzzedServer(server, clock, await come_to_rest(server, clock, 0, REST_S))
+    async with LocalServer(config) as server:
+        yield FuzzedServer(server, await come_to_rest(server, 0, REST_S))
 
 
 async def settled_bytes(server: LocalServer) -> dict[str, int]:
