@@ -9,6 +9,9 @@ import argparse
 import dataclasses
 from collections.abc import Sequence as Seq
 
+import specdec  # noqa: F401  # puts the package `draft` on the path
+
+# isort: split
 from draft.protocol import Drafter, DraftTask
 from specdec.config import EngineConfig
 from specdec.core.sequence import Sequence

@@ -1,16 +1,20 @@
-"""Everything in examples/ runs as it stands, against a real server of a tiny random model."""
+"""What README, quickstart and examples tell people to type runs as it stands, each command in a process of its own,
+against a real server of a tiny random model."""
 
 from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +24,7 @@ from tools.markdown import REPOSITORY
 
 EXAMPLES = REPOSITORY / "examples"
 TARGET = "random:tiny"
+FAST = "engine: {threads: 1, kv_tokens: 4096, speculation: {profile_s: 0}}\n"
 CURL = shutil.which("curl")
 Run = Callable[..., str]
 
@@ -36,7 +41,7 @@ class Real:
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     """A server of random weights, which needs no download; its costs are guessed, which saves the time to measure."""
     config = tmp_path_factory.mktemp("serve") / "specdec.yaml"
-    config.write_text("engine: {threads: 1, kv_tokens: 4096, speculation: {profile_s: 0}}\n")
+    config.write_text(FAST)
     command = [sys.executable, "-m", "specdec.cli.main", "serve", "--config", str(config), "--target", TARGET]
     command += ["--quiet", "--grpc-port", "0", "--http-port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -50,13 +55,15 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs an example as `python examples/NAME ARGUMENTS` does; what it printed."""
+def run(tmp_path: Path) -> Run:
+    """Runs an example as `python examples/NAME ARGUMENTS` does, outside the checkout; what it printed."""
 
     def running(name: str, *arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-        return capsys.readouterr().out
+        command = [sys.executable, str(EXAMPLES / name), *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        return done.stdout
 
     return running
 
@@ -146,16 +153,113 @@ def test_compare_off_auto(real: Real, run: Run, tmp_path: Path) -> None:
         run("compare_off_auto.py", "--server", real.grpc, str(prompts))
 
 
-@pytest.mark.skipif(CURL is None, reason="this machine has no curl")
-def test_curl_commands_of_the_quickstart(real: Real) -> None:
-    text = (REPOSITORY / "docs" / "quickstart.md").read_text(encoding="utf-8")
-    blocks = [block for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if block.startswith("curl")]
-    assert blocks
-    for block in blocks:
-        command = block.replace("http://127.0.0.1:8401", real.http)
-        assert command != block
-        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)
-        assert json.loads(done.stdout)["metrics"]["speculative_decoding"]["num_steps"] > 0
+FENCED = r"^```sh\n(.*?)^```"
+
+
+def typed(page: Path) -> list[str]:
+    """The commands of ``page``: of its shell blocks, of its indented blocks, and of an example's usage."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(FENCED, text, re.MULTILINE | re.DOTALL)
+    if page.suffix == ".md":
+        blocks += re.findall(
+            r"(?:^ {4}\S.*\n)+", re.sub(FENCED, "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
+        )
+    else:
+        blocks += re.findall(r"^(?:# +)?((?:python|sh) examples/.*)$", text, re.MULTILINE)
+    found, unfinished = [], ""
+    for line in "\n".join(blocks).splitlines():
+        unfinished += f"{line}\n" if unfinished else line.strip() + "\n"
+        with suppress(ValueError):  # a quotation that goes on in the next line
+            shlex.split(unfinished, comments=True)
+            found.append(re.sub(r"\s+# .*", "", unfinished).strip())
+            unfinished = ""
+    assert not unfinished
+    return [command for command in found if command]
+
+
+PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "quickstart.md", *sorted(EXAMPLES.glob("*.[ps][yh]")))
+LONG = re.compile(r"specdec (verify|doctor)")  # many runs; the machine's bandwidth
+ELSEWHERE = re.compile(r"make ")  # tests/test_makefile.py
+COMMANDS = [
+    pytest.param(command, id=f"{page.name}: {command[:50]}", marks=[pytest.mark.slow] if LONG.search(command) else [])
+    for command, page in {command: page for page in PAGES for command in typed(page)}.items()
+    if not ELSEWHERE.match(command)
+]
+EDITOR = "".join(
+    f"Content-Length: {len(message)}\r\n\r\n{message}"
+    for message in (
+        '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"capabilities":{}}}',
+        '{"jsonrpc":"2.0","id":2,"method":"shutdown"}',
+        '{"jsonrpc":"2.0","method":"exit"}',
+    )
+)
+SCHEMA = {"type": "object", "properties": {"name": {"enum": ["Ada"]}}, "required": ["name"]}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, real: Real) -> Path:
+    """A folder in which the commands' relative paths lead to this environment and to the files that they name; the
+    packages are not in it."""
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    (tmp_path / "old.py").write_text("def add(a, b):\n    return a + b\n")
+    (tmp_path / "request.txt").write_text("Rename add to plus.")
+    (tmp_path / "prompts.txt").write_text("one two one two\n")
+    (tmp_path / "schema.json").write_text(json.dumps({**SCHEMA, "additionalProperties": False}))
+    (tmp_path / "fast.yaml").write_text(FAST)
+    return tmp_path
+
+
+def with_tiny_model(command: str, real: Real) -> str:
+    """``command`` on ``real`` instead of the default ports, and on its model instead of one that is fetched."""
+    command = command.replace("http://127.0.0.1:8401", real.http).replace("127.0.0.1:8400", real.grpc)
+    command = re.sub(r"(smollm2-135m|qwen2.5-coder-1.5b --draft auto)\b", TARGET, command)
+    local = re.match(r"\S*specdec (generate|chat|serve|doctor|verify)\b", command)
+    if local and "--server" not in command:
+        options = " --config fast.yaml"
+        if local[1] == "serve":
+            options += " --grpc-port 0 --http-port 0"
+        if TARGET not in command:
+            options += f" --target {TARGET}"
+        command = command[: local.end()] + options + command[local.end() :]
+    if "own_drafter" not in command and "examples/" in command and "--server" not in command:
+        command += (
+            f" {real.http}"
+            if command.startswith("sh ")
+            else f" --server {real.http if 'openai' in command else real.grpc}"
+        )
+    return command
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_is_shown_runs(command: str, real: Real, checkout: Path) -> None:
+    words = with_tiny_model(command, real)
+    if words.startswith("curl") and CURL is None:
+        pytest.skip("this machine has no curl")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    environment["PATH"] = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    shell = subprocess.Popen(
+        ["bash", "-c", words], cwd=checkout, env=environment, text=True, start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    with shell:
+        assert shell.stdout is not None
+        if " serve " in words:
+            assert "ready: " in shell.stdout.readline()
+            os.killpg(shell.pid, signal.SIGTERM)
+        printed, errors = shell.communicate(EDITOR if " lsp " in words else "Hello!\n", timeout=200)
+    assert shell.returncode == 0, (words, errors)
+    for noise in ("Traceback", "Warning", ".cc:"):
+        assert noise not in errors, (words, errors)
+    if words.startswith("curl"):
+        assert json.loads(printed)["metrics"]["speculative_decoding"]["num_steps"] > 0
+
+
+def test_the_commands_are_found() -> None:
+    found = [parameter.values[0] for parameter in COMMANDS]
+    assert len(found) > 20
+    assert {word for command in found for word in re.findall(r"specdec (\w+)", command)} >= {"serve", "chat", "status"}
+    assert sum(command.startswith("curl") for command in found) == 3
 
 
 def test_every_example_is_listed_and_tried() -> None:

@@ -31,7 +31,7 @@ def _answer_to_tls(data: bytes) -> bytes:
 _HEADERS, _SETTINGS = 1, 4
 _ACK, _ALL = 0x1, 0x5  # flags; _ALL: end of the stream and of its headers
 _LARGEST_FRAME = 1 << 14
-_MESSAGE = b"this is specdec's HTTP port, which speaks HTTP/1.1; gRPC has a port of its own"
+_MESSAGE = b"this is specdec's HTTP port, which speaks HTTP/1.1; gRPC has a port of its own, 8400 by default"
 
 
 class Http2Refusal:

@@ -68,7 +68,7 @@ async def told_over_grpc(port: int) -> str:
 def test_who_speaks_something_else_is_told_which_port_this_is(server: Server) -> None:
     """In a form that its protocol has."""
     told = asyncio.run(told_over_grpc(server.port))
-    assert told == f"UNIMPLEMENTED: {HTTP_PORT}, which speaks HTTP/1.1; gRPC has a port of its own"
+    assert told == f"UNIMPLEMENTED: {HTTP_PORT}, which speaks HTTP/1.1; gRPC has a port of its own, 8400 by default"
     hello = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.create_default_context()
     with pytest.raises(ssl.SSLWantReadError):
