@@ -62,12 +62,10 @@ class OffCostBench:
     """Two engines over one decoder and one KV cache, stepped in turn: the machine's drift meets both alike."""
 
     def __init__(self, loaded: Engine, parts: EngineParts, clock: Callable[[], float] = time.perf_counter) -> None:
-        speculation = parts.config.speculation.model_copy(
-            update={"enabled": False, "trace_steps": 0, "trace_file": None}
-        )
+        speculation = parts.config.speculation.model_copy(update={"enabled": False, "trace_file": None})
         config = parts.config.model_copy(update={"speculation": speculation})
         self._loaded, self._clock = loaded, clock
-        self._bare = Engine(dataclasses.replace(parts, drafters=(), config=config))
+        self._bare = Engine(dataclasses.replace(parts, drafters=(), config=config, trace_steps=0))
         self._tokens = parts.tokenizer.encode(long_text())
 
     def run(self, requests: int = 8) -> OffCost:

@@ -221,8 +221,6 @@ class ConditionsRunner:
                 "enabled": bool(conditions.drafters),
                 "max_nodes": conditions.max_nodes,
                 "max_depth": conditions.max_depth,
-                "fixed_nodes": conditions.max_nodes,
-                "fixed_depth": conditions.max_depth,
                 "width": conditions.width,
                 "trace_file": None,
             }
@@ -252,8 +250,16 @@ def _free_drafting(parts: EngineParts) -> StepCosts:
 
 
 def _in_mode(request: Request, conditions: BatchConditions) -> Request:
-    mode = SpeculationMode.AUTO if conditions.controlled else SpeculationMode.ON
-    return dataclasses.replace(request, speculation=dataclasses.replace(request.speculation, mode=mode))
+    if conditions.controlled:
+        wish = dataclasses.replace(request.speculation, mode=SpeculationMode.AUTO)
+    else:
+        wish = dataclasses.replace(
+            request.speculation,
+            mode=SpeculationMode.ON,
+            max_nodes=conditions.max_nodes,
+            max_depth=conditions.max_depth,
+        )
+    return dataclasses.replace(request, speculation=wish)
 
 
 def _decode(

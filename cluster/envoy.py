@@ -17,6 +17,7 @@ from typing import Any, Literal
 from cluster.config import RING_PLACES, ClusterConfig, ModelConfig
 from cluster.fleet import Fleet, Replica
 from cluster.state_folder import replace_files
+from server.body_budget import MAX_MESSAGE_BYTES
 from server.hold_headers import HOLD_HEADER
 from server.observe.records import NO_RETRY_HEADER
 from specdec.errors import ConfigError
@@ -223,7 +224,6 @@ def _routes(config: ClusterConfig, fleet: Fleet, model: ModelConfig, face: Face)
     """Calls with an affinity header are split between the releases by the hash of its value, which also selects the
     replica. Calls without one go to the live release, to the less busy of two replicas."""
     live = fleet.live(model.name)
-    largest = max(model.server_config(name).server.max_message_bytes for name in model.releases)
     least: Json = {
         "cluster": _cluster_name(_service(model.name, live.name, face), "least"),
         **_route_settings(config, face),
@@ -251,7 +251,7 @@ def _routes(config: ClusterConfig, fleet: Fleet, model: ModelConfig, face: Face)
                 "include_request_attempt_count": True,
                 "response_headers_to_remove": [NO_RETRY_HEADER],
                 "request_headers_to_add": [_header(HOLD_HEADER, "1", "ADD_IF_ABSENT")],
-                "request_body_buffer_limit": largest,
+                "request_body_buffer_limit": MAX_MESSAGE_BYTES,
                 "routes": routes,
             }
         ],

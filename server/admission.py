@@ -18,7 +18,16 @@ from server.errors import (
 from server.request_stream import RequestStream, Ticket
 from specdec.config import ServerConfig
 from specdec.core.fields import MAX_NAME
-from specdec.core.types import Delta, EngineInfo, Finished, FinishReason, Request, RequestEvent, Started
+from specdec.core.types import (
+    MAX_QUEUED_REQUESTS,
+    Delta,
+    EngineInfo,
+    Finished,
+    FinishReason,
+    Request,
+    RequestEvent,
+    Started,
+)
 from specdec.errors import DuplicateRequestError, FieldViolation, InvalidRequestError, QueueFullError
 
 
@@ -301,12 +310,14 @@ class Admission:
         config: ServerConfig,
         clock: Callable[[], float] = time.monotonic,
         beside: Admission | None = None,
-        max_queued_requests: int | None = None,
+        max_queued_requests: int = MAX_QUEUED_REQUESTS,
+        shed_late: bool = True,
     ) -> None:
         """clock: monotonic seconds. beside: the admission of another model of the server; limits of keys cover both.
-        max_queued_requests: the engine's limit, for requests that it does not have; None: no limit."""
+        max_queued_requests: the engine's limit, for requests that it does not have. shed_late: refuse requests that
+        cannot meet their deadline."""
         self._client, self._clock = client, clock
-        self._max_tokens, self._shed_late = config.max_queued_tokens, config.shed_late
+        self._max_tokens, self._shed_late = config.max_queued_tokens, shed_late
         self._max_queued_requests = max_queued_requests
         self._usage: dict[str, KeyUsage] = {} if beside is None else beside._usage
         self._streams: dict[RequestStream, KeyUsage] = {}
@@ -381,8 +392,6 @@ class Admission:
         Raises:
             QueueFullError: as many wait as the engine allows; one may wait while a place is free.
         """
-        if self._max_queued_requests is None:
-            return
         running = sum(stream.samples_left for stream in self._streams if stream.started)
         limit = max(self._max_queued_requests, int(running < self._client.info.max_batch))
         if self.waiting >= limit:

@@ -13,7 +13,7 @@ from itertools import islice
 from server.errors import BodiesFullError
 
 BODIES_IN_FLIGHT_BYTES = 256 << 20  # of all calls of a port together, or 4 of the longest bodies
-LONGEST_BYTES = 1 << 24  # of one body, unless the configuration says otherwise
+MAX_MESSAGE_BYTES = 16 << 20  # of one gRPC message or HTTP body
 OWN_BYTES = 1 << 16  # of each body, which take no room: ordinary requests do not wait for large ones
 WAIT_S = 5.0  # how long a call waits for room before it is refused
 SLOW_S = 5.0  # a body that takes longer to arrive may be cut off for others
@@ -76,7 +76,7 @@ class BodyBudget:
 
     def __init__(
         self,
-        longest: int = LONGEST_BYTES,
+        longest: int = MAX_MESSAGE_BYTES,
         trim: Callable[[], None] = lambda: None,
         limit: int | None = None,
         own_bytes: int = OWN_BYTES,

@@ -74,15 +74,24 @@ class StateFeed:
 
 
 class RestartPolicy:
-    """Back-off between restarts; gives up after ``give_up_after`` quick deaths in a row.
+    """When the engine is restarted: after a death, or after ``silent_s`` seconds without a frame.
+
+    Gives up after ``give_up_after`` quick deaths in a row.
 
     A death is quick if the engine had been ready for less than ``quick_s`` seconds, or never. The first wait is
     ``first_s`` seconds; it doubles with each quick death, up to ``longest_s``.
     """
 
     def __init__(
-        self, *, first_s: float = 0.5, longest_s: float = 30.0, quick_s: float = 60.0, give_up_after: int = 5
+        self,
+        *,
+        first_s: float = 0.5,
+        longest_s: float = 30.0,
+        quick_s: float = 60.0,
+        give_up_after: int = 5,
+        silent_s: float = 30.0,
     ) -> None:
+        self.silent_s = silent_s
         self._first_s, self._longest_s = first_s, longest_s
         self._quick_s, self._give_up_after = quick_s, give_up_after
         self._quick_deaths = self._failed_spawns = 0
@@ -495,11 +504,11 @@ class EngineSupervisor:
 
     @property
     def _heartbeat_s(self) -> float:
-        return min(1.0, self._server.heartbeat_timeout_s / 4)
+        return min(1.0, self._policy.silent_s / 4)
 
     async def _watch_heartbeat(self, child: EngineChild) -> None:
-        """Kill a ready engine that has been silent for the configured time: it hangs."""
-        limit = self._server.heartbeat_timeout_s
+        """Kill a ready engine that has been silent for `RestartPolicy.silent_s`: it hangs."""
+        limit = self._policy.silent_s
         tick = limit / 8
         while True:
             slept_at = time.monotonic()

@@ -144,11 +144,9 @@ class ServedModel:
         names: ModelNames | None = None,
         beside: ServedModel | None = None,
         file_errors: FileErrors | None = None,
-        max_queued_requests: int | None = None,
     ) -> None:
         """config: None: no keys, and the default limits. beside: another model of the same server, with which keys,
         their limits and the log of suggestions are shared. file_errors: counts failures of the server's files.
-        max_queued_requests: as for `Admission`.
 
         Raises:
             ConfigError: a file of keys or certificates cannot be read or used.
@@ -157,12 +155,7 @@ class ServedModel:
         errors: FileErrors = Counter() if file_errors is None else file_errors
         self.client, self.names, self.started_s = client, names or ModelNames(), int(time())
         self.access = Access(config, errors) if beside is None else beside.access
-        self.admission = Admission(
-            client,
-            config,
-            beside=beside.admission if beside else None,
-            max_queued_requests=max_queued_requests,
-        )
+        self.admission = Admission(client, config, beside=beside.admission if beside else None)
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
         outcomes = OutcomeLog() if beside is None else beside.completion.outcomes
         self.completion = CompletionService(RequestMaker(), _Submitter(client, self.admission), outcomes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from server.body_budget import BodyBudget
+from server.body_budget import MAX_MESSAGE_BYTES, BodyBudget
 from server.descriptors import DescriptorReserve, raise_descriptor_limit
 from server.engine_client import EngineClient
 from server.engine_process import DEFAULT_FACTORY, bound_malloc, return_freed_memory
@@ -67,6 +67,7 @@ class Serving:
         factory: str = DEFAULT_FACTORY,
         progress: ProgressListener | None = None,
         policy: RestartPolicy | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self._config, self._load_tokenizer = config, load_tokenizer
         self._observer = build_observer(config.server, self._prompt_text, config.engine.target_tpot_ms)
@@ -76,9 +77,8 @@ class Serving:
         supervisor = partial(EngineSupervisor, factory=factory, progress=progress, policy=policy, reserve=self._reserve)
         self._make_models(supervisor)
         self.client = self.models.first.client
-        longest = config.server.max_message_bytes
         messages, bodies = (
-            BodyBudget(longest, return_freed_memory) for _ in range(2)
+            BodyBudget(max_message_bytes, return_freed_memory) for _ in range(2)
         )  # neither port waits for the other
         self._grpc = GrpcServer(config.server, self.models, self._observer, messages)
         self._health_tasks: list[asyncio.Task[None]] = []
@@ -86,7 +86,7 @@ class Serving:
         port = config.server.http_port
         self._http: HttpServer | None = None
         if port is not None:
-            server = ServerContext(self.models, self._probe_state, longest)
+            server = ServerContext(self.models, self._probe_state, max_message_bytes)
             tls = self.models.first.access.ssl_context()
             app = HttpCalls(build_app(server, ENDPOINTS if config.server.page else DIALECTS), self._observer)
             self._http = HttpServer(with_cors(app, config.server.cors_origins), config.server.host, port, tls, bodies)
@@ -253,8 +253,8 @@ class Serving:
                 self._publishers.append(publisher)
             client = EngineClient(supervisor(config, spare=spare, cache_feed=publisher), observer)
             errors = observer.metrics.file_errors
-            first, limit = models[0] if models else None, config.engine.max_queued_requests
-            models.append(ServedModel(client, config.server, names, first, errors, limit))
+            first = models[0] if models else None
+            models.append(ServedModel(client, config.server, names, first, errors))
             exporters[names.own] = Exporter(observer.metrics, client, compat, gpus, names.own)
         self.models = Models(models)
         if self._config.engines:

@@ -28,8 +28,7 @@ class SpeculationConfig(BaseModel):
     """Which drafters are loaded, how far each request may draft, and how the controller behaves.
 
     ``drafters`` are tried together and their proposals merged into one tree. ``max_nodes``, ``max_depth`` and
-    ``width`` bound every tree; in mode ON, where nothing is decided, a request that names no caps of its own drafts
-    ``fixed_nodes`` nodes to ``fixed_depth``.
+    ``width`` bound the trees of requests that name no caps of their own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -46,15 +45,15 @@ class SpeculationConfig(BaseModel):
     width: int = Field(
         3, ge=1, le=16, description="children per node a drafter may propose", json_schema_extra={"unit": "nodes"}
     )
-    fixed_nodes: int = Field(7, ge=0, le=63, description="mode ON: draft nodes per tree")
-    fixed_depth: int = Field(7, ge=0, le=63, description="mode ON: draft tokens in a row")
     profile_s: float = Field(3.0, ge=0, le=60, description="time at start to measure costs and drafts; 0: assume them")
-    trace_steps: int = Field(1024, ge=0, le=1_000_000, description="steps that the decision trace keeps; 0: none")
     trace_file: Path | None = Field(
         None, description="JSON lines of every step's decision, for replay; earlier ones become FILE.1 to FILE.3"
     )
-    session_tokens: int = Field(65536, ge=0, description="earlier text kept per session; 0: none")
-    shared_tokens: int = Field(262144, ge=0, description="finished text kept for other requests of a salt; 0: none")
+    shared_tokens: int = Field(
+        262144,
+        ge=0,
+        description="finished text kept for other requests of a salt; each session keeps a quarter as much; 0: none",
+    )
 
 
 class EngineConfig(BaseModel):
@@ -122,7 +121,6 @@ class EngineConfig(BaseModel):
         80.0, gt=0, description="time between tokens while prompts are computed, for requests that set none",
         json_schema_extra={"unit": "ms"},
     )  # fmt: skip
-    max_queued_requests: int = Field(256, ge=0, description="requests that may wait; further ones are refused")
 
     speculation: SpeculationConfig = SpeculationConfig()
 
@@ -175,9 +173,6 @@ class ExperimentsConfig(BaseModel):
 
     folder: Path | None = Field(None, description="folder for plans and records; null: no experiments")
     start: tuple[Path, ...] = Field((), description="YAML files of experiments to start once the model is loaded")
-    allow_override: bool = Field(
-        False, description="callers may choose arms by the header x-specdec-arm, where the experiment allows it too"
-    )
 
     @model_validator(mode="after")
     def _has_a_place(self) -> ExperimentsConfig:
@@ -271,8 +266,6 @@ class ServerConfig(BaseModel):
     host: str = Field("127.0.0.1", description="address or name to listen on; 0.0.0.0: all")
     grpc_port: int = Field(8400, ge=0, le=65535, description="gRPC port; 0: any free one")
     http_port: int | None = Field(8401, ge=0, le=65535, description="HTTP port; 0: any free one; null: no HTTP")
-    reflection: bool = Field(True, description="gRPC clients may ask which services and messages there are")
-    max_message_bytes: int = Field(16 << 20, ge=1 << 16, description="size of one gRPC message or HTTP body, at most")
     page: bool = Field(True, description="serve the playground at /")
     cors_origins: tuple[str, ...] = Field(
         (), description="origins of pages that browsers may call HTTP from, such as https://a.example:8080; `*`: any"
@@ -290,7 +283,6 @@ class ServerConfig(BaseModel):
     strict_fields: bool = Field(
         False, description="refuse HTTP bodies with unknown fields; false: ignore them, with a warning if misspelt"
     )
-    heartbeat_timeout_s: float = Field(30.0, gt=0, description="an engine silent for this long is restarted")
     drain_s: float = Field(30.0, ge=0, description="how long a stop waits for running requests")
 
     keys_file: Path | None = Field(None, description="YAML file of key hashes; null: whoever can connect may call")
@@ -310,16 +302,8 @@ class ServerConfig(BaseModel):
     log_calls: bool = Field(True, description="log one line per call: key, request, duration, tokens")
     log_texts: bool = Field(False, description="log prompts and outputs, which may be confidential")
     otlp_endpoint: str | None = Field(None, description="OTLP/gRPC collector for traces; needs the `otel` extra")
-    trace_ratio: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="share of the traces begun here that is exported",
-        json_schema_extra={"unit": "share"},
-    )
 
     max_queued_tokens: int = Field(1 << 18, ge=0, description="prompt tokens that may wait for the engine; 0: no limit")
-    shed_late: bool = Field(True, description="refuse requests at once that cannot meet their deadline")
 
     capture_dir: Path | None = Field(None, description="folder for what `specdec capture` reads; null: nothing is kept")
     capture_prompts: bool = Field(False, description="capture prompts too, not only their lengths and hashes")
@@ -477,14 +461,25 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
 
 # Settings of earlier versions: the constant that replaces each.
 REMOVED_SETTINGS = {
+    "engine.max_queued_requests": "256 requests may wait; server.max_queued_tokens limits their tokens",
+    "speculation.fixed_nodes": "in mode ON a request that sets no max_nodes drafts 7 nodes per tree",
+    "speculation.fixed_depth": "in mode ON a request that sets no max_depth drafts 7 tokens in a row",
+    "speculation.trace_steps": "the decision trace keeps 1024 steps; trace_file keeps all",
+    "speculation.session_tokens": "a session keeps a quarter of shared_tokens",
     "speculation.draft_reads": "a draft model of another vocabulary computes at least the last 256 tokens of a prompt",
     "speculation.probe_every": "a drafter that is off is tried again after about 16 steps",
     "speculation.stall_ms": "a drafter that takes longer than 2 s is disabled for the request",
     "speculation.trace_file_bytes": "a trace file is rotated at 256 MiB",
-    "speculation.sessions": "64 sessions are kept; session_tokens: 0 keeps none",
+    "speculation.sessions": "64 sessions are kept; shared_tokens: 0 keeps none",
     "speculation.shared_age_s": "shared text is kept for an hour; shared_tokens: 0 keeps none",
     "speculation.shared_salts": "texts of 16 salts are kept",
+    "experiments.allow_override": "the plan of an experiment says whether callers may choose arms",
     "kv_events.buffer_steps": "10,000 messages are kept for replay",
+    "server.reflection": "gRPC reflection is always served, and needs a key wherever calls do",
+    "server.max_message_bytes": "a gRPC message or HTTP body may have 16 MiB",
+    "server.heartbeat_timeout_s": "an engine that is silent for 30 s is restarted",
+    "server.trace_ratio": "every trace that begins at the server is exported; sample in the collector",
+    "server.shed_late": "requests that cannot meet their deadline are always refused at once",
     "server.open_reflection": "gRPC reflection needs a key wherever calls do",
     "server.capture_bytes": "captures are rotated at 256 MiB",
 }

@@ -237,7 +237,7 @@ class KernelBench:
         return linear_figures(n, k, kind, self._timer, self._device, self._peak)
 
     def _steps(self, dtype: DeviceDtype, kv_dtype: KvDtype, context: int = 4096) -> Figures:
-        speculation = SpeculationConfig(drafters=("oracle:0.8",), profile_s=0, fixed_nodes=8, fixed_depth=8)
+        speculation = SpeculationConfig(drafters=("oracle:0.8",), profile_s=0)
         config = EngineConfig(
             target=self._target, device_dtype=dtype, kv_dtype=kv_dtype, kernels="reference",
             cache_dir=Path("~/.cache/specdec"), max_context=context + 64, kv_tokens=8 * (context + 128), max_batch=8,

@@ -183,6 +183,7 @@ SPREAD, LIKELY, CERTAIN = 3.0, 1, 40.0
 # In the first with drafts the oracle has nothing to remember, in the second kinds of step that come once run as they
 # are, in the third they are captured; only then is all of a run replayed.
 ENGINE_RUNS = 3
+ENGINE_NODES = 8  # draft nodes per tree, and draft tokens in a row, of the engine's figures
 
 
 class StepFigures:
@@ -264,7 +265,7 @@ class StepFigures:
         engine.submit(
             Request(
                 "bench", prompt, SamplingParams(temperature=0.0), StoppingParams(max_tokens=tokens, ignore_eos=True),
-                speculation=SpeculationParams(mode),
+                speculation=SpeculationParams(mode, max_nodes=ENGINE_NODES, max_depth=ENGINE_NODES),
             )
         )  # fmt: skip
         steps = emitted = 0

@@ -19,7 +19,7 @@ from draft.protocol import ModelBasedDrafter
 from specdec.config import EngineConfig, ServerConfig
 from specdec.control.estimates.costs import CostTable
 from specdec.control.trace import read_trace
-from specdec.core.types import EngineInfo, StepTrace
+from specdec.core.types import MAX_QUEUED_REQUESTS, EngineInfo, StepTrace
 from specdec.engine.engine import EngineParts
 from specdec.engine.profile_costs import profile_costs
 from specdec.errors import ConfigError
@@ -80,10 +80,12 @@ def with_request_ms(profile: Profile, request_ms: float) -> Profile:
 
 def limits_of(config: EngineConfig, info: EngineInfo, server: ServerConfig) -> ReplicaLimits:
     """The limits in force."""
-    of_server = {"max_queued_tokens": server.max_queued_tokens, "shed_late": server.shed_late}
-    measured = {"max_context": info.max_context, "kv_tokens": info.kv_tokens}
-    of_engine = config.model_dump(include=ReplicaLimits.model_fields.keys() - measured)
-    return ReplicaLimits(**of_engine, **measured, **of_server)
+    others = {
+        "max_context": info.max_context, "kv_tokens": info.kv_tokens, "max_queued_requests": MAX_QUEUED_REQUESTS,
+        "max_queued_tokens": server.max_queued_tokens, "shed_late": True,
+    }  # fmt: skip
+    of_engine = config.model_dump(include=ReplicaLimits.model_fields.keys() - others)
+    return ReplicaLimits(**of_engine, **others)
 
 
 def _measured(parts: EngineParts) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from specdec.config import EngineConfig, SpeculationConfig, problems
+from specdec.config import EngineConfig, problems
 from specdec.control.estimates.costs import CostTable
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError
@@ -24,7 +24,7 @@ class _Part(BaseModel):
 
 
 class ReplicaLimits(_Part):
-    """Limits of the engine and of admission; the fields of `EngineConfig` and `ServerConfig` of the same names."""
+    """Limits of the engine and of admission: settings, and arguments of `EngineParts` and `Admission`."""
 
     max_batch: int = Field(ge=1, le=256)
     max_step_rows: int = Field(ge=1)
@@ -115,9 +115,9 @@ class Profile(_Part):
         return sum(found) / len(found) if found else 0.0
 
     def engine_config(self) -> EngineConfig:
-        """The engine's configuration, without a decision trace."""
+        """The engine's configuration."""
         limits = self.limits.model_dump(include=set(EngineConfig.model_fields))
-        return EngineConfig(target=self.target, **limits, speculation=SpeculationConfig(trace_steps=0))
+        return EngineConfig(target=self.target, **limits)
 
     def engine_info(self, vocab_size: int) -> EngineInfo:
         """The engine's information; the planner's tokens are below ``vocab_size``."""

@@ -108,8 +108,8 @@ class Replica:
         self._info = profile.engine_info(VOCABULARY)
         self._engine = self._build(profile, law, random.Random(seed))
         limits = profile.limits
-        server = ServerConfig(max_queued_tokens=limits.max_queued_tokens, shed_late=limits.shed_late)
-        self._admission = Admission(self, server, self._front_clock)
+        server = ServerConfig(max_queued_tokens=limits.max_queued_tokens)
+        self._admission = Admission(self, server, self._front_clock, shed_late=limits.shed_late)
         self._streams: dict[str, RequestStream] = {}
         self._admitted: dict[str, RequestStream] = {}
         self._inbox: list[Request] = []
@@ -130,6 +130,7 @@ class Replica:
                 config, self._info, cast(Tokenizer, _NoTokenizer()), cast(TargetDecoder, nothing),
                 cast(Sampler, nothing), kv, costs=StepCosts(profile.verify),
                 verifier=SimulatedVerifier(profile, clock, rng, drawn), clock=clock, drafting=drafting,
+                trace_steps=0, max_queued_requests=profile.limits.max_queued_requests,
             )
         )  # fmt: skip
 

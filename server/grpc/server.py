@@ -68,12 +68,13 @@ class GrpcServer:
         self._config, self._access, self.completion = config, access, models.first.completion
         self._drained: set[str] = set()
         self._health = health.aio.HealthServicer()
-        self._messages = MessageInterceptor(budget or BodyBudget(config.max_message_bytes))
+        budget = budget or BodyBudget()
+        self._messages = MessageInterceptor(budget)
         self._server = grpc.aio.server(
             interceptors=[GrpcCalls(observer or Observer()), AuthInterceptor(access), self._messages],
             maximum_concurrent_rpcs=MAX_CALLS,
             options=[
-                ("grpc.max_receive_message_length", config.max_message_bytes),
+                ("grpc.max_receive_message_length", budget.longest),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_concurrent_streams", MAX_STREAMS),
                 ("grpc.max_allowed_incoming_connections", connection_limit()),
@@ -98,8 +99,7 @@ class GrpcServer:
         )
         experiment_pb2_grpc.add_ExperimentServiceServicer_to_server(ExperimentServicer(models), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        if config.reflection:
-            add_reflection((*SERVICES, health.SERVICE_NAME), self._server)
+        add_reflection((*SERVICES, health.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
         """Listen, and return the port.

@@ -19,7 +19,7 @@ class BodyTooLargeError(RequestError):
     http_status = 413
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"the body exceeds {limit} bytes; shorten it, or raise server.max_message_bytes")
+        super().__init__(f"the body exceeds {limit} bytes; shorten it")
 
 
 class BodyTimeoutError(RequestError):

@@ -107,7 +107,7 @@ def build_observer(config: ServerConfig, prompt_text: PromptText, target_tpot_ms
     listeners: list[TelemetryListener] = []
     if config.otlp_endpoint is not None:
         # Before the log, whose lines include the trace id.
-        listeners.append(_spans(config.otlp_endpoint, config.trace_ratio))
+        listeners.append(_spans(config.otlp_endpoint))
     if config.log_calls:
         listeners.append(CallLog(prompt_text if config.log_texts else None))
     if config.capture_dir is not None:
@@ -115,7 +115,7 @@ def build_observer(config: ServerConfig, prompt_text: PromptText, target_tpot_ms
     return Observer(listeners, keeps_text=config.log_texts, metrics=metrics)
 
 
-def _spans(endpoint: str, ratio: float) -> TelemetryListener:
+def _spans(endpoint: str) -> TelemetryListener:
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
@@ -125,4 +125,4 @@ def _spans(endpoint: str, ratio: float) -> TelemetryListener:
             f"server.otlp_endpoint: traces need a package that is not installed ({error.name}); "
             "run pip install '.[otel]' in specdec's checkout, or leave otlp_endpoint out"
         ) from None
-    return Spans(OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https")), ratio)
+    return Spans(OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https")))

@@ -8,7 +8,7 @@ from typing import Any
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanProcessor
-from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -24,13 +24,13 @@ class Spans(TelemetryListener):
     """A span per call, which continues the caller's trace. Its child `llm_request` per request has children `queue`,
     `prefill` and `decode`. Attributes have vLLM's names where vLLM has one.
 
-    ratio: share of the traces started here that are kept; callers decide about their own.
+    A caller decides whether its trace is exported. Traces that begin here are.
     """
 
-    def __init__(self, exporter: SpanExporter, ratio: float = 1.0, processor: SpanProcessor | None = None) -> None:
+    def __init__(self, exporter: SpanExporter, processor: SpanProcessor | None = None) -> None:
         resource = Resource.create({"service.name": "specdec", "service.version": specdec.__version__})
         # Not the global provider: one process may run several servers.
-        self._provider = TracerProvider(sampler=ParentBasedTraceIdRatio(ratio), resource=resource)
+        self._provider = TracerProvider(sampler=DEFAULT_ON, resource=resource)
         self._provider.add_span_processor(processor or BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("specdec", specdec.__version__)
         self._propagator = TraceContextTextMapPropagator()

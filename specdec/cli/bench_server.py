@@ -162,7 +162,7 @@ def _print_overload(figures: dict[str, Any]) -> None:
 
 
 # Stores of draft texts grow until they are full; at the default sizes that takes hours and would look like a leak.
-_SMALL_STORES = {"session_tokens": 512, "shared_tokens": 2048, "trace_steps": 256}
+_SMALL_STORES = {"shared_tokens": 2048}
 _SMALL_CACHE_TOKENS = 16384  # default KV cache size in tokens when none is given
 
 

@@ -77,7 +77,6 @@ _SERVER: tuple[_ConfigOption, ...] = (
     ("--grpc-port", "server.grpc_port"),
     ("--http-port", "server.http_port"),
     ("--drain", "server.drain_s"),
-    ("--reflection/--no-reflection", "server.reflection"),
 )
 
 

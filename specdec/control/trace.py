@@ -217,6 +217,9 @@ RETRY_S = 10.0
 """Seconds until a trace file that could not be written is tried again."""
 
 
+TRACE_STEPS = 1024  # steps kept in memory, for `TraceService` and the playground
+
+
 class TraceLog:
     """The last ``steps`` steps; all steps go to ``writer``. ``keeps_replay``: whether steps need a `StepRecord`.
 

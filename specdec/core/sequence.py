@@ -43,6 +43,10 @@ class Ending:
     matched_stop: str | int | None = None
 
 
+FIXED_NODES = 7  # draft nodes per tree in mode ON, for requests that set no max_nodes
+FIXED_DEPTH = 7  # draft tokens in a row in mode ON, for requests that set no max_depth
+
+
 class Sequence(PagedTokens):
     """One sample. The prompt and the committed output are its ``tokens``. Times are monotonic seconds.
 
@@ -138,7 +142,8 @@ class Sequence(PagedTokens):
         """Set the draft limits: the request's, else those of the configuration ``ours``."""
         wish = self.request.speculation
         forced = wish.mode is SpeculationMode.ON
-        nodes, depth = (ours.fixed_nodes, ours.fixed_depth) if forced else (ours.max_nodes, ours.max_depth)
+        nodes = min(FIXED_NODES, ours.max_nodes) if forced else ours.max_nodes
+        depth = min(FIXED_DEPTH, ours.max_depth) if forced else ours.max_depth
         self.drafts = ours.enabled and wish.mode is not SpeculationMode.OFF
         self.max_nodes = nodes if wish.max_nodes is None else wish.max_nodes
         self.max_depth = depth if wish.max_depth is None else wish.max_depth

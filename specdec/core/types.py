@@ -474,6 +474,9 @@ class StepTrace:
         return self.realised_tokens / whole_ms * 1e3 if whole_ms > 0 else 0.0
 
 
+MAX_QUEUED_REQUESTS = 256  # requests that may wait for an engine; further ones are refused
+
+
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Facts that change only with a swap of the draft model."""

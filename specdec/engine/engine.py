@@ -50,7 +50,7 @@ class Engine:
             max_step_rows=config.max_step_rows,
             prefill_chunk=config.prefill_chunk,
             max_context=parts.info.max_context,
-            max_queued=config.max_queued_requests,
+            max_queued=parts.max_queued_requests,
             target_tpot_ms=config.target_tpot_ms,
         )
         costs = parts.costs or StepCosts(CostTable.guess(config.max_step_rows).as_dict())
@@ -59,7 +59,7 @@ class Engine:
         self._verifier = parts.verifier or Verifier(cast(HostDecoder, parts.decoder), parts.sampler)
         self._speculation = Speculation(parts, costs, began_s=parts.clock())
         self._grammars = parts.grammars or GrammarCompiler(parts.tokenizer, parts.info.vocab_size)
-        self._preparation = RequestPreparation(self._grammars, config.max_queued_requests)
+        self._preparation = RequestPreparation(self._grammars, parts.max_queued_requests)
         self._requests = RequestTable()
         self._throughput, self._totals = Throughput(), StepTotals()
         self._step = self._new_step()

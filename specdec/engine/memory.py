@@ -294,10 +294,10 @@ def _head(folder: Path, config: EngineConfig, target: ModelConfig) -> tuple[int,
 
 
 def _texts(speculation: SpeculationConfig) -> MemoryNeed:
-    options = tuple(f"engine.speculation.{name}" for name in ("shared_tokens", "session_tokens"))
-    return MemoryNeed("texts to draft from", text_limits(speculation).tokens * TEXT_TOKEN_BYTES, options, later=True)
+    nbytes = text_limits(speculation).tokens * TEXT_TOKEN_BYTES
+    return MemoryNeed("texts to draft from", nbytes, ("engine.speculation.shared_tokens",), later=True)
 
 
 def text_limits(speculation: SpeculationConfig) -> TextLimits:
     """The sizes of the suffix drafter's stores."""
-    return TextLimits(speculation.session_tokens, speculation.shared_tokens)
+    return TextLimits(speculation.shared_tokens // 4, speculation.shared_tokens)

@@ -13,9 +13,10 @@ from specdec.config import EngineConfig, WeightDtype
 from specdec.control.controller import Controller
 from specdec.control.estimates.learned import Learned
 from specdec.control.params import DEFAULT_PARAMS, ControlParams
+from specdec.control.trace import TRACE_STEPS
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sampling import Sampler
-from specdec.core.types import EngineInfo
+from specdec.core.types import MAX_QUEUED_REQUESTS, EngineInfo
 from specdec.engine.profile_cache import LearnedProfile
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.propose import Drafting
@@ -56,5 +57,9 @@ class EngineParts:
     """Makes the propose stage; a simulation has its own."""
     grammars: GrammarCompiler | None = None
     """None: the engine makes its own."""
+    trace_steps: int = TRACE_STEPS
+    """Steps that the decision trace keeps in memory; 0: none."""
+    max_queued_requests: int = MAX_QUEUED_REQUESTS
+    """Requests that may wait; further ones are refused."""
     trusts_requests: bool = False
     """True: requests have passed `check_requests` before they are submitted; `submit` does not repeat it."""

@@ -106,7 +106,7 @@ class Speculation:
         if file is not None:
             name = f"{file.stem}.swap{self._swaps}{file.suffix}" if self._swaps else file.name
             writer = TraceWriter(file.with_name(name), controller.as_dict())
-        return TraceLog(self._config.trace_steps, writer)
+        return TraceLog(self._parts.trace_steps, writer)
 
     def _assemble(self, drafters: Seq[Drafter], controller: Controller) -> None:
         self.drafters, self.controller = list(drafters), controller

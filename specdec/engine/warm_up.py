@@ -37,13 +37,15 @@ def warm_up(parts: EngineParts, seconds: float) -> dict[str, Learned]:
     """
     began = time.monotonic()
     drafters = [drafter for drafter in parts.drafters if drafter.model_based]
-    speculation = parts.config.speculation.model_copy(update={"trace_file": None, "trace_steps": 0})
+    speculation = parts.config.speculation.model_copy(update={"trace_file": None})
     config = parts.config.model_copy(update={"speculation": speculation})
     kv = KvCacheManager(parts.kv.n_total, prefix_cache=False)
-    engine = Engine(dataclasses.replace(parts, config=config, kv=kv, drafters=drafters, learned_file=None))
+    engine = Engine(
+        dataclasses.replace(parts, config=config, kv=kv, drafters=drafters, learned_file=None, trace_steps=0)
+    )
     wish = SpeculationParams(SpeculationMode.ON, None, DEPTH, DEPTH, 1)
     stop = StoppingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
-    for number, text in enumerate(TEXTS[: config.max_queued_requests]):
+    for number, text in enumerate(TEXTS):
         ids = tuple(parts.tokenizer.encode(text))[: parts.info.max_context // 2]
         sampling = SamplingParams(temperature=TEMPERATURE * (number % 2), seed=number)
         engine.submit(Request(f"warm-up-{number}", ids, sampling, stop, speculation=wish))

@@ -44,9 +44,9 @@ def _keep_time(engine: Engine, now: list[float]) -> None:
 def recorded() -> tuple[str, int]:
     """A trace of a run that mixes modes, temperatures, drafters and objectives, and the tokens it came to."""
     path = Path(tempfile.mkdtemp(prefix="specdec-test-")) / "trace.jsonl"
-    speculation = tiny_parts().config.speculation.model_copy(update={"trace_file": path, "trace_steps": 7})
+    speculation = tiny_parts().config.speculation.model_copy(update={"trace_file": path})
     now = [0.0]
-    engine = tiny_engine(replace(tiny_parts(), clock=lambda: now[0]), speculation=speculation)
+    engine = tiny_engine(replace(tiny_parts(), clock=lambda: now[0], trace_steps=7), speculation=speculation)
     _keep_time(engine, now)
     modes = [SpeculationMode.AUTO, SpeculationMode.ON, SpeculationMode.OFF]
     requests = [

@@ -144,7 +144,7 @@ def parts(draft: str, **changes: Any) -> EngineParts:
         "target": str(folders()["target"]), "draft": str(folders()[draft]), "dtype": "int8", "draft_dtype": "int8",
         "kernels": "native",
         "threads": 2, "cache_dir": CACHE, "kv_tokens": 64 * PAGES, "max_batch": 8, "max_step_rows": ROWS,
-        "prefill_chunk": 64, "max_context": 448, "max_queued_requests": 64,
+        "prefill_chunk": 64, "max_context": 448,
         "speculation": SpeculationConfig(drafters=("model",), profile_s=0.0, max_nodes=12, max_depth=6, width=3),
     }  # fmt: skip
     return build_parts(EngineConfig(**(settings | changes)))

@@ -14,7 +14,7 @@ from specdec.config import SpeculationConfig
 from specdec.control.estimates.costs import CostTable
 from specdec.control.params import DEFAULT_PARAMS as PARAMS
 from specdec.control.params import ControlParams
-from specdec.core.sequence import Sequence
+from specdec.core.sequence import FIXED_DEPTH, FIXED_NODES, Sequence
 from specdec.core.tree import TokenTree
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine
@@ -62,7 +62,7 @@ def engine_with(
     costs = StepCosts(verify, {drafter.name: level for drafter in drafters if drafter.model_based})
     parts = tiny_parts()
     config: SpeculationConfig = parts.config.speculation.model_copy(
-        update={"max_nodes": 31, "max_depth": 12, "fixed_nodes": 5, "fixed_depth": 4} | speculation
+        update={"max_nodes": 31, "max_depth": 12} | speculation
     )
     return tiny_engine(
         replace(parts, drafters=list(drafters), costs=costs, control_params=control_params), speculation=config
@@ -94,8 +94,8 @@ def test_mode_on_drafts_the_fixed_caps_without_floors() -> None:
     run_all(engine_with(drafter, level_ms=1e6), [request("r", ON)])
     tasks = drafting_tasks(drafter)
     assert len(tasks) > 3
-    assert {task.max_depth for task in tasks} == {4}
-    assert max(task.max_nodes for task in tasks) == 5
+    assert {task.max_depth for task in tasks} == {FIXED_DEPTH}
+    assert max(task.max_nodes for task in tasks) == FIXED_NODES
     assert {(task.floor, task.level_floor) for task in tasks} == {(-math.inf, -math.inf)}
 
 

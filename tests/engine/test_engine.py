@@ -231,7 +231,7 @@ def test_a_validated_request_is_not_checked_again() -> None:
 
 
 def test_queue_is_bounded() -> None:
-    engine = tiny_engine(max_queued_requests=2)
+    engine = tiny_engine(dataclasses.replace(tiny_parts(), max_queued_requests=2))
     engine.submit(request("a"))
     engine.submit(request("b"))
     with pytest.raises(QueueFullError) as caught:

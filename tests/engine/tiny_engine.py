@@ -28,9 +28,9 @@ def tiny_parts(
     config = EngineConfig(
         target=str(target), draft=str(draft), dtype=dtype, kernels=kernels, threads=2,  # type: ignore[arg-type]
         cache_dir=Path("~/.cache/specdec"), kv_tokens=64 * 40, max_batch=8, max_step_rows=96, prefill_chunk=64,
-        max_context=448, max_queued_requests=64, kv_dtype=kv_dtype,
+        max_context=448, kv_dtype=kv_dtype,
         speculation=SpeculationConfig(
-            drafters=("suffix", "model"), max_nodes=7, max_depth=5, width=3, fixed_nodes=7, fixed_depth=5, profile_s=0
+            drafters=("suffix", "model"), max_nodes=7, max_depth=5, width=3, profile_s=0
         ),
     )  # fmt: skip
     return build_parts(config)

@@ -11,17 +11,17 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
+from server.body_budget import MAX_MESSAGE_BYTES
 from server.engine_client import MAX_TRACE_STEPS
 from server.grpc.interceptors import METHODS
 from specdec.api.v1 import completion_pb2, generation_pb2, trace_pb2
-from specdec.config import ServerConfig
 from tests.fuzz.fuzzed_server import FuzzedServer, assert_returned, fuzzed_server, settled_bytes
 from tests.fuzz.livez_watch import livez_watch
 from tests.server.long_lists import limit_of, repeated_fields, with_items
 
 _AT_ONCE, _REPEATS = 2, 3
 _TOKEN = 7
-_LONGEST_BYTES = ServerConfig().max_message_bytes
+_LONGEST_BYTES = MAX_MESSAGE_BYTES
 _KINDS = {
     generation_pb2.GenerateRequest.DESCRIPTOR: generation_pb2.GenerateRequest(
         text="a b", sampling={"n": 8, "seed": 1}, stopping={"max_tokens": 8}

@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2 as details
 from google.rpc.status_pb2 import Status
 from grpc_reflection.v1alpha import reflection_pb2
 
+from server.body_budget import MAX_MESSAGE_BYTES
 from server.engine_client import EngineClient
 from server.engine_supervisor import EngineSupervisor, RestartPolicy
 from server.serving import Addresses, Serving
@@ -46,9 +47,9 @@ def make_config(*, target: str = "fake", **server: Any) -> Config:
     )
 
 
-def quick_policy(give_up_after: int = 5) -> RestartPolicy:
+def quick_policy(give_up_after: int = 5, silent_s: float = 30.0) -> RestartPolicy:
     """Restarts without a wait worth the name."""
-    return RestartPolicy(first_s=0.01, longest_s=0.02, give_up_after=give_up_after)
+    return RestartPolicy(first_s=0.01, longest_s=0.02, give_up_after=give_up_after, silent_s=silent_s)
 
 
 def make_client(config: Config | None = None, *, factory: str = ECHO, **options: Any) -> EngineClient:
@@ -59,9 +60,11 @@ def make_client(config: Config | None = None, *, factory: str = ECHO, **options:
 
 
 @asynccontextmanager
-async def running_client(config: Config | None = None, give_up_after: int = 5) -> AsyncIterator[EngineClient]:
+async def running_client(
+    config: Config | None = None, give_up_after: int = 5, silent_s: float = 30.0
+) -> AsyncIterator[EngineClient]:
     """A ready engine client."""
-    client = make_client(config, policy=quick_policy(give_up_after))
+    client = make_client(config, policy=quick_policy(give_up_after, silent_s))
     await client.engine.start()
     try:
         await client.engine.wait_ready()
@@ -72,10 +75,18 @@ async def running_client(config: Config | None = None, give_up_after: int = 5) -
 
 @asynccontextmanager
 async def running_server(
-    tokenizer: Callable[[], Any] = FakeTokenizer, *, wait: bool = True, **server: Any
+    tokenizer: Callable[[], Any] = FakeTokenizer,
+    *,
+    wait: bool = True,
+    silent_s: float = 30.0,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    **server: Any,
 ) -> AsyncIterator[Harness]:
     """A server, ready to serve unless not to ``wait``."""
-    serving = Serving(make_config(**server), lambda _: tokenizer(), factory=ECHO, policy=quick_policy())
+    policy = quick_policy(silent_s=silent_s)
+    serving = Serving(
+        make_config(**server), lambda _: tokenizer(), factory=ECHO, policy=policy, max_message_bytes=max_message_bytes
+    )
     addresses = await serving.start()
     try:
         if wait:

@@ -22,7 +22,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 def make_several(engines: dict[str, dict[str, Any]] | None = None, **server: Any) -> Config:
     """A configuration of ``engines`` (default: chat, which is the first, and fim) on free ports."""
-    ports = {"grpc_port": 0, "http_port": 0, "heartbeat_timeout_s": 5.0}
+    ports = {"grpc_port": 0, "http_port": 0}
     return Config.model_validate({"engines": engines or ENGINES, "server": ports | server})
 
 
@@ -32,7 +32,7 @@ def serving(config: Config, give_up_after: int = 5) -> Callable[[], Serving]:
     def tokenizer(engine: EngineConfig) -> Any:
         return CodeTokenizer() if engine.target == CODER else FakeTokenizer()
 
-    return lambda: Serving(config, tokenizer, factory=SEVERAL, policy=quick_policy(give_up_after))
+    return lambda: Serving(config, tokenizer, factory=SEVERAL, policy=quick_policy(give_up_after, 5.0))
 
 
 @contextmanager

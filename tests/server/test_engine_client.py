@@ -80,7 +80,7 @@ async def test_one_frame_per_step_carries_several_tokens() -> None:
 
 
 async def test_leaving_a_stream_aborts_the_request_at_once() -> None:
-    async with running_client(make_config(heartbeat_timeout_s=2.0)) as client:
+    async with running_client(silent_s=2.0) as client:
         async with client.generate(make_request("left", b"x" * 100, "slow")) as stream:
             await anext(stream)
         assert client.in_flight == 0
@@ -162,7 +162,7 @@ async def test_a_death_fails_all_in_flight_and_the_engine_comes_back(
 
 
 async def test_a_silent_engine_is_restarted_and_an_idle_one_is_not() -> None:
-    async with running_client(make_config(heartbeat_timeout_s=2.0)) as client, asyncio.timeout(20):
+    async with running_client(silent_s=2.0) as client, asyncio.timeout(20):
         await asyncio.sleep(2.5)  # longer than it may be silent
         assert client.engine.restarts == 0
         with pytest.raises(EngineDeadError):

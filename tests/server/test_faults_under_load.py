@@ -58,7 +58,7 @@ async def test_sigkill_under_load_ends_every_stream_and_service_goes_on() -> Non
 
 
 async def test_a_silent_engine_ends_its_streams_too() -> None:
-    async with running_server(heartbeat_timeout_s=0.8) as server, asyncio.timeout(30):
+    async with running_server(silent_s=0.8) as server, asyncio.timeout(30):
         calls = [asyncio.create_task(grpc_stream(server, number)) for number in range(5)]
         while server.serving.client.in_flight < 5:
             await asyncio.sleep(0.02)

@@ -119,7 +119,7 @@ async def test_prefill_makes_no_token() -> None:
 
 
 async def test_a_cancelled_stream_is_aborted_in_the_engine() -> None:
-    async with running_server(heartbeat_timeout_s=2.0) as server:
+    async with running_server(silent_s=2.0) as server:
         call = server.generation.GenerateStream(stream_request("x" * 100, salt="slow"))
         await anext(aiter(call))
         call.cancel()
@@ -151,7 +151,7 @@ async def test_abort_by_id_keeps_what_there_is() -> None:
 
 
 async def test_a_deadline_reaches_the_engine() -> None:
-    async with running_server(heartbeat_timeout_s=2.0) as server:
+    async with running_server(silent_s=2.0) as server:
         call = server.generation.GenerateStream(stream_request("x" * 100, salt="slow"), timeout=0.5)
         first = [await anext(aiter(call)) for _ in range(3)]
         error = await refused(call)

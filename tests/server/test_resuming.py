@@ -46,7 +46,6 @@ def server(*, drafts: bool) -> LocalServer:
     config = tiny_parts().config
     speculation = config.speculation.model_copy(update={} if drafts else {"drafters": ("suffix",)})
     changes = {"speculation": speculation, "threads": 1, "max_batch": 8 if drafts else 5, "kv_tokens": 64 * 64}
-    changes |= {"max_queued_requests": 1000}
     changes |= {} if drafts else {"draft": None}
     return LocalServer(Config(engine=config.model_copy(update=changes), server=ServerConfig(grpc_port=0, http_port=0)))
 

@@ -97,16 +97,6 @@ async def test_both_versions_of_reflection_tell_of_the_services() -> None:
             assert SERVICES[0] in {f"{f.package}.{service.name}" for f in generation for service in f.service}
 
 
-async def test_reflection_can_be_switched_off() -> None:
-    async with running_server(reflection=False) as server:
-        for version in (V1, V1ALPHA):
-            ask = reflection_pb2.ServerReflectionRequest(list_services="")
-            call = reflection_of(server.channel, version)(iter([ask]))
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call.read()
-            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-
-
 async def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
     async with running_server() as server:
         call = server.generation.GenerateStream(stream_request("x" * 15, salt="slow"))

@@ -384,9 +384,7 @@ class Experiments:
 
     def _changed(self) -> None:
         running = list(self._running.values())
-        self._admission.experiments = (
-            LiveTraffic(running, allow_override=self._config.allow_override) if running else None
-        )
+        self._admission.experiments = LiveTraffic(running) if running else None
 
     def _folder(self, name: str) -> ExperimentFolder:
         if self._config.folder is None:

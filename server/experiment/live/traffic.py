@@ -248,11 +248,10 @@ _CALLERS_OWN = (RateLimitedError, DuplicateRequestError)
 
 
 class LiveTraffic:
-    """The running experiments; exists only while there is one. ``allow_override``: whether callers may request arms, if
-    the experiment allows it too."""
+    """The running experiments; exists only while there is one."""
 
-    def __init__(self, running: Sequence[RunningExperiment], *, allow_override: bool) -> None:
-        self._running, self._allow_override = tuple(running), allow_override
+    def __init__(self, running: Sequence[RunningExperiment]) -> None:
+        self._running = tuple(running)
 
     def admit(self, principal: Principal, request: Request, supersedes_key: str, submit: Submit) -> RequestStream:
         """Submit ``request`` with the options of its arms; raises as ``submit``.
@@ -317,9 +316,9 @@ class LiveTraffic:
         asked = {name: arm for name, arm in read_arms(call.arm_asked).items() if name in running}
         for name, arm in asked.items():
             config = running[name]
-            if not (self._allow_override and config.assignment.allow_override):
+            if not config.assignment.allow_override:
                 raise _refusal(f"{name} does not allow callers to choose; leave the header out, or set "
-                               "`allow_override` in server.experiments and in the experiment's assignment")  # fmt: skip
+                               "`allow_override` in the experiment's assignment")  # fmt: skip
             if arm not in config.arms:
                 raise _refusal(f"{name} has no arm {arm[:64]!r}; its arms are {', '.join(config.arms)}")
         return asked

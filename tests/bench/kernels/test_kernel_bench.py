@@ -109,10 +109,8 @@ def test_rivals_compute_the_same_or_are_left_out() -> None:
 
 def test_a_step_is_measured() -> None:
     parts = device_parts()
-    small = parts.config.speculation.model_copy(update={"fixed_nodes": 2, "fixed_depth": 2})
-    settings = parts.config.model_copy(update={"speculation": small})
-    parts = dataclasses.replace(parts, config=settings, drafters=[OracleDrafter(1.0)])
-    with mock.patch.multiple(step_figures, ROWS=(1, 2), ENGINE_RUNS=1, TAIL_BATCH=2, TAIL_NODES=4):
+    parts = dataclasses.replace(parts, drafters=[OracleDrafter(1.0)])
+    with mock.patch.multiple(step_figures, ROWS=(1, 2), ENGINE_RUNS=1, ENGINE_NODES=2, TAIL_BATCH=2, TAIL_NODES=4):
         figures = StepFigures(parts, KernelTimer(DEVICE, 2), 1e9, context=20)
         one, two = figures.forwards()
         assert (one["rows"], one["over_one_row"]) == (1, 1.0)

@@ -15,7 +15,7 @@ from server.errors import DeadlinePassedError, RateLimitedError, TokenQueueFullE
 from server.request_stream import RequestStream
 from server.served_model import _Submitter
 from specdec.config import ServerConfig
-from specdec.core.types import Delta, Finished, FinishReason, Request, SamplingParams
+from specdec.core.types import MAX_QUEUED_REQUESTS, Delta, Finished, FinishReason, Request, SamplingParams
 from specdec.errors import DuplicateRequestError, QueueFullError
 from tests.server.admission.stub_engine import StubClient, delta, finished, principal, started
 
@@ -39,7 +39,9 @@ class HoldingClient(StubClient):
         self.given.append(stream.request)
 
 
-def table_over(client: StubClient, requests: int | None = None, **config: Any) -> tuple[RequestCoalescer, Admission]:
+def table_over(
+    client: StubClient, requests: int = MAX_QUEUED_REQUESTS, **config: Any
+) -> tuple[RequestCoalescer, Admission]:
     doors = Admission(client, ServerConfig(**config), max_queued_requests=requests)
     return RequestCoalescer(_Submitter(cast(Any, client), doors)), doors
 
@@ -61,16 +63,16 @@ async def outcome(run: CoalescedRequest) -> tuple[int, FinishReason]:
 @pytest.mark.parametrize(
     ("limits", "requests", "config", "error"),
     [
-        ({"max_concurrent": 1}, None, {}, RateLimitedError),
-        ({"requests_per_minute": 1}, None, {}, RateLimitedError),
-        ({"tokens_per_minute": 50}, None, {}, RateLimitedError),
-        ({}, None, {"max_queued_tokens": 150}, TokenQueueFullError),
+        ({"max_concurrent": 1}, MAX_QUEUED_REQUESTS, {}, RateLimitedError),
+        ({"requests_per_minute": 1}, MAX_QUEUED_REQUESTS, {}, RateLimitedError),
+        ({"tokens_per_minute": 50}, MAX_QUEUED_REQUESTS, {}, RateLimitedError),
+        ({}, MAX_QUEUED_REQUESTS, {"max_queued_tokens": 150}, TokenQueueFullError),
         ({}, 1, {}, QueueFullError),
     ],
     ids=["concurrent", "request rate", "token rate", "queued tokens", "queued requests"],
 )
 async def test_limits_hold(
-    request_: Request, limits: dict[str, Any], requests: int | None, config: dict[str, int], error: type[Exception]
+    request_: Request, limits: dict[str, Any], requests: int, config: dict[str, int], error: type[Exception]
 ) -> None:
     table, doors = table_over(HoldingClient(), requests, **config)
     caller = principal(**limits)

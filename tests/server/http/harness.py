@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from server.body_budget import MAX_MESSAGE_BYTES
 from server.serving import Addresses, Serving
 from specdec.config import EngineConfig
 from specdec.core.types import EngineLoad
@@ -120,15 +121,19 @@ def running(
     factory: str | None = None,
     engine: EngineConfig | None = None,
     tls: ssl.SSLContext | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
     **config: Any,
 ) -> Iterator[Server]:
     """A server, ready unless not to ``wait``; ``tls``: what its client trusts, where it speaks TLS."""
-    settings = make_config(**({"http_port": 0, "heartbeat_timeout_s": 2.0} | config))
+    settings = make_config(**({"http_port": 0} | config))
     if engine is not None:
         settings = settings.model_copy(update={"engine": engine})
 
     def make() -> Serving:
-        return Serving(settings, lambda _: tokenizer(), factory=factory or ECHO, policy=quick_policy())
+        return Serving(
+            settings, lambda _: tokenizer(), factory=factory or ECHO, policy=quick_policy(silent_s=2.0),
+            max_message_bytes=max_message_bytes,
+        )  # fmt: skip
 
     with running_serving(make, wait=wait, tls=tls) as server:
         if fim is not None:

@@ -28,13 +28,13 @@ UNSAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
 
 
 @contextmanager
-def exported(monkeypatch: pytest.MonkeyPatch, ratio: float = 1.0) -> Iterator[InMemorySpanExporter]:
+def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     """Servers that are asked for traces give them to the exporter."""
     exporter = InMemorySpanExporter()
 
-    def spans(endpoint: str, wanted: float) -> Spans:
-        assert (endpoint, wanted) == ("http://collector:4317", ratio)
-        return Spans(exporter, wanted, SimpleSpanProcessor(exporter))
+    def spans(endpoint: str) -> Spans:
+        assert endpoint == "http://collector:4317"
+        return Spans(exporter, SimpleSpanProcessor(exporter))
 
     monkeypatch.setattr(observer, "_spans", spans)
     yield exporter
@@ -101,14 +101,15 @@ async def test_a_grpc_call_does_so_too_and_a_refusal_says_why(monkeypatch: pytes
 
 
 def test_a_caller_who_does_not_keep_its_trace_decides_for_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"otlp_endpoint": "http://collector:4317", "trace_ratio": 0.0}
-    with exported(monkeypatch, 0.0) as exporter, running(**settings) as server:
+    with exported(monkeypatch) as exporter, running(otlp_endpoint="http://collector:4317") as server:
         server.client.post(COMPLETIONS, json={"prompt": "a"}, headers=UNSAMPLED)
         server.client.post(COMPLETIONS, json={"prompt": "b"})
         server.client.post(COMPLETIONS, json={"prompt": "c"}, headers={"traceparent": "nonsense"})
         server.client.post(COMPLETIONS, json={"prompt": "d"}, headers=HEADERS)
-    assert {f"{span.context.trace_id:032x}" for span in exporter.get_finished_spans()} == {TRACE}
-    assert len([span for span in exporter.get_finished_spans() if span.name == "llm_request"]) == 1
+    traces = [f"{span.context.trace_id:032x}" for span in exporter.get_finished_spans() if span.name == "llm_request"]
+    assert len(set(traces)) == len(traces) == 3
+    assert traces[2] == TRACE
+    assert UNSAMPLED["traceparent"].split("-")[1] not in traces[:2]
 
 
 def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
