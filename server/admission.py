@@ -29,6 +29,7 @@ from specdec.core.types import (
     Started,
 )
 from specdec.errors import DuplicateRequestError, FieldViolation, InvalidRequestError, QueueFullError
+from specdec.models.next_edit import WindowReader
 
 
 class TokenBucket:
@@ -303,6 +304,7 @@ class Admission:
     """
 
     experiments: ExperimentTraffic | None  # None while none runs
+    windows: WindowReader | None  # gives next-edit prompts their predictions; None until the tokenizer is loaded
 
     def __init__(
         self,
@@ -324,6 +326,7 @@ class Admission:
         self._by_key: dict[str, RequestStream] = {}
         self._rates = Rates()
         self.experiments = None
+        self.windows = None
 
     @property
     def in_flight(self) -> int:
@@ -410,7 +413,7 @@ class Admission:
         usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(older), now)
         self._check_room(own, older, now)
         self._check_time(own, older, now)
-        stream = submit(own)
+        stream = submit(own if self.windows is None else self.windows.predict(own))
         if not self._streams:
             self._rates.work_begins(now)
         stream.listen(self, request.request_id, key, now)

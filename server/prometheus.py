@@ -198,7 +198,11 @@ def _tokens(now: Snapshot) -> Iterator[Metric]:
         SPECDEC_PREFIX + "goodput_tokens", "Those of requests complete within their objectives.", metrics.good_tokens
     )
     predictions = {("accepted",): metrics.prediction_accepted, ("rejected",): metrics.prediction_rejected}
-    yield counters(SPECDEC_PREFIX + "prediction_tokens", "Tokens of callers' predictions.", ("outcome",), predictions)
+    yield counters(SPECDEC_PREFIX + "prediction_tokens", "Tokens of predictions.", ("outcome",), predictions)
+    forms = {(form,): samples for form, samples in metrics.inferred_predictions.items()}
+    yield counters(
+        SPECDEC_PREFIX + "inferred_predictions", "Samples predicted from a next-edit prompt.", ("form",), forms
+    )
     yield histogram(SPECDEC_PREFIX + "request_prompt_tokens", "Prompt tokens of a request.", metrics.request_prompt)
     yield histogram(SPECDEC_PREFIX + "sample_generation_tokens", "Tokens of a sample.", metrics.request_output)
     yield histogram(

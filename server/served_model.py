@@ -32,6 +32,7 @@ from server.prometheus import Registry
 from server.request_stream import RequestStream, Ticket
 from specdec.config import EngineConfig, ServerConfig
 from specdec.core.types import EngineInfo, Request
+from specdec.models.next_edit import WindowReader
 from specdec.models.resolve import is_here
 
 LoadTokenizer = Callable[[EngineConfig], TokenizerLike]
@@ -224,6 +225,7 @@ class ServedModel:
     def load(self, tokenizer: TokenizerLike, packer: PromptPacker | None = None) -> None:
         """Serve with ``tokenizer`` from now on. packer: made from it if None."""
         self.completion.maker.packer = packer or PromptPacker(tokenizer, self.info.max_context)
+        self.admission.windows = WindowReader(tokenizer)
         self.tokenizer.load(tokenizer)
 
     async def start(self, load_tokenizer: LoadTokenizer) -> None:

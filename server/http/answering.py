@@ -64,6 +64,7 @@ class Totals:
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     resumed_tokens: int = 0  # output tokens that came with the call
+    prediction_form: str = ""  # as in `Request`
     finished: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
@@ -81,6 +82,7 @@ class Totals:
             self.finished += 1
             self.accepted_prediction_tokens += event.usage.accepted_prediction_tokens
             self.rejected_prediction_tokens += event.usage.rejected_prediction_tokens
+            self.prediction_form = event.usage.prediction_form
             _add_stats(self.stats, event.stats)
 
 

@@ -77,6 +77,7 @@ def capture_entry(record: RequestRecord, at_s: float, hashes: BlockHashes, *, pr
         "session": hashes.of_name(request.session),
         "salt": hashes.of_name(request.cache_salt),
         "prediction_tokens": len(request.prediction_ids),
+        "prediction_form": request.prediction_form,
         "grammar": None if request.grammar is None else request.grammar.kind.value,
     }
     if record.model:

@@ -258,6 +258,8 @@ class Request:
     )
     prediction_ids: tuple[int, ...] = param((), TokenIds(MAX_PREDICTION_TOKENS), label="prediction", json=None)
     """What the caller expects the output to resemble. Changes how fast tokens come, never which."""
+    prediction_form: str = ""
+    """The next-edit form whose window is the prediction; empty: the prediction is the caller's, or there is none."""
     session: str = param(
         "", Text(MAX_NAME, NAME_RULE), "An editor or a conversation; also the header x-session-id.", path="session.id"
     )
@@ -341,6 +343,7 @@ class Usage:
     rejected_prediction_tokens: int = 0  # the other tokens of the prediction
     pauses: int = 0  # times it left the batch to another prompt during its prefill
     resumed_tokens: int = 0  # output tokens that came with the request
+    prediction_form: str = ""  # as in `Request`
 
 
 @dataclass(slots=True)

@@ -124,4 +124,5 @@ def _usage(sequence: Sequence) -> Usage:
         rejected_prediction_tokens=predicted - accepted,
         pauses=sequence.pauses,
         resumed_tokens=sequence.n_resumed,
+        prediction_form=sequence.request.prediction_form,
     )

@@ -74,8 +74,9 @@ def test_a_request_arrives_as_it_was_asked(model: ServedModel, kind: Any, reques
 def test_every_field_of_a_request_can_be_asked_for() -> None:
     names = {ELSEWHERE.get(f.name, f.name) for f in fields(Request)} - {
         "",
-        "healing_prefix",
-    }  # completion asks for that one
+        "healing_prefix",  # of completions
+        "prediction_form",  # the server's
+    }
     assert names | {"model", "supersedes_key"} == set(GenerateOptions.__annotations__)
 
 

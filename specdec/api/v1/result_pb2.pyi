@@ -141,6 +141,7 @@ class Usage(_message.Message):
     REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
     PAUSES_FIELD_NUMBER: _builtins.int
     RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
+    PREDICTION_FORM_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """Prompt tokens whose KV came from the prefix cache."""
@@ -155,6 +156,8 @@ class Usage(_message.Message):
     """How often it was set aside while its prompt was read, to let another prompt go first."""
     resumed_tokens: _builtins.int
     """Of output_tokens, those that came with the request (ResumeOptions)."""
+    prediction_form: _builtins.str
+    """The next-edit form in which the prompt was, when its window was taken as the prediction; empty otherwise."""
     def __init__(
         self,
         *,
@@ -166,10 +169,11 @@ class Usage(_message.Message):
         rejected_prediction_tokens: _builtins.int = ...,
         pauses: _builtins.int = ...,
         resumed_tokens: _builtins.int = ...,
+        prediction_form: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "pauses", b"pauses", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens", "resumed_tokens", b"resumed_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "pauses", b"pauses", "prediction_form", b"prediction_form", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens", "resumed_tokens", b"resumed_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -54,6 +54,22 @@ def test_a_whole_answer(server: Server) -> None:
     }
 
 
+NEXT_EDIT = "<|file_sep|>current/a\nxy\n<|file_sep|>updated/a\n"
+
+
+def test_the_window_of_a_next_edit_prompt_is_its_prediction(server: Server) -> None:
+    def details(prompt: Any = NEXT_EDIT, **body: Any) -> dict[str, Any]:
+        found: dict[str, Any] = server.ask(prompt=prompt, **body)["usage"]["completion_tokens_details"]
+        return found
+
+    inferred = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 2, "prediction_form": "sweep"}
+    assert details() == inferred
+    assert details(prompt=[BOS, *NEXT_EDIT.encode()]) == inferred
+    assert details(prediction={"content": "abc"}) == usage(0, 0, rejected=3)["completion_tokens_details"]
+    assert details(speculation={"mode": "off"}) == usage(0, 0)["completion_tokens_details"]
+    assert 'specdec_inferred_predictions_total{form="sweep"}' in server.client.get("/metrics").text
+
+
 def test_a_streamed_answer_has_a_chunk_per_step_and_figures_in_the_last(server: Server) -> None:
     chunks = server.stream(prompt="hi", seed=7)
     assert chunks.pop() == "[DONE]"

@@ -184,6 +184,26 @@ def test_forms_stops_and_several_samples(real: Real) -> None:
     assert (predicted.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 0
 
 
+def test_a_next_edit_prompt_is_answered_alike_in_fewer_steps(real: Real) -> None:
+    old = "".join(f"total_{i} = price_{i} * count_{i}\n" for i in range(6))
+    window = old.replace("total_0", "sum_0")
+    prompt = f"<|file_sep|>original/a.py\n{old}\n<|file_sep|>current/a.py\n{window}\n<|file_sep|>updated/a.py\n"
+    plain, drafted = (
+        real.client.completions.create(
+            model="smollm2-135m", prompt=prompt, temperature=0, max_tokens=48,
+            extra_body={"speculation": {"mode": mode, "drafters": ["prediction"]}},
+        )
+        for mode in ("off", "on")
+    )  # fmt: skip
+    assert plain.choices[0].text == drafted.choices[0].text
+    assert drafted.usage is not None
+    details = drafted.usage.completion_tokens_details
+    assert details is not None
+    assert details.model_extra == {"prediction_form": "sweep"}
+    steps = [answer.model_extra["metrics"]["speculative_decoding"]["num_steps"] for answer in (plain, drafted)]  # type: ignore[index]
+    assert 2 * steps[1] < steps[0]
+
+
 def test_errors_are_the_clients_own(real: Real) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         real.client.completions.create(model="gpt-5", prompt="a")
