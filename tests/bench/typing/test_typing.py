@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.typing_bench import PLACES, KeysLog, Stretch, Typist, find_stretch, type_in_session, type_with_requests
+from bench.typing_bench import PLACES, KeysLog, Stretch, TypingPlan, figures_of, find_stretch, type_in_session
 from bench.workloads.workload import source_of
 from server.serving import Serving
 from specdec.client.client import Client
@@ -42,7 +42,6 @@ def test_a_late_answer_is_not_in_time_but_counts() -> None:
 def test_news_of_nothing_is_no_text() -> None:
     log = log_of([0.0, 1.0], {0: 0.5, 1: 1.5}, silent=(0,))
     assert log.waits_ms() == [500, 500]
-    assert log.waits_ms(text_only=True) == [1500, 500]
     log.answer(0, 9.0, text=True)
     assert log.answered_s[0] == 0.5
     assert log.with_text == {1}
@@ -75,20 +74,21 @@ def test_a_file_that_is_too_short_is_told() -> None:
         find_stretch("colorsys:", 10**6)
 
 
-@pytest.mark.parametrize("typist", [type_in_session, type_with_requests])
-async def test_typing_what_the_model_would_say(typist: Typist) -> None:
-    """Every key is answered in the end, and only a session goes on with what was begun."""
+async def test_typing_what_the_model_would_say() -> None:
+    """Every key is answered in the end, and the session continues earlier suggestions."""
     stretch = Stretch("book", BOOK[:AT], LINE[:8], "\n" + BOOK[BEHIND:])
     serving = Serving(make_config(), lambda _: CodeTokenizer(), factory=BOOKS, policy=quick_policy())
     addresses = await serving.start()
     try:
         await serving.wait_ready()
         async with Client(f"127.0.0.1:{addresses.grpc_port}") as client:
-            log = await typist(client, stretch, 200.0, 32, "")
+            log = await type_in_session(client, stretch, TypingPlan(keys_per_s=200.0), "")
     finally:
         await serving.stop()
     assert len(log.pressed_s) == 8
     assert len(log.waits_ms()) == 8
     assert all(wait >= 0 for wait in log.waits_ms())
     assert 7 in log.with_text
-    assert (log.continued > 0) is (typist is type_in_session)
+    assert log.continued > 0
+    figures = figures_of([log])
+    assert (figures["keys"], figures["wait_ms"]["n"], figures["prompt_rows_per_key"]) == (8, 8, None)
