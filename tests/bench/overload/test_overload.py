@@ -13,12 +13,11 @@ from bench.overload import (
     Level,
     MemoryWatch,
     OverloadPlan,
-    deadline_of,
     goodput,
     judged,
     knee_of,
     measure_overload,
-    objectives_of,
+    objective_of,
 )
 from bench.serve.load import LoadRun, ServeReport
 from specdec.config import Config, EngineConfig, ServerConfig
@@ -70,45 +69,43 @@ def test_the_peak_is_the_least_level_that_gets_as_much_done() -> None:
     assert level(8, 96).tokens_per_s([Objective("ttft", 1.0)]) == 0
 
 
-def test_the_four_questions() -> None:
+TTFT = LIMITS[0]
+
+
+def test_figures_of_an_overload() -> None:
     fast = [record(i / 8, 90) for i in range(72)]  # 9 s of answers, 88 tokens a second
     slow = [record(5.0, 150), record(5.0, 50, tpot_ms=30)]
     refused = [refusal(i / 10, 0.5) for i in range(50)] + [refusal(3.0, None)]
     lost = [Record("f", 0.0, 0.0, 1.0, outcome="failed"), Record("c", 0.0, 0.0, 1.0, outcome="cut")]
-    found = judged(110.0, report(fast + slow + refused + lost, 12.0), 9.0, 2.0)
+    found = judged(110.0, report(fast + slow + refused + lost, 12.0), 9.0, TTFT)
     assert found["goodput_over_peak"] == pytest.approx(0.8, rel=0.02)
-    assert found["goodput_over_peak_with_begin"] == pytest.approx(0.8, rel=0.02)
     assert (found["admitted"], found["refused"], found["refused_without_hint"], found["lost"]) == (76, 51, 1, 2)
     assert found["late_share"] == pytest.approx(4 / 76, abs=1e-4)
-    assert found["admitted_p99_over_objective"] == {"ttft:100": None, "tpot:20": None}  # two of 76 were lost
+    assert found["admitted_p99_over_objective"] is None  # two of 76 were lost
 
 
-def test_what_an_empty_server_has_not_ended_yet_is_told_apart() -> None:
+def test_goodput_counts_from_one_deadline_after_the_start() -> None:
     late = report([record(3 + i / 10, 50) for i in range(90)], 12.0)
-    found = judged(110.0, late, 12.0, 3.0)
+    found = judged(110.0, late, 12.0, Objective("e2e", 3000.0))
     assert found["goodput_over_peak"] == pytest.approx(1.0, rel=0.02)
-    assert found["goodput_over_peak_with_begin"] == pytest.approx(0.75, rel=0.02)
 
 
-def test_the_p99_of_admitted_requests() -> None:
+@pytest.mark.parametrize(("objective", "share"), zip(LIMITS, (0.9, 0.25), strict=True))
+def test_the_p99_of_admitted_requests(objective: Objective, share: float) -> None:
     flood = report([record(i / 10, 90, tpot_ms=5) for i in range(198)] + [record(3.0, 150), record(4.0, 160)], 20.0)
-    assert judged(110.0, flood, 20.0, None)["admitted_p99_over_objective"] == {"ttft:100": 0.9, "tpot:20": 0.25}
+    assert judged(110.0, flood, 20.0, objective)["admitted_p99_over_objective"] == share
 
 
-def test_objectives_follow_the_peak() -> None:
+def test_the_objective_follows_the_peak() -> None:
     peak = report([record(i / 10, 50 + i) for i in range(100)], 10.0)
-    (limit,) = objectives_of(peak)
-    assert str(limit) == "e2e:496"
-    assert deadline_of(OverloadPlan(), [limit, *LIMITS]) == 0.496
-    assert deadline_of(OverloadPlan(deadline_s=3.0), [limit]) == 3.0
-    assert deadline_of(OverloadPlan(), LIMITS) is None
+    assert str(objective_of(peak)) == "e2e:496"
 
 
 def test_growth_is_between_the_second_quarter_and_the_last() -> None:
     watch = MemoryWatch(LocalServer(Config()))
     assert watch.growth_mib() == {}
     sizes = [100, 300, 500, 500, 500, 500, 501, 501]  # at first the arenas fill
-    watch.samples = [(float(i), {"engine": size << 20, "frontend": 7}) for i, size in enumerate(sizes)]
+    watch.samples = [{"engine": size << 20, "frontend": 7} for size in sizes]
     assert watch.growth_mib() == {"engine": 1.0, "frontend": 0.0}
 
 
@@ -122,7 +119,7 @@ async def test_a_whole_run_asks_no_prompt_twice() -> None:
     assert found["peak"]["good_tokens_per_s"] > 0
     assert found["admitted"] + found["refused"] == found["overload"]["requests"]["sent"]
     assert found["refused_without_hint"] == 0
-    assert found["plan"]["objectives"][0].startswith("e2e:")
+    assert found["plan"]["objective"].startswith("e2e:")
     assert "peak" in notes[-1]
 
 
