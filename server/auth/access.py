@@ -270,7 +270,7 @@ KEY_HEADERS = ("authorization", "x-api-key")
 HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
 METRICS_PATH = "/metrics"
 # A browser loads the playground before its user can enter a key. The playground's own calls send the key.
-PLAYGROUND_PATHS = frozenset({"/", "/page/{name}"})
+PLAYGROUND_PATHS = frozenset({"/", "/docs", "/page/{name}"})
 
 
 async def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> Principal:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
+from server.auth.principal import current_caller
 from server.http.call import Call, Endpoint
 from server.http.errors import PathNotFoundError
 from server.http.ollama import alive
@@ -73,6 +74,11 @@ async def root(call: Call) -> None:
         await alive(call)
 
 
+async def docs(call: Call) -> None:
+    """The playground's file, whose script shows /openapi.json at this path."""
+    await _send(call, _FILES[MAIN], _ASK_AGAIN, _GUARD)
+
+
 async def page_file(call: Call) -> None:
     """A file of the playground. A request for the version that is served may be cached for good."""
     name = call.path_params["name"]
@@ -83,8 +89,10 @@ async def page_file(call: Call) -> None:
 
 
 async def info(call: Call) -> None:
-    """The engine's properties, and the names of the other models that the playground may ask."""
-    found = call.model.info
+    """The engine's properties, the names of the other models that the playground may ask, and for operators those of
+    the experiments that run."""
+    found, experiments = call.model.info, call.model.experiments
+    statuses = await experiments.statuses() if current_caller().admin else []
     await call.reply(
         200,
         {
@@ -97,6 +105,7 @@ async def info(call: Call) -> None:
             "max_context": found.max_context,
             "drafters": found.drafters,
             "fills_in": call.model.fills_in,
+            "experiments": [status.name for status in statuses if status.state == "running"],
         },
     )
 
@@ -114,6 +123,7 @@ _ERRORS = ProbeErrors()
 _NAME = {"name": "name", "in": "path", "required": True, "schema": TEXT}
 PLAYGROUND = (
     Endpoint("GET", "/", root, _ERRORS, "The playground, or that a server is there"),
+    Endpoint("GET", "/docs", docs, _ERRORS, "A viewer of /openapi.json"),
     Endpoint("GET", "/page/info", info, _ERRORS, "What the engine is"),
     Endpoint("GET", "/page/{name}", page_file, _ERRORS, "A file of the playground", parameters=(_NAME,)),
 )

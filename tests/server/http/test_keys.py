@@ -31,7 +31,7 @@ from tests.server.auth.key_files import make_key
 from tests.server.harness import make_config
 from tests.server.http.harness import COMPLETIONS, MESSAGES, Server, running
 
-OPEN = {"/livez", "/ping", "/readyz", "/version", "/health", "/", "/page/{name}"}
+OPEN = {"/livez", "/ping", "/readyz", "/version", "/health", "/", "/docs", "/page/{name}"}
 
 
 @dataclass

@@ -43,7 +43,7 @@ const ready = (page) => page.locator(".status.s-ready").waitFor();
 const finished = (page) => page.locator("p[role=status]", { hasText: /^(done|stopped|failed):/ }).waitFor();
 const tree = (page) =>
   page.evaluate(() => ({
-    title: document.querySelector("#step-title").textContent,
+    title: document.querySelector("#step-panel-title").textContent,
     label: document.querySelector(".tree svg")?.getAttribute("aria-label"),
     nodes: [...document.querySelectorAll(".tree .node title")].map((title) => title.textContent),
     chosen: document.querySelectorAll(".tree .node.chosen").length,
@@ -54,6 +54,33 @@ const violations = async (page) => {
   const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
   return violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html.slice(0, 120)).join(" ; ")}`);
 };
+
+/** What a visitor sees first, in every size and scheme. */
+async function first() {
+  const views = [];
+  for (const [name, viewport] of [["desktop", { width: 1440, height: 1000 }], ["phone", { width: 390, height: 844 }]]) {
+    for (const colorScheme of ["light", "dark"]) {
+      const page = await visit({ viewport, colorScheme });
+      await ready(page);
+      await page.screenshot({ path: join(shots, `first-${name}-${colorScheme}.png`) });
+      views.push({
+        nodes: await page.locator(".tree .node").evaluateAll((nodes) =>
+          nodes.filter((node) => node.getBoundingClientRect().bottom < innerHeight).map((node) => node.querySelector("title").textContent),
+        ),
+        said: await page.locator(".sample").textContent(),
+        width: await page.evaluate(() => document.documentElement.scrollWidth),
+        violations: await violations(page),
+      });
+      await page.close();
+    }
+  }
+  const page = await visit();
+  await page.getByRole("link", { name: "API" }).click();
+  await page.getByText("/v1/chat/completions", { exact: true }).click();
+  await page.getByRole("rowheader", { name: "temperature" }).first().waitFor();
+  await page.screenshot({ path: join(shots, "docs.png") });
+  return { views, docs: await violations(page), operations: await page.locator("details").count() };
+}
 
 async function keyboard() {
   const page = await visit();
@@ -135,6 +162,7 @@ async function phone() {
   const example = await page.locator("[name=prompt]").inputValue();
   await page.getByRole("button", { name: /Generate/ }).click();
   await finished(page);
+  const results = await page.locator("details > summary h2").allTextContents();
   const top = await page.evaluate(() => document.getElementById("output").getBoundingClientRect().top);
   const sent = page.waitForRequest("**/v1/completions");
   await page.getByRole("radio", { name: "Fill in" }).check();
@@ -145,7 +173,7 @@ async function phone() {
   faults.length = 0; // the refusal
   await page.screenshot({ path: join(shots, "phone.png"), fullPage: true });
   const width = await page.evaluate(() => document.documentElement.scrollWidth);
-  return { keys, folded, open, warned, gap, example, top, body, width, violations: await violations(page) };
+  return { keys, folded, open, results, warned, gap, example, top, body, width, violations: await violations(page) };
 }
 
 async function trouble() {
@@ -170,6 +198,7 @@ async function trouble() {
   const refused = await page.getByRole("alert").textContent();
   const invalid = await page.locator("[aria-invalid=true]").getAttribute("name");
   await page.locator("[name=temperature]").fill("0");
+  const corrected = await page.getByRole("alert").count();
   await page.context().setOffline(true);
   await page.getByRole("button", { name: /Generate/ }).click();
   await page.locator(".status.s-lost").waitFor();
@@ -177,7 +206,8 @@ async function trouble() {
   await page.screenshot({ path: join(shots, "lost.png"), fullPage: true });
   await page.context().setOffline(false);
   await ready(page);
-  return { animation, stopped, clean, refused, invalid, lost };
+  const mended = await page.getByRole("alert").count();
+  return { animation, stopped, clean, refused, invalid, corrected, lost, mended };
 }
 
 async function locked() {
@@ -204,7 +234,7 @@ async function locked() {
 }
 
 try {
-  const found = await { keyboard, compare, phone, trouble, locked }[scenario]();
+  const found = await { first, keyboard, compare, phone, trouble, locked }[scenario]();
   console.log(JSON.stringify({ ...found, faults }));
 } finally {
   await browser.close();

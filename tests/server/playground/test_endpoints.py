@@ -107,7 +107,7 @@ def test_the_page_needs_no_key_but_what_it_asks_does(tmp_path: Path) -> None:
     key = make_key(path, "page")
     with running(keys_file=path) as server:
         page = get_page(server)
-        for link in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+        for link in ("/docs", *re.findall(r'(?:src|href)="([^"]+)"', page.text)):
             assert server.client.get(link).status_code == 200
         for wanted in ("/page/info", "/trace"):
             assert server.client.get(wanted).status_code == 401

@@ -1,4 +1,5 @@
 import { render } from "preact";
+import { ApiDocs } from "./api_docs";
 import "./page.css";
 import { FiguresPanel } from "./figures_panel";
 import { FormPanel } from "./form_panel";
@@ -21,13 +22,13 @@ function App() {
         Skip to the output
       </a>
       <Header />
-      <main>
+      <main class={shown.value ? "" : "fresh"}>
         <FormPanel />
+        <StepPanel />
         <div class="column">
           <Notice />
           <PairPanel />
           <OutputPanel />
-          <StepPanel />
         </div>
         <div class="column side">
           <FiguresPanel />
@@ -67,5 +68,5 @@ function Announcement() {
 }
 
 applyTheme();
-render(<App />, document.getElementById("page")!);
+render(location.pathname === "/docs" ? <ApiDocs /> : <App />, document.getElementById("page")!);
 void watch();

@@ -51,11 +51,9 @@ export interface Line {
   look: string;
 }
 
-/** Lines over a common, evenly spaced axis. Values above three times the median are clipped. */
+/** Lines over a common, evenly spaced axis. */
 export function Lines({ lines, ...frame }: { lines: Line[] } & Omit<Frame, "top">) {
-  const all = lines.flatMap((line) => line.values).sort((a, b) => a - b);
-  const median = all[Math.floor(all.length / 2)] ?? 1;
-  const top = niceCeiling(Math.min(all.at(-1) ?? 1, 3 * median));
+  const top = niceCeiling(Math.max(...lines.flatMap((line) => line.values)));
   const longest = Math.max(2, ...lines.map((line) => line.values.length));
   return (
     <Plot {...frame} top={top}>
@@ -63,7 +61,7 @@ export function Lines({ lines, ...frame }: { lines: Line[] } & Omit<Frame, "top"
         <polyline
           key={i}
           class={`curve ${look}`}
-          points={values.map((v, x) => `${(x / (longest - 1)) * W},${H - Math.min(1, v / top) * H}`).join(" ")}
+          points={values.map((v, x) => `${(x / (longest - 1)) * W},${H - (v / top) * H}`).join(" ")}
         />
       ))}
     </Plot>

@@ -1,6 +1,7 @@
 import type { ComponentChildren } from "preact";
 import { type Bar, Bars, Lines } from "./charts";
 import { ms, percent } from "./figures";
+import { Panel } from "./panel";
 import type { Run } from "./run";
 import { history, live, pair, select, selected, show, shown } from "./store";
 
@@ -9,12 +10,9 @@ const SLOTS = 160;
 export function FiguresPanel() {
   const run = live(shown.value);
   return (
-    <section class="panel figures" aria-labelledby="figures-title">
-      <div class="title">
-        <h2 id="figures-title">Figures</h2>
-      </div>
+    <Panel name="figures" title="Figures" folds>
       {run ? <Filled run={run} /> : <p class="empty">Times and acceptance appear here as tokens arrive.</p>}
-    </section>
+    </Panel>
   );
 }
 

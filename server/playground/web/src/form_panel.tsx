@@ -1,10 +1,10 @@
-import { signal } from "@preact/signals";
 import { look as lookOf } from "./figures";
 import type { ComponentChildren } from "preact";
 import { Messages } from "./messages";
+import { Copy, narrow } from "./panel";
 import { EXAMPLES, type Form } from "./request";
 import type { Mode } from "./run";
-import { busy, change, compare, connection, form, generate, info, notice, stop } from "./store";
+import { asCurl, busy, change, compare, connection, form, generate, info, notice, stop } from "./store";
 
 const MODES: [Mode, string, string][] = [
   ["auto", "Auto", "The controller decides each step how much to draft"],
@@ -12,14 +12,11 @@ const MODES: [Mode, string, string][] = [
   ["on", "On", "Always draft, up to the limits given"],
 ];
 
-const phone = matchMedia("(max-width: 759px)");
-const narrow = signal(phone.matches);
-phone.addEventListener("change", () => (narrow.value = phone.matches));
-
 /** Run the form's request; on a phone, scroll to the output below. */
 function run(work: () => Promise<void>): void {
   void work();
-  if (narrow.value && busy.value) document.getElementById("output")?.scrollIntoView({ block: "start" });
+  if (!narrow.value || !busy.value) return;
+  requestAnimationFrame(() => document.getElementById("output")?.scrollIntoView({ block: "start" }));
 }
 
 export function FormPanel() {
@@ -132,6 +129,7 @@ function Actions() {
       >
         A/B <span class="more">off | auto</span>
       </button>
+      <Copy label="Copy as curl" text={asCurl} />
     </div>
   );
 }

@@ -31,6 +31,15 @@ export function Header() {
         <i aria-hidden="true" />
         {WORDS[connection.value]}
       </p>
+      <nav>
+        {location.pathname === "/docs" ? <a href="/">Playground</a> : <a href="/docs">API</a>}
+        <a href="/metrics">Metrics</a>
+        {served?.experiments.map((name) => (
+          <a key={name} href={`/v1/experiments/${name}/report`} title="The report of a running experiment, so far">
+            Experiment {name}
+          </a>
+        ))}
+      </nav>
       {(connection.value === "key" || apiKey.value) && <Key />}
       <label class="theme">
         <span class="sr">Theme</span>

@@ -2,6 +2,7 @@ import { type ComponentChild, Component, type FunctionComponent } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { count, look, ms, percent, proposedBy } from "./figures";
 import { countBySource, type Step, type Token } from "./ledger";
+import { Copy, Panel } from "./panel";
 import { fromEarlier, type Run } from "./run";
 import { busy, connection, history, live, pair, select, selected, shown } from "./store";
 
@@ -10,11 +11,7 @@ export function OutputPanel() {
   const run = live(shown.value);
   const compared = live(pair.value);
   return (
-    <section class="panel output" id="output" aria-labelledby="output-title">
-      <div class="title">
-        <h2 id="output-title">Output</h2>
-        {!compared && run && run.tokens > 0 && <Summary run={run} />}
-      </div>
+    <Panel name="output" title="Output" aside={!compared && run && run.tokens > 0 && <Summary run={run} />}>
       {compared ? (
         <div class="sides">
           <Side run={compared.off} />
@@ -25,7 +22,7 @@ export function OutputPanel() {
       ) : (
         <Empty run={run} />
       )}
-    </section>
+    </Panel>
   );
 }
 
@@ -55,7 +52,7 @@ function Summary({ run }: { run: Run }) {
       <b>{ms(run.perTokenMs)}</b> per token
       {run.state === "stopped" && <em> · stopped</em>}
       {run.state === "failed" && <em> · failed</em>}
-      {run.finishReason === "length" && <em> · cut at max tokens</em>}
+      {run.finishReason === "length" && <em> · cut at max tokens</em>} <Copy label="Copy" text={() => run.text} />
     </p>
   );
 }
@@ -63,7 +60,7 @@ function Summary({ run }: { run: Run }) {
 function Empty({ run }: { run: Run | null }) {
   live(run);
   if (run?.state === "running") return <p class="empty">Waiting for the first token…</p>;
-  if (run?.state === "failed") return <p class="empty">No tokens: {run.error}</p>;
+  if (run?.state === "failed") return <p class="empty">No tokens.</p>;
   if (run) return <p class="empty">{run.state === "stopped" ? "Stopped before the first token." : "The answer is empty."}</p>;
   if (connection.value === "key") return <p class="empty">This server requires an API key. Enter yours above.</p>;
   return (
@@ -144,13 +141,14 @@ const StepTokens = memo(function StepTokens(props: { run: Run; step: Step; text:
   );
 });
 
-/** Explains why a repeated request is fast. */
+/** Explains why an answer is faster than a first one. */
 function Earlier({ run }: { run: Run }) {
   const found = run.state === "running" ? null : fromEarlier(run, history.value);
   if (!found) return null;
   return (
     <p class="hint earlier">
-      {count(found.tokens, "token")} drafted from the same answer in run {found.from.number}: a first answer takes longer. The A/B
+      {count(found.tokens, "token")} drafted from remembered text,{" "}
+      {found.from ? `that of run ${found.from.number}` : "that of earlier requests to this server"}: a first answer takes longer. The A/B
       button isolates its runs.
     </p>
   );

@@ -1,5 +1,6 @@
 import { count, ms } from "./figures";
 import { firstDifference, type Run } from "./run";
+import { Panel } from "./panel";
 import { live, pair, show, shown } from "./store";
 
 /** The times of speculation off and auto, once both are done. */
@@ -9,15 +10,14 @@ export function PairPanel() {
   const difference = firstDifference(off, auto);
   const same = difference === null;
   const longest = Math.max(off.lastMs, auto.lastMs);
+  const [fast, words] = speed(off, auto);
+  const verdict = (
+    <p class={`verdict ${!same ? "bad" : fast ? "good" : ""}`}>
+      {same ? `✓ The same ${count(off.tokens, "token")}, ${words}` : `✕ They differ from token ${difference + 1} on`}
+    </p>
+  );
   return (
-    <section class="panel pair" aria-labelledby="pair-title">
-      <div class="title">
-        <h2 id="pair-title">Off / auto</h2>
-        <p class={`verdict ${same ? "good" : "bad"}`}>
-          {same ? `✓ The same ${count(off.tokens, "token")}` : `✕ They differ from token ${difference + 1} on`}
-          {same && `, ${ratio(off, auto)}`}
-        </p>
-      </div>
+    <Panel name="pair" title="Off / auto" aside={verdict}>
       <div class="scroll">
         <table>
           <thead>
@@ -55,13 +55,14 @@ export function PairPanel() {
           </tbody>
         </table>
       </div>
-    </section>
+    </Panel>
   );
 }
 
-function ratio(off: Run, auto: Run): string {
+/** Whether auto is faster, and by how much. */
+function speed(off: Run, auto: Run): [boolean, string] {
   const [slow, fast] = [off.perTokenMs, auto.perTokenMs];
-  if (slow === null || fast === null || !(fast > 0)) return "too short to measure";
+  if (slow === null || fast === null || !(fast > 0)) return [false, "too short to measure"];
   const found = slow / fast;
-  return found >= 1 ? `${found.toFixed(2)}× as fast per token` : `${(1 / found).toFixed(2)}× as slow per token`;
+  return found >= 1 ? [true, `${found.toFixed(2)}× as fast per token`] : [false, `${(1 / found).toFixed(2)}× as slow per token`];
 }

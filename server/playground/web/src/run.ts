@@ -62,10 +62,9 @@ export class Run {
     return acceptance(this.ledger.steps);
   }
 
-  /** Milliseconds per token of each step after the first, from one arrival to the next. */
+  /** Milliseconds per token of each step, as the server measured them. */
   get stepTokenMs(): number[] {
-    const { steps } = this.ledger;
-    return steps.slice(1).map((step, i) => (step.atMs - steps[i]!.atMs) / step.tokens.length);
+    return this.ledger.steps.flatMap(({ tree, tokens }) => (tree ? [(tree.draft_ms + tree.verify_ms) / tokens.length] : []));
   }
 }
 
@@ -76,26 +75,35 @@ export function firstDifference(a: Run, b: Run): number | null {
   return null;
 }
 
-/** The first of the steps with the most tokens. */
+/** The first of the steps with the most branches, and among equals the most tokens, of those with an accepted token. */
 export function bestStep(steps: readonly Step[]): Step | null {
-  return steps.reduce<Step | null>((best, step) => (step.tokens.length > (best?.tokens.length ?? 0) ? step : best), null);
+  const worth = ({ tree, tokens }: Step): number => (tree?.accepted.length ? branches(tree) * 1000 : 0) + tokens.length;
+  return steps.reduce<Step | null>((best, step) => (!best || worth(step) > worth(best) ? step : best), null);
+}
+
+/** Paths from the root beyond the first. */
+export function branches(tree: StepTree): number {
+  const parents = tree.nodes.slice(1).map((node) => node.parent);
+  return parents.length - new Set(parents).size;
 }
 
 const MIN_TOKENS = 4;
 
 /**
- * Tokens drafted from the text of earlier runs: four tokens or more of a step that the suffix drafter proposed, and that are
- * in an earlier answer, but neither in the request nor in this answer so far. `from`: the latest such run.
+ * Tokens drafted from text that the server remembers: four tokens or more of a step that the suffix drafter proposed, and that
+ * are neither in the request nor in this answer so far. `from`: the latest run of this page that they are in.
  */
-export function fromEarlier(run: Run, runs: readonly Run[]): { tokens: number; from: Run } | null {
-  const earlier = runs.filter((other) => other.number < run.number && other.salt === run.salt && other.tokens);
+export function fromEarlier(run: Run, runs: readonly Run[]): { tokens: number; from: Run | null } | null {
+  const earlier = runs.filter((other) => other.number < run.number && other.salt === run.salt);
   let [own, tokens, from] = [run.asked, 0, null as Run | null];
-  for (const step of earlier.length ? run.ledger.steps : []) {
+  for (const step of run.ledger.steps) {
     const drafted = step.tokens.filter((token) => token.sources.includes("suffix"));
     const text = drafted.map((token) => token.text).join("");
-    const found = drafted.length >= MIN_TOKENS && !own.includes(text) ? earlier.findLast((other) => other.text.includes(text)) : null;
-    if (found) [tokens, from] = [tokens + drafted.length, found];
+    if (drafted.length >= MIN_TOKENS && !own.includes(text)) {
+      tokens += drafted.length;
+      from = earlier.findLast((other) => other.text.includes(text)) ?? from;
+    }
     own += step.tokens.map((token) => token.text).join("");
   }
-  return from && { tokens, from };
+  return tokens ? { tokens, from } : null;
 }

@@ -1,37 +1,56 @@
 import { count, look, ms, percent, proposedBy, visible } from "./figures";
-import type { Step } from "./ledger";
+import type { Step, Token } from "./ledger";
+import { Panel } from "./panel";
+import { branches } from "./run";
+import sample from "./sample.json";
 import { live, looked, shown } from "./store";
 import { TreeView } from "./tree_view";
 import type { StepTree } from "./wire";
 
-/** The step of the selected token. */
+/** The step of the selected token; a recorded one before there are tokens. */
 export function StepPanel() {
   const choice = looked.value;
   const run = live(shown.value);
-  if (!run?.tokens) return null;
-  const token = choice?.run === run ? run.ledger.tokens[choice.token] : undefined;
-  const step = token && run.ledger.steps[token.step];
-  const best = choice?.best && (step?.tokens.length ?? 0) > 1;
+  const token = choice?.run === run ? run?.ledger.tokens[choice!.token] : undefined;
+  const step = token && run?.ledger.steps[token.step];
+  if (!run || !step) return <Recorded />;
+  const best = choice!.best && step.tree !== null && branches(step.tree) > 0;
   return (
-    <section class="panel step-panel" aria-labelledby="step-title">
-      <div class="title">
-        <h2 id="step-title">
-          {step ? `${best ? "The best step: " : ""}Step ${step.index + 1} of ${run.ledger.steps.length}` : "Step"}
-        </h2>
-        {step?.tree && <StepSummary step={step} tree={step.tree} />}
-      </div>
-      {!step || !token ? (
-        <p class="empty">No tokens yet.</p>
+    <Panel
+      name="step-panel"
+      title={`${best ? "The most branched step: " : ""}Step ${step.index + 1} of ${run.ledger.steps.length}`}
+      aside={step.tree && <StepSummary step={step} tree={step.tree} />}
+    >
+      <Filled step={step} token={token} follow={!choice!.best} />
+    </Panel>
+  );
+}
+
+function Recorded() {
+  return (
+    <Panel name="step-panel" title="A recorded step">
+      <p class="hint sample">
+        {sample.model} answers “{sample.asked}” and has just said <code>{visible(sample.tree.nodes[0]!.text)}</code>. Its draft,{" "}
+        {sample.draft}, proposes a tree of {sample.tree.nodes.length - 1} nodes. The model verifies all of them in one forward:{" "}
+        {sample.tree.accepted.length} are accepted, and it adds one token of its own. <b>Generate</b> shows the steps of your own server.
+      </p>
+      <TreeView tree={sample.tree} ownText={sample.own_text} chosen={null} follow={false} />
+    </Panel>
+  );
+}
+
+function Filled({ step, token, follow }: { step: Step; token: Token; follow: boolean }) {
+  return (
+    <>
+      <p class="chosen-token">
+        <code class={`mark-as ${look(token.sources[0])}`}>{visible(token.text)}</code> id {token.id}, {proposedBy(token.sources)}
+      </p>
+      {step.tree ? (
+        <Tree step={step} tree={step.tree} chosen={token.node} follow={follow} />
       ) : (
-        <>
-          <p class="chosen-token">
-            <code class={`mark-as ${look(token.sources[0])}`}>{visible(token.text)}</code> id {token.id},{" "}
-            {proposedBy(token.sources)}
-          </p>
-          {step.tree ? <Tree step={step} tree={step.tree} chosen={token.node} /> : <p class="empty">The server sent no tree.</p>}
-        </>
+        <p class="empty">The server sent no tree.</p>
       )}
-    </section>
+    </>
   );
 }
 
@@ -45,12 +64,12 @@ function StepSummary({ step, tree }: { step: Step; tree: StepTree }) {
   );
 }
 
-function Tree({ step, tree, chosen }: { step: Step; tree: StepTree; chosen: number | null }) {
+function Tree({ step, tree, chosen, follow }: { step: Step; tree: StepTree; chosen: number | null; follow: boolean }) {
   const own = step.tokens.find((token) => token.node === null);
   return (
     <>
       {tree.nodes.length === 1 && <p class="hint">Nothing was drafted: the target produced one token.</p>}
-      <TreeView tree={tree} ownText={own?.text ?? null} chosen={chosen} />
+      <TreeView tree={tree} ownText={own?.text ?? null} chosen={chosen} follow={follow} />
       <details>
         <summary>The tree as a table</summary>
         <div class="scroll" tabIndex={0} role="region" aria-label="The tree as a table">

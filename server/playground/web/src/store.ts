@@ -27,7 +27,8 @@ export const history = signal<Run[]>([]);
 export const pair = signal<{ off: Run; auto: Run | null } | null>(null);
 export const selected = signal<Selection | null>(null);
 export const busy = signal(false);
-export const notice = signal<{ message: string; field: string } | null>(null);
+/** `lost`: the server did not answer. */
+export const notice = signal<{ message: string; field: string; lost?: boolean } | null>(null);
 export const trace = signal<StepTrace[]>([]);
 export const traceError = signal("");
 /** Increases when runs, which change in place, have new data. */
@@ -53,7 +54,9 @@ export function live<T>(thing: T): T {
   return thing;
 }
 
+/** Change the form; a notice about it is out of date. */
 export function change(part: Partial<Form>): void {
+  if (notice.value?.field) notice.value = null;
   form.value = { ...form.value, ...part };
 }
 
@@ -146,7 +149,7 @@ function fail(run: Run, error: unknown, stopped: boolean): void {
   if (stopped) return;
   run.error = error instanceof Error ? error.message : String(error);
   const status = error instanceof ApiError ? error.status : -1;
-  notice.value = { message: run.error, field: error instanceof ApiError ? error.field : "" };
+  notice.value = { message: run.error, field: error instanceof ApiError ? error.field : "", lost: status === 0 };
   if (status === 401) connection.value = "key";
   if (status === 0) void look();
 }
@@ -157,6 +160,7 @@ export async function look(): Promise<void> {
     await getJson("/readyz", apiKey.value);
     if (!info.value || connection.value !== "ready") info.value = await getJson<Info>(`/page/info${asking("?")}`, apiKey.value);
     connection.value = "ready";
+    if (notice.value?.lost) notice.value = null;
   } catch (error) {
     const status = error instanceof ApiError ? error.status : -1;
     connection.value = status === 401 ? "key" : status === 0 ? "lost" : "loading";
@@ -177,6 +181,14 @@ export async function choose(model: string): Promise<void> {
   }
 }
 
+/** The form's request as a command line. */
+export function asCurl(): string {
+  const { path, body } = requestOf(form.value, form.value.mode, form.value.seed === "" ? null : Number(form.value.seed), "", chosen());
+  const quoted = (text: string) => `'${text.replace(/'/g, "'\\''")}'`;
+  const key = apiKey.value ? ` -H "Authorization: Bearer $SPECDEC_KEY"` : "";
+  return `curl -N ${location.origin}${path}${key} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(body))}`;
+}
+
 /** The chosen model's name; empty on a server of one. */
 function chosen(): string {
   return info.value && info.value.models.length > 1 ? info.value.model : "";
@@ -192,7 +204,8 @@ export async function readTrace(): Promise<void> {
     trace.value = await getJson<StepTrace[]>(`/trace?limit=${TRACE_STEPS}${asking("&")}`, apiKey.value);
     traceError.value = "";
   } catch (error) {
-    traceError.value = error instanceof Error ? error.message : String(error);
+    // The header reports a lost connection.
+    traceError.value = error instanceof ApiError && error.status === 0 ? "" : error instanceof Error ? error.message : String(error);
   }
 }
 

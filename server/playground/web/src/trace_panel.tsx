@@ -1,26 +1,34 @@
 import { useState } from "preact/hooks";
 import { look } from "./figures";
 import { Bars } from "./charts";
+import { Panel } from "./panel";
 import { trace, traceError } from "./store";
 import type { StepTrace } from "./wire";
 
 const ROWS = 40;
+const WORDS: Record<string, string> = {
+  free: "A lookup in known text: it costs a fraction of a millisecond, so it always proposes",
+  on: "It proposes: the expected tokens are worth its time",
+  off: "It does not propose: the expected tokens are not worth its time",
+  probe: "It proposes a little, so that the controller learns whether it pays",
+  forced: "It proposes whatever it costs: the request's speculation is on",
+  read: "It reads a part of a long prompt, and proposes in a later step",
+  "a prompt": "The step computed parts of prompts only",
+  "no draft": "Nothing was proposed: the target produced one token per request",
+};
 
 /** The controller's prediction for each step, and the outcome. */
 export function TracePanel() {
   const [frozen, freeze] = useState<StepTrace[] | null>(null);
   const steps = frozen ?? trace.value;
   const latest = [...steps].reverse().slice(0, ROWS);
+  const button = steps.length > 0 && (
+    <button type="button" class="quiet" aria-pressed={frozen !== null} onClick={() => freeze(frozen ? null : trace.value)}>
+      {frozen ? "Frozen" : "Freeze"}
+    </button>
+  );
   return (
-    <section class="panel trace" aria-labelledby="trace-title">
-      <div class="title">
-        <h2 id="trace-title">Controller</h2>
-        {steps.length > 0 && (
-          <button type="button" class="quiet" aria-pressed={frozen !== null} onClick={() => freeze(frozen ? null : trace.value)}>
-            {frozen ? "Frozen" : "Freeze"}
-          </button>
-        )}
-      </div>
+    <Panel name="trace" title="Controller" aside={button} folds>
       {traceError.value && <p class="empty">The trace cannot be read: {traceError.value}</p>}
       {!steps.length && !traceError.value && <p class="empty">The engine has made no step yet.</p>}
       {steps.length > 0 && (
@@ -44,7 +52,7 @@ export function TracePanel() {
           </div>
         </>
       )}
-    </section>
+    </Panel>
   );
 }
 
@@ -96,17 +104,21 @@ function Table({ steps }: { steps: StepTrace[] }) {
 /** Decision and outcome of each drafter; free ones without a proposal are omitted. */
 function Decisions({ step }: { step: StepTrace }) {
   const active = step.drafters.filter((drafter) => drafter.decision !== "free" || drafter.proposed > 0);
-  if (!active.length) return <small>{step.prefill_rows ? "a prompt" : "no draft"}</small>;
+  if (!active.length) return <small>{explained(step.prefill_rows ? "a prompt" : "no draft")}</small>;
   return (
     <>
       {active.map((drafter) => (
         <span key={drafter.name} class={`chip ${drafter.decision === "off" ? "off" : ""}`}>
-          <span class={`mark-as ${look(drafter.name)}`}>{drafter.name}</span> {drafter.decision}
+          <span class={`mark-as ${look(drafter.name)}`}>{drafter.name}</span> {explained(drafter.decision)}
           {drafter.verified > 0 && ` · ${drafter.accepted} of ${drafter.verified} accepted`}
         </span>
       ))}
     </>
   );
+}
+
+function explained(word: string) {
+  return <abbr title={WORDS[word]}>{word}</abbr>;
 }
 
 function sum(a: number | null, b: number | null): number | null {

@@ -3,16 +3,24 @@ import { count, look, percent, visible } from "./figures";
 import { layoutTree, type Place } from "./tree_layout";
 import type { StepTree } from "./wire";
 
-const COLUMN = 108;
+const COLUMN = 110;
 const ROW = 46;
-const WIDTH = 90;
+const WIDTH = 92;
 const HEIGHT = 24;
 const PAD = 6;
 const SIGN = { root: "", accepted: "✓", rejected: "✕", own: "+" };
 const LETTERS = 9;
 
+interface Props {
+  tree: StepTree;
+  ownText: string | null;
+  chosen: number | null;
+  /** Scroll to the chosen node; else the root is in sight. */
+  follow: boolean;
+}
+
 /** The tree of a step: the accepted path along the top, rejected branches below, the target's own token at the path's end. */
-export function TreeView({ tree, ownText, chosen }: { tree: StepTree; ownText: string | null; chosen: number | null }) {
+export function TreeView({ tree, ownText, chosen, follow }: Props) {
   const layout = layoutTree(tree, ownText !== null);
   const width = layout.columns * COLUMN - (COLUMN - WIDTH) + 2 * PAD;
   const height = (layout.rows - 1) * ROW + HEIGHT + 16 + 2 * PAD;
@@ -21,11 +29,12 @@ export function TreeView({ tree, ownText, chosen }: { tree: StepTree; ownText: s
   const at = where.get(chosen);
   useEffect(() => {
     const { current } = box;
-    if (!current || !at) return;
+    if (current && !follow) current.scrollTo(0, 0);
+    if (!current || !at || !follow) return;
     const [x, y] = [left(at), top(at)];
     if (x < current.scrollLeft || x + COLUMN > current.scrollLeft + current.clientWidth) current.scrollLeft = x - COLUMN;
     if (y < current.scrollTop || y + ROW > current.scrollTop + current.clientHeight) current.scrollTop = y - ROW;
-  }, [tree, chosen]);
+  }, [tree, chosen, follow]);
   const rejected = tree.nodes.length - 1 - tree.accepted.length;
   const label = `Tree: ${count(tree.accepted.length, "drafted token")} accepted, ${rejected} rejected. The table below lists all nodes.`;
   return (

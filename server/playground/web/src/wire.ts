@@ -53,6 +53,8 @@ export interface Info {
   max_context: number;
   drafters: string[];
   fills_in: boolean;
+  /** Those that run, if the caller may read their reports. */
+  experiments: string[];
 }
 
 export interface DrafterTrace {

@@ -1,6 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { bestStep, firstDifference, fromEarlier, Run } from "../src/run";
+import { bestStep, branches, firstDifference, fromEarlier, Run } from "../src/run";
+import sample from "../src/sample.json";
+import { layoutTree } from "../src/tree_layout";
+import type { StepTree } from "../src/wire";
 import { tree } from "./make";
 
 function answer(ids: number[][]): Run {
@@ -17,7 +20,6 @@ test("times are those of the tokens' arrival", () => {
   assert.equal(run.firstMs, 100);
   assert.equal(run.lastMs, 160);
   assert.equal(run.perTokenMs, 60 / 4);
-  assert.deepEqual(run.stepTokenMs, [30, 10]);
   assert.equal(run.perStep, 2);
   assert.equal(run.text, "ababab");
   assert.equal(run.finishReason, "stop");
@@ -55,16 +57,29 @@ test("what was drafted from an earlier answer is told, and nothing else", () => 
   const words = ["red ", "green ", "blue ", "white "];
   const first = drafted(1, words);
   const found = fromEarlier(drafted(2, words), [first]);
-  assert.deepEqual([found?.tokens, found?.from.number], [4, 1]);
-  assert.equal(fromEarlier(first, [first]), null, "itself");
+  assert.deepEqual([found?.tokens, found?.from?.number], [4, 1]);
+  assert.deepEqual(fromEarlier(first, [first]), { tokens: 4, from: null }, "of another page");
+  assert.equal(fromEarlier(drafted(2, words, "suffix", "salted"), [first])?.from, null, "another cache");
   assert.equal(fromEarlier(drafted(2, words, "model"), [first]), null, "another drafter");
-  assert.equal(fromEarlier(drafted(2, words, "suffix", "salted"), [first]), null, "another cache");
   assert.equal(fromEarlier(drafted(2, words, "suffix", "", words.join("")), [first]), null, "in the request");
   assert.equal(fromEarlier(drafted(2, words.slice(1)), [first]), null, "too short to tell");
-  assert.equal(fromEarlier(drafted(2, ["a", "b", "c", "d"]), [first]), null, "not in it");
 });
 
-test("the best step said most, and is the first such", () => {
+test("the best step has the most branches, then the most tokens, and is the first such", () => {
   assert.equal(bestStep(answer([[1], [2, 3], [4, 5]]).ledger.steps)?.index, 1);
   assert.equal(bestStep([]), null);
+  const run = new Run(1, "on");
+  const chain = tree([["", -1], ["a", 0], ["b", 1], ["c", 2]], [1, 2, 3]);
+  const forked = tree([["", -1], ["a", 0], ["b", 0], ["c", 1], ["d", 1]], [1]);
+  const steps: [StepTree, number[]][] = [[chain, [1, 2, 3, 4]], [{ ...forked, accepted: [] }, [4]], [forked, [4, 5]], [forked, [4, 5, 6]]];
+  for (const [found, ids] of steps) run.add({ choices: [{ text: "", token_ids: ids, step_tree: found, finish_reason: null }] }, 1);
+  assert.deepEqual([branches(chain), branches(forked)], [0, 2]);
+  assert.equal(bestStep(run.ledger.steps)?.index, 3);
+  assert.deepEqual(run.stepTokenMs, [11 / 4, 11, 11 / 2, 11 / 3], "by the server's times");
+});
+
+test("the recorded step has branches and an accepted path", () => {
+  assert.ok(branches(sample.tree) >= 2);
+  assert.ok(sample.tree.accepted.length >= 2);
+  assert.equal(layoutTree(sample.tree, true).places.length, sample.tree.nodes.length + 1);
 });
