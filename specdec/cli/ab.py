@@ -69,7 +69,7 @@ def conclude(folder: Path, demand: str, as_json: bool) -> int:
     else:
         _show_conclusion(result)
         click.echo(f"report: {folder / REPORT}")
-    return exit_code(result.verdict.kind, demand)  # type: ignore[arg-type]  # click has checked it
+    return exit_code(result.verdict.kind, demand, result.guardrails)  # type: ignore[arg-type]  # click has checked it
 
 
 def write_text(path: Path, text: str) -> None:
@@ -335,7 +335,7 @@ def analyze_command(folder: Path, demand: str, as_json: bool) -> None:
     """Analyse the experiment in FOLDER; write result.json and report.html next to its records.
 
     Exit code 0 when the verdict is as demanded. Else 10: worse; 11: undecided; 12: invalid; 13: equivalent where
-    better was demanded. 1: there is nothing to analyse; 2: the command line is wrong.
+    better was demanded; 15: a guardrail is open. 1: there is nothing to analyse; 2: the command line is wrong.
     """
     sys.exit(conclude(folder, demand, as_json))
 

@@ -222,8 +222,9 @@ def decide(
     min_units: int,
     invalid: Sequence[str],
     guardrails: Sequence[GuardrailResult],
+    arm: str = "the treatment",
 ) -> Verdict:
-    """The verdict. ``ratio`` returns the interval for B / A of the primary metric at a level.
+    """The verdict. ``ratio`` returns the interval for B / A of the primary metric at a level; ``arm`` is B's name.
 
     Anything in ``invalid`` overrules the rest; a broken guardrail overrules the metric. Equivalence is tested before a
     difference: a certain difference below ``min_effect`` does not matter.
@@ -237,7 +238,7 @@ def decide(
     interval = ratio(alpha)
     effect = _effect(primary, interval, alpha)
     broken = [g for g in guardrails if g.state == "broken"]
-    reasons = [effect, *(f"Guardrail {g.label} is {g.state}: {g.text}." for g in guardrails if g.state != "held")]
+    reasons = [effect, *(_explain(guardrail) for guardrail in guardrails if guardrail.state != "held")]
     if broken:
         names = ", ".join(g.label for g in broken)
         headline = f"Worse: the treatment breaks the guardrail {names}."
@@ -246,7 +247,9 @@ def decide(
         headline = f"Undecided: {primary.units} units are too few; at least {min_units} are needed."
         return Verdict(kind="undecided", headline=headline, reasons=tuple(reasons))
     kind = _kind(ratio, interval, primary.lower_is_better, min_effect, alpha)
-    return Verdict(kind=kind, headline=_headline(kind, primary, min_effect), reasons=tuple(reasons))
+    return Verdict(
+        kind=kind, headline=_headline(kind, primary, interval, min_effect, alpha, arm), reasons=tuple(reasons)
+    )
 
 
 def _kind(
@@ -261,15 +264,45 @@ def _kind(
     return "undecided"
 
 
-def _headline(kind: VerdictKind, primary: TargetResult, min_effect: float) -> str:
-    name = primary.label
-    change = "" if primary.ratio is None else f" by {abs(primary.ratio - 1):.1%}"
-    moved = "lower" if primary.ratio is not None and primary.ratio < 1 else "higher"
+def _explain(guardrail: GuardrailResult) -> str:
+    """A sentence about a guardrail that is open or broken."""
+    low, high = ("unknown" if bound is None else f"{bound:+.1%}" for bound in guardrail.bounds)
+    if guardrail.state == "broken":
+        meaning = f"it rose by more than the limit of {guardrail.limit:.1%}"
+    else:
+        meaning = f"more requests are needed to rule out a rise above {guardrail.limit:.1%}"
+    return f"Guardrail {guardrail.label} is {guardrail.state}: {meaning} ({low} to {high}; {guardrail.text})."
+
+
+# What an arm does, and how where its metric is lower and where it is higher.
+_PHRASES = {
+    "e2e_ms": ("answers", "{} sooner", "{} later"),
+    "ttft_ms": ("begins to answer", "{} sooner", "{} later"),
+    "tpot_ms": ("takes", "{} less time per token", "{} more time per token"),
+    "queue_ms": ("waits in the queue", "{} less", "{} longer"),
+    "tokens_per_s": ("writes", "{} fewer tokens per second", "{} more tokens per second"),
+    "tokens_per_step": ("gets", "{} fewer tokens per step", "{} more tokens per step"),
+}
+
+
+def _headline(
+    kind: VerdictKind, primary: TargetResult, interval: Interval, min_effect: float, alpha: float, arm: str
+) -> str:
+    metric, _, quantile = primary.label.partition("@")
+    metric = metric.removesuffix(":mean")
+    at = {"": "on average", "p50": "in the median"}.get(quantile, f"at {quantile}")
+    level = f"{1 - alpha:.0%} interval"
     if kind == "equivalent":
-        return f"Equivalent: {name} differs by less than {min_effect:.1%}."
-    if kind == "undecided":
-        return f"Undecided: {name} may be equal in both arms, or differ by {min_effect:.1%} or more."
-    return f"{kind.capitalize()}: the treatment's {name} is {moved}{change}."
+        return f"Equivalent: {primary.label} of {arm} differs by less than {min_effect:.1%}."
+    if kind == "undecided" or primary.ratio is None:
+        return (
+            f"Undecided: the change of {primary.label} is between {interval.low - 1:+.1%} and {interval.high - 1:+.1%} "
+            f"({level}); more requests narrow it."
+        )
+    does, less, more = _PHRASES.get(metric, ("has", f"{metric} lower by {{}}", f"{metric} higher by {{}}"))
+    shares = sorted(abs(bound - 1) for bound in interval)
+    change = (less if primary.ratio < 1 else more).format(f"{abs(primary.ratio - 1):.1%}")
+    return f"{kind.capitalize()}: {arm} {does} {change} {at}; {level} {shares[0]:.1%} to {shares[1]:.1%}."
 
 
 def _effect(primary: TargetResult, interval: Interval, alpha: float) -> str:
@@ -311,7 +344,14 @@ def analyse(manifest: Manifest, log: RecordLog) -> Result:
     shares = sample_ratio(selection, config)
     problems = _problems(selection, config, outputs, shares)
     verdict = decide(
-        primary, ratio, config.primary.min_effect, stopping.alpha, stopping.min_units, problems, guardrails
+        primary,
+        ratio,
+        config.primary.min_effect,
+        stopping.alpha,
+        stopping.min_units,
+        problems,
+        guardrails,
+        list(config.arms)[1],
     )
     first, second = (_arm(selection, config, index) for index in (0, 1))
     return Result(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -32,17 +33,22 @@ _CODES: tuple[tuple[VerdictKind, int], ...] = (
 )
 FALSE_ALARMS = 14
 """Exit code of `specdec ab check`: more differences between equal arms than chance explains."""
+OPEN_GUARDRAIL = 15
 
 
-def exit_code(kind: VerdictKind, demand: Demand) -> int:
-    """0 if the verdict meets the demand: `better`, or `not-worse` (better or equivalent). Else 10 for worse, 11
-    undecided, 12 invalid, 13 equivalent if better was demanded. `none` demands only a valid run."""
+def exit_code(kind: VerdictKind, demand: Demand, guardrails: Sequence[GuardrailResult] = ()) -> int:
+    """0 if the verdict meets the demand: `better`, or `not-worse` (better or equivalent), and no guardrail is open.
+    Else 10 for worse, 11 undecided, 12 invalid, 13 equivalent if better was demanded, 15 for an open guardrail. `none`
+    demands only a valid run."""
     wanted: dict[Demand, tuple[VerdictKind, ...]] = {
         "better": ("better",),
         "not-worse": ("better", "equivalent"),
         "none": ("better", "equivalent", "worse", "undecided"),
     }
-    return 0 if kind in wanted[demand] else dict(_CODES)[kind]
+    if kind not in wanted[demand]:
+        return dict(_CODES)[kind]
+    is_open = demand != "none" and any(guardrail.state == "open" for guardrail in guardrails)
+    return OPEN_GUARDRAIL if is_open else 0
 
 
 Bounds = tuple[float | None, float | None]

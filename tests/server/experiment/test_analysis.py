@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +23,10 @@ def test_a_large_gain_is_better_and_the_same_records_give_the_same_result() -> N
     log = paired(plan, 120, 0.7, seed=1)
     result = analyse(plan, log)
     assert result.verdict.kind == "better"
-    assert "e2e_ms@p50 is lower by" in result.verdict.headline
+    assert re.fullmatch(
+        r"Better: auto answers \d+\.\d% sooner in the median; 95% interval \d+\.\d% to \d+\.\d%\.",
+        result.verdict.headline,
+    )
     assert result == analyse(plan, log)
     assert (result.compared_outputs, result.mismatched_outputs) == (120, 0)
     steps = result.secondary[2]
@@ -206,8 +210,26 @@ def test_validity_overrules_guardrails_and_these_overrule_the_metric() -> None:
     assert decide(_target(), ratio, 0.02, 0.05, 8, [], [held, broken]).kind == "worse"
     found = decide(_target(), ratio, 0.02, 0.05, 8, [], [held, open_])
     assert found.kind == "better"
-    assert any("is open" in reason for reason in found.reasons)
+    assert any("is open: more requests are needed" in reason for reason in found.reasons)
+    assert exit_code("better", "not-worse", [held, open_]) == exit_code("equivalent", "not-worse", [open_]) == 15
+    assert exit_code("better", "none", [open_]) == exit_code("better", "better", [held]) == 0
     assert decide(_target(units=7), ratio, 0.02, 0.05, 8, [], []).kind == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("label", "ratio", "said"),
+    [
+        ("e2e_ms@p50", 0.63, "Better: auto answers 37.0% sooner in the median; 95% interval 31.0% to 42.0%."),
+        ("ttft_ms@p95", 0.63, "Better: auto begins to answer 37.0% sooner at p95; 95% interval 31.0% to 42.0%."),
+        ("tpot_ms:mean", 1.27, "Worse: auto takes 27.0% more time per token on average; 95% interval 20.0% to 30.0%."),
+        ("batch@p50", 1.27, "Worse: auto has batch higher by 27.0% in the median; 95% interval 20.0% to 30.0%."),
+        ("e2e_ms@p50", 1.0, "Undecided: the change of e2e_ms@p50 is between -10.0% and +12.0% (95% interval); more"),
+    ],
+)
+def test_the_headline_says_what_a_caller_notices(label: str, ratio: float, said: str) -> None:
+    target = _target().model_copy(update={"label": label, "ratio": ratio})
+    interval = {0.63: Interval(0.58, 0.69), 1.27: Interval(1.2, 1.3), 1.0: Interval(0.9, 1.12)}[ratio]
+    assert decide(target, lambda alpha: interval, 0.02, 0.05, 8, [], [], "auto").headline.startswith(said)
 
 
 def test_exit_codes_are_those_that_are_documented() -> None:

@@ -64,7 +64,7 @@ def page() -> tuple[str, _Page]:
 def test_the_verdict_comes_first_and_everything_is_there(page: tuple[str, _Page]) -> None:
     text = " ".join(page[1].text.split())
     order = [
-        "Better: the treatment's e2e_ms@p50",
+        "Better: auto answers",
         "The arms",
         "speculation",
         "Quantiles",
@@ -166,7 +166,7 @@ def test_analyze_writes_result_and_report_and_its_exit_code_is_the_verdict(tmp_p
     folder = _folder(tmp_path, plan, paired(plan, 60, 1.5, seed=4))
     done = _ab("analyze", folder)
     assert done.exit_code == 10, done.output
-    assert done.output.startswith("Worse: the treatment's e2e_ms@p50 is higher by")
+    assert done.output.startswith("Worse: auto answers ")
     html = (folder / "report.html").read_text()
     assert json.loads((folder / "result.json").read_text())["verdict"]["kind"] == "worse"
     assert _ab("analyze", folder, "--demand", "none").exit_code == 0
