@@ -35,13 +35,6 @@ def weight_of(event: RequestEvent | RequestError) -> int:
     return 512 + 4 * len(event.text) + 40 * len(event.token_ids) + tops + nodes
 
 
-class Overrunnable(Protocol):
-    """A buffer of unread events."""
-
-    def overrun(self) -> None:
-        """Drop the buffered events: they exceed the memory limit."""
-
-
 class UnreadEvents:
     """Bytes of unread events over all streams.
 
@@ -51,17 +44,17 @@ class UnreadEvents:
 
     def __init__(self, limit: int = MAX_UNREAD_BYTES) -> None:
         self._limit = limit
-        self._of: dict[Overrunnable, int] = {}
+        self._of: dict[RequestStream, int] = {}
         self.total = 0
 
-    def add(self, stream: Overrunnable, weight: int) -> None:
+    def add(self, stream: RequestStream, weight: int) -> None:
         """Count ``weight`` bytes that ``stream`` buffers."""
         self.total += weight
         self._of[stream] = self._of.get(stream, 0) + weight
         if self.total > self._limit:
             max(self._of, key=self._of.__getitem__).overrun()
 
-    def taken(self, stream: Overrunnable, weight: int) -> None:
+    def taken(self, stream: RequestStream, weight: int) -> None:
         """Subtract ``weight`` bytes that were read."""
         self.total -= weight
         left = self._of[stream] - weight
@@ -70,7 +63,7 @@ class UnreadEvents:
         else:
             del self._of[stream]
 
-    def forget(self, stream: Overrunnable) -> None:
+    def forget(self, stream: RequestStream) -> None:
         """Subtract everything that ``stream`` buffers."""
         self.total -= self._of.pop(stream, 0)
 
@@ -103,6 +96,7 @@ class RequestStream:
     supersedes_key: str  # scoped to the tenant; empty: none
     admitted_s: float  # monotonic seconds of the listener
     started: bool  # the reader got Started
+    unread: UnreadEvents  # counts the events that wait here
     abort_reader: Callable[[], bool] | None  # aborts one reader's share; None: an abort ends the request in the engine
 
     def __init__(self, request: Request, on_end: Callable[[bool], None], unread: UnreadEvents | None = None) -> None:
@@ -110,7 +104,7 @@ class RequestStream:
         self.request, self.request_id = request, request.request_id
         self.supersedes_key, self.admitted_s, self.started = "", 0.0, False
         self.abort_reader = None
-        self._unread = unread or UnreadEvents()
+        self.unread = unread or UnreadEvents()
         self._samples_left = request.sampling.n
         self._on_end: Callable[[bool], None] | None = on_end
         self._items: deque[tuple[RequestEvent | RequestError, int]] = deque()  # each with its weight in bytes
@@ -174,7 +168,7 @@ class RequestStream:
         """Drop events from now on: the request has no reader, only a record."""
         self._discards = True
         self._items.clear()
-        self._unread.forget(self)
+        self.unread.forget(self)
 
     def supersede(self, abort: Callable[[str], bool]) -> None:
         """Abort the request for a newer one: the reader gets what there is, then `SupersededError`."""
@@ -185,7 +179,7 @@ class RequestStream:
         """Drop unread events, and abort the request unless it is complete."""
         self._over = True
         self._items.clear()
-        self._unread.forget(self)
+        self.unread.forget(self)
         self._end(complete=False)
         self._release()
 
@@ -193,7 +187,7 @@ class RequestStream:
         """Drop unread events for lack of memory, and abort the request unless it is complete."""
         error = SlowReaderError()
         self._items.clear()
-        self._unread.forget(self)
+        self.unread.forget(self)
         self._append(error, 0)
         if self._on_end is not None and self._record is not None:
             self._record.failed(error)
@@ -243,7 +237,7 @@ class RequestStream:
             return None
         item, weight = self._items.popleft()
         if weight:
-            self._unread.taken(self, weight)
+            self.unread.taken(self, weight)
         return item
 
     def _error(self, error: RequestError) -> RequestError:
@@ -262,7 +256,7 @@ class RequestStream:
             return
         weight = weight_of(item)
         self._append(item, weight)
-        self._unread.add(self, weight)
+        self.unread.add(self, weight)
 
     def _append(self, item: RequestEvent | RequestError, weight: int) -> None:
         self._items.append((item, weight))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from typing import Protocol
 
 from server.auth.principal import Principal
-from server.errors import GenerationFailedError, SlowReaderError
+from server.errors import GenerationFailedError
 from server.request_stream import Ticket, UnreadEvents, weight_of
 from specdec.core.types import Delta, Finished, Request, RequestEvent, SpeculationParams, Started
 from specdec.errors import RequestError
@@ -25,6 +25,7 @@ class EventSource(Protocol):
     """A submitted request; `RequestStream` is one."""
 
     abort_reader: Callable[[], bool] | None  # as `RequestStream.abort_reader`
+    unread: UnreadEvents  # counts the events that its readers have not read
 
     async def __anext__(self) -> RequestEvent:
         """The next event.
@@ -52,93 +53,38 @@ class Submitter(Protocol):
 
 
 class CoalescedRequest:
-    """One reader's view of a request: its events so far, and the text of sample 0. `leave` it.
+    """One reader's view of a request: its events, and what they say of sample 0. `leave` it."""
 
-    Events that are unread at the end of the request count in ``unread`` until the reader leaves.
-    """
-
-    text: str  # of sample 0, as far as it is certain
+    text: str  # of sample 0, as far as it was read
+    has_tokens: bool  # of any sample
     finished: Finished | None  # of sample 0
-    error: RequestError | None  # that ended the request
 
-    def __init__(self, source: EventSource, unread: UnreadEvents | None = None) -> None:
-        self.events: list[RequestEvent] = []
-        self.text, self.finished, self.error = "", None, None
-        self.ended = self.has_tokens = self._left = False
-        self._seen = 0  # events that `read` has returned
-        self._source, self._unread = source, unread or UnreadEvents()
-        self._wake = asyncio.Event()
-        self._pump = asyncio.create_task(self._read(), name="completion-reader")
+    def __init__(self, source: Ticket) -> None:
+        self.text, self.has_tokens, self.finished = "", False, None
+        self._source = source
 
     def leave(self) -> None:
         """Stop reading. The engine's request ends with its last reader."""
-        self._left = True
-        self._unread.forget(self)
-        if not self.ended:
-            self._source.close()
-            self._pump.cancel()
-            self._end()
+        self._source.close()
 
-    def overrun(self) -> None:
-        """Too much waits, and most of it here: its readers get no more of it."""
-        self.events, self.error = [], SlowReaderError()
-        self._unread.forget(self)
-
-    async def more(self, seen: int) -> None:
-        """Wait until there are more than ``seen`` events, or the end."""
-        while len(self.events) <= seen and not self.ended:
-            await self._wake.wait()
-
-    async def read(self) -> AsyncIterator[RequestEvent]:
-        """All events, from the first one on.
+    async def read(self) -> AsyncGenerator[RequestEvent]:
+        """The events, from the first one on, once.
 
         Raises:
             RequestError: the request was refused, or it failed.
         """
-        seen = 0
-        while True:
-            while seen < len(self.events):
-                seen += 1
-                self._seen = max(self._seen, seen)
-                yield self.events[seen - 1]
-            if self.ended:
-                break
-            await self.more(seen)
-        if self.error is not None:
-            raise self.error
+        async for event in self._source:
+            if isinstance(event, Delta):
+                self.has_tokens = True
+                if event.index == 0:
+                    self.text += event.text
+            elif isinstance(event, Finished) and event.index == 0:
+                self.finished = event
+            yield event
 
-    async def _read(self) -> None:
-        try:
-            while True:
-                self._take(await anext(self._source))
-        except StopAsyncIteration:
-            pass
-        except RequestError as error:
-            self.error = error
-        finally:
-            self._source.close()
-            self._end()
 
-    def _take(self, event: RequestEvent) -> None:
-        self.events.append(event)
-        if isinstance(event, Delta):
-            self.has_tokens = True
-            if event.index == 0:
-                self.text += event.text
-        elif isinstance(event, Finished) and event.index == 0:
-            self.finished = event
-        self._notify()
-
-    def _end(self) -> None:
-        if not self.ended:
-            self.ended = True
-            if not self._left:
-                self._unread.add(self, sum(map(weight_of, self.events[self._seen :])))
-            self._notify()
-
-    def _notify(self) -> None:
-        wake, self._wake = self._wake, asyncio.Event()
-        wake.set()
+MAX_HISTORY_BYTES = 1 << 20
+"""Of a running answer, kept for further readers; a longer one gets no more of them."""
 
 
 class SharedAnswer:
@@ -155,13 +101,15 @@ class SharedAnswer:
         """request: with the priority that the engine got. until_s: its deadline in seconds of the event loop's clock,
         or infinity. on_change: called at the first token and at the end."""
         self.first = Ticket(replace(request, deadline_s=None))
+        self.first.unread = source.unread
         self.first.on_ticket_end = self._reader_ended
         self.until_s = until_s
         self.is_computed = asyncio.Event()  # the prompt, or the request has ended
         self.ended = self._started = self._has_tokens = False
         self._source, self._on_change = source, on_change
         self._priority = request.priority
-        self._events: list[RequestEvent] = []
+        self._history: list[RequestEvent] = []
+        self._history_bytes = 0
         self._readers = [self.first]
         self._pump = asyncio.create_task(self._read(), name="completion-run")
 
@@ -171,16 +119,18 @@ class SharedAnswer:
 
     def may_answer(self, priority: int, until_s: float) -> bool:
         """Whether an equal request of ``priority`` with the deadline ``until_s`` may join."""
-        if priority > self._priority or until_s > self.until_s:
+        too_late = self._history_bytes > MAX_HISTORY_BYTES
+        if too_late or priority > self._priority or until_s > self.until_s:
             return False
         return self._started or until_s == self.until_s
 
     def join(self, ticket: Ticket) -> None:
-        """Pass all events to ``ticket``, from the first one on."""
+        """Pass all events to ``ticket``, from the first one on. What it does not read counts as that of `first`."""
+        ticket.unread = self._source.unread
         ticket.on_ticket_end = self._reader_ended
         self._readers.append(ticket)
         self._source.abort_reader = self._abort_first
-        for event in self._events:
+        for event in self._history:
             ticket.push(copy(event))
 
     def _abort_first(self) -> bool:
@@ -218,7 +168,11 @@ class SharedAnswer:
                     ticket.fail(error)
 
     def _take(self, event: RequestEvent) -> None:
-        self._events.append(event)
+        self._history_bytes += weight_of(event)
+        if self._history_bytes <= MAX_HISTORY_BYTES:
+            self._history.append(event)
+        else:
+            self._history.clear()
         for ticket in list(self._readers):
             ticket.push(copy(event))
         self._started = self._started or isinstance(event, Started | Delta)
@@ -255,7 +209,6 @@ class RequestCoalescer:
         self._equal: dict[Hashable, SharedAnswer] = {}
         self._prompts: dict[Hashable, SharedAnswer] = {}
         self._runs: set[SharedAnswer] = set()
-        self._unread = UnreadEvents()
         self._releases: set[asyncio.Task[None]] = set()
 
     @property
@@ -280,7 +233,7 @@ class RequestCoalescer:
         if twin is not None and twin.may_answer(priority, until_s):
             ticket = self._submitter.join(principal, request)
             twin.join(ticket)
-            return CoalescedRequest(ticket, self._unread), True
+            return CoalescedRequest(ticket), True
         first = None if prompt is None else self._prompts.get(prompt)
         hold = first is not None and first.precedes(priority, until_s)
         source = self._submitter.submit(principal, request, supersedes_key, hold=hold)
@@ -294,7 +247,7 @@ class RequestCoalescer:
             release.add_done_callback(self._releases.discard)
         elif prompt is not None:
             self._prompts[prompt] = run
-        return CoalescedRequest(run.first, self._unread), False
+        return CoalescedRequest(run.first), False
 
     async def _release(self, run: SharedAnswer, source: EventSource, prompt: Hashable) -> None:
         """Give a held request to the engine once no other computes its prompt, or for its end once it is late."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from collections import OrderedDict
@@ -26,8 +27,11 @@ class GenerationRun:
 
     def __init__(self, gap: Gap, options: CompletionOptions, run: CoalescedRequest) -> None:
         self.gap, self.options, self._run = gap, options, run
-        self._left = False
+        self._error: RequestError | None = None
+        self._ended = False
         self._cut: tuple[int, FinishReason] | None = None
+        self._wake = asyncio.Event()
+        self._reading = asyncio.create_task(self._read(), name="completion-reader")
 
     @property
     def text(self) -> str:
@@ -37,12 +41,12 @@ class GenerationRun:
     @property
     def ended(self) -> bool:
         """Whether the text is complete."""
-        return self._cut is not None or self._run.ended
+        return self._cut is not None or self._ended
 
     @property
     def error(self) -> RequestError | None:
         """The error that ended it, if any."""
-        return None if self._cut is not None else self._run.error
+        return None if self._cut is not None else self._error
 
     @property
     def finished(self) -> Finished | None:
@@ -87,12 +91,12 @@ class GenerationRun:
                 return True
             if len(typed) - len(text) > FURTHEST_AHEAD:
                 return False
-            await self.more()
+            await self.more(len(text))
 
-    async def more(self) -> None:
-        """Wait for more text, or for the end."""
-        if not self.ended:
-            await self._run.more(len(self._run.events))
+    async def more(self, length: int) -> None:
+        """Wait until there are more than ``length`` characters, or for the end."""
+        while len(self.text) <= length and not self.ended:
+            await self._wake.wait()
 
     def cut(self, place: int, reason: FinishReason) -> None:
         """End the text at offset ``place``, because of a rule, and leave the run."""
@@ -101,9 +105,26 @@ class GenerationRun:
 
     def leave(self) -> None:
         """Stop reading the run; it ends if it has no other reader. May be called again."""
-        if not self._left:
-            self._left = True
-            self._run.leave()
+        self._reading.cancel()
+        self._end()
+
+    async def _read(self) -> None:
+        try:
+            async for _ in self._run.read():
+                self._notify()
+        except RequestError as error:
+            self._error = error
+        finally:
+            self._end()
+
+    def _notify(self) -> None:
+        wake, self._wake = self._wake, asyncio.Event()
+        wake.set()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._run.leave()
+        self._notify()
 
 
 class Origin(StrEnum):
@@ -159,7 +180,7 @@ class Suggestion:
                 if piece := self._give(rest, read if last is None else last.place):
                     yield piece
                 break
-            await self._run.more()
+            await self._run.more(self.typed + read)
         self.reason = self._run.reason
 
     def _feed(self, text: str) -> Cut | None:

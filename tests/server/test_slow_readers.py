@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, cast
 
 import grpc
@@ -16,7 +17,7 @@ from server.completion.coalescing import RequestCoalescer
 from server.errors import SlowReaderError
 from server.http.answering import _merged
 from server.request_stream import RequestStream, UnreadEvents, weight_of
-from specdec.core.types import Delta, Request, RequestEvent, SamplingParams, TokenLogprobs
+from specdec.core.types import Delta, Finished, Request, RequestEvent, SamplingParams, TokenLogprobs
 from tests.server.completion.scripted_engine import ScriptedEngine
 from tests.server.harness import running_server, stream_request
 
@@ -62,37 +63,27 @@ async def test_who_leaves_takes_along_what_waits() -> None:
     assert unread.total == 0
 
 
-async def test_shared_answers_that_nobody_reads_to_their_end_are_bounded() -> None:
+@pytest.mark.parametrize("finished", [False, True])
+async def test_a_slow_reader_of_a_shared_answer_is_ended_alone(finished: bool) -> None:
     engine = ScriptedEngine()
+    engine.unread = unread = UnreadEvents(25 * weight_of(delta()))
     table = RequestCoalescer(engine)
-    table._unread = unread = UnreadEvents(25 * weight_of(delta()))
-    runs = []
-    for number, tokens in enumerate((4, 12, 4, 4)):
-        run, _ = await table.start(ANYBODY, Request(str(number), (number,), sampling=SamplingParams(temperature=0.0)))
-        for _ in range(tokens):
-            engine.last.say("a")
+    request = Request("r", (1,), sampling=SamplingParams(temperature=0.0))
+    (one, _), (slow, shared) = [await table.start(ANYBODY, replace(request, request_id=name)) for name in "as"]
+    assert shared
+    events = one.read()
+    for _ in range(40):
+        engine.last.say("a")
+        await anext(events)
+    if finished:
         engine.last.finish()
-        runs.append(run)
-        async with asyncio.timeout(5):
-            while not run.ended:
-                await asyncio.sleep(0)
-    with pytest.raises(SlowReaderError):  # the longest
-        _ = [event async for event in runs[1].read()]
-    assert sum(isinstance(event, Delta) for event in [event async for event in runs[3].read()]) == 4
-    for run in runs:
-        run.leave()
+        assert isinstance(await anext(events), Finished)
+    with pytest.raises(SlowReaderError):
+        _ = [event async for event in slow.read()]
+    assert engine.last.closed == finished  # else it goes on for the other reader
+    one.leave()
+    assert engine.last.closed
     assert unread.total == 0
-
-
-async def test_a_shared_answer_that_everybody_left_does_not_count() -> None:
-    engine = ScriptedEngine()
-    table = RequestCoalescer(engine)
-    run, _ = await table.start(ANYBODY, Request("r", (1,), sampling=SamplingParams(temperature=0.0)))
-    engine.last.say("a")
-    await run.more(0)
-    run.leave()
-    assert run.ended
-    assert table._unread.total == 0
 
 
 async def test_of_several_prompts_no_more_is_taken_than_is_read() -> None:

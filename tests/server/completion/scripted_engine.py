@@ -10,7 +10,7 @@ from server.auth.principal import Principal
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import RequestMaker
 from server.completion.service import CompletionService
-from server.request_stream import Ticket
+from server.request_stream import Ticket, UnreadEvents
 from specdec.core.types import (
     Delta,
     EngineInfo,
@@ -32,8 +32,8 @@ INFO = EngineInfo("m", None, "int8", "native", "bitwise", 4096, 300, 1 << 16, 8,
 class ScriptedRequest:
     """What was asked, and what the test answers. ``closed``: its reader has let go of it."""
 
-    def __init__(self, principal: Principal, request: Request, supersedes_key: str) -> None:
-        self.principal, self.request, self.supersedes_key = principal, request, supersedes_key
+    def __init__(self, principal: Principal, request: Request, supersedes_key: str, unread: UnreadEvents) -> None:
+        self.principal, self.request, self.supersedes_key, self.unread = principal, request, supersedes_key, unread
         self.closed = self.over = False
         self.abort_reader: Callable[[], bool] | None = None
         self._events: asyncio.Queue[RequestEvent | Exception | None] = asyncio.Queue()
@@ -84,6 +84,7 @@ class ScriptedEngine:
         self.requests: list[ScriptedRequest] = []
         self.joined: list[Ticket] = []  # admissions of requests that share another's answer
         self.refusal: RequestError | None = None
+        self.unread = UnreadEvents()
 
     def submit(self, principal: Principal, request: Request, supersedes_key: str, *, hold: bool) -> ScriptedRequest:
         made = self._admit(principal, request, supersedes_key)
@@ -102,7 +103,7 @@ class ScriptedEngine:
     def _admit(self, principal: Principal, request: Request, supersedes_key: str) -> ScriptedRequest:
         if self.refusal is not None:
             raise self.refusal
-        return ScriptedRequest(principal, request, supersedes_key)
+        return ScriptedRequest(principal, request, supersedes_key, self.unread)
 
     @property
     def running(self) -> int:

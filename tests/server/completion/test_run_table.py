@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from server.auth.principal import ANYBODY, Principal
+from server.completion import coalescing
 from server.completion.coalescing import CoalescedRequest, RequestCoalescer
 from server.errors import RateLimitedError
 from server.request_stream import weight_of
@@ -207,35 +208,57 @@ async def test_who_waits_is_next_when_the_first_is_gone(how: str) -> None:
 
 async def test_readers_get_all_events_whenever_they_come() -> None:
     engine = ScriptedEngine()
-    run, _ = await RequestCoalescer(engine).start(ANYBODY, GREEDY)
+    table = RequestCoalescer(engine)
+    run, _ = await table.start(ANYBODY, GREEDY)
     engine.last.start()
     engine.last.say("a")
     early = asyncio.create_task(read(run))
     await settle()
     engine.last.say("b")
+    await settle()
+    late, _ = await table.start(ANYBODY, GREEDY)
     engine.last.finish()
-    assert await early == await read(run) == run.text == "ab"
+    kinds = [type(event).__name__ async for event in late.read()]
+    assert kinds == ["Started", "Delta", "Delta", "Finished"]
+    assert await early == run.text == late.text == "ab"
     assert isinstance(run.finished, Finished)
-    assert [type(event).__name__ for event in run.events] == ["Started", "Delta", "Delta", "Finished"]
     run.leave()
+    late.leave()
 
 
-async def test_only_unread_events_of_an_ended_request_count() -> None:
+async def test_what_a_reader_has_not_read_counts_for_each() -> None:
     engine = ScriptedEngine()
     table = RequestCoalescer(engine)
     run, _ = await table.start(ANYBODY, GREEDY)
-    late, _ = await table.start(ANYBODY, GREEDY)
+    slow, _ = await table.start(ANYBODY, GREEDY)
     engine.last.start()
     reading = asyncio.create_task(read(run))
     engine.last.say("a" * 10_000)
     await settle()
+    late, _ = await table.start(ANYBODY, GREEDY)
+    each = weight_of(Delta("a", 0, [1] * 10_000, "a" * 10_000))
+    assert 2 * each <= engine.unread.total < 2.1 * each
+    slow.leave()
     engine.last.finish()
-    assert await reading == "a" * 10_000
-    held = sum(map(weight_of, late.events))
-    assert held <= table._unread.total < 1.1 * held  # of `run` the last event at most
-    run.leave()
-    late.leave()
-    assert table._unread.total == 0
+    await reading
+    assert each <= engine.unread.total < 1.1 * each
+    assert await read(late) == "a" * 10_000
+    assert engine.unread.total == 0
+
+
+async def test_a_long_answer_is_not_kept_for_further_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coalescing, "MAX_HISTORY_BYTES", 5_000)
+    engine = ScriptedEngine()
+    table = RequestCoalescer(engine)
+    first, _ = await table.start(ANYBODY, GREEDY)
+    joined, shared = await table.start(ANYBODY, GREEDY)
+    engine.last.say("a" * 10_000)
+    await settle()
+    other, also_shared = await table.start(ANYBODY, GREEDY)
+    assert (shared, also_shared) == (True, False)
+    for request in engine.requests:
+        request.finish()
+    assert [await read(run) for run in (first, joined, other)] == ["a" * 10_000, "a" * 10_000, ""]
 
 
 async def test_a_reader_that_breaks_fails_the_run_and_closes_its_source() -> None:
