@@ -54,9 +54,11 @@ class SuffixReader:
         self._n_read = len(prompt)
         self.automaton = SuffixAutomaton()
         # Indexed before the text, so that the automaton ends where the text does.
-        self._lead = [
-            token for part in (sequence.request.prediction_ids, self._after) if part for token in (*part, BREAK)
-        ]
+        self._lead: list[int] = []
+        for part in (sequence.request.prediction_ids, self._after):
+            if part:
+                self._lead += part
+                self._lead.append(BREAK)
         self._indexed = -len(self._lead)  # tokens of the text; negative: tokens left of the lead
         self.stores = stores
         self.cursors: list[SuffixCursor] = []
