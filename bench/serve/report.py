@@ -20,7 +20,7 @@ NAMES = {
 }
 
 
-def progress_line(run: LoadRun, now_s: float) -> Text:
+def progress_line(run: LoadRun, now_s: float) -> str:
     """Where a run is."""
     ended = [record for record in run.records if record.end_s]
     answered = [record for record in ended if record.ok]
@@ -33,7 +33,7 @@ def progress_line(run: LoadRun, now_s: float) -> Text:
         f"answered {len(answered)}", f"not {len(ended) - len(answered)}", f"{tokens / passed:.1f} tokens/s",
         f"TTFT p50 {ttft['p50']:.0f} p99 {ttft['p99']:.0f} ms" if answered else "TTFT -",
     ]  # fmt: skip
-    return Text("  ".join(words), style="dim")
+    return "  ".join(words)
 
 
 def report_tables(report: ServeReport) -> Iterator[Table | Text]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -183,14 +181,19 @@ async def _run(
     from bench.experiment.plan import ArmServer
     from bench.experiment.session import run_experiment
     from bench.local_server import LocalServer
+    from specdec.cli.progress_bar import LiveLine
 
-    with AbProgress(quiet) as progress:
+    with LiveLine(quiet=quiet, plain_every_s=_PLAIN_EVERY_S) as line:
+
+        def watch(progress: Progress) -> None:
+            line.show(progress_line(progress, line.passed_s))
+
         if servers is not None:
-            return await run_experiment(config, servers, out, progress.watch)
+            return await run_experiment(config, servers, out, watch)
         here = server.server.model_copy(update={"host": "127.0.0.1", "grpc_port": 0, "http_port": None})
         async with LocalServer(server.model_copy(update={"server": here})) as started:
             one = ArmServer(f"grpc://{started.grpc_address}", "--target", "started for this experiment")
-            return await run_experiment(config, (one, one), out, progress.watch)
+            return await run_experiment(config, (one, one), out, watch)
 
 
 _NO_RESULT, _ENGINE_UNAVAILABLE = "EXPERIMENT_NO_RESULT", "ENGINE_UNAVAILABLE"  # reasons of a `CallError`
@@ -245,10 +248,7 @@ def status_command(name: str | None, report: Path | None, server: str, model: st
     _show_status(experiment)
     click.echo(text)
     if report is not None and page:
-        try:
-            report.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise click.ClickException(f"{report}: can not be written ({error.strerror})") from None
+        write_text(report, page)
         click.echo(f"report: {report}")
 
 
@@ -436,44 +436,6 @@ def _target(metric: str) -> MetricTarget:
 
 
 _PLAIN_EVERY_S = 30.0
-
-
-class AbProgress:
-    """On a terminal one line that changes, else a line of its own now and then; nothing where ``quiet``.
-
-    The experiment draws it between requests, because a separate thread would disturb the measurement.
-    """
-
-    def __init__(self, quiet: bool) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._console = Console(stderr=True, quiet=quiet)
-        self._live: Live | None = None
-        if self._console.is_terminal and not quiet:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._begun_s = self._said_s = time.monotonic()
-
-    def watch(self, progress: Progress) -> None:
-        """The run went on."""
-        from rich.text import Text
-
-        now = time.monotonic()
-        text = Text(progress_line(progress, now - self._begun_s), style="dim")
-        if self._live is not None:
-            self._live.update(text, refresh=True)
-        elif now - self._said_s >= _PLAIN_EVERY_S:
-            self._said_s = now
-            self._console.print(text, soft_wrap=True)
-
-    def __enter__(self) -> AbProgress:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._live is not None:
-            self._live.stop()
 
 
 def progress_line(progress: Progress, passed_s: float) -> str:

@@ -161,32 +161,25 @@ def _asked(values: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]) -> ServeReport:
-    from rich.console import Console
-    from rich.live import Live
-
     from bench.serve.endpoints import connect
     from bench.serve.load import LoadRun, run_plan
     from bench.serve.report import progress_line
+    from specdec.cli.progress_bar import LiveLine
 
-    console = Console(stderr=True)
     endpoint: Endpoint
     endpoint, about = await connect(
         values["url"], credentials, model=values["model"], temperature=values["temperature"],
         speculation=values["speculation"],
     )  # fmt: skip
     clock = asyncio.get_running_loop().time
-
-    def note(line: str) -> None:
-        console.print(f"left out {line}", style="dim", highlight=False)
-
     try:
-        if values["quiet"] or not console.is_terminal:
-            return await run_plan(plan, endpoint, about=about, note=note)
-        # It is drawn from our own loop, between messages: a thread of its own would disturb what is measured.
-        with Live(console=console, auto_refresh=False, transient=True) as live:
+        with LiveLine(quiet=values["quiet"]) as line:
 
             def watch(run: LoadRun) -> None:
-                live.update(progress_line(run, clock()), refresh=True)
+                line.show(progress_line(run, clock()))
+
+            def note(text: str) -> None:
+                line.note(f"left out {text}")
 
             return await run_plan(plan, endpoint, about=about, watch=watch, note=note)
     finally:

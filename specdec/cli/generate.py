@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from specdec.cli.options import (
     ScreenCommand,
     WholeNumber,
     add_engine_options,
+    add_options,
     credential_options,
     drafter_names,
     engine_named,
@@ -165,20 +167,6 @@ _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
 )  # fmt: skip
 
 
-def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the request's options to ``command``, which gives its keyword arguments to `pop_call`."""
-    for flag, settings, text in reversed((*_OPTIONS, *GRAMMAR_OPTIONS)):
-        command = click.option(flag, help=text, **settings)(command)
-    return command
-
-
-def prediction_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that `pop_prediction` takes to ``command``."""
-    for flag, settings, text in reversed(PREDICTION_OPTIONS):
-        command = click.option(flag, help=text, **settings)(command)
-    return command
-
-
 def _request(request_id: str, values: dict[str, Any], drafters: tuple[str, ...], indexes: tuple[str, ...]) -> Request:
     names = [flag.lstrip("-").replace("-", "_") for flag, _, _ in _OPTIONS]
     v = {name: values.pop(name) for name in names}
@@ -225,7 +213,8 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="HOST:PORT of a running server, or several alike with commas between: where one fails, the next goes on. "
         "Without it the model runs in this process.",
     )
-    return server(credential_options(model_option(request_options(add_engine_options(command)))))
+    command = add_options(add_engine_options(command), (*_OPTIONS, *GRAMMAR_OPTIONS))
+    return server(credential_options(model_option(command)))
 
 
 def pop_call(
@@ -256,7 +245,7 @@ def pop_call(
 @click.argument("prompt", required=False)
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: tokens, text, statistics, timings.")
-@prediction_options
+@functools.partial(add_options, options=PREDICTION_OPTIONS)
 @model_options
 def generate_command(
     prompt: str | None, server: str | None, model: str, chat: bool, as_json: bool, **values: Any

@@ -316,11 +316,16 @@ _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
 )
 
 
-def credential_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to ``command``, which gives its keyword arguments to `pop_credentials`."""
-    for flag, settings, text in reversed(_OPTIONS):
+def add_options(command: Command, options: Sequence[tuple[str, dict[str, Any], str]]) -> Command:
+    """Add to ``command`` options by flag, click's settings and help."""
+    for flag, settings, text in reversed(options):
         command = click.option(flag, help=text, **settings)(command)
     return command
+
+
+def credential_options(command: Command) -> Command:
+    """Add the options to ``command``, which gives its keyword arguments to `pop_credentials`."""
+    return add_options(command, _OPTIONS)
 
 
 def pop_credentials(values: dict[str, Any]) -> Credentials:

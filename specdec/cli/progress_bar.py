@@ -1,11 +1,15 @@
-"""Progress bars on a terminal's standard error."""
+"""Progress on standard error: bars, and a line that a measurement draws itself."""
 
 from __future__ import annotations
 
+import math
+import time
 from types import TracebackType
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 
 class ProgressBar:
@@ -34,3 +38,45 @@ class ProgressBar:
         if label not in self._tasks:
             self._tasks[label] = self._bars.add_task(label, total=total or None)
         self._bars.update(self._tasks[label], completed=done, total=total or None)
+
+
+class LiveLine:
+    """One line that changes; on no terminal a new line every ``plain_every_s`` seconds, none without that number.
+
+    Drawn from the caller's own loop, because a separate thread would disturb what is measured.
+    """
+
+    def __init__(self, *, quiet: bool = False, plain_every_s: float = math.inf) -> None:
+        self._console = Console(stderr=True)
+        self._plain_every_s = math.inf if quiet else plain_every_s
+        self._begun_s = self._said_s = time.monotonic()
+        self._live: Live | None = None
+        if self._console.is_terminal and not quiet:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    @property
+    def passed_s(self) -> float:
+        """Seconds since the line was made."""
+        return time.monotonic() - self._begun_s
+
+    def note(self, line: str) -> None:
+        """Print a line above."""
+        self._console.print(line, style="dim", highlight=False)
+
+    def show(self, line: str) -> None:
+        """Replace the line."""
+        text, now = Text(line, style="dim"), time.monotonic()
+        if self._live is not None:
+            self._live.update(text, refresh=True)
+        elif now - self._said_s >= self._plain_every_s:
+            self._said_s = now
+            self._console.print(text, soft_wrap=True)
+
+    def __enter__(self) -> LiveLine:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()

@@ -246,29 +246,13 @@ def keys_group() -> None:
 @click.option("--max-concurrent", type=int, help="Requests that run at once.")
 @click.option("--max-priority", type=int, help="Highest priority; what asks for more runs at this one.")
 @click.option("--own-key", is_flag=True, help="Take a key of your choice from standard input, and hash it slowly.")
-def new_command(
-    file: Path,
-    name: str,
-    tenant: str,
-    admin: bool,
-    requests_per_minute: float | None,
-    tokens_per_minute: float | None,
-    max_concurrent: int | None,
-    max_priority: int | None,
-    own_key: bool,
-) -> None:
+def new_command(file: Path, name: str, tenant: str, admin: bool, own_key: bool, **limits: float | None) -> None:
     """Make a key and print it, this once; the file gets its hash. A running server takes it at once."""
     from pydantic import ValidationError
 
     from server.auth.keys import KeyEntry, KeyHash, add_key, new_key
 
     key = _own_key() if own_key else new_key()
-    limits = {
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_minute": tokens_per_minute,
-        "max_concurrent": max_concurrent,
-        "max_priority": max_priority,
-    }
     digest = str(KeyHash.of(key, slow=own_key))
     entry = {"name": name, "tenant": tenant, "hash": digest, "admin": admin, "limits": limits}
     try:

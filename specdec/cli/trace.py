@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import sys
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,31 +168,8 @@ def _percent(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.1%}"
 
 
-BARS = "▁▂▃▄▅▆▇█"
-ASCII_BARS = "_.-=+*%#"
-
-
-def sparkline(values: Sequence[float], top: float, width: int, bars: str = BARS) -> str:
-    """``values`` on a scale from 0 to ``top``, at most ``width`` characters; more values are averaged in equal parts.
-
-    What lies outside the scale is shown as its end, what is not finite as a blank.
-    """
-    n = min(len(values), width)
-    cuts = [i * len(values) // n for i in range(n + 1)] if n else []
-    means = [math.fsum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
-    return "".join(_bar(mean, top, bars) for mean in means)
-
-
-def _bar(value: float, top: float, bars: str) -> str:
-    if not math.isfinite(value):
-        return " "
-    share = value / top if top > 0 else 0.0
-    return bars[min(len(bars) - 1, max(0, int(share * len(bars))))]
-
-
 _COLUMNS = ("step", "seqs", "rows", "context", "cand.", "budget", "tokens", "ms", "tok/s")
 _DRAFTERS_WIDTH = 20
-_PLOT_MARGIN = 34
 
 
 def show_trace(steps: Collection[StepTrace], summary: TraceSummary, console: Console) -> None:
@@ -207,8 +183,6 @@ def show_trace(steps: Collection[StepTrace], summary: TraceSummary, console: Con
         table.add_row(*_cells(step))
     console.print(table)
     console.print("tokens and ms: predicted/realised; drafters: decision, accepted/verified", style="dim")
-    for line in _plot(steps, console):
-        console.print(line, markup=False, highlight=False, no_wrap=True)
     for line in summary.lines():
         console.print(line, markup=False, highlight=False)
 
@@ -231,19 +205,3 @@ def _cells(step: StepTrace) -> list[str]:
 def _drafter(part: DrafterTrace) -> str:
     figures = f" {part.accepted}/{part.verified}" if part.verified else ""
     return f"{part.name} {part.decision}{figures}"
-
-
-def _plot(steps: Collection[StepTrace], console: Console) -> list[str]:
-    """Two lines per figure, on one scale, so that they can be compared by eye."""
-    pairs = {
-        "ms": ([s.predicted_ms for s in steps], [s.realised_ms for s in steps]),
-        "tokens": ([s.predicted_tokens for s in steps], [float(s.realised_tokens) for s in steps]),
-    }
-    bars = BARS if console.encoding.startswith("utf") else ASCII_BARS
-    width = max(8, console.width - _PLOT_MARGIN)
-    lines = []
-    for name, (predicted, realised) in pairs.items():
-        top = max((v for v in (*predicted, *realised) if math.isfinite(v)), default=0.0)
-        for kind, values in (("predicted", predicted), ("realised", realised)):
-            lines.append(f"{name:6} {kind:9} {sparkline(values, top, width, bars)} 0..{top:.1f}")
-    return lines

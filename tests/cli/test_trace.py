@@ -12,13 +12,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 import specdec.control.trace
 from specdec.cli.main import cli
-from specdec.cli.trace import BARS, TraceSummary, show_trace, sparkline
+from specdec.cli.trace import TraceSummary, show_trace
 from specdec.control.trace import ReplayReport, TraceWriter
 from specdec.core.types import DrafterTrace, StepTrace, trace_dict
 from tests.fake_engine import fake_step
@@ -139,21 +137,6 @@ def test_summary_figures() -> None:
     assert (summary.steps, summary.speculating, summary.tokens) == (3, 2, 6)
     assert summary.by_drafter["model"].num_accepted_draft_tokens == 2
     assert summary.by_drafter["suffix"].num_draft_tokens == 2
-
-
-def test_sparkline() -> None:
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7, 8], 8, 20) == BARS + BARS[-1]
-    assert sparkline([0, 0, 8, 8], 8, 2) == BARS[0] + BARS[-1]
-    assert sparkline([math.nan, -3, 99], 8, 9) == " " + BARS[0] + BARS[-1]
-    assert sparkline([], 0, 9) == ""
-    assert sparkline([0.0], 0, 9) == BARS[0]
-
-
-@given(st.lists(st.floats(0, 100), max_size=40), st.integers(1, 30))
-def test_sparkline_fits_its_width(values: list[float], width: int) -> None:
-    line = sparkline(values, 100, width)
-    assert len(line) == min(width, len(values))
-    assert set(line) <= set(BARS)
 
 
 def test_json_has_no_number_that_json_can_not_write() -> None:

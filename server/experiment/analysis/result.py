@@ -24,13 +24,7 @@ class Verdict(StrictModel):
 
 Demand = Literal["better", "not-worse", "none"]
 
-_CODES: tuple[tuple[VerdictKind, int], ...] = (
-    ("better", 13),
-    ("equivalent", 13),
-    ("worse", 10),
-    ("undecided", 11),
-    ("invalid", 12),
-)
+_CODES: dict[VerdictKind, int] = {"better": 13, "equivalent": 13, "worse": 10, "undecided": 11, "invalid": 12}
 FALSE_ALARMS = 14
 """Exit code of `specdec ab check`: more differences between equal arms than chance explains."""
 OPEN_GUARDRAIL = 15
@@ -46,7 +40,7 @@ def exit_code(kind: VerdictKind, demand: Demand, guardrails: Sequence[GuardrailR
         "none": ("better", "equivalent", "worse", "undecided"),
     }
     if kind not in wanted[demand]:
-        return dict(_CODES)[kind]
+        return _CODES[kind]
     is_open = demand != "none" and any(guardrail.state == "open" for guardrail in guardrails)
     return OPEN_GUARDRAIL if is_open else 0
 
