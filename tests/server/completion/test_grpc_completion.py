@@ -63,7 +63,9 @@ async def test_a_prompt_can_be_warmed_and_generated_from() -> None:
         assert text == ""
         warm = await server.generation.Prefill(generation_pb2.PrefillRequest(fim=fim()))
         assert warm.prompt_tokens == messages[0].started.prompt_tokens
-        request = generation_pb2.GenerateRequest(fim=fim(), stopping=options_pb2.StoppingOptions(max_lines=1))
+        request = generation_pb2.GenerateRequest(
+            fim=fim(), sampling={"temperature": 0.0}, stopping=options_pb2.StoppingOptions(max_lines=1)
+        )
         response = await server.generation.Generate(request)
         assert response.samples[0].text == LINE
 
