@@ -19,11 +19,10 @@ from server.http.ignored_fields import ignored_fields
 from server.json_body import (
     LARGE_BYTES,
     Body,
+    ParsingCost,
     RequestFields,
     Schema,
     Table,
-    check_values,
-    count_values,
     read_object,
     read_request,
     write_json,
@@ -55,7 +54,7 @@ class Call:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, server: ServerContext) -> None:
         self._scope, self._receive, self._send = scope, receive, send
-        self._raw, self._values = b"", 0
+        self._raw, self._cost = b"", ParsingCost()
         self._request_id = ""
         self.server = server
         self.model: ServedModel = server.models.first  # the one that the call means
@@ -108,7 +107,7 @@ class Call:
         Raises:
             InvalidRequestError: it is not one, or has too many values.
         """
-        check_values(len(self._raw), self._values)
+        self._cost.check()
         return read_object(self._raw)
 
     @property
@@ -167,7 +166,6 @@ class Call:
             data, more = await self._receive_piece()
             pieces.append(data)
             size += len(data)
-            self._values += count_values(data)
             if size > limit:
                 await self._swallow(more)
                 raise BodyTooLargeError(limit)
@@ -175,7 +173,9 @@ class Call:
             self._raw = b"".join(pieces)
             return
         async with self.server.large_bodies:  # large bodies are parsed one at a time, and other calls run in between
-            await asyncio.sleep(0)
+            for piece in pieces:
+                await asyncio.sleep(0)
+                self._cost.add(piece)
             self._raw = b"".join(pieces)
             await asyncio.sleep(0)
             with suppress(InvalidRequestError):  # raised again when the endpoint reads `data`

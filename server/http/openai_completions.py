@@ -115,7 +115,7 @@ def _listed(value: Any) -> list[str | list[int]] | None:
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(token) is int for token in value)
+    return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 @dataclass(frozen=True, slots=True)

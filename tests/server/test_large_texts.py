@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from server.json_body import MAX_VALUES
+from server.http.call import Call
+from server.json_body import ParsingCost
 from server.large_texts import (
     LARGE_CHARACTERS,
     MOST_CHARACTERS,
@@ -21,6 +23,7 @@ from server.large_texts import (
     check_length,
     text_length,
 )
+from specdec.core.fields import MAX_PROMPT_TOKENS
 from specdec.errors import InvalidRequestError
 from tests.server.auth.key_files import make_key
 from tests.server.fake_tokenizer import FakeTokenizer
@@ -117,13 +120,38 @@ def test_lengths() -> None:
 @pytest.mark.parametrize("item", [b"1,", b"[],", b"{},", b'"",', b"[[[[[[[[1]]]]]]]],"])
 def test_a_body_of_millions_of_values_is_refused_unread(item: bytes) -> None:
     server = make_context(limit=16 << 20)
-    few, many = (make_call(b'{"a":[' + item * count + b"0]}", server=server) for count in (10_000, MAX_VALUES + 1))
+    few, many = (
+        make_call(b'{"a":[' + item * count + b"0]}", server=server) for count in (10_000, (15 << 20) // len(item))
+    )
     long = make_call(b'{"a":"' + b"x" * (8 << 20) + b'"}', server=server)
     for call in (few, long, many):
         asyncio.run(call.read())
     assert (len(few.data["a"]), len(long.data["a"])) == (10_001, 8 << 20)
-    with pytest.raises(InvalidRequestError, match="body: has more than 262144 values"):
+    with pytest.raises(InvalidRequestError, match="body: has too many values"):
         _ = many.data
+
+
+def test_the_longest_prompt_of_ids_and_any_long_text_are_parsed() -> None:
+    ids = call_with(b'{"prompt":[' + b"123456," * (MAX_PROMPT_TOKENS - 1) + b'1],"stop":["a"]}')
+    assert len(ids.data["prompt"]) == MAX_PROMPT_TOKENS
+    text = r'{"a": [1], "b": "x\\", :: , [\n]' * 100_000
+    assert call_with(json.dumps({"prompt": text}).encode()).data["prompt"] == text
+
+
+def call_with(body: bytes) -> Call:
+    """A call whose body has been read."""
+    call = make_call(body, server=make_context(limit=16 << 20))
+    asyncio.run(call.read())
+    return call
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
+def test_only_what_is_outside_of_strings_costs_much(size: int) -> None:
+    data = rb'{"a":["\\","\\\",[{:",7,8,{"\"":"\\\\"}]}'
+    cost = ParsingCost()
+    for at in range(0, len(data), size):
+        cost.add(data[at : at + size])
+    assert cost.total == 4 * 1 + 2 * 8 + 1 * 16 + 2 * 8 + 10 * 2
 
 
 def test_a_body_of_a_hundred_thousand_names_is_refused_unread() -> None:
@@ -131,5 +159,5 @@ def test_a_body_of_a_hundred_thousand_names_is_refused_unread() -> None:
     names = b",".join(b'"%d":1' % number for number in range(100_000))
     call = make_call(b'{"logit_bias":{' + names + b"}}", server=make_context(limit=16 << 20))
     asyncio.run(call.read())
-    with pytest.raises(InvalidRequestError, match="body: has more than 262144 values"):
+    with pytest.raises(InvalidRequestError, match="body: has too many values"):
         _ = call.data
