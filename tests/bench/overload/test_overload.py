@@ -90,7 +90,7 @@ def test_goodput_counts_from_one_deadline_after_the_start() -> None:
     assert found["goodput_over_peak"] == pytest.approx(1.0, rel=0.02)
 
 
-@pytest.mark.parametrize(("objective", "share"), zip(LIMITS, (0.9, 0.25), strict=True))
+@pytest.mark.parametrize(("objective", "share"), [(LIMITS[0], 0.9), (LIMITS[1], 0.25)])
 def test_the_p99_of_admitted_requests(objective: Objective, share: float) -> None:
     flood = report([record(i / 10, 90, tpot_ms=5) for i in range(198)] + [record(3.0, 150), record(4.0, 160)], 20.0)
     assert judged(110.0, flood, 20.0, objective)["admitted_p99_over_objective"] == share
