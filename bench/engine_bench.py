@@ -1,17 +1,16 @@
-"""`specdec bench engine`: the same requests with and without speculation, interleaved, on one set of weights."""
+"""Runs the same requests with and without speculation, step by step in turns, on one set of weights."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from bench.engine_runs import AUTO, OFF, GroupRun, RequestRun, Setting, WorkloadSummary
 from bench.workloads.workload import BenchPrompt, Workload
@@ -27,18 +26,18 @@ from specdec.core.types import (
 )
 from specdec.engine.engine import Engine
 from specdec.errors import SpecdecError
+from specdec.load.figures import spread
 
 
 class BenchError(SpecdecError):
-    """The engine did not do what is measured: it failed a request, or the arms gave different texts."""
+    """There is nothing to measure, the engine failed a request, or the arms returned different tokens."""
 
 
 class InterleavedRun:
-    """Runs ``requests``, ``at_once`` of them at a time (None: all), the next one entering as one leaves. ``names`` are
-    their prompts'. The engine runs nothing else.
+    """Runs requests on an engine that runs nothing else, up to ``at_once`` concurrently (None: all).
 
-    ``busy_s``: seconds spent in `Engine.step`. The clock runs only there: what a benchmark does between steps, even
-    another engine's step, does not count.
+    names: of the requests' prompts. ``busy_s``: seconds spent in `Engine.step`; all times are measured on this clock,
+    so work between steps, such as another engine's step, does not count.
     """
 
     def __init__(
@@ -60,15 +59,15 @@ class InterleavedRun:
 
     @property
     def done(self) -> bool:
-        """Whether all of them have ended."""
+        """Whether all requests have ended."""
         return not self._waiting and not self._engine.has_work()
 
     def step(self) -> None:
-        """One step of the engine.
+        """Run one step of the engine.
 
         Raises:
             BenchError: the engine failed a request.
-            RequestError: it refused one.
+            RequestError: the engine refused a request.
         """
         while self._waiting and self._running < self._places:
             request = self._waiting.popleft()
@@ -88,8 +87,8 @@ class InterleavedRun:
             self._take(self._runs[event.request_id], event)
 
     def result(self) -> GroupRun:
-        """How it went, once it is done."""
-        return GroupRun(tuple(self._runs.values()), self.busy_s, self._full_s, self._full_tokens)
+        """The figures, once the run is done."""
+        return GroupRun(tuple(self._runs.values()), self._full_s, self._full_tokens)
 
     def _take(self, run: RequestRun, event: RequestEvent) -> None:
         if isinstance(event, Failed):
@@ -107,8 +106,10 @@ class InterleavedRun:
 
 
 def run_interleaved(runs: Seq[InterleavedRun]) -> None:
-    """Run all of ``runs`` to their ends, each on an engine of its own. The next step is always that of the one that was
-    busy for the least time so far: whatever the machine does meanwhile, it does to all of them.
+    """Run all of ``runs``, each on its own engine, to their ends.
+
+    The next step always belongs to the run that was busy for the least time, so that changes of the machine's speed
+    affect all runs alike.
 
     Raises:
         BenchError, RequestError: as `InterleavedRun.step`.
@@ -119,7 +120,7 @@ def run_interleaved(runs: Seq[InterleavedRun]) -> None:
 
 
 class EngineRunner:
-    """``sampling`` needs a seed unless it is greedy, or the arms would draw different texts."""
+    """Starts runs on one engine. Unless it is greedy, ``sampling`` needs a seed, so that all arms sample the same."""
 
     def __init__(
         self, engine: Engine, sampling: SamplingParams, clock: Callable[[], float] = time.perf_counter
@@ -128,7 +129,7 @@ class EngineRunner:
         self._serial = itertools.count()
 
     def run(self, group: Seq[BenchPrompt], arm: Setting, salt: str, at_once: int | None = None) -> GroupRun:
-        """Run all of ``group`` to the end, with nothing else running; as `start`.
+        """Run ``group`` alone to its end; arguments as `start`.
 
         Raises:
             BenchError, RequestError: as `InterleavedRun.step`.
@@ -138,10 +139,10 @@ class EngineRunner:
         return run.result()
 
     def start(self, group: Seq[BenchPrompt], arm: Setting, salt: str, at_once: int | None = None) -> InterleavedRun:
-        """``group``, ready for its first step, ``at_once`` prompts at a time (None: all). ``salt`` separates prefix
-        cache and draft texts from other runs'.
+        """A run of ``group``, ready for its first step.
 
-        The prompts of a larger group are prefilled before, so that its time is that of decoding together.
+        at_once: concurrent prompts; None: all. salt: separates the prefix cache and draft texts from other runs. The
+        prompts of a group of several are prefilled before, so that its time is that of decoding.
 
         Raises:
             RequestError: the engine refused a prompt.
@@ -152,7 +153,7 @@ class EngineRunner:
         return InterleavedRun(self._engine, requests, [prompt.name for prompt in group], at_once, self._clock)
 
     def _prefill(self, requests: Seq[Request]) -> None:
-        """Into the prefix cache, and nowhere else: drafters do not hear of it."""
+        """Fill the prefix cache; drafters learn nothing from it."""
         for request in requests:
             self._engine.submit(
                 dataclasses.replace(
@@ -182,58 +183,47 @@ ALL = 1_000_000  # more steps than any trace keeps
 MIN_STEPS = 16
 
 
-class ControlRow(NamedTuple):
-    """Milliseconds over ``steps`` steps with so many ``sequences``."""
-
-    sequences: int
-    steps: int
-    median_ms: float
-    p99_ms: float
-
-
 @dataclass(slots=True)
 class ControlTimes:
-    """Reads `StepTrace.control_ms` from an engine's decision trace. ``by_sequences``: milliseconds of every step."""
+    """Collects `StepTrace.control_ms` from an engine's decision trace."""
 
-    by_sequences: dict[int, list[float]] = field(default_factory=dict)
+    by_sequences: dict[int, list[float]] = field(default_factory=dict)  # ms of every step, by number of sequences
     _seen: int = -1
 
     def collect(self, engine: Engine) -> None:
-        """Steps since the last call count, as far as the engine still has them."""
+        """Add the steps since the last call, as far as the engine has kept them."""
         for trace in engine.trace(ALL):
             if trace.step > self._seen and trace.sequences:
                 self.by_sequences.setdefault(trace.sequences, []).append(trace.control_ms)
             self._seen = max(self._seen, trace.step)
 
-    def rows(self) -> Iterator[ControlRow]:
-        """By rising number of sequences, those seen often enough."""
-        for sequences, times in sorted(self.by_sequences.items()):
-            if len(times) >= MIN_STEPS:
-                median, p99 = np.percentile(times, (50, 99))
-                yield ControlRow(sequences, len(times), float(median), float(p99))
-
     def as_dict(self) -> list[dict[str, Any]]:
-        """JSON-able figures."""
-        return [{**row._asdict(), "median_ms": round(row.median_ms, 4), "p99_ms": round(row.p99_ms, 4)}
-                for row in self.rows()]  # fmt: skip
+        """Spreads in ms by rising number of sequences, for numbers with at least `MIN_STEPS` steps."""
+        return [
+            {"sequences": sequences, **spread(times)}
+            for sequences, times in sorted(self.by_sequences.items())
+            if len(times) >= MIN_STEPS
+        ]
 
 
 @dataclass(slots=True)
 class WorkloadRuns:
-    """``rounds``: per counted group, its run in every arm by the arm's name."""
+    """The runs of one workload."""
 
     workload: str
     concurrent: bool
-    rounds: list[dict[str, GroupRun]] = field(default_factory=list)
+    rounds: list[dict[str, GroupRun]] = field(default_factory=list)  # per counted group, its run by name of the arm
 
     def pairs(self, first: str, second: str) -> Iterator[tuple[RequestRun, RequestRun]]:
-        """Every request's run in the one arm and in the other."""
+        """Every request's runs in two arms."""
         for by_arm in self.rounds:
             yield from zip(by_arm[first].requests, by_arm[second].requests, strict=True)
 
     def ms_per_token(self, arm: str) -> float | None:
-        """Milliseconds of decoding per output token over the whole workload; where requests run at once, of all of them
-        together, while all places are taken. None when nothing was long enough to time."""
+        """Milliseconds of decoding per output token over the whole workload; None if nothing was long enough to time.
+
+        Of concurrent requests, the time per token of all together, while the maximal number of them runs.
+        """
         if self.concurrent:
             seconds = sum(by_arm[arm].full_s for by_arm in self.rounds)
             tokens = sum(by_arm[arm].full_tokens for by_arm in self.rounds)
@@ -243,8 +233,8 @@ class WorkloadRuns:
         return seconds / tokens * 1e3 if tokens and seconds > 0 else None
 
     def ms_per_token_beside_off(self, arm: str) -> float | None:
-        """As `ms_per_token`, but from when plain decoding had its first token. An arm that drafts for the first token,
-        for which a draft model reads the prompt, has several tokens then, but has them later: both count."""
+        """As `ms_per_token`, but counted from plain decoding's first token. An arm that drafts before the first token
+        gets it later, because its draft model reads the prompt, but gets several at once: both count."""
         if self.concurrent:
             return self.ms_per_token(arm)
         pairs = list(self.pairs("off", arm))
@@ -257,8 +247,6 @@ class WorkloadRuns:
         timed = [(a.tpot_ms / b.tpot_ms, b.prompt) for a, b in self.pairs(base, arm) if a.tpot_ms and b.tpot_ms]
         ratios = [ratio for ratio, _ in timed]
         base_ms, arm_ms = self.ms_per_token(base), self.ms_per_token(arm)
-        base_s, arm_s = (sum(by_arm[name].total_s for by_arm in self.rounds) for name in (base, arm))
-        p10, median, p90 = (float(x) for x in np.percentile(ratios, (10, 50, 90))) if ratios else (None, None, None)
         worst, worst_prompt = min(timed) if timed else (None, "")
         runs = [run for by_arm in self.rounds for run in by_arm[arm].requests]
         steps = sum(run.stats.num_steps for run in runs)
@@ -269,11 +257,8 @@ class WorkloadRuns:
             timed=len(timed),
             base_ms=base_ms,
             arm_ms=arm_ms,
-            ratio_p10=p10,
-            ratio_median=median,
-            ratio_p90=p90,
+            ratio_median=statistics.median(ratios) if ratios else None,
             total_ratio=base_ms / arm_ms if base_ms and arm_ms else None,
-            whole_ratio=base_s / arm_s if self.concurrent and arm_s > 0 else None,
             worst=worst,
             worst_prompt=worst_prompt,
             tokens_per_step=sum(len(run.tokens) for run in runs) / steps if steps else None,
@@ -281,7 +266,7 @@ class WorkloadRuns:
         )
 
     def as_dict(self) -> list[dict[str, Any]]:
-        """Per prompt, its figures in every arm, JSON-able."""
+        """Figures of every prompt in every arm, as JSON types."""
         return [
             {
                 "prompt": runs[0].prompt,
@@ -312,11 +297,11 @@ Say = Callable[[str], None]
 
 
 class EngineBench:
-    """Runs workloads; every group in all arms at once, a step of the one and a step of the other, before the next one.
+    """Runs workloads group by group, each group in all arms step by step in turns.
 
-    Each arm has an engine of its own over the same weights, caches and drafters, so that nothing one learns helps
-    another, and a cache salt of its own per workload: what it drafts from is what itself has seen. ``engines``: arms,
-    off and auto among them, and their engines.
+    engines: by arm, `OFF` and `AUTO` included. Each arm has its own engine over the same weights, KV cache and
+    drafters, so that no arm profits from what another learned, and its own cache salt per workload, so that it drafts
+    only from texts that it has seen itself.
     """
 
     def __init__(self, engines: Mapping[Setting, Engine], sampling: SamplingParams, say: Say) -> None:
@@ -328,8 +313,8 @@ class EngineBench:
         """All prompts of ``workload`` in all arms.
 
         Raises:
-            BenchError: the arms gave different tokens, or the engine failed.
-            RequestError: the engine refused a prompt, mostly because it is too long for its context.
+            BenchError: the arms returned different tokens, or the engine failed.
+            RequestError: the engine refused a prompt, for example because it is too long for the context.
         """
         runs = WorkloadRuns(workload.name, workload.concurrent)
         for group in workload.groups:
@@ -354,10 +339,10 @@ class EngineBench:
 
 
 def check_same_output(workload: str, by_arm: dict[str, GroupRun]) -> None:
-    """Path identity: every arm must give the tokens of plain decode.
+    """Check path identity: every arm must return the tokens of plain decoding.
 
     Raises:
-        BenchError: one does not; names the prompt, the arm and the first place.
+        BenchError: an arm does not; names the prompt, the arm and the first difference.
     """
     for name, group in by_arm.items():
         for plain, other in zip(by_arm[OFF.name].requests, group.requests, strict=True):
@@ -366,14 +351,14 @@ def check_same_output(workload: str, by_arm: dict[str, GroupRun]) -> None:
             same = [a == b for a, b in zip(plain.tokens, other.tokens, strict=False)]
             at = same.index(False) if False in same else len(same)
             raise BenchError(
-                f"{workload}, {plain.prompt}: {name} gave other tokens than {OFF.name}, first at {at} "
+                f"{workload}, {plain.prompt}: {name} returned other tokens than {OFF.name}, first at {at} "
                 f"({other.tokens[at : at + 3]} for {plain.tokens[at : at + 3]}); path identity is broken, "
-                "so the times compare nothing: run `specdec verify`"
+                "so the times cannot be compared: run `specdec verify`"
             )
 
 
 def _line(by_arm: dict[str, GroupRun]) -> str:
-    """One group's figures in words."""
+    """A progress line with one group's figures."""
     parts = []
     for name, group in by_arm.items():
         (request, *others) = group.requests

@@ -1,4 +1,4 @@
-"""What `specdec bench engine` records: the settings compared, each request's and workload's figures."""
+"""The settings that `specdec bench engine` compares, and the figures of requests, groups and workloads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Setting:
 
     @staticmethod
     def fixed(depth: int, width: int, nodes: int) -> Setting:
-        """Mode ON: always a tree of up to ``nodes`` draft nodes, ``depth`` deep, ``width`` children per node."""
+        """Mode ON: always a tree of up to ``nodes`` nodes, ``depth`` levels and ``width`` children per node."""
         speculation = SpeculationParams(SpeculationMode.ON, max_nodes=nodes, max_depth=depth, width=width)
         return Setting(f"{depth}x{width}" + (f"/{nodes}" if nodes != depth else ""), speculation)
 
@@ -32,33 +32,32 @@ FIXED_GRID = (
 )
 
 
-MIN_TIMED_TOKENS = 4  # fewer are one step or two: their ratio says nothing
+MIN_TIMED_TOKENS = 4  # fewer come in one or two steps, too few for a ratio
 
 
 @dataclass(slots=True)
 class RequestRun:
-    """``first_s``: seconds spent in `Engine.step` up to the first token; ``decode_s``: after that, to the last one.
-    ``first_tokens``: how many came with that step, as its tree may have been accepted already."""
+    """One request in one arm. Times are seconds spent in `Engine.step`."""
 
     prompt: str
     tokens: list[int] = field(default_factory=list)
     text: str = ""
-    first_s: float = 0.0
-    decode_s: float = 0.0
-    first_tokens: int = 0
+    first_s: float = 0.0  # to the first token
+    decode_s: float = 0.0  # from the first to the last token
+    first_tokens: int = 0  # tokens of the first step that returned any; more than one if it verified a tree
     reason: FinishReason = FinishReason.ABORTED
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     usage: Usage = field(default_factory=Usage)
 
     @property
     def gaps(self) -> int:
-        """Tokens after the first: what ``decode_s`` was spent on."""
+        """Number of tokens after the first."""
         return max(0, len(self.tokens) - 1)
 
     @property
     def tpot_ms(self) -> float | None:
-        """Milliseconds per output token after the first; None when there are too few tokens, or all came in the first
-        step, which prefills too."""
+        """Milliseconds per output token after the first; None for too few tokens, or if all came in the first step,
+        which includes prefill."""
         if len(self.tokens) < MIN_TIMED_TOKENS or self.decode_s <= 0:
             return None
         return self.decode_s / self.gaps * 1e3
@@ -87,51 +86,37 @@ class RequestRun:
 
 @dataclass(frozen=True, slots=True)
 class GroupRun:
-    """``total_s``: seconds spent in `Engine.step` from the first to the last, remains of prefill included. ``full_s``:
-    those of them in which as many requests were in run as ever may be; ``full_tokens`` came out in these. The end,
-    in which one place after the other stays empty, says how long the slowest request runs on alone."""
+    """A group of requests in one arm.
+
+    ``full_s`` leaves out the end of the group, when fewer and fewer requests run: its length depends on the slowest.
+    """
 
     requests: tuple[RequestRun, ...]
-    total_s: float
-    full_s: float
-    full_tokens: int
-
-    @property
-    def n_tokens(self) -> int:
-        """Output tokens of all requests."""
-        return sum(len(request.tokens) for request in self.requests)
+    full_s: float  # seconds spent in `Engine.step` while the maximal number of requests ran
+    full_tokens: int  # output tokens of that time
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens of all requests per second, while all places are taken."""
+        """Output tokens per second while the maximal number of requests ran."""
         return self.full_tokens / self.full_s if self.full_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSummary:
-    """Ratios are time per output token without over with speculation: above 1 is faster.
-
-    ``base_ms`` and ``arm_ms``: milliseconds per output token over the whole workload; where requests ran at once, of
-    all together and while all places were taken. ``total_ratio`` is their quotient; ``whole_ratio``, only of such
-    requests, that of the times from the first step to the last, in which ever fewer run. The other ratios are per
-    prompt; ``timed`` of the ``prompts`` were long enough for one. ``worst`` is the lowest. None stands for a figure
-    that nothing was measured for.
-    """
+    """One arm of a workload against another. Ratios are times per output token of the base over the arm: above 1 the
+    arm is faster. None: nothing was long enough to time."""
 
     workload: str
     concurrent: bool
     prompts: int
-    timed: int
-    base_ms: float | None
+    timed: int  # prompts with a ratio of their own
+    base_ms: float | None  # ms per output token, as `WorkloadRuns.ms_per_token`
     arm_ms: float | None
-    ratio_p10: float | None
-    ratio_median: float | None
-    ratio_p90: float | None
-    total_ratio: float | None
-    whole_ratio: float | None
-    worst: float | None
+    ratio_median: float | None  # over the prompts
+    total_ratio: float | None  # base_ms / arm_ms
+    worst: float | None  # lowest ratio of a prompt
     worst_prompt: str
-    tokens_per_step: float | None
+    tokens_per_step: float | None  # of the arm
     drafters: dict[str, DrafterStats] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -142,8 +127,6 @@ class WorkloadSummary:
             "off_ms_per_token": rounded(self.base_ms),
             "auto_ms_per_token": rounded(self.arm_ms),
             "ratio_median": rounded(self.ratio_median),
-            "ratio_p10": rounded(self.ratio_p10),
-            "ratio_p90": rounded(self.ratio_p90),
             "ratio_total": rounded(self.total_ratio),
             "ratio_worst": rounded(self.worst),
             "worst_prompt": self.worst_prompt,
@@ -160,10 +143,9 @@ class WorkloadSummary:
         if self.concurrent:
             figures["off_tokens_per_s"] = rounded(per_second(self.base_ms))
             figures["auto_tokens_per_s"] = rounded(per_second(self.arm_ms))
-            figures["ratio_whole"] = rounded(self.whole_ratio)
         return figures
 
 
 def per_second(ms_per_token: float | None) -> float | None:
-    """Tokens per second at so many milliseconds per token."""
+    """Tokens per second, from milliseconds per token."""
     return 1e3 / ms_per_token if ms_per_token else None

@@ -1,4 +1,4 @@
-"""One whole run of `specdec bench engine`: its plan, the cost of speculation that is off, the report and its tables."""
+"""One run of `specdec bench engine`: its plan, the cost of speculation that is off, the report and its tables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.engine_bench import BenchError, ControlTimes, EngineBench, EngineRunner, Say, WorkloadRuns
+from bench.engine_bench import BenchError, ControlTimes, EngineBench, Say, WorkloadRuns
 from bench.engine_runs import AUTO, OFF, Setting, WorkloadSummary, per_second
 from bench.machine import engine_facts
 from bench.workloads.make import make_workload
-from bench.workloads.prompts import batch_prompts
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, long_text
 from specdec.core.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine, EngineParts
@@ -29,22 +28,22 @@ PROMPT_TOKENS = 128
 
 @dataclass(slots=True)
 class OffCost:
-    """Milliseconds per step of both engines, neighbours in time; per request, their sums."""
+    """Milliseconds per step of two engines that run in turns: one with drafters, one without."""
 
     loaded_ms: list[float] = field(default_factory=list)
     bare_ms: list[float] = field(default_factory=list)
-    loaded_request_ms: list[float] = field(default_factory=list)
+    loaded_request_ms: list[float] = field(default_factory=list)  # per request, its mean
     bare_request_ms: list[float] = field(default_factory=list)
 
     def add(self, loaded: list[float], bare: list[float]) -> None:
-        """One request's steps."""
+        """Add the steps of one request."""
         self.loaded_ms += loaded
         self.bare_ms += bare
         self.loaded_request_ms.append(sum(loaded) / len(loaded))
         self.bare_request_ms.append(sum(bare) / len(bare))
 
     def as_dict(self) -> dict[str, float]:
-        """The figures by name. Ratios are loaded over bare: 1.01 is a cost of one percent."""
+        """The figures by name. Ratios are of the engine with drafters over the one without: 1.01 is a cost of 1 %."""
         loaded, bare = statistics.median(self.loaded_ms), statistics.median(self.bare_ms)
         requests = statistics.median(self.loaded_request_ms) / statistics.median(self.bare_request_ms)
         pairs = statistics.median(a / b for a, b in zip(self.loaded_ms, self.bare_ms, strict=True))
@@ -59,7 +58,7 @@ class OffCost:
 
 
 class OffCostBench:
-    """Two engines over one decoder and one KV cache, stepped in turn: the machine's drift meets both alike."""
+    """Steps two engines over one decoder and KV cache in turns, so that changes of the machine affect both alike."""
 
     def __init__(self, loaded: Engine, parts: EngineParts, clock: Callable[[], float] = time.perf_counter) -> None:
         speculation = parts.config.speculation.model_copy(update={"enabled": False, "trace_file": None})
@@ -69,16 +68,16 @@ class OffCostBench:
         self._tokens = parts.tokenizer.encode(long_text())
 
     def run(self, requests: int = 8) -> OffCost:
-        """``requests`` real prompts, decoded greedily by both engines at the same time."""
+        """Decode ``requests`` real prompts greedily with both engines."""
         cost = OffCost()
-        for number in range(-1, requests):  # the first one warms both up
+        for number in range(-1, requests):  # the first is a warm-up
             loaded, bare = self._pair(number)
             if number >= 0:
                 cost.add(loaded, bare)
         return cost
 
     def _pair(self, number: int) -> tuple[list[float], list[float]]:
-        """Times of the decode steps of one request, in both engines."""
+        """Milliseconds of the decode steps of one request, in both engines."""
         loaded = self._steps(self._loaded, self._request("loaded", number))
         bare = self._steps(self._bare, self._request("bare", number))
         times: tuple[list[float], list[float]] = ([], [])
@@ -91,7 +90,7 @@ class OffCostBench:
         return times
 
     def _steps(self, engine: Engine, request: Request) -> Iterator[float]:
-        """Milliseconds of each step after the one with the first token. That one is run by the time of the first."""
+        """Milliseconds of each step after the one with the first token, which runs before the first is returned."""
         engine.submit(request)
         while not any(isinstance(event, Delta) for event in engine.step()):
             pass
@@ -113,14 +112,15 @@ class OffCostBench:
 
 
 def fixed_figures(runs: WorkloadRuns, fixed: Seq[str]) -> dict[str, float | None]:
-    """Milliseconds per output token in off, auto and every arm named in ``fixed``, from when off had its first."""
+    """Milliseconds per output token of off, auto and the arms in ``fixed``, as
+    `WorkloadRuns.ms_per_token_beside_off`."""
     times = {arm: runs.ms_per_token_beside_off(arm) for arm in (OFF.name, AUTO.name, *fixed)}
     return {arm: None if ms is None else round(ms, 4) for arm, ms in times.items()}
 
 
 def best_fixed(runs: WorkloadRuns, fixed: Seq[str]) -> dict[str, Any] | None:
-    """The fastest of the arms named in ``fixed`` for this workload, chosen with hindsight, and its time over auto's
-    (above 1: auto is faster). None when nothing was long enough to time."""
+    """The fastest of the arms in ``fixed``, and its time over auto's (above 1: auto is faster); None if nothing was
+    long enough to time."""
     figures = fixed_figures(runs, fixed)
     timed = [(ms, arm) for arm in fixed if (ms := figures[arm]) is not None]
     auto = figures[AUTO.name]
@@ -132,19 +132,18 @@ def best_fixed(runs: WorkloadRuns, fixed: Seq[str]) -> dict[str, Any] | None:
 
 @dataclass(slots=True)
 class EngineReport:
-    """``fixed``: names of the fixed settings that ran too; ``skipped``: what could not be run, and why. ``off_cost``
-    and ``control_times`` are None unless asked for."""
+    """The figures of a run."""
 
     machine: dict[str, Any]
     runs: list[WorkloadRuns] = field(default_factory=list)
-    fixed: tuple[str, ...] = ()
-    skipped: list[str] = field(default_factory=list)
-    off_cost: OffCost | None = None
-    control_times: ControlTimes | None = None
+    fixed: tuple[str, ...] = ()  # names of the fixed settings that ran
+    skipped: list[str] = field(default_factory=list)  # omitted workloads, with the reason
+    off_cost: OffCost | None = None  # None unless the plan asks for it
+    control_times: ControlTimes | None = None  # None unless the plan asks for it
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able: all figures, those of every prompt too."""
+        """All figures, including every prompt's, as JSON types."""
         figures: dict[str, Any] = {
             "machine": self.machine,
             "seconds": round(self.seconds, 1),
@@ -167,27 +166,25 @@ SEED = 20_26
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchPlan:
-    """What to measure. ``max_tokens`` None: each workload's own limit. ``fixed``: arms to run besides off and auto.
-    ``batch``: sequences at once for the controller's time, besides those of the workloads; 0: none. ``at_once``:
-    requests at a time of concurrent workloads."""
+    """What to measure."""
 
     workloads: tuple[str, ...]
-    prompts: int = 8
-    max_tokens: int | None = None
+    prompts: int = 8  # counted ones per workload
+    max_tokens: int | None = None  # None: each workload's own limit
     temperature: float = 0.0
-    fixed: tuple[Setting, ...] = ()
-    off_cost: bool = False
-    control_time: bool = False
-    batch: int = 0
-    at_once: int = 8
+    fixed: tuple[Setting, ...] = ()  # arms besides off and auto
+    off_cost: bool = False  # measure the cost of speculation that is off
+    control_time: bool = False  # report the controller's time per step
+    at_once: int = 8  # concurrent requests of concurrent workloads
 
 
 def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineReport:
-    """All that ``plan`` asks for. ``say`` gets a line now and then.
+    """Measure everything that ``plan`` asks for. say: receives progress lines.
 
     Raises:
-        BenchError: the arms gave different tokens, an engine failed, not one workload could be run, or the KV cache is
-            too small for all arms at once.
+        BenchError: the arms returned different tokens, an engine failed, no workload is available, or the KV cache is
+        too
+            small for all arms.
     """
     began = time.perf_counter()
     report = EngineReport(engine_facts(parts.config, parts.info))
@@ -200,46 +197,42 @@ def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineRe
     bench = EngineBench(engines, sampling, say)
     for workload in workloads:
         report.runs.append(bench.run(workload))
-    if plan.batch:
-        say(f"batch: {plan.batch} sequences at once")
-        EngineRunner(engine, sampling).run(batch_prompts(parts.tokenizer, plan.batch), AUTO, "batch")
-        bench.control_times.collect(engine)
-    if plan.control_time or plan.batch:
+    if plan.control_time:
         report.control_times = bench.control_times
     if plan.off_cost:
-        say("cost of speculation that is off")
+        say("measuring the cost of speculation that is off")
         report.off_cost = OffCostBench(engine, parts).run()
     report.seconds = time.perf_counter() - began
     return report
 
 
 def _engines(parts: EngineParts, fixed: Seq[Setting]) -> dict[Setting, Engine]:
-    """One per arm, all over the same weights, KV cache and drafters. Only auto's decisions are written to a file."""
+    """One engine per arm, over the same weights, KV cache and drafters. Only auto writes its decisions to a file."""
     quiet = parts.config.speculation.model_copy(update={"trace_file": None})
     silent = dataclasses.replace(parts, config=parts.config.model_copy(update={"speculation": quiet}))
     return {arm: Engine(parts if arm is AUTO else silent) for arm in (OFF, AUTO, *fixed)}
 
 
 def _check_room(parts: EngineParts, workloads: Seq[Workload], arms: int) -> None:
-    """A sequence that waits for another arm's pages, or whose prompt lost its own to one, would be measured as slow."""
+    """Refuse a KV cache that cannot hold all arms: waiting for another arm's pages would count as time."""
     room = parts.kv.n_total * PAGE_SIZE
     for workload in workloads:
         for group in workload.groups:
             needed = arms * sum(map(_tokens, group))
             if needed > room:
                 raise BenchError(
-                    f"{workload.name}: {arms} arms at once need {needed} tokens of KV cache, which holds {room}; "
-                    "set engine.kv_tokens to more, or compare fewer settings"
+                    f"{workload.name}: {arms} arms need {needed} tokens of KV cache, which holds {room}; "
+                    "raise engine.kv_tokens, or compare fewer settings"
                 )
 
 
 def _tokens(prompt: BenchPrompt) -> int:
-    """Room for the whole text, and for a tree at its end."""
+    """Tokens of the whole text and a tree at its end."""
     return len(prompt.prompt_ids) + (prompt.stopping.max_tokens or 0) + PAGE_SIZE
 
 
 def _workloads(parts: EngineParts, plan: EngineBenchPlan, report: EngineReport, say: Say) -> Seq[Workload]:
-    """All of them before any is run: what is wrong with one is said at once."""
+    """All workloads, created before any runs, so that errors come early."""
 
     def note(line: str) -> None:
         report.skipped.append(line)
@@ -257,7 +250,7 @@ def _workloads(parts: EngineParts, plan: EngineBenchPlan, report: EngineReport, 
 
 
 def report_tables(report: EngineReport) -> Iterator[Table]:
-    """Every table that ``report`` has figures for."""
+    """A table for each kind of figure in the report."""
     summaries = [runs.summary() for runs in report.runs]
     alone, together = [s for s in summaries if not s.concurrent], [s for s in summaries if s.concurrent]
     if alone:
@@ -278,14 +271,12 @@ def _workload_table(summaries: Seq[WorkloadSummary], unit: str) -> Table:
     together = unit == "tokens/s"
     title = f"speculation off and auto: {unit}; ratios above 1 are faster"
     if together:
-        title = f"requests at once, off and auto: {unit} of all of them together, while all places are taken"
-    columns = ["prompts", OFF.name, AUTO.name, "total ratio", "median", "p10", "p90", "worst", "tokens/step"]
-    columns += ["with the end"] if together else []
-    table = Table("workload", *columns, title=title, caption="median to worst: per prompt")
+        title = f"concurrent requests, off and auto: {unit} of all, while the maximal number runs"
+    columns = ["prompts", OFF.name, AUTO.name, "total ratio", "median", "worst", "tokens/step"]
+    table = Table("workload", *columns, title=title, caption="median, worst: of the prompts' ratios")
     for s in summaries:
         times = (per_second(s.base_ms), per_second(s.arm_ms)) if together else (s.base_ms, s.arm_ms)
-        ratios = [s.total_ratio, s.ratio_median, s.ratio_p10, s.ratio_p90, s.worst, s.tokens_per_step]
-        ratios += [s.whole_ratio] if together else []
+        ratios = [s.total_ratio, s.ratio_median, s.worst, s.tokens_per_step]
         count = str(s.prompts) if s.timed == s.prompts else f"{s.prompts} ({s.timed} timed)"
         table.add_row(s.workload, count, *(in_cell(t, 1) for t in times), *(in_cell(r, 2) for r in ratios))
     return table
@@ -293,7 +284,7 @@ def _workload_table(summaries: Seq[WorkloadSummary], unit: str) -> Table:
 
 def _drafter_table(summaries: Seq[WorkloadSummary]) -> Table:
     names = sorted({name for s in summaries for name in s.drafters})
-    table = Table("workload", *names, title="accepted of verified draft nodes, by drafter (auto)")
+    table = Table("workload", *names, title="accepted share of verified draft nodes, by drafter (auto)")
     for s in summaries:
         cells = []
         for name in names:
@@ -308,7 +299,7 @@ def _drafter_table(summaries: Seq[WorkloadSummary]) -> Table:
 
 
 def _fixed_table(runs: Seq[WorkloadRuns], fixed: Seq[str]) -> Table:
-    title = "ms per token by setting (depth x width / nodes), from off's first token; at once: of all requests together"
+    title = "ms per token by setting (depth x width / nodes), from off's first token; concurrent: of all requests"
     table = Table("workload", OFF.name, AUTO.name, *fixed, "best fixed", "its time over auto's", title=title)
     for run in runs:
         figures, best = fixed_figures(run, fixed), best_fixed(run, fixed)
@@ -318,14 +309,14 @@ def _fixed_table(runs: Seq[WorkloadRuns], fixed: Seq[str]) -> Table:
 
 
 def _off_cost_table(cost: OffCost) -> Table:
-    table = Table("figure", "value", title="speculation off: drafters loaded, over an engine without any")
+    table = Table("figure", "value", title="speculation off: engine with drafters over engine without")
     for name, value in cost.as_dict().items():
         table.add_row(name, str(value))
     return table
 
 
 def _control_table(times: ControlTimes) -> Table:
-    table = Table("sequences", "steps", "median ms", "p99 ms", title="the controller's own time per step (auto)")
-    for row in times.rows():
-        table.add_row(str(row.sequences), str(row.steps), f"{row.median_ms:.3f}", f"{row.p99_ms:.3f}")
+    table = Table("sequences", "steps", "median ms", "p99 ms", title="the controller's time per step (auto)")
+    for row in times.as_dict():
+        table.add_row(str(row["sequences"]), str(row["n"]), f"{row['p50']:.3f}", f"{row['p99']:.3f}")
     return table

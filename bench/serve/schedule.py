@@ -1,4 +1,4 @@
-"""What a load asks and when: prompts of a workload, arrival times, requests of a recorded trace."""
+"""The requests of a load: prompts of a workload, or requests of a recorded trace."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from bench.serve import SERVE_WORKLOADS
-from bench.workloads import prompts
-from bench.workloads.prompts import TYPED
-from bench.workloads.workload import WorkloadUnavailableError, long_text, source_of
+from bench.workloads.prompts import KINDS, QUESTIONS
+from bench.workloads.workload import WorkloadUnavailableError, long_text
 from specdec.client.prompt import ChatTurn, Fim
 from specdec.core.types import SamplingParams
 from specdec.errors import ConfigError
 from specdec.load.arrivals import BLOCK_TOKENS
 from specdec.load.request import LoadRequest, TimedRequest
 
-PREFIX_CHARACTERS, SUFFIX_CHARACTERS = 4000, 1200
 SHARED_CHARACTERS, SHARED_TOKENS = 8000, 64
-EDIT_CHARACTERS_PER_TOKEN = 3  # of code; only bounds how long an edited text may get
 
 
 def endless_asks(
     name: str, max_tokens: int | None = None, note: Callable[[str], None] | None = None
 ) -> Iterator[LoadRequest]:
-    """The prompts of workload ``name`` (one of `SERVE_WORKLOADS`), round after round. From the second round on each
-    begins differently and has a salt of its own, so that none is answered from the cache or drafted from the answers of
-    the one before. Only a shared prefix stays shared.
+    """The prompts of a workload (one of `SERVE_WORKLOADS`), round after round.
 
-    max_tokens: instead of each workload's own limit. note: receives each kind left out of "mixed", with the reason.
+    From the second round on, each prompt has a different beginning and its own salt, so that it cannot use the cache or
+    the answers of earlier rounds. Only the shared prefix stays shared.
+
+    max_tokens: replaces each workload's own limit. note: receives each kind omitted from "mixed", with the reason.
 
     Raises:
         WorkloadUnavailableError: the prompts are not installed.
@@ -44,7 +42,7 @@ def endless_asks(
 
 
 def make_asks(name: str, number: int, max_tokens: int | None = None) -> list[LoadRequest]:
-    """The first ``number`` of `endless_asks`; raises as it does."""
+    """The first ``number`` requests of `endless_asks`; raises as it does."""
     return list(islice(endless_asks(name, max_tokens), number))
 
 
@@ -57,61 +55,17 @@ def _one_round(name: str, max_tokens: int | None, note: Callable[[str], None]) -
             except WorkloadUnavailableError as error:
                 note(f"mixed: {error}")
         return [ask for ask in chain(*zip_longest(*kinds)) if ask is not None]
-    makers: dict[str, Callable[[int | None], Iterator[LoadRequest]]] = {
-        "humaneval": _humaneval, "edit": _edit, "fim": _fim, "typing": _typing, "chat": _chat,
-        "shared-prefix": _shared_prefix,
-    }  # fmt: skip
+    makers = {**KINDS, "shared-prefix": _shared_prefix}
     if name not in makers:
-        raise ValueError(f"{name}: no such workload; there are {', '.join(SERVE_WORKLOADS)}")
-    # Of a short line two states of typing may be the same.
+        raise ValueError(f"{name}: no such workload; choose from {', '.join(SERVE_WORKLOADS)}")
+    # Two states of typing a short line may be equal.
     return list({(ask.text, ask.chat, ask.gap): ask for ask in makers[name](max_tokens)}.values())
 
 
-def _humaneval(max_tokens: int | None) -> Iterator[LoadRequest]:
-    limit = max_tokens or prompts.HUMANEVAL_MAX_TOKENS
-    for problem in prompts.read_problems():
-        yield LoadRequest(problem["task_id"], limit, text=problem["prompt"], stop=prompts.STOPS)
-
-
-def _chat(max_tokens: int | None) -> Iterator[LoadRequest]:
-    for number, question in enumerate(prompts.QUESTIONS):
-        yield LoadRequest(f"chat/{number}", max_tokens or prompts.CHAT_MAX_TOKENS, chat=(ChatTurn("user", question),))
-
-
-def _edit(max_tokens: int | None) -> Iterator[LoadRequest]:
-    for place, wish in prompts.EDITS:
-        old, question = prompts.edit_question(place, wish)
-        room = len(old) // EDIT_CHARACTERS_PER_TOKEN * 5 // 4 + prompts.MARGIN
-        limit = min(max_tokens or prompts.EDIT_MAX_TOKENS, room)
-        yield LoadRequest(f"edit/{place}", limit, chat=(ChatTurn("user", question),), prediction=old)
-
-
-def _fim(max_tokens: int | None) -> Iterator[LoadRequest]:
-    for place in prompts.FILES:
-        source = source_of(place)
-        for hole in prompts.find_holes(source, prompts.HOLES + 1):
-            yield _gap(prompts.hole_name("fim", place, hole), source, hole, 0.0, max_tokens, place)
-
-
-def _typing(max_tokens: int | None) -> Iterator[LoadRequest]:
-    for place in prompts.FILES:
-        source = source_of(place)
-        for hole in prompts.find_holes(source, prompts.HOLES):
-            for typed in TYPED:
-                name = f"{prompts.hole_name('typing', place, hole)}+{typed:.0%}"
-                yield _gap(name, source, hole, typed, max_tokens, place)
-
-
-def _gap(name: str, source: str, hole: prompts.Hole, typed: float, max_tokens: int | None, session: str) -> LoadRequest:
-    prefix, suffix = prompts.around_hole(source, hole, typed)
-    gap = Fim(prefix[-PREFIX_CHARACTERS:], suffix[:SUFFIX_CHARACTERS])
-    return LoadRequest(name, max_tokens or prompts.FIM_MAX_TOKENS, gap=gap, stop=("\n\n",), session=session)
-
-
 def _shared_prefix(max_tokens: int | None) -> Iterator[LoadRequest]:
-    """One long text, and a different question about it each time."""
+    """Different questions about one long text."""
     shared = long_text()[:SHARED_CHARACTERS]
-    for number, question in enumerate(prompts.QUESTIONS):
+    for number, question in enumerate(QUESTIONS):
         text = f"{shared}\n\n# Note {number}: {question}\n# Answer:"
         yield LoadRequest(f"shared-prefix/{number}", max_tokens or SHARED_TOKENS, text=text)
 
@@ -134,8 +88,11 @@ CHARACTERS_PER_TOKEN = 3.5  # of code, by common tokenizers
 
 
 def stand_in(blocks: Sequence[str], tokens: int, name: str) -> str:
-    """A text of about ``tokens`` tokens of real code. ``blocks`` stand for the prompt's first tokens, 64 each, in
-    chains: prompts with the same names at their beginning get the same text there. What follows is ``name``'s own."""
+    """About ``tokens`` tokens of real code as a substitute for a recorded prompt.
+
+    blocks: names of the prompt's first blocks of `BLOCK_TOKENS` tokens; blocks of the same name get the same text. The
+    rest of the text is specific to ``name``.
+    """
     source = long_text()
     parts = [_slice(source, block, BLOCK_TOKENS) for block in blocks]
     return "".join(parts) + _slice(source, f"rest of {name}", tokens - BLOCK_TOKENS * len(blocks))
@@ -155,24 +112,24 @@ _SAMPLING = {"temperature": (0.0, 100.0), "top_p": (0.0, 1.0), "min_p": (0.0, 1.
 def read_trace(path: Path, speed: float = 1.0) -> list[TimedRequest]:
     """The requests of a file of JSON lines, by arrival time.
 
-    Each is an object: ``offset_s`` (seconds after the beginning), one of ``prompt`` (text), ``prompt_ids`` (a target's
-    tokens), ``messages`` (objects with role and content), ``prefix`` with ``suffix``, and ``prompt_blocks`` with
-    ``prompt_tokens`` (nothing but lengths and what is shared, see `stand_in`); and may have ``max_tokens``, ``stop``,
-    ``fixed`` (true: an answer as long as it may be), ``prediction``, ``session``, ``salt``, ``seed``, ``temperature``,
-    ``top_p``, ``top_k``, ``min_p``, ``model``, ``name``. Other fields are passed over. speed: 2 replays it in half
-    the time.
+    Each line is an object with ``offset_s`` (seconds after the start) and one of ``prompt`` (text), ``prompt_ids`` (the
+    target's tokens), ``messages`` (objects with role and content), ``prefix`` with ``suffix``, or ``prompt_blocks``
+    with ``prompt_tokens`` (lengths and shared beginnings only, see `stand_in`). Optional fields: ``max_tokens``,
+    ``stop``, ``fixed`` (true: the answer has ``max_tokens`` tokens), ``prediction``, ``session``, ``salt``, ``seed``,
+    ``temperature``, ``top_p``, ``top_k``, ``min_p``, ``model``, ``name``. Other fields are ignored. speed: 2 replays
+    the trace in half the time.
 
     Raises:
-        ConfigError: the file can not be read, or an object is not of that form; names its number and the field.
+        ConfigError: the file cannot be read, or an object is invalid; names its number and the field.
     """
     try:
         objects = list(_json_lines(path))
     except OSError as error:
-        raise ConfigError(f"trace: {path} can not be read ({error.strerror})") from None
+        raise ConfigError(f"trace: {path} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise ConfigError(f"trace: {path} is not UTF-8 text") from None
     if not objects:
-        raise ConfigError(f"trace: {path} holds no request")
+        raise ConfigError(f"trace: {path} contains no request")
     found = [_timed(item, f"trace: {path.name}, request {number}", speed) for number, item in enumerate(objects, 1)]
     return sorted(found, key=lambda timed: timed.offset_s)
 
@@ -183,7 +140,7 @@ def _json_lines(path: Path) -> Iterator[Any]:
             try:
                 yield json.loads(line)
             except ValueError as error:
-                raise ConfigError(f"trace: {path.name}, line {number} is no JSON ({error})") from None
+                raise ConfigError(f"trace: {path.name}, line {number} is not JSON ({error})") from None
 
 
 def _timed(item: Any, where: str, speed: float) -> TimedRequest:
@@ -215,14 +172,14 @@ def _timed(item: Any, where: str, speed: float) -> TimedRequest:
 def _text(item: dict[str, Any], name: str, where: str) -> str:
     value = item.get(name, "")
     if not isinstance(value, str):
-        raise ConfigError(f"{where}: {name} must be a text")
+        raise ConfigError(f"{where}: {name} must be a string")
     return value
 
 
 def _texts(item: dict[str, Any], name: str, where: str) -> list[str]:
     value = item.get(name, [])
     if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
-        raise ConfigError(f"{where}: {name} must be a list of texts")
+        raise ConfigError(f"{where}: {name} must be a list of strings")
     return value
 
 
@@ -246,7 +203,7 @@ def _recorded_gap(item: dict[str, Any], where: str) -> Fim | None:
 
 
 def _sampling(item: dict[str, Any], where: str) -> SamplingParams | None:
-    """None where nothing is said, so that the one who replays may choose."""
+    """The recorded sampling; None if there is none, so that the replay chooses."""
     found: dict[str, Any] = {}
     for name, (low, high) in _SAMPLING.items():
         value = item.get(name)
@@ -266,5 +223,5 @@ def _turns(messages: Any, where: str) -> tuple[ChatTurn, ...]:
     except (TypeError, LookupError):
         turns = (ChatTurn("", ""),)
     if not all(isinstance(turn.role, str) and turn.role and isinstance(turn.content, str) for turn in turns):
-        raise ConfigError(f"{where}: messages must be objects with role and content, both texts")
+        raise ConfigError(f"{where}: messages must be objects with role and content, both strings")
     return turns

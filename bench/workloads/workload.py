@@ -18,46 +18,38 @@ from specdec.errors import SpecdecError
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """What is asked, whichever way it is decoded. ``session`` names the editor that asks ("" for none).
-
-    One that is not ``counted`` warms the engine or its session up; its figures are thrown away.
-    """
+    """A request as token ids."""
 
     name: str
     prompt_ids: tuple[int, ...]
     stopping: StoppingParams = field(default_factory=StoppingParams)
     prediction_ids: tuple[int, ...] = ()
-    session: str = ""
-    counted: bool = True
+    session: str = ""  # the editor session; empty: none
+    counted: bool = True  # False: a warm-up of the engine or the session
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Groups run one after the other; of a group, ``at_once`` prompts at a time (None: all), the next one entering as
-    one leaves. No prompt occurs twice: an engine that remembers its texts would know the second answer by heart."""
+    """Groups of prompts that run one group after the other. No prompt occurs twice: an engine that keeps its texts
+    would have the second answer as a draft."""
 
     name: str
     groups: tuple[tuple[BenchPrompt, ...], ...]
-    at_once: int | None = None
+    at_once: int | None = None  # concurrent prompts of a group; None: all of it
 
     @property
     def concurrent(self) -> bool:
-        """Whether prompts run at the same time."""
+        """Whether prompts run concurrently."""
         return any(len(group) > 1 for group in self.groups)
 
     @property
     def n_counted(self) -> int:
-        """Groups whose figures count."""
+        """Number of groups that count."""
         return sum(group[0].counted for group in self.groups)
-
-    @staticmethod
-    def one_by_one(name: str, prompts: Seq[BenchPrompt]) -> Workload:
-        """Every prompt on its own."""
-        return Workload(name, tuple((prompt,) for prompt in prompts))
 
 
 def uncounted(prompts: Seq[BenchPrompt], max_tokens: int | None = None) -> list[BenchPrompt]:
-    """The same prompts for warming up, at most ``max_tokens`` long each."""
+    """The prompts as warm-ups, with at most ``max_tokens`` tokens of output each."""
     shorter = []
     for prompt in prompts:
         stopping = prompt.stopping
@@ -68,14 +60,14 @@ def uncounted(prompts: Seq[BenchPrompt], max_tokens: int | None = None) -> list[
 
 
 class WorkloadUnavailableError(SpecdecError):
-    """The model or this installation lacks what a workload needs; the message names it, and how to get it."""
+    """The model or this installation lacks what a workload needs; the message says what, and how to get it."""
 
 
 def source_of(place: str) -> str:
-    """Source text of ``module:qualified.name``, or of a whole ``module:``, without the indentation it has in common.
+    """Source text of ``module:qualified.name``, or of a whole ``module:``, without common indentation.
 
     Raises:
-        ValueError: there is no such thing in this Python, or no source of it.
+        ValueError: this Python has no such object, or no source of it.
     """
     module_name, _, path = place.partition(":")
     try:
@@ -88,5 +80,5 @@ def source_of(place: str) -> str:
 
 
 def long_text() -> str:
-    """Some 100,000 characters of real code."""
+    """About 100,000 characters of real code."""
     return "\n".join(inspect.getsource(module) for module in (textwrap, json.decoder, argparse))

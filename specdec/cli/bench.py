@@ -38,23 +38,24 @@ ARM_TOKENS = 20480  # of KV cache: all arms run at the same time
 @engine_options
 @click.option(
     "--workload", "workloads", type=click.Choice(WORKLOAD_NAMES + CONCURRENT_NAMES), multiple=True,
-    help="May be repeated; default: all without a slash, `concurrent` being its four mixes.",
+    help="May be repeated; default: all without a slash. `concurrent` is all four mixes.",
 )  # fmt: skip
 @click.option("--prompts", type=click.IntRange(min=1), default=8, show_default=True, help="Per workload.")
 @click.option(
-    "--at-once", type=click.IntRange(2, 64), default=8, show_default=True, help="Requests at a time of `concurrent`."
+    "--at-once", type=click.IntRange(2, 64), default=8, show_default=True, help="Concurrent requests of `concurrent`."
 )
 @click.option("--max-tokens", type=click.IntRange(min=8), help="Longest output, instead of each workload's own limit.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy.")
-@click.option("--fixed", is_flag=True, help="Also run a grid of fixed settings; takes some four times as long.")
+@click.option("--fixed", is_flag=True, help="Also run a grid of fixed settings; takes about four times as long.")
 @click.option(
     "--setting", "settings", type=click.Choice([arm.name for arm in FIXED_GRID]), multiple=True,
-    help="Also run this one of them, depth x width / nodes; may be repeated.",
+    help="Also run this fixed setting, depth x width / nodes; may be repeated.",
 )  # fmt: skip
-@click.option("--off-cost", is_flag=True, help="Also measure what speculation costs where it is off.")
-@click.option("--control-time", is_flag=True, help="Also report the controller's own time per step.")
-@click.option("--batch", type=click.IntRange(1, 256), help="With it: the controller's time with so many sequences too.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write every figure there.")
+@click.option("--off-cost", is_flag=True, help="Also measure the cost of speculation that is off.")
+@click.option("--control-time", is_flag=True, help="Also report the controller's time per step.")
+@click.option(
+    "--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write every figure to this file."
+)
 def engine_command(
     engine_config: EngineConfig,
     workloads: tuple[str, ...],
@@ -66,10 +67,9 @@ def engine_command(
     settings: tuple[str, ...],
     off_cost: bool,
     control_time: bool,
-    batch: int | None,
     path: Path | None,
 ) -> None:
-    """Time per token with speculation off and auto: the same requests, one engine, one set of weights."""
+    """Compare the time per token with speculation off and auto: same requests, same weights, step by step in turns."""
     from rich.console import Console
 
     from bench.engine_session import EngineBenchPlan, report_tables, run_session
@@ -77,7 +77,7 @@ def engine_command(
     from specdec.engine.build import build_parts
 
     check_folder("--json", path)
-    places = max(engine_config.max_batch, batch or 0, at_once)
+    places = max(engine_config.max_batch, at_once)
     rows = max(engine_config.max_step_rows, places)
     arms = tuple(arm for arm in FIXED_GRID if fixed or arm.name in settings)
     kv_tokens = max(engine_config.kv_tokens, ARM_TOKENS * (2 + len(arms)))
@@ -85,7 +85,7 @@ def engine_command(
     with ProgressBar() as progress:
         parts = build_parts(engine_config.model_copy(update=sizes), progress)
     plan = EngineBenchPlan(
-        workloads or WORKLOAD_NAMES, prompts, max_tokens, temperature, arms, off_cost, control_time, batch or 0, at_once
+        workloads or WORKLOAD_NAMES, prompts, max_tokens, temperature, arms, off_cost, control_time, at_once
     )
     report = run_session(parts, plan, progress_line())
     if path is not None:

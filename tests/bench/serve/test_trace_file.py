@@ -40,7 +40,7 @@ def test_what_a_trace_may_hold(tmp_path: Path) -> None:
     ("change", "problem"),
     [
         ({"offset_s": -1}, "offset_s"), ({"offset_s": True}, "offset_s"), ({"prompt_ids": [1]}, "exactly one"),
-        ({"prompt": 3}, "prompt must be a text"), ({"max_tokens": 0}, "max_tokens"), ({"seed": -1}, "seed"),
+        ({"prompt": 3}, "prompt must be a string"), ({"max_tokens": 0}, "max_tokens"), ({"seed": -1}, "seed"),
         ({"seed": 1.5}, "seed"), ({"fixed": 1}, "fixed"), ({"temperature": "hot"}, "temperature must be a number"),
         ({"top_p": 2}, "top_p must be a number from 0 to 1"), ({"top_k": -1}, "top_k"), ({"stop": ["", "a"]}, "stop"),
         ({"salt": 3}, "salt"), ({"stop": "a"}, "stop must be a list"), ({"prefix": "y"}, "exactly one"),
