@@ -1,4 +1,4 @@
-"""The Neovim recipe in a real Neovim, whichever way of showing suggestions that one has."""
+"""The Neovim recipe in a real Neovim."""
 
 from __future__ import annotations
 
@@ -90,8 +90,6 @@ async def test_alternatives_and_lines(tmp_path: Path) -> None:
     async with running() as server:
         options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
         async with neovim(NVIM, RECIPE, options, [file]) as nvim:
-            if await nvim.lua("return vim.lsp.inline_completion ~= nil"):
-                pytest.skip("this Neovim shows suggestions itself")
             await nvim.until("return specdec.status and specdec.status.state", "ready")
             await nvim.call("nvim_win_set_cursor", 0, [line + 1, character])
             await nvim.type("A")

@@ -1,6 +1,6 @@
 -- Inline completion from a specdec server. Copy to lua/specdec.lua in your configuration, and:
 --   require('specdec').setup({ server = '127.0.0.1:8400' })
--- Neovim 0.12 displays suggestions itself; for 0.10 and 0.11 this file does.
+-- It needs Neovim 0.10 or later.
 local M = {}
 
 -- The language server's last status: { state, message, model }. For status lines.
@@ -15,7 +15,7 @@ local defaults = {
   server = '127.0.0.1:8400',
   args = {}, -- more arguments, such as { '--key-file', 'FILE', '--tls' }
   settings = {}, -- initializationOptions of `specdec lsp`: mode, maxLines, ...
-  debounce_ms = 20, -- for 0.10 and 0.11 only
+  debounce_ms = 20,
   root_markers = { '.git' },
   keys = {
     accept = '<Tab>', accept_word = '<M-Right>', accept_line = '<M-Down>', dismiss = '<C-]>',
@@ -23,9 +23,11 @@ local defaults = {
   },
 }
 
--- Before 0.11 a client's methods take no self.
+-- Before 0.11 a client's methods take no self, and functions of strings no encoding.
+local is_recent = vim.fn.has('nvim-0.11') == 1
+
 local function call(client, name, ...)
-  if vim.fn.has('nvim-0.11') == 1 then
+  if is_recent then
     return client[name](client, ...)
   end
   return client[name](...)
@@ -37,7 +39,9 @@ end
 
 -- The byte of `line` at a position's character.
 local function byte_of(line, character, encoding)
-  if encoding == 'utf-8' then
+  if is_recent then
+    return vim.str_byteindex(line, encoding, character, false)
+  elseif encoding == 'utf-8' then
     return math.min(character, #line)
   end
   local ok, byte = pcall(vim.str_byteindex, line, character, encoding == 'utf-16')
@@ -46,8 +50,10 @@ end
 
 -- The length of `text` in UTF-16 units, the unit of outcomes.
 local function units(text)
-  local _, utf16 = vim.str_utfindex(text)
-  return utf16
+  if is_recent then
+    return vim.str_utfindex(text, 'utf-16')
+  end
+  return select(2, vim.str_utfindex(text))
 end
 
 -- The first word of `text`, with the white space before it.
@@ -193,9 +199,9 @@ local function insert(text)
   vim.api.nvim_win_set_cursor(0, { row + #lines, last })
 end
 
-local fallback = {}
+local actions = {}
 
-function fallback.accept()
+function actions.accept()
   local rest, client, command = shown.text:sub(#shown.typed + 1), client_of(shown.buffer), shown.item.command
   insert(rest)
   hide()
@@ -210,7 +216,7 @@ end
 local function accept_part(first)
   local part = first(shown.text:sub(#shown.typed + 1))
   if #shown.typed + #part == #shown.text then
-    return fallback.accept()
+    return actions.accept()
   end
   insert(part)
   local typed = shown.typed .. part
@@ -220,11 +226,11 @@ local function accept_part(first)
   end
 end
 
-function fallback.accept_word()
+function actions.accept_word()
   accept_part(first_word)
 end
 
-function fallback.accept_line()
+function actions.accept_line()
   accept_part(first_line)
 end
 
@@ -237,12 +243,12 @@ local function cycle(step)
   show(shown.buffer, shown.items, index, client_of(shown.buffer))
 end
 
-function fallback.dismiss()
+function actions.dismiss()
   notify('DismissCompletion')
   hide()
 end
 
-local function attach_fallback(options)
+local function attach(options)
   local group = vim.api.nvim_create_augroup('specdec', { clear = true })
   timer = vim.uv.new_timer()
   vim.api.nvim_create_autocmd({ 'InsertEnter', 'TextChangedI', 'CursorMovedI' }, {
@@ -288,57 +294,6 @@ local function attach_fallback(options)
   })
 end
 
-local native = {}
-
--- The rest of an item after a part of it was typed; nil if something else was typed. Until the next answer arrives,
--- Neovim itself would insert the whole item before the typed part.
-local function rest_of(item)
-  if type(item.insert_text) ~= 'string' or not item.range or not item.range:is_empty() then
-    return item, ''
-  end
-  local row, column = item.range:to_extmark()
-  local cursor = vim.api.nvim_win_get_cursor(0)
-  if cursor[1] - 1 ~= row or cursor[2] < column then
-    return nil, ''
-  end
-  local typed = vim.api.nvim_buf_get_text(0, row, column, row, cursor[2], {})[1]
-  if not vim.startswith(item.insert_text, typed) then
-    return nil, ''
-  end
-  item.insert_text, item.range = item.insert_text:sub(#typed + 1), nil
-  return item, typed
-end
-
-function native.accept()
-  return vim.lsp.inline_completion.get({
-    on_accept = function(item)
-      return (rest_of(item))
-    end,
-  })
-end
-
-function native.accept_part(first)
-  return vim.lsp.inline_completion.get({
-    on_accept = function(item)
-      local whole = item.insert_text
-      local rest, typed = rest_of(item)
-      local word = rest and type(whole) == 'string' and first(rest.insert_text)
-      if not word or word == rest.insert_text then
-        return rest
-      end
-      local client = vim.lsp.get_client_by_id(item.client_id)
-      if client then
-        client:notify('textDocument/didPartiallyAcceptCompletion', {
-          item = { insertText = whole, command = item.command },
-          acceptedLength = units(typed .. word),
-        })
-      end
-      rest.insert_text, rest.command = word, nil
-      return rest
-    end,
-  })
-end
-
 -- Maps `key` to `action(argument)`; the key keeps its meaning where that returns false.
 local function map(key, action, argument)
   if key then
@@ -355,7 +310,7 @@ local function later(name)
   end
   vim.schedule(function()
     if shown then
-      fallback[name]()
+      actions[name]()
     end
   end)
   return true
@@ -367,18 +322,7 @@ function M.setup(given)
   end
   local options = vim.tbl_deep_extend('force', defaults, given or {})
   local keys = options.keys
-  if vim.lsp.inline_completion then
-    local config = configuration(options)
-    config.root_markers = options.root_markers
-    vim.lsp.config('specdec', config)
-    vim.lsp.enable('specdec')
-    vim.lsp.inline_completion.enable()
-    map(keys.accept, native.accept)
-    map(keys.accept_word, native.accept_part, first_word)
-    map(keys.accept_line, native.accept_part, first_line)
-    return
-  end
-  attach_fallback(options)
+  attach(options)
   for _, name in ipairs({ 'accept', 'accept_word', 'accept_line', 'dismiss' }) do
     map(keys[name], later, name)
   end
@@ -395,7 +339,7 @@ function M.setup(given)
   map(keys.previous, soon(cycle, -1))
 end
 
--- The text that the accept key would insert, in 0.10 and 0.11; nil if nothing is displayed.
+-- The text that the accept key would insert; nil if nothing is displayed.
 function M.suggestion()
   return shown and shown.text:sub(#shown.typed + 1)
 end
