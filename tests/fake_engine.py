@@ -141,8 +141,8 @@ FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = 256, 257, 258  # ids of `CodeTokenizer`
 
 
 class BookText:
-    """The book from where the prompt ends in it, a character a step, by the request's text rules. A text
-    that is sampled in an editor's session is the request's id."""
+    """The book from where the prompt ends in it, a character a step, by the request's text rules. What a session
+    asks for at a temperature above 0.5 is the request's id."""
 
     def __init__(self, request: Request, index: int) -> None:
         ids = request.prompt_ids
@@ -152,7 +152,7 @@ class BookText:
         tail = bytes(i for i in ids if i < 256).decode()[-40:] + request.healing_prefix
         found = BOOK.find(tail)
         self._text = BOOK[found + len(tail) :] if found >= 0 else "?"
-        if request.sampling.temperature > 0 and request.session:
+        if request.sampling.temperature > 0.5 and request.session:
             self._text = request.request_id
         self._limit, self._healed = request.stopping.max_tokens, len(request.healing_prefix)
         self._cutter = TextCutter(request.stopping.rules)
