@@ -90,6 +90,11 @@ class AnswerWriter:
 
 
 HEAD_BYTES = 1 << 16  # of the first line and the headers
+HEAD_LINES = 128  # h11 takes 0.1 ms for each
+MOST_CHUNKS, CHUNK_BYTES = (
+    1024,
+    128,
+)  # h11 takes 20 us for a chunk: of more than so many, the mean length is at least this
 HEAD_S = 30.0  # for them to arrive
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -97,27 +102,31 @@ _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 
 class StrictBuffer(ReceiveBuffer):
     """The bytes received over a connection.
 
-    h11 accepts heads that a proxy may read differently, which lets a client smuggle a call past it. This buffer refuses
-    them, and the connection ends.
+    h11 accepts heads that a proxy may read differently, which lets a client smuggle a call past it. It also accepts
+    heads and chunks that take it seconds, during which nothing else is served. This buffer refuses both, and the
+    connection ends.
     """
+
+    _chunks = _body_bytes = 0
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         """Return the lines of a head or of a chunked body's trailers; None if they are incomplete.
 
         Raises:
-            LocalProtocolError: it is too large, a line ends without CR or continues in the next (RFC 9112, 2.2 and
-                5.2), or two headers frame the body (6.1).
+            LocalProtocolError: it is too large or has too many lines, a line ends without CR or continues in the next
+                (RFC 9112, 2.2 and 5.2), or two headers frame the body (6.1).
         """
         lines: list[bytearray] | None = super().maybe_extract_lines()
         if lines is None:
             return None
         head = self._extracted
-        if len(head) > HEAD_BYTES:
+        if len(head) > HEAD_BYTES or len(lines) > HEAD_LINES:
             raise h11.LocalProtocolError("the head is too large")
         if head.count(b"\n") != head.count(b"\r\n"):
             raise h11.LocalProtocolError("a line ends without CR")
         if not lines:
             return lines
+        self._chunks = self._body_bytes = 0
         if any(line[:1] in (b" ", b"\t") for line in lines):
             raise h11.LocalProtocolError("a header continues in the next line")
         named = {bytes(line.partition(b":")[0]).lower() for line in lines[1:]}
@@ -125,8 +134,22 @@ class StrictBuffer(ReceiveBuffer):
             raise h11.LocalProtocolError("two headers say where the body ends")
         return lines
 
+    def maybe_extract_next_line(self) -> bytearray | None:
+        """Return the line in front of a chunk; None if it is incomplete.
+
+        Raises:
+            LocalProtocolError: the chunks are many and small.
+        """
+        line: bytearray | None = super().maybe_extract_next_line()
+        if line is not None:
+            self._chunks += 1
+            if self._chunks > MOST_CHUNKS + self._body_bytes // CHUNK_BYTES:
+                raise h11.LocalProtocolError("the chunks are too small")
+        return line
+
     def _extract(self, count: int) -> bytearray:
         self._extracted: bytearray = super()._extract(count)
+        self._body_bytes += count
         return self._extracted
 
 
@@ -144,11 +167,11 @@ class HttpProtocol(H11Protocol):
         self.app = self._answer
         self._head_timer: asyncio.TimerHandle | None = None
         self._fresh = True
-        self.began_s = self.loop.time()
+        self.began_s = self.loop.time()  # the connection or its last call
         self._other: Callable[[bytes], bytes] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Beyond the limit on connections, one that waits for a call is closed in favour of the new one."""
+        """Beyond the limit on connections, one that waits for a call or its body is closed in favour of the new one."""
         super().connection_made(transport)
         self._expect_head()
         if len(self.connections) > connection_limit():
@@ -157,7 +180,8 @@ class HttpProtocol(H11Protocol):
     def _make_room(self) -> None:
         others: list[Any] = [each for each in self.connections if each is not self]
         idle = [each for each in others if each.cycle is None or each.cycle.response_complete]
-        closed = min(idle, key=lambda each: each.began_s, default=self)
+        sending = [each for each in others if each.cycle is not None and each.cycle.more_body]
+        closed = min(idle or sending, key=lambda each: each.began_s, default=self)
         if closed is self:
             _LOG.warning("refused a connection: %d are open and busy", len(others))
             self.transport.write(_BUSY)
@@ -185,6 +209,7 @@ class HttpProtocol(H11Protocol):
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the application with this module's writer. A connection has one call at a time, the one of ``cycle``."""
+        self.began_s = self.loop.time()
         send = AnswerWriter(self.cycle).send
         declared = (int(value) for name, value in scope["headers"] if name == _LENGTH)
         with self._budget.body(self.transport.abort, next(declared, self._budget.longest)) as body:

@@ -234,13 +234,16 @@ async def test_messages_that_are_late_give_way_but_not_the_oldest(monkeypatch: p
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the length of the body."""
+    """Answers with the length of the body; at ``/held`` the answer has no end."""
     length, more = 0, True
     while more:
         message = await receive()
         length, more = length + len(message.get("body", b"")), message.get("more_body", False)
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": str(length).encode()})
+    held = scope["path"] == "/held"
+    await send({"type": "http.response.body", "body": str(length).encode(), "more_body": held})
+    while held:
+        held = (await receive())["type"] != "http.disconnect"
 
 
 @asynccontextmanager
@@ -307,21 +310,54 @@ async def test_an_upload_that_stalls_gives_way() -> None:
         await waiting
 
 
-async def test_an_idle_connection_makes_room_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "connection_limit", lambda: 2)
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("rest", "status"),
+    [
+        (b"a: b\r\n" * 100 + b"\r\n", b"200"),
+        (b"a: b\r\n" * 200 + b"\r\n", b"400"),
+        (CHUNKED + b"1\r\nx\r\n" * 500 + b"0\r\n\r\n", b"200"),
+        (CHUNKED + b"1\r\nx\r\n" * 5000 + b"0\r\n\r\n", b"400"),
+        (CHUNKED + b"80\r\n%b\r\n" % (b"x" * 128) * 5000 + b"0\r\n\r\n", b"200"),
+    ],
+    ids=["headers", "many headers", "small chunks", "many small chunks", "many chunks"],
+)
+async def test_what_takes_long_to_read_is_refused(rest: bytes, status: bytes) -> None:
     async with echo_server() as url:
         host, port = url.removeprefix("http://").split(":")
-        opened = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
-        assert await opened[0][0].read() == b""  # closed: the oldest
-        for reader, writer in opened[1:]:
-            writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n")
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
         reader, writer = await asyncio.open_connection(host, int(port))
-        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        writer.write(b"POST / HTTP/1.1\r\nhost: a\r\n" + rest)
+        assert (await reader.readline()).split()[1] == status
         writer.close()
-        for reader, writer in opened[1:]:
+
+
+async def test_a_connection_that_waits_for_a_call_or_a_body_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "connection_limit", lambda: 3)
+    head = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n"
+    async with echo_server() as url:
+        host, port = url.removeprefix("http://").split(":")
+
+        async def connect(path: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            if path:
+                writer.write(head % path)
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+            return reader, writer
+
+        sending, idle, *held = [await connect(path) for path in (b"/", b"", b"/held", b"/held")]
+        assert await idle[0].read() == b""
+        for _, writer in held:
             writer.write(b"ab")
+        held.append(await connect(b"/held"))
+        assert await sending[0].read() == b""
+        held[-1][1].write(b"ab")
+        for reader, _ in held:  # the answer has begun
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        reader, writer = await connect()
+        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        for _, writer in held:
             writer.close()
 
 
