@@ -107,7 +107,7 @@ class SharedAnswer:
         self.is_computed = asyncio.Event()  # the prompt, or the request has ended
         self.ended = self._started = self._has_tokens = False
         self._source, self._on_change = source, on_change
-        self._priority = request.priority
+        self.priority = request.priority
         self._history: list[RequestEvent] = []
         self._history_bytes = 0
         self._readers = [self.first]
@@ -115,12 +115,12 @@ class SharedAnswer:
 
     def precedes(self, priority: int, until_s: float) -> bool:
         """Whether the engine schedules this no later than a request of ``priority`` with the deadline ``until_s``."""
-        return priority <= self._priority and (self._started or until_s >= self.until_s)
+        return priority <= self.priority and (self._started or until_s >= self.until_s)
 
     def may_answer(self, priority: int, until_s: float) -> bool:
         """Whether an equal request of ``priority`` with the deadline ``until_s`` may join."""
         too_late = self._history_bytes > MAX_HISTORY_BYTES
-        if too_late or priority > self._priority or until_s > self.until_s:
+        if too_late or priority > self.priority or until_s > self.until_s:
             return False
         return self._started or until_s == self.until_s
 
@@ -201,7 +201,8 @@ class RequestCoalescer:
 
     Nobody is delayed by a less important request: the priority and the deadline of a request in the engine are fixed,
     so a request of higher priority than its twin is submitted itself, and so is one with a nearer deadline while
-    the twin is not scheduled. Both get the same tokens, and share cached pages.
+    the twin is not scheduled. Both get the same tokens, and share cached pages. Nor does a request wait for the prompt
+    of one with a grammar, which may take longer to compile than the prompt to compute.
     """
 
     def __init__(self, submitter: Submitter) -> None:
@@ -245,7 +246,7 @@ class RequestCoalescer:
             release = asyncio.create_task(self._release(run, source, prompt), name="coalesced-release")
             self._releases.add(release)
             release.add_done_callback(self._releases.discard)
-        elif prompt is not None:
+        elif prompt is not None and request.grammar is None:
             self._prompts[prompt] = run
         return CoalescedRequest(run.first), False
 
@@ -253,10 +254,13 @@ class RequestCoalescer:
         """Give a held request to the engine once no other computes its prompt, or for its end once it is late."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(None if math.isinf(run.until_s) else run.until_s):
-                while (first := self._prompts.get(prompt)) is not None and not run.ended:
+                while not run.ended and (first := self._prompts.get(prompt)) is not None:
+                    if not first.precedes(run.priority, run.until_s):
+                        break
                     await first.is_computed.wait()
         if not run.ended:
-            self._prompts.setdefault(prompt, run)
+            if run.first.request.grammar is None:
+                self._prompts.setdefault(prompt, run)
             self._submitter.release(source)
 
     def _changed(self, run: SharedAnswer) -> None:

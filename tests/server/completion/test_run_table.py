@@ -15,6 +15,8 @@ from server.request_stream import weight_of
 from specdec.core.types import (
     Delta,
     Finished,
+    GrammarKind,
+    GrammarParams,
     Request,
     SamplingParams,
     SpeculationMode,
@@ -155,6 +157,26 @@ async def test_a_more_urgent_request_does_not_wait_for_its_twin(urgent: Request)
     twin.leave()
     run.leave()
     assert (engine.running, table.in_flight) == (0, 0)
+
+
+async def test_one_that_waited_does_not_delay_a_more_important_one() -> None:
+    engine = ScriptedEngine()
+    table = RequestCoalescer(engine)
+    for priority in (10, 0, 5):
+        await table.start(ANYBODY, replace(CHANCE, request_id=str(priority), priority=priority))
+    assert len(engine.requests) == 1
+    engine.last.say("x")
+    await settle()
+    assert [request.request.priority for request in engine.requests] == [10, 0, 5]
+
+
+async def test_nobody_waits_for_a_grammar_to_be_compiled() -> None:
+    engine = ScriptedEngine()
+    table = RequestCoalescer(engine)
+    grammar = GrammarParams(GrammarKind.REGEX, "a{1000}")
+    await table.start(ANYBODY, replace(CHANCE, grammar=grammar))
+    await table.start(ANYBODY, replace(CHANCE, request_id="b"))
+    assert len(engine.requests) == 2
 
 
 async def test_limits_of_keys_hold_for_shared_answers() -> None:
