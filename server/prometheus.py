@@ -1,4 +1,4 @@
-"""Metrics as Prometheus scrapes them: under specdec's names and, where asked for, under vLLM's."""
+"""Metrics for Prometheus, under specdec's names and, as an option, under vLLM's as well."""
 
 from __future__ import annotations
 
@@ -21,68 +21,73 @@ from server.observe.gpus import Gpus, GpuUse
 from server.observe.metrics import Histogram, ServerMetrics
 from specdec.core.types import EngineInfo, EngineLoad, FinishReason
 
-Labels = Mapping[str, str]
 
+class Families:
+    """Makes metric families whose names begin with ``prefix`` and whose samples all have ``labels``.
 
-def counter(name: str, text: str, value: float, labels: Labels | None = None) -> Metric:
-    """One number that only grows; ``_total`` is added to the name."""
-    labels = labels or {}
-    family = CounterMetricFamily(name, text, labels=list(labels))
-    family.add_metric(list(labels.values()), value)
-    return family
+    Where a family has a label of its own, ``label`` is its name, or a tuple of names, and ``values`` maps its value, or
+    a tuple of values, to the sample.
+    """
 
+    def __init__(self, prefix: str, labels: Mapping[str, str] | None = None) -> None:
+        self._prefix, self._labels = prefix, dict(labels or {})
 
-def counters(name: str, text: str, label_names: tuple[str, ...], values: Mapping[Any, float]) -> Metric:
-    """Numbers that only grow; keys are tuples, the values of the labels."""
-    family = CounterMetricFamily(name, text, labels=list(label_names))
-    for labels, value in values.items():
-        family.add_metric(list(labels), value)
-    return family
+    def gauge(self, name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
+        """A number that rises and falls. labels: more labels of its sample."""
+        return self._filled(GaugeMetricFamily, name, text, (), {(): value}, labels or {})
 
+    def gauges(self, name: str, text: str, label: str | tuple[str, ...], values: Mapping[Any, float]) -> Metric:
+        """Numbers that rise and fall."""
+        return self._filled(GaugeMetricFamily, name, text, label, values)
 
-def gauge(name: str, text: str, value: float, labels: Labels | None = None) -> Metric:
-    """One number as it is now."""
-    labels = labels or {}
-    family = GaugeMetricFamily(name, text, labels=list(labels))
-    family.add_metric(list(labels.values()), value)
-    return family
+    def counter(self, name: str, text: str, value: float) -> Metric:
+        """A number that only grows; its name gets ``_total``."""
+        return self._filled(CounterMetricFamily, name, text, (), {(): value})
 
+    def counters(self, name: str, text: str, label: str | tuple[str, ...], values: Mapping[Any, float]) -> Metric:
+        """Numbers that only grow."""
+        return self._filled(CounterMetricFamily, name, text, label, values)
 
-def histogram(name: str, text: str, values: Histogram, labels: Labels | None = None) -> Metric:
-    """A distribution."""
-    labels = labels or {}
-    family = HistogramMetricFamily(name, text, labels=list(labels))
-    family.add_metric(list(labels.values()), values.buckets(), values.total)
-    return family
+    def histogram(self, name: str, text: str, value: Histogram) -> Metric:
+        """A distribution."""
+        return self.histograms(name, text, (), {(): value})
 
+    def histograms(self, name: str, text: str, label: str | tuple[str, ...], values: Mapping[Any, Histogram]) -> Metric:
+        """Distributions."""
+        buckets = {key: (found.buckets(), found.total) for key, found in values.items()}
+        return self._filled(HistogramMetricFamily, name, text, label, buckets)
 
-def histograms(name: str, text: str, label_names: tuple[str, ...], values: Mapping[Any, Histogram]) -> Metric:
-    """Distributions; keys are tuples, the values of the labels."""
-    family = HistogramMetricFamily(name, text, labels=list(label_names))
-    for labels, found in values.items():
-        family.add_metric(list(labels), found.buckets(), found.total)
-    return family
+    def summary(self, name: str, text: str, count: int, total: float) -> Metric:
+        """The number of values, and their sum."""
+        return self._filled(SummaryMetricFamily, name, text, (), {(): (count, total)})
 
-
-def summary(name: str, text: str, count: int, total: float) -> Metric:
-    """How many values there were, and their sum."""
-    return SummaryMetricFamily(name, text, count_value=count, sum_value=total)
+    def _filled(
+        self, kind: Any, name: str, text: str, label: str | tuple[str, ...], values: Mapping[Any, Any],
+        labels: Mapping[str, str] | None = None,
+    ) -> Metric:  # fmt: skip
+        common = self._labels | dict(labels or {})
+        names = (label,) if isinstance(label, str) else label
+        family: Any = kind(self._prefix + name, text, labels=(*common, *names))
+        for key, value in values.items():
+            own = key if isinstance(key, tuple) else (key,)
+            family.add_metric((*common.values(), *own), *(value if isinstance(value, tuple) else (value,)))
+        return family
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """``load`` is the engine's last word, up to a second old. ``info`` None: it has not been ready yet."""
+    """What the families of a model show at one moment."""
 
     metrics: ServerMetrics
-    load: EngineLoad
-    info: EngineInfo | None
+    load: EngineLoad  # as the engine reported it, up to a second ago
+    info: EngineInfo | None  # None until the engine has been ready once
     ready: bool
     restarts: int
     in_flight: int
 
 
-SPECDEC_PREFIX = "specdec_"
 STEP_ROWS_TOP, BATCH_TOP = 12, 8  # powers of two: the most that the configuration allows
+_OURS = Families("specdec_")
 
 
 def model_families(now: Snapshot) -> Iterator[Metric]:
@@ -98,20 +103,16 @@ def model_families(now: Snapshot) -> Iterator[Metric]:
 
 def _engine(now: Snapshot) -> Iterator[Metric]:
     load = now.load
-    yield gauge(SPECDEC_PREFIX + "engine_ready", "1 while the engine takes requests.", now.ready)
-    yield counter(SPECDEC_PREFIX + "engine_restarts", "Times the engine's process was started again.", now.restarts)
-    yield gauge(SPECDEC_PREFIX + "requests_running", "Requests that the engine works on.", load.running_requests)
-    yield gauge(SPECDEC_PREFIX + "requests_waiting", "Requests that the engine has queued.", load.waiting_requests)
-    yield gauge(SPECDEC_PREFIX + "requests_in_flight", "Requests given to the engine and not ended.", now.in_flight)
-    yield gauge(SPECDEC_PREFIX + "tokens_per_second", "Tokens emitted, a mean that decays.", load.tokens_per_second)
-    yield gauge(SPECDEC_PREFIX + "kv_pages", "Pages of the KV cache.", load.total_pages)
-    yield gauge(
-        SPECDEC_PREFIX + "kv_pages_used", "Pages that running requests hold.", load.total_pages - load.free_pages
-    )
-    yield gauge(SPECDEC_PREFIX + "kv_usage_ratio", "Part of the KV pages in use.", now.load.kv_usage)
-    yield gauge(
-        SPECDEC_PREFIX + "prefix_hit_ratio", "Part of all prompt tokens found in the prefix cache.", now.load.hit_rate
-    )
+    yield _OURS.gauge("engine_ready", "1 while the engine accepts requests.", now.ready)
+    yield _OURS.counter("engine_restarts", "Restarts of the engine's process.", now.restarts)
+    yield _OURS.gauge("requests_running", "Requests that the engine is running.", load.running_requests)
+    yield _OURS.gauge("requests_waiting", "Requests in the engine's queue.", load.waiting_requests)
+    yield _OURS.gauge("requests_in_flight", "Requests sent to the engine that have not finished.", now.in_flight)
+    yield _OURS.gauge("tokens_per_second", "Generated tokens per second, a decaying mean.", load.tokens_per_second)
+    yield _OURS.gauge("kv_pages", "Pages of the KV cache.", load.total_pages)
+    yield _OURS.gauge("kv_pages_used", "Pages that running requests hold.", load.total_pages - load.free_pages)
+    yield _OURS.gauge("kv_usage_ratio", "Fraction of the KV pages in use.", load.kv_usage)
+    yield _OURS.gauge("prefix_hit_ratio", "Fraction of all prompt tokens found in the prefix cache.", load.hit_rate)
     if now.info is not None:
         info = now.info
         labels = {
@@ -119,190 +120,148 @@ def _engine(now: Snapshot) -> Iterator[Metric]:
             "kv_dtype": info.kv_dtype, "kernels": info.kernels, "numeric_mode": info.numeric_mode,
             "drafters": ",".join(info.drafters),
         }  # fmt: skip
-        yield gauge(SPECDEC_PREFIX + "info", "What is served.", 1, labels)
+        yield _OURS.gauge("info", "The models and their numeric mode.", 1, labels)
 
 
 def _kv_events(counts: KvEventCounts) -> Iterator[Metric]:
-    yield counter(SPECDEC_PREFIX + "kv_event_messages", "Messages of the KV cache published.", counts.messages)
-    yield counter(
-        SPECDEC_PREFIX + "kv_event_overflows", "Times a subscriber fell behind and misses messages.", counts.overflows
-    )
-    yield counter(SPECDEC_PREFIX + "kv_event_messages_replayed", "Messages sent again when asked for.", counts.replayed)
+    yield _OURS.counter("kv_event_messages", "Published messages about the KV cache.", counts.messages)
+    yield _OURS.counter("kv_event_overflows", "Times a slow subscriber lost messages.", counts.overflows)
+    yield _OURS.counter("kv_event_messages_replayed", "Messages sent again on request.", counts.replayed)
 
 
 def _steps(now: Snapshot) -> Iterator[Metric]:
     load = now.load
-    decisions = {("draft",): load.drafting_steps, ("plain",): load.steps - load.drafting_steps}
-    yield counters(
-        SPECDEC_PREFIX + "steps", "Engine steps, by whether any draft was verified.", ("decision",), decisions
-    )
-    whole_s = (load.plan_ms + load.draft_ms + load.verify_ms + load.commit_ms) / 1e3
-    yield summary(SPECDEC_PREFIX + "step_seconds", "Time of an engine step.", load.steps, whole_s)
-    phases = {
-        ("plan",): load.plan_ms, ("draft",): load.draft_ms, ("verify",): load.verify_ms, ("commit",): load.commit_ms,
-    }  # fmt: skip
+    decisions = {"draft": load.drafting_steps, "plain": load.steps - load.drafting_steps}
+    yield _OURS.counters("steps", "Engine steps, by whether they verified drafts.", "decision", decisions)
+    phases = {"plan": load.plan_ms, "draft": load.draft_ms, "verify": load.verify_ms, "commit": load.commit_ms}
     seconds = {phase: ms / 1e3 for phase, ms in phases.items()}
-    yield counters(SPECDEC_PREFIX + "step_phase_seconds", "Time of engine steps, by part.", ("phase",), seconds)
+    yield _OURS.summary("step_seconds", "Duration of an engine step.", load.steps, sum(seconds.values()))
+    yield _OURS.counters("step_phase_seconds", "Time of engine steps, by phase.", "phase", seconds)
     rows = Histogram.by_powers(load.steps_by_rows, STEP_ROWS_TOP, load.step_rows)
-    yield histogram(SPECDEC_PREFIX + "step_rows", "Rows of a step's forward.", rows)
+    yield _OURS.histogram("step_rows", "Rows of a step's forward.", rows)
     sequences = Histogram.by_powers(load.steps_by_sequences, BATCH_TOP, load.step_sequences)
-    yield histogram(SPECDEC_PREFIX + "batch_size", "Sequences of a step's forward.", sequences)
-    yield counter(SPECDEC_PREFIX + "step_draft_rows", "Rows of all forwards that were draft tokens.", load.draft_rows)
+    yield _OURS.histogram("batch_size", "Sequences of a step's forward.", sequences)
+    yield _OURS.counter("step_draft_rows", "Draft tokens among the rows of all forwards.", load.draft_rows)
 
 
 def call_families(metrics: ServerMetrics) -> Iterator[Metric]:
-    """Every family of calls, whichever model they were for."""
-    yield gauge(SPECDEC_PREFIX + "calls_open", "Calls that are being answered.", metrics.calls_open)
-    yield counters(
-        SPECDEC_PREFIX + "calls",
-        "Calls answered, by HTTP's or gRPC's status.",
-        ("face", "endpoint", "status"),
-        metrics.calls,
-    )
-    refusals = {(reason,): count for reason, count in metrics.refusals.items()}
-    yield counters(SPECDEC_PREFIX + "refusals", "Calls refused or broken off, by cause.", ("reason",), refusals)
-    errors = {(kind,): count for kind, count in metrics.file_errors.items()}
+    """Every family of calls, of all models together."""
+    yield _OURS.gauge("calls_open", "Calls in progress.", metrics.calls_open)
+    labels = ("face", "endpoint", "status")
+    yield _OURS.counters("calls", "Finished calls, by HTTP or gRPC status.", labels, metrics.calls)
+    yield _OURS.counters("refusals", "Refused or aborted calls, by cause.", "reason", metrics.refusals)
     text = "Failed reads and writes of the server's own files; a rejected file counts once per change."
-    yield counters(SPECDEC_PREFIX + "file_errors", text, ("file",), errors)
-    text = "A call from begin to end, whatever it asked for."
-    yield histogram(SPECDEC_PREFIX + "call_seconds", text, metrics.call_time)
+    yield _OURS.counters("file_errors", text, "file", metrics.file_errors)
+    yield _OURS.histogram("call_seconds", "Duration of a call, of any kind.", metrics.call_time)
 
 
 def _requests(now: Snapshot) -> Iterator[Metric]:
     metrics = now.metrics
-    requests = {(how,): count for how, count in metrics.requests.items()}
-    yield counters(SPECDEC_PREFIX + "requests", "Requests to the engine, by how they ended.", ("outcome",), requests)
-    yield counter(
-        SPECDEC_PREFIX + "goodput_requests", "Requests complete within their objectives.", metrics.good_requests
-    )
-    missed = {(objective,): count for objective, count in metrics.missed.items()}
-    yield counters(
-        SPECDEC_PREFIX + "missed_objectives", "Complete requests, by the objective missed.", ("objective",), missed
-    )
-    finished = {(reason,): count for reason, count in metrics.finished.items()}
-    yield counters(SPECDEC_PREFIX + "samples", "Samples that ended, by finish reason.", ("reason",), finished)
-    yield counter(
-        SPECDEC_PREFIX + "preemptions", "Times a sample gave up its pages for want of them.", metrics.preemptions
-    )
-    yield counter(
-        SPECDEC_PREFIX + "pauses", "Times a prompt gave up its place while it was read, to another.", metrics.pauses
-    )
+    yield _OURS.counters("requests", "Finished requests to the engine, by outcome.", "outcome", metrics.requests)
+    yield _OURS.counter("goodput_requests", "Requests completed within their objectives.", metrics.good_requests)
+    text = "Completed requests that missed an objective, by objective."
+    yield _OURS.counters("missed_objectives", text, "objective", metrics.missed)
+    yield _OURS.counters("samples", "Finished samples, by finish reason.", "reason", metrics.finished)
+    yield _OURS.counter("preemptions", "Samples preempted because the KV cache was full.", metrics.preemptions)
+    yield _OURS.counter("pauses", "Prefills paused for another request.", metrics.pauses)
 
 
 def _tokens(now: Snapshot) -> Iterator[Metric]:
     metrics = now.metrics
-    yield counter(SPECDEC_PREFIX + "prompt_tokens", "Prompt tokens of scheduled requests.", metrics.prompt_tokens)
-    yield counter(SPECDEC_PREFIX + "cached_tokens", "Those of them found in the prefix cache.", metrics.cached_tokens)
-    yield counter(SPECDEC_PREFIX + "generation_tokens", "Tokens generated.", metrics.output_tokens)
-    yield counter(
-        SPECDEC_PREFIX + "goodput_tokens", "Those of requests complete within their objectives.", metrics.good_tokens
-    )
-    predictions = {("accepted",): metrics.prediction_accepted, ("rejected",): metrics.prediction_rejected}
-    yield counters(SPECDEC_PREFIX + "prediction_tokens", "Tokens of predictions.", ("outcome",), predictions)
-    forms = {(form,): samples for form, samples in metrics.inferred_predictions.items()}
-    yield counters(
-        SPECDEC_PREFIX + "inferred_predictions", "Samples predicted from a next-edit prompt.", ("form",), forms
-    )
-    yield histogram(SPECDEC_PREFIX + "request_prompt_tokens", "Prompt tokens of a request.", metrics.request_prompt)
-    yield histogram(SPECDEC_PREFIX + "sample_generation_tokens", "Tokens of a sample.", metrics.request_output)
-    yield histogram(
-        SPECDEC_PREFIX + "chunk_tokens", "Tokens that came at once, one chunk a step.", metrics.chunk_tokens
-    )
+    yield _OURS.counter("prompt_tokens", "Prompt tokens of scheduled requests.", metrics.prompt_tokens)
+    yield _OURS.counter("cached_tokens", "Prompt tokens found in the prefix cache.", metrics.cached_tokens)
+    yield _OURS.counter("generation_tokens", "Generated tokens.", metrics.output_tokens)
+    text = "Generated tokens of requests completed within their objectives."
+    yield _OURS.counter("goodput_tokens", text, metrics.good_tokens)
+    predictions = {"accepted": metrics.prediction_accepted, "rejected": metrics.prediction_rejected}
+    yield _OURS.counters("prediction_tokens", "Tokens of predicted outputs, by outcome.", "outcome", predictions)
+    text = "Samples whose prediction came from a next-edit prompt, by its form."
+    yield _OURS.counters("inferred_predictions", text, "form", metrics.inferred_predictions)
+    yield _OURS.histogram("request_prompt_tokens", "Prompt tokens of a request.", metrics.request_prompt)
+    yield _OURS.histogram("sample_generation_tokens", "Generated tokens of a sample.", metrics.request_output)
+    yield _OURS.histogram("chunk_tokens", "Tokens that a sample gets from one step.", metrics.chunk_tokens)
 
 
 def _speculation(now: Snapshot) -> Iterator[Metric]:
     metrics = now.metrics
-    steps = {("draft",): metrics.drafting_steps, ("plain",): metrics.steps - metrics.drafting_steps}
-    yield counters(
-        SPECDEC_PREFIX + "sample_steps", "Steps of samples, by whether drafts were verified.", ("decision",), steps
-    )
-    yield counter(SPECDEC_PREFIX + "draft_tokens", "Draft tokens verified.", metrics.drafted)
-    yield counter(SPECDEC_PREFIX + "accepted_tokens", "Draft tokens accepted.", metrics.accepted)
-    drafted = {(name,): part.num_draft_tokens for name, part in metrics.by_drafter.items()}
-    accepted = {(name,): part.num_accepted_draft_tokens for name, part in metrics.by_drafter.items()}
-    yield counters(
-        SPECDEC_PREFIX + "drafter_draft_tokens", "Draft tokens verified, by who drafted.", ("drafter",), drafted
-    )
-    yield counters(
-        SPECDEC_PREFIX + "drafter_accepted_tokens", "Draft tokens accepted, by drafter.", ("drafter",), accepted
-    )
-    positions = {(str(at),): count for at, count in enumerate(metrics.accepted_at)}
-    yield counters(
-        SPECDEC_PREFIX + "accepted_tokens_per_position", "Draft tokens accepted, by depth.", ("position",), positions
-    )
+    steps = {"draft": metrics.drafting_steps, "plain": metrics.steps - metrics.drafting_steps}
+    yield _OURS.counters("sample_steps", "Steps of samples, by whether drafts were verified.", "decision", steps)
+    yield _OURS.counter("draft_tokens", "Verified draft tokens.", metrics.drafted)
+    yield _OURS.counter("accepted_tokens", "Accepted draft tokens.", metrics.accepted)
+    drafted = {name: part.num_draft_tokens for name, part in metrics.by_drafter.items()}
+    accepted = {name: part.num_accepted_draft_tokens for name, part in metrics.by_drafter.items()}
+    yield _OURS.counters("drafter_draft_tokens", "Verified draft tokens, by drafter.", "drafter", drafted)
+    yield _OURS.counters("drafter_accepted_tokens", "Accepted draft tokens, by drafter.", "drafter", accepted)
+    text, positions = "Accepted draft tokens, by depth.", _by_position(metrics)
+    yield _OURS.counters("accepted_tokens_per_position", text, "position", positions)
+
+
+def _by_position(metrics: ServerMetrics) -> dict[str, int]:
+    return {str(position): count for position, count in enumerate(metrics.accepted_at)}
 
 
 def _latencies(now: Snapshot) -> Iterator[Metric]:
     metrics = now.metrics
     for name, text, values in (
-        ("time_to_first_token_seconds", "A call's begin to its first token.", metrics.ttft),
+        ("time_to_first_token_seconds", "Start of a call to its first token.", metrics.ttft),
         ("inter_chunk_seconds", "Time between two chunks of a sample.", metrics.gap),
-        ("time_per_output_token_seconds", "A sample's mean time per token after the first.", metrics.tpot),
-        ("queue_seconds", "Time a request waited in the engine's queue.", metrics.queue),
-        ("prefill_seconds", "A sample's first step to its first token.", metrics.prefill),
-        ("decode_seconds", "A sample's first token to its end.", metrics.decode),
-        ("request_seconds", "A complete request from its call's begin to its end.", metrics.e2e),
+        ("time_per_output_token_seconds", "Mean time per token of a sample, after the first.", metrics.tpot),
+        ("queue_seconds", "Time of a request in the engine's queue.", metrics.queue),
+        ("prefill_seconds", "First step of a sample to its first token.", metrics.prefill),
+        ("decode_seconds", "First token of a sample to its end.", metrics.decode),
+        ("request_seconds", "Start of a call to the end of its completed request.", metrics.e2e),
     ):
-        yield histogram(SPECDEC_PREFIX + name, text, values)
+        yield _OURS.histogram(name, text, values)
 
 
 def _arms(now: Snapshot) -> Iterator[Metric]:
-    arms, names = now.metrics.arms, ("experiment", "arm")
+    arms, labels = now.metrics.arms, ("experiment", "arm")
+    families = Families("specdec_experiment_")
     requests = {(*key, how): count for key, arm in arms.items() for how, count in arm.requests.items()}
-    prefix, of = SPECDEC_PREFIX + "experiment_", "of an experiment's arm"
-    yield counters(prefix + "requests", f"Requests {of}, by how they ended.", (*names, "outcome"), requests)
+    yield families.counters("requests", "Finished requests, by arm and outcome.", (*labels, "outcome"), requests)
     for name, text, values in (
-        (
-            "time_to_first_token_seconds",
-            f"A call's begin to its first token, {of}.",
-            {k: a.ttft for k, a in arms.items()},
-        ),
-        (
-            "time_per_output_token_seconds",
-            f"A sample's mean time per token, {of}.",
-            {k: a.tpot for k, a in arms.items()},
-        ),
-        ("request_seconds", f"A complete request from begin to end, {of}.", {k: a.e2e for k, a in arms.items()}),
-    ):
-        yield histograms(prefix + name, text, names, values)
+        ("time_to_first_token_seconds", "Start of a call to its first token, by arm.",
+         {key: arm.ttft for key, arm in arms.items()}),
+        ("time_per_output_token_seconds", "Mean time per token of a sample, by arm.",
+         {key: arm.tpot for key, arm in arms.items()}),
+        ("request_seconds", "Start of a call to the end of its completed request, by arm.",
+         {key: arm.e2e for key, arm in arms.items()}),
+    ):  # fmt: skip
+        yield families.histograms(name, text, labels, values)
 
 
 def gpu_families(uses: Sequence[GpuUse]) -> Iterator[Metric]:
-    """Of the machine's GPUs; none where there is none."""
+    """The families of the machine's GPUs; none without a GPU."""
     if not uses:
         return
-    names = ("gpu", "uuid", "name")
     for name, text, value in (
-        ("gpu_memory_bytes", "A GPU's memory.", lambda use: use.memory_total),
-        ("gpu_memory_used_bytes", "What of it all processes hold.", lambda use: use.memory_used),
-        ("gpu_utilization_ratio", "Part of the last moment in which the GPU ran a kernel.", lambda use: use.busy),
+        ("gpu_memory_bytes", "Memory of a GPU.", lambda use: use.memory_total),
+        ("gpu_memory_used_bytes", "Memory of a GPU that processes hold.", lambda use: use.memory_used),
+        ("gpu_utilization_ratio", "Fraction of recent time in which the GPU ran a kernel.", lambda use: use.busy),
     ):
-        family = GaugeMetricFamily(SPECDEC_PREFIX + name, text, labels=names)
-        for use in uses:
-            if (found := value(use)) is not None:
-                family.add_metric((str(use.index), use.uuid, use.name), found)
-        yield family
+        found = {(str(use.index), use.uuid, use.name): value(use) for use in uses}
+        known = {labels: number for labels, number in found.items() if number is not None}
+        yield _OURS.gauges(name, text, ("gpu", "uuid", "name"), known)
 
 
-VLLM_PREFIX = "vllm:"
-# vLLM knows few ends: whatever ended a text where it should is a stop.
-_REASONS = {FinishReason.LENGTH: "length", FinishReason.TIME_LIMIT: "length", FinishReason.ABORTED: "abort",
-            FinishReason.DEADLINE: "abort"}  # fmt: skip
+# vLLM has few finish reasons: a text that ended where it should is a stop.
+_VLLM_REASONS = {FinishReason.LENGTH: "length", FinishReason.TIME_LIMIT: "length", FinishReason.ABORTED: "abort",
+                 FinishReason.DEADLINE: "abort"}  # fmt: skip
 
 
 def vllm_families(now: Snapshot, model: str = "") -> Iterator[Metric]:
-    """Every family vLLM has and specdec can fill; none before the model's name is known."""
+    """Every family of vLLM that specdec can fill; none before the model's name is known."""
     if now.info is None:
         return
-    labels = {"model_name": model or now.info.target, "engine": "0"}
+    vllm = Families("vllm:", {"model_name": model or now.info.target, "engine": "0"})
     metrics, load = now.metrics, now.load
     for name, text, value in (
         ("num_requests_running", "Requests in model execution batches.", load.running_requests),
         ("num_requests_waiting", "Requests waiting to be processed.", load.waiting_requests),
-        ("kv_cache_usage_perc", "KV-cache usage, 1 means 100 percent.", now.load.kv_usage),
-        ("gpu_cache_usage_perc", "KV-cache usage under its former name.", now.load.kv_usage),
+        ("kv_cache_usage_perc", "KV-cache usage, 1 means 100 percent.", load.kv_usage),
+        ("gpu_cache_usage_perc", "KV-cache usage under its former name.", load.kv_usage),
     ):
-        yield gauge(VLLM_PREFIX + name, text, value, labels)
+        yield vllm.gauge(name, text, value)
     for name, text, value in (
         ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", metrics.prompt_tokens),
         ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", metrics.cached_tokens),
@@ -313,55 +272,42 @@ def vllm_families(now: Snapshot, model: str = "") -> Iterator[Metric]:
         ("spec_decode_num_draft_tokens", "Draft tokens.", metrics.drafted),
         ("spec_decode_num_accepted_tokens", "Accepted draft tokens.", metrics.accepted),
     ):
-        yield counter(VLLM_PREFIX + name, text, value, labels)
-    yield from _labelled(now, tuple(labels), tuple(labels.values()))
-    for name, text, values in _histograms(metrics):
-        yield histogram(VLLM_PREFIX + name, text, values, labels)
-
-
-def _labelled(now: Snapshot, names: tuple[str, ...], own: tuple[str, ...]) -> Iterator[Metric]:
-    """Families with one label more."""
+        yield vllm.counter(name, text, value)
     reasons: Counter[str] = Counter(stop=0, length=0, abort=0)
-    for reason, count in now.metrics.finished.items():
-        reasons[_REASONS.get(FinishReason(reason), "stop")] += count
-    yield counters(
-        VLLM_PREFIX + "request_success", "Requests that ended.", (*names, "finished_reason"),
-        {(*own, reason): count for reason, count in reasons.items()},
-    )  # fmt: skip
-    yield counters(
-        VLLM_PREFIX + "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position.",
-        (*names, "position"),
-        {(*own, str(at)): count for at, count in enumerate(now.metrics.accepted_at)},
-    )  # fmt: skip
-    if now.info is not None and now.load.total_pages:
+    for reason, count in metrics.finished.items():
+        reasons[_VLLM_REASONS.get(FinishReason(reason), "stop")] += count
+    yield vllm.counters("request_success", "Requests that ended.", "finished_reason", reasons)
+    text, positions = "Accepted draft tokens by position.", _by_position(metrics)
+    yield vllm.counters("spec_decode_num_accepted_tokens_per_pos", text, "position", positions)
+    if load.total_pages:
         cache = {
-            "block_size": str(now.info.kv_tokens // now.load.total_pages),
-            "num_gpu_blocks": str(now.load.total_pages),
+            "block_size": str(now.info.kv_tokens // load.total_pages),
+            "num_gpu_blocks": str(load.total_pages),
             "cache_dtype": now.info.kv_dtype,
         }
-        yield gauge(VLLM_PREFIX + "cache_config_info", "The KV cache.", 1, dict(zip(names, own, strict=True)) | cache)
-
-
-def _histograms(metrics: ServerMetrics) -> Iterator[tuple[str, str, Histogram]]:
-    yield "time_to_first_token_seconds", "Time to first token.", metrics.ttft
-    yield "inter_token_latency_seconds", "Time between outputs.", metrics.gap
-    yield "request_time_per_output_token_seconds", "Mean time per output token.", metrics.tpot
-    yield "e2e_request_latency_seconds", "End-to-end request latency.", metrics.e2e
-    yield "request_queue_time_seconds", "Time in the queue.", metrics.queue
-    yield "request_prefill_time_seconds", "Time in prefill.", metrics.prefill
-    yield "request_decode_time_seconds", "Time in decode.", metrics.decode
-    yield "request_inference_time_seconds", "Time in prefill and decode.", metrics.inference
-    yield "request_prompt_tokens", "Prompt tokens of a request.", metrics.request_prompt
-    yield "request_generation_tokens", "Tokens generated for a request.", metrics.request_output
-    yield "request_params_n", "Samples asked for.", metrics.request_samples
-    yield "request_params_max_tokens", "Tokens asked for.", metrics.request_max_tokens
+        yield vllm.gauge("cache_config_info", "The KV cache.", 1, cache)
+    for name, text, values in (
+        ("time_to_first_token_seconds", "Time to first token.", metrics.ttft),
+        ("inter_token_latency_seconds", "Time between outputs.", metrics.gap),
+        ("request_time_per_output_token_seconds", "Mean time per output token.", metrics.tpot),
+        ("e2e_request_latency_seconds", "End-to-end request latency.", metrics.e2e),
+        ("request_queue_time_seconds", "Time in the queue.", metrics.queue),
+        ("request_prefill_time_seconds", "Time in prefill.", metrics.prefill),
+        ("request_decode_time_seconds", "Time in decode.", metrics.decode),
+        ("request_inference_time_seconds", "Time in prefill and decode.", metrics.inference),
+        ("request_prompt_tokens", "Prompt tokens of a request.", metrics.request_prompt),
+        ("request_generation_tokens", "Tokens generated for a request.", metrics.request_output),
+        ("request_params_n", "Requested samples.", metrics.request_samples),
+        ("request_params_max_tokens", "Requested tokens.", metrics.request_max_tokens),
+    ):
+        yield vllm.histogram(name, text, values)
 
 
 Compat = Literal["none", "vllm"]
 
 
 class Registry(Collector):
-    """Return the exposition: the families of `collect`, this process's, and those of ``gpus``."""
+    """Renders the families of `collect`, of this process and of ``gpus``."""
 
     def __init__(self, compat: Compat = "none", gpus: Gpus | None = None) -> None:
         self._compat, self._gpus = compat, gpus
@@ -379,14 +325,14 @@ class Registry(Collector):
         if self._compat == "vllm":
             encode, media_type = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
         if self._gpus is not None:
-            self._gpu_uses = await asyncio.to_thread(self._gpus.read)  # a driver may take its time
+            self._gpu_uses = await asyncio.to_thread(self._gpus.read)  # a driver may be slow
         return encode(self._registry), media_type.encode()
 
 
 class Exporter(Registry):
-    """A registry of its own over one model's metrics, its engine's load, and what that process uses.
+    """The metrics of one model, its engine's load, and the resources of the engine's process.
 
-    ``model``: what vLLM's names call it; empty: as its target.
+    model: the value of vLLM's label ``model_name``; empty: the target's name.
     """
 
     def __init__(
@@ -398,18 +344,18 @@ class Exporter(Registry):
         model: str = "",
     ) -> None:
         self.metrics, self._client, self._model = metrics, client, model
-        # No process: its files are not there, and the collector says nothing.
+        # Without a process the collector finds no files and returns no family.
         self._process = ProcessCollector("specdec_engine", lambda: client.engine.pid or "none", registry=None)
         super().__init__(compat, gpus)
 
     def collect(self) -> Iterator[Metric]:
-        """All families, at one moment."""
+        """All families at one moment."""
         yield from call_families(self.metrics)
         yield from self.families()
         yield from gpu_families(self._gpu_uses)
 
     def families(self) -> Iterator[Metric]:
-        """Those of the model and its engine's process."""
+        """The families of the model and its engine's process."""
         engine = self._client.engine
         info = engine.info if engine.is_known else None
         ready = engine.state == EngineState.READY
@@ -423,7 +369,7 @@ class Exporter(Registry):
 
 
 class JointExporter(Registry):
-    """A registry over ``calls`` and over the models of a server, by name, which the label ``model`` distinguishes."""
+    """The metrics of a server's calls and of its models, which the label ``model`` distinguishes."""
 
     def __init__(
         self, calls: ServerMetrics, models: Mapping[str, Exporter], compat: Compat = "none", gpus: Gpus | None = None
@@ -432,7 +378,7 @@ class JointExporter(Registry):
         super().__init__(compat, gpus)
 
     def collect(self) -> Iterator[Metric]:
-        """All families at one moment; each appears once, with the samples of every model."""
+        """All families at one moment, each once with the samples of every model."""
         found: dict[str, Metric] = {}
         for name, exporter in self._models.items():
             for family in exporter.families():

@@ -341,6 +341,7 @@ def test_metrics_and_logs_tell_models_apart(server: Server, caplog: pytest.LogCa
             lambda: any(getattr(line, "fields", {}).get("model") == "fim" for line in caplog.records)
         )
     assert {name: value - before[name] for name, value in counted().items()} == {"chat": 0, "fim": 7}
+    assert server.client.post(COMPLETIONS, json={"model": "unknown", "prompt": "a"}).status_code == 404
     found = Scrape(server.client.get("/metrics").text)
     assert found.by_label("specdec_engine_ready", "model") == {"chat": 1, "fim": 1}
     assert found.by_label("specdec_info", "target") == {"echo-1": 1, "book-2": 1}
