@@ -327,7 +327,7 @@ def test_the_client_and_the_command_ask_by_name(server: Server) -> None:
         args = ["generate", "--server", address, "--json", "--max-tokens", "3", *(["--model", name] if name else [])]
         told = CliRunner().invoke(cli, [*args, BOOK[:9]])
         assert (told.exit_code, json.loads(told.stdout)["model"]) == (0, target)
-    assert "names no engine 'x'" in CliRunner().invoke(cli, ["generate", "--model", "x", "a"]).stderr
+    assert "x: no such" in CliRunner().invoke(cli, ["generate", "--model", "x", "a"]).stderr
 
 
 def test_metrics_and_logs_tell_models_apart(server: Server, caplog: pytest.LogCaptureFixture) -> None:
