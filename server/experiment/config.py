@@ -1,4 +1,4 @@
-"""The plan of an experiment, as its YAML file says: arms, assignment, load, metrics, guardrails, stopping."""
+"""The plan of an experiment, read from a YAML file: arms, assignment, load, metrics, guardrails, stopping."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Assignment(StrictModel):
     @model_validator(mode="after")
     def _washout_fits(self) -> Assignment:
         if self.mode == "switchback" and self.washout_s >= self.block_s:
-            raise ValueError("washout_s leaves nothing of a block; make it shorter than block_s")
+            raise ValueError("washout_s must be shorter than block_s")
         return self
 
     @property
@@ -116,11 +116,11 @@ class Load(StrictModel):
     speed: float = Field(1.0, gt=0, description="of a trace: 2 replays it in half the time")
     rate: float | None = Field(None, gt=0, description="requests per second; null: a closed loop")
     arrivals: Literal["constant", "poisson", "gamma"] = "poisson"
-    shape: float = Field(0.5, gt=0, description="of gamma arrivals: less than 1 comes in bursts")
+    shape: float = Field(0.5, gt=0, description="of gamma arrivals; below 1 they come in bursts")
     concurrency: int = Field(1, ge=1, description="of a closed loop")
     per_turn: int | None = Field(None, ge=1, description="requests to an arm before the other's turn")
     max_tokens: int | None = Field(None, ge=1, description="longest answer; null: the workload's own limit")
-    fixed_length: bool = Field(False, description="every answer as long as it may be")
+    fixed_length: bool = Field(False, description="every answer has the maximum length")
     temperature: float = Field(0.0, ge=0)
     seed: int = Field(0, ge=0, description="of arrivals and of the requests' own seeds")
     cache: Literal["cold", "warm"] = Field(

@@ -42,7 +42,7 @@ class Record:
     request: str
     arm: str
     arrival: float
-    scheduled: float | None = None  # when it was due by the load generator's schedule; None for live traffic
+    scheduled: float | None = None  # when the load generator's schedule wanted it sent; None for live traffic
     started: float | None = None  # when it left the queue
     first_token: float | None = None
     end: float | None = None

@@ -212,8 +212,8 @@ def build_served_engine(config: EngineConfig, progress: Progress | None = None) 
 
 
 def build_parts(config: EngineConfig, progress: Progress | None = None, remember: bool = False) -> EngineParts:
-    """The parts that `build_engine` assembles; raises as it does. remember: read and write the profile cache of what is
-    learned about drafters, and build the tables of grammars in advance."""
+    """The parts that `build_engine` assembles; raises as it does. remember: read and write the profile cache of
+    drafters, and build the tables of grammars in advance."""
     config = with_named_draft(config)
     cores = len(os.sched_getaffinity(0))
     if config.threads > cores:
@@ -302,7 +302,7 @@ def assemble(
 
 
 def _costs_key(config: EngineConfig, info: EngineInfo, target: str, drafters: Sequence[Drafter]) -> list[object]:
-    """The key of measured costs: everything known that the time of a forward depends on."""
+    """The key of measured costs: the known properties that the time of a forward depends on."""
     drafts = [(d.name, d.digest) for d in drafters if isinstance(d, ModelBasedDrafter)]
     # Not the length of the KV cache, which depends on free memory: the time depends on the contexts that are read.
     measured = contexts_measured(min(info.kv_tokens, info.max_context))

@@ -30,7 +30,7 @@ from verify_kernels.gpu.triton_sampling import TritonSampling
 from verify_kernels.sampling import SamplingKernels
 
 _LOG = logging.getLogger(__name__)
-# Settings by which a refusal for want of memory names the way out.
+# Settings that a refusal for lack of memory names, to be lowered.
 _KV = ("engine.kv_tokens",)
 _ROWS = ("engine.max_step_rows",)
 _SAMPLES = ("engine.max_batch", "engine.max_step_rows")

@@ -1,4 +1,4 @@
-"""The engine: requests in, events out; one thread calls `step` again and again."""
+"""The engine. It takes requests and returns their events; one thread calls `step` in a loop."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue ``request``.
 
-        Its grammar compiles while the engine steps; if it is refused then, its event is `Failed`, with the reason and
-        the details of the error.
+        Its grammar compiles while the engine steps. If the grammar is refused then, the request ends with `Failed`,
+        which has the reason and the details of the error.
 
         Raises:
             InvalidRequestError, PromptTooLongError: it cannot be served as it is, or its grammar was refused before.
@@ -97,7 +97,7 @@ class Engine:
             self._preparation.hold(request, arrival_s, prepared)
 
     def _admit(self, request: Request, arrival_s: float, prepared: Future[Any] | None) -> None:
-        """Queue a request that is prepared. Raises RequestError if it is refused; other errors are its `Failed`."""
+        """Queue a prepared request. Raises RequestError if it is refused; any other error ends it with `Failed`."""
         try:
             count = request.sampling.n
             sequences = [self._new_sequence(request, index, arrival_s, prepared) for index in range(count)]
@@ -155,7 +155,7 @@ class Engine:
     def preempt_newest(self) -> None:
         """Preempt the least important decoding sequence, as a full cache would. For verification and tests.
 
-        Sequences in prefill are spared: preempted often, one would never emit a token.
+        It skips sequences in prefill: one that is preempted often would never emit a token.
         """
         decoding = [seq for seq in self._scheduler.running if not seq.prefilling]
         if decoding:
@@ -279,7 +279,7 @@ class Engine:
         self._grammars.close()
 
     def _expire(self) -> None:
-        """End the sequences whose time is over."""
+        """End the sequences whose deadline or time limit has passed."""
         now = self._parts.clock()
         for waiting in list(self._preparation.waiting.values()):
             if (reason := waiting.expired(now)) is not None:
@@ -327,7 +327,7 @@ class Engine:
             self._throughput.prompt(sequence.n_prompt, sequence.cached_tokens)
 
     def _fail_sequence(self, sequence: Sequence, error: Exception, stage: str) -> None:
-        """End the sequence's request, and only that, because one of its stages raised ``error``."""
+        """End only this sequence's request: one of its stages raised ``error``."""
         request_id = sequence.request.request_id
         samples = self._requests.live.get(request_id)
         if samples is None or sequence.phase is SequencePhase.FINISHED:
@@ -336,13 +336,13 @@ class Engine:
         self._fail_stage(request_id, error, stage)
 
     def _fail_stage(self, request_id: str, error: Exception, stage: str) -> None:
-        """Publish that a stage raised ``error`` for a request, which has no sequences any more."""
+        """Publish `Failed` for a request without sequences, one of whose stages raised ``error``."""
         fault = StageError.of(error, stage)
         logger.error("request %s: %s", request_id, fault, exc_info=fault.__cause__ or fault)
         self._requests.fail(request_id, "INTERNAL", f"{fault}; only this request has ended")
 
     def _break(self, sequence: Sequence) -> None:
-        """End the sequence's request, and only that, because no token is left to choose."""
+        """End only this sequence's request: it has no token to choose."""
         samples = self._requests.live.get(sequence.request.request_id)
         if samples is not None:  # else another sample has ended the request
             self._release_all(samples)
@@ -372,4 +372,4 @@ def _breakdown(sequence: Sequence) -> tuple[str, str]:
         return "GRAMMAR_TOO_COMPLEX", f"grammar: {grammar.error}; simplify it"
     if grammar is not None and request.sampling.allowed_token_ids:
         return "NO_TOKEN_LEFT", "sampling.allowed_token_ids: none of them may follow in the grammar here; allow more"
-    return "MODEL_BROKEN", "the model gave no finite logit for this request; the weights or the prompt are broken"
+    return "MODEL_BROKEN", "the model returned no finite logit for this request; the weights or the prompt are broken"

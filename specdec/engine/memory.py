@@ -77,7 +77,7 @@ class MemoryBudget:
         return self.needed <= self.available
 
     def lines(self) -> list[str]:
-        """A table for people, largest part first."""
+        """A table to print, largest part first."""
         ordered = sorted(self.needs, key=lambda need: (need.later, -need.nbytes))
         width = max((len(need.what) for need in ordered), default=0)
         rows = [
@@ -112,7 +112,7 @@ class MemoryBudget:
                 return f"lower engine.kv_tokens from {self.kv_tokens} to {fitting}"
         options = {option: need.nbytes for need in reversed(self.needs) if not need.later for option in need.options}
         best = sorted(options, key=lambda option: -options[option])[:4]
-        return f"choose less or smaller for {', '.join(best)}, or free some memory" if best else "free some memory"
+        return f"reduce {', '.join(best)}, or free some memory" if best else "free some memory"
 
 
 _LOG = logging.getLogger(__name__)
@@ -248,7 +248,7 @@ def _model_needs(role: str, model: ModelSize, config: EngineConfig, options: tup
 
 
 def _rank_needs(target: ModelSize, config: EngineConfig) -> MemoryNeed:
-    """Memory of the processes after the first besides their shares of the weights: Python and step buffers."""
+    """Memory of the processes after the first, without their shares of the weights: Python and step buffers."""
     logits = config.max_step_rows * target.config.vocab_size * 4  # allocated once
     each = WORKING_BYTES + target.step_bytes(config.max_step_rows) - logits
     return MemoryNeed("target: processes after the first", (config.tp - 1) * each, ("engine.tp",))

@@ -15,7 +15,7 @@ from specdec.grammar.compiler import RETRY_S, GrammarCompiler
 from specdec.grammar.token_healing import TokenHealing
 
 ADMISSION_S = 0.005
-"""Time that a step spends on admitting prepared requests, besides the first: streams that run wait so long at most."""
+"""Seconds that a step may spend on admitting prepared requests after the first; running streams wait for it."""
 IDLE_WAIT_S = 0.005
 """Time that a step waits for a preparation if no request runs."""
 
@@ -30,7 +30,7 @@ class WaitingRequest:
     prepared: Future[Any]
 
     def expired(self, now: float) -> FinishReason | None:
-        """How it ends at ``now`` if its time is over."""
+        """Its ending if its deadline or time limit has passed at ``now``."""
         deadline_s, limit_s = self.request.deadline_s, self.request.stopping.time_limit_s
         if deadline_s is not None and now >= self.arrival_s + deadline_s:
             return FinishReason.DEADLINE
@@ -66,7 +66,7 @@ class RequestPreparation:
         self.waiting[request.request_id] = WaitingRequest(request, arrival_s, prepared)
 
     def drop(self, request_id: str) -> WaitingRequest | None:
-        """Remove a request that waits, and its grammar if nobody else waits for it; None: no such request waits."""
+        """Remove a waiting request, and its grammar if no other request waits for it; None: no such request waits."""
         dropped = self.waiting.pop(request_id, None)
         if dropped is None or dropped.request.grammar is None:
             return dropped

@@ -20,9 +20,9 @@ from specdec.errors import StageError
 
 logger = logging.getLogger(__name__)
 
-PROBE_DEPTH = 3  # tree levels of a probe, which finds out whether drafting pays and not how deep
+PROBE_DEPTH = 3  # tree levels of a probe, which tests whether drafting pays, not how deep
 GRAMMAR_BUDGET_S = 0.01
-"""Time of a step in which draft nodes are tested against grammars, in equal shares; nodes after it are dropped."""
+"""Time of a step for tests of draft nodes against grammars, shared equally. Nodes that are not tested are dropped."""
 PAUSE_STEPS = 64  # steps without drafts after a fault of the stage, so that a persistent one costs little
 
 
@@ -42,7 +42,7 @@ class Proposals:
     late: bool = False
     """The decision was made before the controller learned from the previous step."""
     grammar_s: dict[Sequence, float] = field(default_factory=dict)
-    """Time in which each sequence's nodes have been tested against its grammar."""
+    """Seconds spent so far on testing each sequence's nodes against its grammar."""
     faults: list[tuple[Sequence, Exception]] = field(default_factory=list)
     """Exceptions that belong to one sequence."""
 
@@ -107,7 +107,7 @@ class Drafting:
             out.trees[i] = tree.subtree(kept)
 
     def learn(self, out: Proposals, outcome: Outcome) -> None:
-        """Learn from a finished step; the next one may be decided already."""
+        """Learn from a finished step; the next one may already be decided."""
         if out.step is not None and out.plan is not None:
             began = self._clock()
             self.controller.observe(out.step, out.plan, outcome)

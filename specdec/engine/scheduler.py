@@ -79,7 +79,7 @@ PATIENCE_S = 10.0
 DUE_SHARE = 0.25
 """Share of the time to its deadline after which a sequence is due, if that is sooner; the rest is for its answer."""
 PAUSE_RATIO = 4
-"""A prompt is paused for another one only if its rest is this many times as long."""
+"""A prompt is paused for another one only if what it still has to compute is this many times as long."""
 
 
 @dataclass(slots=True)
@@ -447,9 +447,9 @@ def fair_shares(wishes: list[int], budget: int) -> list[int]:
 
 
 MIN_RETRY_S = 0.1
-"""Shortest wait that a refused client is asked for, in seconds."""
+"""Minimum retry delay of a refused client, in seconds."""
 INITIAL_RETRY_S = 1.0
-"""The wait before any request has completed, in seconds."""
+"""Retry delay until a request has completed, in seconds."""
 RETRY_WEIGHT = 0.2
 """Weight of the newest interval in the running mean: about the last five completions count."""
 

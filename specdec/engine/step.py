@@ -83,8 +83,8 @@ class StepResult:
 class Step:
     """Runs steps over a scheduler's sequences.
 
-    An exception that belongs to one sequence becomes a fault of the result. Faults of the drafting stage as a whole
-    and of the trace cost speed or a trace entry. All other exceptions are raised: the step is broken.
+    An exception that belongs to one sequence becomes a fault of the result. A fault of the drafting stage as a whole
+    costs speed, and one of the trace costs an entry. All other exceptions are raised: the step is broken.
 
     If the verifier overlaps, the controller learns from a step while the next one is verified, so its decisions rest on
     all steps but the last. `flush` passes on deferred feedback.
@@ -215,7 +215,7 @@ class Step:
         """Commit the tokens of one tree."""
         delta = seq.take(acceptance.tokens, acceptance.logprobs)
         if acceptance.broken and seq.ending is None:
-            result.broken.append(seq)  # as in plain decode, the tokens before it stand
+            result.broken.append(seq)  # the tokens before it are kept, as in plain decode
         # The last committed token is pending; all before it have their KV.
         seq.n_computed = len(seq.tokens) - 1
         nodes = acceptance.nodes[: len(delta.token_ids)]
@@ -244,7 +244,7 @@ class Step:
             self.flush()
 
     def _give_feedback(self, proposals: Proposals, result: StepResult) -> None:
-        """Let the controller learn from a step, and trace it. A fault costs that and nothing else."""
+        """Let the controller learn from a step, and trace it. A fault loses only that."""
         tokens = [delta.token_ids for _, delta in result.deltas]
         outcome = Outcome(tokens, result.rows, result.context, result.verify_ms, result.draft_ms)
         try:

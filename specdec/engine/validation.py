@@ -23,7 +23,7 @@ from specdec.core.types import (
 from specdec.errors import FieldViolation, FingerprintMismatchError, PromptTooLongError, ViolationCollector
 
 MAX_REQUEST_ID_CHARACTERS = 128
-MAX_SCHEMA_BYTES = 1 << 16  # what the compiler's stack is known to bear, see `specdec.grammar.compiler`
+MAX_SCHEMA_BYTES = 1 << 16  # tested with the compiler's stack, see `specdec.grammar.compiler`
 MAX_GRAMMAR_BYTES = 1 << 14  # of an expression or of rules, which can take far longer to compile than a schema
 
 
@@ -35,7 +35,7 @@ def check_requests(
 ) -> None:
     """Refuse ``requests`` that ``info``'s engine cannot serve. They differ only in their ids and prompts.
 
-    ``violations`` holds what is already known to be wrong. ``names`` maps the engine's field names to the caller's;
+    ``violations`` holds the violations found before. ``names`` maps the engine's field names to the caller's;
     others stay as they are.
 
     Raises:
@@ -75,7 +75,7 @@ def _prompt_violations(request: Request, info: EngineInfo) -> Iterator[FieldViol
     if not request.prompt_ids:
         yield FieldViolation("prompt", "must hold at least one token")
     if len(request.prompt_ids) >= info.max_context:
-        return  # too long a prompt is refused for its length, without a look at its ids
+        return  # a prompt that is too long is refused before its ids are checked
     problem = TokenIds(info.max_context).problem(request.prompt_ids, info.vocab_size)
     if problem:
         yield FieldViolation("prompt.token_ids", problem)
@@ -102,7 +102,9 @@ def _option_violations(request: Request, info: EngineInfo) -> Iterator[FieldViol
         if problem:
             yield FieldViolation("grammar", problem)
         if request.healing_prefix:
-            yield FieldViolation("healing_prefix", "goes with no grammar, which is about whole tokens; leave one out")
+            yield FieldViolation(
+                "healing_prefix", "cannot be combined with a grammar, which constrains whole tokens; leave one out"
+            )
 
 
 def _out_of_bounds(prefix: str, record: Any, vocab_size: int) -> Iterator[FieldViolation]:
@@ -146,11 +148,11 @@ def _unknown_drafters(s: SpeculationParams, drafters: tuple[str, ...]) -> Iterat
 def _unknown_indexes(s: SpeculationParams, indexes: tuple[str, ...]) -> Iterator[FieldViolation]:
     unknown = sorted(set(s.indexes or ()) - {*indexes, ""})
     if unknown:
-        yield FieldViolation("speculation.indexes", f"no index here is called {', '.join(unknown)}")
+        yield FieldViolation("speculation.indexes", f"no index is named {', '.join(unknown)}")
 
 
 def _grammar_problem(grammar: GrammarParams) -> str:
-    """What can be said without compiling it; ``GrammarCompiler.compile`` says the rest."""
+    """Faults that show without compiling it; `GrammarCompiler.compile` finds the others."""
     if grammar.kind not in list(GrammarKind):
         return f"unknown kind {grammar.kind!r}; choose one of {', '.join(GrammarKind)}"
     if grammar.kind is GrammarKind.JSON_OBJECT:

@@ -110,7 +110,7 @@ def test_a_refusal_names_a_size_that_fits(folders: tuple[Path, Path, Path]) -> N
 
 
 def test_where_no_cache_fits_other_options_are_named(folders: tuple[Path, Path, Path]) -> None:
-    with pytest.raises(ModelError, match=r"choose less or smaller for engine\.kv_tokens.*or free some memory"):
+    with pytest.raises(ModelError, match=r"reduce engine\.kv_tokens.*or free some memory"):
         plan_memory(make_config(folders), available=MIB).check()
 
 

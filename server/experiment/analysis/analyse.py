@@ -408,7 +408,9 @@ def _problems(selection: Selection, config: ExperimentConfig, outputs: Outputs, 
         )
     if shares.p_value < SAMPLE_RATIO_LIMIT:
         a, b = shares.counts
-        found.append(f"the arms did not get their shares ({a} against {b} {shares.unit}s, p = {shares.p_value:.2g})")
+        found.append(
+            f"the arms' shares differ from the plan ({a} against {b} {shares.unit}s, p = {shares.p_value:.2g})"
+        )
     slip = slip_ms(selection)
     if slip is not None and slip > config.stopping.max_slip_ms:
         found.append(

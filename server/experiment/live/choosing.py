@@ -114,7 +114,7 @@ _RETRY_S = 0.5  # between attempts while the engine restarts
 
 
 class EngineSwitch:
-    """Switches the engine at the begin of each block, from `start` to `stop`, which restores the original draft model.
+    """Switches the engine at the beginning of each block. `stop` restores the original draft model.
     If a switch fails, ``on_error`` is called once and the engine stays as it is.
 
     Belongs to one event loop. ``now`` is Unix time, as in ``chooser``.

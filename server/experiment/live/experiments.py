@@ -87,7 +87,7 @@ def live_facts(info: EngineInfo) -> dict[str, str]:
 
 
 class Experiments:
-    """Belongs to one event loop. While no experiment runs, `Admission.experiments` is None and requests pay nothing.
+    """Belongs to one event loop. While no experiment runs, `Admission.experiments` is None, which costs nothing.
 
     decode: token ids to text, for plans that store prompts.
 
@@ -249,7 +249,7 @@ class Experiments:
             await self._save(name)
 
     def _check_free(self, plan: LivePlan) -> None:
-        """Two experiments that change the same setting would measure each other."""
+        """Raise ExperimentNotStartedError if a running experiment has the name or changes the same setting."""
         name = plan.config.name
         if name in self._running:
             raise ExperimentNotStartedError(f"experiment {name} is already running; stop it first")
@@ -364,7 +364,8 @@ class Experiments:
             await self._save(name)
 
     async def _save(self, name: str) -> None:
-        """Write the state of an experiment that has ended, unless the disk has it; a failure is tried again later.
+        """Write the state of an experiment that has ended, unless it is written already. A failure is logged, and
+        the next call tries again.
         A caller that is cancelled does not interrupt the write."""
         await asyncio.shield(self._write_state(name))
 

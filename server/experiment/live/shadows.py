@@ -58,7 +58,7 @@ class Shadows:
             self._send_soon(real, pair)
 
     def real_ended(self, real: Participation, seen: RequestRecord) -> None:
-        """Called by `Participation` at the end of a real request."""
+        """`Participation` calls it at the end of a real request."""
         pair = self._pairs.get(real.name)
         if pair is None:
             return

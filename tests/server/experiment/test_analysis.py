@@ -74,7 +74,7 @@ def test_missing_records_and_a_lagging_generator_make_it_invalid() -> None:
     plan = manifest(arms={"off": {}, "auto": {}}, assignment={"mode": "hash"})
     log = paired(plan, 200, 1.0, seed=4)
     lossy = RecordLog([r for i, r in enumerate(log.records) if r.arm == "off" or i % 3])
-    assert "did not get their shares" in analyse(plan, lossy).verdict.headline
+    assert "arms' shares differ from the plan" in analyse(plan, lossy).verdict.headline
     late = RecordLog([replace(r, scheduled=r.arrival - 0.05) for r in log.records])
     assert "lagged" in analyse(plan, late).verdict.headline
     assert analyse(plan, log).verdict.kind != "invalid"

@@ -50,7 +50,7 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
         ("metric: ttft_ms", "metric: speed", 8, "no metric 'speed'; there are e2e_ms"),
         ("min_effect: 2%", "min_effect: two%", 8, "not a percentage; write 2%"),
         ("block_s: 20s", "block_s: soon", 7, "not a duration; write 500ms"),
-        ("washout_s: 500ms", "washout_s: 20", 7, "washout_s leaves nothing"),
+        ("washout_s: 500ms", "washout_s: 20", 7, "washout_s must be shorter than block_s"),
         ("tpot_ms@p50", "tpot_ms@pxx", 9, "write METRIC@pNN"),
         ("metric: queue_ms@p99", "metric: token_mismatch_rate", 12, "no metric 'token_mismatch_rate'"),
         ("alpha: 0.05", "alpha: 1.5", 13, "less than or equal to 0.5"),
