@@ -74,7 +74,7 @@ def test_nothing_but_specdec_is_at_the_top(installed: Installed) -> None:
     parts = installed.site / "specdec" / "_parts"
     assert {path.name for path in parts.iterdir()} == {"bench", "cluster", "draft", "server", "verify_kernels"}
     for file in (
-        "server/page/static/page.js",
+        "server/playground/static/page.js",
         "server/experiment/report/report.html.j2",
         "verify_kernels/cpu/csrc/vec.h",
     ):
