@@ -105,9 +105,11 @@ def engine_named(config: Config, name: str) -> EngineConfig:
     """The engine called ``name``; the first if it is empty. If there are no `engines`, ``name`` is a target.
 
     Raises:
-        click.UsageError: the configuration has no engine of that name.
+        click.UsageError: the configuration has no engine of that name, or another target.
     """
     if name and not config.engines:
+        if config.engine.target not in (EngineConfig().target, name):
+            raise click.UsageError(f"--model {name}: the target is already {config.engine.target}; give one of them")
         return config.engine.model_copy(update={"target": name})
     if name and name not in config.engines:
         raise click.UsageError(f"--model: {name!r} is not in `engines` of --config: {', '.join(config.engines)}")

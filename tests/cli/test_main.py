@@ -18,7 +18,7 @@ import specdec
 from server import serving
 from server.serving import Addresses
 from specdec.cli.main import cli
-from specdec.cli.options import engine_options, read_server
+from specdec.cli.options import engine_named, engine_options, read_server
 from specdec.cli.serve import ready_lines
 from specdec.config import Config, EngineConfig
 from specdec.core.types import EngineInfo
@@ -123,6 +123,13 @@ def test_two_spellings_of_an_option_are_refused(words: list[str]) -> None:
 )  # fmt: skip
 def test_a_server_s_address_is_read_as_people_write_it(given: str, read: str) -> None:
     assert read_server(click.Context(cli), click.Option(["--server"]), given) == read
+
+
+def test_a_model_is_the_target_where_there_are_no_engines() -> None:
+    assert engine_named(Config(), "m").target == "m"
+    assert engine_named(Config(engine=EngineConfig(target="m")), "m").target == "m"
+    with pytest.raises(click.UsageError, match="the target is already m"):
+        engine_named(Config(engine=EngineConfig(target="m")), "other")
 
 
 def test_a_server_s_https_address_names_the_option_for_it() -> None:
