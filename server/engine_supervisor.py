@@ -14,6 +14,8 @@ from contextlib import nullcontext
 from enum import StrEnum
 from typing import Any, Protocol
 
+import psutil
+
 from server.descriptors import DescriptorReserve
 from server.engine_process import DEFAULT_FACTORY
 from server.interfaces import CacheFeed, ProgressListener
@@ -334,6 +336,19 @@ class EngineSupervisor:
         if self._info is None:
             raise self.unavailable()
         return self._info
+
+    @property
+    def promised_bytes(self) -> int:
+        """Bytes that the running engine will need and has not allocated yet: its KV cache fills as it is used."""
+        if self.pid is None or self._info is None:
+            return 0
+        try:
+            process = psutil.Process(self.pid)
+            # Mapped file pages count as free memory, so they are not subtracted.
+            taken = [each.memory_info() for each in (process, *process.children())]  # ranks of engine.tp
+        except psutil.Error:
+            return 0  # it has ended, and its memory is free
+        return max(0, self._info.memory_bytes - sum(memory.rss - memory.shared for memory in taken))
 
     @property
     def load(self) -> EngineLoad:

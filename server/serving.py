@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,7 @@ from server.observe.observer import build_observer
 from server.observe.records import RequestRecord
 from server.prometheus import Exporter, JointExporter
 from server.served_model import LoadTokenizer, ModelNames, Models, ServedModel, Task
-from server.sharing import promised_bytes, with_shared_cores
-from specdec.config import Config, KvEventsConfig
+from specdec.config import Config, EngineConfig, KvEventsConfig
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError, EngineDeadError
 
@@ -266,7 +266,7 @@ class Serving:
         return self.models.find(record.model).tokenizer.loaded.decode(record.request.prompt_ids)
 
     def _promised(self) -> int:
-        return promised_bytes(model.client.engine for model in self.models)
+        return sum(model.client.engine.promised_bytes for model in self.models)
 
     async def _report_health(self, model: ServedModel) -> None:
         """Tell gRPC's health watchers of the server, and by its name of one of several models."""
@@ -284,6 +284,23 @@ class Serving:
         if len(states) == 1:
             return state, self.models.first.takes_requests
         return state, self._was_ready and any(model.takes_requests for model in self.models)
+
+
+def with_shared_cores(engines: Mapping[str, EngineConfig], cores: int | None = None) -> dict[str, EngineConfig]:
+    """``engines`` with a number of threads each. Engines without a setting share the remaining cores equally, with at
+    least one thread. cores: default: those that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if cores is None else cores
+    wanted = sum(engine.threads for engine in engines.values())
+    if wanted > cores:
+        fields = ", ".join(f"engines.{name}.threads" for name, engine in engines.items() if engine.threads)
+        _LOG.warning("%s: %d threads on %d cores slow each other down while all engines work", fields, wanted, cores)
+    open_ended = [name for name, engine in engines.items() if not engine.threads]
+    found = dict(engines)
+    left = max(0, cores - wanted)
+    for place, name in enumerate(open_ended):
+        part = left // len(open_ended) + (place < left % len(open_ended))
+        found[name] = engines[name].model_copy(update={"threads": max(1, part)})
+    return found
 
 
 def _configs(config: Config) -> Iterator[tuple[ModelNames, Config]]:

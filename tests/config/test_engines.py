@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.sharing import with_shared_cores
+from server.serving import with_shared_cores
 from specdec.config import Config, EngineConfig, load_config
 from specdec.errors import ConfigError
 
