@@ -142,7 +142,8 @@ FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = 256, 257, 258  # ids of `CodeTokenizer`
 
 class BookText:
     """The book from where the prompt ends in it, a character a step, by the request's text rules. What a session
-    asks for at a temperature above 0.5 is the request's id."""
+    asks for at a temperature above 0.5 is the request's id. The answer to a next-edit prompt is the window, in which
+    ``values`` are ``numbers``."""
 
     def __init__(self, request: Request, index: int) -> None:
         ids = request.prompt_ids
@@ -154,6 +155,8 @@ class BookText:
         self._text = BOOK[found + len(tail) :] if found >= 0 else "?"
         if request.sampling.temperature > 0.5 and request.session:
             self._text = request.request_id
+        if request.prediction_form:
+            self._text = bytes(request.prediction_ids).decode().replace("values", "numbers")
         self._limit, self._healed = request.stopping.max_tokens, len(request.healing_prefix)
         self._cutter = TextCutter(request.stopping.rules)
         self._shown = self.tokens = 0

@@ -123,6 +123,13 @@ class PromptPacker:
         """Ids of a text that continues a prompt."""
         return self._text.encode(text, owner)
 
+    def pack_files(
+        self, files: Sequence[ContextFile], mark: tuple[int, ...], room: int, owner: str = ""
+    ) -> tuple[int, ...]:
+        """Ids of context files, each after ``mark`` and a line with its name, at most ``room`` in all."""
+        opened = [(file, (*mark, *self._text.encode(file.name + "\n", owner))) for file in files if file.text.strip()]
+        return tuple(self._context.pack(opened, room, owner))
+
     def budget(self, wanted: int | None, max_tokens: int) -> int:
         """Tokens for a prompt: ``wanted`` or the default, within the context minus ``max_tokens``, of which at most a
         quarter of the context is reserved."""

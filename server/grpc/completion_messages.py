@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import uuid
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 
 from google.rpc.error_details_pb2 import RetryInfo
 
-from server.completion.documents import FillMode, OffsetUnit, TextEdit
+from server.completion.documents import FillMode, OffsetUnit, TextEdit, check_length, place_of
 from server.completion.editor_session import Origin, Suggestion
+from server.completion.next_edit import EditPlace, EditReader, RecentEdit
 from server.completion.prompt_packer import SMALLEST_BUDGET
 from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
 from server.completion.service import Acceptance, Outcome
@@ -24,12 +26,21 @@ from server.grpc.messages import (
     timings_message,
     usage_message,
 )
-from server.grpc.request_reader import read_own, read_resume, read_stopping
+from server.grpc.request_reader import read_files, read_own, read_resume, read_stopping
 from server.observe.records import current_arm
 from specdec.api.params import read_grammar, read_params
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import result_pb2 as result
-from specdec.core.types import Delta, Finished, OutputParams, RequestEvent, SamplingParams, SpeculationParams, Started
+from specdec.core.types import (
+    Delta,
+    Finished,
+    OutputParams,
+    Request,
+    RequestEvent,
+    SamplingParams,
+    SpeculationParams,
+    Started,
+)
 from specdec.errors import InvalidRequestError, RequestError, ViolationCollector
 
 _MODES = {pb.CompletionOptions.MODE_UNSPECIFIED: FillMode.MIDDLE} | {
@@ -73,8 +84,60 @@ def read_options(message: pb.CompleteRequest | pb.SessionSetup, violations: Viol
     )
 
 
-def read_unit(message: pb.SessionSetup, violations: ViolationCollector) -> OffsetUnit:
-    violations.check(message.unit in _UNITS, "setup.unit", f"unknown value {message.unit}")
+def read_place(message: pb.PredictEditRequest, violations: ViolationCollector) -> EditPlace:
+    """Return the place at which edits are to be predicted; adds to ``violations`` what is wrong with it."""
+    unit = read_unit(message, violations, "unit")
+    check_length(message.text, "text", violations)
+    cursor = place_of(message.text, message.cursor, unit)
+    violations.check(cursor is not None, "cursor", "must lie in the text, between characters")
+    recent = (
+        RecentEdit.of_diff(each.path, each.diff)
+        if each.diff
+        else RecentEdit.of_texts(each.path, each.before, each.after)
+        for each in message.recent
+    )
+    problems = tuple((each.line, each.message) for each in message.diagnostics)
+    return EditPlace(message.path, message.text, cursor or 0, tuple(recent), read_files(message.extra), problems, unit)
+
+
+def read_edit_request(message: pb.PredictEditRequest, violations: ViolationCollector) -> Request:
+    """Return the request of a predicted edit, still without a prompt; adds to ``violations`` what is wrong with it."""
+    sampling = read_params(SamplingParams, message.sampling, violations)
+    if not message.sampling.HasField("temperature"):
+        sampling = replace(sampling, temperature=0.0)
+    violations.check(sampling.n == 1, "sampling.n", "must be 1")
+    enough = not message.HasField("max_prompt_tokens") or message.max_prompt_tokens >= SMALLEST_BUDGET
+    violations.check(enough, "max_prompt_tokens", f"must be at least {SMALLEST_BUDGET}")
+    return Request(
+        request_id=message.request_id or uuid.uuid4().hex,
+        prompt_ids=(),
+        sampling=sampling,
+        stopping=read_stopping(message.stopping, violations),
+        speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
+        **read_own(message, violations),
+    )
+
+
+def edit_messages(
+    event: RequestEvent, reader: EditReader, request_id: str, model: str
+) -> Iterator[pb.PredictEditResponse]:
+    """What ``event`` of a predicted edit's request tells the caller."""
+    for edit in reader.take(event):
+        yield pb.PredictEditResponse(edit=pb.TextEdit(start=edit.start, end=edit.end, text=edit.text))
+    if not isinstance(event, Delta):
+        message = event_message(event, request_id, model)
+        ended = isinstance(event, Finished)
+        yield (
+            pb.PredictEditResponse(finished=message.finished)
+            if ended
+            else pb.PredictEditResponse(started=message.started)
+        )
+
+
+def read_unit(
+    message: pb.SessionSetup | pb.PredictEditRequest, violations: ViolationCollector, field: str = "setup.unit"
+) -> OffsetUnit:
+    violations.check(message.unit in _UNITS, field, f"unknown value {message.unit}")
     return _UNITS.get(message.unit, OffsetUnit.CODE_POINT)
 
 

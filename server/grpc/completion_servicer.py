@@ -13,6 +13,7 @@ import grpc
 from server.auth.principal import current_caller
 from server.completion.documents import FillMode, Gap, OffsetUnit, TextDocument, check_length, place_of
 from server.completion.editor_session import EditorSession
+from server.completion.next_edit import EditPrompt, EditReader
 from server.completion.prompt_packer import FimNotSupportedError
 from server.completion.requests import CompletionOptions
 from server.completion.service import Owner
@@ -20,10 +21,13 @@ from server.errors import DeadlinePassedError, DrainingError
 from server.grpc.completion_messages import (
     acceptance_message,
     ask_refused,
+    edit_messages,
     event_message,
+    read_edit_request,
     read_edits,
     read_options,
     read_outcome,
+    read_place,
     read_unit,
     suggestion_delta,
     suggestion_dropped,
@@ -265,6 +269,21 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         await CompletionSession(self._models).run(request_iterator, context)
 
     @guarded
+    async def PredictEdit(self, request: pb.PredictEditRequest, context: Context) -> None:  # type: ignore[override]
+        model = self._models.find(request.model)
+        with model.gate.enter():
+            principal, runs = current_caller(), model.completion.runs
+            asked, reader = await _read_edit(request, context, model)
+            answer = DeferredHeaders(context, model.hold_headers)
+            run, _ = await runs.start(principal, asked, request.scheduling.supersedes_key)
+            try:
+                async for event in run.read():
+                    for message in edit_messages(event, reader, asked.request_id, model.name):
+                        await answer.write(event, message)
+            finally:
+                run.leave()
+
+    @guarded
     async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeResponse:
         outcome, accepted, shown_ms = read_outcome(request)
         service = self._models.first.completion
@@ -293,6 +312,26 @@ async def _read(message: pb.CompleteRequest, context: Context, model: ServedMode
     request = await model.completion.maker.make(read_gap(message.fim), options, current_caller(), request_id)
     request = dataclasses.replace(request, prediction_ids=prediction)
     validate(request, model.info, violations)
+    return _with_deadline(request, context)
+
+
+async def _read_edit(
+    message: pb.PredictEditRequest, context: Context, model: ServedModel
+) -> tuple[Request, EditReader]:
+    """Return the request in ``message``, and what finds the edits in its answer; raises as `_read`."""
+    model.check_name(message.model)
+    violations = ViolationCollector()
+    place, base = read_place(message, violations), read_edit_request(message, violations)
+    violations.raise_if_any()
+    prompt = EditPrompt(place, model.info.target, model.tokenizer.loaded, model.completion.maker.packer)
+    owner = current_caller().scoped(base.cache_salt)
+    budget = message.max_prompt_tokens if message.HasField("max_prompt_tokens") else None
+    request = await asyncio.to_thread(prompt.request, base, owner, budget)
+    validate(request, model.info, violations)
+    return _with_deadline(request, context), EditReader(prompt)
+
+
+def _with_deadline(request: Request, context: Context) -> Request:
     remaining = context.time_remaining()
     if remaining is None:
         return request

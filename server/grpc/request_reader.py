@@ -16,7 +16,7 @@ from server.served_model import ServedModel
 from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
-from specdec.api.v1.completion_pb2 import CompleteRequest, SessionSetup
+from specdec.api.v1.completion_pb2 import CompleteRequest, PredictEditRequest, SessionSetup
 from specdec.core.fields import params_of
 from specdec.core.types import (
     EngineInfo,
@@ -191,6 +191,8 @@ def read_resume(message: GenerateMessage | CompleteRequest, violations: Violatio
     return read_params(ResumeParams, message.resume, violations, "resume.") if given else None
 
 
-def read_own(message: PromptMessage | CompleteRequest | SessionSetup, violations: ViolationCollector) -> dict[str, Any]:
+def read_own(
+    message: PromptMessage | CompleteRequest | SessionSetup | PredictEditRequest, violations: ViolationCollector
+) -> dict[str, Any]:
     """Return the options that are fields of `Request` itself."""
     return read_values(Request, message, violations)

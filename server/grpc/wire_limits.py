@@ -42,7 +42,7 @@ def _limits() -> Iterator[tuple[str, int]]:
     yield "token_ids.ids", MAX_PROMPT_TOKENS
     yield "token_ids", MAX_PROMPT_TOKENS
     yield "prediction.token_ids.ids", MAX_PREDICTION_TOKENS
-    for name in ("chat.messages", "fim.extra", "ask.extra", "edits.edits", "grammar.choice.values"):
+    for name in ("chat.messages", "extra", "recent", "diagnostics", "edits.edits", "grammar.choice.values"):
         yield name, MAX_OBJECTS
 
 

@@ -22,6 +22,7 @@ from server.http.call import Call, Endpoint, ErrorStyle, ServerContext
 from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFoundError, refusal_of
 from server.http.llamacpp import LLAMACPP
 from server.http.mistral import MISTRAL
+from server.http.next_edit import NEXT_EDIT
 from server.http.ollama import OLLAMA, OllamaErrors
 from server.http.openai import DEEPSEEK, EMBEDDINGS, OPENAI
 from server.http.openai_format import OpenAIErrors
@@ -173,8 +174,8 @@ def _joined(first: Mapping[str, Any], last: Mapping[str, Any]) -> Mapping[str, A
 _ERRORS = OpenAIErrors()
 # A dialect that claims its bodies precedes the one with which it shares a path.
 DIALECTS: tuple[Endpoint, ...] = (
-    *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *OPENAI_RESPONSES, *EMBEDDINGS, *ANTHROPIC, *VLLM,
-    *SGLANG, *RENDER, *LLAMACPP, *MISTRAL, *DEEPSEEK, *OLLAMA,
+    *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *OPENAI_RESPONSES, *EMBEDDINGS, *NEXT_EDIT, *ANTHROPIC,
+    *VLLM, *SGLANG, *RENDER, *LLAMACPP, *MISTRAL, *DEEPSEEK, *OLLAMA,
 )  # fmt: skip
 ENDPOINTS = (*DIALECTS, *PLAYGROUND)
 

@@ -32,10 +32,18 @@ class NextEditForm:
     """``before`` and ``cue`` are followed by the file's path and a line break."""
     in_chat: bool = False
     """The end of a chat message may stand between the cue and the answer."""
+    is_message: bool = False
+    """Prompts are a message of a conversation."""
     answer_head: str = ""
     """What the model writes before the window."""
     answer_tail: str = ""
     """What the model writes after the window."""
+    stop: str = ""
+    """A text that ends the answer and is not part of the window; empty: the model's own end."""
+    files: str = ""
+    """Precedes the name of each file."""
+    models: tuple[str, ...] = ()
+    """Parts of the names of models that are trained on it."""
 
 
 _REGION, _REGION_END = "<|editable_region_start|>\n", "<|editable_region_end|>"
@@ -49,6 +57,19 @@ FORMS = (
         after=("\n<|file_sep|>updated/",),
         cursor="<|cursor|>",
         path_lines=True,
+        stop="<|file_sep|>",
+        files="<|file_sep|>",
+        models=("sweep-next-edit", "sweep_next_edit"),
+    ),
+    NextEditForm(
+        "plain",  # for models that are trained on none of the others: the same blocks without special tokens
+        cue="==> updated/",
+        before="==> current/",
+        after=("\n==> updated/",),
+        cursor="",
+        path_lines=True,
+        stop="\n==> ",
+        files="==> ",
     ),
     NextEditForm(
         "zeta-2",
@@ -57,6 +78,9 @@ FORMS = (
         after=("=======\n<[fim-middle]>",),
         cursor="<|user_cursor|>",
         answer_tail=">>>>>>> UPDATED\n",
+        stop=">>>>>>> UPDATED",
+        files="<filename>",
+        models=("zeta-2", "zeta2"),
     ),
     NextEditForm(
         "zeta-2.1",  # numbered marks part the window into blocks; the answer repeats those around what it changes
@@ -66,6 +90,9 @@ FORMS = (
         cursor="<|user_cursor|>",
         contains="<|marker_2|>",
         answer_head="<|marker_1|>",
+        stop="<|marker_2|>",
+        files="<filename>",
+        models=("zeta-2.1", "zeta2.1"),
     ),
     NextEditForm(
         "qwen",  # Qwen's fill-in-the-middle tokens; the text after the window stands before or after the window
@@ -82,6 +109,8 @@ FORMS = (
         cursor="<|user_cursor_is_here|>",
         contains="### Context:",
         in_chat=True,
+        is_message=True,
+        models=("instinct",),
     ),
     NextEditForm(
         "zeta",
@@ -93,6 +122,8 @@ FORMS = (
         in_chat=True,
         answer_head=_REGION,
         answer_tail=_REGION_END,
+        stop=_REGION_END,
+        models=("zeta",),
     ),
 )
 _MESSAGE_END_CHARACTERS = 64  # of a chat template between two messages
@@ -126,20 +157,33 @@ def _answer(form: NextEditForm, prompt: str) -> str:
         written = written.removeprefix(path).removeprefix("\n")
     if not window.strip():
         return ""
-    answer = form.answer_head + window.replace(form.cursor, "") + form.answer_tail
+    answer = form.answer_head + (window.replace(form.cursor, "") if form.cursor else window) + form.answer_tail
     if answer.startswith(written):
         return answer.removeprefix(written)
     return answer if form.in_chat and len(written) <= _MESSAGE_END_CHARACTERS else ""
 
 
 class TextTokenizer(Protocol):
-    """The part of a tokenizer that `WindowReader` needs."""
+    """The part of a tokenizer that is used here."""
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Ids of ``text``."""
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of ``ids``."""
+
+    def special_id(self, name: str) -> int | None:
+        """Id of the special token ``name``; None: there is none."""
+
+
+def form_of(model: str, tokenizer: TextTokenizer) -> NextEditForm:
+    """The form of prompts for ``model``: that of the longest part of its name that a form knows. Without one, Sweep's
+    if the vocabulary can mark files as Sweep does, and ``plain`` otherwise."""
+    named = [(len(part), form) for form in FORMS for part in form.models if part in model.lower()]
+    if named:
+        return max(named, key=lambda item: item[0])[1]
+    forms = {form.name: form for form in FORMS}
+    return forms["plain" if tokenizer.special_id(forms["sweep"].files) is None else "sweep"]
 
 
 # Tokens at the end of a prompt that are searched for a cue: a path, and the part of the answer that some editors begin

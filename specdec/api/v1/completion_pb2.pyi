@@ -941,3 +941,183 @@ class AcceptanceStats(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AcceptanceStats: _TypeAlias = AcceptanceStats  # noqa: Y015
+
+@_typing.final
+class PredictEditRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    RECENT_FIELD_NUMBER: _builtins.int
+    EXTRA_FIELD_NUMBER: _builtins.int
+    DIAGNOSTICS_FIELD_NUMBER: _builtins.int
+    MAX_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    STOPPING_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
+    SCHEDULING_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in CompleteRequest."""
+    model: _builtins.str
+    """A name of a model that is served. Empty: the first."""
+    path: _builtins.str
+    """The file's name relative to the project."""
+    text: _builtins.str
+    """The whole file. Special tokens spelled out in it stay plain text."""
+    cursor: _builtins.int
+    """An offset in text."""
+    unit: Global___OffsetUnit.ValueType
+    """Of the cursor and of the predicted edits."""
+    max_prompt_tokens: _builtins.int
+    """Tokens of the prompt at most, at least 64. Default 2048, less where the model's context is shorter. The lines around
+    the cursor are always shown; other texts are left out first, then the oldest edits.
+    """
+    @_builtins.property
+    def recent(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecentEdit]:
+        """What the user changed, oldest first. An edit that only takes the last one back is not predicted."""
+
+    @_builtins.property
+    def extra(self) -> _containers.RepeatedCompositeFieldContainer[_options_pb2.ContextFile]:
+        """Other texts of the project."""
+
+    @_builtins.property
+    def diagnostics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Diagnostic]: ...
+    @_builtins.property
+    def sampling(self) -> _options_pb2.SamplingOptions:
+        """An unset temperature is 0 here."""
+
+    @_builtins.property
+    def stopping(self) -> _options_pb2.StoppingOptions:
+        """An unset max_tokens is the length of the lines around the cursor and 128 more."""
+
+    @_builtins.property
+    def speculation(self) -> _options_pb2.SpeculationOptions: ...
+    @_builtins.property
+    def cache(self) -> _options_pb2.CacheOptions: ...
+    @_builtins.property
+    def scheduling(self) -> _options_pb2.SchedulingOptions: ...
+    @_builtins.property
+    def session(self) -> _options_pb2.SessionOptions: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        path: _builtins.str = ...,
+        text: _builtins.str = ...,
+        cursor: _builtins.int = ...,
+        unit: Global___OffsetUnit.ValueType = ...,
+        recent: _abc.Iterable[Global___RecentEdit] | None = ...,
+        extra: _abc.Iterable[_options_pb2.ContextFile] | None = ...,
+        diagnostics: _abc.Iterable[Global___Diagnostic] | None = ...,
+        max_prompt_tokens: _builtins.int | None = ...,
+        sampling: _options_pb2.SamplingOptions | None = ...,
+        stopping: _options_pb2.StoppingOptions | None = ...,
+        speculation: _options_pb2.SpeculationOptions | None = ...,
+        cache: _options_pb2.CacheOptions | None = ...,
+        scheduling: _options_pb2.SchedulingOptions | None = ...,
+        session: _options_pb2.SessionOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "cache", b"cache", "max_prompt_tokens", b"max_prompt_tokens", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "cache", b"cache", "cursor", b"cursor", "diagnostics", b"diagnostics", "extra", b"extra", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "path", b"path", "recent", b"recent", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_prompt_tokens: _TypeAlias = _typing.Literal["max_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_prompt_tokens: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_prompt_tokens) -> _WhichOneofReturnType__max_prompt_tokens | None: ...
+
+Global___PredictEditRequest: _TypeAlias = PredictEditRequest  # noqa: Y015
+
+@_typing.final
+class RecentEdit(_message.Message):
+    """A text before and after a change, or the change as a unified diff."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    DIFF_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    before: _builtins.str
+    after: _builtins.str
+    diff: _builtins.str
+    """Replaces before and after."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        before: _builtins.str = ...,
+        after: _builtins.str = ...,
+        diff: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "diff", b"diff", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecentEdit: _TypeAlias = RecentEdit  # noqa: Y015
+
+@_typing.final
+class Diagnostic(_message.Message):
+    """A problem that the editor shows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    line: _builtins.int
+    """From 0."""
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        line: _builtins.int = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Diagnostic: _TypeAlias = Diagnostic  # noqa: Y015
+
+@_typing.final
+class PredictEditResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTED_FIELD_NUMBER: _builtins.int
+    EDIT_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def started(self) -> _generation_pb2.Started: ...
+    @_builtins.property
+    def edit(self) -> Global___TextEdit:
+        """Offsets are those of the text that was sent. Edits come in order and do not overlap."""
+
+    @_builtins.property
+    def finished(self) -> _generation_pb2.Finished: ...
+    def __init__(
+        self,
+        *,
+        started: _generation_pb2.Started | None = ...,
+        edit: Global___TextEdit | None = ...,
+        finished: _generation_pb2.Finished | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["edit", b"edit", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edit", b"edit", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "edit", "finished"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___PredictEditResponse: _TypeAlias = PredictEditResponse  # noqa: Y015

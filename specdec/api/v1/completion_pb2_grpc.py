@@ -46,6 +46,11 @@ class CompletionServiceStub:
                 request_serializer=specdec_dot_api_dot_v1_dot_completion__pb2.CompleteSessionRequest.SerializeToString,
                 response_deserializer=specdec_dot_api_dot_v1_dot_completion__pb2.CompleteSessionResponse.FromString,
                 _registered_method=True)
+        self.PredictEdit = channel.unary_stream(
+                '/specdec.api.v1.CompletionService/PredictEdit',
+                request_serializer=specdec_dot_api_dot_v1_dot_completion__pb2.PredictEditRequest.SerializeToString,
+                response_deserializer=specdec_dot_api_dot_v1_dot_completion__pb2.PredictEditResponse.FromString,
+                _registered_method=True)
         self.ReportOutcome = channel.unary_unary(
                 '/specdec.api.v1.CompletionService/ReportOutcome',
                 request_serializer=specdec_dot_api_dot_v1_dot_completion__pb2.ReportOutcomeRequest.SerializeToString,
@@ -73,6 +78,14 @@ class CompletionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PredictEdit(self, request, context):
+        """The edits that the user is likely to make next around the cursor: one Started, an edit as soon as each is complete,
+        one Finished. No edit is sent if nothing should change.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReportOutcome(self, request, context):
         """What became of a suggestion.
         """
@@ -92,6 +105,11 @@ def add_CompletionServiceServicer_to_server(servicer, server):
                     servicer.CompleteSession,
                     request_deserializer=specdec_dot_api_dot_v1_dot_completion__pb2.CompleteSessionRequest.FromString,
                     response_serializer=specdec_dot_api_dot_v1_dot_completion__pb2.CompleteSessionResponse.SerializeToString,
+            ),
+            'PredictEdit': grpc.unary_stream_rpc_method_handler(
+                    servicer.PredictEdit,
+                    request_deserializer=specdec_dot_api_dot_v1_dot_completion__pb2.PredictEditRequest.FromString,
+                    response_serializer=specdec_dot_api_dot_v1_dot_completion__pb2.PredictEditResponse.SerializeToString,
             ),
             'ReportOutcome': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportOutcome,
@@ -155,6 +173,33 @@ class CompletionService:
             '/specdec.api.v1.CompletionService/CompleteSession',
             specdec_dot_api_dot_v1_dot_completion__pb2.CompleteSessionRequest.SerializeToString,
             specdec_dot_api_dot_v1_dot_completion__pb2.CompleteSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PredictEdit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/specdec.api.v1.CompletionService/PredictEdit',
+            specdec_dot_api_dot_v1_dot_completion__pb2.PredictEditRequest.SerializeToString,
+            specdec_dot_api_dot_v1_dot_completion__pb2.PredictEditResponse.FromString,
             options,
             channel_credentials,
             insecure,

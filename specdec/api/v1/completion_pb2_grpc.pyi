@@ -41,6 +41,10 @@ class CompletionServiceStub:
     """One stream per editor. Each request supersedes the one before. If the user typed what was being generated, the same
     sequence continues, and the answer begins behind the typed text; otherwise the sequence is cancelled.
     """
+    PredictEdit: _grpc.UnaryStreamMultiCallable[_completion_pb2.PredictEditRequest, _completion_pb2.PredictEditResponse]
+    """The edits that the user is likely to make next around the cursor: one Started, an edit as soon as each is complete,
+    one Finished. No edit is sent if nothing should change.
+    """
     ReportOutcome: _grpc.UnaryUnaryMultiCallable[_completion_pb2.ReportOutcomeRequest, _completion_pb2.ReportOutcomeResponse]
     """What became of a suggestion."""
 
@@ -56,6 +60,10 @@ class CompletionServiceAsyncStub(CompletionServiceStub):
     CompleteSession: _aio.StreamStreamMultiCallable[_completion_pb2.CompleteSessionRequest, _completion_pb2.CompleteSessionResponse]  # type: ignore[assignment]
     """One stream per editor. Each request supersedes the one before. If the user typed what was being generated, the same
     sequence continues, and the answer begins behind the typed text; otherwise the sequence is cancelled.
+    """
+    PredictEdit: _aio.UnaryStreamMultiCallable[_completion_pb2.PredictEditRequest, _completion_pb2.PredictEditResponse]  # type: ignore[assignment]
+    """The edits that the user is likely to make next around the cursor: one Started, an edit as soon as each is complete,
+    one Finished. No edit is sent if nothing should change.
     """
     ReportOutcome: _aio.UnaryUnaryMultiCallable[_completion_pb2.ReportOutcomeRequest, _completion_pb2.ReportOutcomeResponse]  # type: ignore[assignment]
     """What became of a suggestion."""
@@ -81,6 +89,16 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_completion_pb2.CompleteSessionResponse], _abc.AsyncIterator[_completion_pb2.CompleteSessionResponse]]:
         """One stream per editor. Each request supersedes the one before. If the user typed what was being generated, the same
         sequence continues, and the answer begins behind the typed text; otherwise the sequence is cancelled.
+        """
+
+    @_abc_1.abstractmethod
+    def PredictEdit(
+        self,
+        request: _completion_pb2.PredictEditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_completion_pb2.PredictEditResponse], _abc.AsyncIterator[_completion_pb2.PredictEditResponse]]:
+        """The edits that the user is likely to make next around the cursor: one Started, an edit as soon as each is complete,
+        one Finished. No edit is sent if nothing should change.
         """
 
     @_abc_1.abstractmethod

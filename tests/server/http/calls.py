@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 from starlette.types import Message, Receive
 
-from server.completion.documents import FillMode, Gap
+from server.completion.documents import ContextFile, FillMode, Gap
 from server.completion.prompt_packer import PackedPrompt
 from server.engine_client import EngineClient
 from server.http.call import Call, ServerContext
@@ -35,6 +35,11 @@ class Fim:
 
     def encode_text(self, text: str, owner: str = "") -> tuple[int, ...]:
         return tuple(text.encode())
+
+    def pack_files(
+        self, files: Sequence[ContextFile], mark: tuple[int, ...], room: int, owner: str = ""
+    ) -> tuple[int, ...]:
+        return ()
 
     def budget(self, wanted: int | None, max_tokens: int) -> int:
         return 64

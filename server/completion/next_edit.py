@@ -1,0 +1,403 @@
+"""Next edits: the prompt for the window around a cursor, and the edits in what the model writes for it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from server.completion.documents import ContextFile, OffsetUnit, TextEdit
+from server.completion.prompt_packer import PromptPacker
+from server.interfaces import TokenizerLike
+from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent
+from specdec.models.next_edit import NextEditForm, form_of
+
+WINDOW_LINES = 10  # on each side of the cursor's line
+WINDOW_CHARACTERS = 8192  # the window has fewer lines where they are long
+CONTEXT_LINES = 20  # on each side of the window, in forms that show them
+DIFF_CONTEXT = 3  # unchanged lines on each side of a recent edit
+RECENT_CHARACTERS = 4096  # of one recent edit; longer ones are ignored
+SPARE_TOKENS = 128  # that the new window may be longer than the current one
+MOST_LINES = 256  # of an answer in which nothing is settled; beyond, edits wait for its end
+ANCHOR_LINES = 2  # equal lines, with a letter or digit each, that complete the edits before them
+_INSTRUCTION = (
+    "Predict what the developer changes next. Answer with the text of the editable region after that change, and with "
+    "nothing else. Leave the region as it is if nothing follows from the recent edits."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecentEdit:
+    """A change that the user made: the changed lines before and after it. A short one may be a part of a line."""
+
+    path: str
+    before: str
+    after: str
+
+    @staticmethod
+    def of_texts(path: str, before: str, after: str) -> RecentEdit:
+        """The changed lines of two texts, with `DIFF_CONTEXT` lines around them."""
+        old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+        head = max(0, _common(old, new) - DIFF_CONTEXT)
+        tail = max(0, _common(old[head:][::-1], new[head:][::-1]) - DIFF_CONTEXT)
+        return RecentEdit(path, *("".join(lines[head : len(lines) - tail]) for lines in (old, new)))
+
+    @staticmethod
+    def of_diff(path: str, diff: str) -> RecentEdit:
+        """The lines of a unified diff of one file."""
+        lines = diff.splitlines()
+        if any(line.startswith("@@") for line in lines):  # what precedes the first hunk names the file
+            while not lines[0].startswith("@@"):
+                del lines[0]
+        lines = [line or " " for line in lines if not line.startswith(("@@", "\\"))]
+        before, after = ("".join(line[1:] + "\n" for line in lines if line[0] in marks) for marks in (" -", " +"))
+        return RecentEdit(path, before, after)
+
+    @property
+    def diff(self) -> str:
+        """A unified diff without file names."""
+        lines = difflib.unified_diff(self.before.splitlines(), self.after.splitlines(), n=DIFF_CONTEXT, lineterm="")
+        return "".join(line + "\n" for line in list(lines)[2:])
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is part of prompts, and compared with predicted edits."""
+        return len(self.before) + len(self.after) <= RECENT_CHARACTERS
+
+    def is_undone_by(self, old: Sequence[str], new: Sequence[str]) -> bool:
+        """Whether replacing the lines ``old`` by ``new`` takes the edit, or a part of it, back."""
+        before, after = self.before.splitlines(), self.after.splitlines()
+        if any((after[c:d], before[a:b]) == (old, new) for a, b, c, d in _changes(before, after)):
+            return True
+        was, becomes = "\n".join(old), "\n".join(new)
+        inner = self.after.strip("\n")
+        return bool(inner) and inner in was and was.replace(inner, self.before.strip("\n"), 1) == becomes
+
+
+def _changes(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
+    """(a, b, c, d) where ``old[a:b]`` became ``new[c:d]``."""
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag != "equal":
+            yield a, b, c, d
+
+
+@dataclass(frozen=True)
+class EditPlace:
+    """A file, the cursor in it, and what the user did and sees."""
+
+    path: str
+    text: str
+    cursor: int  # index in ``text``
+    recent: tuple[RecentEdit, ...] = ()  # oldest first
+    files: tuple[ContextFile, ...] = ()
+    diagnostics: tuple[tuple[int, str], ...] = ()  # line, from 0, and message
+    unit: OffsetUnit = OffsetUnit.CODE_POINT  # of the predicted edits
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The file's lines as the model sees them, without their ends."""
+        return [line.removesuffix("\r") for line in self.text.split("\n")]
+
+    @cached_property
+    def line_ends(self) -> str:
+        """The file's line break."""
+        return "\r\n" if "\r\n" in self.text else "\n"
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The index of each line's first character."""
+        found, at = [], 0
+        for line in self.text.split("\n"):
+            found.append(at)
+            at += len(line) + 1
+        return found
+
+    @cached_property
+    def cursor_line(self) -> int:
+        """The cursor's line, from 0."""
+        return self.text.count("\n", 0, self.cursor)
+
+    @cached_property
+    def window(self) -> range:
+        """The lines that the model writes anew."""
+        line, last = self.cursor_line, len(self.lines) - 1
+        if not self.lines[last]:
+            last = max(line, last - 1)  # the empty text after the last line break is no line to rewrite
+        for reach in range(WINDOW_LINES, -1, -1):
+            found = range(max(0, line - reach), min(last, line + reach) + 1)
+            if sum(len(self.lines[i]) for i in found) <= WINDOW_CHARACTERS:
+                break
+        return found
+
+    def shown(self, lines: range, cursor: str = "") -> str:
+        """The text of ``lines``, each with a line break, and ``cursor`` where the cursor is."""
+        text = [self.lines[i] for i in lines]
+        if cursor and self.cursor_line in lines:
+            at, column = self.cursor_line - lines.start, self.cursor - self.starts[self.cursor_line]
+            text[at] = text[at][:column] + cursor + text[at][column:]
+        return "".join(line + "\n" for line in text)
+
+    @property
+    def last_edit(self) -> RecentEdit | None:
+        """The newest edit, if it changed this file and is not too long."""
+        last = self.recent[-1] if self.recent and self.recent[-1].path == self.path else None
+        return last if last is not None and last.is_short else None
+
+    @property
+    def earlier_window(self) -> str:
+        """The window's text before the newest edit, as far as it is known."""
+        text, edit = self.shown(self.window), self.last_edit
+        return text.replace(edit.after, edit.before, 1) if edit is not None and edit.after else text
+
+
+# A piece of a prompt: its text, and whether it is the form's own, so that special tokens in it are read as such
+Piece = tuple[str, bool]
+
+
+class EditPrompt:
+    """The prompt for one place in a model's form."""
+
+    def __init__(self, place: EditPlace, model: str, tokenizer: TokenizerLike, packer: PromptPacker) -> None:
+        """model: the target's name, by which the form is chosen."""
+        self.place, self.form = place, form_of(model, tokenizer)
+        self._tokenizer, self._packer = tokenizer, packer
+
+    def request(self, base: Request, owner: str = "", max_prompt_tokens: int | None = None) -> Request:
+        """``base`` with the prompt, its stops, and the window as its prediction; at most ``max_prompt_tokens``, except
+        that the window is always whole. Files are left out first, then the oldest edits. Encodes: call it in a thread.
+
+        owner: scope of cached encodings.
+        """
+        form, tokenizer = self.form, self._tokenizer
+        answer = form.answer_head + self.place.shown(self.place.window) + form.answer_tail
+        expected = tokenizer.encode(answer, add_special=False, parse_special=True)
+        max_tokens = base.stopping.max_tokens or len(expected) + SPARE_TOKENS
+        budget = self._packer.budget(max_prompt_tokens, max_tokens)
+        stop_ids = () if not form.stop or (found := tokenizer.special_id(form.stop)) is None else (found,)
+        stopping = replace(
+            base.stopping,
+            max_tokens=max_tokens,
+            stop=(*base.stopping.stop, *((form.stop,) if form.stop else ())),
+            stop_token_ids=(*base.stopping.stop_token_ids, *stop_ids),
+        )
+        return replace(
+            base,
+            prompt_ids=self._ids(budget, owner),
+            stopping=stopping,
+            prediction_ids=tuple(expected),
+            prediction_form=form.name,
+        )
+
+    def _ids(self, budget: int, owner: str) -> tuple[int, ...]:
+        place, form = self.place, self.form
+        recent = [edit for edit in place.recent if edit.is_short]
+        files = place.files
+        while True:
+            if form.in_chat:
+                ids = self._message(_message(place, recent, files, form))
+            else:
+                before, after = (_blocks if form.path_lines else _fim)(place, recent, form)
+                head, tail = self._encode(before, owner), self._encode(after, owner)
+                ids = (*self._tokenizer.encode("", add_special=True), *head, *tail)
+            if len(ids) <= budget or not (recent or (form.in_chat and files)):
+                break
+            if form.in_chat and files:
+                files = ()
+            else:
+                del recent[0]
+        if form.in_chat:
+            return ids
+        mark = self._encode([(form.files, True)], owner)
+        shown = self._packer.pack_files(files, mark, max(0, budget - len(ids)), owner)
+        return (*ids[: len(ids) - len(tail)], *shown, *tail)
+
+    def _message(self, message: str) -> tuple[int, ...]:
+        if self.form.is_message and self._tokenizer.has_chat_template:
+            return tuple(self._tokenizer.encode_chat([{"role": "user", "content": message}]))
+        return tuple(self._tokenizer.encode(message))
+
+    def _encode(self, pieces: Sequence[Piece], owner: str) -> tuple[int, ...]:
+        ids: list[int] = []
+        for text, own in pieces:
+            if own:
+                ids += self._tokenizer.encode(text, add_special=False, parse_special=True)
+            else:
+                ids += self._packer.encode_text(text, owner)
+        return tuple(ids)
+
+
+def _problems(place: EditPlace) -> str:
+    return "".join(f"line {line + 1}: {message}\n" for line, message in place.diagnostics)
+
+
+def _line(text: str) -> str:
+    return text if text.endswith("\n") else text + "\n"
+
+
+def _around(place: EditPlace) -> tuple[range, range]:
+    """The lines above and below the window that are shown."""
+    window = place.window
+    above = range(max(0, window.start - CONTEXT_LINES), window.start)
+    return above, range(window.stop, min(len(place.lines), window.stop + CONTEXT_LINES))
+
+
+def _blocks(place: EditPlace, recent: Sequence[RecentEdit], form: NextEditForm) -> tuple[list[Piece], list[Piece]]:
+    """What comes before and after other files: recent edits, then the window as it was, as it is, and as it will be."""
+    mark = (form.files, True)
+    pieces: list[Piece] = []
+    if place.diagnostics:
+        pieces += [mark, (f"{place.path}.diagnostics\n{_problems(place)}", False)]
+    for edit in recent:
+        pieces += [mark, (f"{edit.path}.diff\noriginal:\n{_line(edit.before)}updated:\n{_line(edit.after)}", False)]
+    window = place.shown(place.window)
+    pieces += [mark, (f"original/{place.path}\n{place.earlier_window}", False)]
+    pieces += [mark, (f"current/{place.path}\n{window}", False), mark, (f"updated/{place.path}\n", False)]
+    return [], pieces
+
+
+def _fim(place: EditPlace, recent: Sequence[RecentEdit], form: NextEditForm) -> tuple[list[Piece], list[Piece]]:
+    """What comes before and after other files: the text after the window, then edits, the text before, the window."""
+    mark, (above, below) = (form.files, True), _around(place)
+    pieces: list[Piece] = []
+    if place.diagnostics:
+        pieces += [mark, (f"diagnostics\n{_problems(place)}", False)]
+    if recent:
+        diffs = "".join(f"--- a/{edit.path}\n+++ b/{edit.path}\n{edit.diff}" for edit in recent)
+        pieces += [mark, (f"edit_history\n{diffs}", False)]
+    pieces += [mark, (f"{place.path}\n{place.shown(above)}", False), (form.before, True)]
+    shown, marked, rest = place.shown(place.window, form.cursor).partition(form.cursor)
+    end = (form.stop if form.answer_head else "") + form.after[0]  # a mark that begins the answer has one that ends it
+    pieces += [(shown, False), (marked, True), (rest, False), (end, True)]
+    return [("<[fim-suffix]>\n", True), (place.shown(below), False), ("<[fim-prefix]>", True)], pieces
+
+
+def _message(place: EditPlace, recent: Sequence[RecentEdit], files: Sequence[ContextFile], form: NextEditForm) -> str:
+    """One text: an instruction, files, edits, and the window inside its surroundings."""
+    above, below = _around(place)
+    region = f"{form.before}{place.shown(place.window, form.cursor)}{form.after[0]}\n"
+    edits = "".join(f'User edited "{edit.path}":\n```diff\n{edit.diff}```\n\n' for edit in recent)
+    context = "".join(f"{file.name}\n{file.text}\n" for file in files) + _problems(place)
+    if context or form.contains == "### Context:":
+        context = f"### Context:\n{context}\n"
+    return (
+        f"### Instruction:\n{_INSTRUCTION}\n\n{context}### User Edits:\n\n{edits}### User Excerpt:\n\n"
+        f"```{place.path}\n{place.shown(above)}{region}{place.shown(below)}```\n\n{form.cue}\n"
+    )
+
+
+_OWN_ENDS = (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.STOP_STRING)
+NO_EDITS = "NO_EDITS"  # what Zeta writes when it changes nothing
+
+
+class EditReader:
+    """Finds the edits in the model's text while it comes.
+
+    An edit is complete once `ANCHOR_LINES` unchanged lines follow it. Edits apply to the file as it was sent; they are
+    in order and do not overlap.
+    """
+
+    def __init__(self, prompt: EditPrompt) -> None:
+        self._place, self._form = prompt.place, prompt.form
+        self._old = [self._place.lines[i] for i in self._place.window]
+        self._cursor = "" if any(self._form.cursor in line for line in self._old) else self._form.cursor
+        self._at = 0  # lines of the window that are settled
+        self._new: list[str] = []  # lines of the answer after those
+        self._rest = ""  # the line that is being written
+        self._begun = self._unchanged = False
+
+    def take(self, event: RequestEvent) -> list[TextEdit]:
+        """The edits that ``event`` completes."""
+        if isinstance(event, Delta):
+            return self.feed(event.text)
+        return self.end(complete=event.reason in _OWN_ENDS) if isinstance(event, Finished) else []
+
+    def feed(self, text: str) -> list[TextEdit]:
+        """The edits that ``text``, which continues the answer, completes."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._add(line)
+        return self._settle() if lines else []
+
+    def end(self, *, complete: bool) -> list[TextEdit]:
+        """The remaining edits. complete: the model ended the answer itself; else what follows its last line is kept."""
+        if complete and self._rest:
+            self._add(self._rest)
+        if not complete or self._unchanged or not self._begun:
+            return []
+        changes = list(_changes(self._old[self._at :], self._new))
+        if changes and self._at + changes[-1][1] == len(self._old):
+            changes[-1] = self._at_the_end(*changes[-1])
+        return self._edits(changes)
+
+    def _add(self, line: str) -> None:
+        if not self._begun:
+            self._begun = True
+            line = line.removeprefix(self._form.answer_head.removesuffix("\n"))
+            self._unchanged = line.strip() == NO_EDITS
+            if not line and self._form.answer_head.endswith("\n"):
+                return
+        self._new.append(line.replace(self._cursor, "") if self._cursor else line)
+
+    def _settle(self) -> list[TextEdit]:
+        """The edits before the last unchanged lines so far; these and the lines before them are settled."""
+        if self._unchanged or len(self._new) > MOST_LINES:
+            return []
+        old, done = self._old[self._at :], (0, 0)
+        changes: list[tuple[int, int, int, int]] = []
+        settled: list[tuple[int, int, int, int]] = []
+        for tag, a, b, c, d in difflib.SequenceMatcher(None, old, self._new, autojunk=False).get_opcodes():
+            if tag != "equal":
+                changes.append((a, b, c, d))
+            elif sum(any(map(str.isalnum, line)) for line in old[a:b]) >= ANCHOR_LINES:
+                settled, done = list(changes), (b, d)
+        edits = self._edits(settled)
+        self._at += done[0]
+        del self._new[: done[1]]
+        return edits
+
+    def _at_the_end(self, a: int, b: int, c: int, d: int) -> tuple[int, int, int, int]:
+        """The change at the window's end without lines that the model added because they follow there in the file. It
+        deletes no lines unless others replace them: the answer may have ended early."""
+        below = self._place.lines[self._place.window.stop :]
+        d = next((i for i in range(c, d) if self._new[i:d] == below[: d - i]), d)
+        return (a, b, c, d) if c < d else (a, a, c, c)
+
+    def _edits(self, changes: Sequence[tuple[int, int, int, int]]) -> list[TextEdit]:
+        found, last = [], self._place.last_edit
+        for a, b, c, d in changes:
+            old, new = self._old[self._at + a : self._at + b], self._new[c:d]
+            if old != new and not (last is not None and last.is_undone_by(old, new)):
+                found.append(self._edit(self._place.window.start + self._at + a, len(old), new))
+        return found
+
+    def _edit(self, line: int, count: int, new: Sequence[str]) -> TextEdit:
+        """The smallest edit that replaces ``count`` lines from ``line`` on by ``new``."""
+        place, ends = self._place, self._place.line_ends
+        if line + count < len(place.lines):
+            start, end = place.starts[line], place.starts[line + count]
+            text = "".join(each + ends for each in new)
+        else:  # the file's last line has no line break: the one before goes with it
+            start, end = place.starts[line] if line < len(place.lines) else len(place.text), len(place.text)
+            text = ends.join(new)
+            if line and (not new or not count):
+                start, text = (start - len(ends), text) if not new else (start, ends + text)
+        old = place.text[start:end]
+        head = _common(old, text)
+        tail = _common(old[head:][::-1], text[head:][::-1])
+        start, end = (self._offset(at) for at in (start + head, end - tail))
+        return TextEdit(start, end, text[head : len(text) - tail])
+
+    def _offset(self, index: int) -> int:
+        before, unit = self._place.text[:index], self._place.unit
+        if unit is OffsetUnit.CODE_POINT:
+            return index
+        if unit is OffsetUnit.UTF16:
+            return len(before.encode("utf-16-le", "surrogatepass")) // 2
+        return len(before.encode("utf-8", "surrogatepass"))
+
+
+def _common(first: Sequence[str], second: Sequence[str]) -> int:
+    """Characters or lines that both begin with."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))

@@ -1,0 +1,214 @@
+"""Next edits: the prompts, the edits found in answers, and the calls that return them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import BadRequest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.completion.documents import ContextFile, OffsetUnit, TextEdit
+from server.completion.next_edit import EditPlace, EditPrompt, EditReader, RecentEdit
+from server.completion.prompt_packer import PromptPacker
+from specdec.api.v1 import completion_pb2 as pb
+from specdec.api.v1 import result_pb2
+from specdec.core.types import Request
+from specdec.models.next_edit import expected_answer
+from tests.fake_engine import BOOK
+from tests.server.completion.code_tokenizer import QWEN, CodeTokenizer
+from tests.server.completion.editor import failed, running
+from tests.server.harness import rich
+
+FILE = "import math\n\n\ndef area(w, h):\n    return w * h\n\n\nprint(f(1, 2))\nprint(f(3, 4))\nend = True\n"
+RENAMED = RecentEdit("a.py", "def f(w, h):\n", "def area(w, h):\n")
+PLACE = EditPlace("a.py", FILE, FILE.index("return"), (RENAMED,))
+
+
+def prompt_of(place: EditPlace = PLACE, model: str = "m", tokenizer: CodeTokenizer | None = None) -> EditPrompt:
+    tokens: Any = tokenizer or CodeTokenizer()
+    return EditPrompt(place, model, tokens, PromptPacker(tokens, 4096))
+
+
+def edits_of(answer: str, place: EditPlace = PLACE, *, complete: bool = True, model: str = "m") -> list[TextEdit]:
+    """The edits of an answer that comes in pieces of three characters."""
+    reader = EditReader(prompt_of(place, model))
+    pieces = [answer[i : i + 3] for i in range(0, len(answer), 3)]
+    return [edit for piece in pieces for edit in reader.feed(piece)] + reader.end(complete=complete)
+
+
+def applied(text: str, edits: list[TextEdit]) -> str:
+    for edit in reversed(edits):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text
+
+
+@pytest.mark.parametrize(
+    ("model", "special", "form"),
+    [
+        ("qwen2.5-coder-1.5b", QWEN, "sweep"),
+        ("smollm2-135m", (), "plain"),
+        ("sweepai/sweep-next-edit-1.5b", QWEN, "sweep"),
+        ("zed-industries/zeta", QWEN, "zeta"),
+        ("zed-industries/zeta-2", (), "zeta-2"),
+        ("zeta-2.1.Q8_0.gguf", (), "zeta-2.1"),
+        ("continuedev/instinct", QWEN, "instinct"),
+    ],
+)
+def test_the_prompt_has_the_model_s_form_and_predicts_the_window(
+    model: str, special: tuple[str, ...], form: str
+) -> None:
+    tokenizer = CodeTokenizer(special)
+    request = prompt_of(model=model, tokenizer=tokenizer).request(Request("r", ()))
+    assert request.prediction_form == form
+    found = expected_answer(tokenizer.decode(request.prompt_ids, skip_special=False))
+    assert found is not None
+    assert found[0] == form
+    assert FILE.removesuffix("\n") in tokenizer.decode(request.prediction_ids)
+    assert "def f(w, h):" in tokenizer.decode(request.prompt_ids)
+    assert request.stopping.max_tokens == len(request.prediction_ids) + 128
+
+
+def test_what_does_not_fit_is_left_out_and_special_tokens_stay_text() -> None:
+    files = (ContextFile("b.py", "x = 1\n", 1.0), ContextFile("c.py", "y = 2\n" * 1000))
+    recent = (RecentEdit("b.py", "x" * 500, "y" * 500), RENAMED)
+    tokenizer = CodeTokenizer()
+    place = EditPlace("a.py", FILE + "s = '<|file_sep|>'\n", 3, recent, files, ((4, "unused name"),))
+
+    def prompt(budget: int) -> str:
+        ids = prompt_of(place, tokenizer=tokenizer).request(Request("r", ()), "", budget).prompt_ids
+        assert len(ids) <= budget
+        return tokenizer.decode(ids, skip_special=False)
+
+    whole = prompt(2048)
+    assert "<|file_sep|>b.py\nx = 1\n<|file_sep|>" in whole
+    assert whole.count("y = 2\n") < 1000
+    assert "line 5: unused name" in whole
+    assert whole.endswith("<|file_sep|>updated/a.py\n")
+    assert tokenizer.encode(whole, parse_special=True).count(tokenizer.names["<|file_sep|>"]) > whole.count(
+        "\n<|file_sep|>"
+    )
+    small = prompt(800)
+    assert "xxx" not in small
+    assert "def f(w, h):" in small
+
+
+def test_an_edit_is_complete_before_the_answer_is() -> None:
+    reader = EditReader(prompt_of())
+    assert reader.feed("import cmath\n\n\n") == []
+    assert reader.feed("def area(w, h):\n    return w * h\n") == [TextEdit(7, 7, "c")]
+    assert reader.feed("\n\nprint(area(1, 2))\nprint(area(3, 4))\nend = True\n") == []
+    at, then = FILE.index("f(1"), FILE.index("f(3")
+    assert reader.end(complete=True) == [TextEdit(at, then + 1, "area(1, 2))\nprint(area")]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [FILE, FILE.removesuffix("\n"), "", "NO_EDITS\n", FILE.replace("area", "f", 1), FILE + "\n" + FILE[:20]],
+    ids=["unchanged", "no last line break", "nothing", "NO_EDITS", "takes the last edit back", "goes on"],
+)
+def test_there_may_be_no_edit(answer: str) -> None:
+    complete = not answer.endswith("\n" + FILE[:20])
+    assert edits_of(answer, complete=complete) == []
+
+
+def test_lines_after_the_window_are_not_repeated_into_it() -> None:
+    lines = [f"line {i}\n" for i in range(40)]
+    place = EditPlace("a.txt", "".join(lines), 0)
+    assert edits_of("".join(lines[:14]), place) == []
+    assert edits_of("".join(["line zero\n", *lines[1:13]]), place) == [TextEdit(5, 6, "zero")]
+
+
+def test_an_answer_that_was_cut_off_deletes_nothing() -> None:
+    assert edits_of("import cmath\n\n\ndef area(w, h):\n    return w * h\n", complete=False) == [TextEdit(7, 7, "c")]
+    assert edits_of("import cmath\n\n\ndef ar", complete=False) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "before", "after"),
+    [
+        ("zeta", "<|editable_region_start|>\n", ""),
+        ("zeta-2.1", "<|marker_1|>", ""),
+        ("zeta-2", "", ""),
+    ],
+)
+def test_a_form_s_marks_are_no_text(model: str, before: str, after: str) -> None:
+    answer = (
+        before + FILE.replace("(3", "<|user_cursor|>(5" if model != "zeta" else "<|user_cursor_is_here|>(5") + after
+    )
+    assert edits_of(answer, model=model) == [TextEdit(FILE.index("3, 4"), FILE.index("3, 4") + 1, "5")]
+
+
+@pytest.mark.parametrize(("unit", "extra"), [(OffsetUnit.UTF16, 1), (OffsetUnit.UTF8, 3), (OffsetUnit.CODE_POINT, 0)])
+def test_offsets_have_the_caller_s_unit_and_line_breaks_the_file_s(unit: OffsetUnit, extra: int) -> None:
+    text = "s = '\U0001f600'\r\nx = 1\r\n"
+    place = EditPlace("a.py", text, 0, unit=unit)
+    at = text.index("1") + extra
+    assert edits_of("s = '\U0001f600'\nx = 2\ny = 3\n", place) == [TextEdit(at, at + 1, "2\r\ny = 3")]
+
+
+def test_diffs_are_edits_too() -> None:
+    diff = "--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,2 @@\n-def f(w, h):\n+def area(w, h):\n     return w * h\n"
+    edit = RecentEdit.of_diff("a.py", diff)
+    assert (edit.before, edit.after) == tuple(f"def {name}(w, h):\n    return w * h\n" for name in ("f", "area"))
+    assert edits_of(FILE.replace("area", "f", 1), EditPlace("a.py", FILE, 0, (edit,))) == []
+
+
+def test_of_two_whole_files_the_changed_lines_are_the_edit() -> None:
+    lines = [f"line {i}\n" for i in range(100_000)]
+    edit = RecentEdit.of_texts("a.py", "".join(lines), "".join([*lines[:50], "new\n", *lines[51:]]))
+    assert edit.after.splitlines() == ["line 47", "line 48", "line 49", "new", "line 51", "line 52", "line 53"]
+    assert RecentEdit.of_texts("a.py", "f(", "f(x") == RecentEdit("a.py", "f(", "f(x")
+    comment = RecentEdit.of_diff("a.sql", "--- a/a.sql\n+++ b/a.sql\n@@ -1 +1 @@\n--- old\n+-- new\n")
+    assert (comment.before, comment.after) == ("-- old\n", "-- new\n")
+
+
+lines = st.lists(st.sampled_from(["a = 1", "b = 2", "", "return a", "}", "c"]), min_size=2, max_size=15)
+
+
+@given(lines, lines, st.booleans(), st.sampled_from(["\n", "\r\n"]))
+def test_the_edits_make_the_answer_of_the_file(old: list[str], new: list[str], ended: bool, end: str) -> None:
+    text = end.join(old) + (end if ended else "")
+    place = EditPlace("a.py", text, 0)
+    window = [place.lines[i] for i in place.window]
+    edits = edits_of("".join(line + "\n" for line in new), place)
+    rest = place.lines[place.window.stop :]
+    repeated = [i for i in range(len(new)) if new[i:] == rest[: len(new) - i]]
+    possible = [[*new[:i], *window[j:], *rest] for i in (len(new), *repeated) for j in range(len(window) + 1)]
+    assert applied(text, edits).split(end) in possible
+    assert edits == [] or new != window
+    assert all(a.end <= b.start for a, b in pairwise(edits))
+
+
+def asked(**fields: Any) -> pb.PredictEditRequest:
+    recent = pb.RecentEdit(path="book.py", before="def mean(numbers):\n", after="def mean(values):\n")
+    defaults = {"path": "book.py", "text": BOOK, "cursor": BOOK.index("if not"), "recent": [recent]}
+    return pb.PredictEditRequest(**{**defaults, **fields})
+
+
+async def test_edits_over_grpc() -> None:
+    async with running() as server:
+        events = [event async for event in server.completion.PredictEdit(asked(request_id="mine"))]
+        kinds = [event.WhichOneof("event") for event in events]
+        assert (kinds[0], kinds[-1], {*kinds[1:-1]}) == ("started", "finished", {"edit"})
+        assert events[0].started.request_id == "mine"
+        assert events[-1].finished.finish_reason == result_pb2.FINISH_REASON_EOS
+        assert events[-1].finished.usage.prediction_form == "sweep"
+        edits = [TextEdit(event.edit.start, event.edit.end, event.edit.text) for event in events[1:-1]]
+        # what would take back the change of the definition is left out
+        wanted = BOOK.replace("values", "numbers").replace("mean(numbers)", "mean(values)")
+        assert applied(BOOK, edits) == wanted
+        assert await server.idle(submitted=1, aborted=0)
+
+
+async def test_every_bad_field_of_a_predicted_edit_is_named() -> None:
+    bad = asked(cursor=10_000, unit=9, max_prompt_tokens=3)
+    bad.sampling.n = 2
+    async with running() as server:
+        error = await failed(server.completion.PredictEdit(bad))
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        fields = {each.field for each in rich(error)[BadRequest].field_violations}
+        assert fields == {"cursor", "unit", "max_prompt_tokens", "sampling.n"}
