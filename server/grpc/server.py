@@ -46,6 +46,8 @@ SERVICES = (
 )
 GONE_S = 60.0  # of silence after which the server pings a client
 ANSWER_S = 20.0  # for the answer to a ping
+HANDSHAKE_S = 10.0  # for a connection to begin HTTP/2
+IDLE_S = 60.0  # without a call, after which a connection is closed: clients that never do so would shut others out
 MAX_CALLS = 4096  # at once, over all connections; more are refused with RESOURCE_EXHAUSTED
 MAX_STREAMS = 4096  # of one connection; more wait in the client
 V1ALPHA = reflection.SERVICE_NAME
@@ -78,6 +80,8 @@ class GrpcServer:
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_concurrent_streams", MAX_STREAMS),
                 ("grpc.max_allowed_incoming_connections", connection_limit()),
+                ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1e3)),
+                ("grpc.max_connection_idle_ms", round(IDLE_S * 1e3)),
                 # A call whose message is not read yet may send as much, whatever the connection's speed.
                 ("grpc.http2.bdp_probe", 0),
                 # Without this, a second server shares the port silently and gets half the calls.

@@ -16,11 +16,12 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from server import body_budget, serving
 from server.body_budget import BodyBudget, MessageReads
 from server.errors import BodiesFullError
+from server.grpc import server as grpc_server
 from server.grpc.interceptors import METHODS
 from server.grpc.wire_limits import MAX_WIRE_FIELDS, check_wire
 from server.http import http_server
 from server.http.http_server import HttpServer
-from specdec.api.v1 import completion_pb2, generation_pb2
+from specdec.api.v1 import completion_pb2, generation_pb2, generation_pb2_grpc
 from specdec.core.fields import MAX_STOP_TOKENS
 from specdec.errors import InvalidRequestError
 from tests.server.harness import refused, rich, running_server, stream_request
@@ -359,6 +360,27 @@ async def test_a_connection_that_waits_for_a_call_or_a_body_makes_room(monkeypat
         assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
         for _, writer in held:
             writer.close()
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "idle"])
+async def test_grpc_connections_without_calls_make_room(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "connection_limit", lambda: 4)
+    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(grpc_server, "IDLE_S", 1.0)
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        server = await stack.enter_async_context(running_server())
+        port = server.addresses.grpc_port
+        for _ in range(4):
+            if silent:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                stack.callback(writer.close)
+            else:
+                channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+                await (await stack.enter_async_context(channel)).channel_ready()
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options))
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        assert not (await stub.Abort(generation_pb2.AbortRequest(request_id="a"), wait_for_ready=True)).aborted
 
 
 async def test_a_refusal_of_many_fields_fits_the_trailers() -> None:
