@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Sequence
 
@@ -153,11 +152,13 @@ def _check_free(host: str, port: int, address: str) -> None:
         ConfigError: the address is in use or not of this machine.
     """
     try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
-            pass
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((host, port))
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise ConfigError(f"gRPC cannot listen on {address}: {reason}; choose another with --grpc-port") from None
+        raise ConfigError(
+            f"gRPC cannot listen on {address}: {error.strerror}; choose another with --grpc-port or --host"
+        ) from None
 
 
 def add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:

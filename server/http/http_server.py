@@ -279,7 +279,7 @@ class HttpServer:
         except OSError as error:
             reason = error.strerror or error
             raise ConfigError(
-                f"HTTP cannot listen on {self._host}:{self._port}: {reason}; choose another with --http-port"
+                f"HTTP cannot listen on {self._host}:{self._port}: {reason}; choose another with --http-port or --host"
             ) from None
         port: int = sockets[0].getsockname()[1]
         await self._uvicorn.startup(sockets=sockets)
