@@ -1,4 +1,4 @@
-"""A plan against what it plans: real servers under a load, and the same arrivals simulated."""
+"""Compares a plan with reality: real servers under a load, and the same arrivals simulated."""
 
 from __future__ import annotations
 
@@ -33,53 +33,50 @@ from specdec.load.arrivals import Arrivals
 from specdec.load.figures import spread
 from specdec.load.request import Endpoint, LoadRequest, Record, TimedRequest
 
-LOAD = 0.6  # of the most answers per second that were seen, where no rate is given
-WARM_UP = 4
+LOAD = 0.6  # default rate, as a share of the most answers per second of the closed loops
+WARM_UP = 4  # requests per replica
 DECISIONS, CALIBRATION, LOADED, CAPTURED = "decisions.jsonl", "calibration.jsonl", "loaded.jsonl", "captured"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckPlan:
-    """``replicas`` servers on this machine, which share its cores. First closed loops of each of ``levels`` at once,
-    ``level_s`` seconds each, from which the profile is made; then Poisson arrivals of ``rate`` requests per second
-    (None: `LOAD` of what the loops reached) for ``duration_s``, which are planned with it. Every answer has
-    ``max_tokens``: text that is held back for a stop, which no plan knows of, would come late."""
+    """Closed loops, from which the profile is made, then Poisson arrivals, which are also simulated with it."""
 
-    replicas: int = 1
+    replicas: int = 1  # servers, which share this machine's cores
     workload: str = "humaneval"
-    levels: tuple[int, ...] = (1, 2, 4, 8)
-    level_s: float = 6.0
-    rate: float | None = None
-    duration_s: float = 40.0
-    max_tokens: int = 48
+    levels: tuple[int, ...] = (1, 2, 4, 8)  # concurrent requests per replica of each closed loop
+    level_s: float = 6.0  # duration of each closed loop
+    rate: float | None = None  # requests per second; None: `LOAD` of what the closed loops reached
+    duration_s: float = 40.0  # of the Poisson arrivals
+    max_tokens: int = 48  # of every answer; stops are ignored, because they delay text, which a plan does not model
     seed: int = 0
 
 
 class InTurns:
-    """Endpoints one after the other, as a router does that knows nothing of load."""
+    """Sends to the endpoints in turn, as a round-robin router."""
 
     def __init__(self, endpoints: list[GrpcEndpoint]) -> None:
         self._next = cycle(endpoints)
 
     async def send(self, ask: LoadRequest, record: Record) -> None:
-        """To the next one."""
+        """Send to the next endpoint."""
         await next(self._next).send(ask, record)
 
     async def close(self) -> None:
-        """They are closed by who made them."""
+        """Do nothing: the creator of the endpoints closes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """``measured``: the load as the generator saw it; ``planned``: as the simulation did, from ``profile``."""
+    """A load as measured and as simulated."""
 
     measured: ServeReport
     planned: FleetRun
-    profile: Profile
-    rate: float
+    profile: Profile  # of the simulation
+    rate: float  # requests per second
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able: both, and by how much the plan is off, of what was measured."""
+        """Both, and the relative error of the plan, as JSON types."""
         real, plan = self.measured.as_dict(requests=False), self.planned.as_dict()
         off = {
             f"{name}_{q}": round(plan["latency"][name][q] / real["latency"][name][q] - 1, 4)
@@ -96,11 +93,11 @@ class CheckReport:
 
 
 async def check_plan(config: Config, plan: CheckPlan, folder: Path, note: Callable[[str], None]) -> CheckReport:
-    """Run it; ``folder`` gets the servers' traces.
+    """Run the check; the servers write their traces to ``folder``.
 
     Raises:
         ChildServerError: a server did not start.
-        SpecdecError: it answers nothing, or too little to be planned from.
+        SpecdecError: the servers answered nothing, or too little for a profile.
     """
     places = [folder / f"replica-{number}" for number in range(plan.replicas)]
     asks = (ask.of_fixed_length() for ask in endless_asks(plan.workload, plan.max_tokens, note))
@@ -129,7 +126,7 @@ async def check_plan(config: Config, plan: CheckPlan, folder: Path, note: Callab
 
 
 def _config(config: Config, place: Path, plan: CheckPlan) -> Config:
-    """Of one of the servers; each has as many of the cores."""
+    """The configuration of one server; the servers share the cores evenly."""
     place.mkdir(parents=True)
     threads = config.engine.threads or max(1, len(os.sched_getaffinity(0)) // plan.replicas)
     speculation = config.engine.speculation.model_copy(update={"trace_file": place / DECISIONS})
@@ -146,7 +143,7 @@ async def _info(server: LocalServer) -> EngineInfo:
 async def _closed_loops(
     plan: CheckPlan, endpoint: Endpoint, asks: Iterator[LoadRequest], note: Callable[[str], None]
 ) -> tuple[float, float]:
-    """The median time to first text over all levels, and the most answers per second of any."""
+    """The median time to first text in ms over all levels, and the most answers per second of a level."""
     waited_ms: list[float] = []
     best = 0.0
     for level in plan.levels:
@@ -159,7 +156,7 @@ async def _closed_loops(
         waited_ms += found
         best = max(best, rate)
     if not waited_ms:
-        raise SpecdecError("check: the server answered nothing; see its log")
+        raise SpecdecError("check: the servers answered nothing; see their logs")
     return median(waited_ms), best
 
 
@@ -171,14 +168,14 @@ async def _open_loop(plan: CheckPlan, rate: float, endpoint: Endpoint, asks: Ite
 
 
 def _cut(place: Path) -> None:
-    """Leave in `LOADED` the steps that came after those of `CALIBRATION`."""
+    """Write to `LOADED` the steps after those of `CALIBRATION`."""
     before = (place / CALIBRATION).read_bytes().count(b"\n")
     head, *lines = (place / DECISIONS).read_bytes().splitlines(keepends=True)
     (place / LOADED).write_bytes(b"".join([head, *lines[before - 1 :]]))
 
 
 def _captured(places: list[Path], since_s: float, until_s: float) -> list[PlannedRequest]:
-    """What came to all servers in that time, in order."""
+    """The requests to all servers in that time, in order."""
     entries = [entry for place in places for entry in read_entries(place / CAPTURED)]
     trace = places[0] / "trace.jsonl"
     trace.write_text("".join(json.dumps(line) + "\n" for line in make_trace(entries, since_s, until_s)))
@@ -193,9 +190,11 @@ def _profile(
     calibration: list[PlannedRequest],
     waited_ms: float,
 ) -> Profile:
-    """Times are those of the closed loops; what requests wait outside the engine is known here from the caller's side.
-    What drafts brought is of the load's own trace: it depends on the texts, and on how many there were before to draft
-    from, as arrivals and lengths are the load's own."""
+    """The profile, with times from the closed loops.
+
+    waited_ms: time to first text as the client measured it, from which the time outside the engine follows. Yields of
+    drafts come from the load's own trace, because they depend on its texts.
+    """
     fitted = fit_steps(*(place / CALIBRATION for place in places))
     drafted = fit_steps(*(place / LOADED for place in places)).drafted
     profile = Profile(

@@ -13,15 +13,15 @@ from bench.kernels.kernel_bench import PARTS, KernelBench
 
 
 def main() -> int:
-    """Measure, print each figure as it comes, write the report. Returns the exit code: 1 where something could not be
-    measured because it failed, 2 without a GPU."""
+    """Measure, print each figure, write the report. Returns the exit code: 1 if a measurement failed, 2 without a
+    GPU."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the report goes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to this file")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to measure (default: all)")
-    parser.add_argument("--target", default="random:llama-3.1-8b", help="whose step is measured")
+    parser.add_argument("--target", default="random:llama-3.1-8b", help="model whose steps are measured")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("torch finds no GPU; there is nothing to measure", file=sys.stderr)
+        print("torch finds no GPU", file=sys.stderr)
         return 2
 
     def say(line: str) -> None:

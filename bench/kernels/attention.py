@@ -23,7 +23,7 @@ TILE = 64
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """``batch`` sequences of ``context`` filled slots, each with a tree of ``nodes`` nodes; bf16."""
+    """``batch`` sequences of ``context`` cached tokens, each with a tree of ``nodes`` nodes, in bf16."""
 
     batch: int
     context: int
@@ -35,13 +35,13 @@ class AttentionCase:
 
     @property
     def name(self) -> str:
-        """As the report calls it."""
+        """The name in the report."""
         window = f" window {self.window}" if self.window else ""
         return f"b{self.batch} ctx{self.context} nodes{self.nodes} kv{self.kv_heads}x{self.head_dim}{window}"
 
     @property
     def least_bytes(self) -> int:
-        """Bytes that must move: every key and value once, queries in, results out."""
+        """Bytes that must move: every key and value once, queries and results."""
         keys = min(self.context, self.window) if self.window else self.context
         kv = 2 * self.batch * self.kv_heads * (keys + self.nodes) * self.head_dim * 2
         return kv + 2 * self.batch * self.nodes * self.heads * self.head_dim * 2
@@ -55,29 +55,28 @@ CASES = (
     AttentionCase(8, 8192, 16, heads=16, kv_heads=8, head_dim=256),
     AttentionCase(8, 16384, 16, window=4096),
 )
-# Those that others' kernels are compared on
+# Cases for comparison with other libraries
 COMPARED = (*(AttentionCase(batch, 4096, 16) for batch in (1, 2, 4, 8)), AttentionCase(1, 32768, 16))
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionWork:
-    """q, out: [batch * nodes, heads, head_dim]; keys, values: [pages, kv_heads, 64, head_dim]. All sequences
-    have the tree of ``parents``."""
+    """The inputs and outputs of one case."""
 
     case: AttentionCase
-    parents: list[int]
-    q: Tensor
-    keys: Tensor
-    values: Tensor
-    out: Tensor
+    parents: list[int]  # the tree of every sequence
+    q: Tensor  # [batch * nodes, heads, head_dim]
+    keys: Tensor  # [pages, kv_heads, 64, head_dim]
+    values: Tensor  # [pages, kv_heads, 64, head_dim]
+    out: Tensor  # [batch * nodes, heads, head_dim]
     step: StepRows
     workspace: AttentionWorkspace
 
     @staticmethod
     def of(case: AttentionCase, device: torch.device) -> AttentionWork:
-        """Random queries, keys and values, in pages that lie in no order."""
+        """Random queries, keys and values, in pages in random order."""
         generator = torch.Generator(device=device).manual_seed(1)
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float16  # which the interpreter gets right
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float16  # the interpreter rounds bfloat16 wrongly
         each = -(-(case.context + case.nodes) // TILE)
         order = torch.randperm(case.batch * each, generator=torch.Generator().manual_seed(2)).tolist()
         parents = binary_tree(case.nodes)
@@ -99,11 +98,11 @@ class AttentionWork:
         return AttentionWork(case, parents, q, keys, values, out, step, workspace)
 
     def plan(self) -> None:
-        """What a step does once for all layers."""
+        """Run what a step computes once for all layers."""
         attention_plan(self.step, self.workspace)
 
     def attend(self) -> None:
-        """One layer, into ``out``."""
+        """Run one layer, into ``out``."""
         case = self.case
         tree_attention(
             self.q, self.keys, self.values, self.out, self.step, self.workspace, scale=case.head_dim**-0.5,
@@ -111,7 +110,7 @@ class AttentionWork:
         )  # fmt: skip
 
     def ancestors(self) -> Tensor:
-        """bool [nodes, nodes]: the second is the first or above it."""
+        """bool [nodes, nodes]: whether the second is the first or its ancestor."""
         found = torch.eye(self.case.nodes, dtype=torch.bool)
         for node, parent in enumerate(self.parents):
             if parent >= 0:
@@ -125,7 +124,7 @@ def binary_tree(nodes: int) -> list[int]:
 
 
 def attention_figures(case: AttentionCase, timer: KernelTimer, device: torch.device, peak: float) -> dict[str, Any]:
-    """Microseconds of one layer and of the step's plan, bytes that must move, and their share of ``peak`` bytes/s."""
+    """Microseconds of one layer and of the plan, bytes that must move, and their share of ``peak`` bytes/s."""
     work = AttentionWork.of(case, device)
     work.plan()
     took = timer.microseconds(work.attend)
@@ -139,11 +138,11 @@ def attention_figures(case: AttentionCase, timer: KernelTimer, device: torch.dev
 
 
 def flex_rival(work: AttentionWork) -> Callable[[], Tensor]:
-    """What computes [batch, nodes, heads, head_dim]; compiled on a GPU. Keys and values lie side by side for it, which
-    saves it the page table.
+    """FlexAttention on the same case, compiled on a GPU; returns [batch, nodes, heads, head_dim]. Its keys and values
+    are contiguous, so it needs no page table.
 
     Raises:
-        ValueError: the case has a window, which is not compared.
+        ValueError: the case has a window.
     """
     case = work.case
     if case.window:
@@ -156,7 +155,7 @@ def flex_rival(work: AttentionWork) -> Callable[[], Tensor]:
 
     on_gpu = work.q.is_cuda
     device = str(work.q.device)
-    # Heads and sequences share the mask, as the trees are alike: that is the least it can read.
+    # The trees are equal, so heads and sequences share one mask, the least that it can read.
     mask = create_block_mask(sees, None, None, case.nodes, keys_each, device=device, _compile=on_gpu)
     q = work.q.view(case.batch, case.nodes, case.heads, case.head_dim).transpose(1, 2).contiguous()
     k, v = (_side_by_side(work, pool, keys_each) for pool in (work.keys, work.values))
@@ -180,11 +179,11 @@ WORKSPACE_BYTES = 256 << 20
 
 
 def flashinfer_rival(work: AttentionWork) -> Callable[[], Tensor]:
-    """What computes [batch * nodes, heads, head_dim] from the very same pages.
+    """FlashInfer on the same pages; returns [batch * nodes, heads, head_dim].
 
     Raises:
-        ImportError: the library is not there.
-        ValueError: the case has a window, which is not compared.
+        ImportError: the library is not installed.
+        ValueError: the case has a window.
     """
     case, device = work.case, work.q.device
     if case.window:
@@ -218,12 +217,14 @@ def flashinfer_rival(work: AttentionWork) -> Callable[[], Tensor]:
 
 Rival = Callable[[AttentionWork], Callable[[], torch.Tensor]]
 RIVALS: dict[str, Rival] = {"flex": flex_rival, "flashinfer": flashinfer_rival}
-MOST_ERROR = 2e-2  # of the norm: what 16-bit results of the same attention may differ by
+MOST_ERROR = 2e-2  # largest difference of 16-bit results, relative to the norm
 
 
 def rival_figures(case: AttentionCase, timer: KernelTimer, device: torch.device) -> dict[str, Any]:
-    """Microseconds of our layer and of each rival's, how many times ours they take, and by what share of the norm their
-    results differ. A rival that is not installed, fails or computes another result is reported as ``NAME_skipped``."""
+    """Microseconds of our layer and of each rival's, their ratio, and the relative difference of the results.
+
+    A rival that is not installed, fails or computes another result is reported as ``NAME_skipped``.
+    """
     work = AttentionWork.of(case, device)
     work.plan()
     ours = timer.microseconds(work.attend)
@@ -236,7 +237,7 @@ def rival_figures(case: AttentionCase, timer: KernelTimer, device: torch.device)
             if not error <= MOST_ERROR:
                 raise ValueError(f"its results differ by {error:.3f}")
             took = timer.microseconds(run)
-        except Exception as why:  # whatever is wrong with it, ours are to be measured
+        except Exception as why:  # a failing rival does not stop the benchmark
             found[f"{name}_skipped"] = f"{type(why).__name__}: {why}".splitlines()[0][:200]
         else:
             found |= {f"{name}_us": took, f"{name}_over_ours": took / ours, f"{name}_difference": error}

@@ -1,4 +1,4 @@
-"""Everything there is to measure on a GPU, in order of worth, and the table of aims."""
+"""Runs all GPU benchmarks, and judges their figures by the aims."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from bench.kernels.attention import CASES, COMPARED, AttentionCase, attention_figures, rival_figures
-from bench.kernels.step import KINDS, LLAMA_8B, StepFigures, linear_figures
+from bench.kernels.step import StepFigures
 from bench.kernels.timer import KernelTimer, device_facts, peak_bandwidth
 from specdec.config import DeviceDtype, EngineConfig, KvDtype, SpeculationConfig
 from specdec.engine.build import assemble
 from specdec.engine.build_device import DevicePlatform
 from verify_kernels.backend_selection import load_kernels
-from verify_kernels.gpu.linear_plan import LinearKind
 
 ReadFigures = Callable[[Mapping[str, Any]], Iterator[tuple[float, str]]]
 
@@ -50,7 +49,7 @@ class Aim:
         figures = report.get(self.part.split()[0], [])
         reasons = [line[self.skipped] for line in figures if line.get(self.skipped)]
         reasons += [f"{error['case']}: {error['message']}" for error in report["errors"] if self._rests(error["case"])]
-        return reasons[0] if reasons else "the benches did not reach it, or found no such case"
+        return reasons[0] if reasons else "the benchmarks did not reach it, or have no such case"
 
     def _rests(self, case: str) -> bool:
         return case.startswith(self.part) or self.part.startswith(case)
@@ -112,7 +111,7 @@ def _over(report: Report, rival: str) -> Found:
 
 
 def _step(report: Report, part: str) -> Any:
-    """The ``part`` of the step in 16 bits, in which the aims are stated; empty where it was not measured."""
+    """A part of the 16-bit step, for which the aims are stated; empty if it was not measured."""
     for step in report.get("steps", []):
         if (step["device_dtype"], step["kv_dtype"]) == ("auto", "auto"):
             return step[part] or {}
@@ -149,7 +148,7 @@ def _host_gap(report: Report) -> Found:
 def _tail(report: Report) -> Found:
     tail = _step(report, "tail")
     for name in ("greedy", "sampled"):
-        if tail.get(f"{name}_moves"):  # without a move it is another measure
+        if tail.get(f"{name}_moves"):  # without moves the figure is not comparable
             yield tail[f"{name}_us"], f"{name}, {tail['entries']} trees of {tail['nodes']} nodes"
 
 
@@ -181,16 +180,18 @@ AIMS = (
 
 Say = Callable[[str], None]
 Figures = list[dict[str, Any]]
-PARTS = ("attention", "steps", "linear", "rivals")
+PARTS = ("attention", "steps", "rivals")
 STEPS: tuple[tuple[DeviceDtype, KvDtype], ...] = (("auto", "auto"), ("fp8", "auto"), ("auto", "fp8"))
-LAYERS: tuple[tuple[int, int, LinearKind], ...] = tuple((n, k, kind) for kind in KINDS for n, k in LLAMA_8B)
-FRAMES = 4  # of an error's stack, the innermost
-MOST_SAID = 500  # characters of an error
+FRAMES = 4  # innermost stack frames of an error
+MOST_SAID = 500  # characters of an error message
 
 
 class KernelBench:
-    """``target``: whose step is measured. What failed is in the report's ``errors``. ``say`` gets a line after each
-    measurement, when the report holds it."""
+    """Runs the benchmarks on ``device``.
+
+    target: the model whose steps are measured. say: receives a line after each measurement. The report lists failed
+    measurements under ``errors``.
+    """
 
     def __init__(self, device: torch.device, target: str, say: Say) -> None:
         self._device, self._target, self._say = device, target, say
@@ -200,11 +201,10 @@ class KernelBench:
         self.report["aims"] = aims(self.report)
 
     def run(self, parts: Collection[str] = PARTS) -> dict[str, Any]:
-        """The report on ``parts``, as plain values."""
+        """Run ``parts`` and return the report, as JSON types."""
         work: dict[str, tuple[Any, Callable[[Any], Figures]]] = {
             "attention": (CASES, lambda c: [attention_figures(c, self._timer, self._device, self._peak)]),
             "steps": (STEPS, lambda types: self._steps(*types)),
-            "linear": (LAYERS, self._linear),
             "rivals": (COMPARED, lambda c: [rival_figures(c, self._timer, self._device)]),
         }
         for name in PARTS:
@@ -222,19 +222,15 @@ class KernelBench:
                 self._say(f"{name}: {line}")
 
     def _tried(self, case: str, work: Callable[[], Any]) -> Any:
-        """What ``work`` returns; None where it fails, which is noted and ends nothing else."""
+        """The result of ``work``; None if it fails, which is recorded."""
         try:
             return work()
-        except Exception as why:  # a failed bench does not stop the next one
+        except Exception as why:  # a failed benchmark does not stop the next one
             at = [f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_tb(why.__traceback__)[-FRAMES:]]
             message = f"{type(why).__name__}: {why}"[:MOST_SAID]
             self.report["errors"].append({"case": case, "message": message, "at": at})
         self._say(f"{case} failed: {message}")
         return None
-
-    def _linear(self, layer: tuple[int, int, LinearKind]) -> Figures:
-        n, k, kind = layer
-        return linear_figures(n, k, kind, self._timer, self._device, self._peak)
 
     def _steps(self, dtype: DeviceDtype, kv_dtype: KvDtype, context: int = 4096) -> Figures:
         speculation = SpeculationConfig(drafters=("oracle:0.8",), profile_s=0)
@@ -243,7 +239,7 @@ class KernelBench:
             cache_dir=Path("~/.cache/specdec"), max_context=context + 64, kv_tokens=8 * (context + 128), max_batch=8,
             speculation=speculation,
         )  # fmt: skip
-        gc.collect()  # the model before this one, before memory is counted
+        gc.collect()  # release the previous model before memory is counted
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         kernels = load_kernels("reference", config.cache_dir, 1)
@@ -260,5 +256,5 @@ class KernelBench:
 
 
 def _words(item: Any) -> list[str]:
-    """How the report calls a case."""
+    """The name of a case in the report."""
     return [str(word) for word in item] if isinstance(item, tuple) else [str(getattr(item, "name", item))]

@@ -1,4 +1,4 @@
-"""Linear layers and whole steps of a model on a GPU, with our kernels and with the vendor's library."""
+"""Times whole steps of a model on a GPU, with our linear layers and with the vendor's library."""
 
 from __future__ import annotations
 
@@ -24,76 +24,7 @@ from specdec.models.device_step import StepArrays
 from specdec.models.device_weights import DenseLinear, DeviceLinear
 from specdec.models.weights import LayerWeights
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
-from verify_kernels.gpu.linear import linear, linear_fp8
-from verify_kernels.gpu.linear_int4 import linear_int4
-from verify_kernels.gpu.linear_plan import LinearKind, LinearWorkspace
-from verify_kernels.gpu.quantized_weights import pack_int4, quantize_weight
 from verify_kernels.sampling import RowSampling, SamplingPolicy
-
-LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
-LINEAR_ROWS = (1, 32, 64)
-KINDS: tuple[LinearKind, ...] = ("bf16", "fp8", "int4")
-GROUP = 128
-
-
-def linear_figures(
-    n: int, k: int, kind: LinearKind, timer: KernelTimer, device: torch.device, peak: float
-) -> list[dict[str, Any]]:
-    """Of each number of rows: microseconds, and the weight's bytes as a share of ``peak`` bytes/s. bf16 also says what
-    the vendor's library takes."""
-    found = []
-    nbytes, bind = _weight(n, k, kind, device)
-    for rows in LINEAR_ROWS:
-        took = timer.microseconds(bind(rows))
-        figures = {
-            "name": f"{kind} {n}x{k} rows{rows}", "us": took, "weight_bytes": nbytes,
-            "bandwidth_share": nbytes / (took * 1e-6) / peak,
-        }  # fmt: skip
-        if kind == "bf16":
-            x, weight = _random(rows, k, device), _random(n, k, device)
-            out = torch.empty(rows, n, dtype=x.dtype, device=device)
-            figures["library_us"] = timer.microseconds(partial(torch.mm, x, weight.t(), out=out))
-        found.append(figures)
-    return found
-
-
-def _random(n: int, k: int, device: torch.device) -> torch.Tensor:
-    return (torch.randn(n, k, device=device) * k**-0.5).to(torch.bfloat16)
-
-
-def _weight(n: int, k: int, kind: LinearKind, device: torch.device) -> tuple[int, Callable[[int], Callable[[], None]]]:
-    """Bytes of a weight, and what makes the work for a number of rows."""
-    workspace = LinearWorkspace.for_layers([(n, k, kind, GROUP)], max(LINEAR_ROWS), device)
-
-    def out(rows: int) -> torch.Tensor:
-        return torch.empty(rows, n, dtype=torch.bfloat16, device=device)
-
-    if kind == "int4":
-        levels = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
-        scales = torch.full((n, -(-k // GROUP)), 0.01, dtype=torch.float16, device=device)
-        packed = pack_int4(levels, scales, None, GROUP)
-
-        def int4(rows: int) -> Callable[[], None]:
-            x, y = _random(rows, k, device), out(rows)
-            return lambda: linear_int4(x, packed, y, workspace=workspace)
-
-        return packed.nbytes, int4
-    dense = _random(n, k, device)
-    if kind == "fp8":
-        weight, scale = quantize_weight(dense)
-
-        def fp8(rows: int) -> Callable[[], None]:
-            x, x_scale = quantize_weight(_random(rows, k, device))
-            y = out(rows)
-            return lambda: linear_fp8(x, x_scale, weight, scale, y, workspace=workspace)
-
-        return weight.numel() + 4 * n, fp8
-
-    def bf16(rows: int) -> Callable[[], None]:
-        x, y = _random(rows, k, device), out(rows)
-        return lambda: linear(x, dense, y, workspace=workspace)
-
-    return 2 * n * k, bf16
 
 
 class LibraryLinear(DenseLinear):
@@ -101,7 +32,7 @@ class LibraryLinear(DenseLinear):
 
     @staticmethod
     def of(dense: DeviceLinear) -> LibraryLinear:
-        """What computes the same as a dense layer, but for the order."""
+        """The same layer by the library; only the order of additions differs."""
         assert isinstance(dense, DenseLinear)
         return LibraryLinear(dense.weight, dense._bias, dense._scratch)
 
@@ -121,8 +52,8 @@ class LibraryLinear(DenseLinear):
 
 
 def library_network(decoder: DeviceDecoder) -> DeviceNetwork | None:
-    """The decoder's model on the same weights and KV with every linear layer by the library; None where layers are
-    quantised, for which it has none."""
+    """The decoder's model with every linear layer by the library, over the same weights and KV; None if layers are
+    quantised, which the library does not support."""
     weights = decoder.model.weights
     if not all(isinstance(each, DenseLinear) for layer in weights.layers for each in layer.linears):
         return None
@@ -165,7 +96,7 @@ class NotedGraphs:
 
 @contextmanager
 def noted_graphs(decoder: DeviceDecoder, timer: KernelTimer | None = None) -> Iterator[NotedGraphs]:
-    """Notes of what ``decoder`` runs in here."""
+    """Record what ``decoder`` runs during the block."""
     inner = decoder.graphs
     notes = NotedGraphs(inner, timer)
     decoder.graphs = cast(GraphCache, notes)
@@ -178,16 +109,16 @@ def noted_graphs(decoder: DeviceDecoder, timer: KernelTimer | None = None) -> It
 ROWS = (1, 8, 16, 32, 64)
 TAIL_BATCH, TAIL_NODES = 8, 16
 TAIL_SAMPLINGS = (("greedy", 0.0, 1.0), ("sampled", 0.8, 0.95))  # temperature, top_p
-# The target's logits as those of the random models, and one that wins whatever is drawn
-SPREAD, LIKELY, CERTAIN = 3.0, 1, 40.0
-# In the first with drafts the oracle has nothing to remember, in the second kinds of step that come once run as they
-# are, in the third they are captured; only then is all of a run replayed.
+SPREAD = 3.0  # standard deviation of logits, as of random models
+LIKELY, CERTAIN = 1, 40.0  # a token, and the logit with which it is always sampled
+# Runs before the one that counts: in the first the oracle remembers the answer, in the second each kind of step runs
+# without a graph, in the third its graph is captured.
 ENGINE_RUNS = 3
 ENGINE_NODES = 8  # draft nodes per tree, and draft tokens in a row, of the engine's figures
 
 
 class StepFigures:
-    """Measures the target of ``parts``, which must be on a device. Its KV is noise, its graphs are its own."""
+    """Measures the target of ``parts``, which must be on a GPU, over random KV."""
 
     def __init__(self, parts: EngineParts, timer: KernelTimer, peak: float, context: int) -> None:
         assert isinstance(parts.decoder, DeviceDecoder)
@@ -198,8 +129,10 @@ class StepFigures:
                 layer.copy_(torch.randn(layer.shape, dtype=torch.float16, device=layer.device))
 
     def forwards(self) -> list[dict[str, Any]]:
-        """By rows of one tree: microseconds, over those of one row, weights and KV as a share of the bandwidth, and,
-        where weights are not quantised, the same step with the library's linear layers and ours over the faster."""
+        """By rows of one tree: microseconds, ratio to one row, and bytes of weights and KV as a share of the bandwidth.
+
+        If the weights are not quantised, also the time with the library's linear layers, and ours over the faster one.
+        """
         config, weights = self._decoder.config, self._decoder.model.weights.nbytes
         kv = 2 * self._context * config.kv_size * config.n_layers * self._decoder.pool.k.element_size()
         library = library_network(self._decoder)
@@ -216,8 +149,8 @@ class StepFigures:
         return found
 
     def tail(self) -> dict[str, Any]:
-        """Sampling, acceptance and KV move of a batch of trees, once its logits are there: where a path down each tree
-        is accepted, by how many slots then move, and where logits are flat and nothing is."""
+        """Microseconds of sampling, acceptance and KV move of a batch of trees, given its logits; and the number of
+        moved slots. ``flat_``: the same for flat logits, where nothing is accepted."""
         entries = min(TAIL_BATCH, self._decoder.buffer.tiers.largest.entries)
         nodes = min(TAIL_NODES, self._decoder.max_logit_rows // entries)
         rows = entries * nodes
@@ -241,9 +174,11 @@ class StepFigures:
         return found
 
     def engine(self, tokens: int = 200) -> dict[str, Any]:
-        """One request by plain decode, then as an oracle remembers it: milliseconds per token, tokens per step, the
-        share of the time in which the device waits for the next step, and the speed-up. The first runs of each only
-        compile and record; the last, after the one that counts, times each kind of step without the host."""
+        """One request by plain decode, then with an oracle as drafter: milliseconds per token, tokens per step, the
+        share of the time in which the device waits for the host, and the speed-up.
+
+        The first runs of each only compile and capture; one after the measured run times each kind of step alone.
+        """
         engine = Engine(dataclasses.replace(self._parts, costs=None))
         found: dict[str, Any] = {"drafters": list(self._parts.info.drafters)}
         for name, mode in (("off", SpeculationMode.OFF), ("on", SpeculationMode.ON)):
@@ -260,7 +195,7 @@ class StepFigures:
     def _decode(
         self, engine: Engine, mode: SpeculationMode, tokens: int, notes: NotedGraphs | None = None
     ) -> dict[str, float]:
-        """``notes`` then hold the steps after the prompt alone, which are those that the figures are of."""
+        """Figures of the steps after the prompt; ``notes`` counts the same steps."""
         prompt = tuple(i % 251 for i in range(min(64, self._context)))
         engine.submit(
             Request(
@@ -289,7 +224,7 @@ class StepFigures:
     def _batch(self, entries: int, nodes: int) -> ForwardBatch:
         each = -(-(self._context + nodes) // PAGE_SIZE)
         parents = binary_tree(nodes)
-        tokens = [LIKELY if node % 2 else LIKELY + 1 for node in range(nodes)]  # of siblings the first is likely
+        tokens = [LIKELY if node % 2 else LIKELY + 1 for node in range(nodes)]  # the first sibling is likely
         pages = self._decoder.pool.pages
         return ForwardBatch.build(
             [
@@ -305,14 +240,17 @@ def _forward(network: DeviceNetwork, step: StepArrays) -> None:
 
 
 def _accepting(logits: Tensor) -> None:
-    """Logits by which every node's first child is accepted."""
+    """Fill in logits with which every node's first child is accepted."""
     logits.normal_().mul_(SPREAD)
     logits[:, LIKELY] = CERTAIN
 
 
 def _host_gap(figures: dict[str, float], notes: NotedGraphs, alone: NotedGraphs) -> dict[str, float]:
-    """Share of a step in which the device has nothing of it to do. ``alone`` is of another run of the same request; a
-    kind of step that did not come in it, as the controller decides by the clock, counts as the mean of the others."""
+    """The device's time per step, and the share of a step in which the device is idle.
+
+    alone: times of each kind of step, from another run of the same request. A kind that did not occur there, because
+    the controller decides by measured times, counts as the mean of the others.
+    """
     known = {key: count for key, count in notes.counts.items() if key in alone.microseconds}
     steps = max(sum(known.values()), 1)
     device_ms = sum(count * alone.microseconds[key] for key, count in known.items()) / steps / 1e3

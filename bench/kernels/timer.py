@@ -1,4 +1,4 @@
-"""Times of device work by replays of a graph with cold caches, and the facts of the GPU they were taken on."""
+"""Times GPU work by graph replays with cold caches, and describes the GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KernelTimer:
         self._sum = torch.zeros((), device=device)
 
     def microseconds(self, work: Callable[[], object], *, cold: bool = True) -> float:
-        """Median time of ``work``, which must be the same launches on the same memory each time."""
+        """Median time of ``work``, which must make the same launches on the same memory each time."""
         if not self._cuda:
             began = time.perf_counter()
             work()
@@ -55,13 +55,13 @@ class KernelTimer:
         return statistics.median(start.elapsed_time(end) * 1e3 for start, end in pairs)
 
 
-# Bytes per second, from the makers' data sheets
+# Bytes per second, from the manufacturers' data sheets
 NOMINAL = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.039e12, "B200": 8.0e12, "MI300X": 5.3e12}
 COPY_BYTES = 2 << 30
 
 
 def peak_bandwidth(device: torch.device) -> tuple[float, str]:
-    """Bytes per second of the GPU's memory, and where that figure is from: its data sheet, or a copy."""
+    """Bytes per second of the GPU's memory, and the source of the figure: the data sheet, or a measured copy."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         for known, value in NOMINAL.items():

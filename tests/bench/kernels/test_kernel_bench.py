@@ -13,6 +13,7 @@ from bench.kernels import kernel_bench
 from bench.kernels import step as step_figures
 from bench.kernels.attention import (
     CASES,
+    COMPARED,
     RIVALS,
     AttentionCase,
     AttentionWork,
@@ -21,7 +22,7 @@ from bench.kernels.attention import (
     flex_rival,
     rival_figures,
 )
-from bench.kernels.kernel_bench import AIMS, LAYERS, KernelBench
+from bench.kernels.kernel_bench import AIMS, KernelBench
 from bench.kernels.step import LibraryLinear, StepFigures, library_network
 from bench.kernels.timer import KernelTimer
 from draft.oracle import OracleDrafter
@@ -55,10 +56,10 @@ def test_bytes_that_must_move() -> None:
 def test_only_parts_asked_for_are_measured() -> None:
     with mock.patch.object(kernel_bench, "device_facts", return_value={}):
         bench = KernelBench(DEVICE, f"random:{NAME}", print)
-    with mock.patch.object(kernel_bench, "linear_figures", side_effect=lambda n, k, kind, *_: [{"name": (n, k, kind)}]):
-        report = bench.run(["linear"])
-    assert [line["name"] for line in report["linear"]] == list(LAYERS)
-    assert not {"attention", "steps", "rivals"} & set(report)
+    with mock.patch.object(kernel_bench, "rival_figures", side_effect=lambda case, *_: {"name": case.name}):
+        report = bench.run(["rivals"])
+    assert [line["name"] for line in report["rivals"]] == [case.name for case in COMPARED]
+    assert not {"attention", "steps"} & set(report)
     assert len(report["aims"]) == len(AIMS)
 
 
@@ -72,11 +73,11 @@ def test_an_error_ends_nothing_else() -> None:
             raise RuntimeError("the chip is on fire")
         return [{"item": item}]
 
-    bench._part("linear", (1, 2), figures)
-    bench._part("linear", (3,), figures)
-    assert bench.report["linear"] == [{"item": 1}, {"item": 3}]
+    bench._part("rivals", (1, 2), figures)
+    bench._part("rivals", (3,), figures)
+    assert bench.report["rivals"] == [{"item": 1}, {"item": 3}]
     (error,) = bench.report["errors"]
-    assert (error["case"], error["message"]) == ("linear 2", "RuntimeError: the chip is on fire")
+    assert (error["case"], error["message"]) == ("rivals 2", "RuntimeError: the chip is on fire")
     assert "figures" in error["at"][-1]
     assert "on fire" in said[1]
 
