@@ -1,1 +1,1 @@
-"""Benchmarks: every figure a ratio or a median within one run, on real prompts."""
+"""Benchmarks on real prompts. Every figure is a ratio or a median within one run."""

@@ -23,13 +23,13 @@ from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 
 
 class TimedDecoder:
-    """Stands in for a `Decoder` in an engine; ``seconds`` is the last forward's time."""
+    """Replaces a `Decoder` in an engine; ``seconds`` is the duration of the last forward."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self.seconds = 0.0
 
-    def __getattr__(self, name: str) -> Any:  # sizes, pool, auxiliary layers: whatever an engine asks of its decoder
+    def __getattr__(self, name: str) -> Any:  # all other attributes are the decoder's
         return getattr(self._decoder, name)
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
@@ -52,19 +52,19 @@ DEFINITIONS = {
 
 @dataclass(slots=True)
 class ForwardFigures:
-    """Medians of one run; those of ``bandwidth`` (bytes per second of reading plain memory) and of ``step_ms`` are of
-    the same repeats. ``step_ms[context][rows]`` is one forward with logits of every row."""
+    """Medians of one run."""
 
     weight_bytes: int
-    bandwidth: float = 0.0
+    bandwidth: float = 0.0  # bytes per second of reading memory, measured between the steps
     step_ms: dict[int, dict[int, float]] = field(default_factory=dict)
+    """By context and rows: one forward with logits of every row."""
     prefill_tokens_per_s: float = 0.0
-    overhead_ms: float = 0.0
+    overhead_ms: float = 0.0  # of an engine step, without the forward
     engine_step_ms: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures by name, as `--json` prints them. Ratios are of the rounded figures next to them, as
-        `DEFINITIONS` says."""
+        """The figures by name, as `--json` prints them. Ratios are computed from the rounded figures
+        (`DEFINITIONS`)."""
         step_ms = {str(c): {str(r): round(ms, 3) for r, ms in row.items()} for c, row in self.step_ms.items()}
         eight_over_one = {context: round(row["8"] / row["1"], 3) for context, row in step_ms.items()}
         first = next(iter(step_ms))
@@ -99,7 +99,7 @@ class StepBench:
         self._tokens = parts.tokenizer.encode(long_text())
 
     def run(self, repeats: int = 15, contexts: Sequence[int] = CONTEXTS) -> ForwardFigures:
-        """All figures, of those contexts that fit; raises ValueError when none does."""
+        """All figures for the contexts that fit; raises ValueError if none does."""
         fitting = [c for c in contexts if c + max(ROWS) <= self._parts.info.max_context]
         if not fitting:
             raise ValueError(f"max_context: must be at least {min(contexts) + max(ROWS)} to measure a step")
@@ -112,12 +112,12 @@ class StepBench:
         return figures
 
     def _measure_steps(self, figures: ForwardFigures, contexts: Sequence[int], repeats: int) -> None:
-        """Reads of plain memory and steps of every shape in turn: the memory of a shared machine drifts within seconds,
-        and what a ratio compares has to meet the same of it."""
+        """Measure memory reads and steps of every shape in turns: the bandwidth of a shared machine drifts within
+        seconds, and both terms of a ratio must see the same drift."""
         probe = BandwidthProbe(self._config.cache_dir, self._parts.info.threads)
         bandwidths: list[float] = []
         times: dict[int, dict[int, list[float]]] = {c: {r: [] for r in ROWS} for c in contexts}
-        for repeat in range(-1, repeats):  # the first one warms up caches and branch predictors of every shape
+        for repeat in range(-1, repeats):  # the first is a warm-up of every shape
             for context in contexts:
                 for rows in ROWS:
                     bandwidth = probe.measure(1)
@@ -132,7 +132,7 @@ class StepBench:
         return list(range(-(-tokens // PAGE_SIZE)))
 
     def _fill(self, upto: int) -> None:
-        """Real text into the cache, so that attention reads real keys."""
+        """Fill the KV cache with real text, so that attention reads real keys."""
         chunk = self._config.prefill_chunk
         for start in range(0, upto, chunk):
             tokens = self._text(start, min(chunk, upto - start))
@@ -160,7 +160,7 @@ class StepBench:
         return tokens / (time.perf_counter() - began)
 
     def _overhead(self) -> tuple[float, float]:
-        """Medians over plain decode steps of a real request: all but the forward, and the whole step."""
+        """Medians in ms over plain decode steps: the step without the forward, and the whole step."""
         timed = TimedDecoder(self._decoder)
         engine = Engine(dataclasses.replace(self._parts, decoder=cast(Decoder, timed)))
         request = Request(
@@ -182,7 +182,7 @@ class StepBench:
 
 
 def weight_bytes(decoder: Decoder) -> int:
-    """Bytes of packed weights one step reads."""
+    """Bytes of packed weights that one step reads."""
     weights = decoder.weights
     linears = [w for layer in weights.layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down)]
     return weights.lm_head.nbytes + sum(w.nbytes for w in linears)
@@ -192,11 +192,12 @@ CHUNK = 64
 
 
 def perplexity(parts: EngineParts, tokens: int, window: int = 512, text: str | None = None, given: int = 1) -> float:
-    """exp of the mean negative log-likelihood (nats) over about ``tokens`` tokens of ``text`` (None: real code), in
-    windows of so many, of each of which the first ``given`` tokens are not scored.
+    """exp of the mean negative log-likelihood (nats) over about ``tokens`` tokens of ``text`` (None: real code).
+
+    window: tokens per window. given: tokens at the start of each window that are not scored.
 
     Raises:
-        ValueError: nothing is left to score.
+        ValueError: no tokens are left to score.
     """
     ids = parts.tokenizer.encode(long_text() if text is None else text)
     total, scored = 0.0, 0
@@ -206,7 +207,7 @@ def perplexity(parts: EngineParts, tokens: int, window: int = 512, text: str | N
             total += _window_nll(parts, read, given)
             scored += len(read) - given
     if not scored:
-        raise ValueError("given: must leave tokens of a window, and of the text, to score")
+        raise ValueError("given: must leave tokens of a window and of the text to score")
     return math.exp(total / scored)
 
 

@@ -1,4 +1,4 @@
-"""A long prompt while streams run: their gaps while it is computed, and requests that arrive after it."""
+"""Measures the gaps of running streams during the prefill of a long prompt, and requests that arrive behind it."""
 
 from __future__ import annotations
 
@@ -61,8 +61,10 @@ class StreamLog:
 async def measure_long_prompt(
     config: Config, plan: LongPromptPlan, note: Callable[[str], None], **server: str
 ) -> dict[str, Any]:
-    """JSON-able figures: gaps of the streams before and while the prompt is read, how long reading it takes alone and
-    beside them, and the times of short requests alone and behind a long prompt. ``server``: as `LocalServer` takes it.
+    """JSON-able figures: gaps of the streams before and during the prompt, times of the prompt alone and with streams,
+    and times of short requests alone and behind a long prompt.
+
+    server: further arguments of `LocalServer`.
 
     Raises:
         ChildServerError: the server did not start.
@@ -106,7 +108,7 @@ async def _beside_streams(
 async def _one_round(
     client: Client, ids: Sequence[int], plan: LongPromptPlan, number: int
 ) -> tuple[float, float, list[StreamLog]]:
-    """When the prompt was sent and answered, and what the streams saw of it."""
+    """Times at which the prompt was sent and answered, and the logs of the streams."""
     clock = asyncio.get_running_loop().time
     logs = [StreamLog() for _ in range(plan.streams)]
     prompts = [ids[place * 100 :][: _CHARACTERS // 4] for place in range(plan.streams)]
@@ -119,7 +121,7 @@ async def _one_round(
         begin_s = clock()
         await _timed(client, ids[: plan.tokens], 1, f"beside {number}")
         end_s = clock()
-        # The gap that spans the end ends with a part that comes after it.
+        # The gap that spans the end is complete with the next part.
         while any(not stream.done() and log.last_s <= end_s for stream, log in zip(streams, logs, strict=True)):
             await asyncio.sleep(0.005)
         for stream in streams:
@@ -139,7 +141,7 @@ async def _behind_long(
         behind_s.append(await _timed(client, short, plan.short_output, ""))
         await asyncio.sleep(0.1)
     long_s = await reading
-    # Nothing but the last chunk is not in the cache.
+    # A prompt of which all but the last chunk is cached.
     chunk_s = await _timed(client, [*ids[: max(0, plan.long_tokens - chunk)], *ids[:chunk]], 1, "long")
     note(f"{len(behind_s)} short requests while {plan.long_tokens} tokens were read in {long_s:.2f} s")
     return {

@@ -1,4 +1,4 @@
-"""`specdec verify`: path identity as something a user can run."""
+"""`specdec verify`: checks path identity by decoding the same requests under many conditions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TEXTS = (
     '{"name": "Ada", "born": 1815}\n{"name": "Alan", "born": 1912}\n{"name": "Grace", "born":',
 )
 
-# Longer than a page in any vocabulary: requests that begin with it share cached pages.
+# Longer than a KV page in any vocabulary, so requests that begin with it share cached pages.
 PREAMBLE = (
     "You are a careful assistant who answers questions about programs. Read the text that follows, keep to its style, "
     "do not repeat it needlessly, and continue exactly where it ends. Prefer short names, plain sentences and small "
@@ -71,8 +71,8 @@ GRAMMARS = (
 
 
 def make_requests(tokenizer: Tokenizer, count: int, seed: int, max_tokens: int) -> Iterator[Request]:
-    """``count`` requests: a third greedy, the others sampled with every option in turn, some in a grammar or of a
-    session; most ask for logprobs."""
+    """``count`` requests that cover greedy and sampled decoding with every option, grammars and sessions. Most request
+    log-probabilities."""
     rng = random.Random(seed)
     for number in range(count):
         preamble = PREAMBLE if number % 4 == 1 else ""
@@ -95,8 +95,8 @@ def make_requests(tokenizer: Tokenizer, count: int, seed: int, max_tokens: int) 
 
 
 def predicted(request: Request, output: Sequence[int], rng: random.Random) -> Request:
-    """``request`` with a prediction as a caller's might be: its ``output``, with something missing and something of
-    the prompt put in its place."""
+    """The request with an almost correct prediction: its ``output``, with some tokens replaced by tokens of the
+    prompt."""
     cut, gap = rng.randrange(len(output) + 1), rng.randrange(4)
     wrong = request.prompt_ids[: rng.randrange(4)]
     return replace(request, prediction_ids=(*output[:cut], *wrong, *output[cut + gap :]))
@@ -111,7 +111,7 @@ def _sampling(rng: random.Random, number: int) -> SamplingParams:
         SamplingParams(temperature=0.0, repetition_penalty=1.2, seed=seed),
         SamplingParams(temperature=1.0, min_p=0.05, frequency_penalty=0.5, presence_penalty=0.3, seed=seed),
         SamplingParams(temperature=0.7, seed=seed, n=2, logit_bias=((11, 2.0), (13, -3.0))),
-        # Few tokens under a strong penalty: every drafted token changes what may follow it.
+        # Few allowed tokens and a strong penalty: every drafted token changes the next choice.
         SamplingParams(temperature=0.0, frequency_penalty=0.8, allowed_token_ids=tuple(range(20, 32)), seed=seed),
     )
     return kinds[number % len(kinds)]
@@ -119,36 +119,28 @@ def _sampling(rng: random.Random, number: int) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class BatchConditions:
-    """One way to run the same requests.
-
-    drafters: who proposes, () for plain decode. max_nodes, max_depth, width: the shape of the trees. controlled: the
-    controller decides within these bounds (mode AUTO), else every step drafts up to them (mode ON). free: it believes
-    that drafting costs next to nothing, so that it drafts where it would not.
-    concurrency: requests in flight together. prefill_chunk: prompt rows per step. kv_pages: size of the cache, None
-    leaves it ample. preempt_every: steps between forced preemptions, 0 for none. warm: every prompt was decoded once
-    before, so prefixes hit; prefix_cache False computes every prompt afresh.
-    """
+    """One way to run the same requests."""
 
     name: str
-    drafters: tuple[str, ...] = ()
-    max_nodes: int = 0
+    drafters: tuple[str, ...] = ()  # empty: plain decode
+    max_nodes: int = 0  # bounds of a tree
     max_depth: int = 0
     width: int = 1
-    concurrency: int = 1
-    prefill_chunk: int = 192
-    kv_pages: int | None = None
-    preempt_every: int = 0
+    concurrency: int = 1  # requests in flight
+    prefill_chunk: int = 192  # prompt rows per step
+    kv_pages: int | None = None  # size of the KV cache; None: all of it
+    preempt_every: int = 0  # steps between forced preemptions; 0: none
     prefix_cache: bool = True
-    warm: bool = False
-    controlled: bool = False
-    free: bool = False
+    warm: bool = False  # decode every prompt once before, so that prefixes are cached
+    controlled: bool = False  # mode AUTO: the controller decides within the bounds; else mode ON: every step drafts
+    free: bool = False  # tell the controller that drafting costs almost nothing, so that it drafts more
 
 
 PLAIN = BatchConditions("plain decode, one at a time", prefix_cache=False)
 
 
 def standard_conditions(drafters: tuple[str, ...], max_batch: int) -> list[BatchConditions]:
-    """The batch conditions that `specdec verify` tries, from the ``drafters`` that are loaded."""
+    """The batch conditions of `specdec verify`, for the loaded ``drafters``."""
     many = min(8, max_batch)
     all_conditions = [
         BatchConditions("plain, many at once", concurrency=many),
@@ -182,10 +174,10 @@ def standard_conditions(drafters: tuple[str, ...], max_batch: int) -> list[Batch
 
 @dataclass(slots=True)
 class Outcome:
-    """One sample's tokens and log-probabilities (top ones included), to be compared without tolerance."""
+    """What is compared, without tolerance, of one sample; and its statistics."""
 
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)
+    logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)  # with the top ones
     finish: str = ""
     drafted: int = 0
     accepted: int = 0
@@ -196,7 +188,7 @@ Outcomes = dict[tuple[str, int], Outcome]
 
 
 class ConditionsRunner:
-    """Runs requests through engines that share one set of weights and differ in everything else."""
+    """Runs requests on engines that share one set of weights and differ in their conditions."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
@@ -233,7 +225,7 @@ class ConditionsRunner:
         )
         pages = parts.info.kv_tokens // 64 if conditions.kv_pages is None else conditions.kv_pages
         drafters = [d for d in parts.drafters if d.name in conditions.drafters]
-        # A short cache must still hold the longest request, so the context shrinks with it.
+        # A small cache must hold the longest request, so it also limits the context.
         limit = min(parts.info.max_context, pages * 64 - 64)
         info = dataclasses.replace(parts.info, max_context=limit)
         kv = KvCacheManager(pages, prefix_cache=conditions.prefix_cache)
@@ -242,7 +234,7 @@ class ConditionsRunner:
 
 
 def _free_drafting(parts: EngineParts) -> StepCosts:
-    """Costs under which more rows cost little and drafting nothing: the controller drafts wherever it sees a chance."""
+    """Costs with which the controller drafts at every chance: rows cost little, drafting nothing."""
     rows = [1, parts.config.max_step_rows]
     verify = CostTable(rows, [0], [[1e6, 1.01e6]]).as_dict()
     level = CostTable(rows, [0], [[1.0, 1.0]]).as_dict()
@@ -299,15 +291,15 @@ def _decode(
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Where a sample first differs from plain decode. ``position`` counts output tokens from 0."""
+    """The first difference of a sample from plain decode."""
 
     request_id: str
-    index: int
+    index: int  # of the sample
     conditions: str
-    position: int
+    position: int  # of the output token, from 0
     expected: str
     got: str
-    context: tuple[int, ...]
+    context: tuple[int, ...]  # tokens before the position
 
     def __str__(self) -> str:
         return (
@@ -317,7 +309,7 @@ class Mismatch:
 
 
 def first_mismatches(conditions: str, plain: Outcomes, other: Outcomes) -> list[Mismatch]:
-    """One mismatch per sample that differs in any token, log-probability or its reason to end."""
+    """One mismatch per sample that differs in a token, a log-probability or its finish reason."""
     found = []
     for (request_id, index), expected in plain.items():
         got = other.get((request_id, index), Outcome())
@@ -347,78 +339,55 @@ def _difference(expected: Outcome, got: Outcome) -> tuple[int, str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class ConditionsResult:
-    """Counts of one run. ``accepted``: tokens that came from drafts."""
+    """Counts of one run."""
 
     conditions: BatchConditions
-    pairs: int
+    pairs: int  # samples, each compared with the same sample of plain decode
     tokens: int
-    accepted: int
+    accepted: int  # tokens that came from drafts
     preemptions: int
     mismatches: int
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """Decoding under all conditions against plain decode."""
+    """Decoding under all conditions compared with plain decode."""
 
-    plain: BatchConditions
-    plain_result: ConditionsResult
+    plain: ConditionsResult
     results: list[ConditionsResult] = field(default_factory=list)
     mismatches: list[Mismatch] = field(default_factory=list)
 
-    @property
-    def pairs(self) -> int:
-        """Pairs compared."""
-        return sum(r.pairs for r in self.results)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens decoded under all conditions."""
-        return sum(r.tokens for r in self.results)
-
-    @property
-    def accepted(self) -> int:
-        """Of these tokens, those that came from drafts."""
-        return sum(r.accepted for r in self.results)
-
-    @property
-    def preemptions(self) -> int:
-        """Preemptions that happened meanwhile."""
-        return sum(r.preemptions for r in self.results)
+    def total(self, count: str) -> int:
+        """The sum of one count of `ConditionsResult` over all conditions."""
+        return sum(getattr(result, count) for result in self.results)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able figures."""
+        """The counts as JSON types."""
         return {
-            "pairs": self.pairs,
-            "tokens": self.tokens,
-            "accepted": self.accepted,
-            "preemptions": self.preemptions,
-            "mismatches": len(self.mismatches),
+            **{count: self.total(count) for count in ("pairs", "tokens", "accepted", "preemptions", "mismatches")},
             "first_mismatch": str(self.mismatches[0]) if self.mismatches else None,
-            "companies": {r.conditions.name: {"pairs": r.pairs, "mismatches": r.mismatches} for r in self.results},
+            "conditions": {r.conditions.name: {"pairs": r.pairs, "mismatches": r.mismatches} for r in self.results},
         }
 
     def table(self) -> Table:
-        """One row per run."""
+        """A row per run."""
         table = Table("conditions", "pairs", "tokens", "drafted", "preempted", "mismatches", title="path identity")
-        for result in (self.plain_result, *self.results):
+        for result in (self.plain, *self.results):
             figures = (result.pairs, result.tokens, result.accepted, result.preemptions, result.mismatches)
             table.add_row(result.conditions.name, *map(str, figures))
         return table
 
 
-MIN_REQUESTS = 14  # fewer would leave out some kinds of sampling
+MIN_REQUESTS = 14  # fewer would omit some kinds of sampling
 
 
 def verify(
     parts: EngineParts, *, pairs: int, max_tokens: int, seed: int, say: Callable[[str], Any] = lambda _: None
 ) -> VerifyReport:
-    """Decode requests plainly and then under all standard conditions, until ``pairs`` pairs were compared.
+    """Decode requests plainly, then under all standard conditions, and compare at least ``pairs`` pairs of samples.
 
     Raises:
         ConfigError: the context is too small for the prompts.
-
-    Each pair is one sample of one request under one set of conditions, against the same one decoded plainly, alone.
     """
     all_conditions = standard_conditions(tuple(d.name for d in parts.drafters), parts.config.max_batch)
     count = max(MIN_REQUESTS, -(-pairs // len(all_conditions)))
@@ -426,15 +395,15 @@ def verify(
     requests = list(itertools.islice(fitting, count))
     if len(requests) < count:
         raise ConfigError(
-            f"engine.max_context: {parts.info.max_context} tokens hold too few of the prompts to verify with; "
+            f"engine.max_context: {parts.info.max_context} tokens hold too few of the prompts; "
             "raise max_context or kv_tokens, or lower --max-tokens"
         )
     runner = ConditionsRunner(parts)
-    say(f"{len(requests)} requests, plainly and alone")
+    say(f"{len(requests)} requests, plain and one at a time")
     plain = runner.run(PLAIN, requests)
-    report = VerifyReport(PLAIN, _result(PLAIN, plain, 0))
+    report = VerifyReport(_result(PLAIN, plain, 0))
     rng = random.Random(seed)
-    # The answers are known now: every other request comes with a prediction of its own, nearly right.
+    # Every other request gets an almost correct prediction.
     requests = [
         predicted(request, plain[request.request_id, 0].tokens, rng) if number % 2 else request
         for number, request in enumerate(requests)
@@ -442,8 +411,9 @@ def verify(
     total, began_s = len(plain) * len(all_conditions), time.monotonic()
     for conditions in all_conditions:
         passed_s = time.monotonic() - began_s
-        left = f", about {passed_s / report.pairs * (total - report.pairs):.0f} s left" if report.pairs else ""
-        say(f"{report.pairs} of {total} pairs{left}; now {conditions.name}")
+        done = report.total("pairs")
+        left = f", about {passed_s / done * (total - done):.0f} s left" if done else ""
+        say(f"{done} of {total} pairs{left}; now {conditions.name}")
         outcomes = runner.run(conditions, requests)
         found = first_mismatches(conditions.name, plain, outcomes)
         report.mismatches += found

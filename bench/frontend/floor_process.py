@@ -1,8 +1,8 @@
-"""What the libraries under our frontend take by themselves: ``python -m bench.frontend.floor_process STEP_MS``.
+"""Serves with the front end's libraries alone: ``python -m bench.frontend.floor_process STEP_MS``.
 
-grpc.aio and uvicorn in one uvloop, as we have them, and behind them nothing: no engine, no checks, no admission. Each
-answers the requests that `BareGrpc` and `BareHttp` send with messages as ours are, of stamps taken when they are
-handed to the library. It prints its ports and ends with its parent, as `bench.server_process` does.
+grpc.aio and uvicorn run in one uvloop, as in the front end, without engine, checks and admission. They answer the
+benchmark's requests with messages of the same form, whose stamps are taken when the library gets them. The process
+prints its ports and ends with its parent, as `bench.server_process`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class Floor:
-    """gRPC and HTTP; ``step_s`` seconds between the messages of an answer."""
+    """Answers over gRPC and HTTP, with ``step_s`` seconds between messages."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -64,7 +64,7 @@ class Floor:
 
 
 async def serve(floor: Floor) -> None:
-    """Until the process ends."""
+    """Serve until the process ends."""
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(floor.stream)
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler}),))
@@ -84,7 +84,7 @@ async def serve(floor: Floor) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Serve with ``argv``'s milliseconds between messages."""
+    """Serve; ``argv`` holds the milliseconds between messages."""
     end_with_parent()
     uvloop.run(serve(Floor(float(argv[0]) / 1e3)))
 

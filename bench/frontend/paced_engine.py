@@ -1,4 +1,4 @@
-"""An engine that takes no time: it emits tokens by the clock and writes into their text when it did."""
+"""An engine that computes nothing: it returns tokens by the clock, with the time as their text."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from specdec.core.types import (
 from specdec.errors import ModelError
 
 _END = ";"
-_WIDTH = 18  # digits of a monotonic clock's nanoseconds, for centuries
+_WIDTH = 18  # digits of a time in nanoseconds
 
 
 def now_ns() -> int:
-    """The machine's clock, the same in every process."""
+    """The machine's monotonic clock in ns, equal in all processes."""
     return time.monotonic_ns()
 
 
@@ -44,7 +44,7 @@ def read_stamps(text: str) -> list[int]:
     """The times in ``text``, in nanoseconds.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the text is not from `stamp`.
     """
     *parts, rest = text.split(_END)
     if rest:
@@ -56,7 +56,7 @@ VOCAB_SIZE = 256
 
 
 class ByteTokenizer:
-    """No special tokens, no chat template."""
+    """A tokenizer of bytes, without special tokens and chat template."""
 
     special_ids: frozenset[int] = frozenset()
     has_chat_template = has_tool_template = False
@@ -81,26 +81,26 @@ class ByteTokenizer:
         return bytes(ids).decode("latin-1")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """One byte."""
+        """The byte."""
         return bytes([token_id])
 
     def special_id(self, name: str) -> int | None:
-        """None: there are none."""
+        """None."""
         return None
 
 
 NAME = "paced"
-TOKENS = 2  # per message, as speculation has it
+TOKENS = 2  # per message
 CONTEXT = 1 << 16
 
 
 def paced_target(step_ms: float) -> str:
-    """The configuration's ``target`` for an engine of such steps."""
+    """The configuration's ``target`` for an engine with steps of ``step_ms``."""
     return f"{NAME}:{step_ms:g}"
 
 
 def build(config: EngineConfig, progress: ProgressListener) -> PacedEngine:
-    """The factory that the engine process is given; the target says how long a step takes, see `paced_target`."""
+    """The factory for the engine process; the target is from `paced_target`."""
     return PacedEngine(float(config.target.partition(":")[2]) / 1e3)
 
 
@@ -112,9 +112,11 @@ class _Running:
 
 
 class PacedEngine:
-    """A request's first message comes at once, the others one by one at the ends of steps of ``step_s`` seconds that
-    all requests share. A message has `TOKENS` tokens; its text is the time it left the engine, behind the time the
-    request came in the first. ``max_tokens`` ends it."""
+    """Returns a request's first message at once, and the others one per step of ``step_s`` seconds.
+
+    A message has `TOKENS` tokens. Its text is the time at which it left the engine; in the first message the request's
+    arrival time precedes it. A request ends at ``max_tokens``.
+    """
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -123,7 +125,7 @@ class PacedEngine:
         self._tick_s = 0.0
 
     def submit(self, request: Request) -> None:
-        """Takes everything."""
+        """Accept every request."""
         self._running[request.request_id] = _Running(request, now_ns())
 
     def abort(self, request_id: str) -> bool:
@@ -134,7 +136,7 @@ class PacedEngine:
         return running is not None
 
     def step(self) -> list[RequestEvent]:
-        """The first messages of new requests at once; else the next of all, at the end of the step."""
+        """Return the first messages of new requests at once, else the next message of all at the end of the step."""
         events, self._aborted = self._aborted, []
         chosen = [running for running in self._running.values() if not running.emitted]
         if not chosen:
@@ -166,11 +168,11 @@ class PacedEngine:
         return EngineLoad(running_requests=len(self._running), total_pages=1 << 14, free_pages=1 << 14)
 
     def trace(self, limit: int) -> list[StepTrace]:
-        """Nothing is recorded."""
+        """Empty."""
         return []
 
     def close(self) -> None:
-        """Forgets every request."""
+        """Drop every request."""
         self._running.clear()
 
     def _advance(self, running: _Running) -> list[RequestEvent]:

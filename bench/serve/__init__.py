@@ -1,6 +1,6 @@
-"""Load on a running server, ours or any with OpenAI's API: who asks when, and how long answers take.
+"""Load tests of a running server: specdec, or any server with OpenAI's API.
 
-This module stays light: the command line reads the names from it.
+Imports nothing: the command line reads the names.
 """
 
 from __future__ import annotations

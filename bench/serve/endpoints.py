@@ -1,4 +1,4 @@
-"""Servers that load can be put on: ours over gRPC, any with OpenAI's API over HTTP."""
+"""Clients for load tests: specdec over gRPC, any server with OpenAI's API over HTTP."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from specdec.load.request import Endpoint, LoadRequest, Record, RefusedError
 
 
 class ServerUrl(NamedTuple):
-    """``place``: host:port where ``protocol`` is grpc; else the URL that paths are put behind, API version included."""
+    """The address of a server."""
 
     protocol: Literal["grpc", "http"]
-    place: str
+    place: str  # gRPC: host:port; HTTP: the base URL with the API version
     tls: bool
 
     @staticmethod
     def read(url: str) -> ServerUrl:
-        """From ``grpc://host:port``, ``grpcs://host:port`` (TLS), ``http://host:port`` or ``https://``; of the latter
-        two, a URL without a path means the one below ``/v1``.
+        """Parse ``grpc://host:port``, ``grpcs://host:port`` (TLS), ``http://...`` or ``https://...``. An HTTP URL
+        without a path gets ``/v1``.
 
         Raises:
-            ConfigError: it is of none of these forms.
+            ConfigError: the URL has none of these forms.
         """
         try:
             parts = urlsplit(url)
             bare = parts.path in ("", "/")
             good = bool(parts.hostname) and (parts.port is None or parts.port > 0)
         except ValueError:
-            raise ConfigError(f"url: {url!r} is no URL; write grpc://HOST:PORT or http://HOST:PORT/v1") from None
+            raise ConfigError(f"url: {url!r} is not a URL; write grpc://HOST:PORT or http://HOST:PORT/v1") from None
         if good and bare and parts.scheme in ("grpc", "grpcs"):
             return ServerUrl("grpc", parts.netloc, parts.scheme == "grpcs")
         if good and parts.scheme in ("http", "https"):
@@ -63,24 +63,24 @@ _BYTES = 16
 
 
 class AnswerHashes:
-    """Gathers texts, and token ids if the server sends them. ``has_ids``: whether it did, even an empty list."""
+    """Collects the text of an answer, and its token ids if the server returns them."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._ids: list[int] = []
-        self.has_ids = False
+        self.has_ids = False  # whether the server returned ids, even an empty list
 
     def text(self, part: str) -> None:
-        """More text."""
+        """Append text."""
         self._texts.append(part)
 
     def ids(self, part: Iterable[int]) -> None:
-        """More tokens."""
+        """Append token ids."""
         self.has_ids = True
         self._ids += part
 
     def note(self, record: Record) -> None:
-        """Put the text and the hashes into ``record``."""
+        """Store the text and the hashes in ``record``."""
         record.text = "".join(self._texts)
         record.text_hash = _digest(record.text)
         if self.has_ids:
@@ -96,9 +96,9 @@ _HINTS = CompletionHints(mode="middle_or_prefix")
 
 
 class GrpcEndpoint:
-    """GenerateStream for texts and conversations, Complete for gaps; nothing is tried twice. Use in one event loop.
+    """Sends GenerateStream for texts and conversations, Complete for gaps, without retries. Use in one event loop.
 
-    asked: further options of every request; those that an `LoadRequest` has are taken from there.
+    asked: options of every request; fields of the `LoadRequest` take precedence. deadline_s: of every request.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class GrpcEndpoint:
 
 async def _note(events: AsyncGenerator[RequestEvent, None], record: Record) -> None:
     clock = asyncio.get_running_loop().time
-    held = 0  # tokens whose text did not come yet
+    held = 0  # tokens whose text has not arrived yet
     hashes = AnswerHashes()
     hashes.ids(())
     async for event in events:
@@ -169,19 +169,19 @@ _BUSY_STATUS = (429, 503)
 _DATA = "data:"
 _SHOWN = 300
 _FILTERS, _PLAIN = ("top_p", "top_k", "min_p"), SamplingParams()
-_OPEN = ("specdec", "vllm")  # as they name themselves: servers that know cache salts, and tell token ids
+_OPEN = ("specdec", "vllm")  # `owned_by` of servers that accept cache salts and return token ids
 
 
 class EndpointError(SpecdecError):
-    """The server's answer is an error, or none at all."""
+    """The server returned an error or an invalid answer."""
 
 
 class StatusError(EndpointError):
-    """An HTTP status that is neither a success nor a refusal for now."""
+    """An HTTP status that is neither success nor a temporary refusal."""
 
 
 class StreamError(EndpointError):
-    """``error``: the server's error in place of the rest of a stream that had begun."""
+    """The server ended a running stream with an error."""
 
     def __init__(self, error: Any) -> None:
         self.error = error
@@ -189,11 +189,11 @@ class StreamError(EndpointError):
 
 
 class OpenAIEndpoint:
-    """Streams ``/completions`` for texts and gaps (``suffix``), ``/chat/completions`` for conversations.
-
-    base: with the version, ``http://host:port/v1``. model "": none is named until `find_model` has found
-    the server's first. tell_ids: ask a server that can tell them for token ids. extra: fields of every body. Use in one
+    """Streams ``/completions`` for texts and gaps (``suffix``), ``/chat/completions`` for conversations. Use in one
     event loop.
+
+    base: URL with the version, ``http://host:port/v1``. model: empty until `find_model` finds the server's first.
+    tell_ids: request token ids from servers that return them. extra: further fields of every body.
     """
 
     def __init__(
@@ -210,17 +210,17 @@ class OpenAIEndpoint:
         self._base, self._model, self._temperature, self._extra = base.rstrip("/"), model, temperature, extra or {}
         self._open, self._tell_ids = False, tell_ids
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        # Waiting for a free connection of ours would look like waiting for the server.
+        # No limit: waiting for a free connection would count as the server's time.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.AsyncClient(
             headers=headers, limits=limits, timeout=None, trust_env=False, transport=transport
         )
 
     async def find_model(self) -> str:
-        """The model that is asked for. Also finds out whether the server accepts salts and sends token ids.
+        """The requested model. Also detects whether the server accepts salts and returns token ids.
 
         Raises:
-            EndpointError: none was given, and the server can not be reached, or names none.
+            EndpointError: no model was given, and the server does not answer or lists none.
         """
         try:
             answer = await self._http.get(f"{self._base}/models", timeout=10.0)
@@ -262,7 +262,7 @@ class OpenAIEndpoint:
         }  # fmt: skip
         if model := ask.model or self._model:
             body["model"] = model
-        # Not every server knows all of them.
+        # Only those that are set: not every server accepts all of them.
         body |= {name: getattr(sampling, name) for name in _FILTERS if getattr(sampling, name) != getattr(_PLAIN, name)}
         if ask.chat:
             body["messages"] = [{"role": turn.role, "content": turn.content} for turn in ask.chat]
@@ -273,7 +273,7 @@ class OpenAIEndpoint:
         if ask.stop:
             body["stop"] = list(ask.stop)
         if ask.fixed:
-            body["ignore_eos"] = True  # not OpenAI's, but ours, vLLM's, SGLang's and llama.cpp's
+            body["ignore_eos"] = True  # accepted by specdec, vLLM, SGLang and llama.cpp
         if ask.prediction:
             body["prediction"] = {"type": "content", "content": ask.prediction}
         if ask.seed is not None:
@@ -289,10 +289,10 @@ DONE: dict[str, Any] = {}
 
 
 def stream_event(line: str) -> dict[str, Any] | None:
-    """The object in one line of a stream of OpenAI's; `DONE` for its last; None for a line that holds none.
+    """The object in a line of OpenAI's stream; `DONE` for the last; None for a line without data.
 
     Raises:
-        EndpointError: it reports an error (`StreamError`), or is no JSON object.
+        EndpointError: the line reports an error (`StreamError`), or is not a JSON object.
     """
     if not line.startswith(_DATA):
         return None
@@ -302,9 +302,9 @@ def stream_event(line: str) -> dict[str, Any] | None:
     try:
         event = json.loads(data)
     except ValueError:
-        raise EndpointError(f"the stream holds something else than JSON: {data[:_SHOWN]}") from None
+        raise EndpointError(f"the stream contains invalid JSON: {data[:_SHOWN]}") from None
     if not isinstance(event, dict):
-        raise EndpointError(f"the stream holds something else than objects: {data[:_SHOWN]}")
+        raise EndpointError(f"the stream contains a value that is not an object: {data[:_SHOWN]}")
     if event.get("error"):
         raise StreamError(event["error"])
     return event
@@ -330,7 +330,7 @@ def _take(event: dict[str, Any], record: Record, hashes: AnswerHashes, now_s: fl
             all_steps, drafted = figures.get("num_steps", 0), figures.get("num_spec_steps", 0)
             record.steps(all_steps, drafted, figures.get("acceptance_histogram", ()))
     except (AttributeError, TypeError, ValueError):
-        raise EndpointError(f"the stream holds something else than completions: {str(event)[:_SHOWN]}") from None
+        raise EndpointError(f"the stream contains an invalid completion: {str(event)[:_SHOWN]}") from None
     record.last_s = now_s
     if new:
         record.chunk(now_s)
@@ -350,16 +350,14 @@ def _refusal(status: int, headers: httpx.Headers, body: bytes) -> SpecdecError:
 async def connect(
     url: str, credentials: Credentials, *, model: str = "", temperature: float = 0.0, speculation: str = "auto"
 ) -> tuple[Endpoint, dict[str, Any]]:
-    """The endpoint at ``url``, and facts about it for the report.
-
-    url: as `ServerUrl.read` takes it.
+    """The endpoint at ``url``, as `ServerUrl.read` takes it, and facts for the report.
 
     Raises:
-        ConfigError: the URL means nothing.
+        ConfigError: the URL is invalid.
         SpecdecError: the server does not answer.
     """
     asked = GenerateOptions(speculation=SpeculationParams(SpeculationMode(speculation)))
-    # Servers that are not ours would refuse a field they do not know.
+    # Other servers refuse unknown fields.
     extra = {} if speculation == "auto" else {"speculation": {"mode": speculation}}
     endpoint, facts = await connect_with(url, credentials, asked, extra, model=model, temperature=temperature)
     return endpoint, facts | {"url": url, "temperature": temperature, "speculation": speculation}
@@ -375,9 +373,10 @@ async def connect_with(
     temperature: float = 0.0,
     tell_ids: bool = False,
 ) -> tuple[Endpoint, dict[str, Any]]:
-    """The same, with further options for every request: ``asked`` where the server speaks gRPC, ``extra`` fields of the
-    body where it speaks HTTP; ``tell_ids`` as `OpenAIEndpoint` has it. The facts are what the server says of itself;
-    raises as `connect` does."""
+    """As `connect`, with further options of every request, and only the server's description as facts.
+
+    asked: options over gRPC. extra: fields of the body over HTTP. tell_ids: as in `OpenAIEndpoint`.
+    """
     where = ServerUrl.read(url)
     if where.protocol == "grpc":
         if where.tls:

@@ -22,10 +22,10 @@ TICK_S = 0.01
 
 
 class LagMeter(BackgroundWatch):
-    """Use as ``async with`` around the work. ``lags_ms``: by how much each of many short sleeps overran."""
+    """Measures how late the event loop is during an ``async with`` block."""
 
     def __init__(self) -> None:
-        self.lags_ms: list[float] = []
+        self.lags_ms: list[float] = []  # delay of each of many short sleeps
 
     async def _watch(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -35,12 +35,13 @@ class LagMeter(BackgroundWatch):
             self.lags_ms.append((clock() - until) * 1e3)
 
 
-LEAD_S = 0.05
-REFUSED_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0  # of one in a closed loop that was refused; the first without a hint
+LEAD_S = 0.05  # from the call of `on_schedule` to the first request
+REFUSED_PAUSE_S = 0.1  # pause of a closed loop after a refusal without a retry hint
+LONGEST_PAUSE_S = 1.0  # longest pause after a refusal
 
 
 class LoadRun:
-    """``records`` grow in the order of sending and may be looked at while it runs. Make one per run."""
+    """Sends the requests of one run. ``records`` grow in the order of sending and may be read during the run."""
 
     def __init__(self, endpoint: Endpoint, timeout_s: float = 120.0) -> None:
         self._endpoint, self._timeout_s = endpoint, timeout_s
@@ -52,15 +53,14 @@ class LoadRun:
 
     @property
     def lags_ms(self) -> list[float]:
-        """By how much our own event loop was late, sampled all the time."""
+        """Delays of the event loop, sampled during the run."""
         return self._lag.lags_ms
 
     async def on_schedule(self, schedule: Seq[TimedRequest], start_s: float | None = None) -> None:
-        """Send every request when it is due, whatever became of those before; returns when all have ended. ``start_s``:
-        what the offsets count from, by the event loop's clock; None: now.
+        """Send every request at its time, independent of earlier ones; returns when all have ended.
 
-        A request's times count from when it was due, so one that a slow server would have kept us from sending is not
-        left out (coordinated omission).
+        Times of a request count from its scheduled time, which avoids coordinated omission. start_s: time of the event
+        loop's clock from which offsets count; None: now.
         """
         self.open_loop, self.planned = True, len(schedule)
         clock = asyncio.get_running_loop().time
@@ -75,8 +75,8 @@ class LoadRun:
     async def in_turns(
         self, asks: Iterator[LoadRequest], at_once: int, count: int | None, duration_s: float | None
     ) -> None:
-        """Keep ``at_once`` requests running until ``count`` were sent or ``duration_s`` has passed; those that run
-        then are waited for."""
+        """Keep ``at_once`` requests running until ``count`` were sent or ``duration_s`` has passed, then wait for the
+        running ones."""
         self.planned = count
         clock = asyncio.get_running_loop().time
         self.started_s = clock()
@@ -103,7 +103,7 @@ class LoadRun:
             async with asyncio.timeout(self._timeout_s):
                 await self._endpoint.send(ask, record)
         except TimeoutError:
-            record.outcome, record.error = "cut", f"no end within {self._timeout_s:g} s"
+            record.outcome, record.error = "cut", f"not finished within {self._timeout_s:g} s"
         except RefusedError as error:
             record.outcome, record.error, record.retry_after_s = "refused", str(error), error.retry_after_s
         except SpecdecError as error:
@@ -117,43 +117,42 @@ MAX_SLIP_MS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServeReport:
-    """``about``: what was run where. ``max_slip_ms``: how late the generator may be at p99. ``price_per_hour``: of the
-    machine that served, 0 for none given."""
+    """The figures of a run."""
 
     run: LoadRun
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)  # description of load, server and generator
     objectives: Seq[Objective] = ()
-    price_per_hour: float = 0.0
-    max_slip_ms: float = MAX_SLIP_MS
+    price_per_hour: float = 0.0  # of the server's machine; 0: unknown
+    max_slip_ms: float = MAX_SLIP_MS  # longest delay of the generator at p99 in a valid run
 
     @property
     def answered(self) -> list[Record]:
-        """Requests with a whole answer."""
+        """Requests with a complete answer."""
         return [record for record in self.run.records if record.ok]
 
     @property
     def duration_s(self) -> float:
-        """From the beginning to the end of the last answer."""
+        """Seconds from the start to the end of the last answer."""
         return max(self.run.ended_s - self.run.started_s, 1e-9)
 
     @property
     def good(self) -> list[Record]:
-        """Answered within every objective."""
+        """Answered requests that met every objective."""
         return [record for record in self.answered if all(limit.kept_by(record) for limit in self.objectives)]
 
     def faults(self) -> list[str]:
-        """Why the figures are not the server's: the generator could not keep up. Empty for a valid run."""
+        """Reasons why the run is invalid, such as a generator that could not keep up."""
         found = []
         slips = spread([record.slip_ms for record in self.run.records])
         if self.run.open_loop and slips.get("p99", 0.0) > self.max_slip_ms:
             found.append(
                 f"requests were sent late: {slips['p99']:.1f} ms at p99, {self.max_slip_ms:g} are allowed; "
-                "run the generator on a machine of its own, or ask for less"
+                "run the generator on another machine, or lower the load"
             )
         lags = spread(self.run.lags_ms)
         if lags.get("p99", 0.0) > self.max_slip_ms:
             found.append(
-                f"the generator itself was busy: its event loop was {lags['p99']:.1f} ms late at p99, "
+                f"the generator was busy: its event loop was {lags['p99']:.1f} ms late at p99, "
                 f"{self.max_slip_ms:g} are allowed"
             )
         if not self.answered:
@@ -170,12 +169,12 @@ class ServeReport:
             "tpot_ms": spread([tpot for record in answered if (tpot := record.tpot_ms) is not None]),
             "inter_chunk_ms": spread([gap for record in answered for gap in record.gaps_ms]),
             "e2e_ms": spread([record.e2e_ms for record in answered]),
-            # Where the server does not say how many tokens a message has, each answer counts with its mean.
+            # If the server does not report the tokens of a message, each answer counts with its mean.
             "tokens_per_chunk": spread(counts or means),
         }
 
     def as_dict(self, *, requests: bool = True) -> dict[str, Any]:
-        """JSON-able: every figure, and those of every request unless not asked for."""
+        """Every figure as JSON types; with ``requests`` also those of every request."""
         records, faults = self.run.records, self.faults()
         figures: dict[str, Any] = {
             **self.about, "valid": not faults, "faults": faults, "duration_s": round(self.duration_s, 3),
@@ -227,40 +226,37 @@ class ServeReport:
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """One of three ways to send: at ``arrivals``, as in the file ``trace`` (``speed`` times as fast), or, with neither,
-    ``at_once`` requests at any time until ``requests`` were sent or ``duration_s`` has passed. ``warm_up`` requests
-    come before, two at a time, and are not counted. ``fixed``: every answer of a workload is as long as it may be, so
-    that one request is as much work as another.
+    """A load: an open loop with ``arrivals``, the replay of a ``trace``, or else a closed loop.
 
     Raises:
-        ConfigError: the plan has no end, or two ways to send.
+        ConfigError: the plan has no end, or both arrivals and a trace.
     """
 
     workload: str = "humaneval"
-    at_once: int = 1
-    requests: int | None = None
-    duration_s: float | None = None
+    at_once: int = 1  # concurrent requests of a closed loop
+    requests: int | None = None  # end of a closed loop
+    duration_s: float | None = None  # end of a closed loop
     arrivals: Arrivals | None = None
     trace: Path | None = None
-    speed: float = 1.0
-    max_tokens: int | None = None
-    fixed: bool = False
-    warm_up: int = 4
-    seed: int = 0
-    timeout_s: float = 120.0
+    speed: float = 1.0  # of the replay: 2 takes half the time
+    max_tokens: int | None = None  # None: each workload's own limit
+    fixed: bool = False  # every answer has `max_tokens` tokens, so that all requests are equal work
+    warm_up: int = 4  # requests before, two at a time, which do not count
+    seed: int = 0  # of the arrivals
+    timeout_s: float = 120.0  # of a request
     objectives: tuple[Objective, ...] = ()
     price_per_hour: float = 0.0
     max_slip_ms: float = MAX_SLIP_MS
 
     def __post_init__(self) -> None:
         if self.arrivals is not None and self.trace is not None:
-            raise ConfigError("serve: a rate and a trace both say when to send; give one of them")
+            raise ConfigError("serve: a rate and a trace exclude each other")
         if self.arrivals is None and self.trace is None and self.requests is None and self.duration_s is None:
             raise ConfigError("serve: give a number of requests or a duration")
 
     @property
     def kind(self) -> str:
-        """How requests are sent, in words."""
+        """Description of the load."""
         if self.trace is not None:
             return f"replay of {self.trace.name} at {self.speed:g} x"
         if self.arrivals is None:
@@ -283,11 +279,11 @@ async def run_plan(
     watch: Callable[[LoadRun], None] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> ServeReport:
-    """Put load on ``endpoint``. ``watch`` receives the run about twice a second, ``note`` what is left out.
+    """Put load on ``endpoint``. watch: receives the run about twice a second. note: receives omitted prompts.
 
     Raises:
-        WorkloadUnavailableError: the workload's prompts can not be had.
-        ConfigError: the trace can not be read.
+        WorkloadUnavailableError: the workload's prompts are not installed.
+        ConfigError: the trace cannot be read.
     """
     asks = endless_asks(plan.workload, plan.max_tokens, note)
     if plan.fixed:

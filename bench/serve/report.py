@@ -21,7 +21,7 @@ NAMES = {
 
 
 def progress_line(run: LoadRun, now_s: float) -> str:
-    """Where a run is."""
+    """The progress of a run."""
     ended = [record for record in run.records if record.end_s]
     answered = [record for record in ended if record.ok]
     tokens = sum(record.output_tokens for record in answered)
@@ -37,7 +37,7 @@ def progress_line(run: LoadRun, now_s: float) -> str:
 
 
 def report_tables(report: ServeReport) -> Iterator[Table | Text]:
-    """Latencies, totals, and first of all whether they count."""
+    """Validity, latencies and totals."""
     figures = report.as_dict(requests=False)
     yield validity(figures)
     latency = Table("", "n", "mean", *(f"p{q}" for q in QUANTILES), "max", title=str(figures.get("load", "")))
@@ -51,7 +51,7 @@ def report_tables(report: ServeReport) -> Iterator[Table | Text]:
 
 
 def validity(figures: dict[str, Any]) -> Text:
-    """One line per reason for which the run does not count."""
+    """A line per reason why the run is invalid."""
     if figures["valid"]:
         return Text("valid: the generator kept up", style="green")
     return Text("\n".join(f"INVALID: {fault}" for fault in figures["faults"]), style="bold red")

@@ -1,7 +1,7 @@
-"""Real prompts to measure an engine on. This module stays light: the command line reads the names from it."""
+"""Real prompts for benchmarks. Imports nothing: the command line reads the names."""
 
 from __future__ import annotations
 
 WORKLOAD_NAMES = ("humaneval", "edit", "fim", "typing", "chat", "concurrent", "mixed")
-MIXES = ("humaneval", "chat", "mixed", "edit")  # of prompts that are asked several at a time
+MIXES = ("humaneval", "chat", "mixed", "edit")  # of concurrent prompts
 CONCURRENT_NAMES = tuple(f"concurrent/{mix}" for mix in MIXES)

@@ -189,8 +189,8 @@ def verify_command(engine_config: EngineConfig, pairs: int, max_tokens: int, see
         for mismatch in report.mismatches[:1]:
             click.echo(f"first mismatch: {mismatch}")
         click.echo(
-            f"{report.pairs} pairs, {report.tokens} tokens, {report.accepted} of them drafted, "
-            f"{report.preemptions} preemptions, {len(report.mismatches)} mismatches ({seconds:.0f} s, "
-            f"{parts.info.numeric_mode})"
+            f"{report.total('pairs')} pairs, {report.total('tokens')} tokens, {report.total('accepted')} of them "
+            f"drafted, {report.total('preemptions')} preemptions, {len(report.mismatches)} mismatches "
+            f"({seconds:.0f} s, {parts.info.numeric_mode})"
         )
     sys.exit(1 if report.mismatches else 0)

@@ -123,7 +123,7 @@ def test_what_is_not_answered() -> None:
         "n": 1, "with_retry_hint": 1, "retry_after_s": figures["refusals"]["retry_after_s"]
     }  # fmt: skip
     assert figures["refusals"]["retry_after_s"]["max"] == 0.75
-    assert set(figures["errors"]) == {"full", "broken", "no end within 5 s"}
+    assert set(figures["errors"]) == {"full", "broken", "not finished within 5 s"}
     assert figures["latency"]["ttft_ms"]["n"] == 1  # only whole answers have latencies
     assert figures["goodput"]["share_of_sent"] == 0.25  # and what was not answered was not good
 
