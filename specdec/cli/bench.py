@@ -1,4 +1,4 @@
-"""`specdec bench`: measurements a user can repeat; here those of a model, of an engine, of other engines."""
+"""`specdec bench`: benchmarks of a model (`step`, `perplexity`), an engine, and other engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bench.peers.peers_report import PeersRun
 
 
-ARM_TOKENS = 20480  # of KV cache: all arms run at the same time
+ARM_TOKENS = 20480  # of KV cache per arm: all arms run at the same time
 
 
 @click.command("engine")
@@ -44,7 +44,9 @@ ARM_TOKENS = 20480  # of KV cache: all arms run at the same time
 @click.option(
     "--at-once", type=click.IntRange(2, 64), default=8, show_default=True, help="Concurrent requests of `concurrent`."
 )
-@click.option("--max-tokens", type=click.IntRange(min=8), help="Longest output, instead of each workload's own limit.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=8), help="Length limit of an answer; default: each workload's own."
+)
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy.")
 @click.option("--fixed", is_flag=True, help="Also run a grid of fixed settings; takes about four times as long.")
 @click.option(
@@ -166,7 +168,7 @@ def _read_report(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise click.UsageError(f"--report: {file} can not be read ({error})") from None
+        raise click.UsageError(f"--report: {file} cannot be read ({error})") from None
 
 
 def _draw(file: Path, reports: list[Any]) -> None:
@@ -183,16 +185,16 @@ async def _run(plan: PeersPlan) -> PeersRun:
 
     task = asyncio.current_task()
     assert task is not None  # a coroutine runs in one
-    # Python would end at once, and leave the engines behind.
+    # By default Python would exit at once and leave the engines running.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    console = Console(stderr=True)  # of both, or lines would break the bars
+    console = Console(stderr=True)  # one for lines and bars, so that lines do not break the bars
     with ProgressBar(console) as progress:
         return await run_peers(plan, progress_line(console), progress)
 
 
 @click.command("step")
 @engine_options
-@click.option("--repeats", default=15, show_default=True, help="Interleaved repeats; medians are reported.")
+@click.option("--repeats", default=15, show_default=True, help="Repeats, shapes in turns; medians are reported.")
 @click.option(
     "--context",
     "contexts",
@@ -200,11 +202,11 @@ async def _run(plan: PeersPlan) -> PeersRun:
     multiple=True,
     default=(256, 2048),
     show_default=True,
-    help="Tokens before the rows; may be given several times.",
+    help="Tokens before the rows; may be repeated.",
 )
 @json_option
 def step_command(engine_config: EngineConfig, repeats: int, contexts: tuple[int, ...], as_json: bool) -> None:
-    """One forward by rows and context, prefill, and what is not the forward."""
+    """Measure a forward by rows and context, prefill, and the rest of an engine step."""
     from bench.forward import StepBench
     from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
@@ -237,21 +239,25 @@ KV_DTYPES = ("fp32", "bf16", "int8")
 @click.option(
     "--tokens", type=click.IntRange(min=1), default=4096, show_default=True, help="Tokens of real text to score."
 )
+@click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens of a window.")
 @click.option(
-    "--window", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens that are read in a row."
+    "--given",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Tokens at the start of a window that are not scored.",
 )
-@click.option("--given", type=click.IntRange(min=1), default=1, show_default=True, help="Of a window, not scored.")
-@click.option("--text", type=click.File(encoding="utf-8"), help="Text to score, instead of code of Python's library.")
+@click.option("--text", type=click.File(encoding="utf-8"), help="Text to score; default: code of Python's library.")
 @click.option(
-    "--of", type=click.Choice(["weights", "kv"]), default="weights", show_default=True, help="Whose type is varied."
+    "--of", type=click.Choice(["weights", "kv"]), default="weights", show_default=True, help="What the types are of."
 )
 @json_option
 def perplexity_command(
     engine_config: EngineConfig, tokens: int, window: int, given: int, text: TextIO | None, of: str, as_json: bool
 ) -> None:
-    """Perplexity in each numeric type of the weights, or of the KV cache, and its ratio to fp32.
+    """Compute the perplexity with each numeric type of the weights or the KV cache, and its ratio to fp32.
 
-    As llama-perplexity counts it: --window 512 --given 257 --text FILE.
+    To score like llama-perplexity: --window 512 --given 257 --text FILE.
     """
     if given > window:
         raise click.BadParameter("must not exceed --window", param_hint="--given")
@@ -266,7 +272,7 @@ def perplexity_command(
         with ProgressBar() as progress:
             parts = build_parts(engine_config.model_copy(update={setting: dtype}), progress)
         found[dtype] = perplexity(parts, tokens, window, scored, given)
-        del parts  # or two models would be in memory at once
+        del parts  # before the next model is loaded
     figures = {f"{dtype}_perplexity": round(value, 4) for dtype, value in found.items()}
     figures |= {f"{dtype}_over_fp32": round(found[dtype] / found["fp32"], 5) for dtype in dtypes[1:]}
     if as_json:

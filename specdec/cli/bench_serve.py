@@ -35,26 +35,28 @@ _REPORTING = (
         show_default=True,
         help="specdec servers only.",
     ),
-    click.option("--model", default="", help="OpenAI endpoints only; default: the first that the server names."),
-    click.option("--goodput", "goodput", multiple=True, help="METRIC:MS, of ttft, tpot, itl and e2e; may be repeated."),
+    click.option("--model", default="", help="OpenAI endpoints only; default: the first that the server lists."),
     click.option(
-        "--price-per-hour", type=click.FloatRange(min=0), default=0.0, help="Of the machine, for tokens per dollar."
+        "--goodput", "goodput", multiple=True, help="Objective METRIC:MS with ttft, tpot, itl or e2e; may be repeated."
     ),
     click.option(
-        "--warm-up", type=click.IntRange(min=0), default=4, show_default=True, help="Requests before, not counted."
+        "--price-per-hour", type=click.FloatRange(min=0), default=0.0, help="Dollars, for tokens per dollar."
     ),
     click.option(
-        "--timeout", type=_POSITIVE, default=120.0, show_default=True, help="Seconds a request may take."
+        "--warm-up", type=click.IntRange(min=0), default=4, show_default=True, help="Uncounted requests before the run."
+    ),
+    click.option(
+        "--timeout", type=_POSITIVE, default=120.0, show_default=True, help="Time limit of a request in seconds."
     ),
     click.option(
         "--max-slip",
         type=_POSITIVE,
         default=10.0,
         show_default=True,
-        help="Milliseconds the generator may be late at p99; else the run is invalid, and the exit code 3.",
+        help="Delay of the generator at p99, in ms, above which the run is invalid (exit code 3).",
     ),
-    click.option("--json", "json_file", type=_FILE, help="Write every figure there, those of every request too."),
-    click.option("--quiet", is_flag=True, help="No progress while it runs."),
+    click.option("--json", "json_file", type=_FILE, help="Write all figures to this file, each request's too."),
+    click.option("--quiet", is_flag=True, help="No progress line."),
 )  # fmt: skip
 
 
@@ -66,54 +68,62 @@ def reporting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("serve")
-@click.option("--url", required=True, help="grpc://HOST:PORT (ours), or http://HOST:PORT/v1 (any OpenAI endpoint).")
+@click.option("--url", required=True, help="grpc://HOST:PORT (specdec), or http://HOST:PORT/v1 (any OpenAI endpoint).")
 @click.option("--workload", type=click.Choice(SERVE_WORKLOADS), default="humaneval", show_default=True)
 @click.option(
     "--concurrency",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Closed loop: so many requests at any time.",
+    help="Closed loop: concurrent requests.",
 )
-@click.option("--requests", type=click.IntRange(min=1), help="Closed loop: how many; default 32 without --duration.")
-@click.option("--duration", type=_POSITIVE, help="Seconds in which requests are sent; default 30 with --rate.")
-@click.option("--rate", type=_POSITIVE, help="Open loop: requests per second, whatever becomes of those before.")
-@click.option("--ramp-to", type=_POSITIVE, help="The rate at the end; it changes evenly from --rate.")
+@click.option(
+    "--requests", type=click.IntRange(min=1), help="Closed loop: number of requests; default 32 without --duration."
+)
+@click.option("--duration", type=_POSITIVE, help="Seconds during which requests are sent; default 30 with --rate.")
+@click.option("--rate", type=_POSITIVE, help="Open loop: requests per second.")
+@click.option("--ramp-to", type=_POSITIVE, help="Rate at the end; it changes linearly from --rate.")
 @click.option("--arrivals", type=click.Choice(ARRIVALS), default="poisson", show_default=True, help="Of an open loop.")
 @click.option(
     "--shape",
     type=_POSITIVE,
     default=0.5,
     show_default=True,
-    help="Of gamma arrivals: less than 1 comes in bursts, 1 is Poisson, more is more regular.",
+    help="Shape of gamma arrivals: below 1 in bursts, 1 Poisson, above 1 more regular.",
 )
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Replay: JSON lines with offset_s and prompt, messages or prefix and suffix.",
 )
-@click.option("--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of a replay: 2 takes half the time.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer, instead of the workload's own limit.")
-@click.option("--fixed-length", is_flag=True, help="Every answer as long as it may be: stops and ends are ignored.")
+@click.option(
+    "--speed", type=_POSITIVE, default=1.0, show_default=True, help="Speed of a replay: 2 takes half the time."
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), help="Length limit of an answer; default: the workload's own."
+)
+@click.option("--fixed-length", is_flag=True, help="Every answer has --max-tokens tokens; stops are ignored.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the arrivals.")
 @credential_options
 @reporting_options
 def serve_load_command(**values: Any) -> None:
-    """Send requests to a server and measure how long its answers take.
+    """Send requests to a server and measure its answers.
 
-    Without --rate and --trace: a closed loop. Times count from when a request was due, so what a slow server holds up
-    is not left out.
+    A closed loop without --rate and --trace. Times count from the scheduled time of a request, so delays by a slow
+    server are included.
     """
     run_load(values, **_asked(values))
 
 
 def run_load(values: dict[str, Any], **asked: Any) -> None:
-    """Put load on the server of ``values``, which `reporting_options`, `credential_options` and ``url`` fill, and
-    report; ``asked``: the fields of `ServePlan` that say what is asked and when. Exits with 3 when the run is invalid.
+    """Put load on a server and report. Exits with 3 if the run is invalid.
+
+    values: the options of `reporting_options` and `credential_options`, and ``url``. asked: the other fields of
+    `ServePlan`.
 
     Raises:
-        click.UsageError: an option's value can not be used.
-        SpecdecError: the server does not answer, or what is to be asked is not there.
+        click.UsageError: an option's value is invalid.
+        SpecdecError: the server does not answer, or the prompts are not available.
     """
     from rich.console import Console
 
@@ -192,20 +202,20 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 @click.command("capture")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Trace to write.")
-@click.option("--last", help="Only what came in the last 30s, 10m, 2h or 1d.")
-@click.option("--for", "during", help="Wait so long (30s, 10m, 2h), and take what comes in that time.")
+@click.option("--last", help="Only requests of the last 30s, 10m, 2h or 1d.")
+@click.option("--for", "during", help="Wait this long (30s, 10m, 2h) and use the requests of that time.")
 def capture_command(folder: Path, out: Path, last: str | None, during: str | None) -> None:
-    """Make a trace of the requests that came to a server with `specdec serve --capture FOLDER`.
+    """Write a trace of the requests that `specdec serve --capture FOLDER` recorded.
 
-    It holds arrival times, lengths, parameters, and which prompts begin alike; prompts only where the server was
-    started with --capture-prompts. `specdec replay` and `specdec ab run` ask it again.
+    A trace has arrival times, lengths, parameters and shared beginnings of prompts; it has prompts only with
+    --capture-prompts. `specdec replay` and `specdec ab run` send it again.
     """
     from server.observe.capture import CAPTURE_FILES, make_trace, read_entries
 
     if last is not None and during is not None:
-        raise click.UsageError("--last looks back and --for ahead; give one of them")
+        raise click.UsageError("--last and --for exclude each other")
     if not CAPTURE_FILES.paths(folder):
-        raise click.ClickException(f"{folder}: holds no captured requests; start the server with --capture {folder}")
+        raise click.ClickException(f"{folder}: no captured requests; start the server with --capture {folder}")
     since_s, until_s = -math.inf, math.inf
     if last is not None:
         since_s = time.time() - _seconds("--last", last)
@@ -220,7 +230,7 @@ def capture_command(folder: Path, out: Path, last: str | None, during: str | Non
     except OSError as error:
         raise click.ClickException(f"{error.filename}: {error.strerror}") from None
     if not lines:
-        raise click.ClickException(f"{folder}: no request came in that time")
+        raise click.ClickException(f"{folder}: no requests in that time")
     words = sum('"prompt_ids"' in line for line in lines)
     click.echo(f"{len(lines)} requests, {words} of them with their prompts: {out}")
 
@@ -232,19 +242,19 @@ def _seconds(option: str, text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-_WARMS_UP = "shared-prefix"  # texts that any model continues, and nothing of the trace, which would be cached then
+_WARMS_UP = "shared-prefix"  # plain texts, because prompts of the trace would then be cached
 
 
 @click.command("replay")
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--url", required=True, help="grpc://HOST:PORT (ours), or http://HOST:PORT/v1 (any OpenAI endpoint).")
+@click.option("--url", required=True, help="grpc://HOST:PORT (specdec), or http://HOST:PORT/v1 (any OpenAI endpoint).")
 @click.option("--speed", type=_POSITIVE, default=1.0, show_default=True, help="2 takes half the time.")
 @credential_options
 @reporting_options
 def replay_command(trace: Path, speed: float, **values: Any) -> None:
-    """Send the requests of TRACE at the times they came, and measure how long answers take.
+    """Send the requests of TRACE at their recorded times, and measure the answers.
 
-    TRACE is of `specdec capture`, or JSON lines of your own: objects with offset_s and prompt, prompt_ids,
-    messages, or prefix and suffix. Reports as `specdec bench serve` does.
+    TRACE is from `specdec capture`, or has JSON lines: objects with offset_s and one of prompt, prompt_ids, messages,
+    or prefix and suffix. The report is that of `specdec bench serve`.
     """
     run_load(values, trace=trace, speed=speed, workload=_WARMS_UP)

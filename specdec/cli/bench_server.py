@@ -1,4 +1,4 @@
-"""`specdec bench frontend`, `typing`, `overload`, `long-prompt`, `soak`: a server is started and measured."""
+"""`specdec bench frontend`, `typing`, `overload`, `long-prompt`, `soak`: each starts a server and measures it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,47 @@ LIMITS = {"added_ttft_ms": 1.0, "cpu_ms_per_message": 0.15, "cpu_share": 0.15}
 
 @click.command("frontend")
 @click.option("--face", "protocols", type=click.Choice(["grpc", "http"]), multiple=True, help="Default: both.")
-@click.option("--requests", type=click.IntRange(min=4), default=60, show_default=True, help="One stream at a time.")
-@click.option("--messages", type=click.IntRange(min=2), default=60, show_default=True, help="Of each request.")
-@click.option("--step-ms", type=click.FloatRange(min=0.5), default=4.0, show_default=True, help="Between messages.")
 @click.option(
-    "--streams", type=click.IntRange(min=1), default=64, show_default=True, help="At once, in the second part."
+    "--requests",
+    type=click.IntRange(min=4),
+    default=60,
+    show_default=True,
+    help="Requests of the first part, one at a time.",
+)
+@click.option(
+    "--messages",
+    type=click.IntRange(min=2),
+    default=60,
+    show_default=True,
+    help="Messages of a request in the first part.",
+)
+@click.option(
+    "--step-ms",
+    type=click.FloatRange(min=0.5),
+    default=4.0,
+    show_default=True,
+    help="Time between messages in the first part.",
+)
+@click.option(
+    "--streams",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Concurrent streams of the second part.",
 )
 @click.option(
     "--busy-step-ms",
     type=click.FloatRange(min=1),
     default=50.0,
     show_default=True,
-    help="Between messages of a stream, in the second part.",
+    help="Time between messages of a stream in the second part.",
 )
-@click.option("--seconds", type=click.FloatRange(min=2), default=10.0, show_default=True, help="Of the second part.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=2), default=10.0, show_default=True, help="Duration of the second part."
+)
 @json_option
 def frontend_command(protocols: tuple[str, ...], as_json: bool, **plan: Any) -> None:
-    """Time and processor that the front end takes, with an engine that takes none."""
+    """Measure the front end's latency and processor time, with an engine that computes nothing."""
     from bench.frontend.frontend_bench import PROTOCOLS, FrontendPlan, measure_frontend
 
     figures = asyncio.run(measure_frontend(FrontendPlan(protocols=protocols or PROTOCOLS, **plan)))
@@ -57,10 +81,12 @@ def _cell(value: Any) -> str:
 
 @click.command("typing")
 @engine_options
-@click.option("--keys", type=click.IntRange(min=8), default=80, show_default=True, help="Of each stretch of text.")
+@click.option("--keys", type=click.IntRange(min=8), default=80, show_default=True, help="Keys per file.")
 @click.option("--keys-per-s", type=click.FloatRange(min=0.5), default=8.0, show_default=True)
-@click.option("--stretches", type=click.IntRange(1, 6), default=2, show_default=True, help="Each of another file.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Longest suggestion.")
+@click.option("--stretches", type=click.IntRange(1, 6), default=2, show_default=True, help="Number of files.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Length limit of a suggestion."
+)
 @json_option
 def typing_command(engine_config: EngineConfig, as_json: bool, **plan: Any) -> None:
     """Type real files key by key in an editor session, and measure how long suggestions take."""
@@ -95,8 +121,12 @@ LEAST_GOODPUT, MOST_GROWTH_MIB = 0.9, 32.0
 @click.option(
     "--peak-seconds", "peak_s", type=click.FloatRange(min=1), default=30.0, show_default=True, help="Of each."
 )
-@click.option("--factor", type=click.FloatRange(min=1), default=4.0, show_default=True, help="Arrivals over the peak.")
-@click.option("--minutes", type=click.FloatRange(min=0.05), default=3.0, show_default=True, help="Of overload.")
+@click.option(
+    "--factor", type=click.FloatRange(min=1), default=4.0, show_default=True, help="Arrival rate over the peak rate."
+)
+@click.option(
+    "--minutes", type=click.FloatRange(min=0.05), default=3.0, show_default=True, help="Duration of the overload."
+)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=32, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the arrivals.")
 @json_option
@@ -161,21 +191,19 @@ MOST_GAP_MS, MOST_SLOWDOWN = 100.0, 3.0
 
 @click.command("long-prompt")
 @server_options
-@click.option(
-    "--streams", type=click.IntRange(min=1), default=4, show_default=True, help="Streams that run at the same time."
-)
-@click.option("--tokens", type=click.IntRange(min=64), default=3600, show_default=True, help="Of the prompt.")
+@click.option("--streams", type=click.IntRange(min=1), default=4, show_default=True, help="Concurrent streams.")
+@click.option("--tokens", type=click.IntRange(min=64), default=3600, show_default=True, help="Length of the prompt.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option(
     "--long-tokens", type=click.IntRange(min=64), default=8000, show_default=True,
-    help="Of the prompt that short requests come behind.",
+    help="Length of the prompt that short requests wait behind.",
 )  # fmt: skip
 @json_option
 def long_prompt_command(config: Config, as_json: bool, **options: Any) -> None:
-    """Read a long prompt while streams run: how long do they pause, and how long does a short request wait?
+    """Measure the gaps of streams during the prefill of a long prompt, and the wait of short requests behind it.
 
-    Exit code 1: the p99 of the pauses was above 100 ms, or a short request took longer than three times its time alone
-    and a full chunk of the long prompt."""
+    Exit code 1: the p99 of the gaps is above 100 ms, or a short request takes more than three times its time alone plus
+    a full chunk of the long prompt."""
     from bench.long_prompt import LongPromptPlan, measure_long_prompt
 
     figures = asyncio.run(measure_long_prompt(config, LongPromptPlan(**options), progress_line()))
@@ -187,7 +215,7 @@ def long_prompt_command(config: Config, as_json: bool, **options: Any) -> None:
     names = [name for name in figures if isinstance(figures[name], dict)]
     quantiles = ("n", "p50", "p90", "p99", "max")
     rows = ([name, *(f"{figures[name][q]:.4g}" for q in quantiles)] for name in names)
-    print_table(["figure", *quantiles], rows, f"{figures['target']}: {figures['tokens']} tokens beside streams")
+    print_table(["figure", *quantiles], rows, f"{figures['target']}: {figures['tokens']} tokens with streams")
     print_figures(figures, ("long_tokens", "long_s", "chunk_s"), 16)
     click.echo(f"{'allowed':16} gaps p99 {MOST_GAP_MS:g} ms, a short request {allowed_s:.3f} s")
     sys.exit(0 if kept else 1)

@@ -99,7 +99,7 @@ def test_words_that_can_not_be(tmp_path: Path) -> None:
     assert "--report needs --chart" in invoke("--report", str(report), code=2)
     assert "give what --json wrote" in invoke("--report", str(report), "--chart", chart, code=1)
     report.write_text("no JSON")
-    assert "can not be read" in invoke("--report", str(report), "--chart", chart, code=2)
+    assert "cannot be read" in invoke("--report", str(report), "--chart", chart, code=2)
 
 
 def test_the_chart_of_the_documentation_is_drawn_from_its_figures(tmp_path: Path) -> None:

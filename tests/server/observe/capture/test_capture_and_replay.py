@@ -117,8 +117,8 @@ def test_only_what_came_in_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "holds no captured requests; start the server with --capture"),
-        (("--last", "1h", "--for", "1s"), "--last looks back and --for ahead"),
+        ((), "no captured requests; start the server with --capture"),
+        (("--last", "1h", "--for", "1s"), "--last and --for exclude each other"),
     ],
 )
 def test_words_that_lead_nowhere(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
@@ -129,7 +129,10 @@ def test_words_that_lead_nowhere(tmp_path: Path, words: tuple[str, ...], message
 
 def test_nothing_came_in_that_time(tmp_path: Path) -> None:
     Capture(tmp_path, 1 << 20, prompts=False).close()
-    for words, message in ((("--last", "5m"), "no request came"), (("--last", "soon"), "give a time such as 30s")):
+    for words, message in (
+        (("--last", "5m"), "no requests in that time"),
+        (("--last", "soon"), "give a time such as 30s"),
+    ):
         done = specdec("capture", str(tmp_path), "--out", str(tmp_path / "t"), *words)
         assert done.exit_code != 0
         assert message in done.output
