@@ -55,6 +55,7 @@ class Call:
     def __init__(self, scope: Scope, receive: Receive, send: Send, server: ServerContext) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._raw, self._cost = b"", ParsingCost()
+        self._invalid: InvalidRequestError | None = None  # why a large body is refused
         self._request_id = ""
         self.server = server
         self.model: ServedModel = server.models.first  # the one that the call means
@@ -107,6 +108,8 @@ class Call:
         Raises:
             InvalidRequestError: it is not one, or has too many values.
         """
+        if self._invalid is not None:
+            raise self._invalid
         self._cost.check()
         return read_object(self._raw)
 
@@ -161,11 +164,18 @@ class Call:
             ClientGoneError: the client left.
         """
         limit = self.server.max_body_bytes
-        pieces, size, more = [], 0, True
+        pieces: list[bytes] = []
+        uncounted: list[bytes] = []
+        size, more = 0, True
         while more:
             data, more = await self._receive_piece()
             pieces.append(data)
+            uncounted.append(data)
             size += len(data)
+            if size > LARGE_BYTES:
+                for piece in uncounted:
+                    self._cost.add(piece)
+                uncounted.clear()
             if size > limit:
                 await self._swallow(more)
                 raise BodyTooLargeError(limit)
@@ -173,13 +183,13 @@ class Call:
             self._raw = b"".join(pieces)
             return
         async with self.server.large_bodies:  # large bodies are parsed one at a time, and other calls run in between
-            for piece in pieces:
-                await asyncio.sleep(0)
-                self._cost.add(piece)
+            await asyncio.sleep(0)
             self._raw = b"".join(pieces)
             await asyncio.sleep(0)
-            with suppress(InvalidRequestError):  # raised again when the endpoint reads `data`
+            try:
                 _ = self.data
+            except InvalidRequestError as error:
+                self._invalid = error
             await asyncio.sleep(0)
 
     async def gone(self) -> None:

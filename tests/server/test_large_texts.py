@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server.http import call as http_call
 from server.http.call import Call
 from server.json_body import ParsingCost
 from server.large_texts import (
@@ -136,6 +137,17 @@ def test_the_longest_prompt_of_ids_and_any_long_text_are_parsed() -> None:
     assert len(ids.data["prompt"]) == MAX_PROMPT_TOKENS
     text = r'{"a": [1], "b": "x\\", :: , [\n]' * 100_000
     assert call_with(json.dumps({"prompt": text}).encode()).data["prompt"] == text
+
+
+def test_a_large_body_that_is_not_json_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    parse = http_call.read_object
+    monkeypatch.setattr(http_call, "read_object", lambda raw: parsed.append(raw) or parse(raw))
+    call = call_with(b'{"a":[' + b"1," * 500_000 + b"1}")
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="is not JSON"):
+            _ = call.data
+    assert len(parsed) == 1
 
 
 def call_with(body: bytes) -> Call:
