@@ -44,7 +44,7 @@ class BigramDrafter(Drafter):
         self._read: dict[Sequence, int] = {}  # tokens looked at
 
     def begin(self, sequence: Sequence) -> None:
-        """Nothing is known of it yet."""
+        """A new sequence: there is nothing to remember yet."""
         self._next[sequence], self._read[sequence] = {}, 2
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:

@@ -176,7 +176,7 @@ class BodyBudget:
 class MessageReads:
     """The places of gRPC messages that arrive, each of which may take the memory of the longest one.
 
-    gRPC does not say how much of a message has arrived, so calls that send nothing cannot be told from large messages.
+    gRPC does not say how much of a message has arrived, so calls that send nothing look like large messages.
     While more than half of the places are taken, messages that are late are ended: the half that came first have long,
     and arrive under any load; the others have to be small or quick. So there are places for other calls soon.
     """

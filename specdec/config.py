@@ -285,7 +285,7 @@ class ServerConfig(BaseModel):
     )
     drain_s: float = Field(30.0, ge=0, description="how long a stop waits for running requests")
 
-    keys_file: Path | None = Field(None, description="YAML file of key hashes; null: whoever can connect may call")
+    keys_file: Path | None = Field(None, description="YAML file of key hashes; null: no key is required")
     open_health: bool = Field(True, description="health and readiness need no key")
     keys_without_tls: bool = Field(
         False, description="accept keys without TLS off loopback, behind a proxy that terminates TLS"
@@ -354,7 +354,7 @@ class ServerConfig(BaseModel):
         if self.keys_file is not None and self.kv_events.endpoint is not None and not self.kv_events.salted:
             raise ValueError(
                 "kv_events.salted: with keys_file every tenant's prompts are kept under a salt of its own, and events "
-                "leave those out; set it to true where whoever subscribes may know all tenants' prompts"
+                "leave those out; set it to true if subscribers may see all tenants' prompts"
             )
         return self
 
