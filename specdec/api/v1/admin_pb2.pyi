@@ -25,9 +25,11 @@ class DrainRequest(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     timeout_s: _builtins.float
-    """Seconds to wait at most. Unset: as long as the server waits at its end."""
+    """Maximum seconds to wait. Unset: the server's shutdown timeout."""
     model: _builtins.str
-    """A name of a model that is served: only this one is drained; health checks of the others stay as they are. Empty: all."""
+    """The name of a served model: only this one is drained, and the health checks of the others do not change. Empty:
+    all.
+    """
     def __init__(
         self,
         *,
@@ -50,7 +52,7 @@ class DrainResponse(_message.Message):
 
     RUNNING_FIELD_NUMBER: _builtins.int
     running: _builtins.int
-    """Calls that still run."""
+    """Calls that are still running."""
     def __init__(
         self,
         *,
@@ -70,7 +72,7 @@ class FlushCacheRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one."""
+    """The name of a served model. Empty: the first one."""
     def __init__(
         self,
         *,
@@ -90,7 +92,7 @@ class FlushCacheResponse(_message.Message):
 
     PAGES_FIELD_NUMBER: _builtins.int
     pages: _builtins.int
-    """Pages given back."""
+    """Pages that became free."""
     def __init__(
         self,
         *,
@@ -112,13 +114,13 @@ class SwapDraftRequest(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     draft: _builtins.str
-    """HF folder, .gguf file, hub id or catalogue name, as the server can find it; of any vocabulary. Empty: no draft
-    model from now on.
+    """Hugging Face folder, .gguf file, hub id or catalogue name that the server can resolve, of any vocabulary. Empty:
+    remove the draft model.
     """
     dtype: _builtins.str
-    """auto, int4, int8, bf16 or fp32. Empty: int4 beside a target in int8 or auto, else the target's."""
+    """auto, int4, int8, bf16 or fp32. Empty: int4 if the target is int8 or auto, else the target's type."""
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one."""
+    """The name of a served model. Empty: the first one."""
     def __init__(
         self,
         *,
@@ -141,10 +143,10 @@ class SwapDraftResponse(_message.Message):
     DRAFT_FIELD_NUMBER: _builtins.int
     DRAFTERS_FIELD_NUMBER: _builtins.int
     draft: _builtins.str
-    """Unset when there is none."""
+    """Unset if there is no draft model."""
     @_builtins.property
     def drafters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the drafters loaded now."""
+        """Names of the loaded drafters."""
 
     def __init__(
         self,

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """What operators do to a running server. Every call needs a key that is marked `admin` in the server's file of keys;
-    any other caller gets PERMISSION_DENIED.
+    """Operators' commands to a running server. Every call needs a key that the server's keys file marks `admin`; other
+    callers get PERMISSION_DENIED.
     """
 
     def __init__(self, channel):
@@ -54,29 +54,30 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """What operators do to a running server. Every call needs a key that is marked `admin` in the server's file of keys;
-    any other caller gets PERMISSION_DENIED.
+    """Operators' commands to a running server. Every call needs a key that the server's keys file marks `admin`; other
+    callers get PERMISSION_DENIED.
     """
 
     def Drain(self, request, context):
-        """Takes no new request from now on, and answers once those that run have ended or the time is over. Health checks see
-        NOT_SERVING at once. The process stays: end it with SIGTERM.
+        """Refuses new requests, and returns when the running ones have finished or the timeout has passed. Health checks
+        report NOT_SERVING at once. The process keeps running; end it with SIGTERM.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """Forgets every cached prefix that no running request uses.
+        """Evicts every cached prefix that no running request uses.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SwapDraft(self, request, context):
-        """Changes or drops the draft model. Running requests go on, with the tokens they would have had anyway. Loads first,
-        beside the model in use, so both must fit in memory for a moment; where that fails, the old one stays and the call
-        ends with FAILED_PRECONDITION. Goes on when the call is cancelled. An engine that restarts loads the new one.
+        """Replaces or removes the draft model. Running requests continue, and their tokens do not change. The new model is
+        loaded before the old one is freed, so memory must hold both. If loading fails, the old model stays and the call
+        ends with FAILED_PRECONDITION. Cancelling the call does not stop the swap. An engine that restarts loads the new
+        model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,8 +110,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """What operators do to a running server. Every call needs a key that is marked `admin` in the server's file of keys;
-    any other caller gets PERMISSION_DENIED.
+    """Operators' commands to a running server. Every call needs a key that the server's keys file marks `admin`; other
+    callers get PERMISSION_DENIED.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """What operators do to a running server. Every call needs a key that is marked `admin` in the server's file of keys;
-    any other caller gets PERMISSION_DENIED.
+    """Operators' commands to a running server. Every call needs a key that the server's keys file marks `admin`; other
+    callers get PERMISSION_DENIED.
     """
 
     @_typing.overload
@@ -36,39 +36,41 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Takes no new request from now on, and answers once those that run have ended or the time is over. Health checks see
-    NOT_SERVING at once. The process stays: end it with SIGTERM.
+    """Refuses new requests, and returns when the running ones have finished or the timeout has passed. Health checks
+    report NOT_SERVING at once. The process keeps running; end it with SIGTERM.
     """
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]
-    """Forgets every cached prefix that no running request uses."""
+    """Evicts every cached prefix that no running request uses."""
     SwapDraft: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SwapDraftRequest, _admin_pb2.SwapDraftResponse]
-    """Changes or drops the draft model. Running requests go on, with the tokens they would have had anyway. Loads first,
-    beside the model in use, so both must fit in memory for a moment; where that fails, the old one stays and the call
-    ends with FAILED_PRECONDITION. Goes on when the call is cancelled. An engine that restarts loads the new one.
+    """Replaces or removes the draft model. Running requests continue, and their tokens do not change. The new model is
+    loaded before the old one is freed, so memory must hold both. If loading fails, the old model stays and the call
+    ends with FAILED_PRECONDITION. Cancelling the call does not stop the swap. An engine that restarts loads the new
+    model.
     """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """What operators do to a running server. Every call needs a key that is marked `admin` in the server's file of keys;
-    any other caller gets PERMISSION_DENIED.
+    """Operators' commands to a running server. Every call needs a key that the server's keys file marks `admin`; other
+    callers get PERMISSION_DENIED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Takes no new request from now on, and answers once those that run have ended or the time is over. Health checks see
-    NOT_SERVING at once. The process stays: end it with SIGTERM.
+    """Refuses new requests, and returns when the running ones have finished or the timeout has passed. Health checks
+    report NOT_SERVING at once. The process keeps running; end it with SIGTERM.
     """
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
-    """Forgets every cached prefix that no running request uses."""
+    """Evicts every cached prefix that no running request uses."""
     SwapDraft: _aio.UnaryUnaryMultiCallable[_admin_pb2.SwapDraftRequest, _admin_pb2.SwapDraftResponse]  # type: ignore[assignment]
-    """Changes or drops the draft model. Running requests go on, with the tokens they would have had anyway. Loads first,
-    beside the model in use, so both must fit in memory for a moment; where that fails, the old one stays and the call
-    ends with FAILED_PRECONDITION. Goes on when the call is cancelled. An engine that restarts loads the new one.
+    """Replaces or removes the draft model. Running requests continue, and their tokens do not change. The new model is
+    loaded before the old one is freed, so memory must hold both. If loading fails, the old model stays and the call
+    ends with FAILED_PRECONDITION. Cancelling the call does not stop the swap. An engine that restarts loads the new
+    model.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What operators do to a running server. Every call needs a key that is marked `admin` in the server's file of keys;
-    any other caller gets PERMISSION_DENIED.
+    """Operators' commands to a running server. Every call needs a key that the server's keys file marks `admin`; other
+    callers get PERMISSION_DENIED.
     """
 
     @_abc_1.abstractmethod
@@ -77,8 +79,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Takes no new request from now on, and answers once those that run have ended or the time is over. Health checks see
-        NOT_SERVING at once. The process stays: end it with SIGTERM.
+        """Refuses new requests, and returns when the running ones have finished or the timeout has passed. Health checks
+        report NOT_SERVING at once. The process keeps running; end it with SIGTERM.
         """
 
     @_abc_1.abstractmethod
@@ -87,7 +89,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.FlushCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.FlushCacheResponse, _abc.Awaitable[_admin_pb2.FlushCacheResponse]]:
-        """Forgets every cached prefix that no running request uses."""
+        """Evicts every cached prefix that no running request uses."""
 
     @_abc_1.abstractmethod
     def SwapDraft(
@@ -95,9 +97,10 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.SwapDraftRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SwapDraftResponse, _abc.Awaitable[_admin_pb2.SwapDraftResponse]]:
-        """Changes or drops the draft model. Running requests go on, with the tokens they would have had anyway. Loads first,
-        beside the model in use, so both must fit in memory for a moment; where that fails, the old one stays and the call
-        ends with FAILED_PRECONDITION. Goes on when the call is cancelled. An engine that restarts loads the new one.
+        """Replaces or removes the draft model. Running requests continue, and their tokens do not change. The new model is
+        loaded before the old one is freed, so memory must hold both. If loading fails, the old model stays and the call
+        ends with FAILED_PRECONDITION. Cancelling the call does not stop the swap. An engine that restarts loads the new
+        model.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -38,7 +38,7 @@ class _OffsetUnitEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OffsetUnit
     """Bytes of UTF-8."""
 
 class OffsetUnit(_OffsetUnit, metaclass=_OffsetUnitEnumTypeWrapper):
-    """What offsets count."""
+    """The unit of offsets."""
 
 OFFSET_UNIT_UNSPECIFIED: OffsetUnit.ValueType  # 0
 """As OFFSET_UNIT_CODE_POINT."""
@@ -58,26 +58,26 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     DESCRIPTOR: _descriptor.EnumDescriptor
     OUTCOME_UNSPECIFIED: _Outcome.ValueType  # 0
     OUTCOME_SHOWN: _Outcome.ValueType  # 1
-    """The user saw it."""
+    """The suggestion was shown."""
     OUTCOME_ACCEPTED: _Outcome.ValueType  # 2
     OUTCOME_PARTIALLY_ACCEPTED: _Outcome.ValueType  # 3
-    """A part of it."""
+    """A part was accepted."""
     OUTCOME_REJECTED: _Outcome.ValueType  # 4
 
 class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
 
 OUTCOME_UNSPECIFIED: Outcome.ValueType  # 0
 OUTCOME_SHOWN: Outcome.ValueType  # 1
-"""The user saw it."""
+"""The suggestion was shown."""
 OUTCOME_ACCEPTED: Outcome.ValueType  # 2
 OUTCOME_PARTIALLY_ACCEPTED: Outcome.ValueType  # 3
-"""A part of it."""
+"""A part was accepted."""
 OUTCOME_REJECTED: Outcome.ValueType  # 4
 Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
 @_typing.final
 class CompletionOptions(_message.Message):
-    """How a gap is turned into a prompt, and which stops follow from the text around it."""
+    """How a gap becomes a prompt, and which stops follow from the surrounding text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -92,9 +92,9 @@ class CompletionOptions(_message.Message):
         MODE_MIDDLE: CompletionOptions._Mode.ValueType  # 1
         """Fill in, or refuse if the model cannot."""
         MODE_MIDDLE_OR_PREFIX: CompletionOptions._Mode.ValueType  # 2
-        """Fill in, or continue the prefix where the model can do no more."""
+        """Fill in, or continue the prefix if the model cannot."""
         MODE_PREFIX: CompletionOptions._Mode.ValueType  # 3
-        """Continue the prefix, whatever follows the gap."""
+        """Continue the prefix and ignore the suffix."""
 
     class Mode(_Mode, metaclass=_ModeEnumTypeWrapper): ...
     MODE_UNSPECIFIED: CompletionOptions.Mode.ValueType  # 0
@@ -102,9 +102,9 @@ class CompletionOptions(_message.Message):
     MODE_MIDDLE: CompletionOptions.Mode.ValueType  # 1
     """Fill in, or refuse if the model cannot."""
     MODE_MIDDLE_OR_PREFIX: CompletionOptions.Mode.ValueType  # 2
-    """Fill in, or continue the prefix where the model can do no more."""
+    """Fill in, or continue the prefix if the model cannot."""
     MODE_PREFIX: CompletionOptions.Mode.ValueType  # 3
-    """Continue the prefix, whatever follows the gap."""
+    """Continue the prefix and ignore the suffix."""
 
     MODE_FIELD_NUMBER: _builtins.int
     MAX_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
@@ -113,12 +113,12 @@ class CompletionOptions(_message.Message):
     STOP_AT_SUFFIX_FIELD_NUMBER: _builtins.int
     mode: Global___CompletionOptions.Mode.ValueType
     max_prompt_tokens: _builtins.int
-    """Tokens of the prompt at most, at least 64. Default 2048, less where the model's context is shorter."""
+    """Maximum tokens of the prompt, at least 64. Default 2048, or less if the model's context is shorter."""
     stop_at_dedent: _builtins.bool
-    """End before a line that stands further left than the gap's, unless stopping.min_indent is set. Default true."""
+    """End before a line that is indented less than the gap's, unless stopping.min_indent is set. Default true."""
     stop_at_bracket: _builtins.bool
-    """End before a closing bracket that neither the text nor anything in front of it without a partner behind the gap
-    opened, unless stopping.brackets is set. Default true.
+    """End before a closing bracket whose opening bracket is neither in the text nor, unclosed, before the gap, unless
+    stopping.brackets is set. Default true.
     """
     stop_at_suffix: _builtins.bool
     """End where the text begins to repeat what follows the gap, unless stopping.suffix is set. Default true."""
@@ -173,9 +173,11 @@ class CompleteRequest(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Shown in logs, taken by Abort and named in ReportOutcome; must not be in flight already. Empty: the server makes one."""
+    """Identifies the request in logs, for Abort and for ReportOutcome; unique among running requests. Empty: the server
+    creates one.
+    """
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one that can serve the request."""
+    """The name of a served model. Empty: the first one that can serve the request."""
     @_builtins.property
     def fim(self) -> _options_pb2.FimPrompt: ...
     @_builtins.property
@@ -264,7 +266,7 @@ Global___CompleteResponse: _TypeAlias = CompleteResponse  # noqa: Y015
 
 @_typing.final
 class CompleteSessionRequest(_message.Message):
-    """One message may set up the session, change a document and ask, in this order."""
+    """One message may set up the session, change a document and send a request, in this order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -275,12 +277,12 @@ class CompleteSessionRequest(_message.Message):
     ASK_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     close: _builtins.str
-    """The uri of a document to forget."""
+    """The URI of a document to close."""
     cancel: _builtins.bool
-    """True: end the running request, if there is one."""
+    """True: end the running request, if any."""
     @_builtins.property
     def setup(self) -> Global___SessionSetup:
-        """Needed in the first message. In a later one it replaces all options; its session must be the same."""
+        """Required in the first message. In a later one it replaces all options; the session must be the same."""
 
     @_builtins.property
     def text(self) -> Global___DocumentText: ...
@@ -327,12 +329,14 @@ class SessionSetup(_message.Message):
     SCHEDULING_FIELD_NUMBER: _builtins.int
     UNIT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one that can serve the request."""
+    """The name of a served model. Empty: the first one that can serve the request."""
     unit: Global___OffsetUnit.ValueType
-    """Of edits and cursors."""
+    """The unit of offsets in edits and cursors."""
     @_builtins.property
     def session(self) -> _options_pb2.SessionOptions:
-        """Who comes back with the same id finds its documents again, as long as they were kept. Empty: the server makes one."""
+        """A client that reconnects with the same id finds its documents if they are still kept. Empty: the server creates
+        one.
+        """
 
     @_builtins.property
     def completion(self) -> Global___CompletionOptions: ...
@@ -342,7 +346,7 @@ class SessionSetup(_message.Message):
 
     @_builtins.property
     def stopping(self) -> _options_pb2.StoppingOptions:
-        """Of every request of the session. An unset max_tokens is 128 here."""
+        """For every request of the session. An unset max_tokens is 128 here."""
 
     @_builtins.property
     def speculation(self) -> _options_pb2.SpeculationOptions: ...
@@ -373,7 +377,7 @@ Global___SessionSetup: _TypeAlias = SessionSetup  # noqa: Y015
 
 @_typing.final
 class DocumentText(_message.Message):
-    """A document as a whole."""
+    """A whole document."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -403,7 +407,7 @@ Global___DocumentText: _TypeAlias = DocumentText  # noqa: Y015
 
 @_typing.final
 class DocumentEdits(_message.Message):
-    """Changes a document that was sent as a whole before."""
+    """Changes a document that was sent before."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -413,11 +417,11 @@ class DocumentEdits(_message.Message):
     EDITS_FIELD_NUMBER: _builtins.int
     uri: _builtins.str
     from_version: _builtins.int
-    """The version that the edits begin from. Another one held: ResyncNeeded."""
+    """The version that the edits apply to. ResyncNeeded if the server holds another."""
     version: _builtins.int
     @_builtins.property
     def edits(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextEdit]:
-        """Each applies to what those before it left."""
+        """Each applies to the result of those before it."""
 
     def __init__(
         self,
@@ -437,7 +441,7 @@ Global___DocumentEdits: _TypeAlias = DocumentEdits  # noqa: Y015
 
 @_typing.final
 class TextEdit(_message.Message):
-    """Replaces what lies between two offsets."""
+    """Replaces the text between two offsets."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -472,17 +476,17 @@ class CompletionAsk(_message.Message):
     EXTRA_FIELD_NUMBER: _builtins.int
     REPO_NAME_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """Chosen by the client; its answers carry it."""
+    """Chosen by the client; the answers repeat it."""
     repo_name: _builtins.str
     @_builtins.property
     def cursor(self) -> Global___Cursor: ...
     @_builtins.property
     def fim(self) -> _options_pb2.FimPrompt:
-        """The texts around the gap themselves; no document is needed then."""
+        """The texts around the gap; no document is needed."""
 
     @_builtins.property
     def extra(self) -> _containers.RepeatedCompositeFieldContainer[_options_pb2.ContextFile]:
-        """Beside a cursor: other texts of the project, and its name."""
+        """With a cursor: other texts of the project, and its name."""
 
     def __init__(
         self,
@@ -514,7 +518,7 @@ class Cursor(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     uri: _builtins.str
     version: _builtins.int
-    """Another one held: ResyncNeeded."""
+    """ResyncNeeded if the server holds another."""
     offset: _builtins.int
     def __init__(
         self,
@@ -533,8 +537,8 @@ Global___Cursor: _TypeAlias = Cursor  # noqa: Y015
 
 @_typing.final
 class CompleteSessionResponse(_message.Message):
-    """Every request is answered by one SuggestionStarted, SuggestionDeltas and one SuggestionFinished, or by one AskRefused, or
-    by one ResyncNeeded.
+    """The answer to a request is one SuggestionStarted, SuggestionDeltas and one SuggestionFinished, or one AskRefused, or
+    one ResyncNeeded.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -610,10 +614,10 @@ class SessionReady(_message.Message):
     session_id: _builtins.str
     model: _builtins.str
     fills_in: _builtins.bool
-    """Whether the model can fill in."""
+    """Whether the model supports fill-in-the-middle."""
     @_builtins.property
     def documents(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Documents held, and their versions."""
+        """The documents that the server holds, and their versions."""
 
     def __init__(
         self,
@@ -643,7 +647,7 @@ class SuggestionStarted(_message.Message):
         DESCRIPTOR: _descriptor.EnumDescriptor
         ORIGIN_UNSPECIFIED: SuggestionStarted._Origin.ValueType  # 0
         ORIGIN_NEW: SuggestionStarted._Origin.ValueType  # 1
-        """A sequence of its own."""
+        """A new sequence."""
         ORIGIN_CONTINUED: SuggestionStarted._Origin.ValueType  # 2
         """The sequence of an earlier request continues."""
         ORIGIN_SHARED: SuggestionStarted._Origin.ValueType  # 3
@@ -652,7 +656,7 @@ class SuggestionStarted(_message.Message):
     class Origin(_Origin, metaclass=_OriginEnumTypeWrapper): ...
     ORIGIN_UNSPECIFIED: SuggestionStarted.Origin.ValueType  # 0
     ORIGIN_NEW: SuggestionStarted.Origin.ValueType  # 1
-    """A sequence of its own."""
+    """A new sequence."""
     ORIGIN_CONTINUED: SuggestionStarted.Origin.ValueType  # 2
     """The sequence of an earlier request continues."""
     ORIGIN_SHARED: SuggestionStarted.Origin.ValueType  # 3
@@ -664,10 +668,10 @@ class SuggestionStarted(_message.Message):
     TYPED_CHARACTERS_FIELD_NUMBER: _builtins.int
     ask_id: _builtins.int
     suggestion_id: _builtins.str
-    """To be named in ReportOutcome."""
+    """The id for ReportOutcome."""
     origin: Global___SuggestionStarted.Origin.ValueType
     typed_characters: _builtins.int
-    """Characters of the sequence's text that the user typed since it began."""
+    """Characters of the sequence's text that the user has typed since it began."""
     def __init__(
         self,
         *,
@@ -686,7 +690,7 @@ Global___SuggestionStarted: _TypeAlias = SuggestionStarted  # noqa: Y015
 
 @_typing.final
 class SuggestionDelta(_message.Message):
-    """More text, to be put behind what came before."""
+    """More text, which follows the text so far."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -721,7 +725,7 @@ class SuggestionFinished(_message.Message):
     finish_reason: _result_pb2.FinishReason.ValueType
     @_builtins.property
     def usage(self) -> _result_pb2.Usage:
-        """Of the whole sequence; unset where it did not come to its end."""
+        """Of the whole sequence; unset if it did not finish."""
 
     @_builtins.property
     def metrics(self) -> _result_pb2.Metrics: ...
@@ -762,7 +766,7 @@ class AskRefused(_message.Message):
     reason: _builtins.str
     message: _builtins.str
     retry_after_ms: _builtins.float
-    """Set where it is worth another try, after so many milliseconds."""
+    """Milliseconds after which a retry may succeed; unset: do not retry."""
     @_builtins.property
     def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldProblem]: ...
     def __init__(
@@ -817,10 +821,10 @@ class ResyncNeeded(_message.Message):
     URI_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     ask_id: _builtins.int
-    """0 where only an edit was lost."""
+    """0 if only an edit was lost."""
     uri: _builtins.str
     version: _builtins.int
-    """The version held; unset: none."""
+    """The version that the server holds; unset: none."""
     def __init__(
         self,
         *,
@@ -851,12 +855,12 @@ class ReportOutcomeRequest(_message.Message):
     """A suggestion_id, or the request_id of a Complete call."""
     outcome: Global___Outcome.ValueType
     accepted_characters: _builtins.int
-    """Unicode code points of it that were taken over. Needed where a part was; otherwise all or none of it."""
+    """Accepted Unicode code points. Required if a part was accepted; otherwise all or none."""
     shown_ms: _builtins.float
-    """How long it could be seen, in milliseconds."""
+    """Milliseconds for which it was visible."""
     @_builtins.property
     def cache(self) -> _options_pb2.CacheOptions:
-        """The salt of the request."""
+        """The request's cache salt."""
 
     def __init__(
         self,
@@ -882,10 +886,10 @@ class ReportOutcomeResponse(_message.Message):
     KNOWN_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     known: _builtins.bool
-    """False when no such suggestion is remembered; nothing is counted then."""
+    """False if the server does not know the suggestion; nothing is counted then."""
     @_builtins.property
     def session(self) -> Global___AcceptanceStats:
-        """Of the suggestion's session until now; unset for one without a session."""
+        """Figures of the suggestion's session so far; unset without a session."""
 
     def __init__(
         self,
@@ -919,7 +923,7 @@ class AcceptanceStats(_message.Message):
     partially_accepted: _builtins.int
     rejected: _builtins.int
     shown_characters: _builtins.int
-    """Unicode code points of the suggestions that were shown, and of what was taken over of them."""
+    """Unicode code points of the shown suggestions, and of the accepted parts."""
     accepted_characters: _builtins.int
     shown_ms: _builtins.float
     def __init__(
@@ -963,9 +967,9 @@ class PredictEditRequest(_message.Message):
     SCHEDULING_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """As in CompleteRequest."""
+    """Identifies the request in logs and for Abort; unique among running requests. Empty: the server creates one."""
     model: _builtins.str
-    """A name of a model that is served. Empty: the first."""
+    """The name of a served model. Empty: the first one that can serve the request."""
     path: _builtins.str
     """The file's name relative to the project."""
     text: _builtins.str

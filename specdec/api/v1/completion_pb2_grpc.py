@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class CompletionServiceStub:
-    """Code completion for editors. Errors carry the details that GenerationService's do; a model without fill-in-the-middle is
-    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
+    """Code completion for editors. Errors have the same details as GenerationService's. A model without fill-in-the-middle
+    is refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
     """
 
     def __init__(self, channel):
@@ -59,8 +59,8 @@ class CompletionServiceStub:
 
 
 class CompletionServiceServicer:
-    """Code completion for editors. Errors carry the details that GenerationService's do; a model without fill-in-the-middle is
-    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
+    """Code completion for editors. Errors have the same details as GenerationService's. A model without fill-in-the-middle
+    is refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
     """
 
     def Complete(self, request, context):
@@ -71,15 +71,15 @@ class CompletionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CompleteSession(self, request_iterator, context):
-        """One stream per editor. Each request supersedes the one before. If the user typed what was being generated, the same
-        sequence continues, and the answer begins behind the typed text; otherwise the sequence is cancelled.
+        """One stream per editor. Each request supersedes the one before. If the user typed the text that was being generated,
+        the same sequence continues, and the answer begins after the typed text; otherwise the sequence is cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PredictEdit(self, request, context):
-        """The edits that the user is likely to make next around the cursor: one Started, an edit as soon as each is complete,
+        """Predicts the user's next edits around the cursor: one Started, each edit as soon as it is complete,
         one Finished. No edit is sent if nothing should change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -87,7 +87,7 @@ class CompletionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportOutcome(self, request, context):
-        """What became of a suggestion.
+        """Reports what the user did with a suggestion.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,8 +125,8 @@ def add_CompletionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CompletionService:
-    """Code completion for editors. Errors carry the details that GenerationService's do; a model without fill-in-the-middle is
-    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
+    """Code completion for editors. Errors have the same details as GenerationService's. A model without fill-in-the-middle
+    is refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CompletionServiceStub:
-    """Code completion for editors. Errors carry the details that GenerationService's do; a model without fill-in-the-middle is
-    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
+    """Code completion for editors. Errors have the same details as GenerationService's. A model without fill-in-the-middle
+    is refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
     """
 
     @_typing.overload
@@ -38,39 +38,39 @@ class CompletionServiceStub:
     Complete: _grpc.UnaryStreamMultiCallable[_completion_pb2.CompleteRequest, _completion_pb2.CompleteResponse]
     """One completion as a stream: one Started, Deltas, one Finished per sample."""
     CompleteSession: _grpc.StreamStreamMultiCallable[_completion_pb2.CompleteSessionRequest, _completion_pb2.CompleteSessionResponse]
-    """One stream per editor. Each request supersedes the one before. If the user typed what was being generated, the same
-    sequence continues, and the answer begins behind the typed text; otherwise the sequence is cancelled.
+    """One stream per editor. Each request supersedes the one before. If the user typed the text that was being generated,
+    the same sequence continues, and the answer begins after the typed text; otherwise the sequence is cancelled.
     """
     PredictEdit: _grpc.UnaryStreamMultiCallable[_completion_pb2.PredictEditRequest, _completion_pb2.PredictEditResponse]
-    """The edits that the user is likely to make next around the cursor: one Started, an edit as soon as each is complete,
+    """Predicts the user's next edits around the cursor: one Started, each edit as soon as it is complete,
     one Finished. No edit is sent if nothing should change.
     """
     ReportOutcome: _grpc.UnaryUnaryMultiCallable[_completion_pb2.ReportOutcomeRequest, _completion_pb2.ReportOutcomeResponse]
-    """What became of a suggestion."""
+    """Reports what the user did with a suggestion."""
 
 @_typing.type_check_only
 class CompletionServiceAsyncStub(CompletionServiceStub):
-    """Code completion for editors. Errors carry the details that GenerationService's do; a model without fill-in-the-middle is
-    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
+    """Code completion for editors. Errors have the same details as GenerationService's. A model without fill-in-the-middle
+    is refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Complete: _aio.UnaryStreamMultiCallable[_completion_pb2.CompleteRequest, _completion_pb2.CompleteResponse]  # type: ignore[assignment]
     """One completion as a stream: one Started, Deltas, one Finished per sample."""
     CompleteSession: _aio.StreamStreamMultiCallable[_completion_pb2.CompleteSessionRequest, _completion_pb2.CompleteSessionResponse]  # type: ignore[assignment]
-    """One stream per editor. Each request supersedes the one before. If the user typed what was being generated, the same
-    sequence continues, and the answer begins behind the typed text; otherwise the sequence is cancelled.
+    """One stream per editor. Each request supersedes the one before. If the user typed the text that was being generated,
+    the same sequence continues, and the answer begins after the typed text; otherwise the sequence is cancelled.
     """
     PredictEdit: _aio.UnaryStreamMultiCallable[_completion_pb2.PredictEditRequest, _completion_pb2.PredictEditResponse]  # type: ignore[assignment]
-    """The edits that the user is likely to make next around the cursor: one Started, an edit as soon as each is complete,
+    """Predicts the user's next edits around the cursor: one Started, each edit as soon as it is complete,
     one Finished. No edit is sent if nothing should change.
     """
     ReportOutcome: _aio.UnaryUnaryMultiCallable[_completion_pb2.ReportOutcomeRequest, _completion_pb2.ReportOutcomeResponse]  # type: ignore[assignment]
-    """What became of a suggestion."""
+    """Reports what the user did with a suggestion."""
 
 class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Code completion for editors. Errors carry the details that GenerationService's do; a model without fill-in-the-middle is
-    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
+    """Code completion for editors. Errors have the same details as GenerationService's. A model without fill-in-the-middle
+    is refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode allows a prefix.
     """
 
     @_abc_1.abstractmethod
@@ -87,8 +87,8 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_completion_pb2.CompleteSessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_completion_pb2.CompleteSessionResponse], _abc.AsyncIterator[_completion_pb2.CompleteSessionResponse]]:
-        """One stream per editor. Each request supersedes the one before. If the user typed what was being generated, the same
-        sequence continues, and the answer begins behind the typed text; otherwise the sequence is cancelled.
+        """One stream per editor. Each request supersedes the one before. If the user typed the text that was being generated,
+        the same sequence continues, and the answer begins after the typed text; otherwise the sequence is cancelled.
         """
 
     @_abc_1.abstractmethod
@@ -97,7 +97,7 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _completion_pb2.PredictEditRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_completion_pb2.PredictEditResponse], _abc.AsyncIterator[_completion_pb2.PredictEditResponse]]:
-        """The edits that the user is likely to make next around the cursor: one Started, an edit as soon as each is complete,
+        """Predicts the user's next edits around the cursor: one Started, each edit as soon as it is complete,
         one Finished. No edit is sent if nothing should change.
         """
 
@@ -107,6 +107,6 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _completion_pb2.ReportOutcomeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_completion_pb2.ReportOutcomeResponse, _abc.Awaitable[_completion_pb2.ReportOutcomeResponse]]:
-        """What became of a suggestion."""
+        """Reports what the user did with a suggestion."""
 
 def add_CompletionServiceServicer_to_server(servicer: CompletionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -28,22 +28,22 @@ class _ExperimentStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exper
     EXPERIMENT_STATE_UNSPECIFIED: _ExperimentState.ValueType  # 0
     EXPERIMENT_STATE_RUNNING: _ExperimentState.ValueType  # 1
     EXPERIMENT_STATE_STOPPED: _ExperimentState.ValueType  # 2
-    """By an operator; it can go on."""
+    """Stopped by an operator; it can be resumed."""
     EXPERIMENT_STATE_FINISHED: _ExperimentState.ValueType  # 3
-    """As its plan says."""
+    """Complete according to its plan."""
     EXPERIMENT_STATE_FAILED: _ExperimentState.ValueType  # 4
-    """It could not go on; `reason` says why."""
+    """It could not continue; `reason` says why."""
 
 class ExperimentState(_ExperimentState, metaclass=_ExperimentStateEnumTypeWrapper): ...
 
 EXPERIMENT_STATE_UNSPECIFIED: ExperimentState.ValueType  # 0
 EXPERIMENT_STATE_RUNNING: ExperimentState.ValueType  # 1
 EXPERIMENT_STATE_STOPPED: ExperimentState.ValueType  # 2
-"""By an operator; it can go on."""
+"""Stopped by an operator; it can be resumed."""
 EXPERIMENT_STATE_FINISHED: ExperimentState.ValueType  # 3
-"""As its plan says."""
+"""Complete according to its plan."""
 EXPERIMENT_STATE_FAILED: ExperimentState.ValueType  # 4
-"""It could not go on; `reason` says why."""
+"""It could not continue; `reason` says why."""
 Global___ExperimentState: _TypeAlias = ExperimentState  # noqa: Y015
 
 @_typing.final
@@ -84,18 +84,18 @@ class Experiment(_message.Message):
     mode: _builtins.str
     """"hash", "switchback", "shadow", "aa"."""
     started: _builtins.str
-    """When it was first started, ISO 8601."""
+    """Time of the first start, ISO 8601."""
     given_up: _builtins.int
-    """Shadows that made way for requests."""
+    """Shadow requests that were ended in favour of real ones."""
     reason: _builtins.str
-    """Why it does not run any more."""
+    """The reason why it is not running."""
     @_builtins.property
     def arms(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArmCount]:
-        """The control first."""
+        """The control comes first."""
 
     @_builtins.property
     def left_out(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Requests that took no part since the server runs it, by why."""
+        """Requests that were not assigned since the server started it, by reason."""
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -128,7 +128,7 @@ class ArmCount(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     arm: _builtins.str
     records: _builtins.int
-    """Records written, those of earlier runs too."""
+    """Records written, including earlier runs."""
     def __init__(
         self,
         *,
@@ -152,7 +152,7 @@ class StartExperimentRequest(_message.Message):
     plan: _builtins.str
     """YAML or JSON, see docs/experiments.md."""
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one."""
+    """The name of a served model. Empty: the first one."""
     def __init__(
         self,
         *,
@@ -195,7 +195,7 @@ class StopExperimentRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one."""
+    """The name of a served model. Empty: the first one."""
     def __init__(
         self,
         *,
@@ -238,7 +238,7 @@ class GetExperimentRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one."""
+    """The name of a served model. Empty: the first one."""
     def __init__(
         self,
         *,
@@ -279,7 +279,7 @@ class ListExperimentsRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one."""
+    """The name of a served model. Empty: the first one."""
     def __init__(
         self,
         *,
@@ -322,9 +322,9 @@ class GetExperimentResultRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     report: _builtins.bool
-    """The report too."""
+    """Return the report too."""
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one."""
+    """The name of a served model. Empty: the first one."""
     def __init__(
         self,
         *,
@@ -350,13 +350,13 @@ class GetExperimentResultResponse(_message.Message):
     RESULT_JSON_FIELD_NUMBER: _builtins.int
     REPORT_HTML_FIELD_NUMBER: _builtins.int
     verdict: _builtins.str
-    """"better", "worse", "equivalent", "undecided" or "invalid": the treatment against the control."""
+    """The treatment compared with the control: "better", "worse", "equivalent", "undecided" or "invalid"."""
     headline: _builtins.str
     """One sentence."""
     result_json: _builtins.str
-    """Everything found, as `specdec ab analyze` writes it to result.json."""
+    """The full result, as `specdec ab analyze` writes it to result.json."""
     report_html: _builtins.str
-    """One self-contained page; empty unless requested."""
+    """A self-contained HTML page; empty unless requested."""
     @_builtins.property
     def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(

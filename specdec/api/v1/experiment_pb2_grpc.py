@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class ExperimentServiceStub:
-    """Latency experiments in a running server: requests get arms, which differ in how they are served, never in what comes
-    out. Every call needs a key that is marked `admin` in the server's file of keys; any other caller gets
-    PERMISSION_DENIED. UNIMPLEMENTED where the server has no place for records.
+    """Latency experiments in a running server. Each request is assigned to an arm. Arms change how requests are served,
+    never their output. Every call needs a key that the server's keys file marks `admin`; other callers get
+    PERMISSION_DENIED. UNIMPLEMENTED if the server has no folder for records.
     """
 
     def __init__(self, channel):
@@ -65,42 +65,42 @@ class ExperimentServiceStub:
 
 
 class ExperimentServiceServicer:
-    """Latency experiments in a running server: requests get arms, which differ in how they are served, never in what comes
-    out. Every call needs a key that is marked `admin` in the server's file of keys; any other caller gets
-    PERMISSION_DENIED. UNIMPLEMENTED where the server has no place for records.
+    """Latency experiments in a running server. Each request is assigned to an arm. Arms change how requests are served,
+    never their output. Every call needs a key that the server's keys file marks `admin`; other callers get
+    PERMISSION_DENIED. UNIMPLEMENTED if the server has no folder for records.
     """
 
     def StartExperiment(self, request, context):
-        """Starts an experiment, or resumes one that was stopped. INVALID_ARGUMENT names what is wrong with the plan, with
-        its line; FAILED_PRECONDITION: another experiment has the name or changes the same setting.
+        """Starts an experiment, or resumes one that was stopped. INVALID_ARGUMENT names the plan's mistake
+        and its line. FAILED_PRECONDITION: another experiment has the name or changes the same setting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopExperiment(self, request, context):
-        """Ends a running experiment. Its records stay.
+        """Stops a running experiment and keeps its records.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetExperiment(self, request, context):
-        """How an experiment stands. NOT_FOUND: there is none of the name.
+        """The status of an experiment. NOT_FOUND: no experiment has the name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListExperiments(self, request, context):
-        """All experiments whose records are kept here, by name.
+        """All experiments with records on this server, by name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetExperimentResult(self, request, context):
-        """What an experiment's records say so far. FAILED_PRECONDITION: too few of them to say anything.
+        """The analysis of an experiment's records so far. FAILED_PRECONDITION: there are too few.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,9 +143,9 @@ def add_ExperimentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExperimentService:
-    """Latency experiments in a running server: requests get arms, which differ in how they are served, never in what comes
-    out. Every call needs a key that is marked `admin` in the server's file of keys; any other caller gets
-    PERMISSION_DENIED. UNIMPLEMENTED where the server has no place for records.
+    """Latency experiments in a running server. Each request is assigned to an arm. Arms change how requests are served,
+    never their output. Every call needs a key that the server's keys file marks `admin`; other callers get
+    PERMISSION_DENIED. UNIMPLEMENTED if the server has no folder for records.
     """
 
     @staticmethod

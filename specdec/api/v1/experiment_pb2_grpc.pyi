@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ExperimentServiceStub:
-    """Latency experiments in a running server: requests get arms, which differ in how they are served, never in what comes
-    out. Every call needs a key that is marked `admin` in the server's file of keys; any other caller gets
-    PERMISSION_DENIED. UNIMPLEMENTED where the server has no place for records.
+    """Latency experiments in a running server. Each request is assigned to an arm. Arms change how requests are served,
+    never their output. Every call needs a key that the server's keys file marks `admin`; other callers get
+    PERMISSION_DENIED. UNIMPLEMENTED if the server has no folder for records.
     """
 
     @_typing.overload
@@ -37,43 +37,43 @@ class ExperimentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ExperimentServiceAsyncStub: ...
     StartExperiment: _grpc.UnaryUnaryMultiCallable[_experiment_pb2.StartExperimentRequest, _experiment_pb2.StartExperimentResponse]
-    """Starts an experiment, or resumes one that was stopped. INVALID_ARGUMENT names what is wrong with the plan, with
-    its line; FAILED_PRECONDITION: another experiment has the name or changes the same setting.
+    """Starts an experiment, or resumes one that was stopped. INVALID_ARGUMENT names the plan's mistake
+    and its line. FAILED_PRECONDITION: another experiment has the name or changes the same setting.
     """
     StopExperiment: _grpc.UnaryUnaryMultiCallable[_experiment_pb2.StopExperimentRequest, _experiment_pb2.StopExperimentResponse]
-    """Ends a running experiment. Its records stay."""
+    """Stops a running experiment and keeps its records."""
     GetExperiment: _grpc.UnaryUnaryMultiCallable[_experiment_pb2.GetExperimentRequest, _experiment_pb2.GetExperimentResponse]
-    """How an experiment stands. NOT_FOUND: there is none of the name."""
+    """The status of an experiment. NOT_FOUND: no experiment has the name."""
     ListExperiments: _grpc.UnaryUnaryMultiCallable[_experiment_pb2.ListExperimentsRequest, _experiment_pb2.ListExperimentsResponse]
-    """All experiments whose records are kept here, by name."""
+    """All experiments with records on this server, by name."""
     GetExperimentResult: _grpc.UnaryUnaryMultiCallable[_experiment_pb2.GetExperimentResultRequest, _experiment_pb2.GetExperimentResultResponse]
-    """What an experiment's records say so far. FAILED_PRECONDITION: too few of them to say anything."""
+    """The analysis of an experiment's records so far. FAILED_PRECONDITION: there are too few."""
 
 @_typing.type_check_only
 class ExperimentServiceAsyncStub(ExperimentServiceStub):
-    """Latency experiments in a running server: requests get arms, which differ in how they are served, never in what comes
-    out. Every call needs a key that is marked `admin` in the server's file of keys; any other caller gets
-    PERMISSION_DENIED. UNIMPLEMENTED where the server has no place for records.
+    """Latency experiments in a running server. Each request is assigned to an arm. Arms change how requests are served,
+    never their output. Every call needs a key that the server's keys file marks `admin`; other callers get
+    PERMISSION_DENIED. UNIMPLEMENTED if the server has no folder for records.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartExperiment: _aio.UnaryUnaryMultiCallable[_experiment_pb2.StartExperimentRequest, _experiment_pb2.StartExperimentResponse]  # type: ignore[assignment]
-    """Starts an experiment, or resumes one that was stopped. INVALID_ARGUMENT names what is wrong with the plan, with
-    its line; FAILED_PRECONDITION: another experiment has the name or changes the same setting.
+    """Starts an experiment, or resumes one that was stopped. INVALID_ARGUMENT names the plan's mistake
+    and its line. FAILED_PRECONDITION: another experiment has the name or changes the same setting.
     """
     StopExperiment: _aio.UnaryUnaryMultiCallable[_experiment_pb2.StopExperimentRequest, _experiment_pb2.StopExperimentResponse]  # type: ignore[assignment]
-    """Ends a running experiment. Its records stay."""
+    """Stops a running experiment and keeps its records."""
     GetExperiment: _aio.UnaryUnaryMultiCallable[_experiment_pb2.GetExperimentRequest, _experiment_pb2.GetExperimentResponse]  # type: ignore[assignment]
-    """How an experiment stands. NOT_FOUND: there is none of the name."""
+    """The status of an experiment. NOT_FOUND: no experiment has the name."""
     ListExperiments: _aio.UnaryUnaryMultiCallable[_experiment_pb2.ListExperimentsRequest, _experiment_pb2.ListExperimentsResponse]  # type: ignore[assignment]
-    """All experiments whose records are kept here, by name."""
+    """All experiments with records on this server, by name."""
     GetExperimentResult: _aio.UnaryUnaryMultiCallable[_experiment_pb2.GetExperimentResultRequest, _experiment_pb2.GetExperimentResultResponse]  # type: ignore[assignment]
-    """What an experiment's records say so far. FAILED_PRECONDITION: too few of them to say anything."""
+    """The analysis of an experiment's records so far. FAILED_PRECONDITION: there are too few."""
 
 class ExperimentServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Latency experiments in a running server: requests get arms, which differ in how they are served, never in what comes
-    out. Every call needs a key that is marked `admin` in the server's file of keys; any other caller gets
-    PERMISSION_DENIED. UNIMPLEMENTED where the server has no place for records.
+    """Latency experiments in a running server. Each request is assigned to an arm. Arms change how requests are served,
+    never their output. Every call needs a key that the server's keys file marks `admin`; other callers get
+    PERMISSION_DENIED. UNIMPLEMENTED if the server has no folder for records.
     """
 
     @_abc_1.abstractmethod
@@ -82,8 +82,8 @@ class ExperimentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _experiment_pb2.StartExperimentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_experiment_pb2.StartExperimentResponse, _abc.Awaitable[_experiment_pb2.StartExperimentResponse]]:
-        """Starts an experiment, or resumes one that was stopped. INVALID_ARGUMENT names what is wrong with the plan, with
-        its line; FAILED_PRECONDITION: another experiment has the name or changes the same setting.
+        """Starts an experiment, or resumes one that was stopped. INVALID_ARGUMENT names the plan's mistake
+        and its line. FAILED_PRECONDITION: another experiment has the name or changes the same setting.
         """
 
     @_abc_1.abstractmethod
@@ -92,7 +92,7 @@ class ExperimentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _experiment_pb2.StopExperimentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_experiment_pb2.StopExperimentResponse, _abc.Awaitable[_experiment_pb2.StopExperimentResponse]]:
-        """Ends a running experiment. Its records stay."""
+        """Stops a running experiment and keeps its records."""
 
     @_abc_1.abstractmethod
     def GetExperiment(
@@ -100,7 +100,7 @@ class ExperimentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _experiment_pb2.GetExperimentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_experiment_pb2.GetExperimentResponse, _abc.Awaitable[_experiment_pb2.GetExperimentResponse]]:
-        """How an experiment stands. NOT_FOUND: there is none of the name."""
+        """The status of an experiment. NOT_FOUND: no experiment has the name."""
 
     @_abc_1.abstractmethod
     def ListExperiments(
@@ -108,7 +108,7 @@ class ExperimentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _experiment_pb2.ListExperimentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_experiment_pb2.ListExperimentsResponse, _abc.Awaitable[_experiment_pb2.ListExperimentsResponse]]:
-        """All experiments whose records are kept here, by name."""
+        """All experiments with records on this server, by name."""
 
     @_abc_1.abstractmethod
     def GetExperimentResult(
@@ -116,6 +116,6 @@ class ExperimentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _experiment_pb2.GetExperimentResultRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_experiment_pb2.GetExperimentResultResponse, _abc.Awaitable[_experiment_pb2.GetExperimentResultResponse]]:
-        """What an experiment's records say so far. FAILED_PRECONDITION: too few of them to say anything."""
+        """The analysis of an experiment's records so far. FAILED_PRECONDITION: there are too few."""
 
 def add_ExperimentServiceServicer_to_server(servicer: ExperimentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -41,9 +41,9 @@ class GenerateRequest(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Shown in logs and taken by Abort; must not be in flight already. Empty: the server makes one."""
+    """Identifies the request in logs and for Abort; unique among running requests. Empty: the server creates one."""
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one that can serve the request."""
+    """The name of a served model. Empty: the first one that can serve the request."""
     text: _builtins.str
     """Encoded with the model's begin token; special tokens spelled out in it stay plain text."""
     @_builtins.property
@@ -68,7 +68,7 @@ class GenerateRequest(_message.Message):
     def scheduling(self) -> _options_pb2.SchedulingOptions: ...
     @_builtins.property
     def prediction(self) -> _options_pb2.PredictionOptions:
-        """What the output is expected to look like."""
+        """Text that the output is expected to resemble."""
 
     @_builtins.property
     def session(self) -> _options_pb2.SessionOptions: ...
@@ -133,9 +133,9 @@ class GenerateStreamRequest(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Shown in logs and taken by Abort; must not be in flight already. Empty: the server makes one."""
+    """Identifies the request in logs and for Abort; unique among running requests. Empty: the server creates one."""
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one that can serve the request."""
+    """The name of a served model. Empty: the first one that can serve the request."""
     text: _builtins.str
     """Encoded with the model's begin token; special tokens spelled out in it stay plain text."""
     @_builtins.property
@@ -160,7 +160,7 @@ class GenerateStreamRequest(_message.Message):
     def scheduling(self) -> _options_pb2.SchedulingOptions: ...
     @_builtins.property
     def prediction(self) -> _options_pb2.PredictionOptions:
-        """What the output is expected to look like."""
+        """Text that the output is expected to resemble."""
 
     @_builtins.property
     def session(self) -> _options_pb2.SessionOptions: ...
@@ -213,7 +213,7 @@ class GenerateResponse(_message.Message):
     request_id: _builtins.str
     model: _builtins.str
     seed: _builtins.int
-    """The seed in force, drawn by the engine when the request gave none."""
+    """The seed in use, drawn by the engine if the request had none."""
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sample]:
         """One per sample, in order of index."""
@@ -340,7 +340,7 @@ class Started(_message.Message):
     request_id: _builtins.str
     model: _builtins.str
     seed: _builtins.int
-    """The seed in force, drawn by the engine when the request gave none."""
+    """The seed in use, drawn by the engine if the request had none."""
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """Prompt tokens whose KV came from the prefix cache."""
@@ -350,10 +350,10 @@ class Started(_message.Message):
     numeric_fingerprint: _builtins.str
     """GetServerInfoResponse.numeric_fingerprint: what the stream can be resumed on."""
     resumed_tokens: _builtins.int
-    """Output tokens that came with the request (ResumeOptions); Deltas bring the following ones."""
+    """Output tokens that the request contained (ResumeOptions); Deltas have the following ones."""
     prompt_digest: _builtins.str
-    """32 hex digits over the prompt's tokens and the cache salt. A resumed stream with another digest has another prompt: a
-    chat template may contain the date.
+    """32 hex digits over the prompt's tokens and the cache salt. A resumed stream with another digest has another prompt:
+    a chat template may contain the date.
     """
     def __init__(
         self,
@@ -390,7 +390,7 @@ class Delta(_message.Message):
     TREE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     text: _builtins.str
-    """Text that is certain now: half a character, or what may begin a stop string, comes with a later Delta."""
+    """Text that is final: a partial character, or a possible start of a stop string, is held back for a later Delta."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -399,7 +399,7 @@ class Delta(_message.Message):
 
     @_builtins.property
     def tree(self) -> _result_pb2.StepTree:
-        """What the step verified, if requested."""
+        """The tree that the step verified, if requested."""
 
     def __init__(
         self,
@@ -475,9 +475,9 @@ class PrefillRequest(_message.Message):
     CACHE_FIELD_NUMBER: _builtins.int
     SCHEDULING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Shown in logs and taken by Abort; must not be in flight already. Empty: the server makes one."""
+    """Identifies the request in logs and for Abort; unique among running requests. Empty: the server creates one."""
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one that can serve the request."""
+    """The name of a served model. Empty: the first one that can serve the request."""
     text: _builtins.str
     """Encoded with the model's begin token; special tokens spelled out in it stay plain text."""
     @_builtins.property
@@ -525,7 +525,7 @@ class PrefillResponse(_message.Message):
     request_id: _builtins.str
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
-    """Prompt tokens that were in the prefix cache before."""
+    """Prompt tokens that were in the prefix cache already."""
     @_builtins.property
     def timings(self) -> _result_pb2.Timings: ...
     def __init__(
@@ -569,7 +569,7 @@ class AbortResponse(_message.Message):
 
     ABORTED_FIELD_NUMBER: _builtins.int
     aborted: _builtins.bool
-    """False when no such request is in flight."""
+    """False if no such request is running."""
     def __init__(
         self,
         *,
@@ -594,11 +594,11 @@ class TokenizeRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     add_special: _builtins.bool
-    """Put the model's begin token first, where it has one. Default true; a chat always does as its template says."""
+    """Begin with the model's begin token, if it has one. Default true. In a chat, the template decides."""
     parse_special: _builtins.bool
-    """Read special tokens spelled out in `text` as such. Default false."""
+    """Parse special tokens spelled out in `text`. Default false."""
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one."""
+    """The name of a served model. Empty: the first one."""
     @_builtins.property
     def chat(self) -> _options_pb2.ChatPrompt: ...
     def __init__(
@@ -659,7 +659,7 @@ class DetokenizeRequest(_message.Message):
     skip_special_tokens: _builtins.bool
     """Leave special tokens out. Default true."""
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one."""
+    """The name of a served model. Empty: the first one."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """Text generation. A call's deadline is given to the scheduler; a cancelled or expired call frees its memory within one
-    step. Errors carry google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a reason,
-    RetryInfo says when to retry.
+    """Text generation. The scheduler respects a call's deadline. The memory of a cancelled or expired call is freed within
+    one step. Errors have google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a
+    reason, and RetryInfo the time after which to retry.
     """
 
     def __init__(self, channel):
@@ -70,9 +70,9 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """Text generation. A call's deadline is given to the scheduler; a cancelled or expired call frees its memory within one
-    step. Errors carry google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a reason,
-    RetryInfo says when to retry.
+    """Text generation. The scheduler respects a call's deadline. The memory of a cancelled or expired call is freed within
+    one step. Errors have google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a
+    reason, and RetryInfo the time after which to retry.
     """
 
     def Generate(self, request, context):
@@ -90,14 +90,14 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Prefill(self, request, context):
-        """Computes a prompt into the prefix cache, and no token.
+        """Computes a prompt into the prefix cache and generates no token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends a request in flight; its samples finish with FINISH_REASON_ABORTED.
+        """Ends a running request; its samples finish with FINISH_REASON_ABORTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,9 +157,9 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """Text generation. A call's deadline is given to the scheduler; a cancelled or expired call frees its memory within one
-    step. Errors carry google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a reason,
-    RetryInfo says when to retry.
+    """Text generation. The scheduler respects a call's deadline. The memory of a cancelled or expired call is freed within
+    one step. Errors have google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a
+    reason, and RetryInfo the time after which to retry.
     """
 
     @staticmethod

@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GenerationServiceStub:
-    """Text generation. A call's deadline is given to the scheduler; a cancelled or expired call frees its memory within one
-    step. Errors carry google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a reason,
-    RetryInfo says when to retry.
+    """Text generation. The scheduler respects a call's deadline. The memory of a cancelled or expired call is freed within
+    one step. Errors have google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a
+    reason, and RetryInfo the time after which to retry.
     """
 
     @_typing.overload
@@ -41,17 +41,17 @@ class GenerationServiceStub:
     GenerateStream: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateStreamRequest, _generation_pb2.GenerateStreamResponse]
     """The answer as a stream: one Started, Deltas, one Finished per sample."""
     Prefill: _grpc.UnaryUnaryMultiCallable[_generation_pb2.PrefillRequest, _generation_pb2.PrefillResponse]
-    """Computes a prompt into the prefix cache, and no token."""
+    """Computes a prompt into the prefix cache and generates no token."""
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]
-    """Ends a request in flight; its samples finish with FINISH_REASON_ABORTED."""
+    """Ends a running request; its samples finish with FINISH_REASON_ABORTED."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
     Detokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
-    """Text generation. A call's deadline is given to the scheduler; a cancelled or expired call frees its memory within one
-    step. Errors carry google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a reason,
-    RetryInfo says when to retry.
+    """Text generation. The scheduler respects a call's deadline. The memory of a cancelled or expired call is freed within
+    one step. Errors have google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a
+    reason, and RetryInfo the time after which to retry.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -60,16 +60,16 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     GenerateStream: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateStreamRequest, _generation_pb2.GenerateStreamResponse]  # type: ignore[assignment]
     """The answer as a stream: one Started, Deltas, one Finished per sample."""
     Prefill: _aio.UnaryUnaryMultiCallable[_generation_pb2.PrefillRequest, _generation_pb2.PrefillResponse]  # type: ignore[assignment]
-    """Computes a prompt into the prefix cache, and no token."""
+    """Computes a prompt into the prefix cache and generates no token."""
     Abort: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]  # type: ignore[assignment]
-    """Ends a request in flight; its samples finish with FINISH_REASON_ABORTED."""
+    """Ends a running request; its samples finish with FINISH_REASON_ABORTED."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
     Detokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]  # type: ignore[assignment]
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Text generation. A call's deadline is given to the scheduler; a cancelled or expired call frees its memory within one
-    step. Errors carry google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a reason,
-    RetryInfo says when to retry.
+    """Text generation. The scheduler respects a call's deadline. The memory of a cancelled or expired call is freed within
+    one step. Errors have google.rpc details: BadRequest names every bad field, ErrorInfo (domain "specdec") has a
+    reason, and RetryInfo the time after which to retry.
     """
 
     @_abc_1.abstractmethod
@@ -94,7 +94,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.PrefillRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.PrefillResponse, _abc.Awaitable[_generation_pb2.PrefillResponse]]:
-        """Computes a prompt into the prefix cache, and no token."""
+        """Computes a prompt into the prefix cache and generates no token."""
 
     @_abc_1.abstractmethod
     def Abort(
@@ -102,7 +102,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.AbortRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.AbortResponse, _abc.Awaitable[_generation_pb2.AbortResponse]]:
-        """Ends a request in flight; its samples finish with FINISH_REASON_ABORTED."""
+        """Ends a running request; its samples finish with FINISH_REASON_ABORTED."""
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -27,16 +27,16 @@ class _NumericModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NumericMo
     DESCRIPTOR: _descriptor.EnumDescriptor
     NUMERIC_MODE_UNSPECIFIED: _NumericMode.ValueType  # 0
     NUMERIC_MODE_BITWISE: _NumericMode.ValueType  # 1
-    """It does not, bit for bit: a request's tokens are the same alone, in a batch and under speculation."""
+    """They do not: a request's tokens are the same alone, in a batch and with speculation."""
     NUMERIC_MODE_NUMERICAL: _NumericMode.ValueType  # 2
     """Rounding may differ with the batch."""
 
 class NumericMode(_NumericMode, metaclass=_NumericModeEnumTypeWrapper):
-    """Whether a token's arithmetic depends on the batch it is computed in."""
+    """Whether the bits of a result depend on the batch."""
 
 NUMERIC_MODE_UNSPECIFIED: NumericMode.ValueType  # 0
 NUMERIC_MODE_BITWISE: NumericMode.ValueType  # 1
-"""It does not, bit for bit: a request's tokens are the same alone, in a batch and under speculation."""
+"""They do not: a request's tokens are the same alone, in a batch and with speculation."""
 NUMERIC_MODE_NUMERICAL: NumericMode.ValueType  # 2
 """Rounding may differ with the batch."""
 Global___NumericMode: _TypeAlias = NumericMode  # noqa: Y015
@@ -64,7 +64,7 @@ class GetServerInfoRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one."""
+    """The name of a served model. Empty: the first one."""
     def __init__(
         self,
         *,
@@ -104,35 +104,35 @@ class GetServerInfoResponse(_message.Message):
     version: _builtins.str
     target: _builtins.str
     draft: _builtins.str
-    """Unset when no draft model is loaded."""
+    """Unset if no draft model is loaded."""
     dtype: _builtins.str
     """int8, bf16 or fp32."""
     kernels: _builtins.str
     """native or reference."""
     numeric_mode: Global___NumericMode.ValueType
     max_context: _builtins.int
-    """Tokens of prompt and output together."""
+    """Maximum tokens of prompt and output together."""
     vocab_size: _builtins.int
     kv_tokens: _builtins.int
-    """Tokens the KV cache holds."""
+    """Capacity of the KV cache, in tokens."""
     max_batch: _builtins.int
-    """Sequences decoded together."""
+    """Maximum sequences in a batch."""
     threads: _builtins.int
     """Compute threads."""
     engine_restarts: _builtins.int
-    """How often the engine process was restarted since the server began."""
+    """Restarts of the engine process since the server started."""
     kv_dtype: _builtins.str
     """Of the KV cache: fp32, bf16, fp16, int8 or fp8."""
     weight_bytes: _builtins.int
     """Of the target's weights."""
     memory_bytes: _builtins.int
-    """What the engine needs of the machine's memory."""
+    """Bytes of memory that the engine needs."""
     numeric_fingerprint: _builtins.str
-    """32 hex digits, equal in engines that say the same bits to the same request: weights, types, kernels and how the
-    machine rounds, release. A stream that one of them began can be resumed on another (ResumeOptions).
+    """32 hex digits, equal for engines that return the same bits for the same request. They depend on the weights, types,
+    kernels, the machine's rounding and the release. A stream can be resumed on any of them (ResumeOptions).
     """
     tp: _builtins.int
-    """Processes that the target is cut over (engine.tp); threads are of all of them."""
+    """Processes that the target is split over (engine.tp); `threads` counts the threads of all."""
     @_builtins.property
     def drafters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -181,7 +181,7 @@ class Model(_message.Message):
     role: Global___ModelRole.ValueType
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Other names that requests may use."""
+        """Aliases that requests may use."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class GetLoadRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one."""
+    """The name of a served model. Empty: the first one."""
     def __init__(
         self,
         *,
@@ -281,22 +281,22 @@ class GetLoadResponse(_message.Message):
     """Pages of the KV cache."""
     total_pages: _builtins.int
     tokens_per_second: _builtins.float
-    """Decayed average of emitted tokens."""
+    """Generated tokens per second, a decaying mean."""
     prefix_hit_tokens: _builtins.int
-    """Of all prompt tokens since the engine began, those that came from the prefix cache."""
+    """Fraction of all prompt tokens since the engine's start that were in the prefix cache."""
     prompt_tokens: _builtins.int
     steps: _builtins.int
-    """Since the engine began: steps, those of them that verified drafts, the rows of all and the draft tokens among these."""
+    """Since the engine's start: steps, steps that verified drafts, rows of all steps, and draft tokens among these rows."""
     drafting_steps: _builtins.int
     step_rows: _builtins.int
     draft_rows: _builtins.int
     plan_ms: _builtins.float
-    """Milliseconds of all steps, by part."""
+    """Milliseconds of all steps, by phase."""
     draft_ms: _builtins.float
     verify_ms: _builtins.float
     commit_ms: _builtins.float
     step_sequences: _builtins.int
-    """Sequences of all steps; steps with more than 2^(k-1) and at most 2^k sequences; the same by rows."""
+    """Sequences of all steps; entry k: steps with more than 2^(k-1) and at most 2^k sequences; the same by rows."""
     @_builtins.property
     def steps_by_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """What is served, and how busy it is.
+    """Facts about the server and its models, and their load.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class ModelServiceStub:
 
 
 class ModelServiceServicer:
-    """What is served, and how busy it is.
+    """Facts about the server and its models, and their load.
     """
 
     def GetServerInfo(self, request, context):
@@ -101,7 +101,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """What is served, and how busy it is.
+    """Facts about the server and its models, and their load.
     """
 
     @staticmethod

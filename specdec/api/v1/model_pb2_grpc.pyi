@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ModelServiceStub:
-    """What is served, and how busy it is."""
+    """Facts about the server and its models, and their load."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -39,7 +39,7 @@ class ModelServiceStub:
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
-    """What is served, and how busy it is."""
+    """Facts about the server and its models, and their load."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_model_pb2.GetServerInfoRequest, _model_pb2.GetServerInfoResponse]  # type: ignore[assignment]
@@ -47,7 +47,7 @@ class ModelServiceAsyncStub(ModelServiceStub):
     GetLoad: _aio.UnaryUnaryMultiCallable[_model_pb2.GetLoadRequest, _model_pb2.GetLoadResponse]  # type: ignore[assignment]
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What is served, and how busy it is."""
+    """Facts about the server and its models, and their load."""
 
     @_abc_1.abstractmethod
     def GetServerInfo(

@@ -91,7 +91,7 @@ Global___ChatPrompt: _TypeAlias = ChatPrompt  # noqa: Y015
 @_typing.final
 class FimPrompt(_message.Message):
     """A gap in a text, for models trained to fill it in. Special tokens spelled out in it stay plain text.
-    What does not fit the prompt's tokens is left out: the text nearest to the gap stays.
+    If it does not fit the prompt's tokens, the text nearest to the gap is kept.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -106,13 +106,13 @@ class FimPrompt(_message.Message):
     prefix: _builtins.str
     suffix: _builtins.str
     middle_prefix: _builtins.str
-    """The beginning of the filling. Set: the model sees exactly `prefix` before the gap. Unset: the filling begins with the
-    last lines of `prefix`, so that the prompt's start stays the same while the user types.
+    """The beginning of the filling. Set: the model sees exactly `prefix` before the gap. Unset: the filling begins with
+    the last lines of `prefix`, so that the start of the prompt does not change while the user types.
     """
     repo_name: _builtins.str
     file_name: _builtins.str
     language: _builtins.str
-    """As editors name languages, "python". Unset: as `file_name` ends."""
+    """An editor's language identifier, such as "python". Unset: derived from the ending of `file_name`."""
     @_builtins.property
     def extra(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContextFile]:
         """Other texts of the project, at most 8192."""
@@ -140,8 +140,8 @@ Global___FimPrompt: _TypeAlias = FimPrompt  # noqa: Y015
 
 @_typing.final
 class ContextFile(_message.Message):
-    """A file or a part of one. Shown in an order that depends on names and texts alone; where not all fit, those of the
-    lowest score are left out, then the oldest, then the first.
+    """A file or a part of one. Their order in the prompt depends on names and texts only. If they do not all fit, those of
+    the lowest score are left out first, then the oldest, then the first in the list.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -153,9 +153,9 @@ class ContextFile(_message.Message):
     filename: _builtins.str
     text: _builtins.str
     time_ms: _builtins.int
-    """When it was last looked at or changed, in milliseconds of Unix time. Default 0."""
+    """Time of the last view or change, in milliseconds of Unix time. Default 0."""
     score: _builtins.float
-    """How relevant it is. Default 0."""
+    """Relevance; higher is more relevant. Default 0."""
     def __init__(
         self,
         *,
@@ -174,8 +174,8 @@ Global___ContextFile: _TypeAlias = ContextFile  # noqa: Y015
 
 @_typing.final
 class SamplingOptions(_message.Message):
-    """How the next token is chosen. An unset field takes the default named; doubles, so that a value means the same
-    number here as in process.
+    """How the next token is chosen. An unset field has the stated default. Numbers are doubles, so that a value is the same
+    as in the library.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -228,7 +228,7 @@ class SamplingOptions(_message.Message):
     seed: _builtins.int
     """Unset: the engine draws one and returns it."""
     n: _builtins.int
-    """Samples of the same prompt, 1 to 16. Default 1. Sample i runs under a seed derived from (seed, i)."""
+    """Samples of the same prompt, 1 to 16. Default 1. The seed of sample i is derived from (seed, i)."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logits of these token ids, at most 4096."""
@@ -319,33 +319,33 @@ class StoppingOptions(_message.Message):
     max_tokens: _builtins.int
     """Unset: up to the context limit. 0: prefill only."""
     min_tokens: _builtins.int
-    """Until so many tokens are out, end and stop tokens are masked and stop strings not looked for. Default 0."""
+    """Before this many tokens, end and stop tokens are masked and stop strings are ignored. Default 0."""
     include_stop: _builtins.bool
-    """Keep what stopped the sample in its text. Default false."""
+    """Keep the stop string in the text. Default false."""
     ignore_eos: _builtins.bool
     """Default false."""
     max_lines: _builtins.int
-    """The rest ends a text by its layout, as it is put into a file; what ends it is left out. Not looked for below
+    """The following fields end a text by its layout in the file. What ends it is left out. They are ignored below
     min_tokens.
 
-    Lines, at least 1. An empty rest of the line that the text begins in is not counted.
+    Maximum lines, at least 1. An empty rest of the first line does not count.
     """
     min_indent: _builtins.int
-    """Ends before a line, not the first, whose first visible character has fewer characters of white space before it."""
+    """Ends before a line, except the first, that is indented by fewer characters."""
     blank_line: _builtins.bool
-    """Ends before a line without visible characters, not the first."""
+    """Ends before a blank line, except the first."""
     suffix: _builtins.str
-    """What follows in the file, its first 4096 characters at most: ends where the text begins to repeat it."""
+    """The text that follows in the file, at most its first 4096 characters. Ends where the output begins to repeat it."""
     lead: _builtins.str
-    """The line break and the white space in front of the text, where nothing else is: a repetition may take them along."""
+    """The line break and the white space before the text, if nothing else precedes it on its line: part of a repetition."""
     time_limit_ms: _builtins.float
-    """Milliseconds from arrival at the engine. When they have passed, what is there is the answer, with
-    FINISH_REASON_TIME_LIMIT and no error.
+    """Milliseconds from arrival at the engine. Afterwards the output so far is the answer, with FINISH_REASON_TIME_LIMIT
+    and no error.
     """
     decode_time_limit_ms: _builtins.float
-    """The same from the first token."""
+    """Milliseconds from the first token, with the same effect."""
     finish_line: _builtins.bool
-    """A text that has begun when its time limit passes continues to the end of its line."""
+    """A text that has begun when its time limit passes continues to the end of the line."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Non-empty strings, at most 64."""
@@ -356,7 +356,7 @@ class StoppingOptions(_message.Message):
 
     @_builtins.property
     def brackets(self) -> Global___BracketOptions:
-        """Ends before a closing bracket that the text did not open. Unset: brackets don't matter."""
+        """Ends before a closing bracket that the text did not open. Unset: brackets are ignored."""
 
     def __init__(
         self,
@@ -423,9 +423,9 @@ class BracketOptions(_message.Message):
     CLOSERS_FIELD_NUMBER: _builtins.int
     QUOTE_FIELD_NUMBER: _builtins.int
     closers: _builtins.str
-    """Of ) ] and }: those that the text may close though it did not open them, in this order."""
+    """The closing brackets, of ) ] and }, that the text may use without having opened them, in this order."""
     quote: _builtins.str
-    """What the text begins in the middle of: a quotation mark, three of them, # for a comment, or nothing."""
+    """The construct in which the text begins: a quotation mark, three of them, # for a comment, or empty."""
     def __init__(
         self,
         *,
@@ -442,7 +442,7 @@ Global___BracketOptions: _TypeAlias = BracketOptions  # noqa: Y015
 
 @_typing.final
 class OutputOptions(_message.Message):
-    """What comes back."""
+    """What is returned."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -451,13 +451,15 @@ class OutputOptions(_message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     TREES_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.int
-    """Unset: no log-probabilities. k: the chosen token's and the k likeliest tokens', of the unprocessed logits. 0 to 20."""
+    """Log-probabilities of the chosen token and of the k likeliest tokens, from the unprocessed logits. 0 to 20. Unset:
+    none.
+    """
     text: _builtins.bool
     """False: token ids only. Default true."""
     skip_special_tokens: _builtins.bool
     """Leave special tokens out of the text. Default true."""
     trees: _builtins.bool
-    """Each Delta with the tree that its step verified: for looking at, a kilobyte or so per step."""
+    """Include the verified tree in each Delta, about a kilobyte per step."""
     def __init__(
         self,
         *,
@@ -487,7 +489,7 @@ Global___OutputOptions: _TypeAlias = OutputOptions  # noqa: Y015
 
 @_typing.final
 class SpeculationOptions(_message.Message):
-    """Changes how fast tokens come, never which tokens come."""
+    """Changes the speed, never the tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -598,13 +600,11 @@ class SchedulingOptions(_message.Message):
     priority: _builtins.int
     """A higher number is scheduled first. Default 0."""
     target_tpot_ms: _builtins.float
-    """Milliseconds per output token this request should keep to: while it lags behind, its drafts are verified before
-    others'. Positive. Unset: none.
+    """Objective: milliseconds per output token. While the request is behind it, its drafts are verified before others'.
+    Positive. Unset: none.
     """
     supersedes_key: _builtins.str
-    """Ends the running request with the same key of the same tenant, which gets ABORTED with the reason SUPERSEDED.
-    Empty: none.
-    """
+    """Ends the tenant's running request with the same key, with ABORTED and the reason SUPERSEDED. Empty: none."""
     def __init__(
         self,
         *,
@@ -629,8 +629,8 @@ Global___SchedulingOptions: _TypeAlias = SchedulingOptions  # noqa: Y015
 
 @_typing.final
 class PredictionOptions(_message.Message):
-    """Text the output is expected to resemble, such as the file before an edit. It is drafted from where it fits; it
-    changes how fast tokens come, never which.
+    """Text that the output is expected to resemble, such as the file before an edit. It is drafted from. It changes the
+    speed, never the tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -661,10 +661,10 @@ Global___PredictionOptions: _TypeAlias = PredictionOptions  # noqa: Y015
 
 @_typing.final
 class ResumeOptions(_message.Message):
-    """Resumes a stream on any server with the same numeric fingerprint. The Deltas equal those of the unbroken stream, to the
-    bit. The rest of the request stays the same; sampling.seed is Started.seed, and sampling.n is 1. The seed of sample
-    i > 0 is the first 8 bytes, little-endian, of BLAKE2b with a digest of 8 bytes over Started.seed and i, each as 8
-    bytes, little-endian.
+    """Resumes a stream on any server with the same numeric fingerprint. The Deltas equal those of the unbroken stream, to
+    the bit. The rest of the request stays the same; sampling.seed is Started.seed, and sampling.n is 1. The seed of
+    sample i > 0 is the first 8 bytes, little-endian, of BLAKE2b with a digest of 8 bytes over Started.seed and i, each
+    as 8 bytes, little-endian.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -673,7 +673,7 @@ class ResumeOptions(_message.Message):
     TEXT_CHARACTERS_FIELD_NUMBER: _builtins.int
     NUMERIC_FINGERPRINT_FIELD_NUMBER: _builtins.int
     text_characters: _builtins.int
-    """Characters (Unicode code points) of their text received; the first Delta brings the rest. Unset: all of it."""
+    """Characters (Unicode code points) received of their text; the first Delta has the rest. Unset: all of it."""
     numeric_fingerprint: _builtins.str
     """Started.numeric_fingerprint. Refused with FAILED_PRECONDITION if this server's differs."""
     @_builtins.property
@@ -701,7 +701,7 @@ Global___ResumeOptions: _TypeAlias = ResumeOptions  # noqa: Y015
 
 @_typing.final
 class SessionOptions(_message.Message):
-    """An editor or a conversation. The earlier texts of a session may be drafted from, under an equal cache salt."""
+    """An editor or a conversation. Its earlier texts may be drafted from if the cache salt is equal."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -745,7 +745,7 @@ Global___Choices: _TypeAlias = Choices  # noqa: Y015
 
 @_typing.final
 class GrammarOptions(_message.Message):
-    """What the output must match, from its first token to its end. Composes with everything else."""
+    """What the whole output must match. Works together with every other option."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -755,7 +755,7 @@ class GrammarOptions(_message.Message):
     EBNF_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """The text of a JSON schema, an object. White space between tokens is free."""
+    """The text of a JSON schema, an object. White space between tokens is unrestricted."""
     json_object: _builtins.bool
     """True: any JSON object."""
     regex: _builtins.str

@@ -34,7 +34,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 4
     """max_tokens or the context limit."""
     FINISH_REASON_ABORTED: _FinishReason.ValueType  # 5
-    """Ended by the Abort call, or by a session's cancel."""
+    """Ended by Abort, or by a session's cancel."""
     FINISH_REASON_LINES: _FinishReason.ValueType  # 6
     """max_lines."""
     FINISH_REASON_INDENT: _FinishReason.ValueType  # 7
@@ -47,10 +47,10 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_TIME_LIMIT: _FinishReason.ValueType  # 11
     """time_limit_ms or decode_time_limit_ms."""
     FINISH_REASON_SUPERSEDED: _FinishReason.ValueType  # 12
-    """A newer request of the session came before it was complete."""
+    """A newer request of the session arrived before it was complete."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
-    """Why a sample ended. A passed deadline is no finish reason: the call ends with DEADLINE_EXCEEDED."""
+    """Why a sample ended. A deadline is not a finish reason: the call ends with DEADLINE_EXCEEDED."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_EOS: FinishReason.ValueType  # 1
@@ -61,7 +61,7 @@ FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 3
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 4
 """max_tokens or the context limit."""
 FINISH_REASON_ABORTED: FinishReason.ValueType  # 5
-"""Ended by the Abort call, or by a session's cancel."""
+"""Ended by Abort, or by a session's cancel."""
 FINISH_REASON_LINES: FinishReason.ValueType  # 6
 """max_lines."""
 FINISH_REASON_INDENT: FinishReason.ValueType  # 7
@@ -74,7 +74,7 @@ FINISH_REASON_SUFFIX: FinishReason.ValueType  # 10
 FINISH_REASON_TIME_LIMIT: FinishReason.ValueType  # 11
 """time_limit_ms or decode_time_limit_ms."""
 FINISH_REASON_SUPERSEDED: FinishReason.ValueType  # 12
-"""A newer request of the session came before it was complete."""
+"""A newer request of the session arrived before it was complete."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -112,7 +112,7 @@ class TokenLogprobs(_message.Message):
     logprob: _builtins.float
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]:
-        """The likeliest tokens, by falling probability."""
+        """The likeliest tokens, in order of decreasing probability."""
 
     def __init__(
         self,
@@ -147,17 +147,17 @@ class Usage(_message.Message):
     """Prompt tokens whose KV came from the prefix cache."""
     output_tokens: _builtins.int
     preemptions: _builtins.int
-    """How often the sample was set aside and computed again because KV pages ran out."""
+    """Times that the sample was preempted, and recomputed, because KV pages ran out."""
     accepted_prediction_tokens: _builtins.int
-    """Tokens of the request's prediction that were drafted and came out."""
+    """Tokens of the request's prediction that were drafted and accepted."""
     rejected_prediction_tokens: _builtins.int
-    """The others of it."""
+    """The other tokens of the prediction."""
     pauses: _builtins.int
-    """How often it was set aside while its prompt was read, to let another prompt go first."""
+    """Times that its prefill was paused for another prompt."""
     resumed_tokens: _builtins.int
-    """Of output_tokens, those that came with the request (ResumeOptions)."""
+    """Tokens of output_tokens that the request contained (ResumeOptions)."""
     prediction_form: _builtins.str
-    """The next-edit form in which the prompt was, when its window was taken as the prediction; empty otherwise."""
+    """The prompt's next-edit form, if its window served as the prediction; else empty."""
     def __init__(
         self,
         *,
@@ -181,7 +181,7 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class DrafterMetrics(_message.Message):
-    """One drafter's part. A node that several drafters proposed counts for each."""
+    """One drafter's share. A node that several drafters proposed counts for each."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -189,10 +189,10 @@ class DrafterMetrics(_message.Message):
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     DRAFT_ACCEPTANCE_RATE_FIELD_NUMBER: _builtins.int
     num_draft_tokens: _builtins.int
-    """Nodes of its that were verified."""
+    """Its nodes that were verified."""
     num_accepted_draft_tokens: _builtins.int
     draft_acceptance_rate: _builtins.float
-    """Accepted of verified; 0 when none was verified."""
+    """Accepted / verified; 0 if none was verified."""
     def __init__(
         self,
         *,
@@ -210,7 +210,7 @@ Global___DrafterMetrics: _TypeAlias = DrafterMetrics  # noqa: Y015
 
 @_typing.final
 class SpeculativeDecodingMetrics(_message.Message):
-    """What speculation did for one sample. Fields that vLLM has too are named as there."""
+    """Statistics of speculation for one sample. Fields that vLLM has too have its names."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -244,9 +244,9 @@ class SpeculativeDecodingMetrics(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     BY_DRAFTER_FIELD_NUMBER: _builtins.int
     mean_acceptance_length: _builtins.float
-    """Tokens per speculative step, the target's own one included; 1 when there was none."""
+    """Tokens per speculative step, including the target's own; 1 if there was none."""
     draft_acceptance_rate: _builtins.float
-    """Accepted of verified draft tokens; 0 when none was verified."""
+    """Accepted / verified draft tokens; 0 if none was verified."""
     num_spec_steps: _builtins.int
     """Verify steps with at least one draft token."""
     num_draft_tokens: _builtins.int
@@ -255,11 +255,11 @@ class SpeculativeDecodingMetrics(_message.Message):
     """All verify steps."""
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Entry k counts the speculative steps that accepted k draft tokens."""
+        """Entry k: speculative steps that accepted k draft tokens."""
 
     @_builtins.property
     def by_drafter(self) -> _containers.MessageMap[_builtins.str, Global___DrafterMetrics]:
-        """By the drafter's name."""
+        """By drafter name."""
 
     def __init__(
         self,
@@ -283,7 +283,7 @@ Global___SpeculativeDecodingMetrics: _TypeAlias = SpeculativeDecodingMetrics  # 
 
 @_typing.final
 class Metrics(_message.Message):
-    """Figures about one sample."""
+    """Token counts of one sample."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -305,7 +305,7 @@ Global___Metrics: _TypeAlias = Metrics  # noqa: Y015
 
 @_typing.final
 class Timings(_message.Message):
-    """Milliseconds spent by one sample."""
+    """Milliseconds of one sample, by phase."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -321,9 +321,9 @@ class Timings(_message.Message):
     decode_ms: _builtins.float
     """First token to the end."""
     draft_ms: _builtins.float
-    """Part of decode spent proposing."""
+    """Part of decode that drafting took."""
     verify_ms: _builtins.float
-    """Part of decode spent verifying."""
+    """Part of decode that verification took."""
     def __init__(
         self,
         *,
@@ -353,7 +353,7 @@ class StepTreeNode(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     parent: _builtins.int
-    """-1 for the root, the token said last."""
+    """-1 for the root, the last token of the output."""
     chance: _builtins.float
     """Estimated chance that the node is reached; 1 for the root."""
     @_builtins.property
@@ -378,7 +378,7 @@ Global___StepTreeNode: _TypeAlias = StepTreeNode  # noqa: Y015
 
 @_typing.final
 class StepTree(_message.Message):
-    """What one step verified for one sample, and what came of it."""
+    """The tree that one step verified for one sample, and the result."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -387,13 +387,13 @@ class StepTree(_message.Message):
     DRAFT_MS_FIELD_NUMBER: _builtins.int
     VERIFY_MS_FIELD_NUMBER: _builtins.int
     draft_ms: _builtins.float
-    """Milliseconds of the step, shared by all samples in it."""
+    """Milliseconds of the step, which all its samples share."""
     verify_ms: _builtins.float
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTreeNode]: ...
     @_builtins.property
     def accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The nodes whose tokens the Delta begins with, in order. A token after theirs is the target's own."""
+        """The accepted nodes, in order; the Delta begins with their tokens. The token after them is the target's own."""
 
     def __init__(
         self,

@@ -25,9 +25,9 @@ class GetTraceRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
-    """Steps at most, 1 to 1024. Default 50. The engine keeps as many as it is configured to."""
+    """Maximum steps, 1 to 1024. Default 50. The engine keeps as many as its configuration says."""
     model: _builtins.str
-    """A name of a model that is served. Empty: the first one."""
+    """The name of a served model. Empty: the first one."""
     def __init__(
         self,
         *,
@@ -51,7 +51,7 @@ class GetTraceResponse(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTrace]:
-        """Newest last."""
+        """Oldest first."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ Global___GetTraceResponse: _TypeAlias = GetTraceResponse  # noqa: Y015
 
 @_typing.final
 class DrafterTrace(_message.Message):
-    """One drafter's part in a step."""
+    """One drafter's work in a step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -82,19 +82,19 @@ class DrafterTrace(_message.Message):
     MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     decision: _builtins.str
-    """Why it was asked or not: on, off, probe, forced (MODE_ON), free (it costs next to nothing)."""
+    """The decision: on, off, probe, forced (MODE_ON) or free (its cost is negligible)."""
     sequences: _builtins.int
-    """Sequences that it was asked for."""
+    """Sequences that it drafted for."""
     proposed: _builtins.int
-    """Nodes it proposed."""
+    """Nodes that it proposed."""
     verified: _builtins.int
-    """Nodes of its that were verified."""
+    """Its nodes that were verified."""
     accepted: _builtins.int
-    """Nodes of its that were accepted."""
+    """Its nodes that were accepted."""
     predicted: _builtins.float
-    """Accepted tokens expected of those verified."""
+    """Expected number of accepted tokens among the verified nodes."""
     ms: _builtins.float
-    """Milliseconds it took."""
+    """Milliseconds."""
     def __init__(
         self,
         *,
@@ -117,7 +117,7 @@ Global___DrafterTrace: _TypeAlias = DrafterTrace  # noqa: Y015
 
 @_typing.final
 class StepTrace(_message.Message):
-    """One engine step. Token counts include the target's own."""
+    """One engine step. Token counts include the target's own tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -143,28 +143,28 @@ class StepTrace(_message.Message):
     at_s: _builtins.float
     """Seconds since the engine's start."""
     sequences: _builtins.int
-    """Sequences that sampled a token at least."""
+    """Sequences that sampled at least one token."""
     rows: _builtins.int
-    """Rows computed in all."""
+    """Rows of the forward."""
     prefill_rows: _builtins.int
-    """Rows computed for prompts."""
+    """Rows of prompts."""
     context: _builtins.float
-    """Mean number of tokens a row looked back on."""
+    """Mean number of tokens that a row attends to."""
     candidates: _builtins.int
     """Draft nodes proposed."""
     budget: _builtins.int
-    """Draft nodes verified, the best of the candidates."""
+    """Draft nodes verified: the best candidates."""
     predicted_tokens: _builtins.float
     realised_tokens: _builtins.int
     predicted_draft_ms: _builtins.float
-    """Milliseconds, as all that follow."""
+    """Milliseconds, like all fields that follow."""
     realised_draft_ms: _builtins.float
     predicted_verify_ms: _builtins.float
     realised_verify_ms: _builtins.float
     plan_ms: _builtins.float
     commit_ms: _builtins.float
     control_ms: _builtins.float
-    """The controller's own time."""
+    """Time of the controller."""
     @_builtins.property
     def drafters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrafterTrace]: ...
     def __init__(

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TraceServiceStub:
-    """Why the engine drafted as it did: the controller's decisions, predicted against realised.
+    """The controller's decisions, with predicted and realised figures.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class TraceServiceStub:
 
 
 class TraceServiceServicer:
-    """Why the engine drafted as it did: the controller's decisions, predicted against realised.
+    """The controller's decisions, with predicted and realised figures.
     """
 
     def GetTrace(self, request, context):
-        """The engine's last steps. Waits for the step that runs.
+        """The engine's last steps. Waits for the running step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_TraceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TraceService:
-    """Why the engine drafted as it did: the controller's decisions, predicted against realised.
+    """The controller's decisions, with predicted and realised figures.
     """
 
     @staticmethod

@@ -27,25 +27,25 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TraceServiceStub:
-    """Why the engine drafted as it did: the controller's decisions, predicted against realised."""
+    """The controller's decisions, with predicted and realised figures."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TraceServiceAsyncStub: ...
     GetTrace: _grpc.UnaryUnaryMultiCallable[_trace_pb2.GetTraceRequest, _trace_pb2.GetTraceResponse]
-    """The engine's last steps. Waits for the step that runs."""
+    """The engine's last steps. Waits for the running step."""
 
 @_typing.type_check_only
 class TraceServiceAsyncStub(TraceServiceStub):
-    """Why the engine drafted as it did: the controller's decisions, predicted against realised."""
+    """The controller's decisions, with predicted and realised figures."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetTrace: _aio.UnaryUnaryMultiCallable[_trace_pb2.GetTraceRequest, _trace_pb2.GetTraceResponse]  # type: ignore[assignment]
-    """The engine's last steps. Waits for the step that runs."""
+    """The engine's last steps. Waits for the running step."""
 
 class TraceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Why the engine drafted as it did: the controller's decisions, predicted against realised."""
+    """The controller's decisions, with predicted and realised figures."""
 
     @_abc_1.abstractmethod
     def GetTrace(
@@ -53,6 +53,6 @@ class TraceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trace_pb2.GetTraceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trace_pb2.GetTraceResponse, _abc.Awaitable[_trace_pb2.GetTraceResponse]]:
-        """The engine's last steps. Waits for the step that runs."""
+        """The engine's last steps. Waits for the running step."""
 
 def add_TraceServiceServicer_to_server(servicer: TraceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
