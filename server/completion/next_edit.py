@@ -172,7 +172,9 @@ class EditPrompt:
         form, tokenizer = self.form, self._tokenizer
         answer = form.answer_head + self.place.shown(self.place.window) + form.answer_tail
         expected = tokenizer.encode(answer, add_special=False, parse_special=True)
-        max_tokens = base.stopping.max_tokens or len(expected) + SPARE_TOKENS
+        max_tokens = base.stopping.max_tokens
+        if max_tokens is None:
+            max_tokens = len(expected) + SPARE_TOKENS
         budget = self._packer.budget(max_prompt_tokens, max_tokens)
         stop_ids = () if not form.stop or (found := tokenizer.special_id(form.stop)) is None else (found,)
         stopping = replace(
@@ -190,32 +192,18 @@ class EditPrompt:
         )
 
     def _ids(self, budget: int, owner: str) -> tuple[int, ...]:
-        place, form = self.place, self.form
-        recent = [edit for edit in place.recent if edit.is_short]
-        files = place.files
+        form, begin = self.form, self._tokenizer.encode("", add_special=True)
+        layout = _blocks if form.path_lines else _fim if form.files else _excerpt
+        recent = [edit for edit in self.place.recent if edit.is_short]
         while True:
-            if form.in_chat:
-                ids = self._message(_message(place, recent, files, form))
-            else:
-                before, after = (_blocks if form.path_lines else _fim)(place, recent, form)
-                head, tail = self._encode(before, owner), self._encode(after, owner)
-                ids = (*self._tokenizer.encode("", add_special=True), *head, *tail)
-            if len(ids) <= budget or not (recent or (form.in_chat and files)):
+            head, tail = (self._encode(pieces, owner) for pieces in layout(self.place, recent, form))
+            room = budget - len(begin) - len(head) - len(tail)
+            if room >= 0 or not recent:
                 break
-            if form.in_chat and files:
-                files = ()
-            else:
-                del recent[0]
-        if form.in_chat:
-            return ids
+            del recent[0]
         mark = self._encode([(form.files, True)], owner)
-        shown = self._packer.pack_files(files, mark, max(0, budget - len(ids)), owner)
-        return (*ids[: len(ids) - len(tail)], *shown, *tail)
-
-    def _message(self, message: str) -> tuple[int, ...]:
-        if self.form.is_message and self._tokenizer.has_chat_template:
-            return tuple(self._tokenizer.encode_chat([{"role": "user", "content": message}]))
-        return tuple(self._tokenizer.encode(message))
+        files = self._packer.pack_files(self.place.files, mark, max(0, room), owner)
+        return (*begin, *head, *files, *tail)
 
     def _encode(self, pieces: Sequence[Piece], owner: str) -> tuple[int, ...]:
         ids: list[int] = []
@@ -265,25 +253,26 @@ def _fim(place: EditPlace, recent: Sequence[RecentEdit], form: NextEditForm) -> 
     if recent:
         diffs = "".join(f"--- a/{edit.path}\n+++ b/{edit.path}\n{edit.diff}" for edit in recent)
         pieces += [mark, (f"edit_history\n{diffs}", False)]
-    pieces += [mark, (f"{place.path}\n{place.shown(above)}", False), (form.before, True)]
-    shown, marked, rest = place.shown(place.window, form.cursor).partition(form.cursor)
     end = (form.stop if form.answer_head else "") + form.after[0]  # a mark that begins the answer has one that ends it
-    pieces += [(shown, False), (marked, True), (rest, False), (end, True)]
+    pieces += [mark, (f"{place.path}\n{place.shown(above)}", False), *_window(place, form), (end, True)]
     return [("<[fim-suffix]>\n", True), (place.shown(below), False), ("<[fim-prefix]>", True)], pieces
 
 
-def _message(place: EditPlace, recent: Sequence[RecentEdit], files: Sequence[ContextFile], form: NextEditForm) -> str:
-    """One text: an instruction, files, edits, and the window inside its surroundings."""
+def _excerpt(place: EditPlace, recent: Sequence[RecentEdit], form: NextEditForm) -> tuple[list[Piece], list[Piece]]:
+    """What comes before and after other files: an instruction, then edits, and the window inside its surroundings."""
     above, below = _around(place)
-    region = f"{form.before}{place.shown(place.window, form.cursor)}{form.after[0]}\n"
     edits = "".join(f'User edited "{edit.path}":\n```diff\n{edit.diff}```\n\n' for edit in recent)
-    context = "".join(f"{file.name}\n{file.text}\n" for file in files) + _problems(place)
-    if context or form.contains == "### Context:":
-        context = f"### Context:\n{context}\n"
-    return (
-        f"### Instruction:\n{_INSTRUCTION}\n\n{context}### User Edits:\n\n{edits}### User Excerpt:\n\n"
-        f"```{place.path}\n{place.shown(above)}{region}{place.shown(below)}```\n\n{form.cue}\n"
-    )
+    files = "### Context:" if form.opening else "### Files:"
+    before = f"### Instruction:\n{_INSTRUCTION}\n\n{files}\n"
+    after = f"{_problems(place)}\n### User Edits:\n\n{edits}### User Excerpt:\n\n```{place.path}\n{place.shown(above)}"
+    pieces = [(after, False), *_window(place, form), (form.after[0], True), (f"\n{place.shown(below)}```\n\n", False)]
+    pieces.append((f"{form.cue}\n{form.closing}", True))
+    return [(form.opening, True), (before, False)], pieces
+
+
+def _window(place: EditPlace, form: NextEditForm) -> list[Piece]:
+    shown, mark, rest = place.shown(place.window, form.cursor).partition(form.cursor)
+    return [(form.before, True), (shown, False), (mark, True), (rest, False)]
 
 
 _OWN_ENDS = (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.STOP_STRING)
@@ -377,11 +366,10 @@ class EditReader:
         if line + count < len(place.lines):
             start, end = place.starts[line], place.starts[line + count]
             text = "".join(each + ends for each in new)
-        else:  # the file's last line has no line break: the one before goes with it
-            start, end = place.starts[line] if line < len(place.lines) else len(place.text), len(place.text)
-            text = ends.join(new)
-            if line and (not new or not count):
-                start, text = (start - len(ends), text) if not new else (start, ends + text)
+        else:  # the file's last line has no line break; it is never deleted without a replacement
+            end = len(place.text)
+            start = place.starts[line] if count else end
+            text = ("" if count else ends) + ends.join(new)
         old = place.text[start:end]
         head = _common(old, text)
         tail = _common(old[head:][::-1], text[head:][::-1])

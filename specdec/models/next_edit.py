@@ -32,8 +32,10 @@ class NextEditForm:
     """``before`` and ``cue`` are followed by the file's path and a line break."""
     in_chat: bool = False
     """The end of a chat message may stand between the cue and the answer."""
-    is_message: bool = False
-    """Prompts are a message of a conversation."""
+    opening: str = ""
+    """Begins a prompt that is a message of a conversation."""
+    closing: str = ""
+    """Ends such a prompt."""
     answer_head: str = ""
     """What the model writes before the window."""
     answer_tail: str = ""
@@ -109,7 +111,8 @@ FORMS = (
         cursor="<|user_cursor_is_here|>",
         contains="### Context:",
         in_chat=True,
-        is_message=True,
+        opening="<|im_start|>user\n",
+        closing="<|im_end|>\n<|im_start|>assistant\n",
         models=("instinct",),
     ),
     NextEditForm(
@@ -188,7 +191,8 @@ def form_of(model: str, tokenizer: TextTokenizer) -> NextEditForm:
 
 # Tokens at the end of a prompt that are searched for a cue: a path, and the part of the answer that some editors begin
 CUE_TOKENS = 256
-PROMPT_TOKENS = 8192  # tokens at the end of a prompt with a cue that are searched for the window
+PROMPT_TOKENS = 4096  # tokens at the end of a prompt with a cue that are searched for the window
+ANSWER_CHARACTERS = 8192  # longer answers are not predicted: encoding them would delay other calls
 _CUES = tuple({form.cue for form in FORMS})
 
 
@@ -208,7 +212,7 @@ class WindowReader:
         if not any(cue in end for cue in _CUES):
             return request
         found = expected_answer(tokenizer.decode(ids[-PROMPT_TOKENS:], skip_special=False))
-        if found is None:
+        if found is None or len(found[1]) > ANSWER_CHARACTERS:
             return request
         form, answer = found
         expected = tokenizer.encode(answer, add_special=False, parse_special=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.core.types import Request, SpeculationMode, SpeculationParams
-from specdec.models.next_edit import CUE_TOKENS, WindowReader, expected_answer
+from specdec.models.next_edit import ANSWER_CHARACTERS, CUE_TOKENS, WindowReader, expected_answer
 from tests.server.fake_tokenizer import FakeTokenizer
 
 WINDOW = "def area(w, h):\n    return w * h\n"
@@ -139,6 +139,7 @@ def test_a_request_without_a_prediction_gets_the_window() -> None:
         replace(request(SWEEP), prediction_ids=(1, 2)),
         replace(request(SWEEP), speculation=SpeculationParams(SpeculationMode.OFF)),
         request(WINDOW),
+        request(SWEEP.replace(WINDOW, "x" * ANSWER_CHARACTERS)),
     ],
 )
 def test_other_requests_are_left_alone(untouched: Request) -> None:
