@@ -23,42 +23,28 @@ _STYLE = (
 )
 
 
-def merged_reports(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One report from several that `--json` wrote; later figures replace earlier ones.
-
-    Raises:
-        ConfigError: one of them is not a report.
-    """
-    found: dict[str, Any] = {"workloads": {}, "engines": {}, "notes": []}
-    for report in reports:
-        try:
-            for workload, arms in report["workloads"].items():
-                found["workloads"].setdefault(workload, {}).update(arms)
-            found["engines"] |= report["engines"]
-            found["notes"] += report.get("notes", [])
-        except (AttributeError, KeyError, TypeError):
-            raise ConfigError("report: no workloads and engines in it; give what --json wrote") from None
-    return found
-
-
 def time_per_token_chart(report: Mapping[str, Any]) -> str:
     """An SVG with bars of the median time per token in ms, by workload and engine.
 
     report: as `PeersReport.as_dict`; its ``notes``, if any, are printed below the bars.
 
     Raises:
-        ConfigError: the report has no time per token.
+        ConfigError: this is no such report, or it has no time per token.
     """
-    groups = {
-        workload: {arm: float(s["median_ms"]) for arm, s in arms.items() if s.get("median_ms") is not None}
-        for workload, arms in report["workloads"].items()
-    }
+    try:
+        engines = report["engines"]
+        groups = {
+            workload: {arm: float(s["median_ms"]) for arm, s in arms.items() if s.get("median_ms") is not None}
+            for workload, arms in report["workloads"].items()
+        }
+    except (AttributeError, KeyError, TypeError):
+        raise ConfigError("report: no workloads and engines in it; give what --json wrote") from None
     groups = {workload: bars for workload, bars in groups.items() if bars}
     if not groups:
         raise ConfigError("chart: no engine has a time per token")
-    names = [arm for arm in report["engines"] if any(arm in bars for bars in groups.values())]
+    names = [arm for arm in engines if any(arm in bars for bars in groups.values())]
     colours = _colours(names)
-    legend = list(_legend(names, colours, report["engines"]))
+    legend = list(_legend(names, colours, engines))
     top = TOP + 20 * (legend[-1][0] + 1)
     bottom = top + sum(BAR * len(bars) + GAP for bars in groups.values())
     notes = report.get("notes", [])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Answer, Arm, PeerPrompt
+from bench.peers.peer import OURS_AUTO, OURS_OFF, Answer, Arm, PeerPrompt
 from specdec.load.figures import in_cell, rounded
 
 
@@ -138,7 +138,6 @@ class PeersReport:
                 workload: {arm.name: self.summary(arm, workload).as_dict() for arm in run.arms}
                 for workload in run.workloads
             },
-            "wins": [line for workload in run.workloads for line in self.wins(workload)],
             "prompts": [
                 {"workload": prompt.workload, "name": prompt.name, "tokens": len(prompt.ids), "counted": prompt.counted,
                  "answers": {arm.name: run.answers[key].as_dict() for arm in run.arms
@@ -147,32 +146,6 @@ class PeersReport:
             ],
             "seconds": round(run.seconds, 1),
         }  # fmt: skip
-
-    def wins(self, workload: str) -> list[str]:
-        """A line for every arm of another engine that beats `OURS_AUTO` in time per token or time to first text. If no
-        arm has a lower time per token, a line names the next best."""
-        rivals = [(self.summary(arm, workload), arm) for arm in self._run.arms if arm.engine != OURS]
-        known = sorted((s.over_auto, arm.name) for s, arm in rivals if s.over_auto is not None)
-        lines = [
-            f"{workload}: **{name} beats specdec auto**: {over:.2f} times its time per token"
-            for over, name in known if over < 1
-        ]  # fmt: skip
-        if known and not lines:
-            over, name = known[0]
-            lines = [
-                f"{workload}: specdec auto is the fastest; next is {name} with {over:.2f} times its time per token"
-            ]
-        return lines + self._sooner(workload)
-
-    def _sooner(self, workload: str) -> list[str]:
-        firsts = {arm: self.summary(arm, workload).ttft_ms for arm in self._run.arms}
-        ours = next((ms for arm, ms in firsts.items() if arm.name == OURS_AUTO), None)
-        if ours is None:
-            return []
-        return [
-            f"{workload}: **{arm.name} has its first text before specdec auto**: {ms:.0f} ms against {ours:.0f} ms"
-            for arm, ms in firsts.items() if arm.engine != OURS and ms is not None and ms < ours
-        ]  # fmt: skip
 
     def markdown(self) -> str:
         """A table per workload, then hardware and commands."""
@@ -189,8 +162,6 @@ class PeersReport:
             yield "|" + "---|" * len(_HEAD)
             for arm in run.arms:
                 yield f"| {' | '.join(self._row(arm, workload))} |"
-            yield ""
-            yield from (f"- {line}" for line in self.wins(workload))
             yield ""
         yield from self._notes()
 

@@ -18,9 +18,8 @@ import grpc
 import httpx
 
 from bench.soak.watch import SoakFault
-from specdec.api.v1 import completion_pb2 as pb
-from specdec.api.v1 import options_pb2
-from specdec.client.client import Client, SessionCall
+from bench.typing_bench import Stretch, TypingPlan, type_in_session
+from specdec.client.client import Client
 from specdec.client.connection import CallError
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim, GenerateOptions, Prompt
 from specdec.core.types import (
@@ -231,68 +230,23 @@ def _complete(ended: int, samples: int) -> str:
     return OK
 
 
-_URI = "soak.py"
 _KEYS = 12
 _PREFIX_CHARACTERS, _SUFFIX_CHARACTERS = 1200, 300
 
 
 async def typing(place: Place) -> str:
-    """Types in an editor session. Every ask must have exactly one answer; some sessions are closed before that."""
-    open_asks: set[int] = set()
-    stays = place.random.random() < 0.6
-    async with place.client.completion.session() as session:
-        if not stays:
-            await _type(place, session, set(), place.random.randrange(_KEYS))
-            await asyncio.sleep(place.random.choice((0.0, 0.05, 0.5)))
-            return LEFT
-        reading = asyncio.create_task(_read(session, open_asks))
-        try:
-            await _type(place, session, open_asks, _KEYS)
-            await session.done()
-            await reading
-        finally:
-            reading.cancel()
-            await asyncio.wait([reading])
-    if open_asks:
-        raise SoakFault(f"a session ended with {len(open_asks)} unanswered asks")
-    return OK
-
-
-async def _type(place: Place, session: SessionCall, open_asks: set[int], keys: int) -> None:
+    """Types in an editor session until the last ask is answered; some sessions end before."""
     draw = place.random
     at = draw.randrange(_PREFIX_CHARACTERS, len(place.text) - _SUFFIX_CHARACTERS - _KEYS)
-    before, typed = place.text[at - draw.randrange(100, _PREFIX_CHARACTERS) : at], place.text[at : at + keys]
-    setup = pb.SessionSetup(
-        completion=pb.CompletionOptions(mode=pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX),
-        stopping=options_pb2.StoppingOptions(max_tokens=16),
-        session=options_pb2.SessionOptions(id=f"editor-{place.number}-{draw.randrange(2)}"),
-    )  # fmt: skip
-    text = pb.DocumentText(
-        uri=_URI, version=1, text=before + place.text[at + keys : at + keys + _SUFFIX_CHARACTERS], language="python"
-    )
-    open_asks.add(1)
-    await session.send(pb.CompleteSessionRequest(setup=setup, text=text, ask=_ask(1, len(before), 1)))
-    for number, key in enumerate(typed):
-        await asyncio.sleep(draw.choice((0.0, 0.05, 0.2)))
-        end = len(before) + number
-        edit = pb.TextEdit(start=end, end=end, text=key)
-        edits = pb.DocumentEdits(uri=_URI, from_version=number + 1, version=number + 2, edits=[edit])
-        open_asks.add(number + 2)
-        await session.send(pb.CompleteSessionRequest(edits=edits, ask=_ask(number + 2, end + 1, number + 2)))
+    before, typed = place.text[at - draw.randrange(100, _PREFIX_CHARACTERS) : at], place.text[at : at + _KEYS]
+    stretch = Stretch("soak", before, typed, place.text[at + _KEYS : at + _KEYS + _SUFFIX_CHARACTERS])
+    plan = TypingPlan(keys_per_s=draw.choice((5.0, 20.0, 500.0)), max_tokens=16)
 
+    async def to_the_end() -> str:
+        await type_in_session(place.client, stretch, plan, draw.choice(SALTS))
+        return OK
 
-def _ask(number: int, offset: int, version: int) -> pb.CompletionAsk:
-    return pb.CompletionAsk(id=number, cursor=pb.Cursor(uri=_URI, version=version, offset=offset))
-
-
-async def _read(session: SessionCall, open_asks: set[int]) -> None:
-    async for message in session:
-        which = message.WhichOneof("event")
-        if which in ("finished", "refused", "resync"):
-            answered = getattr(message, which).ask_id
-            if answered not in open_asks:
-                raise SoakFault(f"ask {answered} was answered twice, or never sent")
-            open_asks.remove(answered)
+    return await to_the_end() if draw.random() < 0.6 else await _leave(place, to_the_end())
 
 
 async def http_stream(place: Place) -> str:

@@ -127,13 +127,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--json", "json_file", type=_FILE, help="Write every figure and answer to this file.")
 @click.option("--chart", "chart_file", type=_FILE, help="Draw the times per token by workload in this SVG file.")
 @click.option(
-    "--report", "report_files", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True,
-    help="Send no requests; draw --chart from this --json output. May be repeated.",
+    "--report", "report_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Send no requests; draw --chart from this --json output.",
 )  # fmt: skip
 def peers_command(
     target: str, draft: str | None, engines: tuple[str, ...], workloads: tuple[str, ...], prompts: int,
     max_tokens: int, threads: int, cache_dir: Path, json_file: Path | None, chart_file: Path | None,
-    report_files: tuple[Path, ...],
+    report_file: Path | None,
 ) -> None:  # fmt: skip
     """Compare the time per token of specdec and other engines: same prompts, model and threads, in turns.
 
@@ -144,10 +144,10 @@ def peers_command(
 
     check_folder("--json", json_file)
     check_folder("--chart", chart_file)
-    if report_files:
+    if report_file is not None:
         if chart_file is None:
             raise click.UsageError("--report needs --chart")
-        _draw(chart_file, [_read_report(file) for file in report_files])
+        _draw(chart_file, _read_report(report_file))
         return
     plan = PeersPlan(
         target=target, draft=draft, cache_dir=cache_dir.expanduser(), threads=threads or len(os.sched_getaffinity(0)),
@@ -160,7 +160,7 @@ def peers_command(
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
     if chart_file is not None:
-        _draw(chart_file, [report.as_dict()])
+        _draw(chart_file, report.as_dict())
     click.echo(report.markdown())
 
 
@@ -171,10 +171,10 @@ def _read_report(file: Path) -> Any:
         raise click.UsageError(f"--report: {file} cannot be read ({error})") from None
 
 
-def _draw(file: Path, reports: list[Any]) -> None:
-    from bench.peers.chart import merged_reports, time_per_token_chart
+def _draw(file: Path, report: Any) -> None:
+    from bench.peers.chart import time_per_token_chart
 
-    file.write_text(time_per_token_chart(merged_reports(reports)), encoding="utf-8")
+    file.write_text(time_per_token_chart(report), encoding="utf-8")
 
 
 async def _run(plan: PeersPlan) -> PeersRun:

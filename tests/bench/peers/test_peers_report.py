@@ -53,28 +53,6 @@ def test_ratios_are_over_the_prompts_that_both_answered_at_length() -> None:
     assert draft.same_text == 1
 
 
-def test_who_wins_is_said_plainly() -> None:
-    run = a_run()
-    lines = PeersReport(run).wins("chat")
-    assert lines[0] == "chat: **fast n-gram beats specdec auto**: 0.33 times its time per token"
-    assert "chat: **fast has its first text before specdec auto**: 50 ms against 100 ms" in lines
-    assert not [line for line in lines if "slow" in line]
-    for key in [key for key in run.answers if key[0].startswith("fast")]:
-        del run.answers[key]
-    assert PeersReport(run).wins("chat") == [
-        "chat: specdec auto is the fastest; next is slow with 3.67 times its time per token"
-    ]
-
-
-def test_a_tie_of_first_texts_or_of_times_is_no_win() -> None:
-    run = PeersRun(arms=[AUTO, FAST], prompts=[PeerPrompt("chat", "chat/1", (1,), 8)])
-    for arm in run.arms:
-        run.note(arm, run.prompts[0], answer(5, 30.0))
-    assert PeersReport(run).wins("chat") == [
-        "chat: specdec auto is the fastest; next is fast with 1.00 times its time per token"
-    ]
-
-
 def test_the_tables_and_the_json_hold_all_of_it() -> None:
     run = a_run()
     run.machine, run.left_out = {"cpu": "a quick one"}, ["fim: no such tokens"]
@@ -102,7 +80,6 @@ def test_a_run_in_which_nobody_answered_has_tables_too() -> None:
     run = PeersRun(arms=[OFF], prompts=[PeerPrompt("chat", "chat/1", (1,), 8)], missing={"specdec off": "dead"})
     report = PeersReport(run)
     assert "- without specdec off: dead" in report.markdown()
-    assert report.wins("chat") == []
 
 
 ANSWERS = st.dictionaries(
