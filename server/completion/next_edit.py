@@ -276,6 +276,7 @@ def _window(place: EditPlace, form: NextEditForm) -> list[Piece]:
 
 
 _OWN_ENDS = (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.STOP_STRING)
+_FENCE = "```"  # instruct models put code between two
 NO_EDITS = "NO_EDITS"  # what Zeta writes when it changes nothing
 
 
@@ -290,6 +291,7 @@ class EditReader:
         self._place, self._form = prompt.place, prompt.form
         self._old = [self._place.lines[i] for i in self._place.window]
         self._cursor = "" if any(self._form.cursor in line for line in self._old) else self._form.cursor
+        self._has_fences = any(line.startswith(_FENCE) for line in self._old)
         self._at = 0  # lines of the window that are settled
         self._new: list[str] = []  # lines of the answer after those
         self._rest = ""  # the line that is being written
@@ -320,6 +322,8 @@ class EditReader:
         return self._edits(changes)
 
     def _add(self, line: str) -> None:
+        if line.startswith(_FENCE) and not self._has_fences:
+            return
         if not self._begun:
             self._begun = True
             line = line.removeprefix(self._form.answer_head.removesuffix("\n"))

@@ -107,8 +107,16 @@ def test_an_edit_is_complete_before_the_answer_is() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [FILE, FILE.removesuffix("\n"), "", "NO_EDITS\n", FILE.replace("area", "f", 1), FILE + "\n" + FILE[:20]],
-    ids=["unchanged", "no last line break", "nothing", "NO_EDITS", "takes the last edit back", "goes on"],
+    [
+        FILE,
+        FILE.removesuffix("\n"),
+        "",
+        "NO_EDITS\n",
+        FILE.replace("area", "f", 1),
+        f"```py\n{FILE}```",
+        FILE + "\n" + FILE[:20],
+    ],
+    ids=["unchanged", "no last line break", "nothing", "NO_EDITS", "takes the last edit back", "fenced", "goes on"],
 )
 def test_there_may_be_no_edit(answer: str) -> None:
     complete = not answer.endswith("\n" + FILE[:20])
