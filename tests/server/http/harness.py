@@ -76,7 +76,7 @@ class Server:
 
     @property
     def load(self) -> EngineLoad:
-        """What the engine last told; its prefix figure counts aborts."""
+        """The load that the engine last reported; its prefix counter counts aborts."""
         return self.serving.client.engine.load
 
     def comes_to(self, condition: Callable[[], bool], seconds: float = 8) -> bool:
@@ -124,7 +124,7 @@ def running(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     **config: Any,
 ) -> Iterator[Server]:
-    """A server, ready unless not to ``wait``; ``tls``: what its client trusts, where it speaks TLS."""
+    """Run a server, which is ready unless not to ``wait``. With TLS, ``tls`` is what its client trusts."""
     settings = make_config(**({"http_port": 0} | config))
     if engine is not None:
         settings = settings.model_copy(update={"engine": engine})

@@ -12,12 +12,12 @@ from specdec.errors import EngineDeadError
 from tests.server.http.calls import Fim, make_model
 
 
-def test_filling_in_needs_an_encoder() -> None:
+def test_fill_in_the_middle_needs_an_encoder() -> None:
     assert make_model(fim=Fim()).fills_in
     assert not make_model().fills_in
 
 
-def test_nothing_is_said_before_the_model_is_there() -> None:
+def test_nothing_is_reported_before_the_model_is_loaded() -> None:
     model = ServedModel(SimpleNamespace(file_errors=Counter()))  # type: ignore[arg-type]
     with pytest.raises(EngineDeadError):
         _ = model.fills_in

@@ -1,4 +1,4 @@
-"""How a streamed answer is framed, whichever HTTP its client speaks."""
+"""Framing of streamed answers in HTTP/1.0 and HTTP/1.1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BODY = json.dumps({"prompt": "hello", "stream": True}).encode()
 
 
 def ask(server: Server, first_line: str, *headers: str, times: int = 1) -> bytes:
-    """All that the server says to a call for a stream, made several times over one connection that it then closes."""
+    """Return all bytes that the server sends for a streaming call, repeated over one connection that it then closes."""
     head = "\r\n".join([first_line, "host: x", f"content-length: {len(BODY)}", *headers]).encode() + b"\r\n\r\n"
     last = head.replace(b"host: x", b"host: x\r\nconnection: close")
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
@@ -58,14 +58,14 @@ def text_of(body: bytes) -> str:
     return "".join(chunk["choices"][0]["text"] for chunk in chunks)
 
 
-def test_a_stream_is_chunked_and_the_connection_kept(server: Server) -> None:
+def test_a_stream_is_chunked_and_the_connection_stays_open(server: Server) -> None:
     said = ask(server, "POST /v1/completions HTTP/1.1", times=3)
     for head, body in parse(said, 3):
         assert dict(head.headers)[b"transfer-encoding"] == b"chunked"
         assert text_of(body).endswith("hello")
 
 
-def test_to_a_client_of_http_1_0_it_goes_as_it_is_up_to_the_connections_end(server: Server) -> None:
+def test_http_1_0_streams_end_with_the_connection(server: Server) -> None:
     ((head, body),) = parse(ask(server, "POST /v1/completions HTTP/1.0"))
     assert b"transfer-encoding" not in dict(head.headers)
     assert text_of(body).endswith("hello")
@@ -109,7 +109,7 @@ def piece(body: bytes, more: bool) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
-async def test_pieces_are_chunks_but_for_empty_ones_which_would_end_the_body() -> None:
+async def test_each_nonempty_piece_is_a_chunk() -> None:
     wire = Wire()
     sending = AnswerWriter(answering(wire))
     for message in (start(), piece(b"a" * 17, True), piece(b"", True), piece(b"bc", True), piece(b"d", False)):
@@ -123,7 +123,7 @@ async def test_pieces_are_chunks_but_for_empty_ones_which_would_end_the_body() -
     ("method", "status", "headers", "sent"),
     [(b"HEAD", 200, (), b""), (b"GET", 204, (), b""), (b"GET", 200, ((b"Content-Length", b"3"),), b"abc")],
 )
-async def test_bodies_of_a_known_length_and_none_at_all_are_no_chunks(
+async def test_bodies_of_known_length_and_empty_bodies_are_not_chunked(
     method: bytes, status: int, headers: tuple[tuple[bytes, bytes], ...], sent: bytes
 ) -> None:
     wire = Wire()
@@ -135,7 +135,7 @@ async def test_bodies_of_a_known_length_and_none_at_all_are_no_chunks(
     assert wire.data.partition(b"\r\n\r\n")[2] == sent
 
 
-async def test_to_a_client_that_left_nothing_is_sent() -> None:
+async def test_nothing_is_sent_after_a_disconnect() -> None:
     wire = Wire()
     cycle = answering(wire)
     sending = AnswerWriter(cycle)
@@ -147,7 +147,7 @@ async def test_to_a_client_that_left_nothing_is_sent() -> None:
     assert wire.data == before
 
 
-async def test_a_head_goes_with_what_follows_at_once_and_does_not_wait_for_what_comes_later() -> None:
+async def test_headers_are_sent_with_the_first_piece_without_waiting_for_more() -> None:
     wire = Wire()
     sending = AnswerWriter(answering(wire))
     await sending.send(start())

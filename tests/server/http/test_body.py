@@ -36,7 +36,7 @@ def body(**data: Any) -> Body:
 
 
 @given(value=JSON)
-def test_any_value_is_read_or_noted_and_never_both(value: Any) -> None:
+def test_any_value_is_either_returned_or_reported_as_an_error(value: Any) -> None:
     for read in READERS:
         one = body(x=value)
         nothing = read(body())
@@ -50,7 +50,7 @@ def test_any_value_is_read_or_noted_and_never_both(value: Any) -> None:
 
 
 @given(value=JSON)
-def test_each_reader_takes_exactly_its_kind(value: Any) -> None:
+def test_each_reader_accepts_exactly_its_type(value: Any) -> None:
     def read(name: str, *args: Any) -> tuple[Any, bool]:
         one = body(x=value)
         return getattr(one, name)("x", *args), bool(one.violations.found)
@@ -73,7 +73,7 @@ def test_each_reader_takes_exactly_its_kind(value: Any) -> None:
     assert read("object")[1] == (not none and not isinstance(value, dict))
 
 
-def test_paths_lead_from_the_top() -> None:
+def test_error_paths_start_at_the_root() -> None:
     one = body(a={"b": [{"c": 1}, {"c": {}}]})
     inner = one.object("a")
     assert inner is not None
@@ -101,13 +101,13 @@ def test_depth_is_limited_exactly(make: Any) -> None:
         b'{"a":' + b"1" * 5000 + b"}", b"{'a':1}", b'{"a":01}', b'{"a":1,}',
     ],
 )  # fmt: skip
-def test_what_is_no_json_object_is_refused(data: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_rejected(data: bytes) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         read_object(data)
     assert [v.field for v in caught.value.violations] == ["body"]
 
 
 @given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=4), st.text(st.characters(codec="utf-8"))))
-def test_objects_survive_writing_and_reading(value: dict[str, str]) -> None:
+def test_objects_round_trip(value: dict[str, str]) -> None:
     data = write_json(value)
     assert read_object(data) == json.loads(data) == value

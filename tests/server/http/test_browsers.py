@@ -18,7 +18,7 @@ EVIL = "https://evil.example"
 
 
 def post(server: Server, **headers: str) -> tuple[int, str]:
-    """Status and reason of a completion asked for with these headers."""
+    """Return status and reason of a completion that is requested with these headers."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     response = server.client.post(COMPLETIONS, content=BODY, headers=named)
     return response.status_code, "" if response.status_code == 200 else response.json()["error"]["code"]
@@ -37,14 +37,14 @@ def post(server: Server, **headers: str) -> tuple[int, str]:
         {"sec_fetch_site": "cross-site"},
     ],
 )
-def test_a_call_that_browsers_send_unasked_is_refused(server: Server, kind: str | None, sender: dict[str, str]) -> None:
+def test_a_cross_site_browser_request_is_rejected(server: Server, kind: str | None, sender: dict[str, str]) -> None:
     assert post(server, **sender, **({"content_type": kind} if kind else {})) == (403, "cross_site")
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8401", "127.0.0.1.evil.example", "localhost.evil.example", "10.evil"]
 )
-def test_a_name_that_a_page_made_mean_this_machine_is_refused(server: Server, host: str) -> None:
+def test_a_rebound_host_name_is_rejected(server: Server, host: str) -> None:
     rebound = {"host": host, "origin": f"http://{host}", "sec_fetch_site": "same-origin"}
     assert post(server, **rebound, content_type="application/json") == (403, "host_not_allowed")
     for path in ("/", "/trace", "/metrics", "/v1/models"):
@@ -54,7 +54,7 @@ def test_a_name_that_a_page_made_mean_this_machine_is_refused(server: Server, ho
 @pytest.mark.parametrize(
     "sender",
     [
-        {},  # a program that says nothing
+        {},  # a program that sends no such header
         {"content_type": "application/x-www-form-urlencoded"},  # curl -d
         {"content_type": "text/plain"},
         {"content_type": "application/json; charset=utf-8"},
@@ -63,11 +63,11 @@ def test_a_name_that_a_page_made_mean_this_machine_is_refused(server: Server, ho
         {"content_type": "text/plain", "sec_fetch_mode": "cors"},  # Node's fetch
     ],
 )
-def test_what_programs_send_is_served(server: Server, sender: dict[str, str]) -> None:
+def test_requests_of_programs_are_served(server: Server, sender: dict[str, str]) -> None:
     assert post(server, **sender) == (200, "")
 
 
-def test_our_own_page_is_served(server: Server) -> None:
+def test_the_servers_own_page_is_served(server: Server) -> None:
     ours = {"origin": server.url, "sec_fetch_site": "same-origin"}
     for kind in ("application/json", "text/plain"):
         assert post(server, **ours, content_type=kind) == (200, "")
@@ -89,12 +89,12 @@ def test_our_own_page_is_served(server: Server) -> None:
         "box.local",
     ],
 )
-def test_names_that_are_surely_ours(server: Server, host: str) -> None:
+def test_loopback_names_are_always_allowed(server: Server, host: str) -> None:
     assert server.client.get("/livez", headers={"host": host}).status_code == 200
 
 
 def check(config: dict[str, Any], method: str = "POST", **headers: str) -> type[Exception] | None:
-    """What `BrowserRules` says under a configuration."""
+    """Return what `BrowserRules` decides under a configuration."""
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
         BrowserRules(ServerConfig(**config)).check(method, lambda name: sent.get(name, ""))
@@ -103,7 +103,7 @@ def check(config: dict[str, Any], method: str = "POST", **headers: str) -> type[
     return None
 
 
-def test_which_hosts_are_allowed_follows_from_the_configuration() -> None:
+def test_allowed_hosts_follow_from_the_configuration() -> None:
     for config in ({"host": "0.0.0.0"}, {"keys_file": "k.yaml"}, {"allowed_hosts": ("*",)}):
         assert check(config, host="llm.example") is None
     named = {"allowed_hosts": ("llm.example", "*.lab.example"), "host": "0.0.0.0"}
@@ -113,7 +113,7 @@ def test_which_hosts_are_allowed_follows_from_the_configuration() -> None:
         assert check(named, host=host) is (None if "." not in host else HostNotAllowedError)
 
 
-def test_origins_that_cors_allows_may_send_what_they_like() -> None:
+def test_origins_allowed_by_cors_may_send_any_request() -> None:
     for origins in (("https://ours.example",), ("*",)):
         allowed = {"origin": "https://ours.example", "sec_fetch_site": "cross-site", "host": "localhost"}
         assert check({"cors_origins": origins}, **allowed, content_type="text/plain") is None
@@ -121,6 +121,6 @@ def test_origins_that_cors_allows_may_send_what_they_like() -> None:
 
 
 @pytest.mark.parametrize("host", ["http://a.example", "a.example:80", "A.example", "", "a b", "*.", "a.*"])
-def test_what_is_no_host_name_is_refused(host: str) -> None:
+def test_an_invalid_host_name_is_rejected(host: str) -> None:
     with pytest.raises(ConfigError, match=r"allowed_hosts.*no host name.*a\.example"):
         load_config(None, {"server.allowed_hosts": [host]})

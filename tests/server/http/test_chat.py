@@ -23,7 +23,7 @@ def kinds(server: Server, **body: Any) -> list[dict[str, Any]]:
     return [checked(chunk, "chat.completion.chunk", "chatcmpl-") for chunk in chunks]
 
 
-def test_a_whole_answer(server: Server) -> None:
+def test_complete_response(server: Server) -> None:
     body = {"messages": HI, "prediction": {"type": "content", "content": "user!"}}
     assert checked(server.ask(CHAT, **body), "chat.completion", "chatcmpl-") == {
         **HEAD,
@@ -39,7 +39,7 @@ def test_a_whole_answer(server: Server) -> None:
     }  # fmt: skip
 
 
-def test_a_streamed_answer_says_the_role_first(server: Server) -> None:
+def test_the_first_chunk_has_the_role(server: Server) -> None:
     def chunk(delta: dict[str, Any]) -> dict[str, Any]:
         return {**HEAD, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]}
 
@@ -54,7 +54,7 @@ def test_a_streamed_answer_says_the_role_first(server: Server) -> None:
     ]  # fmt: skip
 
 
-def test_usage_comes_last_where_asked_for(server: Server) -> None:
+def test_usage_is_the_last_chunk_if_requested(server: Server) -> None:
     chunks = kinds(server, messages=HI, stream_options={"include_usage": True})
     assert chunks[-1] == {
         **HEAD, "choices": [], "usage": usage(8, 8), "seed": DEFAULT_SEED,
@@ -103,8 +103,8 @@ TOOLS = [{"type": "function", "function": {"name": "look"}}]
 SAID = 'Let me.\n<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
 
 
-def test_tool_calls_are_parsed_out_of_the_text(server: Server) -> None:
-    messages = [{"role": "user", "content": SAID}]  # the fake says it back
+def test_tool_calls_are_parsed_from_the_text(server: Server) -> None:
+    messages = [{"role": "user", "content": SAID}]  # the fake echoes it
     (choice,) = server.ask(CHAT, messages=messages, tools=TOOLS)["choices"]
     (call,) = choice["message"].pop("tool_calls")
     assert choice["message"] == {"role": "assistant", "content": "[look]user:Let me.;", "refusal": None}
@@ -127,7 +127,7 @@ def test_tool_calls_are_parsed_out_of_the_text(server: Server) -> None:
         assert "tool_calls" not in choice["message"]
 
 
-def test_a_message_of_nothing_but_a_call_has_no_content() -> None:
+def test_a_message_that_is_only_a_call_has_no_content() -> None:
     tools = ToolUse([], ToolForm.HERMES)
     message, called = message_of('<tool_call>{"name": "f"}</tool_call>\n', tools)
     assert (message["content"], called) == (None, True)
@@ -135,6 +135,6 @@ def test_a_message_of_nothing_but_a_call_has_no_content() -> None:
     assert message_of("", tools)[0]["content"] == ""
 
 
-def test_max_completion_tokens_0_only_computes_the_prompt(server: Server) -> None:
+def test_max_completion_tokens_0_only_prefills_the_prompt(server: Server) -> None:
     answer = server.ask(CHAT, messages=HI, max_completion_tokens=0)
     assert (answer["choices"][0]["message"]["content"], answer["usage"]) == ("", usage(8, 0))

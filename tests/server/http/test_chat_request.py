@@ -34,7 +34,7 @@ def request(**fields: Any) -> Request:
     return asked(parse_chat, {"messages": HI, **fields}, {"x-request-id": "r"}).request
 
 
-def test_a_body_that_says_nothing_else_gets_the_defaults() -> None:
+def test_a_minimal_body_gets_the_defaults() -> None:
     ask = asked(parse_chat, {"messages": HI}, {"x-request-id": "r"})
     assert (ask.request, ask.tools, ask.streaming.stream, ask.return_token_ids) == (PLAIN, None, False, False)
     assert request(unknown=[], user="u", model="fake", store=True, metadata={}, parallel_tool_calls=True) == PLAIN
@@ -63,13 +63,13 @@ def test_fields(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert request(**fields) == dataclasses.replace(PLAIN, **wanted)
 
 
-def test_contents_may_be_parts_or_missing() -> None:
+def test_content_may_be_parts_or_missing() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None}, {"role": "tool"}]
     assert request(messages=messages).prompt_ids == tuple(b"user:a\nb;assistant:;tool:;")
 
 
-def test_tools_go_through_the_template_unless_the_choice_is_none() -> None:
+def test_tools_are_rendered_unless_tool_choice_is_none() -> None:
     for choice, told in ((None, True), ("auto", True), ("none", False)):
         ask = asked(parse_chat, {"messages": HI, "tools": [TOOL], "tool_choice": choice})
         assert (ask.tools is not None) is told
@@ -104,7 +104,7 @@ def test_bad_messages_do_not_hide_other_bad_fields() -> None:
     assert {v.field for v in found} == {"messages[0].role", "sampling.top_p", "tool_choice"}
 
 
-def test_a_model_without_chat_and_another_model_are_refused() -> None:
+def test_a_model_without_chat_and_an_unknown_model_are_rejected() -> None:
     with pytest.raises(ChatNotSupportedError):
         asked(parse_chat, {"messages": HI}, server=make_context(FakeTokenizer(has_chat=False)))
     with pytest.raises(UnknownModelError):
@@ -119,14 +119,14 @@ def test_deep_messages_do_not_exhaust_the_stack() -> None:
         assert "nested" in violations(parse_chat, {"messages": HI, **fields})[0].description
 
 
-def test_a_list_of_very_many_messages_is_refused_before_any_is_read() -> None:
+def test_too_many_messages_are_rejected_before_parsing() -> None:
     found = violations(parse_chat, {"messages": [{"role": "user", "content": "x"}] * (MAX_OBJECTS + 1)})
     assert [(v.field, v.description) for v in found] == [
         ("messages", "holds 8193 values, at most 8192 may be; send fewer")
     ]
 
 
-def test_very_many_tools_are_refused_before_any_is_read() -> None:
+def test_too_many_tools_are_rejected_before_parsing() -> None:
     found = violations(parse_chat, {"messages": HI, "tools": [TOOL] * (MAX_TOOLS + 1), "tool_choice": "required"})
     assert ("tools", "holds 1025 values, at most 1024 may be; send fewer") in [(v.field, v.description) for v in found]
 

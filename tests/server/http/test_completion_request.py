@@ -35,7 +35,7 @@ def request(**fields: Any) -> Request:
     return found
 
 
-def test_a_body_that_says_nothing_else_gets_the_defaults() -> None:
+def test_a_minimal_body_gets_the_defaults() -> None:
     ask = asked(parse_completion, {"prompt": "hi"}, {"x-request-id": "r"})
     assert ask.requests == (PLAIN,)
     assert (ask.streaming.stream, ask.echo, ask.return_token_ids) == (False, ("",), False)
@@ -80,7 +80,7 @@ STOPPING = [
 
 
 @pytest.mark.parametrize(("fields", "wanted"), STOPPING)
-def test_stopping(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
+def test_stop_conditions(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert request(**fields) == dataclasses.replace(PLAIN, stopping=StoppingParams(**({"max_tokens": 16} | wanted)))
 
 
@@ -125,7 +125,7 @@ def test_grammars(fields: dict[str, Any], wanted: tuple[Any, ...] | None) -> Non
     assert request(**fields) == dataclasses.replace(PLAIN, grammar=grammar)
 
 
-def test_the_rest_of_a_request() -> None:
+def test_other_fields() -> None:
     assert request(
         logprobs=2, skip_special_tokens=False, priority=-3, cache_salt="s", session="mine", target_tpot_ms=2.5,
         prediction={"type": "content", "content": "ab"},
@@ -160,12 +160,12 @@ def test_prompts(prompt: Any, wanted: list[tuple[int, ...]]) -> None:
     assert {r.sampling.n for r in requests} == {2}
 
 
-def test_how_text_is_encoded_can_be_chosen() -> None:
+def test_encoding_options() -> None:
     assert request(parse_special=False, prompt="!").prompt_ids == (BOS, ord("!"))
     assert request(add_special_tokens=False).prompt_ids == tuple(b"hi")
 
 
-def test_a_gap_is_filled_by_the_encoder_or_refused() -> None:
+def test_fill_in_the_middle_is_encoded_or_rejected() -> None:
     server = make_context(fim=Fim())
     requests = asked(parse_completion, {"prompt": ["a", "b"], "suffix": "z"}, server=server).requests
     assert [r.prompt_ids for r in requests] == [(1, *b"a", 2, *b"z", 3), (1, *b"b", 2, *b"z", 3)]
@@ -241,7 +241,7 @@ def test_each_bad_field_is_named(field: str, fields: dict[str, Any]) -> None:
     assert field in {v.field for v in violations(parse_completion, {"prompt": "hi", **fields})}
 
 
-def test_all_bad_fields_are_named_at_once() -> None:
+def test_all_bad_fields_are_named_together() -> None:
     found = {
         v.field
         for v in violations(
@@ -260,7 +260,7 @@ def test_all_bad_fields_are_named_at_once() -> None:
         ("structured_outputs", {"structured_outputs": {"choice": ["x"]}}),
     ],
 )
-def test_a_grammar_the_engine_refuses_is_named_as_the_caller_calls_it(field: str, fields: dict[str, Any]) -> None:
+def test_a_grammar_error_names_the_callers_field(field: str, fields: dict[str, Any]) -> None:
     names: dict[str, str] = {}
 
     async def reader(call: Any) -> None:
@@ -271,7 +271,7 @@ def test_a_grammar_the_engine_refuses_is_named_as_the_caller_calls_it(field: str
     assert names["grammar"] == field
 
 
-def test_a_prompt_too_long_is_said_unless_something_else_is_wrong() -> None:
+def test_a_too_long_prompt_is_reported_if_no_other_field_is_bad() -> None:
     for prompt, got in (("x" * 127, 128), ([1] * 250_000, 250_000), ([[1], [1] * 200], 200)):
         with pytest.raises(PromptTooLongError) as caught:
             asked(parse_completion, {"prompt": prompt})
@@ -280,7 +280,7 @@ def test_a_prompt_too_long_is_said_unless_something_else_is_wrong() -> None:
     assert len(asked(parse_completion, {"prompt": "x" * 126}).requests) == 1
 
 
-def test_models_are_known_by_their_short_names() -> None:
+def test_models_have_short_names() -> None:
     assert model_names("/m/Qwen2.5-Coder.GGUF") >= {
         "/m/qwen2.5-coder.gguf", "qwen2.5-coder.gguf", "qwen2.5-coder", "qwen2.5-coder:latest"
     }  # fmt: skip

@@ -41,7 +41,7 @@ def checked(answer: dict[str, Any], kind: str = "text_completion", prefix: str =
     return answer
 
 
-def test_a_whole_answer(server: Server) -> None:
+def test_complete_response(server: Server) -> None:
     answer = checked(server.ask(prompt="hello", prediction={"type": "content", "content": "abc"}))
     assert answer == {
         **HEAD,
@@ -70,7 +70,7 @@ def test_the_window_of_a_next_edit_prompt_is_its_prediction(server: Server) -> N
     assert 'specdec_inferred_predictions_total{form="sweep"}' in server.client.get("/metrics").text
 
 
-def test_a_streamed_answer_has_a_chunk_per_step_and_figures_in_the_last(server: Server) -> None:
+def test_a_stream_has_a_chunk_per_step_and_its_figures_last(server: Server) -> None:
     chunks = server.stream(prompt="hi", seed=7)
     assert chunks.pop() == "[DONE]"
     assert len({chunk["id"] for chunk in chunks}) == 1
@@ -86,7 +86,7 @@ def test_a_streamed_answer_has_a_chunk_per_step_and_figures_in_the_last(server: 
     ]  # fmt: skip
 
 
-def test_usage_comes_in_a_chunk_of_its_own_only_where_asked_for(server: Server) -> None:
+def test_usage_is_a_chunk_of_its_own_if_requested(server: Server) -> None:
     chunks = server.stream(prompt="hi", stream_options={"include_usage": True})
     assert chunks.pop() == "[DONE]"
     last = checked(chunks.pop())
@@ -105,7 +105,7 @@ def test_usage_comes_in_a_chunk_of_its_own_only_where_asked_for(server: Server) 
     assert last["usage"] == usage(3, 3)
 
 
-def test_several_prompts_and_samples_are_numbered_through(server: Server) -> None:
+def test_choices_are_numbered_across_prompts_and_samples(server: Server) -> None:
     body = {"prompt": ["ab", [99, 100, 101]], "n": 2, "max_tokens": 3, "add_special_tokens": False}
     answer = server.ask(**body)
     # Sample i of the fake echoes the prompt shifted by i.
@@ -136,7 +136,7 @@ def test_echo_puts_the_prompt_before_each_sample(server: Server) -> None:
     assert texts == wanted
 
 
-def test_max_tokens_0_only_computes_the_prompt(server: Server) -> None:
+def test_max_tokens_0_only_prefills_the_prompt(server: Server) -> None:
     answer = server.ask(prompt="x" * 40, max_tokens=0)
     assert answer["choices"][0] == {
         "index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None,
@@ -146,7 +146,7 @@ def test_max_tokens_0_only_computes_the_prompt(server: Server) -> None:
     assert server.ask(prompt="ab", max_tokens=0, echo=True)["choices"][0]["text"] == "ab"
 
 
-def test_logprobs_in_the_legacy_shape(server: Server) -> None:
+def test_legacy_logprobs(server: Server) -> None:
     def row(token: str, offset: int) -> dict[str, Any]:
         return {
             "text_offset": [offset], "token_logprobs": [-0.5], "tokens": [token],
@@ -161,7 +161,7 @@ def test_logprobs_in_the_legacy_shape(server: Server) -> None:
     assert whole == {name: [value for part in wanted for value in part[name]] for name in wanted[0]}
 
 
-def test_token_ids_are_returned_where_asked_for(server: Server) -> None:
+def test_token_ids_are_returned_if_requested(server: Server) -> None:
     (choice,) = server.ask(prompt=[97, 98], return_token_ids=True)["choices"]
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([97, 98], [97, 98])
     choices = [e["choices"][0] for e in server.stream(prompt=[97, 98], return_token_ids=True)[:-1]]
@@ -170,7 +170,7 @@ def test_token_ids_are_returned_where_asked_for(server: Server) -> None:
     assert all("prompt_token_ids" not in c for c in choices[1:])
 
 
-def test_a_gap_is_filled(server: Server) -> None:
+def test_fill_in_the_middle(server: Server) -> None:
     answer = server.ask(prompt="a", suffix="b" * 20, echo=True, max_tokens=3)
     assert answer["choices"][0]["text"] == "a\x01a\x02"  # the caller's own text, then the fake's echo
     assert answer["usage"]["prompt_tokens"] == 24
@@ -185,14 +185,14 @@ def test_content_type_and_a_trailing_slash_do_not_matter(server: Server, path: s
         assert response.headers["content-type"] == "application/json"
 
 
-def test_the_id_is_the_callers_where_it_gives_one(server: Server) -> None:
+def test_the_callers_id_is_kept(server: Server) -> None:
     response = server.client.post("/v1/completions", json={"prompt": "a"}, headers={"x-request-id": "mine"})
     assert (response.json()["id"], response.headers["x-request-id"]) == ("cmpl-mine", "mine")
     response = server.client.post("/v1/completions", json={"prompt": "a"})
     assert response.json()["id"] == f"cmpl-{response.headers['x-request-id']}"
 
 
-def test_aborted_by_its_id_a_stream_ends_with_what_there_is(server: Server) -> None:
+def test_a_stream_aborted_by_id_ends_with_its_partial_output(server: Server) -> None:
     body = {"prompt": "x" * 100, "max_tokens": 100, "cache_salt": "slow", "stream": True}
     with server.client.stream("POST", "/v1/completions", json=body, headers={"x-request-id": "long"}) as response:
         lines = response.iter_lines()

@@ -36,7 +36,7 @@ def allowed(response: httpx.Response) -> str | None:
     return response.headers.get("access-control-allow-origin")
 
 
-def test_by_default_no_origin_is_let_in() -> None:
+def test_by_default_no_origin_is_allowed() -> None:
     with running() as server:
         assert server.serving._config.server.cors_origins == ()
         asked = preflight(server, OURS)
@@ -55,7 +55,7 @@ def test_a_preflight_needs_no_key(keyed: tuple[Server, str]) -> None:
     assert "access-control-allow-credentials" not in response.headers
 
 
-def test_the_call_behind_it_does(keyed: tuple[Server, str]) -> None:
+def test_the_call_after_a_preflight_has_cors_headers(keyed: tuple[Server, str]) -> None:
     server, key = keyed
     refused = server.client.post(COMPLETIONS, json=BODY, headers={"origin": OURS})
     assert (refused.status_code, allowed(refused)) == (401, OURS)  # a script may read why
@@ -65,7 +65,7 @@ def test_the_call_behind_it_does(keyed: tuple[Server, str]) -> None:
     assert "origin" in answer.headers["vary"].lower()
 
 
-def test_streams_are_let_through_as_they_are(keyed: tuple[Server, str]) -> None:
+def test_streams_have_cors_headers(keyed: tuple[Server, str]) -> None:
     server, key = keyed
     headers = {"origin": OURS, "authorization": f"Bearer {key}"}
     with server.client.stream("POST", COMPLETIONS, json={**BODY, "stream": True}, headers=headers) as response:
@@ -74,7 +74,7 @@ def test_streams_are_let_through_as_they_are(keyed: tuple[Server, str]) -> None:
 
 
 @pytest.mark.parametrize("origin", [OTHER, "null", "http://ours.example", f"{OURS}:8443", f"{OURS}.evil.example"])
-def test_another_origin_is_not_let_in(origin: str, keyed: tuple[Server, str]) -> None:
+def test_another_origin_is_not_allowed(origin: str, keyed: tuple[Server, str]) -> None:
     server, key = keyed
     assert allowed(preflight(server, origin)) is None
     assert preflight(server, origin).status_code == 400
@@ -82,14 +82,14 @@ def test_another_origin_is_not_let_in(origin: str, keyed: tuple[Server, str]) ->
     assert allowed(answer) is None
 
 
-def test_no_origin_no_word_of_it(keyed: tuple[Server, str]) -> None:
+def test_without_an_origin_there_are_no_cors_headers(keyed: tuple[Server, str]) -> None:
     server, key = keyed
     answer = server.client.post(COMPLETIONS, json=BODY, headers={"authorization": f"Bearer {key}"})
     assert answer.status_code == 200
     assert allowed(answer) is None
 
 
-def test_any_origin_may_be_let_in() -> None:
+def test_any_origin_can_be_allowed() -> None:
     with running(cors_origins=("*",)) as server:
         for origin in (OURS, OTHER, "null"):
             assert allowed(preflight(server, origin)) == "*"
@@ -99,19 +99,19 @@ def test_any_origin_may_be_let_in() -> None:
 @pytest.mark.parametrize(
     "origin", ["https://a.example", "http://localhost:3000", "http://[::1]:8080", "vscode-webview://abc", "*"]
 )
-def test_origins_as_browsers_write_them(origin: str) -> None:
+def test_valid_origins(origin: str) -> None:
     assert load_config(None, {"server.cors_origins": [origin]}).server.cors_origins == (origin,)
 
 
 @pytest.mark.parametrize(
     "origin", ["a.example", "https://a.example/", "https://a.example/page", "HTTPS://a.example", "https://", "", "null"]
 )
-def test_what_no_browser_would_send_is_refused(origin: Any) -> None:
+def test_invalid_origins_are_rejected(origin: Any) -> None:
     with pytest.raises(ConfigError, match=r"cors_origins.*no origin.*https://a\.example"):
         load_config(None, {"server.cors_origins": [OURS, origin]})
 
 
-def test_a_file_may_name_them(tmp_path: Path) -> None:
+def test_a_file_can_list_origins(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(f"server:\n  cors_origins: [{OURS}]\n  page: false\n")
     server = load_config(tmp_path / "c.yaml").server
     assert (server.cors_origins, server.page) == ((OURS,), False)

@@ -40,7 +40,7 @@ ENDPOINTS = [
 ]
 
 
-def test_the_first_that_claims_a_body_answers_it() -> None:
+def test_the_first_dialect_that_claims_a_body_answers_it() -> None:
     with TestClient(build_app(make_context(), ENDPOINTS)) as client:
         for body, name in (
             ({"segments": {}}, "first"), ({"segments": 1, "prompt": 2}, "first"), ({"prompt": 2}, "second"),
@@ -53,7 +53,7 @@ def test_the_first_that_claims_a_body_answers_it() -> None:
         assert client.get("/openapi.json").json()["paths"]["/x"]["post"]["summary"] == "rest"
 
 
-def test_each_words_its_own_faults() -> None:
+def test_each_dialect_has_its_own_errors() -> None:
     with TestClient(build_app(make_context(), ENDPOINTS)) as client:
         assert client.post("/x", json={"segments": 1, "fail": 1}).text == "INTERNAL"
         text = client.post("/x", json={"fail": 1}).text
@@ -61,7 +61,7 @@ def test_each_words_its_own_faults() -> None:
         assert "secret" not in text
 
 
-def test_methods_of_one_path_may_differ() -> None:
+def test_methods_of_one_path_may_belong_to_different_dialects() -> None:
     async def show(call: Call) -> None:
         await call.reply(200, {"by": "get"})
 

@@ -39,7 +39,7 @@ def body_of(path: str, salt: str, stream: bool, **more: Any) -> dict[str, Any]:
     return {**prompt, "max_tokens": 100, "cache_salt": salt, "stream": stream, **more}
 
 
-def test_at_every_stage_the_engine_drops_the_request_at_once(server: Server) -> None:
+def test_a_disconnect_at_any_stage_cancels_the_request(server: Server) -> None:
     gone = []
     for salt, stream, path in STAGES:
         connection = send(server, path, body_of(path, salt, stream))
@@ -55,14 +55,14 @@ def test_at_every_stage_the_engine_drops_the_request_at_once(server: Server) -> 
     assert server.idle(aborts=len(STAGES))
 
 
-def test_all_requests_of_a_call_are_dropped(server: Server) -> None:
+def test_all_requests_of_a_call_are_cancelled(server: Server) -> None:
     connection = send(server, COMPLETIONS, body_of(COMPLETIONS, "prefill", False, prompt=["a", "b", "c"], n=2))
     assert server.comes_to(lambda: server.serving.client.in_flight == 3)
     connection.close()
     assert server.idle(aborts=3)
 
 
-def test_a_reader_that_never_reads_holds_up_nobody_and_is_dropped_when_it_leaves(server: Server) -> None:
+def test_a_stalled_reader_blocks_no_other_and_is_cancelled_on_disconnect(server: Server) -> None:
     idle = send(server, COMPLETIONS, body_of(COMPLETIONS, "slow", True, n=16, return_token_ids=True))
     assert server.comes_to(lambda: server.serving.client.in_flight == 1)
     for _ in range(3):
@@ -71,7 +71,7 @@ def test_a_reader_that_never_reads_holds_up_nobody_and_is_dropped_when_it_leaves
     assert server.idle(aborts=1)
 
 
-def test_half_a_body_reaches_no_engine(server: Server) -> None:
+def test_an_incomplete_body_reaches_no_engine(server: Server) -> None:
     connection = socket.create_connection(("127.0.0.1", server.port))
     connection.sendall(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n{"prompt":')
     time.sleep(0.1)
@@ -80,7 +80,7 @@ def test_half_a_body_reaches_no_engine(server: Server) -> None:
     assert server.idle(aborts=0)
 
 
-def test_whoever_stays_gets_the_whole_answer_meanwhile(server: Server) -> None:
+def test_connected_clients_get_complete_answers_while_others_disconnect(server: Server) -> None:
     for _ in range(3):
         send(server, COMPLETIONS, body_of(COMPLETIONS, "prefill", True)).close()
     chunks = server.stream(prompt="hello")

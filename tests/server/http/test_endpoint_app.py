@@ -1,4 +1,4 @@
-"""A call ends with its client or with the server, whichever goes first, and takes its work with it."""
+"""A call ends with its client or with the server, whichever ends first, and cancels its work."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Exchange:
             self.ended.set()
 
 
-async def test_work_ends_with_the_client_and_nothing_is_sent() -> None:
+async def test_a_disconnect_cancels_the_work_and_nothing_is_sent() -> None:
     call = Exchange()
     await call.begun.wait()
     call.left.set()
@@ -55,7 +55,7 @@ async def test_work_ends_with_the_client_and_nothing_is_sent() -> None:
     assert not call.sent
 
 
-async def test_work_ends_with_the_server_and_the_task_is_cancelled() -> None:
+async def test_a_shutdown_cancels_the_work_and_the_task() -> None:
     call = Exchange()
     await call.begun.wait()
     call.task.cancel()
@@ -66,7 +66,7 @@ async def test_work_ends_with_the_server_and_the_task_is_cancelled() -> None:
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_server_that_ends_as_the_client_leaves_is_obeyed(turns: int) -> None:
+async def test_a_shutdown_during_a_disconnect_cancels_the_task(turns: int) -> None:
     call = Exchange()
     await call.begun.wait()
     call.left.set()
@@ -79,7 +79,7 @@ async def test_a_server_that_ends_as_the_client_leaves_is_obeyed(turns: int) -> 
     assert call.task.cancelled() or (turns > 1 and call.task.exception() is None)
 
 
-async def test_work_that_answers_all_the_same_has_answered() -> None:
+async def test_work_that_completes_despite_cancellation_sends_its_answer() -> None:
     call = Exchange(stubborn=True)
     await call.begun.wait()
     call.left.set()
@@ -87,7 +87,7 @@ async def test_work_that_answers_all_the_same_has_answered() -> None:
     assert [message["type"] for message in call.sent] == ["http.response.start", "http.response.body"]
 
 
-async def test_nobody_waits_for_a_client_that_was_answered() -> None:
+async def test_no_disconnect_watcher_remains_after_the_answer() -> None:
     before = asyncio.all_tasks()
     call = Exchange(stubborn=True)
     await call.begun.wait()

@@ -26,7 +26,7 @@ def parts(error: dict[str, Any]) -> tuple[str, str | None, str]:
     return error["type"], error["param"], error["code"]
 
 
-def test_every_bad_field_is_told_at_once(server: Server) -> None:
+def test_every_bad_field_is_named_together(server: Server) -> None:
     status, error = server.refused(prompt="a", n=99, temperature=-1, speculation={"width": 99}, stop=[5])
     assert (status, parts(error)) == (400, ("invalid_request_error", "n", "invalid_argument"))
     assert {e["param"] for e in error["errors"]} == {"n", "temperature", "speculation.width", "stop"}
@@ -37,7 +37,7 @@ def test_every_bad_field_is_told_at_once(server: Server) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"prompt":NaN}', b'{"prompt":"\\ud800"}', b"\xff"])
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_what_is_no_json_object_is_400(server: Server, path: str, data: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_400(server: Server, path: str, data: bytes) -> None:
     response = server.client.post(path, content=data)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "body"
@@ -54,30 +54,32 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("fields", "status", "wanted"), TABLE)
-def test_table(server: Server, fields: dict[str, Any], status: int, wanted: tuple[str, str | None, str]) -> None:
+def test_status_of_each_error(
+    server: Server, fields: dict[str, Any], status: int, wanted: tuple[str, str | None, str]
+) -> None:
     found, error = server.refused(**({"prompt": "a"} | fields))
     assert (found, parts(error)) == (status, wanted)
     assert "secret" not in error["message"]
 
 
-def test_a_chat_too_long_names_its_messages(server: Server) -> None:
+def test_a_too_long_chat_names_its_messages(server: Server) -> None:
     status, error = server.refused(CHAT, messages=[{"role": "user", "content": "x" * 200}])
     assert (status, parts(error)) == (400, ("invalid_request_error", "messages", "context_length_exceeded"))
 
 
-def test_when_to_come_back_is_in_the_headers(server: Server) -> None:
+def test_retry_after_is_a_header(server: Server) -> None:
     response = server.client.post(COMPLETIONS, json={"prompt": "a", "cache_salt": "full", "stream": True})
     assert response.status_code == 429  # a stream that has not begun has a status of its own
     assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("3", "2500")
 
 
-def test_one_refused_prompt_ends_the_others(server: Server) -> None:
+def test_one_rejected_prompt_cancels_the_others(server: Server) -> None:
     status, _ = server.refused(prompt=["x" * 100, "y"], cache_salt="full")
     assert status == 429
     assert server.comes_to(lambda: server.serving.client.in_flight == 0)
 
 
-def test_paths_and_methods(server: Server) -> None:
+def test_unknown_paths_and_methods(server: Server) -> None:
     response = server.client.get("/nothing")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "path_not_found")
     response = server.client.get(COMPLETIONS)
@@ -85,7 +87,7 @@ def test_paths_and_methods(server: Server) -> None:
     assert response.headers["allow"] == "POST"
 
 
-def test_models(server: Server) -> None:
+def test_unknown_models(server: Server) -> None:
     (card,) = server.client.get("/v1/models").json()["data"]
     assert card.pop("created") > 0
     assert card == {
@@ -103,7 +105,7 @@ def test_models(server: Server) -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_two_of_one_id_at_once_conflict(server: Server) -> None:
+def test_concurrent_requests_with_one_id_conflict(server: Server) -> None:
     slow = {"prompt": "x" * 100, "max_tokens": 100, "cache_salt": "slow", "stream": True}
     headers = {"x-request-id": "one"}
     with server.client.stream("POST", COMPLETIONS, json=slow, headers=headers) as response:
@@ -115,12 +117,12 @@ def test_two_of_one_id_at_once_conflict(server: Server) -> None:
     assert (long.status_code, long.json()["error"]["param"]) == (400, "x-request-id")
 
 
-def test_a_fault_after_the_first_byte_is_an_event_and_no_done(server: Server) -> None:
+def test_an_error_after_the_first_byte_is_an_event_without_done(server: Server) -> None:
     *_, last = server.stream(prompt="a", cache_salt="broken")
     assert last["error"]["code"] == "model_broken"
 
 
-def test_a_killed_engine_ends_streams_with_an_error_and_new_calls_with_503() -> None:
+def test_an_engine_crash_ends_streams_with_an_error_and_new_calls_with_503() -> None:
     with running() as server:
         body = {"prompt": "x" * 100, "max_tokens": 100, "cache_salt": "slow", "stream": True}
         with server.client.stream("POST", COMPLETIONS, json=body) as response:
@@ -139,7 +141,7 @@ def test_a_killed_engine_ends_streams_with_an_error_and_new_calls_with_503() -> 
         assert server.ask(prompt="a")["choices"]
 
 
-def test_while_it_loads_calls_are_503() -> None:
+def test_calls_are_503_while_the_model_loads() -> None:
     with running(wait=False) as server:
         for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": HI})):
             response = server.client.post(path, json=body)
@@ -151,7 +153,7 @@ def test_while_it_loads_calls_are_503() -> None:
         assert server.client.get("/livez").status_code == 200
 
 
-def test_a_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
+def test_a_drain_finishes_running_calls_and_rejects_new_ones() -> None:
     with running() as server:
         body = {"prompt": "x" * 14, "cache_salt": "slow", "stream": True, "max_tokens": 14}
         with server.client.stream("POST", COMPLETIONS, json=body) as response:
@@ -169,7 +171,7 @@ def test_a_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
         assert rest[-1] == "data: [DONE]"
 
 
-def test_a_drain_that_takes_too_long_cuts_streams_off_with_an_error() -> None:
+def test_a_drain_that_times_out_ends_streams_with_an_error() -> None:
     with running() as server:
         body = {"prompt": "x" * 100, "cache_salt": "slow", "stream": True, "max_tokens": 100}
         with server.client.stream("POST", COMPLETIONS, json=body) as response:
@@ -179,7 +181,7 @@ def test_a_drain_that_takes_too_long_cuts_streams_off_with_an_error() -> None:
             assert "shut down" in [line for line in lines if line][-1]
 
 
-def test_a_model_without_chat_or_gaps_says_so() -> None:
+def test_a_model_without_chat_or_fill_in_the_middle_is_an_error() -> None:
     with running(lambda: FakeTokenizer(has_chat=False)) as server:
         status, error = server.refused(CHAT, messages=HI)
         assert (status, parts(error)) == (422, ("not_supported_error", "messages", "chat_not_supported"))
@@ -187,7 +189,7 @@ def test_a_model_without_chat_or_gaps_says_so() -> None:
         assert (status, parts(error)) == (422, ("not_supported_error", "suffix", "fim_not_supported"))
 
 
-def test_what_the_engine_finds_in_a_request_is_the_requests_fault() -> None:
+def test_errors_found_by_the_engine_are_client_errors() -> None:
     for reason in ("GRAMMAR_TOO_COMPLEX", "NO_TOKEN_LEFT"):
         assert refusal_of(GenerationFailedError(reason, "why"), {}).status == 400
     assert refusal_of(GenerationFailedError("GRAMMAR_TOO_COMPLEX", ""), {"grammar": "guided_regex"}).field == (
@@ -197,7 +199,7 @@ def test_what_the_engine_finds_in_a_request_is_the_requests_fault() -> None:
     assert (b"connection", b"close") in refusal_of(DrainingError(), {}).headers
 
 
-def test_refusals_stay_short(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_messages_stay_short(caplog: pytest.LogCaptureFixture) -> None:
     violations = [FieldViolation(f"sampling.f{i}", "x" * 500) for i in range(500)]
     refusal = refusal_of(InvalidRequestError(violations), {})
     assert len(refusal.message) < 2010
@@ -208,7 +210,7 @@ def test_refusals_stay_short(caplog: pytest.LogCaptureFixture) -> None:
     assert "errors" not in OpenAIErrors().body(Refusal(500, "X", "y"))["error"]
 
 
-def test_why_a_sample_ended() -> None:
+def test_finish_reasons() -> None:
     def finish(reason: FinishReason, stop: str | int | None = None, tools: bool = False) -> tuple[str, Any]:
         fields = finish_fields(Finished("r", 0, reason, stop, Usage(), SpeculationStats(), Timings()), tools)
         return fields["finish_reason"], fields["stop_reason"]

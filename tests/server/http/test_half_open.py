@@ -1,4 +1,4 @@
-"""Clients that are gone without a word: the kernel finds out, and the server lets go."""
+"""Clients that vanish without closing: the kernel detects it, and the server closes the connection."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def accepted(monkeypatch: pytest.MonkeyPatch, gone_s: float) -> tuple[sock
         return client, connection
 
 
-async def test_a_client_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_never_reads_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     async def send_for_ever(connection: socket.socket) -> None:
         while True:
             await asyncio.get_running_loop().sock_sendall(connection, b"x" * (1 << 20))
@@ -39,7 +39,7 @@ async def test_a_client_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyP
         await asyncio.wait_for(send_for_ever(connection), LIMIT_S)
 
 
-async def test_a_client_that_says_nothing_is_asked_whether_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_client_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     client, connection = await accepted(monkeypatch, 30.0)
     with client, connection:
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -49,7 +49,7 @@ async def test_a_client_that_says_nothing_is_asked_whether_it_is_there(monkeypat
         assert unheard_ms == 30_000
 
 
-async def test_a_client_that_reads_slowly_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reader_gets_the_whole_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     client, connection = await accepted(monkeypatch, 2.0)
     loop = asyncio.get_running_loop()
     size = 1 << 19

@@ -50,7 +50,7 @@ def body(path: str, salt: str) -> dict[str, Any]:
 
 
 class Mute:
-    """A stream that is asked for in a thread of its own, of a request that says that it began and then nothing."""
+    """A stream, requested in its own thread, whose request reports its start and then sends nothing."""
 
     def __init__(self, server: Server, path: str, headers: dict[str, str], **fields: str) -> None:
         self.server, self.headers, self.path = server, headers, path
@@ -90,7 +90,7 @@ def ready_again(server: Server, restarts: int) -> bool:
     return server.comes_to(lambda: engine.restarts > restarts and server.client.get("/readyz").status_code == 200)
 
 
-def test_a_death_before_the_first_token_is_an_error_of_its_own_in_every_dialect(server: Server) -> None:
+def test_a_crash_before_the_first_token_is_a_distinct_error_in_every_dialect(server: Server) -> None:
     restarts = server.serving.client.engine.restarts
     held = [Mute(server, path, HOLD) for path in STREAMS]
     plain, sdk = (
@@ -122,7 +122,7 @@ def test_a_death_before_the_first_token_is_an_error_of_its_own_in_every_dialect(
     assert "".join(chunk.choices[0].text for chunk in again if chunk.choices).endswith("hello")
 
 
-def test_a_retried_call_whose_engine_dies_again_is_not_to_be_retried(server: Server) -> None:
+def test_a_retried_call_whose_engine_dies_again_is_not_retryable(server: Server) -> None:
     restarts = server.serving.client.engine.restarts
     # A request that was in flight at an earlier death would run alone.
     first, second = (
@@ -140,7 +140,7 @@ def test_a_retried_call_whose_engine_dies_again_is_not_to_be_retried(server: Ser
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_but_for_that_the_stream_is_the_same(server: Server, path: str) -> None:
+def test_deferred_headers_do_not_change_the_stream(server: Server, path: str) -> None:
     def told(headers: dict[str, str]) -> tuple[int, Any, list[bytes]]:
         sent = body(path, "") | {"seed": 1}
         response = server.client.post(path, json=sent, headers={"x-request-id": "one", **headers})
@@ -160,13 +160,13 @@ def test_a_failure_before_the_first_token_is_a_status(server: Server) -> None:
     assert server.client.post("/v1/completions", json=sent).status_code == 200
 
 
-def test_another_value_is_refused(server: Server) -> None:
+def test_an_invalid_value_is_rejected(server: Server) -> None:
     response = server.client.post("/v1/completions", json=body("/v1/completions", ""), headers={HOLD_HEADER: "yes"})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == HOLD_HEADER
 
 
-def test_the_server_may_be_set_so() -> None:
+def test_deferred_headers_can_be_the_servers_default() -> None:
     with running(hold_headers=True) as server:
         sent = body("/v1/completions", "broken")
         assert server.client.post("/v1/completions", json=sent).status_code == 500

@@ -31,7 +31,7 @@ from tests.server.http.harness import COMPLETIONS, Server, running
 
 
 def talk(server: Server, data: bytes, *, until: bytes | None = None) -> bytes:
-    """What the server says to ``data``, up to ``until``, or until it closes."""
+    """Return what the server sends in reply to ``data``, up to ``until``, or until it closes."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(data)
         found = b""
@@ -65,7 +65,7 @@ async def told_over_grpc(port: int) -> str:
     return str(caught.value)
 
 
-def test_who_speaks_something_else_is_told_which_port_this_is(server: Server) -> None:
+def test_another_protocol_gets_an_error_that_names_the_port(server: Server) -> None:
     """In a form that its protocol has."""
     told = asyncio.run(told_over_grpc(server.port))
     assert told == f"UNIMPLEMENTED: {HTTP_PORT}, which speaks HTTP/1.1; gRPC has a port of its own, 8400 by default"
@@ -80,7 +80,7 @@ def test_who_speaks_something_else_is_told_which_port_this_is(server: Server) ->
 
 
 @given(cuts=st.lists(st.integers(0, 80), max_size=6), length=st.integers(0, 1 << 24))
-def test_http_2_is_refused_however_it_is_cut(cuts: list[int], length: int) -> None:
+def test_http_2_is_rejected_however_it_is_split(cuts: list[int], length: int) -> None:
     """And a frame that is too large, or never comes whole, is not waited for with all that was sent."""
     sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 6, 4, 0, 0, 0, 0, 0, *range(6)])
     sent += bytes([0, 0, 2, 1, 4, 0, 0, 0, 5, 1, 2]) + length.to_bytes(3) + bytes([0] * 6)
@@ -98,7 +98,7 @@ def test_http_2_is_refused_however_it_is_cut(cuts: list[int], length: int) -> No
         assert len(refusal._data) <= 3 << 14
 
 
-def test_a_client_of_http_2_that_reads_nothing_is_cut_off(server: Server) -> None:
+def test_an_http_2_client_that_reads_nothing_is_disconnected(server: Server) -> None:
     calls = bytes([0, 0, 0, 1, 4, 0, 0, 0, 1]) * 1_000_000  # with answers of more than 100 MB
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
@@ -109,7 +109,7 @@ def test_a_client_of_http_2_that_reads_nothing_is_cut_off(server: Server) -> Non
 HTTP_PORT = "this is specdec's HTTP port"
 
 
-def test_a_connection_is_kept_and_what_is_no_http_is_refused(server: Server) -> None:
+def test_connections_are_kept_alive_and_non_http_is_rejected(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         for _ in range(2):
             connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -124,7 +124,7 @@ def test_a_connection_is_kept_and_what_is_no_http_is_refused(server: Server) -> 
         assert found.startswith(b"HTTP/1.1 400")
 
 
-def test_small_writes_are_not_held_back(server: Server) -> None:
+def test_small_writes_are_not_delayed(server: Server) -> None:
     server.client.get("/livez")
     assert server.serving._http is not None
     (*_, connection) = server.serving._http._uvicorn.server_state.connections
@@ -136,7 +136,7 @@ BODY = json.dumps({"prompt": "hello"}).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % len(BODY)
 
 
-def test_bodies_come_whole_in_pieces_or_after_a_question(server: Server) -> None:
+def test_bodies_arrive_whole_in_chunks_or_after_expect_continue(server: Server) -> None:
     end = b'"num_draft_tokens":0'
     upgrade = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AA\r\n\r\n"
     for request in (HEAD + b"\r\n" + BODY, HEAD + upgrade + BODY):  # Java's client offers HTTP/2 first
@@ -151,12 +151,12 @@ def test_bodies_come_whole_in_pieces_or_after_a_question(server: Server) -> None
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
-def test_calls_sent_at_once_over_one_connection_are_answered_in_order(server: Server) -> None:
+def test_pipelined_calls_are_answered_in_order(server: Server) -> None:
     said = talk(server, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 2 + HEAD + b"\r\n" + BODY, until=b'"idle"')
     assert said.count(b"HTTP/1.1 200") == 3
 
 
-def test_a_body_too_large_is_413_told_or_not() -> None:
+def test_a_too_large_body_is_413_with_and_without_a_length() -> None:
     with running(max_message_bytes=1 << 16) as server:
         big = {"prompt": "x" * (1 << 17)}
         for make in (lambda d: d, lambda d: iter([d[:1000], d[1000:]])):
@@ -168,7 +168,7 @@ def test_a_body_too_large_is_413_told_or_not() -> None:
         assert server.ask(prompt="a")["choices"]
 
 
-def test_an_endless_head_is_refused(server: Server) -> None:
+def test_endless_headers_are_rejected(server: Server) -> None:
     line = b"x-filler: " + b"y" * 1000 + b"\r\n"
     for request in (b"GET /" + b"y" * 70_000, b"GET /livez HTTP/1.1\r\n" + line * 80):
         assert talk(server, request).startswith(b"HTTP/1.1 400")
@@ -202,22 +202,20 @@ SMUGGLED = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
         b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a: " + b"y" * (1 << 16) + b"\r\n\r\n",
     ],
 )
-def test_what_a_proxy_may_read_otherwise_is_refused_and_ends_the_connection(
-    server: Server, request_bytes: bytes
-) -> None:
+def test_ambiguous_framing_is_rejected_and_closes_the_connection(server: Server, request_bytes: bytes) -> None:
     said = talk(server, request_bytes + SMUGGLED)
     assert said.startswith(b"HTTP/1.1 400")
     assert said.count(b"HTTP/1.1 ") == 1
 
 
-def test_what_follows_a_chunked_body_is_read_as_strictly(server: Server) -> None:
+def test_trailers_are_parsed_strictly(server: Server) -> None:
     trailed = POST + CHUNKED.removesuffix(b"\r\n")
     assert b"200 OK" in talk(server, trailed + b"x-a: b\r\n\r\n", until=b'"num_draft_tokens":0')
     assert b"200 OK" not in talk(server, trailed + b"x-a: b\n c\r\n\r\n")
     assert b"200 OK" not in talk(server, trailed + b"\n")
 
 
-def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_headers_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "HEAD_S", 0.2)
     with running() as server:
         assert talk(server, b"") == b""
@@ -233,7 +231,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
             assert connection.recv(1) == b""
 
 
-async def test_a_body_is_given_up_when_it_stops_coming_or_its_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_stalls_or_whose_client_disconnects_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_module, "BODY_IDLE_S", 0.01)
     monkeypatch.setattr(call_module, "LINGER_S", 0.01)
     server = make_context(limit=10)
@@ -260,12 +258,12 @@ async def _gone(call: Call) -> bool:
     return True
 
 
-def test_headers_are_found_whatever_their_order() -> None:
+def test_headers_are_found_in_any_order() -> None:
     call = make_call(b"{}", {"x-session-id": "s", "x-other": "o"})
     assert (call.header("x-session-id"), call.header("x-other"), call.header("nothing")) == ("s", "o", "")
 
 
-def test_the_servers_end_waits_for_no_idle_or_stuck_connection() -> None:
+def test_shutdown_waits_for_no_idle_or_stalled_connection() -> None:
     with running() as server:
         idle = socket.create_connection(("127.0.0.1", server.port))
         half = socket.create_connection(("127.0.0.1", server.port))
@@ -285,7 +283,7 @@ def test_the_servers_end_waits_for_no_idle_or_stuck_connection() -> None:
             httpx.get(f"{server.url}/livez")
 
 
-async def test_a_port_in_use_or_an_address_that_is_not_ours_is_one_clear_error() -> None:
+async def test_a_port_in_use_or_a_foreign_address_is_one_clear_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for host, number in (("127.0.0.1", port), ("192.0.2.1", 0), ("no such host", 0)):
@@ -307,7 +305,7 @@ async def test_every_address_of_a_host_is_served_on_one_port(host: str) -> None:
     assert ports == {port}
 
 
-async def test_signals_stay_ours() -> None:
+async def test_signal_handlers_stay_unchanged() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     server = HttpServer(lambda *_: None, "127.0.0.1", 0)  # type: ignore[arg-type]
     await server.start()

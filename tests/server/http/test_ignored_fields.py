@@ -1,4 +1,4 @@
-"""What is ignored and changes an answer's meaning is said in the answer; the rest is ignored in silence."""
+"""An answer lists the ignored fields that would change its meaning; other fields are ignored silently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ASKS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), ASKS)
-def test_an_answer_names_what_was_ignored(server: Server, path: str, body: dict[str, Any]) -> None:
+def test_an_answer_lists_ignored_fields(server: Server, path: str, body: dict[str, Any]) -> None:
     answer = server.ask(path, **body, use_beam_search=True, lora=[{"id": 0}], user="u", mirostat=0, typical_p=1.0)
     assert [note["param"] for note in answer["warnings"]] == ["use_beam_search", "lora"]
     assert all(note["message"] for note in answer["warnings"])
@@ -36,7 +36,7 @@ def test_an_answer_names_what_was_ignored(server: Server, path: str, body: dict[
     assert "warnings" not in server.ask(path, **body, **harmless, **neutral, length_penalty=1.0)
 
 
-def test_streams_name_it_too(server: Server) -> None:
+def test_streams_list_ignored_fields(server: Server) -> None:
     for path, body in ASKS[:4]:
         events = [event for event in server.stream(path, **body, xtc_probability=0.5) if event != "[DONE]"]
         assert [note["param"] for note in events[-1]["warnings"]] == ["xtc_probability"]
@@ -44,7 +44,7 @@ def test_streams_name_it_too(server: Server) -> None:
     assert [note["param"] for note in last["warnings"]] == ["options.mirostat"]
 
 
-def test_what_a_dialect_reads_is_no_warning(server: Server) -> None:
+def test_fields_that_a_dialect_reads_cause_no_warning(server: Server) -> None:
     grammar = 'root ::= "a"'
     asked = server.ask("/v1/completions", prompt="a", max_tokens=2, grammar=grammar, n=2, echo=True)
     assert [note["param"] for note in asked["warnings"]] == ["grammar"]
@@ -52,7 +52,7 @@ def test_what_a_dialect_reads_is_no_warning(server: Server) -> None:
     assert [note["param"] for note in asked["warnings"]] == ["max_tokens"]
 
 
-def test_every_field_of_the_list_is_unread_somewhere() -> None:
+def test_every_listed_field_is_ignored_by_some_dialect() -> None:
     read = [{field.name for field in endpoint.fields} for endpoint in ENDPOINTS if endpoint.fields]
     assert not [name for name in _MEANING if all(name in fields for fields in read)]
     assert [*ignored_fields({"lora": 1}, ())] == [("lora", "is not served here")]
@@ -63,7 +63,7 @@ LIKELY = ["temperature", "stream", "top_p", "seed"]
 
 
 @pytest.mark.parametrize(("path", "body"), [ask for ask in ASKS if not ask[0].startswith("/api")])
-def test_misspelt_fields_come_back_with_the_likely_name(server: Server, path: str, body: dict[str, Any]) -> None:
+def test_misspelt_fields_are_reported_with_the_likely_name(server: Server, path: str, body: dict[str, Any]) -> None:
     answer = server.ask(path, **body, **MISSPELT)
     assert [note["param"] for note in answer["warnings"]] == [*MISSPELT]
     assert [note["message"] for note in answer["warnings"]] == [
@@ -71,7 +71,7 @@ def test_misspelt_fields_come_back_with_the_likely_name(server: Server, path: st
     ]
 
 
-def test_those_of_inner_objects_do_too_and_an_endless_list_does_not(server: Server) -> None:
+def test_misspelt_fields_of_inner_objects_are_reported_up_to_a_limit(server: Server) -> None:
     answer = server.ask("/api/generate", prompt="a", stream=False, options={"top_kk": 1})
     assert answer["warnings"] == [
         {"param": "options.top_kk", "message": "is not known (did you mean top_k?), and was ignored"}
@@ -80,7 +80,7 @@ def test_those_of_inner_objects_do_too_and_an_endless_list_does_not(server: Serv
     assert len(many["warnings"]) == MAX_UNKNOWN
 
 
-def test_strict_fields_refuses_what_is_not_read() -> None:
+def test_strict_fields_rejects_unread_fields() -> None:
     with running(fim=Fim(), strict_fields=True) as server:
         for path, body in ASKS:
             server.ask(path, **body, lora=[], user=None)  # these request nothing

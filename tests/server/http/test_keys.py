@@ -79,13 +79,13 @@ def test_a_client_with_a_key_is_served_over_tls(guarded: Guarded) -> None:
     assert answer.json()["id"] == "cmpl-mine"  # not the name that the engine knows it by
 
 
-def test_a_client_that_is_not_known_is_401_and_tells_nothing(guarded: Guarded) -> None:
+def test_an_unknown_client_is_401_without_details(guarded: Guarded) -> None:
     with guarded.openai("sd-wrong") as client, pytest.raises(openai.AuthenticationError) as caught:
         client.completions.create(model="fake", prompt="a")
     assert caught.value.code == "unauthenticated"
     assert caught.value.response.headers["www-authenticate"] == "Bearer"
     for headers in ({}, {"authorization": f"Basic {guarded.keys['free']}"}, {"authorization": "Bearer"}):
-        for data in (b'{"prompt":"a"}', b"{", b"x" * 100_000):  # whatever the body, it is not looked at
+        for data in (b'{"prompt":"a"}', b"{", b"x" * 100_000):  # for any body, since it is not read
             response = guarded.server.client.post(COMPLETIONS, content=data, headers=headers)
             assert response.status_code == 401
             assert response.json()["error"]["type"] == "authentication_error"
@@ -93,7 +93,7 @@ def test_a_client_that_is_not_known_is_401_and_tells_nothing(guarded: Guarded) -
         httpx.get(f"http://127.0.0.1:{guarded.server.port}/livez")  # not in the clear
 
 
-def test_anthropics_header_is_a_key_like_any(guarded: Guarded) -> None:
+def test_anthropics_header_is_accepted_as_a_key(guarded: Guarded) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
         response = guarded.server.client.post(path, json=body, headers={"x-api-key": guarded.keys["free"]})
@@ -103,7 +103,7 @@ def test_anthropics_header_is_a_key_like_any(guarded: Guarded) -> None:
         assert response.json()["type"] == "error"
 
 
-def test_only_probes_are_open(guarded: Guarded) -> None:
+def test_only_probes_need_no_key(guarded: Guarded) -> None:
     shut = [endpoint for endpoint in ENDPOINTS if endpoint.path not in OPEN]
     for endpoint in shut:
         path = endpoint.path.replace("{model:path}", "fake")
@@ -112,7 +112,7 @@ def test_only_probes_are_open(guarded: Guarded) -> None:
         assert guarded.server.client.get(path).status_code == 200
 
 
-def test_probes_too_where_that_is_wished(tmp_path: Path) -> None:
+def test_probes_need_a_key_if_configured(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     key = make_key(path, "probe")
     with running(keys_file=path, open_health=False) as server:
@@ -120,7 +120,7 @@ def test_probes_too_where_that_is_wished(tmp_path: Path) -> None:
         assert server.client.get("/readyz", headers={"authorization": f"bearer {key}"}).status_code == 200
 
 
-def test_a_used_up_key_is_429_and_told_when_to_come_back(guarded: Guarded) -> None:
+def test_an_exhausted_key_is_429_with_retry_after(guarded: Guarded) -> None:
     with guarded.openai(guarded.keys["slow"]) as client:
         client.completions.create(model="fake", prompt="a")
         for stream in (False, True):
@@ -132,7 +132,7 @@ def test_a_used_up_key_is_429_and_told_when_to_come_back(guarded: Guarded) -> No
             assert 0 < int(headers["retry-after-ms"]) <= 60_000
 
 
-def test_prompts_of_one_call_count_one_by_one_and_leave_nothing_behind(guarded: Guarded) -> None:
+def test_prompts_of_one_call_count_separately_and_release_their_limits(guarded: Guarded) -> None:
     headers = {"authorization": f"Bearer {guarded.keys['one']}"}
     for _ in range(2):
         body = {"prompt": ["a", "b"], "max_tokens": 1}
@@ -141,7 +141,7 @@ def test_prompts_of_one_call_count_one_by_one_and_leave_nothing_behind(guarded: 
     assert guarded.server.comes_to(lambda: guarded.server.serving.client.in_flight == 0)
 
 
-def test_clients_show_certificates_where_they_must(tmp_path: Path) -> None:
+def test_client_certificates_are_required_if_configured(tmp_path: Path) -> None:
     made = Certificates(tmp_path)
     files = {"tls_cert": made.cert, "tls_key": made.key, "tls_client_ca": made.ca}
     with running(tls=made.client_context(shows=True), **files) as server:
@@ -150,7 +150,7 @@ def test_clients_show_certificates_where_they_must(tmp_path: Path) -> None:
             httpx.get(f"{server.url}/livez", verify=made.client_context())
 
 
-def test_what_can_not_be_kept_safe_is_not_begun(tmp_path: Path) -> None:
+def test_an_insecure_configuration_is_rejected_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     make_key(path, "a")
     with pytest.raises(ValueError, match="in the clear"):
@@ -160,7 +160,7 @@ def test_what_can_not_be_kept_safe_is_not_begun(tmp_path: Path) -> None:
             Serving(make_config(http_port=0, **missing), lambda: None)  # type: ignore[arg-type,return-value]
 
 
-def test_every_refusal_at_the_door_has_a_status() -> None:
+def test_every_authentication_error_has_a_status() -> None:
     for error, status, kind in (
         (UnauthenticatedError("x"), 401, "authentication_error"), (PermissionDeniedError("x"), 403, "permission_error"),
         (RateLimitedError("k", "l", 1, 2.5), 429, "rate_limit_error"), (LateError(3, 2, 1.5), 429, "rate_limit_error"),

@@ -1,4 +1,4 @@
-"""The names by which a model is asked for, and the lists that tell them."""
+"""The names that address a model, and the lists that report them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("name", ["gpt-4o", "GPT-4o:latest", "Org/Coder:7b", "fake"])
-def test_every_dialect_knows_every_name(server: Server, name: str) -> None:
+def test_every_dialect_accepts_every_name(server: Server, name: str) -> None:
     message = {"role": "user", "content": "a"}
     assert server.ask(COMPLETIONS, model=name, prompt="a")["model"] == "fake"
     assert server.ask(CHAT, model=name, messages=[message])["model"] == "fake"
@@ -45,13 +45,13 @@ ALIAS = "; ask for that, or start the server with `--alias NAME` to serve it by 
 
 
 @pytest.mark.parametrize("name", ["gpt-4", "coder:7b", "gpt-4o:7b"])
-def test_no_other_name_is_known(server: Server, name: str) -> None:
+def test_other_names_are_rejected(server: Server, name: str) -> None:
     status, error = server.refused(COMPLETIONS, model=name, prompt="a")
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
     assert error["message"] == f"model {name!r} is not served here; this server runs 'fake'{ALIAS}"
 
 
-def test_openais_list(server: Server) -> None:
+def test_openai_list(server: Server) -> None:
     cards = server.client.get("/v1/models").json()["data"]
     assert [(card["id"], card["root"], card["parent"], card["aliases"]) for card in cards] == [
         ("fake", "fake", None, ["gpt-4o", "Org/Coder:7b"]), ("gpt-4o", "fake", "fake", []),
@@ -62,7 +62,7 @@ def test_openais_list(server: Server) -> None:
         assert server.client.get(f"/v1/models/{card['id']}").json() == card
 
 
-def test_ollamas_list(server: Server) -> None:
+def test_ollama_list(server: Server) -> None:
     entries = server.client.get("/api/tags").json()["models"]
     assert [entry["model"] for entry in entries] == [entry["name"] for entry in entries]
     assert [entry["name"] for entry in entries] == ["fake", "gpt-4o", "Org/Coder:7b"]
@@ -71,7 +71,7 @@ def test_ollamas_list(server: Server) -> None:
     assert server.ask("/api/show", model="gpt-4o")["model_info"]["general.basename"] == "fake"
 
 
-def test_grpcs_list(server: Server) -> None:
+def test_grpc_list(server: Server) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         found = model_pb2_grpc.ModelServiceStub(channel).ListModels(model_pb2.ListModelsRequest())
     assert [(model.name, list(model.aliases)) for model in found.models] == [

@@ -25,7 +25,7 @@ def applied(edits: list[dict[str, Any]]) -> str:
     return text
 
 
-def test_edits_in_one_piece_and_as_a_stream() -> None:
+def test_edits_complete_and_streamed() -> None:
     with running(CodeTokenizer, factory=BOOKS) as server:  # type: ignore[arg-type]
         whole = server.client.post(PATH, json=BODY).json()
         assert (whole["object"], whole["finish_reason"]) == ("edit_prediction", "stop")

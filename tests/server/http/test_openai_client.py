@@ -60,7 +60,7 @@ def real() -> Iterator[Real]:
         assert process.wait(timeout=30) == 0
 
 
-def test_completions_are_those_of_grpc(real: Real) -> None:
+def test_completions_equal_those_of_grpc(real: Real) -> None:
     wanted = real.over_grpc(text=PROMPT)
     assert len(wanted.token_ids) == TOKENS
     asked: dict[str, Any] = {"model": "smollm2-135m", "prompt": PROMPT, "max_tokens": TOKENS, "logprobs": 2, **SAMPLING}
@@ -92,7 +92,7 @@ def test_completions_are_those_of_grpc(real: Real) -> None:
         assert usage.completion_tokens == TOKENS
 
 
-def test_chats_are_those_of_grpc(real: Real) -> None:
+def test_chats_equal_those_of_grpc(real: Real) -> None:
     messages = [options.ChatMessage(**message) for message in QUESTION]
     wanted = real.over_grpc(chat=options.ChatPrompt(messages=messages))
     asked: dict[str, Any] = {
@@ -123,7 +123,7 @@ TOOL = {
 }
 
 
-def test_a_tool_is_called_and_the_call_drafted(real: Real) -> None:
+def test_a_tool_call_is_generated_with_drafts(real: Real) -> None:
     asked: dict[str, Any] = {
         "model": "", "messages": QUESTION, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False,
         "seed": 1, "extra_body": {"speculation": {"mode": "on", "drafters": ["grammar"]}},
@@ -156,7 +156,7 @@ def test_a_tool_is_called_and_the_call_drafted(real: Real) -> None:
     assert refused.value.param == "tools"
 
 
-def test_forms_stops_and_several_samples(real: Real) -> None:
+def test_grammars_stops_and_several_samples(real: Real) -> None:
     colour = {"colour": {"enum": ["red", "blue"]}}
     schema = {"type": "object", "properties": colour, "required": ["colour"], "additionalProperties": False}
     answer = real.client.chat.completions.create(
@@ -184,7 +184,7 @@ def test_forms_stops_and_several_samples(real: Real) -> None:
     assert (predicted.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 0
 
 
-def test_a_next_edit_prompt_is_answered_alike_in_fewer_steps(real: Real) -> None:
+def test_a_next_edit_prompt_gets_the_same_answer_in_fewer_steps(real: Real) -> None:
     old = "".join(f"total_{i} = price_{i} * count_{i}\n" for i in range(6))
     window = old.replace("total_0", "sum_0")
     prompt = f"<|file_sep|>original/a.py\n{old}\n<|file_sep|>current/a.py\n{window}\n<|file_sep|>updated/a.py\n"
@@ -204,7 +204,7 @@ def test_a_next_edit_prompt_is_answered_alike_in_fewer_steps(real: Real) -> None
     assert 2 * steps[1] < steps[0]
 
 
-def test_errors_are_the_clients_own(real: Real) -> None:
+def test_the_client_raises_its_own_errors(real: Real) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         real.client.completions.create(model="gpt-5", prompt="a")
     assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
@@ -218,7 +218,7 @@ def test_errors_are_the_clients_own(real: Real) -> None:
     assert real.client.models.retrieve("smollm2-135m").model_extra["max_model_len"] > 0
 
 
-def test_streams_show_the_tree_of_each_step(real: Real) -> None:
+def test_streams_contain_the_tree_of_each_step(real: Real) -> None:
     asked: dict[str, Any] = {"model": "", "prompt": "one two one two one two", "max_tokens": 24, "temperature": 0}
     plain = real.client.completions.create(**asked).choices[0].text
     extra = {"return_step_trees": True, "return_token_ids": True, "speculation": {"mode": "on"}}

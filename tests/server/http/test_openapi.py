@@ -38,7 +38,7 @@ def test_every_endpoint_is_described_and_served(server: Server) -> None:
 
 
 class Watched(dict[str, Any]):
-    """A body that notes which of its fields are asked for."""
+    """A body that records which of its fields are read."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         super().__init__(data)
@@ -63,7 +63,7 @@ class Watched(dict[str, Any]):
         (tabby.parse_completion, {"debug_options": {"raw_prompt": "a"}}, tabby.COMPLETION_FIELDS),
     ],
 )
-def test_the_fields_described_are_those_that_are_read(
+def test_the_described_fields_are_those_that_are_read(
     reader: Callable[[Call], Awaitable[Any]], body: dict[str, Any], fields: Table
 ) -> None:
     async def read() -> set[str]:
@@ -77,7 +77,7 @@ def test_the_fields_described_are_those_that_are_read(
     assert asyncio.run(read()) == set(schemas(fields))
 
 
-def test_calls_made_from_the_document_meet_no_fault(server: Server) -> None:
+def test_requests_generated_from_the_schema_get_no_server_error(server: Server) -> None:
     """A few for each endpoint; `test_fuzz` makes many for those with the most fields."""
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     for result in schema.get_all_operations():

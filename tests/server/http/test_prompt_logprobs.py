@@ -43,7 +43,7 @@ def logprobs(server: Server, **body: Any) -> dict[str, list[Any]]:
     return whole
 
 
-def test_a_prompts_tokens_have_the_figures_that_they_have_when_they_are_generated(server: Server) -> None:
+def test_prompt_logprobs_equal_those_of_generated_tokens(server: Server) -> None:
     body = {"prompt": PROMPT, "max_tokens": 12}
     made = server.ask(**body, temperature=0, ignore_eos=True, return_token_ids=True)["choices"][0]["token_ids"]
     generated, wanted = logprobs(server, **body), logprobs(server, **body, echo=True)
@@ -91,7 +91,7 @@ def test_windows_are_scored_one_by_one(server: Server, monkeypatch: pytest.Monke
     assert (asked, answered) == (41, 41)
 
 
-def test_what_shapes_the_answer_does_not_shape_the_scores(server: Server) -> None:
+def test_sampling_parameters_do_not_change_prompt_logprobs(server: Server) -> None:
     plain = logprobs(server, prompt=PROMPT, max_tokens=0, echo=True)
     body = {"presence_penalty": 2.0, "logit_bias": {"5": 100.0}, "stop_token_ids": [41], "seed": 3, "temperature": 2}
     assert logprobs(server, prompt=PROMPT, max_tokens=0, echo=True, **body) == plain
@@ -106,6 +106,6 @@ def test_one_token_and_several_prompts(server: Server) -> None:
     assert lengths == [2, 2, len(PROMPT) + 1, len(PROMPT) + 1, 4, 4]
 
 
-def test_a_gap_has_no_echo_to_score(server: Server) -> None:
+def test_fill_in_the_middle_has_no_echo_to_score(server: Server) -> None:
     status, error = server.refused(prompt="a", suffix="b", echo=True, logprobs=1)
     assert (status, error["param"]) in ((400, "echo"), (422, "suffix"))

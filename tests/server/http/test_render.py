@@ -10,7 +10,7 @@ from tests.server.http.harness import CHAT, COMPLETIONS, Server
 RENDER = "/render"
 
 
-def test_prompts_of_a_completion(server: Server) -> None:
+def test_completion_prompts(server: Server) -> None:
     found: Any = server.ask(
         COMPLETIONS + RENDER, model="fake", prompt=["a", [5, 6]], max_tokens=3, temperature=0.5, seed=7
     )
@@ -22,14 +22,14 @@ def test_prompts_of_a_completion(server: Server) -> None:
         assert (sampling["max_tokens"], sampling["temperature"], sampling["seed"]) == (3, 0.5, 7)
 
 
-def test_prompt_of_a_conversation(server: Server) -> None:
+def test_conversation_prompt(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}]}
     found = server.ask(CHAT + RENDER, **body)
     assert bytes(found["token_ids"]) == b"user:hi;"
     assert server.ask(CHAT, **body)["usage"]["prompt_tokens"] == len(found["token_ids"])
 
 
-def test_nothing_is_generated_and_what_is_wrong_is_refused(server: Server) -> None:
+def test_rendering_generates_nothing_and_rejects_invalid_fields(server: Server) -> None:
     before = server.serving.client.in_flight
     status, error = server.refused(COMPLETIONS + RENDER, prompt="a", temperature=-1)
     assert (status, error["param"], server.serving.client.in_flight) == (400, "temperature", before)

@@ -11,7 +11,7 @@ from tests.server.http.harness import Server
 HI = [{"role": "user", "content": "hi"}]
 COMPLETIONS = {"prompt": "hello", "max_tokens": 3, "seed": 1}
 CHAT = {"messages": HI, "max_tokens": 3, "seed": 1}
-# Of vllm-router 0.1.17 and smg 1.13.0 as they were seen on the wire: fields they write anew, with their defaults.
+# Fields that vllm-router 0.1.17 and smg 1.13.0 add to requests with their defaults, recorded from the wire.
 VLLM_ROUTER: dict[str, Any] = {
     "echo": False, "no_stop_trim": False, "ignore_eos": False, "skip_special_tokens": True,
     "return_hidden_states": False, "continue_final_message": False, "separate_reasoning": True,
@@ -45,7 +45,7 @@ def said(answer: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("path", PATHS)
-def test_fields_of_routers_change_nothing(server: Server, path: str, router: str) -> None:
+def test_fields_added_by_routers_change_nothing(server: Server, path: str, router: str) -> None:
     plain = server.ask(path, **PATHS[path])
     routed = server.ask(path, **PATHS[path], **ROUTERS[router])
     assert said(routed) == said(plain)
@@ -55,7 +55,7 @@ def test_fields_of_routers_change_nothing(server: Server, path: str, router: str
     assert not any("error" in event or "warnings" in event for event in events[:-1])
 
 
-def test_smg_writes_responses_anew(server: Server) -> None:
+def test_smg_rewrites_responses(server: Server) -> None:
     body = {"input": "hi", "max_output_tokens": 3}
     added = {"store": True, "temperature": 1.0, "priority": 0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
     answers = [server.ask("/v1/responses", **body, **more) for more in ({}, added)]

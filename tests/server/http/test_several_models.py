@@ -1,4 +1,4 @@
-"""Two models on one port: calls go by name, or to the model that can do what is asked; an engine's end is its own."""
+"""Two models on one port: calls are routed by name, or to the model with the capability. Engines fail independently."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def channel(server: Server) -> Iterator[grpc.Channel]:
     [("chat", "chat"), ("GPT-4o:latest", "chat"), ("echo-1", "chat"), ("fim", "fim"), ("codestral", "fim"),
      ("book-2", "fim")],
 )  # fmt: skip
-def test_every_dialect_goes_by_name(server: Server, channel: grpc.Channel, name: str, model: str) -> None:
+def test_every_dialect_routes_by_name(server: Server, channel: grpc.Channel, name: str, model: str) -> None:
     prompt = BOOK[:12]
     written = {"chat": prompt, "fim": BOOK[12:24]}[model]
     found = server.ask(COMPLETIONS, model=name, prompt=prompt, max_tokens=12)
@@ -87,7 +87,7 @@ def test_every_dialect_goes_by_name(server: Server, channel: grpc.Channel, name:
     assert answer.model == model
 
 
-def test_a_gap_goes_to_the_model_that_fills_in(server: Server, channel: grpc.Channel) -> None:
+def test_fill_in_the_middle_is_routed_to_the_capable_model(server: Server, channel: grpc.Channel) -> None:
     segments = {"prefix": BEFORE, "suffix": AFTER}
     more: dict[str, Any] = {"max_tokens": 40, "temperature": 0}
     for path, body in (
@@ -112,7 +112,7 @@ def test_a_gap_goes_to_the_model_that_fills_in(server: Server, channel: grpc.Cha
     assert server.refused("/v1/fim/completions", model="chat", prompt="a", suffix="b")[0] == 422
 
 
-def test_what_names_no_model_goes_to_the_first(server: Server, channel: grpc.Channel) -> None:
+def test_a_call_without_a_model_is_routed_to_the_first(server: Server, channel: grpc.Channel) -> None:
     assert server.ask(COMPLETIONS, prompt="a")["model"] == "chat"
     assert server.ask(CHAT, messages=TALK)["model"] == "chat"
     assert server.ask("/api/chat", messages=TALK, stream=False)["model"] == "chat"
@@ -131,7 +131,7 @@ assignment: {mode: hash}
 """
 
 
-def test_experiments_are_each_models_own_and_a_keys_limits_are_not(tmp_path: Path) -> None:
+def test_experiments_are_per_model_and_key_limits_are_shared(tmp_path: Path) -> None:
     keys, folder, plan = tmp_path / "keys.yaml", tmp_path / "experiments", tmp_path / "plan.yaml"
     key_file = tmp_path / "key"
     key_file.write_text(make_key(keys, "boss", admin=True))
@@ -163,7 +163,7 @@ def test_experiments_are_each_models_own_and_a_keys_limits_are_not(tmp_path: Pat
         assert server.comes_to(lambda: server.client.post(COMPLETIONS, json={"prompt": "a"}).status_code == 200)
 
 
-def test_a_talk_goes_to_the_model_that_talks_and_one_is_drained_alone(tmp_path: Path) -> None:
+def test_chat_is_routed_to_the_chat_model_and_one_model_drains_alone(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     bearer = {"authorization": f"Bearer {make_key(file, 'me', admin=True)}"}
     with several(FIM_FIRST, keys_file=file) as server:
@@ -195,7 +195,7 @@ def test_a_talk_goes_to_the_model_that_talks_and_one_is_drained_alone(tmp_path: 
         assert [health_of(server, name) for name in ("", "chat", "fim")] == [SERVES_NOT] * 3
 
 
-def test_an_unknown_name_is_refused_with_those_there_are(server: Server, channel: grpc.Channel) -> None:
+def test_an_unknown_name_is_rejected_with_the_known_names(server: Server, channel: grpc.Channel) -> None:
     status, error = server.refused(COMPLETIONS, model="gpt-5", prompt="a")
     assert (status, error["code"]) == (404, "model_not_found")
     assert error["message"].startswith("model 'gpt-5' is not served here; this server runs 'chat', 'fim'; ")
@@ -214,7 +214,7 @@ def test_an_unknown_name_is_refused_with_those_there_are(server: Server, channel
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND  # type: ignore[attr-defined]
 
 
-def test_all_are_listed(server: Server, channel: grpc.Channel) -> None:
+def test_all_models_are_listed(server: Server, channel: grpc.Channel) -> None:
     cards = server.client.get("/v1/models").json()["data"]
     assert [(card["id"], card["root"], card["parent"]) for card in cards] == [
         ("chat", "echo-1", None), ("gpt-4o", "echo-1", "chat"), ("fim", "book-2", None), ("codestral", "book-2", "fim")
@@ -230,7 +230,7 @@ def test_all_are_listed(server: Server, channel: grpc.Channel) -> None:
     assert [model.name for model in found if model.role == model_pb2.MODEL_ROLE_TARGET] == ["chat", "fim"]
 
 
-def test_the_tokens_are_each_models_own(server: Server, channel: grpc.Channel) -> None:
+def test_token_counts_are_per_model(server: Server, channel: grpc.Channel) -> None:
     stub = generation_pb2_grpc.GenerationServiceStub(channel)
     ids = [list(stub.Tokenize(pb.TokenizeRequest(text="a", model=name)).token_ids) for name in ("", "chat", "fim")]
     assert ids == [[2, 97], [2, 97], [97]]
@@ -253,7 +253,7 @@ def health_of(server: Server, name: str) -> int:
         return status
 
 
-def test_one_engines_death_leaves_the_others_streams_alone() -> None:
+def test_a_crashed_engine_leaves_streams_of_other_models_running() -> None:
     with running_serving(serving(make_several(), give_up_after=2)) as server:
         chat, coder = (model.client for model in server.serving.models)
 
@@ -286,13 +286,13 @@ def test_one_engines_death_leaves_the_others_streams_alone() -> None:
 
 @contextmanager
 def live(server: Server) -> Iterator[None]:
-    """While nothing is loaded the server says that it lives, and not that it is ready."""
+    """While no model is loaded the server reports that it is alive but not ready."""
     assert server.client.get("/livez").status_code == 200
     assert server.client.get("/readyz").status_code == 503
     yield
 
 
-def test_memory_is_promised_together() -> None:
+def test_memory_is_divided_among_the_models() -> None:
     config = make_several({"chat": ENGINES["chat"], "fim": ENGINES["fim"] | {"kv_tokens": 1 << 33}})
     with running_serving(serving(config), wait=False) as server, live(server):
         with pytest.raises(EngineStartError, match=f"^fim: memory: .*lower engines.fim.kv_tokens from {1 << 33}"):
@@ -303,7 +303,7 @@ def test_memory_is_promised_together() -> None:
         assert server.refused("/v1/fim/completions", model="chat", prompt="a", suffix="b")[0] == 422
 
 
-def test_the_page_may_choose(server: Server) -> None:
+def test_the_page_can_choose_a_model(server: Server) -> None:
     for name, fills in (("chat", False), ("fim", True)):
         told = server.client.get("/page/info", params={"model": name}).json()
         assert (told["model"], told["models"], told["fills_in"]) == (name, ["chat", "fim"], fills)
@@ -313,7 +313,7 @@ def test_the_page_may_choose(server: Server) -> None:
         assert server.client.get(path, params={"model": "x"}).status_code == 404
 
 
-def test_the_client_and_the_command_ask_by_name(server: Server) -> None:
+def test_the_client_and_the_command_address_a_model_by_name(server: Server) -> None:
     address = f"127.0.0.1:{server.grpc_port}"
 
     async def ask() -> None:
@@ -330,7 +330,7 @@ def test_the_client_and_the_command_ask_by_name(server: Server) -> None:
     assert "x: no such" in CliRunner().invoke(cli, ["generate", "--model", "x", "a"]).stderr
 
 
-def test_metrics_and_logs_tell_models_apart(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_and_logs_are_labelled_by_model(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     def counted() -> dict[str, float]:
         return Scrape(server.client.get("/metrics").text).by_label("specdec_generation_tokens_total", "model")
 
@@ -350,7 +350,7 @@ def test_metrics_and_logs_tell_models_apart(server: Server, caplog: pytest.LogCa
     assert found.text.count("# TYPE specdec_requests_total ") == 1
 
 
-def test_what_is_captured_is_asked_of_the_same_model_again(server: Server, captures: Path, tmp_path: Path) -> None:
+def test_captured_requests_are_replayed_on_the_same_model(server: Server, captures: Path, tmp_path: Path) -> None:
     began_s, prompt = time.time(), list(BOOK[:9].encode())
     for name in ("chat", "codestral"):
         server.ask(COMPLETIONS, model=name, prompt=prompt, max_tokens=3)

@@ -16,7 +16,7 @@ WHOLE = {
 }  # fmt: skip
 
 
-def test_an_idle_server_says_what_it_can_hold(server: Server) -> None:
+def test_an_idle_server_reports_its_capacity(server: Server) -> None:
     answer = server.client.get(GATEWAY).json()
     assert datetime.fromisoformat(answer["timestamp"]).tzinfo is not None
     assert (answer["version"], answer["dp_rank_count"]) == (specdec.__version__, 1)
@@ -32,7 +32,7 @@ def test_an_idle_server_says_what_it_can_hold(server: Server) -> None:
     assert "queues" in rank
 
 
-def test_a_request_counts_while_it_runs(server: Server) -> None:
+def test_running_requests_are_counted(server: Server) -> None:
     def told() -> tuple[int, int]:
         (rank,) = server.client.get(GATEWAY).json()["loads"]
         return rank["num_running_reqs"], rank["num_waiting_reqs"]
@@ -45,7 +45,7 @@ def test_a_request_counts_while_it_runs(server: Server) -> None:
     assert server.comes_to(lambda: told() == (0, 0))
 
 
-def test_sections_are_those_asked_for(server: Server) -> None:
+def test_requested_sections_are_returned(server: Server) -> None:
     (rank,) = server.client.get("/v1/loads?include=core").json()["loads"]
     assert "queues" not in rank
     (rank,) = server.client.get("/v1/loads").json()["loads"]
@@ -56,7 +56,7 @@ def test_sections_are_those_asked_for(server: Server) -> None:
     ("query", "field"),
     [("include=core,all,more", "include"), ("dp_rank=1", "dp_rank"), ("format=prometheus", "format")],
 )
-def test_what_is_not_there_is_refused_by_name(server: Server, query: str, field: str) -> None:
+def test_unknown_sections_are_rejected_by_name(server: Server, query: str, field: str) -> None:
     response = server.client.get(f"/v1/loads?{query}")
     assert response.status_code == 400
     assert response.json()["error"]["param"] == field

@@ -44,7 +44,7 @@ def running_one(server: Server) -> bool:
 
 
 @pytest.mark.parametrize(("path", "body"), CASES, ids=[path for path, _ in CASES])
-def test_a_newer_call_ends_the_older(path: str, body: dict[str, Any], server: Server) -> None:
+def test_a_newer_call_cancels_the_older(path: str, body: dict[str, Any], server: Server) -> None:
     aborts = server.load.prefix_hit_tokens
     old = Asked(server, path, {**body, **SLOW, "supersedes_key": "k", "stream": False})
     assert running_one(server)
@@ -55,7 +55,7 @@ def test_a_newer_call_ends_the_older(path: str, body: dict[str, Any], server: Se
     assert server.idle(aborts + 1)
 
 
-def test_a_stream_that_has_begun_ends_with_the_reason(server: Server) -> None:
+def test_a_started_stream_ends_with_the_reason(server: Server) -> None:
     aborts = server.load.prefix_hit_tokens
     body = {"prompt": "x" * 100, "max_tokens": 100, "stream": True, **SLOW, "supersedes_key": "k"}
     old = Asked(server, COMPLETIONS, body)
@@ -68,7 +68,7 @@ def test_a_stream_that_has_begun_ends_with_the_reason(server: Server) -> None:
     assert server.idle(aborts + 1)
 
 
-def test_another_key_and_none_leave_it_alone(server: Server) -> None:
+def test_other_keys_and_calls_without_a_key_are_not_cancelled(server: Server) -> None:
     aborts = server.load.prefix_hit_tokens
     old = Asked(server, COMPLETIONS, {"prompt": "x" * 20, "max_tokens": 20, **SLOW, "supersedes_key": "k"})
     assert running_one(server)
@@ -79,12 +79,12 @@ def test_another_key_and_none_leave_it_alone(server: Server) -> None:
     assert server.idle(aborts)
 
 
-def test_the_prompts_of_one_call_do_not_end_each_other(server: Server) -> None:
+def test_prompts_of_one_call_do_not_cancel_each_other(server: Server) -> None:
     answer = server.ask(COMPLETIONS, prompt=["abc", "def"], max_tokens=3, supersedes_key="k")
     assert [choice["text"] for choice in answer["choices"]] == ["\x02ab", "\x02de"]
 
 
-def test_it_must_be_text(server: Server) -> None:
+def test_the_key_must_be_text(server: Server) -> None:
     for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": HI})):
         status, error = server.refused(path, **body, supersedes_key=5)
         assert (status, error["param"]) == (400, "supersedes_key")

@@ -25,7 +25,7 @@ def answer(client: httpx.Client, key: str, **more: Any) -> tuple[list[int], int,
     return found["choices"][0]["token_ids"], found["usage"]["prompt_tokens_details"]["cached_tokens"], accepted
 
 
-def test_no_tenant_hits_what_another_left(tmp_path: Path) -> None:
+def test_no_tenant_hits_the_cache_of_another(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     one, again, other = (make_key(path, name, tenant) for name, tenant in (("a", "x"), ("b", "x"), ("c", "y")))
     with running(tokenizer, factory=DEFAULT_FACTORY, engine=tiny_parts().config, keys_file=path) as server:
@@ -35,5 +35,5 @@ def test_no_tenant_hits_what_another_left(tmp_path: Path) -> None:
         assert (same, cached) == (tokens, 139)
         assert second > first + 10
         for salt in ("s", "x/s", "", "../x/s"):
-            assert answer(server.client, other, cache_salt=salt) == (tokens, 0, first)  # as if nobody had been there
+            assert answer(server.client, other, cache_salt=salt) == (tokens, 0, first)  # as on an empty cache
         assert answer(server.client, other)[1] == 139  # its own

@@ -106,7 +106,7 @@ def whole(form: ToolForm, text: str, cuts: Sequence[int] = ()) -> list[Out]:
 @example(case=(ToolForm.HERMES, HERMES), cuts=[])
 @example(case=(ToolForm.HERMES, '<tool_call>{"id": 12{<tool_call>{"name": "look"}</tool_call>'), cuts=[])
 @example(case=(ToolForm.MISTRAL, LISTED), cuts=[])
-def test_how_a_text_is_cut_changes_nothing(case: tuple[ToolForm, str], cuts: list[int]) -> None:
+def test_splitting_the_text_changes_nothing(case: tuple[ToolForm, str], cuts: list[int]) -> None:
     form, text = case
     at_once = folded(streamed(form, text, []))
     assert folded(streamed(form, text, cuts)) == at_once
@@ -115,7 +115,7 @@ def test_how_a_text_is_cut_changes_nothing(case: tuple[ToolForm, str], cuts: lis
 
 
 @given(case=written(), cuts=CUTS)
-def test_text_without_calls_comes_out_as_it_went_in(case: tuple[ToolForm, str], cuts: list[int]) -> None:
+def test_text_without_calls_is_unchanged(case: tuple[ToolForm, str], cuts: list[int]) -> None:
     form, text = case
     found = whole(form, text, cuts)
     if "all\n" not in text and not any(isinstance(part, tuple) for part in found):
@@ -123,7 +123,7 @@ def test_text_without_calls_comes_out_as_it_went_in(case: tuple[ToolForm, str], 
 
 
 @given(case=written())
-def test_a_call_is_told_from_its_beginning_to_its_end(case: tuple[ToolForm, str]) -> None:
+def test_a_call_is_delimited_by_its_markers(case: tuple[ToolForm, str]) -> None:
     opened: CallBegin | None = None
     count = 0
     for part in streamed(*case, cuts=range(200)):
@@ -210,7 +210,7 @@ def test_calls(form: ToolForm, text: str, wanted: list[object]) -> None:
     assert found == wanted
 
 
-def test_text_is_not_held_back_longer_than_needed() -> None:
+def test_text_is_not_delayed_longer_than_needed() -> None:
     parser = ToolCallParser(ToolForm.HERMES)
     assert parser.push("Hello ") == ["Hello"]
     assert parser.push("there<tool") == [" there"]
@@ -226,7 +226,7 @@ def test_text_is_not_held_back_longer_than_needed() -> None:
     ("form", "mark"),
     [(ToolForm.MISTRAL_ARGS, "[TOOL_CALLS]"), (ToolForm.FUNCTION_TAG, "<function="), (ToolForm.FUNCTIONARY, "")],
 )
-def test_what_is_too_long_for_a_name_is_text_at_once(form: ToolForm, mark: str) -> None:
+def test_text_too_long_for_a_name_is_emitted_immediately(form: ToolForm, mark: str) -> None:
     parser = ToolCallParser(form, ["a" * MAX_NAME])
     assert parser.push(mark + "a" * MAX_NAME) == []
     assert parser.push("a") == [mark + "a" * MAX_NAME, "a"]
@@ -235,7 +235,7 @@ def test_what_is_too_long_for_a_name_is_text_at_once(form: ToolForm, mark: str) 
     assert streamed(ToolForm.MISTRAL_ARGS, "[TOOL_CALLS]" + "a" * 300 + call, [])[-1] == CallEnd(0, call, True)
 
 
-def test_arguments_are_told_while_they_are_written() -> None:
+def test_arguments_are_streamed() -> None:
     parser = ToolCallParser(ToolForm.HERMES)
     assert parser.push('<tool_call>{"name": "f", "arguments": ') == []
     begin, first = parser.push('{"a')
@@ -252,7 +252,7 @@ def test_arguments_are_told_while_they_are_written() -> None:
     assert second.call_id != begin.call_id
 
 
-def test_a_call_cut_short_after_its_beginning_is_told_so() -> None:
+def test_a_truncated_call_is_reported() -> None:
     parser = ToolCallParser(ToolForm.MISTRAL_ARGS)
     begin, piece = parser.push('[TOOL_CALLS]look[ARGS]{"a": ')
     assert isinstance(begin, CallBegin)
@@ -261,12 +261,12 @@ def test_a_call_cut_short_after_its_beginning_is_told_so() -> None:
     assert parser.flush() == [CallEnd(0, '[TOOL_CALLS]look[ARGS]{"a": ', False)]
 
 
-def test_at_most_so_many_calls() -> None:
+def test_calls_are_limited_in_number() -> None:
     parser = WholeCallParser(ToolForm.HERMES, NAMES, max_calls=1)
     found = [*parser.push(f"Well.{HERMES}{HERMES} More."), *parser.flush()]
     assert [part if isinstance(part, str) else part.name for part in found] == ["Well.", "look"]
 
 
-def test_deep_arguments_are_text() -> None:
+def test_deeply_nested_arguments_are_text() -> None:
     deep = '<tool_call>{"name":"f","arguments":' + '{"a":' * 500 + "1" + "}" * 501 + "</tool_call>"
     assert whole(ToolForm.HERMES, deep) == [deep]

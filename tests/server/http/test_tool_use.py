@@ -1,4 +1,4 @@
-"""What a request says of tools becomes a grammar, a parser and refusals that name the field."""
+"""The tools of a request become a grammar, a parser and errors that name the field."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named(name: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("parse", [parse_chat, parse_ollama])
-def test_a_choice_is_a_grammar(parse: Any) -> None:
+def test_tool_choice_becomes_a_grammar(parse: Any) -> None:
     free = asked(parse, BODY)
     assert (free.request.grammar, free.tools.required, free.tools.parallel) == (None, (), True)
     for choice in ("required", "any"):
@@ -47,7 +47,7 @@ class MistralTokenizer(FakeTokenizer):
         return BOS if name == "[TOOL_CALLS]" else None
 
 
-def test_marks_that_are_special_tokens_are_shown_and_named_by_id() -> None:
+def test_special_token_markers_are_shown_and_matched_by_id() -> None:
     server = make_context(MistralTokenizer(tool_form=ToolForm.MISTRAL_ARGS))
     for parse in (parse_chat, parse_ollama):
         assert not asked(parse, BODY, server=server).request.output.skip_special_tokens
@@ -78,12 +78,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("field", "fields"), BAD)
-def test_what_is_wrong_is_named(field: str, fields: dict[str, Any]) -> None:
+def test_invalid_fields_are_named(field: str, fields: dict[str, Any]) -> None:
     for parse in (parse_chat, parse_ollama):
         assert field in [v.field for v in violations(parse, BODY | fields)]
 
 
-def test_a_form_of_the_answer_goes_with_a_free_choice_only() -> None:
+def test_a_response_format_needs_a_free_tool_choice() -> None:
     form = {"response_format": {"type": "json_object"}}
     assert asked(parse_chat, BODY | form).request.grammar.kind is GrammarKind.JSON_OBJECT
     assert [v.field for v in violations(parse_chat, BODY | form | {"tool_choice": "required"})] == ["tool_choice"]
@@ -143,7 +143,7 @@ def test_mistrals_client_gets_each_call_in_one_piece() -> None:
     assert choices[-1]["finish_reason"] == "tool_calls"
 
 
-def test_a_stream_has_one_call_where_more_are_not_wanted() -> None:
+def test_without_parallel_calls_a_stream_has_one_call() -> None:
     call = '<tool_call>{"name": "find"}</tool_call>'
     for parallel, wanted in ((True, [0, 1]), (False, [0])):
         choices = stream(ToolForm.HERMES, [call, call, " done"], parallel_tool_calls=parallel)
@@ -152,7 +152,7 @@ def test_a_stream_has_one_call_where_more_are_not_wanted() -> None:
         assert all(call["function"]["arguments"] == "{}" for call in calls if "id" not in call)
 
 
-def test_text_that_only_begins_like_a_call_ends_as_text() -> None:
+def test_text_that_starts_like_a_call_stays_text() -> None:
     choices = stream(ToolForm.HERMES, ["<tool_call>", '{"name": "lo'])
     assert [choice["delta"].get("content") for choice in choices] == ["", '<tool_call>{"name": "lo', None]
     assert choices[-1]["finish_reason"] == "stop"
@@ -166,6 +166,6 @@ def test_text_that_only_begins_like_a_call_ends_as_text() -> None:
         (['<tool_call>{"name": "find"}</tool_call>', '<tool_call>{"name": "look", "arguments": {'], "tool_calls"),
     ],
 )
-def test_a_broken_call_is_none_when_the_answer_ends(pieces: list[str], reason: str) -> None:
+def test_a_call_cut_off_by_the_end_is_text(pieces: list[str], reason: str) -> None:
     for agent in ("", "mistral-client-python/3.7.0"):  # in pieces, and whole calls alone, as in an answer of one piece
         assert stream(ToolForm.HERMES, pieces, agent)[-1]["finish_reason"] == reason

@@ -1,4 +1,4 @@
-"""vLLM's own endpoints beside OpenAI's."""
+"""vLLM's own endpoints, which extend OpenAI's."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from tests.server.http.harness import Server
 TALK = [{"role": "user", "content": "hi"}]
 
 
-def test_ids_of_a_text(server: Server) -> None:
+def test_tokenize_a_text(server: Server) -> None:
     told = {"max_model_len": 128, "token_strs": None}
     assert server.ask("/tokenize", prompt="a!") == told | {"count": 3, "tokens": [BOS, 97, 255]}
     found = server.ask("/tokenize", model="fake", prompt="a", add_special_tokens=False, return_token_strs=True)
     assert found == told | {"count": 1, "tokens": [97], "token_strs": ["a"]}
 
 
-def test_ids_of_a_conversation(server: Server) -> None:
+def test_tokenize_a_conversation(server: Server) -> None:
     assert bytes(server.ask("/tokenize", messages=TALK)["tokens"]) == b"user:hi;"
     assert bytes(server.ask("/tokenize", messages=TALK, add_generation_prompt=False)["tokens"]) == b"user:hi"
     tools = [{"type": "function", "function": {"name": "look"}}]
     assert bytes(server.ask("/tokenize", messages=TALK, tools=tools)["tokens"]) == b"[look]user:hi;"
 
 
-def test_text_of_ids(server: Server) -> None:
+def test_detokenize(server: Server) -> None:
     assert server.ask("/detokenize", model="fake", tokens=[97, BOS])["prompt"] == "a\x02"
 
 
-def test_what_is_wrong_is_named_as_openai_names_it(server: Server) -> None:
+def test_invalid_fields_are_named_in_openais_form(server: Server) -> None:
     for field, body in (
         ("prompt", {"prompt": 5}), ("prompt", {"prompt": "a", "messages": TALK}), ("prompt", {"prompt": None}),
         ("messages", {"messages": 5}), ("return_token_strs", {"prompt": "a", "return_token_strs": 5}),

@@ -30,7 +30,7 @@ def ended(reason: str, sequence: str | None = None) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def test_a_whole_answer(server: Server) -> None:
+def test_complete_response(server: Server) -> None:
     answer = server.ask(MESSAGES, messages=HI, max_tokens=8)
     assert answer.pop("id").startswith("msg_")
     assert answer == {
@@ -38,7 +38,7 @@ def test_a_whole_answer(server: Server) -> None:
     }  # fmt: skip
 
 
-def test_a_streamed_answer(server: Server) -> None:
+def test_streamed_response(server: Server) -> None:
     start, ping, *rest = server.named_stream(MESSAGES, messages=HI, max_tokens=8)
     assert start["message"].pop("id").startswith("msg_")
     assert start == {
@@ -55,7 +55,7 @@ def test_a_streamed_answer(server: Server) -> None:
     ]
 
 
-def test_why_it_ended(server: Server) -> None:
+def test_stop_reasons(server: Server) -> None:
     assert server.ask(MESSAGES, messages=HI, max_tokens=0)["content"] == []
     for asked in ({"max_tokens": 99}, {}):  # the fake has no more to say, as at the end of its context
         assert server.ask(MESSAGES, messages=HI, **asked)["stop_reason"] == "model_context_window_exceeded"
@@ -73,7 +73,7 @@ def test_why_it_ended(server: Server) -> None:
     assert end(FinishReason.ABORTED) == ("abort", None)
 
 
-def test_calls_of_tools_are_blocks(server: Server) -> None:
+def test_tool_calls_are_content_blocks(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": SAID}], "tools": TOOLS}
     text, call, rest = server.ask(MESSAGES, **body)["content"]
     assert text == {"type": "text", "text": "[look]user:Let me."}
@@ -93,7 +93,7 @@ def test_calls_of_tools_are_blocks(server: Server) -> None:
     assert [event["type"] for event in events].count("content_block_stop") == 3
 
 
-def test_tools_that_the_server_should_run_are_left_out_in_words(server: Server) -> None:
+def test_server_side_tools_are_rejected(server: Server) -> None:
     body = {"messages": HI, "max_tokens": 99, "tools": [{"type": "web_search_20250305", "name": "web_search"}, *TOOLS]}
     answer = server.ask(MESSAGES, **body)
     assert answer["content"][0]["text"] == f"[look]{ECHO}"
@@ -109,7 +109,7 @@ def test_counting_tokens(server: Server) -> None:
     assert server.refused(count, messages=[])[1]["param"] == "messages"
 
 
-def test_refusals_are_worded_as_its_clients_read_them(server: Server) -> None:
+def test_errors_have_anthropics_shape(server: Server) -> None:
     response = server.client.post(MESSAGES, json={"messages": HI, "max_tokens": -1}, headers={"x-request-id": "mine"})
     assert response.status_code == 400
     assert response.headers["request-id"] == response.headers["x-request-id"] == "mine"
@@ -133,6 +133,6 @@ def test_refusals_are_worded_as_its_clients_read_them(server: Server) -> None:
     assert (last["type"], last["error"]["type"], last["error"]["code"]) == ("error", "api_error", "model_broken")
 
 
-def test_ids(server: Server) -> None:
+def test_message_ids(server: Server) -> None:
     response = server.client.post(MESSAGES, json={"messages": HI}, headers={"x-request-id": "mine"})
     assert (response.json()["id"], response.headers["request-id"]) == ("msg_mine", "mine")

@@ -87,13 +87,13 @@ def test_a_conversation_with_tools() -> None:
     assert found.tools == [{"type": "function", "function": function}]
 
 
-def test_the_choice_of_tools() -> None:
+def test_tool_choice() -> None:
     for choice in (None, {"type": "auto"}):
         assert asked(parse_messages, {"messages": HI, "tools": [TOOL], "tool_choice": choice}).tools
     assert told(tools=[TOOL], tool_choice={"type": "none"}).tools is None
 
 
-def test_calls_that_must_come() -> None:
+def test_tool_choice_that_forces_a_call() -> None:
     def choice(**choice: Any) -> Any:
         other = {**TOOL, "name": "touch"}
         return asked(parse_messages, {"messages": HI, "tools": [TOOL, other], "tool_choice": choice})
@@ -107,12 +107,12 @@ def test_calls_that_must_come() -> None:
     assert not choice(type="auto", disable_parallel_tool_use=True).tools.parallel
 
 
-def test_an_answer_that_is_begun_goes_on() -> None:
+def test_assistant_prefill_is_continued() -> None:
     begun = [*HI, {"role": "assistant", "content": "So "}, {"role": "assistant", "content": "what"}]
     assert request(messages=begun).prompt_ids == tuple(b"user:hi;So \nwhat")
 
 
-def test_a_call_without_a_result_is_no_beginning() -> None:
+def test_an_assistant_prefill_after_an_unanswered_call_is_rejected() -> None:
     found = told(
         messages=[*HI, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}]
     )
@@ -175,7 +175,7 @@ def test_bad_messages_do_not_hide_other_bad_fields() -> None:
     assert {v.field for v in found} == {"messages[0].role", "sampling.top_p", "stop_sequences"}
 
 
-def test_a_model_without_chat_and_another_model_are_refused() -> None:
+def test_a_model_without_chat_and_an_unknown_model_are_rejected() -> None:
     with pytest.raises(ChatNotSupportedError):
         asked(parse_messages, {"messages": HI}, server=make_context(FakeTokenizer(has_chat=False)))
     with pytest.raises(UnknownModelError):

@@ -1,4 +1,4 @@
-"""Whatever a body holds, the answer is an answer or a 4xx, and the server goes on."""
+"""Any body gets an answer or a 4xx status, and the server keeps serving."""
 
 from __future__ import annotations
 

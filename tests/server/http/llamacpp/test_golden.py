@@ -82,7 +82,7 @@ def test_llama_vscode(server: Server) -> None:
     assert warm["tokens_evaluated"] > 0
 
 
-def test_llama_vscode_is_told_how_many_it_may_ask_for(server: Server) -> None:
+def test_llama_vscode_reads_the_number_of_slots(server: Server) -> None:
     status, error = server.refused("/infill", **VSCODE | {"n_cmpl": 99})
     assert (status, error["code"], error["type"]) == (400, 400, "invalid_request_error")
     assert re.search(r"Field 'n_cmpl': Value must be between 1 <= value <= (\d+), but got (\d+)", error["message"])
@@ -119,7 +119,7 @@ def test_continue_and_tabbys_server(server: Server, path: str, body: dict[str, A
     assert (found[-1]["stop_type"], found[-1]["tokens_evaluated"]) == ("limit", len(BOOK[:AT].encode()))
 
 
-def test_a_model_that_can_not_fill_in_says_so(plain: Server) -> None:
+def test_a_model_without_fill_in_the_middle_is_an_error(plain: Server) -> None:
     status, error = plain.refused("/infill", **GAP)
     assert (status, error["code"], error["type"]) == (422, 422, "not_supported_error")
 
@@ -131,7 +131,7 @@ def plain() -> Iterator[Server]:
         yield found
 
 
-def test_while_it_loads_health_says_so() -> None:
+def test_health_reports_that_the_model_is_loading() -> None:
     with book_server(wait=False) as server:
         response = server.client.get("/health")
         assert response.status_code == 503

@@ -69,13 +69,13 @@ def test_defaults_are_llama_cpps() -> None:
         ("kpt", 1, (0.8, 40, 0.95, 0.05)),
     ],
 )  # fmt: skip
-def test_only_the_samplers_named_are_on(samplers: Any, n: int, wanted: tuple[float, ...]) -> None:
+def test_only_the_named_samplers_are_enabled(samplers: Any, n: int, wanted: tuple[float, ...]) -> None:
     s = completion(samplers=samplers, n_cmpl=n).request.sampling
     assert (s.temperature, s.top_k, s.top_p, s.min_p) == wanted
     assert completion(samplers=samplers, n_cmpl=n, temperature=0.3).request.sampling.temperature == 0.3
 
 
-def test_when_it_ends() -> None:
+def test_stop_conditions() -> None:
     stopping = infill(n_indent=4, t_max_predict_ms=250, t_max_prompt_ms=1, stop=["x"], n_predict=9).request.stopping
     assert stopping.rules is not None
     assert (stopping.rules.min_indent, stopping.decode_limit_s, stopping.finish_line) == (4, 0.25, True)
@@ -90,14 +90,14 @@ def test_when_it_ends() -> None:
     assert (rules.min_indent, rules.suffix) == (None, "\nz")  # the indentation is the client's to ask for
 
 
-def test_a_gap_with_other_texts_in_front() -> None:
+def test_infill_with_extra_context() -> None:
     assert shown(infill()) == "<|fim_prefix|><|fim_suffix|>\nz<|fim_middle|>a\n  b"
     extra = [{"text": "old", "filename": "o.py", "time": 1}, {"text": "new", "filename": "n.py", "time": 2}]
     text = shown(infill(input_extra=extra))
     assert text.startswith("<|repo_name|>myproject\n<|file_sep|>")
     for part in ("<|file_sep|>o.py\nold\n", "<|file_sep|>n.py\nnew\n", "<|file_sep|>filename\n<|fim_prefix|>"):
         assert part in text
-    assert text == shown(infill(input_extra=extra[::-1]))  # one prompt, in whatever order they come
+    assert text == shown(infill(input_extra=extra[::-1]))  # one prompt, whatever the order of its parts
     assert infill(input_extra=[e | {"time": [1763, 5]} for e in extra]).request.prompt_ids  # Vim's reltime()
     for time in ("now", True, None, {}, 1e300, -1, [[]]):
         assert shown(infill(input_extra=[extra[0] | {"time": time}])) == shown(infill(input_extra=extra[:1]))
@@ -105,7 +105,7 @@ def test_a_gap_with_other_texts_in_front() -> None:
     assert injected.count(CodeTokenizer().names["<|fim_suffix|>"]) == 1
 
 
-def test_the_rest_of_the_body() -> None:
+def test_other_infill_fields() -> None:
     ask = completion(
         speculation={"mode": "off", "width": 2}, session="s", priority=-3, response_fields=["content"], stream=True,
         grammar='root ::= "a"', id_slot=4, cache_prompt=True, whatever=[1],
@@ -138,7 +138,7 @@ def test_the_rest_of_the_body() -> None:
         (parse_infill, "n_predict", {"n_predict": "many"}),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(reader: Callable[[Call], Awaitable[Any]], field: str, body: dict[str, Any]) -> None:
+def test_invalid_fields_are_named(reader: Callable[[Call], Awaitable[Any]], field: str, body: dict[str, Any]) -> None:
     assert field in [violation.field for violation in violations(reader, body)]
 
 
@@ -146,7 +146,7 @@ def end(reason: FinishReason, stop: str | int | None = None, **usage: int) -> Fi
     return Finished("r", 0, reason, stop, Usage(**usage), SpeculationStats(5, 3, 6, 2), Timings(1, 20.0, 50.0))
 
 
-def test_why_it_ended() -> None:
+def test_stop_types() -> None:
     for reason, stop, wanted in (
         (FinishReason.EOS, 2, ("eos", "")), (FinishReason.LENGTH, None, ("limit", "")),
         (FinishReason.TIME_LIMIT, None, ("limit", "")), (FinishReason.INDENT, None, ("limit", "")),
@@ -157,7 +157,7 @@ def test_why_it_ended() -> None:
         assert (found["stop_type"], found["stopping_word"]) == wanted
 
 
-def test_figures() -> None:
+def test_timings() -> None:
     finished = end(FinishReason.EOS, prompt_tokens=30, cached_tokens=10, output_tokens=5)
     assert timings(finished) == {
         "cache_n": 10, "prompt_n": 20, "prompt_ms": 20.0, "prompt_per_token_ms": 1.0, "prompt_per_second": 1000.0,
@@ -193,7 +193,7 @@ def test_several_samples_are_a_list(fake: Server) -> None:
         assert [event["tokens_predicted"] for event in mine] == [1, 2, 2]
 
 
-def test_leaving_ends_the_request(fake: Server) -> None:
+def test_a_disconnect_cancels_the_request(fake: Server) -> None:
     aborts = fake.load.prefix_hit_tokens
     slow = {"prompt": "x" * 100, "n_predict": 100, "cache_salt": "slow"}
     with httpx.Client(timeout=0.5) as client, pytest.raises(httpx.ReadTimeout):
@@ -203,7 +203,7 @@ def test_leaving_ends_the_request(fake: Server) -> None:
     assert fake.idle(aborts + 2)
 
 
-def test_faults_are_told_in_its_words(fake: Server) -> None:
+def test_errors_have_llamacpps_shape(fake: Server) -> None:
     status, error = fake.refused("/completion", prompt="a", cache_salt="full")
     assert (status, error["code"], error["type"]) == (429, 429, "rate_limit_error")
     *_, last = fake.stream("/completion", prompt="a", cache_salt="broken")
@@ -211,7 +211,7 @@ def test_faults_are_told_in_its_words(fake: Server) -> None:
     assert fake.refused("/completion", prompt="a", model="other")[0] == 404
 
 
-def test_tokens_and_back(fake: Server) -> None:
+def test_tokenize_and_detokenize(fake: Server) -> None:
     assert fake.ask("/tokenize", content="a!") == {"tokens": [97, 255]}
     assert fake.ask("/tokenize", content="a!", add_special=True, parse_special=False) == {"tokens": [BOS, 97, 33]}
     assert fake.ask("/tokenize", content="a!", with_pieces=True) == {
@@ -222,7 +222,7 @@ def test_tokens_and_back(fake: Server) -> None:
         assert fake.refused(path, **body)[0] == 400
 
 
-def test_the_text_of_a_conversation() -> None:
+def test_apply_template() -> None:
     talk = [{"role": "user", "content": "hi"}]
     with running(lambda: FakeTokenizer(has_tools=True)) as fake:
         assert fake.ask("/apply-template", messages=talk) == {"prompt": "user:hi;"}

@@ -34,11 +34,11 @@ def bias(given: Any) -> dict[int, float]:
         ([["7", 1]], {55: 1.0}),  # in a list only a number is an id
     ],
 )  # fmt: skip
-def test_biases_in_every_form(given: Any, wanted: dict[int, float]) -> None:
+def test_logit_bias_in_every_form(given: Any, wanted: dict[int, float]) -> None:
     assert bias(given) == wanted
 
 
-def test_both_endpoints_read_it() -> None:
+def test_both_endpoints_accept_logit_bias() -> None:
     assert infill(logit_bias=[[97, 1.0]], n_probs=2).request.sampling.logit_bias == ((97, 1.0),)
     assert infill(n_probs=2).request.output.logprobs == 2
 
@@ -52,17 +52,17 @@ def test_both_endpoints_read_it() -> None:
         [["a", 1]] * (MAX_TEXTS + 1),
     ],
 )  # fmt: skip
-def test_what_is_no_bias_is_named(given: Any) -> None:
+def test_invalid_logit_bias_is_named(given: Any) -> None:
     assert {v.field for v in violations(parse_completion, {"prompt": "a", "logit_bias": given})} & {
         "logit_bias", "sampling.logit_bias",
     }  # fmt: skip
 
 
-def test_as_many_texts_as_are_allowed() -> None:
+def test_stop_strings_up_to_the_limit() -> None:
     assert bias([["a", 1]] * MAX_TEXTS) == {97: float(MAX_TEXTS)}
 
 
-def test_how_many_probabilities() -> None:
+def test_n_probs() -> None:
     assert completion().request.output.logprobs is None
     assert completion(n_probs=0).request.output.logprobs is None
     assert completion(n_probs=MAX_LOGPROBS).request.output.logprobs == MAX_LOGPROBS
@@ -79,7 +79,7 @@ def test_how_many_probabilities() -> None:
         ({"post_sampling_probs": 1}, "post_sampling_probs"),
     ],
 )  # fmt: skip
-def test_probabilities_that_can_not_be_told_are_refused(reader: Any, body: dict[str, Any], field: str) -> None:
+def test_unsupported_n_probs_is_rejected(reader: Any, body: dict[str, Any], field: str) -> None:
     found = violations(reader, {"prompt": "a", "input_prefix": "", "input_suffix": "", **body})
     assert field in [violation.field for violation in found]
 
@@ -98,7 +98,7 @@ def test_the_shape_of_a_probability() -> None:
     ]  # fmt: skip
 
 
-def test_answers_carry_them(server: Server) -> None:
+def test_responses_contain_probabilities(server: Server) -> None:
     body = {"prompt": "abc", "n_predict": 3, "return_tokens": True}
     whole = server.ask("/completion", **body, n_probs=2)
     likely = whole["completion_probabilities"]
@@ -114,19 +114,19 @@ def test_answers_carry_them(server: Server) -> None:
     assert not [p for p in server.stream("/completion", **body) if "completion_probabilities" in p]
 
 
-def test_several_samples_have_their_own(server: Server) -> None:
+def test_each_sample_has_its_own_probabilities(server: Server) -> None:
     answer: Any = server.ask("/completion", prompt="abc", n_predict=2, n_cmpl=2, n_probs=1, return_tokens=True)
     for one in answer:
         assert [row["id"] for row in one["completion_probabilities"]] == one["tokens"]
 
 
-def test_a_refusal_names_the_bodys_field(server: Server) -> None:
+def test_an_error_names_the_field_of_the_body(server: Server) -> None:
     status, error = server.refused("/completion", prompt="a", logit_bias=[[999, 1]])
     assert (status, error["field"]) == (400, "logit_bias")
     assert "ids must lie in" in error["message"]
 
 
-def test_a_bias_is_part_of_what_is_asked() -> None:
+def test_requests_with_another_bias_are_not_coalesced() -> None:
     """Two asks that differ in it alone are two asks."""
     one, other = (asked(parse_completion, {"prompt": "a", "logit_bias": [[97, b]]}).request for b in (1.0, 2.0))
     assert one.sampling != other.sampling

@@ -32,7 +32,7 @@ def test_streams(server: Server, body: dict[str, Any], wanted: str) -> None:
     assert chunks[0]["object"] == "chat.completion.chunk"
 
 
-def test_its_own_names_and_defaults() -> None:
+def test_mistrals_field_names_and_defaults() -> None:
     def request(**body: Any) -> Any:
         return asked(parse_fim, {"prompt": "a"} | body, server=make_context(fim=Fim())).requests[0]
 
@@ -44,7 +44,7 @@ def test_its_own_names_and_defaults() -> None:
         assert [v.field for v in violations(parse_fim, {"prompt": prompt})] == ["prompt"]
 
 
-def test_a_stream_that_fails_says_so(server: Server) -> None:
+def test_a_failing_stream_reports_an_error(server: Server) -> None:
     *_, last = server.stream(FIM, prompt="a", cache_salt="broken")
     assert last["error"]["code"] == "model_broken"
     assert server.refused(FIM, prompt="a", cache_salt="full")[0] == 429

@@ -16,7 +16,7 @@ FIGURES = {
 
 
 def lines(server: Server, path: str = GENERATE, **body: Any) -> list[dict[str, Any]]:
-    """Every object of a stream, which is what comes where nothing is said; checks the framing to the letter."""
+    """Return every object of a stream, which is Ollama's default, and check its framing byte by byte."""
     with server.client.stream("POST", path, json=body) as response:
         data = response.read()
         assert response.status_code == 200, data

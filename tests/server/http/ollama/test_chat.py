@@ -16,7 +16,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "description": "x", "
 CALL = '<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
 
 
-def test_a_whole_answer(server: Server) -> None:
+def test_complete_response(server: Server) -> None:
     answer = timed(server.ask(CHAT, model="FAKE", messages=HI, stream=False, options={"num_predict": 7}))
     assert answer == {
         "model": "FAKE", "message": {"role": "assistant", "content": "user:hi"}, "done": True, "done_reason": "length",
@@ -24,7 +24,7 @@ def test_a_whole_answer(server: Server) -> None:
     }  # fmt: skip
 
 
-def test_a_stream(server: Server) -> None:
+def test_streamed_response(server: Server) -> None:
     found = [timed(line) for line in lines(server, CHAT, messages=HI, options={"num_predict": 3}, think=False)]
     assert found == [
         *({"model": "fake", "message": {"role": "assistant", "content": text}, "done": False} for text in "use"),
@@ -52,7 +52,7 @@ def test_tool_calls_have_objects_as_arguments(server: Server) -> None:
     assert len({call["id"] for call in streamed + whole["tool_calls"]}) == 2
 
 
-def test_calls_are_numbered_through(server: Server) -> None:
+def test_tool_calls_are_numbered_across_the_response(server: Server) -> None:
     twice = '<tool_call>{"name": "a"}</tool_call>' * 2
     body: dict[str, Any] = {"messages": [{"role": "user", "content": twice}], "tools": TOOLS}
     found = [call for line in lines(server, CHAT, **body) for call in line["message"].get("tool_calls", [])]
@@ -62,7 +62,7 @@ def test_calls_are_numbered_through(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("said", "arguments"), [("[1]", {"value": [1]}), ('"no JSON"', {"value": "no JSON"})])
-def test_arguments_that_are_no_object(server: Server, said: str, arguments: dict[str, Any]) -> None:
+def test_tool_arguments_that_are_not_an_object(server: Server, said: str, arguments: dict[str, Any]) -> None:
     text = f'<tool_call>{{"name": "look", "arguments": {said}}}</tool_call>'
     body: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "tools": TOOLS}
     (call,) = server.ask(CHAT, stream=False, **body)["message"]["tool_calls"]
@@ -86,7 +86,7 @@ def test_a_conversation_with_calls_and_their_results(server: Server) -> None:
 
 
 @pytest.mark.parametrize("messages", [None, []])
-def test_a_request_for_nothing_is_answered_at_once(server: Server, messages: Any) -> None:
+def test_an_empty_request_returns_immediately(server: Server, messages: Any) -> None:
     assert timed(server.ask(CHAT, messages=messages)) == {
         "model": "fake", "message": {"role": "assistant", "content": ""}, "done": True, "done_reason": "load",
     }  # fmt: skip
@@ -104,10 +104,10 @@ def test_a_request_for_nothing_is_answered_at_once(server: Server, messages: Any
         ("format", {"messages": HI, "format": ["json"]}),
     ],
 )
-def test_what_is_wrong_is_named(server: Server, named: str, body: dict[str, Any]) -> None:
+def test_invalid_fields_are_named(server: Server, named: str, body: dict[str, Any]) -> None:
     assert refused(server, CHAT, 400, **body).startswith(f"{named}: ")
 
 
-def test_other_refusals(server: Server) -> None:
+def test_other_errors(server: Server) -> None:
     assert refused(server, CHAT, 404, model="llama3", messages=HI).startswith("model not found: ")
     assert refused(server, CHAT, 400, messages=[{"role": "user", "content": "x" * 200}])

@@ -56,7 +56,7 @@ def test_models(client: ollama.Client) -> None:
     assert client.show("fake").capabilities == ["completion", "insert", "tools"]
 
 
-def test_errors_are_the_clients_own(client: ollama.Client) -> None:
+def test_the_client_raises_its_own_errors(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError) as caught:
         client.generate("llama3", "a")
     assert (caught.value.status_code, caught.value.error.split(":")[0]) == (404, "model not found")
@@ -81,7 +81,7 @@ def test_logprobs(client: ollama.Client) -> None:
     assert client.generate("fake", "hi").logprobs is None
 
 
-def test_thinking_is_refused_in_words(client: ollama.Client) -> None:
+def test_thinking_is_rejected_with_an_explanation(client: ollama.Client) -> None:
     for think in (True, "high"):
         with pytest.raises(ollama.ResponseError, match="'fake' does not support thinking"):
             client.chat("fake", HI, think=think)

@@ -16,7 +16,7 @@ from specdec.core.types import Finished, FinishReason, SpeculationStats, Timings
         (FinishReason.LENGTH, "length"), (FinishReason.ABORTED, "abort"),
     ],
 )  # fmt: skip
-def test_why_it_ended_and_no_time_is_0(reason: FinishReason, told: str) -> None:
+def test_done_reasons_and_no_duration_is_0(reason: FinishReason, told: str) -> None:
     end = Finished("r", 0, reason, None, Usage(), SpeculationStats(), Timings())
     found = Frame("m").end({"response": ""}, Totals(), end)
     assert (found["model"], found["response"], found["done"], found["done_reason"]) == ("m", "", True, told)

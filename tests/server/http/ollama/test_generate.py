@@ -20,7 +20,7 @@ def whole(server: Server, **body: Any) -> dict[str, Any]:
     return timed(server.ask(GENERATE, stream=False, **body))
 
 
-def test_a_whole_answer(server: Server) -> None:
+def test_complete_response(server: Server) -> None:
     ids = [*b"user:hi;"]
     assert whole(server, model="fake:latest", prompt="hi") == {
         "model": "fake:latest", "response": "user:hi;", "done": True, "done_reason": "length",
@@ -28,7 +28,7 @@ def test_a_whole_answer(server: Server) -> None:
     }  # fmt: skip
 
 
-def test_a_stream_is_the_default_and_has_a_line_per_step(server: Server) -> None:
+def test_streaming_is_the_default_with_one_line_per_step(server: Server) -> None:
     found = [timed(line) for line in lines(server, prompt="hi", raw=True, options={"seed": 7})]
     assert found == [
         *({"model": "fake", "response": text, "done": False} for text in f"{BEGIN}hi"),
@@ -39,7 +39,7 @@ def test_a_stream_is_the_default_and_has_a_line_per_step(server: Server) -> None
     ]  # fmt: skip
 
 
-def test_a_conversation_goes_on_from_its_context(server: Server) -> None:
+def test_a_conversation_continues_from_its_context(server: Server) -> None:
     first = lines(server, prompt="a", system="b", options={"num_predict": 2})[-1]["context"]
     assert bytes(first) == b"system:b;user:a;sy"
     second = whole(server, prompt="c", context=first, options={"num_predict": 1})
@@ -47,7 +47,7 @@ def test_a_conversation_goes_on_from_its_context(server: Server) -> None:
     assert second["prompt_eval_count"] == len(first) + 7
 
 
-def test_what_reaches_the_model(server: Server) -> None:
+def test_fields_of_the_engine_request(server: Server) -> None:
     def prompt(**body: Any) -> str:
         return str(whole(server, **body)["response"])
 
@@ -61,7 +61,7 @@ def test_what_reaches_the_model(server: Server) -> None:
     assert prompt(prompt="<fim_prefix>!") == "user:<fim_prefix>!;"  # talk of it is no template
 
 
-def test_a_model_without_a_chat_template_goes_on_with_the_prompt() -> None:
+def test_without_a_chat_template_the_prompt_is_continued() -> None:
     with running(lambda: FakeTokenizer(has_chat=False)) as server:
         assert whole(server, prompt="a", system="b")["response"] == f"{BEGIN}b\n\na"
         message = refused(server, GENERATE, 422, prompt="a", suffix="b")
@@ -70,12 +70,12 @@ def test_a_model_without_a_chat_template_goes_on_with_the_prompt() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("body", [{}, {"prompt": ""}, {"prompt": "", "suffix": "a", "raw": True}, {"prompt": None}])
-def test_a_request_for_nothing_is_answered_at_once(server: Server, body: dict[str, Any], stream: bool) -> None:
+def test_an_empty_request_returns_immediately(server: Server, body: dict[str, Any], stream: bool) -> None:
     answer = timed(server.ask(GENERATE, keep_alive=0, stream=stream, **body))
     assert answer == {"model": "fake", "response": "", "done": True, "done_reason": "load"}
 
 
-def test_num_predict_0_only_computes_the_prompt(server: Server) -> None:
+def test_num_predict_0_only_prefills_the_prompt(server: Server) -> None:
     answer = whole(server, prompt="a", raw=True, options={"num_predict": 0})
     assert (answer["response"], answer["done_reason"], answer["eval_count"]) == ("", "length", 0)
 
@@ -108,24 +108,24 @@ def test_num_predict_0_only_computes_the_prompt(server: Server) -> None:
         ("speculation.width", {"speculation": {"width": 99}}),
     ],
 )
-def test_what_is_wrong_is_named(server: Server, named: str, body: dict[str, Any]) -> None:
+def test_invalid_fields_are_named(server: Server, named: str, body: dict[str, Any]) -> None:
     assert refused(server, GENERATE, 400, **{"prompt": "a", **body}).startswith(f"{named}: ")
 
 
-def test_everything_wrong_is_named_at_once(server: Server) -> None:
+def test_all_invalid_fields_are_named_together(server: Server) -> None:
     body = {"prompt": "a", "format": 5, "options": {"temperature": -1, "min_p": 7}, "suffix": 1}
     message = refused(server, GENERATE, 400, **body)
     assert all(f"{name}: " in message for name in ("format", "options.temperature", "options.min_p", "suffix"))
 
 
-def test_other_refusals(server: Server) -> None:
+def test_other_errors(server: Server) -> None:
     assert refused(server, GENERATE, 404, model="llama3", prompt="a").startswith("model not found: model 'llama3'")
     assert "retry" in refused(server, GENERATE, 429, prompt="a", cache_salt="full")
     response = server.client.post(GENERATE, content=b"{")
     assert (response.status_code, set(response.json())) == (400, {"error"})
 
 
-def test_a_fault_after_the_first_line_is_a_line_and_nothing_is_done(server: Server) -> None:
+def test_an_error_after_the_first_line_is_a_line_without_done(server: Server) -> None:
     with server.client.stream("POST", GENERATE, json={"prompt": "a", "cache_salt": "broken"}) as response:
         found = [line for line in response.iter_lines() if line]
     assert found[-1] == '{"error":"no finite logit"}'

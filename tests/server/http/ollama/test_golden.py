@@ -31,7 +31,7 @@ def continue_options(**more: Any) -> dict[str, Any]:
     return {"temperature": 0.01, "num_predict": 9, "stop": ["<|endoftext|>", "\n\n"], "num_ctx": 32768, **more}
 
 
-def test_continue_learns_what_the_model_can(server: Server) -> None:
+def test_continue_reads_the_models_capabilities(server: Server) -> None:
     shown = json.loads(post(server, SHOW, {"name": "fake"}, Authorization="Bearer x"))
     settings = {}
     for line in shown["parameters"].split("\n"):
@@ -44,7 +44,7 @@ def test_continue_learns_what_the_model_can(server: Server) -> None:
     assert [model["name"] for model in models] == ["fake"]
 
 
-def test_continue_fills_a_gap(server: Server) -> None:
+def test_continue_fills_in_the_middle(server: Server) -> None:
     body = {
         "model": "fake", "prompt": "def add(a, b):\n    ", "suffix": "\n", "options": continue_options(),
         "keep_alive": 1800, "stream": True,
@@ -54,7 +54,7 @@ def test_continue_fills_a_gap(server: Server) -> None:
     assert "".join(part["response"] for part in parts) == "\x01def add("
 
 
-def test_continue_sends_a_template_it_filled_in_itself(server: Server) -> None:
+def test_continue_sends_a_rendered_template(server: Server) -> None:
     body = {
         "model": "fake", "prompt": "<fim_prefix>a<fim_suffix>b<fim_middle>", "raw": True,
         "options": continue_options(), "keep_alive": 1800, "stream": True,

@@ -28,7 +28,7 @@ def test_the_model_is_listed_and_loaded(server: Server) -> None:
     assert listed == {"name": "fake", "model": "fake", "size": 4_321, "details": DETAILS}
 
 
-def test_what_it_can_do(server: Server) -> None:
+def test_capabilities(server: Server) -> None:
     for body in ({"model": "fake"}, {"name": "fake:latest"}, {"model": "Fake", "verbose": True}):
         shown = server.ask(SHOW, **body)
         assert shown.pop("modified_at").endswith("Z")
@@ -46,13 +46,13 @@ def test_what_it_can_do(server: Server) -> None:
     assert refused(server, SHOW, 400, model=5).startswith("model: ")
 
 
-def test_what_it_can_not_do_is_not_told() -> None:
+def test_missing_capabilities_are_not_listed() -> None:
     with running(FakeTokenizer) as server:
         shown = server.ask(SHOW, model="fake")
         assert (shown["capabilities"], shown["template"]) == (["completion"], "{{ .Prompt }}")
 
 
-def test_that_it_is_there(server: Server) -> None:
+def test_version_and_root_respond(server: Server) -> None:
     response = server.client.get("/")
     assert (response.status_code, response.text) == (200, "Ollama is running")
     assert response.headers["content-type"].startswith("text/plain")
@@ -61,7 +61,7 @@ def test_that_it_is_there(server: Server) -> None:
     assert tuple(map(int, get(server, "/api/version")["version"].split("."))) >= (0, 6, 4)
 
 
-def test_while_it_loads_nothing_is_told_but_that_it_is_there() -> None:
+def test_while_loading_only_version_and_root_respond() -> None:
     with running(wait=False) as server:
         response = server.client.post("/api/generate", json={"prompt": "a"})
         assert (response.status_code, set(response.json())) == (503, {"error"})

@@ -25,7 +25,7 @@ def request(**body: Any) -> Request:
     return found
 
 
-def test_what_is_left_out_is_as_ollama_has_it() -> None:
+def test_defaults_are_ollamas() -> None:
     bodies: list[dict[str, Any]] = [{}, {"options": None}, {"options": {}}, {"options": {"temperature": None, "n": 4}}]
     for body in bodies:
         sampling, stopping = request(**body).sampling, request(**body).stopping
@@ -34,7 +34,7 @@ def test_what_is_left_out_is_as_ollama_has_it() -> None:
         assert (stopping.max_tokens, stopping.stop) == (None, ())
 
 
-def test_every_option_is_heard() -> None:
+def test_every_option_is_applied() -> None:
     options = {
         "temperature": 0, "top_k": 3, "top_p": 0.5, "min_p": 0.25, "seed": 9, "repeat_penalty": 1.25,
         "presence_penalty": 0.5, "frequency_penalty": 0.75, "num_predict": 5, "stop": ["x", "", "<bos>"],
@@ -52,7 +52,7 @@ def test_num_predict(limit: int | None, wanted: int | None) -> None:
     assert request(options={"num_predict": limit}).stopping.max_tokens == wanted
 
 
-def test_values_that_turn_something_off() -> None:
+def test_values_that_disable_an_option() -> None:
     assert request(options={"top_k": -1}).sampling.top_k == 0
     assert request(options={"seed": -1}).sampling.seed is None
     off = request(options={"repeat_penalty": 1.5, "repeat_last_n": 0, "repetition_penalty": 2})
@@ -72,7 +72,7 @@ def test_format() -> None:
     assert (grammar.kind, json.loads(grammar.text)) == (GrammarKind.JSON_SCHEMA, schema)
 
 
-def test_our_own_fields_beside_them() -> None:
+def test_specdec_fields_are_accepted() -> None:
     found = request(speculation={"mode": "off"}, session="s", prediction={"content": "b"}, priority=3)
     assert (found.speculation.mode, found.session, found.priority) == (SpeculationMode.OFF, "s", 3)
     assert bytes(found.prediction_ids) == b"b"

@@ -83,7 +83,7 @@ def test_a_conversation_with_tools() -> None:
     assert told(tools=[TOOL], tool_choice="none").tools is None
 
 
-def test_calls_that_must_come() -> None:
+def test_tool_choice_that_forces_a_call() -> None:
     def choice(choice: Any, **fields: Any) -> Any:
         other = {**TOOL, "name": "touch"}
         return asked(parse_responses, {"input": "hi", "tools": [TOOL, other], "tool_choice": choice, **fields})
@@ -144,7 +144,7 @@ def test_each_bad_field_is_named(field: str, fields: dict[str, Any]) -> None:
     assert [v.field for v in violations(parse_responses, {"input": "hi", **fields})].count(field) >= 1
 
 
-def test_a_model_without_chat_and_another_model_are_refused() -> None:
+def test_a_model_without_chat_and_an_unknown_model_are_rejected() -> None:
     with pytest.raises(ChatNotSupportedError):
         asked(parse_responses, {"input": "hi"}, server=make_context(FakeTokenizer(has_chat=False)))
     with pytest.raises(UnknownModelError):

@@ -50,14 +50,14 @@ def dated(answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def test_a_whole_answer(server: Server) -> None:
+def test_complete_response(server: Server) -> None:
     body = {"input": "hi", "max_output_tokens": 8, "store": True}
     answer = server.client.post(RESPOND, json=body, headers={"x-request-id": "mine"}).json()
     output = [message("incomplete", part(ECHO))]
     assert dated(answer) == {**HEAD, **CUT, "output": output, "usage": USAGE, **EXTRAS}
 
 
-def test_a_streamed_answer(server: Server) -> None:
+def test_streamed_response(server: Server) -> None:
     server.client.headers["x-request-id"] = "mine"
     try:
         events = server.named_stream(RESPOND, input="hi", max_output_tokens=8)
@@ -82,7 +82,7 @@ def test_a_streamed_answer(server: Server) -> None:
     ]
 
 
-def test_one_that_ends_by_itself_is_completed() -> None:
+def test_a_response_that_stops_by_itself_is_completed() -> None:
     def streamed(reason: FinishReason) -> list[dict[str, Any]]:
         async def write() -> bytes:
             call = make_call(b'{"input": "hi", "stream": true}')
@@ -101,14 +101,14 @@ def test_one_that_ends_by_itself_is_completed() -> None:
     assert (last["type"], last["response"]["incomplete_details"]) == ("response.incomplete", {"reason": "abort"})
 
 
-def test_what_it_repeats(server: Server) -> None:
+def test_echoed_request_fields(server: Server) -> None:
     body = {"input": "hi", "metadata": {"a": "b"}, "user": "u", "instructions": "be", "max_output_tokens": 0}
     answer = server.ask(RESPOND, **body)
     assert {name: answer[name] for name in body if name != "input"} == {k: v for k, v in body.items() if k != "input"}
     assert answer["output"] == []
 
 
-def test_calls_of_tools_are_items(server: Server) -> None:
+def test_tool_calls_are_output_items(server: Server) -> None:
     body = {"input": SAID, "tools": TOOLS}
     text, call, rest = server.ask(RESPOND, **body)["output"]
     assert (text["content"], rest["content"]) == ([part("[look]user:Let me.")], [part(";")])
@@ -131,7 +131,7 @@ def test_calls_of_tools_are_items(server: Server) -> None:
     assert [item["type"] for item in events[-1]["response"]["output"]] == ["message", "function_call", "message"]
 
 
-def test_tools_that_the_server_should_run_are_left_out_in_words(server: Server) -> None:
+def test_server_side_tools_are_rejected(server: Server) -> None:
     answer = server.ask(RESPOND, input="hi", tools=[*TOOLS, {"type": "web_search"}])
     assert answer["output"][0]["content"] == [part(f"[look]{ECHO}")]
     assert [note["param"] for note in answer["warnings"]] == ["tools[1]"]
@@ -150,7 +150,7 @@ def test_logprobs(server: Server) -> None:
     assert events[-1]["response"]["output"][0]["content"] == [part(ECHO, rows)]
 
 
-def test_refusals(server: Server) -> None:
+def test_errors(server: Server) -> None:
     for body, status, code in (
         ({"model": "other"}, 404, "model_not_found"), ({"cache_salt": "full"}, 429, "queue_full"),
         ({"input": "x" * 200}, 400, "context_length_exceeded"), ({"cache_salt": "bug"}, 500, "internal"),
@@ -161,7 +161,7 @@ def test_refusals(server: Server) -> None:
     assert server.refused(RESPOND, input="hi", previous_response_id="resp_1")[1]["param"] == "previous_response_id"
 
 
-def test_a_stream_that_breaks_off_says_so_in_its_last_event(server: Server) -> None:
+def test_a_broken_stream_ends_with_a_failed_event(server: Server) -> None:
     events = server.named_stream(RESPOND, input="hi", cache_salt="broken")
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["sequence_number"] == len(events) - 1
@@ -169,7 +169,7 @@ def test_a_stream_that_breaks_off_says_so_in_its_last_event(server: Server) -> N
     assert (failed["status"], failed["error"]["code"]) == ("failed", "model_broken")
 
 
-def test_embeddings_are_refused_in_words(server: Server) -> None:
+def test_embeddings_are_rejected(server: Server) -> None:
     status, error = server.refused("/v1/embeddings", model="fake", input="hi")
     assert (status, error["code"]) == (422, "embeddings_not_supported")
     assert "no embeddings" in error["message"]

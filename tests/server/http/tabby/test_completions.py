@@ -17,7 +17,7 @@ from tests.server.http.harness import Server
 from tests.server.http.tabby.book_server import COMPLETIONS, body, book_server, segments, total
 
 
-def test_an_answer(server: Server) -> None:
+def test_response(server: Server) -> None:
     before = total(server).suggested
     answer = server.ask(**body())
     assert answer.pop("id").startswith("cmpl-")
@@ -26,7 +26,7 @@ def test_an_answer(server: Server) -> None:
     assert total(server).suggested == before + 1
 
 
-def test_what_is_left_out_and_what_is_null(server: Server) -> None:
+def test_omitted_and_null_fields(server: Server) -> None:
     bare: dict[str, Any] = {
         "segments": {"prefix": BOOK[:AT], "suffix": None, "filepath": None},
         "seed": None,
@@ -36,13 +36,13 @@ def test_what_is_left_out_and_what_is_null(server: Server) -> None:
     assert "debug_data" not in server.ask(**bare)
 
 
-def test_openai_keeps_its_own_bodies(server: Server) -> None:
+def test_openai_bodies_stay_openai(server: Server) -> None:
     for more in ({}, {"language": "python"}, {"segments": segments()}):
         answer = server.ask(prompt="def mean(", max_tokens=6, **more)
         assert (answer["object"], answer["choices"][0]["text"]) == ("text_completion", "values")
 
 
-def test_a_document_gets_its_own_line_breaks(server: Server) -> None:
+def test_completions_use_the_documents_line_breaks(server: Server) -> None:
     at = BOOK.index("for value")
     given = {"prefix": BOOK[:at].replace("\n", "\r\n"), "suffix": "\r\n" + BOOK[BEHIND:].replace("\n", "\r\n")}
     answer = server.ask(**body(segments=given, debug_options={"return_prompt": True}))
@@ -50,12 +50,12 @@ def test_a_document_gets_its_own_line_breaks(server: Server) -> None:
     assert "\r" not in answer["debug_data"]["prompt"]
 
 
-def test_a_blank_line_ends_it(server: Server) -> None:
+def test_a_blank_line_ends_the_completion(server: Server) -> None:
     given = {"prefix": "return total / len(", "suffix": ""}  # at the margin: there is no indentation to leave
     assert server.ask(segments=given)["choices"][0]["text"] == "values)"
 
 
-def test_the_prompt_has_the_other_texts_the_most_relevant_nearest_to_the_limit(server: Server) -> None:
+def test_the_most_relevant_snippets_are_nearest_to_the_cursor(server: Server) -> None:
     given = segments(
         filepath="src/mean.py", git_url="https://git.invalid/team/book.git", clipboard="pasted",
         declarations=[{"filepath": "declared.py", "body": "DECLARED"}],
@@ -74,7 +74,7 @@ def test_the_prompt_has_the_other_texts_the_most_relevant_nearest_to_the_limit(s
     assert [s["filepath"] for s in ranked] == ["declared.py", "changed.py", "opened.py", "clipboard"]
 
 
-def test_a_raw_prompt_goes_to_the_model_as_it_is(server: Server) -> None:
+def test_a_raw_prompt_is_sent_unchanged(server: Server) -> None:
     raw = f"<|fim_prefix|>{BOOK[:AT]}<|fim_suffix|>\n<|fim_middle|>"
     debug = {"raw_prompt": raw, "return_prompt": True}
     answer = server.ask(language="python", debug_options=debug)
@@ -82,7 +82,7 @@ def test_a_raw_prompt_goes_to_the_model_as_it_is(server: Server) -> None:
     assert answer["choices"][0]["text"] == BOOK[AT : AT + 128]  # no rule ends it
 
 
-def test_equal_requests_at_once_are_one() -> None:
+def test_concurrent_equal_requests_are_coalesced() -> None:
     answers: list[dict[str, Any]] = []
     with book_server() as server:
         ask = functools.partial(server.ask, **body(cache_salt="slow"))
@@ -97,7 +97,7 @@ def test_equal_requests_at_once_are_one() -> None:
     assert len({answer["id"] for answer in answers}) == 3
 
 
-def test_a_client_that_leaves_ends_it(server: Server) -> None:
+def test_a_disconnect_cancels_the_request(server: Server) -> None:
     aborts, data = server.load.prefix_hit_tokens, json.dumps(body(cache_salt="slow", seed=99)).encode()
     connection = socket.create_connection(("127.0.0.1", server.port))
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data)
@@ -126,19 +126,19 @@ def test_a_client_that_leaves_ends_it(server: Server) -> None:
         ("debug_options.raw_prompt", {"debug_options": {"raw_prompt": ""}}),
     ],
 )
-def test_what_is_wrong_is_named(server: Server, named: str, fields: dict[str, Any]) -> None:
+def test_invalid_fields_are_named(server: Server, named: str, fields: dict[str, Any]) -> None:
     status, error = server.refused(**body(**fields))
     assert (status, error["param"]) == (400, named)
 
 
-def test_neither_segments_nor_a_prompt_is_400(server: Server) -> None:
+def test_a_body_without_segments_and_prompt_is_400(server: Server) -> None:
     bodies: list[dict[str, Any]] = [{"language": "python"}, {"debug_options": {}}, {"segments": None}]
     for asked in bodies:
         status, error = server.refused(**asked)
         assert (status, error["param"]) == (400, "segments")
 
 
-def test_a_model_that_can_not_fill_in_says_so_and_why() -> None:
+def test_a_model_without_fill_in_the_middle_is_an_error() -> None:
     with book_server(lambda: CodeTokenizer(("<file_sep>",))) as server:
         status, error = server.refused(**body())
         assert (status, error["code"]) == (422, "fim_not_supported")

@@ -1,4 +1,4 @@
-"""What becomes of what Tabby's clients tell of suggestions."""
+"""Outcomes of suggestions that Tabby's clients report."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def test_the_last_event_counts(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("query", "more"), [("?select_kind=line", {}), ("", {"select_kind": "line"})])
-def test_a_line_of_it_is_a_part(server: Server, query: str, more: dict[str, Any]) -> None:
+def test_accepting_a_line_is_a_partial_acceptance(server: Server, query: str, more: dict[str, Any]) -> None:
     before = (total(server).partially_accepted, total(server).accepted)
     tell(server, server.ask(**body())["id"], "select", query, elapsed=1, **more)
     assert (total(server).partially_accepted, total(server).accepted) == (before[0] + 1, before[1])
 
 
-def test_the_time_it_was_shown_is_counted(server: Server) -> None:
+def test_the_display_time_is_recorded(server: Server) -> None:
     before, completion = total(server).shown_ms, server.ask(**body())["id"]
     tell(server, completion, "select", elapsed=40)
     assert total(server).shown_ms == before + 40
 
 
-def test_only_its_own_salt_tells_of_it(server: Server) -> None:
+def test_an_event_needs_the_salt_of_its_completion(server: Server) -> None:
     before, completion = total(server).shown, server.ask(**body(cache_salt="mine"))["id"]
     tell(server, completion, "view")
     assert total(server).shown == before
@@ -52,7 +52,7 @@ def test_only_its_own_salt_tells_of_it(server: Server) -> None:
     assert total(server).shown == before + 1
 
 
-def test_one_that_nobody_remembers_is_no_fault(server: Server) -> None:
+def test_an_event_of_an_unknown_completion_is_accepted(server: Server) -> None:
     before = total(server).shown
     tell(server, "cmpl-unknown", "view")
     assert total(server).shown == before
@@ -70,6 +70,6 @@ def test_one_that_nobody_remembers_is_no_fault(server: Server) -> None:
         ("choice_index", {"choice_index": -1}),
     ],
 )
-def test_what_makes_no_sense_is_named(server: Server, named: str, fields: dict[str, Any]) -> None:
+def test_invalid_events_are_named(server: Server, named: str, fields: dict[str, Any]) -> None:
     status, error = server.refused(EVENTS, **{"type": "view", "completion_id": "cmpl-1", "choice_index": 0, **fields})
     assert (status, error["param"]) == (400, named)

@@ -17,7 +17,7 @@ from tests.server.http.tabby.book_server import COMPLETIONS, EVENTS
 from tests.server.http.test_body import JSON
 
 
-def test_calls_made_from_the_description_meet_no_fault(server: Server) -> None:
+def test_requests_generated_from_the_schema_get_no_server_error(server: Server) -> None:
     schema = schemathesis.openapi.from_dict(openapi_document(TABBY))
     for result in schema.get_all_operations():
 
@@ -35,7 +35,7 @@ def test_calls_made_from_the_description_meet_no_fault(server: Server) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_json_in_any_field_is_served_or_refused(server: Server, data: st.DataObject) -> None:
+def test_any_json_in_any_field_is_served_or_rejected(server: Server, data: st.DataObject) -> None:
     for path, fields in ((COMPLETIONS, COMPLETION_FIELDS), (EVENTS, EVENT_FIELDS)):
         body: dict[str, Any] = data.draw(st.dictionaries(st.sampled_from(sorted(schemas(fields))), JSON, max_size=4))
         if data.draw(st.booleans()):

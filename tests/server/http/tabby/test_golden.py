@@ -19,14 +19,14 @@ AGENT = {
 
 
 def post(server: Server, path: str, body: dict[str, Any]) -> Any:
-    """As the agent sends it; an answer that has an error or is not 2xx would make it connect anew."""
+    """Post as the agent does. An answer with an error or without a 2xx status would make the agent reconnect."""
     data = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
     response = server.client.post(path, content=data, headers=AGENT)
     assert response.status_code == 200, response.text
     return response
 
 
-def test_it_connects(server: Server) -> None:
+def test_the_agent_connects(server: Server) -> None:
     response = server.client.get("/v1/health", headers=AGENT)
     assert response.status_code == 200
     health = response.json()
@@ -44,17 +44,17 @@ def test_it_connects(server: Server) -> None:
     assert (setting.status_code, setting.json()) == (200, {"disable_client_side_telemetry": True})
 
 
-def test_older_ones_post_for_health(server: Server) -> None:
+def test_older_agents_post_to_health(server: Server) -> None:
     assert server.client.post("/v1/health", headers=AGENT).json() == server.client.get("/v1/health").json()
 
 
-def test_it_offers_chat_where_the_model_can() -> None:
+def test_chat_is_offered_if_the_model_supports_it() -> None:
     with running(FakeTokenizer) as server:
         health = server.client.get("/v1/health").json()
         assert (health.get("model"), health["chat_model"], set(health["models"])) == (None, "fake", {"chat"})
 
 
-def test_it_completes_and_tells_what_became_of_it(server: Server) -> None:
+def test_the_agent_completes_and_reports_the_outcome(server: Server) -> None:
     body = {
         "language": "python",
         "segments": {
@@ -77,7 +77,7 @@ def test_it_completes_and_tells_what_became_of_it(server: Server) -> None:
     assert post(server, EVENTS, {"type": "dismiss", **event, "elapsed": 1234}).text == ""
 
 
-def test_it_is_left_to_the_client_to_come_back_while_the_model_loads() -> None:
+def test_while_the_model_loads_the_agent_retries() -> None:
     with running(wait=False) as server:
         assert server.client.get("/v1/health").status_code == 503
         assert server.client.get("/v1beta/server_setting").status_code == 200

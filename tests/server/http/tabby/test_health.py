@@ -1,4 +1,4 @@
-"""What Tabby's clients are told of the machine."""
+"""What the health endpoint reports to Tabby's clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def told(kernels: str, has_chat: bool = True) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kernels", "device"), [("native", "cpu"), ("reference", "cpu"), ("triton", "cuda")])
-def test_the_device_is_the_one_that_the_model_runs_on(kernels: str, device: str) -> None:
+def test_the_device_is_the_models_device(kernels: str, device: str) -> None:
     found = told(kernels)
     assert found["device"] == device
     assert {kind: model["local"]["device"] for kind, model in found["models"].items()} == {
@@ -40,7 +40,7 @@ def test_the_device_is_the_one_that_the_model_runs_on(kernels: str, device: str)
     }  # fmt: skip
 
 
-def test_a_model_that_can_not_chat_offers_none() -> None:
+def test_a_model_without_chat_offers_no_chat() -> None:
     found = told("native", has_chat=False)
     assert list(found["models"]) == ["completion"]
     assert "chat_model" not in found

@@ -36,12 +36,12 @@ def read(**fields: Any) -> Segments:
         ("", ""), (None, ""),
     ],
 )  # fmt: skip
-def test_the_projects_name(url: str | None, name: str) -> None:
+def test_project_name(url: str | None, name: str) -> None:
     assert read(git_url=url).gap.repo == name
 
 
 @given(scores=st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.none(), min_size=3, max_size=3))
-def test_kinds_stay_in_their_order_whatever_the_client_scores(scores: list[float | None]) -> None:
+def test_kinds_keep_their_order_whatever_their_scores(scores: list[float | None]) -> None:
     fields = {kind: [{"filepath": kind, "body": "x", "score": s}] for kind, s in zip(KINDS, scores, strict=True)}
     files = read(**fields, clipboard="x").gap.files
     ranked = sorted(files, key=lambda file: -file.score)
@@ -59,7 +59,7 @@ def test_the_clients_order_within_a_kind_is_kept(scores: list[float]) -> None:
         assert (one.score <= other.score) or a > b
 
 
-def test_what_is_empty_is_left_out() -> None:
+def test_empty_snippets_are_omitted() -> None:
     items = [{"filepath": "a", "body": " \n"}, {"filepath": "b"}, {"body": "x"}, {}]
     found = read(declarations=items, clipboard=" ", suffix=None)
     assert [(file.name, file.text) for file in found.gap.files] == [("", "x")]
@@ -86,5 +86,5 @@ def test_line_breaks(before: str, behind: str, written: str) -> None:
         ({"language": "c", "prompt": "a"}, False), ({"user": "a"}, False), ({"prompt": "a", "suffix": "b"}, False),
     ],
 )  # fmt: skip
-def test_whose_a_body_is(body: dict[str, Any], wanted: bool) -> None:
+def test_which_dialect_a_body_belongs_to(body: dict[str, Any], wanted: bool) -> None:
     assert is_tabbys(body) is wanted
