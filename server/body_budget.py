@@ -177,8 +177,8 @@ class MessageReads:
     """The places of gRPC messages that arrive, each of which may take the memory of the longest one.
 
     gRPC does not say how much of a message has arrived, so calls that send nothing look like large messages.
-    While more than half of the places are taken, messages that are late are ended: the half that came first have long,
-    and arrive under any load; the others have to be small or quick. So there are places for other calls soon.
+    While more than three quarters of the places are taken, messages that are late are ended: the half that came first
+    have long, and arrive under any load; the others have to be small or quick. So other calls soon find places.
     """
 
     def __init__(self, places: int) -> None:
@@ -217,7 +217,7 @@ class MessageReads:
             self._reading[read] = 0
             if not free.done():  # else its call has been cancelled, and gives the place back
                 free.set_result(None)
-        if self._look_timer is None and len(self._reading) > self._places // 2:
+        if self._look_timer is None and len(self._reading) > self._places * 3 // 4:
             self._look_timer = asyncio.get_running_loop().call_later(_READ_LOOK_S, self._look)
 
     def _look(self) -> None:
