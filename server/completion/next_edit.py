@@ -11,13 +11,16 @@ from server.completion.documents import ContextFile, OffsetUnit, TextEdit
 from server.completion.prompt_packer import PromptPacker
 from server.interfaces import TokenizerLike
 from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent
+from specdec.errors import ViolationCollector
 from specdec.models.next_edit import NextEditForm, form_of
 
 WINDOW_LINES = 10  # on each side of the cursor's line
 WINDOW_CHARACTERS = 8192  # the window has fewer lines where they are long
 CONTEXT_LINES = 20  # on each side of the window, in forms that show them
 DIFF_CONTEXT = 3  # unchanged lines on each side of a recent edit
-RECENT_CHARACTERS = 4096  # of one recent edit; longer ones are ignored
+RECENT_EDITS, RECENT_CHARACTERS = 16, 4096  # of the newest edits, and of each; longer ones are ignored
+PROBLEMS, PROBLEM_CHARACTERS = 16, 256  # of the diagnostics that are shown, and of each
+MAX_PATH = 1024  # characters
 SPARE_TOKENS = 128  # that the new window may be longer than the current one
 MOST_LINES = 256  # of an answer in which nothing is settled; beyond, edits wait for its end
 ANCHOR_LINES = 2  # equal lines, with a letter or digit each, that complete the edits before them
@@ -63,7 +66,7 @@ class RecentEdit:
     @property
     def is_short(self) -> bool:
         """Whether it is part of prompts, and compared with predicted edits."""
-        return len(self.before) + len(self.after) <= RECENT_CHARACTERS
+        return len(self.path) + len(self.before) + len(self.after) <= RECENT_CHARACTERS
 
     def is_undone_by(self, old: Sequence[str], new: Sequence[str]) -> bool:
         """Whether replacing the lines ``old`` by ``new`` takes the edit, or a part of it, back."""
@@ -126,9 +129,21 @@ class EditPlace:
             last = max(line, last - 1)  # the empty text after the last line break is no line to rewrite
         for reach in range(WINDOW_LINES, -1, -1):
             found = range(max(0, line - reach), min(last, line + reach) + 1)
-            if sum(len(self.lines[i]) for i in found) <= WINDOW_CHARACTERS:
+            if self.characters(found) <= WINDOW_CHARACTERS:
                 break
         return found
+
+    def characters(self, lines: range) -> int:
+        """The length of ``lines``."""
+        return sum(len(self.lines[i]) for i in lines)
+
+    def check(self, violations: ViolationCollector) -> None:
+        """Add a violation for a name or a line that is too long to be in a prompt."""
+        violations.check(len(self.path) <= MAX_PATH, "path", f"at most {MAX_PATH} characters")
+        end = self.text.find("\n", self.cursor)
+        length = (len(self.text) if end < 0 else end) - self.text.rfind("\n", 0, self.cursor) - 1
+        problem = f"its line may have {WINDOW_CHARACTERS} characters, got {length}"
+        violations.check(length <= WINDOW_CHARACTERS, "cursor", problem)
 
     def shown(self, lines: range, cursor: str = "") -> str:
         """The text of ``lines``, each with a line break, and ``cursor`` where the cursor is."""
@@ -194,7 +209,7 @@ class EditPrompt:
     def _ids(self, budget: int, owner: str) -> tuple[int, ...]:
         form, begin = self.form, self._tokenizer.encode("", add_special=True)
         layout = _blocks if form.path_lines else _fim if form.files else _excerpt
-        recent = [edit for edit in self.place.recent if edit.is_short]
+        recent = [edit for edit in self.place.recent[-RECENT_EDITS:] if edit.is_short]
         while True:
             head, tail = (self._encode(pieces, owner) for pieces in layout(self.place, recent, form))
             room = budget - len(begin) - len(head) - len(tail)
@@ -216,7 +231,8 @@ class EditPrompt:
 
 
 def _problems(place: EditPlace) -> str:
-    return "".join(f"line {line + 1}: {message}\n" for line, message in place.diagnostics)
+    shown = place.diagnostics[:PROBLEMS]
+    return "".join(f"line {line + 1}: {message[:PROBLEM_CHARACTERS]}\n" for line, message in shown)
 
 
 def _line(text: str) -> str:
@@ -225,9 +241,14 @@ def _line(text: str) -> str:
 
 def _around(place: EditPlace) -> tuple[range, range]:
     """The lines above and below the window that are shown."""
-    window = place.window
+    window, size = place.window, place.characters
     above = range(max(0, window.start - CONTEXT_LINES), window.start)
-    return above, range(window.stop, min(len(place.lines), window.stop + CONTEXT_LINES))
+    below = range(window.stop, min(len(place.lines), window.stop + CONTEXT_LINES))
+    while size(above) > WINDOW_CHARACTERS:
+        above = above[1:]
+    while size(below) > WINDOW_CHARACTERS:
+        below = below[:-1]
+    return above, below
 
 
 def _blocks(place: EditPlace, recent: Sequence[RecentEdit], form: NextEditForm) -> tuple[list[Piece], list[Piece]]:

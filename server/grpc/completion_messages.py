@@ -97,7 +97,10 @@ def read_place(message: pb.PredictEditRequest, violations: ViolationCollector) -
         for each in message.recent
     )
     problems = tuple((each.line, each.message) for each in message.diagnostics)
-    return EditPlace(message.path, message.text, cursor or 0, tuple(recent), read_files(message.extra), problems, unit)
+    files = read_files(message.extra)
+    place = EditPlace(message.path, message.text, cursor or 0, tuple(recent), files, problems, unit)
+    place.check(violations)
+    return place
 
 
 def read_edit_request(message: pb.PredictEditRequest, violations: ViolationCollector) -> Request:

@@ -74,7 +74,9 @@ def read_place(body: Body, own: dict[str, Any]) -> EditPlace:
         (each.integer("line", 0, INT31) or 0, each.text("message") or "") for each in body.objects("diagnostics")
     )
     files = tuple(map(_file, body.objects("extra")))
-    return EditPlace(own.get("path", ""), text, cursor or 0, recent, files, problems, OffsetUnit(unit))
+    place = EditPlace(own.get("path", ""), text, cursor or 0, recent, files, problems, OffsetUnit(unit))
+    place.check(body.violations)
+    return place
 
 
 def _recent(each: Body) -> RecentEdit:

@@ -12,11 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.completion.documents import ContextFile, OffsetUnit, TextEdit
-from server.completion.next_edit import EditPlace, EditPrompt, EditReader, RecentEdit
+from server.completion.next_edit import (
+    PROBLEM_CHARACTERS,
+    PROBLEMS,
+    RECENT_CHARACTERS,
+    EditPlace,
+    EditPrompt,
+    EditReader,
+    RecentEdit,
+)
 from server.completion.prompt_packer import PromptPacker
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import result_pb2
 from specdec.core.types import Request
+from specdec.errors import ViolationCollector
 from specdec.models.next_edit import expected_answer
 from tests.fake_engine import BOOK
 from tests.server.completion.code_tokenizer import QWEN, CodeTokenizer
@@ -94,6 +103,21 @@ def test_what_does_not_fit_is_left_out_and_special_tokens_stay_text() -> None:
     small = prompt(800)
     assert "xxx" not in small
     assert "def f(w, h):" in small
+
+
+@pytest.mark.parametrize("model", ["m", "zeta", "zeta-2"])
+def test_a_prompt_is_bounded_whatever_is_sent(model: str) -> None:
+    tokenizer = CodeTokenizer()
+    long = "x" * 100_000 + "\n"
+    place = EditPlace(
+        "a.py", long * 12 + FILE + long, 12 * len(long) + 3, (RENAMED,) * 5000, (ContextFile("b.py", long * 9),),
+        ((1, long),) * 5000,
+    )  # fmt: skip
+    ids = prompt_of(place, model, tokenizer).request(Request("r", ())).prompt_ids
+    assert len(ids) < 3 * RECENT_CHARACTERS + 2 * PROBLEMS * PROBLEM_CHARACTERS
+    violations = ViolationCollector()
+    EditPlace("p" * 2000, long, 7).check(violations)
+    assert [found.field for found in violations.found] == ["path", "cursor"]
 
 
 def test_an_edit_is_complete_before_the_answer_is() -> None:
