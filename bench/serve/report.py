@@ -39,35 +39,21 @@ def progress_line(run: LoadRun, now_s: float) -> str:
 def report_tables(report: ServeReport) -> Iterator[Table | Text]:
     """Validity, latencies and totals."""
     figures = report.as_dict(requests=False)
-    yield validity(figures)
-    latency = Table("", "n", "mean", *(f"p{q}" for q in QUANTILES), "max", title=str(figures.get("load", "")))
-    for name, cells in latency_rows(figures):
-        latency.add_row(name, *cells)
+    faults = "\n".join(f"INVALID: {fault}" for fault in figures["faults"])
+    yield Text(faults, style="bold red") if faults else Text("valid: the generator kept up", style="green")
+    columns = ("mean", *(f"p{q}" for q in QUANTILES), "max")
+    latency = Table("", "n", *columns, title=str(figures.get("load", "")))
+    for name, found in figures["latency"].items():
+        cells = (f"{found[column]:.2f}" if found["n"] else "-" for column in columns)
+        latency.add_row(NAMES[name], str(found["n"]), *cells)
     yield latency
     totals = Table("figure", "value")
-    for name, value in total_rows(figures):
+    for name, value in _totals(figures):
         totals.add_row(name, value)
     yield totals
 
 
-def validity(figures: dict[str, Any]) -> Text:
-    """A line per reason why the run is invalid."""
-    if figures["valid"]:
-        return Text("valid: the generator kept up", style="green")
-    return Text("\n".join(f"INVALID: {fault}" for fault in figures["faults"]), style="bold red")
-
-
-def latency_rows(figures: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """Name and cells (n, mean, quantiles, max) of every spread."""
-    columns = ("mean", *(f"p{q}" for q in QUANTILES), "max")
-    return [
-        (NAMES[name], [str(found["n"]), *(f"{found[c]:.2f}" if found["n"] else "-" for c in columns)])
-        for name, found in figures["latency"].items()
-    ]
-
-
-def total_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    """Name and value of every other figure."""
+def _totals(figures: dict[str, Any]) -> list[tuple[str, str]]:
     requests, goodput, generator = figures["requests"], figures["goodput"], figures["generator"]
     limits = ", ".join(f"{limit} ms" for limit in goodput["objectives"]) or "no objective"
     rows = [

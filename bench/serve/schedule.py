@@ -7,7 +7,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, count, islice, zip_longest
+from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,6 @@ def endless_asks(
     """
     asks = _one_round(name, max_tokens, note or (lambda line: None))
     return chain(asks, (_varied(ask, number) for number in count(2) for ask in asks))
-
-
-def make_asks(name: str, number: int, max_tokens: int | None = None) -> list[LoadRequest]:
-    """The first ``number`` requests of `endless_asks`; raises as it does."""
-    return list(islice(endless_asks(name, max_tokens), number))
 
 
 def _one_round(name: str, max_tokens: int | None, note: Callable[[str], None]) -> list[LoadRequest]:

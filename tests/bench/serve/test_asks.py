@@ -7,12 +7,17 @@ from itertools import islice, pairwise
 import pytest
 
 from bench.serve import SERVE_WORKLOADS
-from bench.serve.schedule import endless_asks, make_asks
+from bench.serve.schedule import endless_asks
+from specdec.load.request import LoadRequest
+
+
+def first_asks(name: str, count: int, max_tokens: int | None = None) -> list[LoadRequest]:
+    return list(islice(endless_asks(name, max_tokens), count))
 
 
 @pytest.mark.parametrize("name", SERVE_WORKLOADS)
 def test_no_prompt_occurs_twice(name: str) -> None:
-    first = make_asks(name, 400, 24)
+    first = first_asks(name, 400, 24)
     assert len({(ask.text, ask.chat, ask.gap) for ask in first}) == len(first)
     assert all((bool(a.text), bool(a.chat), a.gap is not None).count(True) == 1 for a in first)
     assert all(1 <= ask.max_tokens <= 24 for ask in first)
@@ -21,14 +26,14 @@ def test_no_prompt_occurs_twice(name: str) -> None:
 
 
 def test_shared_prefixes_are_shared_in_every_round() -> None:
-    texts = [ask.text for ask in make_asks("shared-prefix", 120)]
+    texts = [ask.text for ask in first_asks("shared-prefix", 120)]
     assert len({text[:8000] for text in texts}) == 1
     assert len(set(texts)) == 120
 
 
 def test_edits_carry_their_prediction_and_typing_goes_on() -> None:
-    assert all(ask.prediction in ask.chat[0].content for ask in make_asks("edit", 20))
-    gaps = [ask.gap for ask in make_asks("typing", 4)]
+    assert all(ask.prediction in ask.chat[0].content for ask in first_asks("edit", 20))
+    gaps = [ask.gap for ask in first_asks("typing", 4)]
     assert all(a and b and b.prefix.startswith(a.prefix) and a.suffix == b.suffix for a, b in pairwise(gaps))
 
 
@@ -39,4 +44,4 @@ def test_mixed_has_every_kind() -> None:
 
 def test_no_such_workload() -> None:
     with pytest.raises(ValueError, match="no such workload"):
-        make_asks("nothing", 1)
+        endless_asks("nothing")
