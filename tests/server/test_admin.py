@@ -58,7 +58,7 @@ async def draft_of(stubs: Any) -> str | None:
     return info.draft if info.HasField("draft") else None
 
 
-async def test_only_admin_keys_may(tmp_path: Path) -> None:
+async def test_only_admin_keys_are_authorized(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     key = make_key(path, "user")
     calls = (
@@ -72,12 +72,12 @@ async def test_only_admin_keys_may(tmp_path: Path) -> None:
             assert found(error, ErrorInfo).reason == "PERMISSION_DENIED"
         with server.model.gate.enter():
             pass  # it does not drain
-    async with secure_server() as server, server.stubs() as stubs:  # without keys nobody is known to be an operator
+    async with secure_server() as server, server.stubs() as stubs:  # without keys no caller is an operator
         for method, request in calls:
             assert (await failed(getattr(stubs.admin, method)(request))).code() == grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_drain_lets_running_calls_finish(tmp_path: Path) -> None:
+async def test_drain_waits_for_running_calls(tmp_path: Path) -> None:
     async with administered(tmp_path) as (server, stubs):
         running = stubs.generation.GenerateStream(stream_request("x" * 8, salt="slow"))
         await anext(aiter(running))
@@ -99,12 +99,12 @@ async def test_drain_lets_running_calls_finish(tmp_path: Path) -> None:
             assert found(error, BadRequest).field_violations[0].field == "timeout_s"
 
 
-async def test_flush_tells_what_came_free(tmp_path: Path) -> None:
+async def test_flush_reports_the_freed_pages(tmp_path: Path) -> None:
     async with administered(tmp_path) as (_, stubs):
         assert (await stubs.admin.FlushCache(admin.FlushCacheRequest())).pages == FLUSHED
 
 
-async def test_a_draft_is_changed_and_dropped(tmp_path: Path) -> None:
+async def test_a_draft_is_swapped_and_removed(tmp_path: Path) -> None:
     async with administered(tmp_path) as (_, stubs):
         assert await draft_of(stubs) is None
         answer = await stubs.admin.SwapDraft(admin.SwapDraftRequest(draft="small", dtype="int4"))
@@ -119,7 +119,7 @@ async def test_a_draft_is_changed_and_dropped(tmp_path: Path) -> None:
         assert found(error, BadRequest).field_violations[0].field == "speculation.drafters"
 
 
-async def test_a_failed_swap_leaves_the_old_draft(tmp_path: Path) -> None:
+async def test_a_failed_swap_keeps_the_old_draft(tmp_path: Path) -> None:
     async with administered(tmp_path, "old") as (server, stubs):
         running = stubs.generation.GenerateStream(stream_request("x" * 12, salt="slow"))
         for draft, code, reason in (
@@ -141,7 +141,7 @@ async def test_a_failed_swap_leaves_the_old_draft(tmp_path: Path) -> None:
         assert server.client.engine.restarts == 0
 
 
-async def test_others_are_served_while_a_draft_is_loaded(tmp_path: Path) -> None:
+async def test_requests_are_served_while_a_draft_is_loaded(tmp_path: Path) -> None:
     async with administered(tmp_path) as (_, stubs):
         swapping = asyncio.ensure_future(stubs.admin.SwapDraft(admin.SwapDraftRequest(draft="slow")))
         await asyncio.sleep(0.1)
@@ -154,7 +154,7 @@ async def test_others_are_served_while_a_draft_is_loaded(tmp_path: Path) -> None
         assert (await swapping).draft == "slow"
 
 
-async def test_a_swap_goes_on_when_nobody_waits_for_it(tmp_path: Path) -> None:
+async def test_a_swap_continues_after_its_caller_disconnects(tmp_path: Path) -> None:
     async with administered(tmp_path) as (server, stubs):
         call = stubs.admin.SwapDraft(admin.SwapDraftRequest(draft="slow"), timeout=0.1)
         assert (await failed(call)).code() == grpc.StatusCode.DEADLINE_EXCEEDED
@@ -184,7 +184,7 @@ async def test_a_restarted_engine_has_the_new_draft(tmp_path: Path) -> None:
         assert await draft_of(stubs) is None
 
 
-async def test_while_the_engine_is_not_ready_or_knows_no_operators(tmp_path: Path) -> None:
+async def test_while_the_engine_is_not_ready_or_there_are_no_operators(tmp_path: Path) -> None:
     async with administered(tmp_path, wait=False) as (server, stubs):
         error = await failed(stubs.admin.FlushCache(admin.FlushCacheRequest()))
         assert error.code() == grpc.StatusCode.UNAVAILABLE

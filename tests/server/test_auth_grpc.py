@@ -57,7 +57,7 @@ async def whoami(stubs: Any, **values: Any) -> tuple[str, str, str]:
     return tuple("".join(m.delta.text for m in messages).split(" "))  # type: ignore[return-value]
 
 
-async def test_every_call_needs_a_key_that_is_known(tmp_path: Path) -> None:
+async def test_every_call_needs_a_known_key(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     key = make_key(path, "a")
     async with secure_server(keys_file=path) as server:
@@ -82,7 +82,7 @@ async def test_every_call_needs_a_key_that_is_known(tmp_path: Path) -> None:
             assert await code_of(unknown(b"")) == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_how_a_key_is_sent(tmp_path: Path) -> None:
+async def test_metadata_that_contains_a_key(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     key = make_key(path, "a")
     known = [("authorization", f"{scheme} {key}") for scheme in ("Bearer", "bearer", "BEARER ")] + [("x-api-key", key)]
@@ -94,9 +94,7 @@ async def test_how_a_key_is_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("is_open", "version"), [(True, V1), (True, V1ALPHA), (False, V1), (False, V1ALPHA)])
-async def test_health_and_reflection_are_open_where_the_configuration_says_so(
-    is_open: bool, version: str, tmp_path: Path
-) -> None:
+async def test_health_and_reflection_need_no_key_if_configured(is_open: bool, version: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     key = make_key(path, "a")
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
@@ -118,7 +116,7 @@ async def test_health_and_reflection_are_open_where_the_configuration_says_so(
             assert await code_of(stubs.health.Check(health_pb2.HealthCheckRequest())) == grpc.StatusCode.OK
 
 
-async def test_the_engine_is_given_the_tenants_own(tmp_path: Path) -> None:
+async def test_the_engine_gets_tenant_scoped_names(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     keys = {name: make_key(path, name, tenant, max_priority=3) for name, tenant in (("a", "one"), ("b", "two"))}
     async with secure_server(keys_file=path) as server:
@@ -130,7 +128,7 @@ async def test_the_engine_is_given_the_tenants_own(tmp_path: Path) -> None:
         assert await whoami(stubs, salt="s", request_id="r", priority=9) == ("s", "r", "9")
 
 
-async def test_a_tenant_can_not_end_or_block_anothers_request(tmp_path: Path) -> None:
+async def test_a_tenant_cannot_abort_or_block_the_request_of_another(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     keys = [make_key(path, name, name) for name in ("one", "two")]
     async with (
@@ -148,7 +146,7 @@ async def test_a_tenant_can_not_end_or_block_anothers_request(tmp_path: Path) ->
         assert [m async for m in running][-1].WhichOneof("event") == "finished"
 
 
-async def test_limits_are_refused_with_a_time_to_come_back(tmp_path: Path) -> None:
+async def test_limits_are_rejected_with_a_retry_delay(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     key = make_key(path, "a", requests_per_minute=2)
     free = make_key(path, "b")
@@ -199,7 +197,7 @@ async def test_tls_with_a_certificate_that_changes(tmp_path: Path) -> None:
             new.install(old.cert, old.key)
             assert await info_over(server, trusts_new) == grpc.StatusCode.OK
             assert await info_over(server, trusts_old) == grpc.StatusCode.UNAVAILABLE
-            assert [m async for m in running][-1].WhichOneof("event") == "finished"  # the old connection goes on
+            assert [m async for m in running][-1].WhichOneof("event") == "finished"  # the old connection stays open
 
 
 async def test_mutual_tls_with_an_authority_that_changes(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ _ROOM = 600  # bytes of a file
 
 
 @pytest.mark.slow
-async def test_a_server_serves_on_without_room_for_capture_and_trace(tmp_path: Path) -> None:
+async def test_a_server_keeps_serving_when_capture_and_trace_have_no_space(tmp_path: Path) -> None:
     trace, captured = tmp_path / "trace.jsonl", tmp_path / "captured"
     engine = EngineConfig(
         target="random:tiny", threads=1, cache_dir=CACHE, kv_tokens=1024, max_batch=4, max_context=192,
@@ -91,7 +91,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
         subprocess.run(["umount", "--lazy", path], check=True)
 
 
-def test_captures_stop_on_a_full_disk_and_resume_on_a_free_one(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+def test_captures_stop_on_a_full_disk_and_resume_with_free_space(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
     observer = Observer()
     errors = observer.metrics.file_errors
     capture = Capture(disk.path / "captured", 1 << 19, prompts=True, file_errors=errors)
@@ -122,7 +122,7 @@ async def lost_records(server: LiveServer) -> int:
     return int(float(line.rpartition(" ")[2]))
 
 
-async def test_records_are_lost_on_a_full_disk_and_written_on_a_free_one(tmp_path: Path, disk: Disk) -> None:
+async def test_records_are_lost_on_a_full_disk_and_written_with_free_space(tmp_path: Path, disk: Disk) -> None:
     async with live_server(tmp_path, folder=disk.path) as server:
         server.folder = disk.path
         await server.experiments.start(PLAN)
@@ -161,7 +161,7 @@ def at_rest() -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("broken", ["full", "full-manifest", "full-state", "read-only"])
-async def test_a_start_that_fails_leaves_nothing(
+async def test_a_failed_start_leaves_no_files(
     tmp_path: Path, disk: Disk, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with live_server(tmp_path, folder=disk.path / "experiments") as server:
@@ -187,7 +187,7 @@ async def test_a_start_that_fails_leaves_nothing(
         assert "x-specdec-arm" in (await server.ask("then")).headers
 
 
-async def test_a_stop_on_a_full_disk_is_written_when_there_is_space(tmp_path: Path, disk: Disk) -> None:
+async def test_a_stop_on_a_full_disk_is_written_once_there_is_space(tmp_path: Path, disk: Disk) -> None:
     async with live_server(tmp_path, folder=disk.path) as server:
         await server.experiments.start(PLAN)
         disk.fill()

@@ -43,7 +43,7 @@ async def collect(client: EngineClient, request: Request) -> list[RequestEvent]:
 
 
 async def eventually_aborts(client: EngineClient, count: int) -> bool:
-    """Whether the fake engine's count of aborts, told by heartbeat, comes to ``count``."""
+    """Return whether the fake engine's abort count, reported by heartbeat, reaches ``count``."""
     for _ in range(100):
         if client.engine.load.prefix_hit_tokens == count and client.engine.load.running_requests == 0:
             return True
@@ -58,7 +58,7 @@ async def in_flight(client: EngineClient) -> None:
             await asyncio.sleep(0)
 
 
-async def test_events_come_in_order_and_under_the_callers_id() -> None:
+async def test_events_arrive_in_order_under_the_callers_id() -> None:
     async with running_client() as client:
         events = await collect(client, make_request("mine", n=2))
         assert client.in_flight == 0
@@ -79,7 +79,7 @@ async def test_one_frame_per_step_carries_several_tokens() -> None:
     assert [e.text for e in events if isinstance(e, Delta)] == ["abc", "def"]
 
 
-async def test_leaving_a_stream_aborts_the_request_at_once() -> None:
+async def test_closing_a_stream_aborts_the_request_immediately() -> None:
     async with running_client(silent_s=2.0) as client:
         async with client.generate(make_request("left", b"x" * 100, "slow")) as stream:
             await anext(stream)
@@ -92,7 +92,7 @@ async def test_leaving_a_stream_aborts_the_request_at_once() -> None:
     assert len([e for e in again if isinstance(e, Delta)]) == 5
 
 
-async def test_abort_ends_every_open_sample() -> None:
+async def test_abort_ends_every_unfinished_sample() -> None:
     async with running_client() as client:
         async with client.generate(make_request("a", b"x" * 100, "slow", n=3)) as stream:
             await anext(stream)
@@ -104,13 +104,13 @@ async def test_abort_ends_every_open_sample() -> None:
     ]
 
 
-async def test_the_engine_ends_what_is_late() -> None:
+async def test_the_engine_ends_requests_past_their_deadline() -> None:
     async with running_client() as client:
         with pytest.raises(DeadlinePassedError):
             await collect(client, Request("late", tuple(b"x" * 100), deadline_s=0.2, cache_salt="slow"))
 
 
-async def test_refusals_come_back_as_themselves_and_harm_nobody() -> None:
+async def test_rejections_are_raised_unchanged_and_affect_no_other_request() -> None:
     async with running_client() as client:
         other = asyncio.create_task(collect(client, make_request("other", b"x" * 20, "slow")))
         with pytest.raises(QueueFullError) as full:
@@ -134,7 +134,7 @@ async def test_refusals_come_back_as_themselves_and_harm_nobody() -> None:
 
 
 @pytest.mark.parametrize("how", ["die", "exit", "kill"])
-async def test_a_death_fails_all_in_flight_and_the_engine_comes_back(
+async def test_a_crash_fails_all_requests_in_flight_and_the_engine_restarts(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_client() as client:
@@ -172,7 +172,7 @@ async def test_a_silent_engine_is_restarted_and_an_idle_one_is_not() -> None:
         assert isinstance((await collect(client, make_request()))[-1], Finished)
 
 
-async def test_quick_deaths_in_a_row_end_in_failure() -> None:
+async def test_repeated_crashes_end_in_failure() -> None:
     async with running_client(give_up_after=2) as client:
         for _ in range(2):
             with pytest.raises(EngineDeadError):
@@ -191,7 +191,7 @@ async def test_quick_deaths_in_a_row_end_in_failure() -> None:
     ("target", "message"),
     [("missing", "model 'missing' can not be found; fetch it"), ("crash", "crashed while loading")],
 )
-async def test_an_engine_that_can_not_start_says_why(target: str, message: str) -> None:
+async def test_an_engine_that_cannot_start_reports_why(target: str, message: str) -> None:
     client = make_client(make_config(target=target), policy=quick_policy(give_up_after=2))
     await client.engine.start()
     with pytest.raises(EngineStartError) as caught:
@@ -201,7 +201,7 @@ async def test_an_engine_that_can_not_start_says_why(target: str, message: str) 
     assert client.engine.restarts == (0 if target == "missing" else 1)
 
 
-async def test_loading_is_told() -> None:
+async def test_loading_progress_is_reported() -> None:
     seen: list[tuple[str, int, int]] = []
     client = make_client(make_config(), progress=lambda label, done, total: seen.append((label, done, total)))
     await client.engine.start()
@@ -212,9 +212,7 @@ async def test_loading_is_told() -> None:
 
 
 @pytest.mark.parametrize("step", ["process", "link"])
-async def test_bug_a_client_closed_while_its_process_starts_leaves_nothing(
-    step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bug_closing_a_client_during_start_leaves_no_process(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled just when the process is there, or its link: the loop that ends next would find them open."""
     client, loop = make_client(), asyncio.get_running_loop()
     started: list[asyncio.subprocess.Process] = []
@@ -248,8 +246,8 @@ async def test_bug_a_client_closed_while_its_process_starts_leaves_nothing(
     assert asyncio.all_tasks() <= others
 
 
-async def test_bug_a_client_closed_while_its_process_ends_leaves_nothing() -> None:
-    """Though whoever reads its output would go on, as where a grandchild holds the pipe."""
+async def test_bug_closing_a_client_during_shutdown_leaves_no_process() -> None:
+    """The reader of the process's output would keep reading, as when a grandchild holds the pipe open."""
     others = asyncio.all_tasks()
     async with running_client() as client:
         child = client.engine._child
@@ -263,7 +261,7 @@ async def test_bug_a_client_closed_while_its_process_ends_leaves_nothing() -> No
     assert asyncio.all_tasks() <= others
 
 
-async def test_a_request_that_stops_the_engine_runs_alone_once_and_is_then_refused() -> None:
+async def test_a_request_that_crashes_the_engine_is_retried_once_alone_and_then_rejected() -> None:
     poison, innocent = make_request("p", salt="die"), make_request("i", b"innocent", "slow")
     async with running_client() as client:
         for restarts in (1, 2):
@@ -287,7 +285,7 @@ async def test_a_request_that_stops_the_engine_runs_alone_once_and_is_then_refus
         assert (client.engine.restarts, client.in_flight) == (2, 0)
 
 
-async def test_a_request_that_the_engine_has_not_got_yet_can_be_aborted() -> None:
+async def test_a_request_that_has_not_been_sent_to_the_engine_can_be_aborted() -> None:
     async with running_client() as client:
         held = client.generate(make_request("h", n=2), hold=True)
         assert client.abort("h")
@@ -299,7 +297,7 @@ async def test_a_request_that_the_engine_has_not_got_yet_can_be_aborted() -> Non
         assert isinstance((await collect(client, make_request("h")))[-1], Finished)
 
 
-def test_the_memory_of_suspects_is_bounded() -> None:
+def test_the_number_of_remembered_suspects_is_bounded() -> None:
     suspects = Suspects()
     for number in range(MAX_SUSPECTS + 5):
         suspects.died(Request("r", (number,)))
@@ -311,7 +309,7 @@ def test_the_memory_of_suspects_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("failing", [errno.EMFILE, errno.ENOMEM])
-async def test_a_process_that_cannot_be_started_for_now_is_started_later(
+async def test_a_process_that_temporarily_cannot_start_is_started_later(
     failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exec_, failures = asyncio.create_subprocess_exec, 0
@@ -328,7 +326,7 @@ async def test_a_process_that_cannot_be_started_for_now_is_started_later(
         assert (failures, client.engine.state) == (7, EngineState.READY)
 
 
-async def test_the_engine_restarts_though_connections_hold_all_descriptors() -> None:
+async def test_the_engine_restarts_while_connections_use_all_descriptors() -> None:
     reserve = DescriptorReserve()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held: list[int] = []
@@ -368,7 +366,7 @@ async def test_the_process_ends_with_its_parent() -> None:
         os.kill(pid, 0)
 
 
-async def test_a_reader_that_never_reads_holds_up_nobody() -> None:
+async def test_a_reader_that_never_reads_blocks_no_other() -> None:
     async with running_client() as client:
         async with client.generate(make_request("idle", b"x" * 100, n=16)):
             for i in range(5):

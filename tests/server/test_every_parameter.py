@@ -101,7 +101,7 @@ def plain_of(value: Any) -> Any:
 
 
 def with_value(group: str, each: Param, value: Any) -> Request:
-    """A request that sets this, and what it needs beside it."""
+    """A request that sets this field and the fields it requires."""
     records = {name: kind() for name, kind in GROUPS.items() if name}
     records["stopping"] = dataclasses.replace(records["stopping"], time_limit_s=9.0)  # finish_line goes with one
     own = {} if group else {each.name: value}
@@ -146,7 +146,7 @@ def found_in(request: Request, group: str, each: Param) -> Any:
 
 
 def refusal(way: Any, *asked_for: Any) -> str | None:
-    """Why a value is refused; None where it can not even be written."""
+    """Return why a value is rejected, or None if the value cannot be encoded."""
     try:
         way(*asked_for)
     except InvalidRequestError as error:
@@ -158,7 +158,7 @@ def refusal(way: Any, *asked_for: Any) -> str | None:
 
 
 @pytest.mark.parametrize(("group", "each"), SENT, ids=named)
-def test_it_reaches_the_engine(group: str, each: Param) -> None:
+def test_the_parameter_reaches_the_engine(group: str, each: Param) -> None:
     value = good(each)
     request = with_value(group, each, value)
     assert over_grpc(request) == request
@@ -167,7 +167,7 @@ def test_it_reaches_the_engine(group: str, each: Param) -> None:
 
 
 @pytest.mark.parametrize(("group", "each"), SENT, ids=named)
-def test_out_of_bounds_it_is_refused_alike(group: str, each: Param) -> None:
+def test_an_out_of_range_value_is_rejected_alike_everywhere(group: str, each: Param) -> None:
     for value in bad(each):
         told = {refusal(over_grpc, with_value(group, each, value))}
         if each.json_name is not None:
@@ -176,7 +176,7 @@ def test_out_of_bounds_it_is_refused_alike(group: str, each: Param) -> None:
         assert told - {None} <= {each.kind.problem(value, INFO.vocab_size)}
 
 
-def test_experiments_take_every_speculation_parameter() -> None:
+def test_experiments_accept_every_speculation_parameter() -> None:
     values = {each.name: good(each) for each in params_of(SpeculationParams)}
     plain = {name: plain_of(v) for name, v in values.items()}
     options, problems = read_options({"speculation": plain}, ())
@@ -189,12 +189,12 @@ def test_experiments_take_every_speculation_parameter() -> None:
             assert [text for _, text in problems] == [each.kind.problem(value, 0)]
 
 
-def test_completions_take_what_requests_do() -> None:
+def test_completions_accept_the_parameters_of_requests() -> None:
     own = {each.name for group, each in SENT if not group}
     assert own | {"sampling", "stopping", "output", "speculation", "grammar"} <= set(
         CompletionOptions.__dataclass_fields__
     )
 
 
-def test_a_message_without_a_place_stays_as_it_is() -> None:
+def test_a_message_without_a_field_name_is_unchanged() -> None:
     assert fill_values(pb.GenerateRequest(), Request, {"healing_prefix": "x"}) == pb.GenerateRequest()

@@ -32,7 +32,7 @@ async def http_stream(client: httpx.AsyncClient, number: int) -> str:
         return (await response.aread()).decode()
 
 
-async def test_sigkill_under_load_ends_every_stream_and_service_goes_on() -> None:
+async def test_sigkill_under_load_ends_every_stream_and_serving_continues() -> None:
     async with running_server(http_port=0) as server, asyncio.timeout(60):
         url = f"http://127.0.0.1:{server.addresses.http_port}"
         async with httpx.AsyncClient(base_url=url, timeout=30) as http:
@@ -57,7 +57,7 @@ async def test_sigkill_under_load_ends_every_stream_and_service_goes_on() -> Non
     assert f'specdec_refusals_total{{reason="ENGINE_UNAVAILABLE"}} {float(2 * STREAMS)}' in metrics
 
 
-async def test_a_silent_engine_ends_its_streams_too() -> None:
+async def test_a_silent_engine_ends_its_streams() -> None:
     async with running_server(silent_s=0.8) as server, asyncio.timeout(30):
         calls = [asyncio.create_task(grpc_stream(server, number)) for number in range(5)]
         while server.serving.client.in_flight < 5:

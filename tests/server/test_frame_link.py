@@ -25,7 +25,7 @@ async def linked() -> AsyncIterator[tuple[FrameLink, socket.socket]]:
     link.close()
 
 
-async def test_frames_come_in_order_those_before_anybody_listened_first() -> None:
+async def test_frames_arrive_in_order_including_those_before_the_first_listener() -> None:
     async with linked() as (link, engine):
         frames = [[Frame.PROGRESS, "x" * n, n] for n in (0, 1, 300, 70_000)]
         data = b"".join(pack_frame(*frame) for frame in frames)
@@ -40,7 +40,7 @@ async def test_frames_come_in_order_those_before_anybody_listened_first() -> Non
     assert taken == frames
 
 
-async def test_what_is_sent_arrives_and_a_closed_link_sends_nothing() -> None:
+async def test_sent_frames_arrive_and_a_closed_link_sends_nothing() -> None:
     async with linked() as (link, engine):
         link.send(Frame.ABORT, "a")
         assert FrameReader().feed(await asyncio.to_thread(engine.recv, 1 << 16)) == [[Frame.ABORT, "a"]]
@@ -49,7 +49,7 @@ async def test_what_is_sent_arrives_and_a_closed_link_sends_nothing() -> None:
         assert await asyncio.to_thread(engine.recv, 1 << 16) == b""
 
 
-async def test_nonsense_and_a_listeners_fault_end_it_for_good() -> None:
+async def test_an_invalid_frame_or_a_listener_error_closes_the_link() -> None:
     for data, error in ((b"\xff" * 100, FrameError), (pack_frame(Frame.CLOSE) * 2, KeyError)):
         taken: list[list[Any]] = []
 
@@ -66,7 +66,7 @@ async def test_nonsense_and_a_listeners_fault_end_it_for_good() -> None:
         assert len(taken) <= 1
 
 
-async def test_whoever_stops_listening_is_told_nothing_more() -> None:
+async def test_a_removed_listener_gets_no_more_frames() -> None:
     async with linked() as (link, engine):
         taken: list[list[Any]] = []
         listening = asyncio.create_task(link.listen(taken.append))
@@ -78,8 +78,8 @@ async def test_whoever_stops_listening_is_told_nothing_more() -> None:
     assert not taken
 
 
-def test_the_engines_end_works_at_any_descriptor() -> None:
-    """A server with a thousand connections gives its next engine a number that `select` can not take."""
+def test_the_engines_end_works_with_any_descriptor() -> None:
+    """A server with a thousand connections gives its next engine a descriptor number that `select` does not support."""
     high = 2000
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard <= high:

@@ -25,7 +25,7 @@ def bad_fields(error: grpc.aio.AioRpcError) -> set[str]:
     return {v.field for v in rich(error)[BadRequest].field_violations}
 
 
-async def test_all_bad_fields_are_named_at_once() -> None:
+async def test_all_bad_fields_are_named_together() -> None:
     request = stream_request(
         "hello",
         sampling=options_pb2.SamplingOptions(
@@ -55,7 +55,7 @@ async def test_all_bad_fields_are_named_at_once() -> None:
     assert ok[-1].WhichOneof("event") == "finished"
 
 
-async def test_what_drives_drafting_is_checked_too() -> None:
+async def test_speculation_parameters_are_validated() -> None:
     prediction, grammar, scheduling = (
         options_pb2.PredictionOptions, options_pb2.GrammarOptions, options_pb2.SchedulingOptions,
     )  # fmt: skip
@@ -102,7 +102,7 @@ async def test_bad_prompts_are_named() -> None:
             assert bad_fields(caught.value) <= {"input", "token_ids", "request_id"}
 
 
-async def test_prompt_too_long_tells_limit_and_length() -> None:
+async def test_a_too_long_prompt_reports_limit_and_length() -> None:
     async with running_server() as server:
         by_front_end = await refused(server.generation.GenerateStream(stream_request("x" * 200)))
         by_engine = await refused(server.generation.GenerateStream(stream_request(salt="long")))
@@ -116,7 +116,7 @@ async def test_prompt_too_long_tells_limit_and_length() -> None:
     assert bad_fields(both) == {"sampling.temperature"}
 
 
-async def test_queue_full_says_when_to_come_back() -> None:
+async def test_queue_full_has_a_retry_delay() -> None:
     async with running_server() as server:
         error = await refused(server.generation.GenerateStream(stream_request(salt="full")))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -144,7 +144,7 @@ async def test_duplicate_id_unknown_model_and_no_chat() -> None:
     assert rich(no_chat.value)[ErrorInfo].reason == "CHAT_NOT_SUPPORTED"
 
 
-async def test_engine_faults_are_internal_and_leak_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_engine_errors_are_internal_and_leak_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Faulty(FakeTokenizer):
         def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
             if list(ids) == [1]:
@@ -162,7 +162,7 @@ async def test_engine_faults_are_internal_and_leak_nothing(caplog: pytest.LogCap
     assert caplog.text.count("a secret of the inside") >= 2  # the log has both
 
 
-async def test_a_killed_engine_is_unavailable_then_back() -> None:
+async def test_a_killed_engine_is_unavailable_until_it_restarts() -> None:
     async with running_server() as server:
         calls = [server.generation.GenerateStream(stream_request("x" * 100, salt="slow")) for _ in range(3)]
         for call in calls:
@@ -184,7 +184,7 @@ async def test_a_killed_engine_is_unavailable_then_back() -> None:
     assert info.engine_restarts == 1
 
 
-async def test_before_the_engine_is_ready_calls_are_unavailable() -> None:
+async def test_calls_are_unavailable_until_the_engine_is_ready() -> None:
     async with running_server(wait=False) as server:
         error = await refused(server.generation.GenerateStream(stream_request()))
         with pytest.raises(grpc.aio.AioRpcError) as info:
@@ -193,7 +193,7 @@ async def test_before_the_engine_is_ready_calls_are_unavailable() -> None:
     assert RetryInfo in rich(error)
 
 
-def test_details_stay_within_what_clients_accept() -> None:
+def test_details_stay_within_the_limits_of_clients() -> None:
     violations = [FieldViolation(f"speculation.field{i}", "\N{GRINNING FACE}" * 500) for i in range(20)]
     status = rich_status(grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError(violations))
     assert len(status.SerializeToString()) < 6000
@@ -205,7 +205,7 @@ def every_refusal(kind: type[RequestError] = RequestError) -> list[type[RequestE
 
 
 @pytest.mark.parametrize("kind", every_refusal(), ids=lambda kind: kind.__name__)
-def test_every_refusal_has_statuses_that_agree(kind: type[RequestError]) -> None:
+def test_every_rejection_has_consistent_statuses(kind: type[RequestError]) -> None:
     code = grpc.StatusCode[kind.grpc_code]
     assert 400 <= kind.http_status <= 503
     unavailable = code == grpc.StatusCode.UNAVAILABLE

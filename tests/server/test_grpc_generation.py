@@ -111,7 +111,7 @@ async def test_every_kind_of_prompt() -> None:
     assert (skipped.text, kept.text) == ("hi", chr(BOS) + "hi")
 
 
-async def test_prefill_makes_no_token() -> None:
+async def test_prefill_generates_no_token() -> None:
     async with running_server() as server:
         response = await server.generation.Prefill(pb.PrefillRequest(text="x" * 40, request_id="p"))
     assert (response.request_id, response.prompt_tokens, response.cached_tokens) == ("p", 41, 3)
@@ -138,7 +138,7 @@ async def test_a_cancelled_stream_is_aborted_in_the_engine() -> None:
         assert client.in_flight == 0
 
 
-async def test_abort_by_id_keeps_what_there_is() -> None:
+async def test_abort_by_id_keeps_the_partial_output() -> None:
     async with running_server() as server:
         call = server.generation.GenerateStream(stream_request("x" * 100, salt="slow", request_id="long"))
         first = [await anext(aiter(call)) for _ in range(3)]
@@ -183,7 +183,7 @@ async def test_a_slow_reader_does_not_block_another_stream() -> None:
         assert sum(m.WhichOneof("event") == "finished" for m in rest) == 16
 
 
-async def test_a_message_over_the_limit_is_refused_and_one_under_it_is_not() -> None:
+async def test_a_message_over_the_limit_is_rejected_and_one_under_it_is_not() -> None:
     async with running_server(max_message_bytes=1 << 16) as server:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await server.generation.Generate(pb.GenerateRequest(text="x" * (1 << 17)))
@@ -193,7 +193,7 @@ async def test_a_message_over_the_limit_is_refused_and_one_under_it_is_not() -> 
         assert long.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_model_service_tells_what_is_served() -> None:
+async def test_model_service_describes_the_served_model() -> None:
     async with running_server() as server:
         info = await server.models.GetServerInfo(model_pb2.GetServerInfoRequest())
         listed = await server.models.ListModels(model_pb2.ListModelsRequest())

@@ -1,4 +1,4 @@
-"""A gRPC client that is gone without a word is asked whether it is there, and hung up on."""
+"""A gRPC client that vanishes without closing is probed and then disconnected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SETTINGS, SETTINGS_READ = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00", b"\x00\x00\x0
 LIMIT_S = 60.0
 
 
-async def test_a_client_that_answers_no_ping_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_answers_no_ping_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "GONE_S", 1.0)
     monkeypatch.setattr(grpc_server, "ANSWER_S", 1.0)
     async with running_server() as server:
@@ -23,6 +23,6 @@ async def test_a_client_that_answers_no_ping_is_hung_up_on(monkeypatch: pytest.M
         async with asyncio.timeout(LIMIT_S):
             await reader.read()  # to the end: the server's own settings, its ping, and that it hangs up
         writer.close()
-        # Whoever answers stays, however long nothing else is said.
+        # A client that answers pings stays connected, however long it sends nothing else.
         slow = server.generation.GenerateStream(stream_request("x" * 60, salt="slow"))
         assert [message async for message in slow][-1].WhichOneof("event") == "finished"

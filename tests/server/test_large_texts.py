@@ -1,4 +1,4 @@
-"""Large texts hold up nobody: what fits no prompt is not encoded, and the rest waits its turn in a thread."""
+"""Large texts block no other request: texts that fit no prompt are not encoded, and the rest wait for a thread."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def post(server: Server, path: str, body: dict[str, Any], **headers: str) -> htt
     return server.client.post(path, json=body, headers=headers)
 
 
-def test_what_fits_no_prompt_is_refused_before_it_is_encoded() -> None:
+def test_a_text_that_fits_no_prompt_is_rejected_before_encoding() -> None:
     watched = Watched()
     with running(lambda: watched) as server:
         watched.longest_text = 0  # the server made one large text ready
@@ -73,7 +73,7 @@ def test_what_fits_no_prompt_is_refused_before_it_is_encoded() -> None:
         assert watched.longest_text == len(LARGE)
 
 
-def test_a_key_without_requests_left_has_no_large_text_encoded(tmp_path: Path) -> None:
+def test_a_rate_limited_key_has_no_large_text_encoded(tmp_path: Path) -> None:
     keys, watched = tmp_path / "keys.yaml", Watched()
     watched.longest_token = 1000
     key = make_key(keys, "a", requests_per_minute=1)
@@ -86,7 +86,7 @@ def test_a_key_without_requests_left_has_no_large_text_encoded(tmp_path: Path) -
         assert watched.longest_text == 1
 
 
-async def test_one_is_encoded_at_a_time_and_few_wait() -> None:
+async def test_one_text_is_encoded_at_a_time_and_the_queue_is_short() -> None:
     texts, begun, go_on = LargeTexts(), [], threading.Event()
 
     def encode(number: int) -> int:
@@ -105,7 +105,7 @@ async def test_one_is_encoded_at_a_time_and_few_wait() -> None:
     await asyncio.wait([waiting[3]])
     go_on.set()
     assert await asyncio.gather(*waiting, texts.run(size, lambda: encode(9)), return_exceptions=True)
-    assert begun == [0, 1, 2, 4, 5, 6, 7, 9]  # nobody waits for the one that left
+    assert begun == [0, 1, 2, 4, 5, 6, 7, 9]  # no text waits for one whose client left
     texts.close()
 
 
@@ -119,7 +119,7 @@ def test_lengths() -> None:
 
 
 @pytest.mark.parametrize("item", [b"1,", b"[],", b"{},", b'"",', b"[[[[[[[[1]]]]]]]],"])
-def test_a_body_of_millions_of_values_is_refused_unread(item: bytes) -> None:
+def test_a_body_of_millions_of_values_is_rejected_unparsed(item: bytes) -> None:
     server = make_context(limit=16 << 20)
     few, many = (
         make_call(b'{"a":[' + item * count + b"0]}", server=server) for count in (10_000, (15 << 20) // len(item))
@@ -158,7 +158,7 @@ def call_with(body: bytes) -> Call:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
-def test_only_what_is_outside_of_strings_costs_much(size: int) -> None:
+def test_only_structure_outside_of_strings_counts(size: int) -> None:
     data = rb'{"a":["\\","\\\",[{:",7,8,{"\"":"\\\\"}]}'
     cost = ParsingCost()
     for at in range(0, len(data), size):
@@ -166,7 +166,7 @@ def test_only_what_is_outside_of_strings_costs_much(size: int) -> None:
     assert cost.total == 4 * 1 + 2 * 8 + 1 * 16 + 2 * 8 + 10 * 2
 
 
-def test_a_body_of_a_hundred_thousand_names_is_refused_unread() -> None:
+def test_a_body_of_a_hundred_thousand_names_is_rejected_unparsed() -> None:
     """The parser takes three times as long for a name as for another value."""
     names = b",".join(b'"%d":1' % number for number in range(100_000))
     call = make_call(b'{"logit_bias":{' + names + b"}}", server=make_context(limit=16 << 20))

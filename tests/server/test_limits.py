@@ -44,7 +44,7 @@ def test_every_repeated_field_has_a_maximum_on_the_wire(descriptor: Descriptor, 
     assert violation.description == f"at most {limit} items"
 
 
-def test_items_count_however_they_are_sent() -> None:
+def test_items_count_in_every_encoding() -> None:
     ids = with_items(GENERATE, ("stopping", "stop_token_ids"), MAX_STOP_TOKENS // 2 + 1).SerializeToString()
     check_wire(ids, GENERATE)
     number = generation_pb2.GenerateRequest.STOPPING_FIELD_NUMBER
@@ -57,12 +57,12 @@ def test_items_count_however_they_are_sent() -> None:
             check_wire(data, GENERATE)
 
 
-def test_fields_that_are_not_known_count_too() -> None:
+def test_unknown_fields_count() -> None:
     with pytest.raises(InvalidRequestError, match=f"at most {MAX_WIRE_FIELDS} fields"):
         check_wire(b"\xf8\x07\x01" * (MAX_WIRE_FIELDS + 1), GENERATE)
 
 
-async def test_a_call_with_too_long_a_list_is_refused_by_name() -> None:
+async def test_a_call_with_a_too_long_list_is_rejected_by_name() -> None:
     long: Any = with_items(GENERATE, ("stopping", "stop_token_ids"), 2_000_000)
     setup: Any = with_items(completion_pb2.CompleteSessionRequest.DESCRIPTOR, ("setup", "stopping", "stop"), 65)
     async with running_server() as server:
@@ -100,7 +100,7 @@ async def test_bodies_share_one_budget() -> None:
     assert budget.used == 0
 
 
-async def test_a_body_without_room_is_refused_and_slow_ones_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_over_the_budget_is_rejected_and_slow_ones_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_budget, "WAIT_S", 0.05)
     budget, cut = BodyBudget(limit=100, own_bytes=0), asyncio.Event()
     with budget.body(cut.set) as slow, budget.body(lambda: None) as other:
@@ -132,7 +132,7 @@ async def test_an_ordinary_body_does_not_wait_for_large_ones() -> None:
     assert budget.used == 0
 
 
-async def test_a_body_is_cut_off_once_and_those_behind_a_refused_one_are_served(
+async def test_a_body_is_cut_off_once_and_those_queued_behind_a_rejected_one_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(body_budget, "WAIT_S", 0.2)
@@ -158,7 +158,7 @@ async def test_a_body_is_cut_off_once_and_those_behind_a_refused_one_are_served(
 LONGEST_BODIES = 16  # of 16 MiB in 256 MiB
 
 
-async def test_silent_calls_and_uploads_keep_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_calls_and_uploads_block_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_budget, "WAIT_S", 600.0)
     monkeypatch.setattr(body_budget, "SLOW_S", 600.0)
     budgets: list[BodyBudget] = []
@@ -212,7 +212,7 @@ async def reason_of(call: Any) -> str:
     return rich(caught.value)[ErrorInfo].reason
 
 
-async def test_messages_that_are_late_give_way_but_not_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_messages_are_dropped_except_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_budget, "_READ_LOOK_S", 0.0)
     reads, arrives = MessageReads(4), asyncio.Event()
 
@@ -257,7 +257,7 @@ async def echo_server(budget: BodyBudget | None = None) -> AsyncIterator[str]:
         await server.stop()
 
 
-async def test_http_bodies_take_room_in_the_budget() -> None:
+async def test_http_bodies_count_towards_the_budget() -> None:
     budget = BodyBudget(limit=100_000, own_bytes=10_000)
     async with echo_server(budget) as url, httpx.AsyncClient(base_url=url) as http:
         with budget.body(lambda: None) as other:
@@ -271,7 +271,7 @@ async def test_http_bodies_take_room_in_the_budget() -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_equal_uploads_are_read_one_after_the_other(chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_equal_uploads_are_read_in_turn(chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_budget, "WAIT_S", 600.0)
     monkeypatch.setattr(body_budget, "SLOW_S", 600.0)
     piece, pieces = 1 << 20, 4
@@ -292,7 +292,7 @@ async def test_equal_uploads_are_read_one_after_the_other(chunked: bool, monkeyp
     assert budget.used == 0
 
 
-async def test_an_upload_that_stalls_gives_way() -> None:
+async def test_a_stalled_upload_is_dropped() -> None:
     cuts: list[str] = []
     budget = BodyBudget(limit=100, own_bytes=0)
     with (
@@ -325,7 +325,7 @@ CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
     ],
     ids=["headers", "many headers", "small chunks", "many small chunks", "many chunks"],
 )
-async def test_what_takes_long_to_read_is_refused(rest: bytes, status: bytes) -> None:
+async def test_an_expensive_message_is_rejected(rest: bytes, status: bytes) -> None:
     async with echo_server() as url:
         host, port = url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -334,7 +334,7 @@ async def test_what_takes_long_to_read_is_refused(rest: bytes, status: bytes) ->
         writer.close()
 
 
-async def test_a_connection_that_waits_for_a_call_or_a_body_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_waits_for_a_call_or_a_body_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "connection_limit", lambda: 3)
     head = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n"
     async with echo_server() as url:
@@ -363,7 +363,7 @@ async def test_a_connection_that_waits_for_a_call_or_a_body_makes_room(monkeypat
 
 
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "idle"])
-async def test_grpc_connections_without_calls_make_room(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_grpc_connections_without_calls_are_evicted(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "connection_limit", lambda: 4)
     monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 1.0)
     monkeypatch.setattr(grpc_server, "IDLE_S", 1.0)
@@ -383,7 +383,7 @@ async def test_grpc_connections_without_calls_make_room(silent: bool, monkeypatc
         assert not (await stub.Abort(generation_pb2.AbortRequest(request_id="a"), wait_for_ready=True)).aborted
 
 
-async def test_a_refusal_of_many_fields_fits_the_trailers() -> None:
+async def test_an_error_with_many_fields_fits_the_trailers() -> None:
     async with running_server() as server:
         request = generation_pb2.GenerateStreamRequest(chat={"messages": [{}] * limit_of(("chat", "messages"))})
         error = await refused(server.generation.GenerateStream(request))

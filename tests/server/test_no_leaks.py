@@ -95,7 +95,7 @@ class Soak:
 @pytest.mark.parametrize(
     ("total", "faults"), [(400, 8), pytest.param(20_000, 200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
-async def test_nothing_is_left_behind(total: int, faults: int) -> None:
+async def test_no_resource_is_leaked(total: int, faults: int) -> None:
     process = psutil.Process()
     client = make_client(make_config(), factory=SOAKED, policy=RestartPolicy(first_s=0.01, longest_s=0.02, quick_s=0.0))
     model = ServedModel(client)

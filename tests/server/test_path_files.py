@@ -50,7 +50,7 @@ async def files_of(work: Callable[[], Awaitable[None]]) -> set[str]:
     return found
 
 
-async def test_a_streamed_completion_runs_through_few_files() -> None:
+async def test_a_streamed_completion_passes_through_few_files() -> None:
     async with running_server(http_port=0) as harness:
         url = f"http://127.0.0.1:{harness.addresses.http_port}/v1/completions"
         async with httpx.AsyncClient() as client:
@@ -63,7 +63,7 @@ async def test_a_streamed_completion_runs_through_few_files() -> None:
     assert 0 < len(found) <= 30, "\n".join(sorted(found))
 
 
-async def test_a_grpc_stream_runs_through_few_files() -> None:
+async def test_a_grpc_stream_passes_through_few_files() -> None:
     async with (
         running_server() as harness,
         grpc.aio.insecure_channel(f"127.0.0.1:{harness.addresses.grpc_port}") as channel,

@@ -10,7 +10,7 @@ from specdec.api.generate import PROTOS, ROOT, generate
 from specdec.api.v1 import generation_pb2 as pb
 
 
-def test_committed_stubs_are_those_of_the_protos(tmp_path: Path) -> None:
+def test_committed_stubs_match_the_protos(tmp_path: Path) -> None:
     generate(tmp_path)
     fresh = {p.name: p.read_text() for p in (tmp_path / PROTOS).iterdir()}
     committed = {p.name: p.read_text() for p in (ROOT / PROTOS).glob("*_pb2*")}

@@ -63,7 +63,7 @@ RULES = st.none() | st.builds(
 
 
 def _resumable(request: Request) -> Request:
-    """One sample goes on, of a known seed, after no more tokens than there may be."""
+    """One sample resumes with a known seed, after no more tokens than the limit."""
     if request.resume is None:
         return request
     resume = replace(request.resume, token_ids=request.resume.token_ids[: request.stopping.max_tokens])
@@ -108,7 +108,7 @@ def model() -> ServedModel:
 
 
 @given(request=REQUESTS)
-def test_a_request_comes_out_as_it_went_in(model: ServedModel, request: Request) -> None:
+def test_a_request_round_trips(model: ServedModel, request: Request) -> None:
     message = stream_request(request)
     message.request_id = request.request_id
     message.token_ids.ids.extend(request.prompt_ids)
@@ -134,7 +134,7 @@ def test_unset_fields_are_unset(model: ServedModel) -> None:
 
 
 @given(grammar=GRAMMARS)
-def test_grammars_survive_the_message(grammar: GrammarParams) -> None:
+def test_grammars_round_trip(grammar: GrammarParams) -> None:
     violations = ViolationCollector()
     assert read_grammar(grammar_message(grammar), violations) == grammar
     assert not violations.found
@@ -148,7 +148,7 @@ def test_grammars_survive_the_message(grammar: GrammarParams) -> None:
         ("prediction", pb.GenerateRequest(prediction=options.PredictionOptions())),
     ],
 )
-def test_what_is_said_by_halves_is_refused(model: ServedModel, field: str, message: pb.GenerateRequest) -> None:
+def test_incomplete_fields_are_rejected(model: ServedModel, field: str, message: pb.GenerateRequest) -> None:
     message.token_ids.ids.append(1)
     with pytest.raises(InvalidRequestError) as caught:
         asyncio.run(parse_generate(message, model))
@@ -167,7 +167,7 @@ FINISHED = st.builds(
 
 
 @given(FINISHED)
-def test_a_samples_end_comes_out_as_it_went_in(event: Finished) -> None:
+def test_the_end_of_a_sample_round_trips(event: Finished) -> None:
     message = pb.GenerateStreamResponse(finished=finished_message(event))
     back = pb.GenerateStreamResponse.FromString(message.SerializeToString())
     assert event_of(back, "r") == event
@@ -178,7 +178,7 @@ def test_a_samples_end_comes_out_as_it_went_in(event: Finished) -> None:
     assert rates == {name: part.draft_acceptance_rate for name, part in stats.by_drafter.items()}
 
 
-def test_a_prompt_and_resumed_tokens_beyond_the_context_are_refused_before_the_engine(model: ServedModel) -> None:
+def test_prompt_plus_resumed_tokens_beyond_the_context_are_rejected_before_the_engine(model: ServedModel) -> None:
     resume = options.ResumeOptions(token_ids=[1] * MAX_CONTEXT, numeric_fingerprint=FINGERPRINT)
     message = pb.GenerateRequest(token_ids=options.TokenIds(ids=[1]), resume=resume)
     message.sampling.temperature = 0.0

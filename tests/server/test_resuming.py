@@ -1,5 +1,5 @@
-"""Streams that are cut on their way, or whose server is killed, go on elsewhere and are whole: not a token, a character
-or a figure tells."""
+"""Streams that are cut, or whose server is killed, resume on another server and equal an undisturbed stream in every
+token, character and figure."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ async def check_refusal(address: str) -> None:
 
 
 @pytest.mark.parametrize("streams", [20, pytest.param(200, marks=pytest.mark.slow)])
-async def test_cut_streams_are_whole(streams: int) -> None:
+async def test_cut_streams_are_resumed_without_a_difference(streams: int) -> None:
     """Over two servers, one of which drafts with a model. Half of the streams are cut by a proxy at random places, as
     often as they come to one; under the others their server is killed."""
     first, second = server(drafts=True), server(drafts=False)

@@ -47,7 +47,7 @@ async def check(server: Harness, service: str = "") -> int:
     return status
 
 
-async def test_health_watch_sees_loading_ready_restart_and_drain() -> None:
+async def test_health_watch_reports_loading_ready_restart_and_drain() -> None:
     async with running_server(wait=False) as server:
         stub = health_pb2_grpc.HealthStub(server.channel)
         watches = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", *SERVICES)]
@@ -74,7 +74,7 @@ async def test_health_of_an_unknown_service_is_not_found() -> None:
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-async def test_both_versions_of_reflection_tell_of_the_services() -> None:
+async def test_both_reflection_versions_list_the_services() -> None:
     async with running_server() as server:
         for version in (V1, V1ALPHA):
             asks = [
@@ -97,7 +97,7 @@ async def test_both_versions_of_reflection_tell_of_the_services() -> None:
             assert SERVICES[0] in {f"{f.package}.{service.name}" for f in generation for service in f.service}
 
 
-async def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
+async def test_a_drain_finishes_running_calls_and_rejects_new_ones() -> None:
     async with running_server() as server:
         call = server.generation.GenerateStream(stream_request("x" * 15, salt="slow"))
         await anext(aiter(call))
@@ -114,7 +114,7 @@ async def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
     assert RetryInfo in rich(caught.value)
 
 
-async def test_a_drain_that_takes_too_long_cuts_calls_off_as_unavailable() -> None:
+async def test_a_drain_that_times_out_ends_calls_as_unavailable() -> None:
     async with running_server() as server:
         call = server.generation.GenerateStream(stream_request("x" * 120, salt="slow"))
         await anext(aiter(call))
@@ -161,7 +161,7 @@ async def test_sigterm_drains_and_a_second_one_does_not_wait() -> None:
             await asyncio.wait_for(running, 10)
 
 
-async def test_the_first_signal_says_what_is_waited_for_and_the_second_ends_at_once(
+async def test_the_first_signal_logs_the_running_calls_and_the_second_exits_immediately(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     serving = Serving(make_config(drain_s=3600), lambda _: FakeTokenizer(), factory=ECHO)
@@ -188,7 +188,7 @@ async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_lines_of_the_engine_are_logged_once_under_their_own_names(caplog: pytest.LogCaptureFixture) -> None:
+async def test_engine_log_lines_are_logged_once_under_their_own_loggers(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with running_server() as server:
         call = server.generation.GenerateStream(stream_request(salt="bug"))
@@ -200,7 +200,7 @@ async def test_lines_of_the_engine_are_logged_once_under_their_own_names(caplog:
     assert record.message.startswith("submit of request")
 
 
-async def test_the_tokenizer_is_read_while_the_engine_starts(tmp_path: Path) -> None:
+async def test_the_tokenizer_is_loaded_while_the_engine_starts(tmp_path: Path) -> None:
     def load(engine: EngineConfig) -> FakeTokenizer:
         (tmp_path / "tokenizer-read").touch()
         return FakeTokenizer()
@@ -214,14 +214,14 @@ async def test_the_tokenizer_is_read_while_the_engine_starts(tmp_path: Path) -> 
         await serving.stop()
 
 
-def test_the_server_s_own_process_needs_no_torch() -> None:
+def test_the_server_process_needs_no_torch() -> None:
     """It takes seconds to import, and 200 MB."""
     code = "import server.serving, specdec.models.resolve, sys; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
 
 
-async def test_run_ends_when_the_engine_can_not_start_or_dies_too_often() -> None:
+async def test_run_ends_when_the_engine_cannot_start_or_crashes_too_often() -> None:
     missing = Serving(make_config(target="missing"), lambda _: FakeTokenizer(), factory=ECHO)
     with pytest.raises(EngineStartError, match="can not be found"):
         await asyncio.wait_for(missing.run(lambda *_: None), 20)
@@ -244,9 +244,7 @@ async def test_a_port_in_use_is_one_clear_error() -> None:
 
 
 @pytest.mark.parametrize(("host", "warns"), [("0.0.0.0", 1), ("127.0.0.1", 0)])
-async def test_a_server_that_anybody_may_use_warns_once(
-    host: str, warns: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_open_server_warns_once(host: str, warns: int, caplog: pytest.LogCaptureFixture) -> None:
     async with running_server(host=host, http_port=0):
         pass
     assert caplog.text.count("NO KEYS: ANY MACHINE") == warns

@@ -1,4 +1,4 @@
-"""The server that `specdec serve` runs asks for keys on gRPC, whatever the service, and records whom it refuses."""
+"""The server that `specdec serve` runs requires keys on every gRPC service, and logs rejected callers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def code_of(call: grpc.aio.Call) -> grpc.StatusCode:
     return caught.value.code()
 
 
-async def test_every_service_needs_a_key_and_operators_a_special_one(tmp_path: Path) -> None:
+async def test_every_service_needs_a_key_and_admin_services_an_admin_key(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     user = (("authorization", f"Bearer {make_key(file, 'user', 'team')}"),)
     operator = (("authorization", f"Bearer {make_key(file, 'operator', admin=True)}"),)

@@ -1,4 +1,4 @@
-"""Readers that do not read: what waits for them is bounded, and nobody else notices."""
+"""Stalled readers: their pending output is bounded, and no other reader is affected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def streams(unread: UnreadEvents, count: int) -> tuple[list[RequestStream], list
     ], aborted
 
 
-async def test_the_one_with_the_most_is_ended() -> None:
+async def test_the_reader_with_the_most_pending_output_is_ended() -> None:
     unread = UnreadEvents(10 * weight_of(delta()))
     (slow, quick, idle), aborted = streams(unread, 3)
     idle.push(delta())
@@ -53,7 +53,7 @@ async def test_the_one_with_the_most_is_ended() -> None:
     assert unread.total == 0
 
 
-async def test_who_leaves_takes_along_what_waits() -> None:
+async def test_a_disconnect_releases_the_pending_output() -> None:
     unread = UnreadEvents()
     (one,), _ = streams(unread, 1)
     for _ in range(5):
@@ -80,13 +80,13 @@ async def test_a_slow_reader_of_a_shared_answer_is_ended_alone(finished: bool) -
         assert isinstance(await anext(events), Finished)
     with pytest.raises(SlowReaderError):
         _ = [event async for event in slow.read()]
-    assert engine.last.closed == finished  # else it goes on for the other reader
+    assert engine.last.closed == finished  # otherwise the sequence continues for the other reader
     one.leave()
     assert engine.last.closed
     assert unread.total == 0
 
 
-async def test_of_several_prompts_no_more_is_taken_than_is_read() -> None:
+async def test_several_prompts_are_consumed_no_faster_than_read() -> None:
     taken = 0
 
     async def endless() -> AsyncIterator[RequestEvent]:
@@ -104,13 +104,13 @@ async def test_of_several_prompts_no_more_is_taken_than_is_read() -> None:
             assert taken <= read + 4
 
 
-def test_what_makes_a_delta_large_counts() -> None:
+def test_large_fields_of_a_delta_count() -> None:
     rows = [TokenLogprobs(1, -1.0, [(i, -1.0) for i in range(20)])]
     assert weight_of(Delta("r", 0, [1], "a", rows)) > 2000
     assert weight_of(delta("a" * 10_000)) > 10_000
 
 
-async def test_many_that_never_read_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_readers_share_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_stream.UnreadEvents.__init__, "__defaults__", (LIMIT := 1 << 20,))
     async with running_server() as server:
         unread = server.serving.client._table._unread

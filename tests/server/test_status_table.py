@@ -38,7 +38,7 @@ async def ends(stubs: Any, **values: Any) -> Error:
 
 
 async def running(stubs: Any, **values: Any) -> Any:
-    """A stream that goes on for seconds."""
+    """A stream that runs for seconds."""
     call = stubs.generation.GenerateStream(stream_request("x" * 100, salt="slow", **values))
     await anext(aiter(call))
     return call
@@ -174,8 +174,8 @@ async def model_breaks_down(server: SecureServer, stubs: Any) -> Error:
 
 @dataclass(frozen=True)
 class Row:
-    """``more``: names of details beside ErrorInfo. ``server``: its configuration. ``keys``: limits of the caller's
-    key, None for a server without keys. ``breaks``: the server is another one afterwards."""
+    """``more``: names of details in addition to ErrorInfo. ``server``: its configuration. ``keys``: limits of the
+    caller's key, None for a server without keys. ``breaks``: the server needs replacing afterwards."""
 
     scenario: Scenario
     code: grpc.StatusCode
@@ -244,16 +244,16 @@ async def test_row(row: Row, tmp_path: Path) -> None:
         key = make_key(tmp_path / "keys.yaml", "a", **row.keys)
     async with secure_server(wait=row.scenario is not loading, **config) as server, server.stubs(key) as stubs:
         check(row, await asyncio.wait_for(row.scenario(server, stubs), 20))
-        if row.scenario not in (draining, loading):  # whoever is refused costs the others nothing
+        if row.scenario not in (draining, loading):  # a rejected call costs the others nothing
             await served(server, stubs, None if row.keys is None else tmp_path)
 
 
 def check(row: Row, error: Error) -> None:
-    """``error`` is what ``row`` says."""
+    """Check that ``error`` is the one that ``row`` describes."""
     assert error.code() == row.code, row
     assert "secret" not in str(error.details())
     if not row.reason:
-        return  # the client's own doing: it ends the call itself, and may do so before it hears of us
+        return  # the client cancels the call itself, and may do so before the server's status arrives
     found = details_of(error)
     assert set(found) == {"ErrorInfo", *row.more, *(["RetryInfo"] if row.retry else [])}, row
     info = found["ErrorInfo"]
@@ -286,7 +286,7 @@ def details_of(error: Error) -> dict[str, Any]:
 async def served(server: SecureServer, stubs: Any, keys: Path | None = None) -> None:
     """Somebody else is served once the engine is there."""
     if server.client.engine.pid is not None and server.admission.waiting_tokens:
-        os.kill(server.client.engine.pid, signal.SIGKILL)  # it hangs, as it was told to
+        os.kill(server.client.engine.pid, signal.SIGKILL)  # it hangs, as instructed
     await asyncio.wait_for(server.client.engine.wait_ready(), 20)
     key = None if keys is None else make_key(keys / "keys.yaml", "other")
     async with server.stubs(key) as others, asyncio.timeout(10):

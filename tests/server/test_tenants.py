@@ -52,7 +52,7 @@ async def answer(stubs: Any, asked: pb.GenerateRequest) -> tuple[list[int], int,
     )  # fmt: skip
 
 
-async def test_no_tenant_hits_what_another_left_and_a_swap_does_not_show(tmp_path: Path) -> None:
+async def test_no_tenant_hits_the_cache_of_another_also_after_a_swap(tmp_path: Path) -> None:
     """One test, since a real engine takes seconds to start."""
     path = tmp_path / "keys.yaml"
     one, again, other = (make_key(path, name, tenant) for name, tenant in (("a", "x"), ("b", "x"), ("c", "y")))
@@ -76,7 +76,7 @@ async def no_tenant_hits_what_another_left(mine: Any, colleague: Any, stranger: 
     for salt in ("s", "x/s", "", "/s", "../x/s"):
         same, cached, seen = await answer(stranger, request("suffix", salt=salt))
         assert (same, cached) == (tokens, 0)
-        assert seen == first  # as if nobody had been there before
+        assert seen == first  # as on an empty cache
     assert (await answer(stranger, request("suffix")))[1] == 139  # its own
 
 

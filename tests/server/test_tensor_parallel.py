@@ -1,4 +1,4 @@
-"""A served target over two processes: whichever ends, all are started again."""
+"""A served target over two processes: when either process ends, all are restarted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.server.harness import make_client
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["rank", "engine"])
-async def test_the_server_starts_all_ranks_again_and_leaves_none_behind(who: str) -> None:
+async def test_the_server_restarts_all_ranks_and_leaves_no_process(who: str) -> None:
     config = Config(engine=tiny_config("random:tiny", 2), server=ServerConfig(grpc_port=0, http_port=None))
     client = make_client(config, factory=DEFAULT_FACTORY)
     states = client.engine.watch()

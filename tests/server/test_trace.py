@@ -49,7 +49,7 @@ def get(port: int | None, path: str) -> tuple[int, Any]:
         connection.close()
 
 
-def test_messages_have_the_fields_of_a_trace_by_name_and_keep_them() -> None:
+def test_trace_messages_have_and_keep_the_fields_of_a_trace() -> None:
     def names(kind: type) -> list[str]:
         return [f.name for f in dataclasses.fields(kind) if f.name != "replay"]
 
@@ -80,7 +80,7 @@ async def test_a_running_engine_answers_between_steps() -> None:
         assert first[0].step < second[0].step
 
 
-async def test_a_fault_in_telling_costs_nobody_a_request(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_in_the_trace_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)  # the child's own log comes at this level
     async with running_client() as client:
         await collect(client, make_request(salt="untold"))
@@ -109,7 +109,7 @@ async def test_a_read_ends_with_the_engine() -> None:
         assert await client.trace(1) == []
 
 
-async def test_an_answer_nobody_waits_for_is_dropped() -> None:
+async def test_an_answer_without_a_reader_is_dropped() -> None:
     calls = EngineCalls()
     number, future = calls.open(list)
     future.cancel()
@@ -122,7 +122,7 @@ async def test_an_answer_nobody_waits_for_is_dropped() -> None:
         await left
 
 
-async def test_grpc_tells_steps_and_names_a_bad_limit() -> None:
+async def test_grpc_returns_steps_and_names_a_bad_limit() -> None:
     async with running_server() as server:
         await generate(server, "x" * 59)
         assert [s.step for s in (await server.traces.GetTrace(pb.GetTraceRequest(limit=2))).steps] == [59, 60]
@@ -147,7 +147,7 @@ async def test_before_the_engine_is_ready_there_is_no_trace() -> None:
     assert (status, "loading" in answer["error"]) == (503, True)
 
 
-async def test_http_tells_steps_and_names_a_bad_limit() -> None:
+async def test_http_returns_steps_and_names_a_bad_limit() -> None:
     async with running_server(http_port=0) as server:
         port = server.addresses.http_port
         assert await asyncio.to_thread(get, port, "/trace") == (200, [])

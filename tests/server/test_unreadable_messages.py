@@ -1,4 +1,4 @@
-"""Bytes that are no message: the caller's fault, told as such, and the next call is served."""
+"""Bytes that are not a valid message are reported as the caller's error, and the next call is served."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def ended(server: Harness, path: str, sent: list[bytes]) -> grpc.aio.AioRp
     return caught.value
 
 
-async def test_what_can_not_be_read_is_an_invalid_argument() -> None:
+async def test_an_unreadable_message_is_an_invalid_argument() -> None:
     setup = pb.CompleteSessionRequest(setup=pb.SessionSetup(completion={"mode": "MODE_PREFIX"})).SerializeToString()
     async with running_server() as server:
         for data in BAD:
@@ -56,7 +56,7 @@ async def test_what_can_not_be_read_is_an_invalid_argument() -> None:
         assert b'endpoint="v1.GenerationService/Generate",face="grpc",status="INVALID_ARGUMENT"} 3.0' in text
 
 
-async def test_an_unknown_field_is_no_fault() -> None:
+async def test_an_unknown_field_is_accepted() -> None:
     data = generation_pb2.TokenizeRequest(text="a").SerializeToString() + b"\xf8\x07\x01"  # field 127, a number
     async with running_server() as server:
         answer = await server.channel.unary_unary(GENERATION + "Tokenize")(data)

@@ -1,4 +1,4 @@
-"""Requests and events survive the process boundary unchanged, whatever is in them."""
+"""Requests and events cross the process boundary unchanged, whatever they contain."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_trace_round_trip(step: StepTrace) -> None:
     assert unpack_trace(_over_the_wire(pack_trace(step))) == step  # type: ignore[arg-type]
 
 
-def test_a_trace_leaves_replay_behind_and_may_hold_numpy_numbers() -> None:
+def test_a_trace_omits_replay_data_and_may_contain_numpy_numbers() -> None:
     step = fake_step(3, 2)
     back = unpack_trace(_over_the_wire(pack_trace(step)))  # type: ignore[arg-type]
     assert step.replay
@@ -172,7 +172,7 @@ def test_a_trace_leaves_replay_behind_and_may_hold_numpy_numbers() -> None:
     assert {type(v) for v in (back.candidates, back.budget, back.predicted_tokens)} == {int, float}
 
 
-def test_nan_and_infinity_reach_the_engine_that_refuses_them() -> None:
+def test_nan_and_infinity_reach_the_engine_and_are_rejected_there() -> None:
     request = Request("r", (1,), SamplingParams(temperature=math.nan, top_p=math.inf))
     back = unpack_request(_over_the_wire(pack_request(request)))  # type: ignore[arg-type]
     assert math.isnan(back.sampling.temperature)
@@ -198,20 +198,20 @@ def test_info_and_load_round_trip() -> None:
         EngineDeadError("gone"),
     ],
 )
-def test_refusals_are_rebuilt_exactly(error: RequestError) -> None:
+def test_rejections_are_rebuilt_exactly(error: RequestError) -> None:
     back = unpack_error(_over_the_wire(pack_error(error)))  # type: ignore[arg-type]
     assert type(back) is type(error)
     assert str(back) == str(error)
     assert vars(back) == vars(error)
 
 
-def test_a_refusal_of_unknown_reason_keeps_reason_and_message() -> None:
+def test_a_rejection_with_an_unknown_reason_keeps_reason_and_message() -> None:
     back = unpack_error(_over_the_wire(pack_error(GenerationFailedError("NEW_REASON", "why"))))  # type: ignore[arg-type]
     assert (back.reason, str(back)) == ("NEW_REASON", "why")
 
 
 @given(st.lists(st.tuples(TEXT, st.binary(max_size=40)), max_size=6), st.data())
-def test_frames_survive_any_cut(messages: list[tuple[str, bytes]], data: st.DataObject) -> None:
+def test_frames_survive_any_split(messages: list[tuple[str, bytes]], data: st.DataObject) -> None:
     stream = b"".join(pack_frame(*message) for message in messages)
     reader, got, at = FrameReader(), [], 0
     while at < len(stream):
@@ -224,7 +224,7 @@ def test_frames_survive_any_cut(messages: list[tuple[str, bytes]], data: st.Data
 @pytest.mark.parametrize(
     "data", [b"\xff\xff\xff\xff", b"\x01\x00\x00\x00\xc1", b"\x01\x00\x00\x00\x90", b"\x01\0\0\0\x05"]
 )
-def test_what_is_no_frame_is_refused(data: bytes) -> None:
+def test_invalid_frames_are_rejected(data: bytes) -> None:
     with pytest.raises(FrameError) as caught:
         FrameReader().feed(data)
     assert "frame" in str(caught.value)

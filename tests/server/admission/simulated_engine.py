@@ -45,7 +45,7 @@ class Job:
 
 
 class SimulatedEngine:
-    """Prompts are computed in the order in which they came, `CHUNK` rows a step; whoever is running decodes along."""
+    """Prompts are prefilled in order of arrival, `CHUNK` rows a step; running requests decode in the same steps."""
 
     def __init__(self, costs: Costs, seed: int = 0, **config: object) -> None:
         self.costs, self.clock, self.random = costs, Clock(), Random(seed)

@@ -27,8 +27,8 @@ from tests.fake_engine import INFO
 
 
 class StubClient:
-    """What `Admission` uses of `EngineClient`, over the real table of requests. ``given`` and ``aborted``: what the
-    engine was told."""
+    """The part of `EngineClient` that `Admission` uses, over the real request table. ``given`` and ``aborted`` record
+    the calls."""
 
     def __init__(self, max_batch: int = 4) -> None:
         self.info: EngineInfo = replace(INFO, max_batch=max_batch)
@@ -55,7 +55,7 @@ class StubClient:
         return engine_id is not None
 
     def say(self, event: RequestEvent) -> None:
-        """The engine tells an event, under the id that it was given."""
+        """Report an event of the engine for the request with the given id."""
         engine_id = self._table.engine_id(event.request_id)
         assert engine_id is not None
         event.request_id = engine_id
@@ -76,7 +76,7 @@ class StubClient:
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock in seconds that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0

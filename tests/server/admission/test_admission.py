@@ -1,4 +1,4 @@
-"""What is let in, what is refused and when it may come back, and that nothing is left behind."""
+"""Which requests are admitted, which are rejected with which retry delay, and that every resource is released."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def rest_of(stream: Any) -> list[RequestEvent]:
     return [event async for event in stream]
 
 
-async def test_the_engine_is_given_the_tenants_own_and_the_reader_sees_what_it_sent() -> None:
+async def test_the_engine_gets_tenant_scoped_names_and_the_reader_the_callers() -> None:
     client = StubClient()
     doors = admission(client)
     async with doors.admit(principal(max_priority=2), ask("x", cache_salt="s", priority=9)) as stream:
@@ -51,7 +51,7 @@ async def test_the_engine_is_given_the_tenants_own_and_the_reader_sees_what_it_s
     assert client.aborted == ["x"]  # it was left before its end
 
 
-async def test_tenants_do_not_meet_in_ids_aborts_or_keys() -> None:
+async def test_tenants_share_no_ids_aborts_or_keys() -> None:
     client = StubClient()
     doors = admission(client)
     mine, theirs = principal("a", "one"), principal("b", "two")
@@ -85,7 +85,7 @@ async def test_requests_per_minute() -> None:
     doors.admit(who, ask()).close()
 
 
-async def test_tokens_per_minute_are_those_of_prompt_and_output() -> None:
+async def test_tokens_per_minute_count_prompt_and_output() -> None:
     clock, client = Clock(), StubClient()
     doors, who = admission(client, clock), principal(tokens_per_minute=60)
     async with doors.admit(who, ask()) as stream:
@@ -140,7 +140,7 @@ async def test_limits_follow_the_key_file() -> None:
     unread.close()
 
 
-async def test_a_newer_request_ends_the_older_one_cleanly() -> None:
+async def test_a_newer_request_supersedes_the_older_one() -> None:
     client = StubClient()
     doors, who = admission(client), principal()
     older = doors.admit(who, ask("old", sampling=SamplingParams(n=2)), "doc")
@@ -162,7 +162,7 @@ async def test_a_newer_request_ends_the_older_one_cleanly() -> None:
     assert client.aborted == ["t/old", "t/third"]  # who ended by itself is not superseded any more
 
 
-async def test_one_that_was_complete_already_stays_complete() -> None:
+async def test_a_completed_request_is_not_superseded() -> None:
     client = StubClient()
     doors, who = admission(client), principal()
     older = doors.admit(who, ask("old"), "doc")
@@ -174,7 +174,7 @@ async def test_one_that_was_complete_already_stays_complete() -> None:
     newer.close()
 
 
-async def test_one_that_completes_before_it_hears_of_the_newer_one_is_complete() -> None:
+async def test_a_request_that_completes_before_it_is_aborted_is_complete() -> None:
     client = StubClient()
     client.abort = lambda request_id: True  # type: ignore[method-assign] # on its way; the engine is quicker
     doors, who = admission(client), principal()
@@ -185,7 +185,7 @@ async def test_one_that_completes_before_it_hears_of_the_newer_one_is_complete()
     newer.close()
 
 
-async def test_a_refused_request_supersedes_nothing() -> None:
+async def test_a_rejected_request_supersedes_nothing() -> None:
     client = StubClient()
     doors, who = admission(client), principal(requests_per_minute=1)
     older = doors.admit(who, ask("old"), "doc")
@@ -226,7 +226,7 @@ async def test_the_queue_is_bounded_in_tokens() -> None:
         stream.close()
 
 
-async def test_a_hint_to_retry_says_how_long_the_queue_is() -> None:
+async def test_retry_after_estimates_the_length_of_the_queue() -> None:
     """Before anything was measured, what has waited for long will wait for as long again."""
     clock, client = Clock(), StubClient()
     doors = admission(client, clock, max_queued_tokens=25)
@@ -247,7 +247,7 @@ async def test_a_hint_to_retry_says_how_long_the_queue_is() -> None:
     waiting.close()
 
 
-async def test_a_deadline_that_passes_in_the_queue_is_told_with_a_hint() -> None:
+async def test_a_deadline_missed_in_the_queue_has_a_retry_hint() -> None:
     clock, client = Clock(), StubClient()
     doors = admission(client, clock)
     first, late = doors.admit(ANYBODY, ask("1")), doors.admit(ANYBODY, ask("2", deadline_s=3.0))
@@ -266,7 +266,7 @@ async def test_a_deadline_that_passes_in_the_queue_is_told_with_a_hint() -> None
     first.close()
 
 
-async def test_what_the_engine_refuses_leaves_nothing_and_costs_no_tokens() -> None:
+async def test_a_request_rejected_by_the_engine_releases_everything_and_costs_no_tokens() -> None:
     client = StubClient()
     doors, who = admission(client), principal(tokens_per_minute=5)
     stream = doors.admit(who, ask())
@@ -288,7 +288,7 @@ async def finish_some(doors: Any, client: StubClient, clock: Clock, count: int =
             await rest_of(stream)
 
 
-async def test_what_can_not_be_done_in_time_is_not_begun() -> None:
+async def test_a_request_that_cannot_meet_its_deadline_is_not_started() -> None:
     clock, client = Clock(), StubClient(max_batch=2)
     doors = admission(client, clock)
     await finish_some(doors, client, clock)
@@ -310,7 +310,7 @@ async def test_what_can_not_be_done_in_time_is_not_begun() -> None:
         ask("urgent", deadline_s=3.1 * LATE_MARGIN + 0.01, priority=1),
     ):
         doors.admit(ANYBODY, fine).close()
-    with pytest.raises(LateError):  # so many tokens are asked for, whatever others had
+    with pytest.raises(LateError):  # the request asks for this many tokens, whatever other requests used
         doors.admit(ANYBODY, ask("long", deadline_s=5, stopping=StoppingParams(max_tokens=60, ignore_eos=True)))
     with pytest.raises(LateError):
         doors.admit(ANYBODY, ask("prompt", deadline_s=5, prompt=tuple(range(500))))
@@ -323,7 +323,7 @@ async def test_what_can_not_be_done_in_time_is_not_begun() -> None:
         stream.close()
 
 
-async def test_answers_that_are_made_and_not_read_take_no_place() -> None:
+async def test_generated_answers_that_are_not_read_occupy_no_slot() -> None:
     clock, client = Clock(), StubClient(max_batch=2)
     doors = admission(client, clock)
     await finish_some(doors, client, clock)
@@ -347,7 +347,7 @@ def resumed(request_id: str, count: int, **values: Any) -> Request:
     return ask(request_id, resume=ResumeParams((7,) * count), **values)
 
 
-async def test_tokens_that_come_with_a_request_count_like_its_prompt() -> None:
+async def test_resumed_tokens_count_like_prompt_tokens() -> None:
     client = StubClient()
     doors, who = admission(client), principal(tokens_per_minute=60)
     doors.admit(who, resumed("left", 1000)).close()  # it was never begun
@@ -362,7 +362,7 @@ async def test_tokens_that_come_with_a_request_count_like_its_prompt() -> None:
     assert caught.value.retry_after_s == pytest.approx(1)
 
 
-async def test_what_is_left_of_a_resumed_answer_is_forecast_and_it_teaches_nothing_wrong() -> None:
+async def test_a_resumed_request_is_forecast_by_its_remaining_tokens_and_does_not_skew_the_estimate() -> None:
     clock, client = Clock(), StubClient(max_batch=2)
     doors = admission(client, clock)
     await finish_some(doors, client, clock)
@@ -397,7 +397,7 @@ async def test_nothing_is_shed_without_measurements_or_reason() -> None:
     doors.admit(ANYBODY, hopeless).close()  # nothing is known yet
     running.close()
     await finish_some(doors, client, clock)
-    doors.admit(ANYBODY, hopeless).close()  # an idle engine takes whatever comes
+    doors.admit(ANYBODY, hopeless).close()  # an idle engine accepts every request
     running = doors.admit(ANYBODY, ask("running"))
     with pytest.raises(LateError):
         doors.admit(ANYBODY, hopeless)
@@ -411,7 +411,7 @@ async def test_nothing_is_shed_without_measurements_or_reason() -> None:
     running.close()
 
 
-async def test_leaving_at_any_moment_gives_everything_back() -> None:
+async def test_a_disconnect_at_any_moment_releases_everything() -> None:
     client = StubClient()
     doors, who = admission(client), principal(max_concurrent=1)
 
@@ -444,7 +444,7 @@ MOVES = st.lists(
 
 
 @given(moves=MOVES)
-def test_the_books_hold_over_any_schedule(moves: list[tuple[str, int, str]]) -> None:
+def test_accounting_is_exact_under_any_schedule(moves: list[tuple[str, int, str]]) -> None:
     asyncio.run(play(moves))
 
 

@@ -12,7 +12,7 @@ STEPS = st.lists(st.tuples(st.floats(0, 30), st.floats(0, 50)), max_size=40)
 
 
 @given(per_minute=st.floats(0.1, 1000), steps=STEPS)
-def test_over_any_time_no_more_is_begun_than_a_burst_and_the_rate(
+def test_over_any_period_at_most_a_burst_plus_the_rate_is_admitted(
     per_minute: float, steps: list[tuple[float, float]]
 ) -> None:
     bucket, now, taken, last = TokenBucket(per_minute, 0.0), 0.0, 0.0, 0.0
@@ -26,7 +26,7 @@ def test_over_any_time_no_more_is_begun_than_a_burst_and_the_rate(
 
 
 @given(per_minute=st.floats(0.1, 1000), overdrawn=st.floats(0, 2000))
-def test_after_the_wait_it_told_one_more_may_begin_and_not_before(per_minute: float, overdrawn: float) -> None:
+def test_after_the_returned_wait_exactly_one_more_is_admitted(per_minute: float, overdrawn: float) -> None:
     bucket = TokenBucket(per_minute, 0.0)
     bucket.take(max(1.0, per_minute) + overdrawn, 0.0)
     wait = bucket.wait_s(0.0)
@@ -35,7 +35,7 @@ def test_after_the_wait_it_told_one_more_may_begin_and_not_before(per_minute: fl
     assert bucket.wait_s(wait * 1.001 + 1e-9) == 0
 
 
-def test_a_change_of_the_rate_keeps_what_was_used() -> None:
+def test_a_change_of_the_rate_keeps_the_used_tokens() -> None:
     bucket = TokenBucket(60, 0.0)
     bucket.take(90, 0.0)
     bucket.change(6, 0.0)

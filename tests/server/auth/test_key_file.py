@@ -18,7 +18,7 @@ def entry(name: str = "a", key: str = "k", tenant: str = "t", **rest: object) ->
     return KeyEntry(name=name, tenant=tenant, hash=str(KeyHash.of(key)), **rest)  # type: ignore[arg-type]
 
 
-def test_what_is_added_is_read_again_and_comments_stay(tmp_path: Path) -> None:
+def test_added_keys_are_read_back_and_comments_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     limits = Limits(requests_per_minute=2.5, tokens_per_minute=1000, max_concurrent=3, max_priority=-1)
     first, second = entry(), entry("b", "l", "other", admin=True, limits=limits)
@@ -52,7 +52,7 @@ def test_what_is_added_is_read_again_and_comments_stay(tmp_path: Path) -> None:
         (f"- name: a\n  tenant: t\n  hash: '{HASH}'\n  tenant: u", "line 4: the key `tenant` is given twice"),
     ],
 )
-def test_a_bad_file_is_named_with_the_field_and_without_secrets(text: str, message: str, tmp_path: Path) -> None:
+def test_an_error_names_file_and_field_without_secrets(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -66,7 +66,7 @@ def test_a_bad_file_is_named_with_the_field_and_without_secrets(text: str, messa
     assert path.read_text() == before
 
 
-def test_a_file_that_can_not_be_read_or_made(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_or_created(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_keys(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="cannot be changed"):
@@ -77,7 +77,7 @@ def test_a_file_that_can_not_be_read_or_made(tmp_path: Path) -> None:
         add_key(flow, entry("b", "l"))
 
 
-def test_names_are_not_taken_twice(tmp_path: Path) -> None:
+def test_duplicate_names_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     make_key(path, "a")
     with pytest.raises(ConfigError, match="'a' has the name of another"):

@@ -15,14 +15,14 @@ CHEAP = KeyHash.parse("scrypt:2:1:1:c2FsdHNhbHQ=:" + "A" * 43 + "=")
 
 
 @given(key=st.text(max_size=80), other=st.text(max_size=80))
-def test_a_fast_hash_knows_its_key_and_no_other(key: str, other: str) -> None:
+def test_a_fast_hash_matches_its_key_only(key: str, other: str) -> None:
     found = KeyHash.parse(str(KeyHash.of(key)))
     assert found.matches(key)
     assert found.matches(other) == (key == other)
     assert not found.slow
 
 
-def test_a_slow_hash_is_scrypt_of_a_fresh_salt() -> None:
+def test_a_slow_hash_is_scrypt_with_a_fresh_salt() -> None:
     first, second = KeyHash.of("pass", slow=True), KeyHash.of("pass", slow=True)
     assert first.salt != second.salt
     again = KeyHash.parse(str(first))
@@ -52,7 +52,7 @@ def test_a_slow_hash_does_not_match_by_chance(key: str) -> None:
         "scrypt:2:1:1:c2FsdHNhbHQ=:!",
     ],
 )  # fmt: skip
-def test_what_is_no_hash_is_refused(text: str) -> None:
+def test_invalid_hashes_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="specdec keys new"):
         KeyHash.parse(text)
 

@@ -25,7 +25,7 @@ def ring(path: Path) -> KeyRing:
     return KeyRing(path, FileWatch([path], every_s=0))
 
 
-async def test_each_key_is_its_holders(tmp_path: Path) -> None:
+async def test_each_key_belongs_to_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     keys = {name: make_key(path, name, f"t-{name}", slow=name == "slow") for name in ("a", "slow", "b")}
     found = ring(path)
@@ -49,7 +49,7 @@ async def test_every_key_is_compared_by_digest_in_constant_time(
     for key in (*keys, "sd-unknown"):
         compared.clear()
         await asyncio.gather(found.find(key), return_exceptions=True)
-        assert len(compared) == 5  # whichever it is, and if it is none
+        assert len(compared) == 5  # for every key, and for a key that matches none
         assert all(len(a) == len(b) == 32 and key.encode() not in (a, b) for a, b in compared)
 
 
@@ -65,13 +65,13 @@ async def test_a_slow_hash_is_computed_once_per_key(tmp_path: Path, monkeypatch:
     assert len(checks) == 1
     with pytest.raises(UnauthenticatedError):
         await found.find("sd-wrong")
-    assert len(checks) == 1  # the only slow key is known by now: nothing else can be it
+    assert len(checks) == 1  # the only slow key has been seen, so no other text can match it
     make_key(path, "fast")
     assert (await found.find(key)).name == "slow"
     assert len(checks) == 1  # also after the file was read again
 
 
-async def test_guessing_at_slow_hashes_is_bounded(tmp_path: Path) -> None:
+async def test_guesses_at_slow_hashes_are_bounded(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     make_key(path, "slow", slow=True)
     fast = make_key(path, "fast")
@@ -86,7 +86,7 @@ async def test_guessing_at_slow_hashes_is_bounded(tmp_path: Path) -> None:
     assert sum(isinstance(r, UnauthenticatedError) for r in results) == SLOW_CHECKS
 
 
-async def test_the_file_takes_effect_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_changed_file_takes_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "keys.yaml"
     first = make_key(path, "a")
     found = ring(path)
@@ -109,7 +109,7 @@ async def test_the_file_takes_effect_when_it_changes(tmp_path: Path, caplog: pyt
             await found.find(key)
 
 
-async def test_bug_a_file_that_was_cut_off_revokes_no_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bug_a_truncated_file_revokes_no_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "keys.yaml"
     keys = [make_key(path, name) for name in ("a", "b", "c")]
     marked = path.read_text()
@@ -157,7 +157,7 @@ def test_which_versions_are_complete(old: str, new: str, complete: bool) -> None
         check_complete(*texts)
 
 
-def test_a_ring_begins_with_keys(tmp_path: Path) -> None:
+def test_a_ring_starts_with_its_keys(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     path.write_text("# none yet\n")
     with pytest.raises(ConfigError, match="specdec keys new"):
@@ -166,7 +166,7 @@ def test_a_ring_begins_with_keys(tmp_path: Path) -> None:
         KeyRing(tmp_path / "none")
 
 
-def test_a_watch_looks_now_and_then(tmp_path: Path) -> None:
+def test_the_file_is_polled(tmp_path: Path) -> None:
     path, now = tmp_path / "f", [0.0]
     path.write_text("1")
     watch = FileWatch([path, tmp_path / "never"], every_s=1.0, clock=lambda: now[0])
@@ -181,7 +181,7 @@ def test_a_watch_looks_now_and_then(tmp_path: Path) -> None:
     assert watch.changed()
 
 
-def test_what_a_tenant_says_no_other_can_say() -> None:
+def test_scoped_names_of_tenants_never_collide() -> None:
     one, two = Principal("k", "a"), Principal("l", "a.b")
     texts = ["", "x", "b/x", "/x", "a/x"]
     said = [p.scoped(text) for p in (one, two) for text in texts]
@@ -191,7 +191,7 @@ def test_what_a_tenant_says_no_other_can_say() -> None:
     assert (own.request_id, own.cache_salt, own.session, own.priority) == ("a/id", "a/s", "e", 3)
 
 
-def test_a_key_may_be_kept_to_some_indexes() -> None:
+def test_a_key_can_be_limited_to_some_indexes() -> None:
     def indexes_of(principal: Principal, asked: tuple[str, ...] | None) -> tuple[str, ...] | None:
         request = Request("id", (1,), speculation=SpeculationParams(indexes=asked))
         return principal.scope_request(request).speculation.indexes

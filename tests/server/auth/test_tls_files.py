@@ -25,7 +25,7 @@ def watched(cert: Path, key: Path, ca: Path | None = None) -> TlsFiles:
 
 @asynccontextmanager
 async def listening(files: TlsFiles) -> AsyncIterator[int]:
-    """A server that says hello; its port."""
+    """Run a server that sends hello; yields its port."""
 
     async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello")
@@ -39,7 +39,7 @@ async def listening(files: TlsFiles) -> AsyncIterator[int]:
 
 
 async def says(port: int, context: ssl.SSLContext, name: str = "localhost") -> str:
-    """What the server says, or why it cannot be heard."""
+    """Return what the server sends, or the error of the handshake."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
         data = await reader.read()
@@ -49,7 +49,7 @@ async def says(port: int, context: ssl.SSLContext, name: str = "localhost") -> s
     return data.decode() or "nothing"
 
 
-async def test_a_changed_certificate_is_shown_from_the_next_connection_on(tmp_path: Path) -> None:
+async def test_a_new_certificate_is_used_from_the_next_connection(tmp_path: Path) -> None:
     old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
     async with listening(watched(old.cert, old.key)) as port:
         assert await says(port, old.client_context()) == "hello"
@@ -60,7 +60,7 @@ async def test_a_changed_certificate_is_shown_from_the_next_connection_on(tmp_pa
         assert await says(port, old.client_context()) == "SSLCertVerificationError"
 
 
-async def test_a_connection_goes_on_while_certificate_and_authority_change(tmp_path: Path) -> None:
+async def test_connections_stay_open_while_certificate_and_authority_change(tmp_path: Path) -> None:
     old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
     files = watched(old.cert, old.key, old.ca)
 
@@ -89,7 +89,7 @@ async def test_a_connection_goes_on_while_certificate_and_authority_change(tmp_p
         writer.close()
 
 
-async def test_clients_of_the_authority_in_force_are_let_in(tmp_path: Path) -> None:
+async def test_clients_of_the_current_authority_are_accepted(tmp_path: Path) -> None:
     server, old, new = (Certificates(tmp_path / name) for name in ("server", "old", "new"))
     authorities = tmp_path / "clients.pem"
     authorities.write_bytes(old.ca_pem)
@@ -120,10 +120,9 @@ async def grpc_port(files: TlsFiles) -> AsyncIterator[int]:
 
 
 def visit(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool]:
-    """Connect and speak; returns the session to resume later, and whether ``session`` was resumed.
+    """Connect and send a request. Returns the session to resume later, and whether ``session`` was resumed.
 
-    Raises:
-        ssl.SSLError: the server rejects the client's certificate.
+    Raises: ssl.SSLError: the server rejects the client's certificate.
     """
     with (
         socket.create_connection(("127.0.0.1", port), 10) as plain,
@@ -137,7 +136,7 @@ def visit(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) ->
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-async def test_bug_a_session_ends_with_the_authority_that_let_it_in(
+async def test_bug_a_session_ends_with_the_authority_that_accepted_it(
     tmp_path: Path, protocol: str, version: ssl.TLSVersion
 ) -> None:
     server, old, new = (Certificates(tmp_path / name) for name in ("server", "old", "new"))
@@ -158,7 +157,7 @@ async def test_bug_a_session_ends_with_the_authority_that_let_it_in(
         await asyncio.to_thread(visit, port, context, None)
 
 
-async def test_files_that_do_not_fit_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_inconsistent_pair_of_files_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
     files = watched(old.cert, old.key)
     before = files.current()
@@ -173,7 +172,7 @@ async def test_files_that_do_not_fit_change_nothing(tmp_path: Path, caplog: pyte
     assert (found.cert, found.key) == (new.cert.read_bytes(), new.key.read_bytes())
 
 
-def test_what_can_not_be_used_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_unusable_files_are_rejected_at_the_start(tmp_path: Path) -> None:
     made, other = Certificates(tmp_path / "a"), Certificates(tmp_path / "b")
     text = tmp_path / "text.pem"
     text.write_text("nothing")

@@ -1,4 +1,4 @@
-"""A tokenizer of bytes and of special tokens, whose ids tell the text of any prompt."""
+"""A tokenizer of bytes and special tokens, whose ids encode the text of any prompt."""
 
 from __future__ import annotations
 

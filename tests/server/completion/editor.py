@@ -23,7 +23,7 @@ TEXT = pb.DocumentText(uri="a.py", version=1, text=BOOK[:AT] + "\n" + BOOK[BEHIN
 
 
 def fim(at: int = AT, behind: int = BEHIND, **fields: object) -> options_pb2.FimPrompt:
-    """The book without the line that is asked for."""
+    """The book without the requested line."""
     return options_pb2.FimPrompt(prefix=BOOK[:at], suffix="\n" + BOOK[behind:], **fields)  # type: ignore[arg-type]
 
 

@@ -30,7 +30,7 @@ INFO = EngineInfo("m", None, "int8", "native", "bitwise", 4096, 300, 1 << 16, 8,
 
 
 class ScriptedRequest:
-    """What was asked, and what the test answers. ``closed``: its reader has let go of it."""
+    """A request and the script of its answer. ``closed``: its reader has closed the stream."""
 
     def __init__(self, principal: Principal, request: Request, supersedes_key: str, unread: UnreadEvents) -> None:
         self.principal, self.request, self.supersedes_key, self.unread = principal, request, supersedes_key, unread
@@ -107,7 +107,7 @@ class ScriptedEngine:
 
     @property
     def running(self) -> int:
-        """Requests that were not let go of and have not ended."""
+        """Requests whose streams are neither closed nor finished."""
         return sum(request.running for request in self.requests)
 
     @property

@@ -84,14 +84,14 @@ async def test_limits_hold(
 
 
 @KINDS
-async def test_an_id_in_flight_is_refused(request_: Request) -> None:
+async def test_an_id_in_flight_is_rejected(request_: Request) -> None:
     table, _ = table_over(HoldingClient())
     await table.start(CALLER, request_)
     with pytest.raises(DuplicateRequestError):
         await table.start(CALLER, request_)
 
 
-async def test_what_a_joiner_reads_is_charged_to_its_key() -> None:
+async def test_a_joiners_tokens_are_charged_to_its_key() -> None:
     client = HoldingClient()
     table, doors = table_over(client)
     limited = principal("limited", tokens_per_minute=1000)
@@ -106,7 +106,7 @@ async def test_what_a_joiner_reads_is_charged_to_its_key() -> None:
     assert doors.in_flight == 0
 
 
-async def test_a_joiner_takes_no_place_in_the_batch_and_concurrency_is_given_back() -> None:
+async def test_a_joiner_occupies_no_batch_slot_and_releases_its_concurrency() -> None:
     client = HoldingClient(max_batch=2)
     table, doors = table_over(client)
     limited = principal("limited", max_concurrent=1)
@@ -124,7 +124,7 @@ async def test_a_joiner_takes_no_place_in_the_batch_and_concurrency_is_given_bac
 
 @KINDS
 @pytest.mark.parametrize("priority", [-1, 0, 1])
-async def test_only_requests_of_higher_priority_go_on_alone(request_: Request, priority: int) -> None:
+async def test_only_requests_of_higher_priority_are_not_coalesced(request_: Request, priority: int) -> None:
     client = HoldingClient()
     table, _ = table_over(client)
     await table.start(CALLER, request_)
@@ -135,7 +135,7 @@ async def test_only_requests_of_higher_priority_go_on_alone(request_: Request, p
 
 
 @KINDS
-async def test_a_priority_above_the_keys_limit_does_not_count(request_: Request) -> None:
+async def test_a_priority_above_the_keys_limit_is_ignored(request_: Request) -> None:
     client = HoldingClient()
     table, _ = table_over(client)
     caller = replace(CALLER, limits=Limits(max_priority=0))
@@ -148,7 +148,7 @@ async def test_a_priority_above_the_keys_limit_does_not_count(request_: Request)
 
 @KINDS
 @pytest.mark.parametrize("scheduled", [False, True])
-async def test_a_nearer_deadline_goes_on_alone_while_the_twin_is_not_scheduled(
+async def test_a_nearer_deadline_is_not_coalesced_while_the_twin_is_not_scheduled(
     request_: Request, scheduled: bool
 ) -> None:
     client = HoldingClient()
@@ -179,7 +179,7 @@ async def test_a_deadline_ends_its_own_reader_only() -> None:
     assert (len(client.given), client.aborted, doors.in_flight) == (1, [], 0)
 
 
-async def test_a_held_request_that_is_late_goes_to_the_engine_to_be_ended() -> None:
+async def test_a_held_request_past_its_deadline_is_ended_by_the_engine() -> None:
     client = HoldingClient()
     table, doors = table_over(client)
     first, _ = await table.start(CALLER, SAMPLED)
@@ -197,7 +197,7 @@ async def test_a_held_request_that_is_late_goes_to_the_engine_to_be_ended() -> N
 
 
 @pytest.mark.parametrize("aborted", ["first", "second"])
-async def test_an_abort_leaves_the_other_readers_the_whole_answer(aborted: str) -> None:
+async def test_an_abort_leaves_the_whole_answer_to_the_other_readers(aborted: str) -> None:
     client = HoldingClient()
     table, doors = table_over(client)
     runs = {name: (await table.start(CALLER, replace(GREEDY, request_id=name)))[0] for name in ("first", "second")}
@@ -217,7 +217,7 @@ async def test_an_abort_leaves_the_other_readers_the_whole_answer(aborted: str) 
 
 
 @pytest.mark.parametrize("order", [("first", "second"), ("second", "first")])
-async def test_when_all_readers_abort_the_engine_stops(order: tuple[str, str]) -> None:
+async def test_the_engine_stops_when_all_readers_abort(order: tuple[str, str]) -> None:
     client = HoldingClient()
     table, doors = table_over(client)
     runs = {name: (await table.start(CALLER, replace(GREEDY, request_id=name)))[0] for name in ("first", "second")}

@@ -1,4 +1,4 @@
-"""Sessions: what is typed through goes on, what is not is ended, and nobody is left behind."""
+"""Sessions: a suggestion that matches the typed text continues, any other is cancelled, and no request is leaked."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def settle() -> None:
 
 
 async def said(desk: Desk, text: str, *, done: bool = False) -> None:
-    """The first generation says ``text``."""
+    """The first request generates ``text``."""
     await desk.ask(GAP)
     desk.engine.requests[0].say(text)
     if done:
@@ -61,7 +61,7 @@ async def said(desk: Desk, text: str, *, done: bool = False) -> None:
     await settle()
 
 
-async def test_a_whole_suggestion() -> None:
+async def test_complete_suggestion() -> None:
     desk = Desk()
     suggestion = await desk.ask(GAP)
     request = desk.engine.last.request
@@ -77,7 +77,7 @@ async def test_a_whole_suggestion() -> None:
     assert desk.engine.running == desk.service.runs.in_flight == 0
 
 
-async def test_what_was_typed_is_what_was_being_said() -> None:
+async def test_typed_text_that_matches_the_generation_is_skipped() -> None:
     desk = Desk()
     await said(desk, "turn a")
     suggestion = await desk.ask(desk.typed("tur"))
@@ -116,7 +116,7 @@ async def test_typing_ahead_of_the_generation_waits_for_it() -> None:
     assert len(desk.engine.requests) == 1
 
 
-async def test_before_the_first_token_nothing_is_being_said() -> None:
+async def test_before_the_first_token_any_typing_starts_a_new_generation() -> None:
     desk = Desk()
     await desk.ask(GAP)
     desk.engine.last.start()
@@ -127,7 +127,7 @@ async def test_before_the_first_token_nothing_is_being_said() -> None:
 
 
 @pytest.mark.parametrize("how", ["other", "ends", "fails", "far"])
-async def test_where_it_says_something_else_a_new_one_begins(how: str) -> None:
+async def test_typing_that_differs_starts_a_new_generation(how: str) -> None:
     desk = Desk()
     await said(desk, "tu")
     typed = "turn a" if how != "far" else "turn " + "a" * 20
@@ -158,7 +158,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_any_other_change_ends_it_first(change: str) -> None:
+async def test_any_other_change_cancels_the_generation_first(change: str) -> None:
     desk = Desk()
     await said(desk, "turn a")
     gap, options = CHANGES[change]
@@ -167,14 +167,14 @@ async def test_any_other_change_ends_it_first(change: str) -> None:
     assert [request.closed for request in desk.engine.requests] == [True, False]
 
 
-async def test_other_texts_of_the_project_do_not_end_it() -> None:
+async def test_changes_of_other_files_keep_the_generation() -> None:
     desk = Desk()
     await said(desk, "turn a")
     suggestion = await desk.ask(replace(desk.typed("t"), files=(ContextFile("x.py", "x"),)))
     assert suggestion.origin is Origin.CONTINUED
 
 
-async def test_asking_again_at_the_same_place() -> None:
+async def test_a_repeated_request_at_the_same_place() -> None:
     desk = Desk()
     await said(desk, "turn", done=True)
     again = await desk.ask(GAP)
@@ -187,7 +187,7 @@ async def test_asking_again_at_the_same_place() -> None:
         await settle()
 
 
-async def test_a_time_that_ran_out_is_worth_another_try() -> None:
+async def test_a_generation_that_timed_out_is_retried() -> None:
     desk = Desk()
     await desk.ask(GAP)
     desk.engine.last.say("tu")
@@ -199,7 +199,7 @@ async def test_a_time_that_ran_out_is_worth_another_try() -> None:
     assert again.origin is Origin.NEW
 
 
-async def test_the_rules_of_the_place_cut_what_goes_on() -> None:
+async def test_stop_rules_of_the_cursor_cut_a_continued_generation() -> None:
     desk = Desk()
     gap = Gap("if x:\n    ", "\n")
     options = replace(OPTIONS, suffix=False)
@@ -230,7 +230,7 @@ DRAFTS = {
 
 
 @pytest.mark.parametrize("how", DRAFTS)
-async def test_what_is_left_of_the_last_one_is_the_next_ones_prediction(how: str) -> None:
+async def test_the_rest_of_the_last_suggestion_is_the_next_prediction(how: str) -> None:
     desk = Desk()
     prefix, word, draft, text = DRAFTS[how]
     await said(desk, text, done=how != "in part")
@@ -241,7 +241,7 @@ async def test_what_is_left_of_the_last_one_is_the_next_ones_prediction(how: str
     assert not draft or request.healing_prefix == word
 
 
-async def test_one_without_text_does_not_hide_the_one_before() -> None:
+async def test_an_empty_suggestion_does_not_replace_the_prediction() -> None:
     desk = Desk()
     await said(desk, "turn a")
     for prefix in (GAP.prefix + "x", GAP.prefix + "xy"):
@@ -249,7 +249,7 @@ async def test_one_without_text_does_not_hide_the_one_before() -> None:
         assert bytes(desk.engine.last.request.prediction_ids).decode() == " re" + prefix[len(GAP.prefix) :] + " a"
 
 
-async def test_equal_asks_of_two_editors_share_one_sequence() -> None:
+async def test_equal_requests_of_two_editors_share_one_sequence() -> None:
     desk = Desk()
     other = desk.service.sessions.open(("", ""), "t")
     mine = await desk.ask(GAP)
@@ -262,7 +262,7 @@ async def test_equal_asks_of_two_editors_share_one_sequence() -> None:
     assert await read(theirs) == "turn"
 
 
-async def test_refusals_leave_nothing_running() -> None:
+async def test_a_rejected_request_leaves_nothing_running() -> None:
     desk = Desk()
     await said(desk, "turn a")
 
@@ -283,7 +283,7 @@ async def test_refusals_leave_nothing_running() -> None:
 
 
 @pytest.mark.parametrize("typed", ["turn a", "xxx"])
-async def test_cancelling_an_ask_at_any_point(typed: str) -> None:
+async def test_cancelling_a_request_at_any_point(typed: str) -> None:
     for steps in range(12):
         desk = Desk()
         desk.service = service_on(desk.engine)
@@ -304,11 +304,9 @@ async def test_cancelling_an_ask_at_any_point(typed: str) -> None:
     typed=st.lists(st.integers(0, 30), max_size=4),
     early=st.booleans(),
 )
-def test_typing_through_gives_what_a_fresh_request_would(
-    says: str, cuts: list[int], typed: list[int], early: bool
-) -> None:
-    """The engine says ``says`` behind the gap; wherever its pieces part, and whenever they come, each ask gets what is
-    left of it behind what was typed."""
+def test_typing_through_equals_a_fresh_request(says: str, cuts: list[int], typed: list[int], early: bool) -> None:
+    """The engine generates ``says`` at the cursor. However it is split and whenever the pieces arrive, each request
+    gets the part of it that follows the typed text."""
     plain = replace(OPTIONS, dedent=False, bracket=False, suffix=False)
 
     async def scenario() -> None:

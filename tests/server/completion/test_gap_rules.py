@@ -43,7 +43,7 @@ TEXT = st.text("abé世😀\n()", max_size=40)
         ("(", "x\n" * 1000, "", ""),  # what closes it may come later
     ],
 )
-def test_brackets_without_a_partner_may_be_closed(prefix: str, suffix: str, closers: str, quote: str) -> None:
+def test_unmatched_brackets_may_be_closed(prefix: str, suffix: str, closers: str, quote: str) -> None:
     assert open_brackets(prefix, suffix) == (closers, quote)
 
 
@@ -61,11 +61,11 @@ def test_brackets_without_a_partner_may_be_closed(prefix: str, suffix: str, clos
         (Gap("\t\tif x", ""), TextRules(min_indent=2, closers="")),
     ],
 )
-def test_rules_of_a_place(gap: Gap, rules: TextRules) -> None:
+def test_stop_rules_of_a_position(gap: Gap, rules: TextRules) -> None:
     assert gap_rules(gap, CompletionOptions()) == rules
 
 
-def test_rules_that_were_asked_for_stay() -> None:
+def test_requested_rules_are_kept() -> None:
     asked = TextRules(max_lines=3, min_indent=0, closers="}", suffix="zz")
     options = CompletionOptions(stopping=StoppingParams(rules=asked))
     assert gap_rules(Gap("    f(", "x"), options) == asked
@@ -89,13 +89,13 @@ def test_offsets_in_every_unit(text: str, place: int) -> None:
         assert place_of(text, 10_000, unit) is None
 
 
-def test_no_place_is_inside_of_a_character() -> None:
+def test_no_offset_is_inside_a_character() -> None:
     assert place_of("a😀b", 2, OffsetUnit.UTF16) is None
     assert [place_of("a😀b", i, OffsetUnit.UTF8) for i in range(7)] == [0, 1, None, None, None, 2, 3]
 
 
 @given(text=TEXT, edits=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), TEXT), max_size=4))
-def test_edits_are_made_in_turn_or_not_at_all(text: str, edits: list[tuple[int, int, str]]) -> None:
+def test_edits_are_applied_in_order_or_not_at_all(text: str, edits: list[tuple[int, int, str]]) -> None:
     document, expected, ok = TextDocument(text, 1), text, True
     for start, end, new in edits:
         ok = ok and start <= end <= len(expected)
@@ -110,13 +110,13 @@ def test_edits_are_made_in_turn_or_not_at_all(text: str, edits: list[tuple[int, 
         assert (document.text, document.version) == (text, 1)
 
 
-def test_documents_do_not_grow_without_end() -> None:
+def test_documents_do_not_grow_without_bound() -> None:
     document = TextDocument("x" * MAX_CHARACTERS, 1)
     with pytest.raises(InvalidRequestError, match="characters"):
         document.apply([TextEdit(0, 0, "y")], 2, OffsetUnit.UTF8)
 
 
-def test_what_is_looked_at_of_a_long_document_begins_at_the_same_place_for_long() -> None:
+def test_the_inspected_part_of_a_long_document_keeps_its_start() -> None:
     document = TextDocument("0123456789" * 40_000, 1)
     starts = set()
     for place in range(200_000, 210_000, 500):

@@ -70,7 +70,7 @@ async def test_a_prompt_can_be_warmed_and_generated_from() -> None:
         assert response.samples[0].text == LINE
 
 
-async def test_a_model_that_can_not_fill_in() -> None:
+async def test_a_model_without_fill_in_the_middle() -> None:
     async with running(no_fim) as server:
         error = await failed(server.completion.Complete(pb.CompleteRequest(fim=fim())))
         assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
@@ -110,7 +110,7 @@ async def test_every_bad_field_is_named() -> None:
         assert error.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_a_completion_that_broke_off_goes_on() -> None:
+def test_an_interrupted_completion_resumes() -> None:
     """What the engine makes of it is in tests/engine/test_resume.py."""
     resume = options_pb2.ResumeOptions(token_ids=[1, 2], text_characters=3, numeric_fingerprint="f")
     options = read_options(pb.CompleteRequest(fim=fim(), resume=resume), violations := ViolationCollector())
@@ -118,7 +118,7 @@ def test_a_completion_that_broke_off_goes_on() -> None:
     assert options.resume == ResumeParams((1, 2), 3, "f")
 
 
-async def test_equal_requests_at_once_are_one() -> None:
+async def test_concurrent_equal_requests_are_coalesced() -> None:
     async with running() as server:
         slow = options_pb2.CacheOptions(salt="slow")
         requests = [pb.CompleteRequest(request_id=f"{i}", fim=fim(), cache=slow) for i in range(3)]

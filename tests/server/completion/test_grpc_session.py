@@ -49,7 +49,7 @@ async def test_typing_through_a_session() -> None:
         assert await editor.call.code() == grpc.StatusCode.OK
 
 
-async def test_typing_something_else_ends_it_at_once() -> None:
+async def test_a_mismatch_cancels_the_generation_immediately() -> None:
     async with running() as server:
         editor = Editor(server)
         await editor.set_up(cache=options_pb2.CacheOptions(salt="slow"))
@@ -67,7 +67,7 @@ async def test_typing_something_else_ends_it_at_once() -> None:
         assert await server.idle(submitted=2, aborted=1)
 
 
-async def test_a_cancelled_ask_ends_and_the_stream_goes_on() -> None:
+async def test_a_cancelled_request_ends_and_the_stream_continues() -> None:
     async with running() as server:
         editor = Editor(server)
         await editor.set_up(cache=options_pb2.CacheOptions(salt="slow"))
@@ -83,7 +83,7 @@ async def test_a_cancelled_ask_ends_and_the_stream_goes_on() -> None:
         assert (await editor.answer(ask))[1] == LINE
 
 
-async def test_documents_out_of_step_are_asked_for_again() -> None:
+async def test_documents_out_of_sync_are_requested_again() -> None:
     async with running() as server:
         editor = Editor(server)
         await editor.set_up()
@@ -113,7 +113,7 @@ async def test_documents_out_of_step_are_asked_for_again() -> None:
         assert (await editor.read()).refused.problems[0].field == "ask.place"
 
 
-async def test_refused_asks_say_why_and_the_stream_goes_on() -> None:
+async def test_a_rejected_request_reports_why_and_the_stream_continues() -> None:
     async with running() as server:
         editor = Editor(server)
         await editor.set_up(stopping=options_pb2.StoppingOptions(max_lines=0))
@@ -129,7 +129,7 @@ async def test_refused_asks_say_why_and_the_stream_goes_on() -> None:
 @pytest.mark.parametrize(
     ("unit", "width"), [(pb.OFFSET_UNIT_UTF16, 2), (pb.OFFSET_UNIT_UTF8, 4), (pb.OFFSET_UNIT_CODE_POINT, 1)]
 )
-async def test_offsets_count_what_the_client_says(unit: pb.OffsetUnit.ValueType, width: int) -> None:
+async def test_offsets_count_in_the_clients_unit(unit: pb.OffsetUnit.ValueType, width: int) -> None:
     async with running() as server:
         editor = Editor(server)
         await editor.set_up(unit=unit)
@@ -138,7 +138,7 @@ async def test_offsets_count_what_the_client_says(unit: pb.OffsetUnit.ValueType,
         assert (await editor.answer(ask))[1] == LINE
 
 
-async def test_a_stream_that_can_not_be_set_up_ends_with_its_status() -> None:
+async def test_a_stream_that_fails_to_open_ends_with_its_status() -> None:
     async with running() as server:
         for message, field in (
             (pb.CompleteSessionRequest(cancel=True), "setup"),
@@ -160,7 +160,7 @@ async def test_a_stream_that_can_not_be_set_up_ends_with_its_status() -> None:
 
 
 @pytest.mark.parametrize("when", ["set up", "asked", "answered", "superseding"])
-async def test_a_vanished_editor_leaves_nothing_running(when: str) -> None:
+async def test_a_disconnected_editor_leaves_nothing_running(when: str) -> None:
     async with running() as server:
         editor = Editor(server)
         await editor.set_up(cache=options_pb2.CacheOptions(salt="slow"), session=options_pb2.SessionOptions(id="s"))
@@ -184,7 +184,7 @@ async def test_a_vanished_editor_leaves_nothing_running(when: str) -> None:
             assert (await again.answer(ask))[1] == LINE
 
 
-async def test_many_asks_at_once_are_all_answered() -> None:
+async def test_many_concurrent_requests_are_all_answered() -> None:
     async with running() as server:
         editor = Editor(server)
         await editor.set_up(cache=options_pb2.CacheOptions(salt="slow"))
@@ -205,7 +205,7 @@ async def test_many_asks_at_once_are_all_answered() -> None:
         assert await server.idle()
 
 
-async def test_streams_end_when_the_engine_dies_and_when_the_server_drains() -> None:
+async def test_streams_end_when_the_engine_crashes_and_when_the_server_drains() -> None:
     async with running() as server:
         editor = Editor(server)
         await editor.set_up(cache=options_pb2.CacheOptions(salt="die"))

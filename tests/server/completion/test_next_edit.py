@@ -67,7 +67,7 @@ def applied(text: str, edits: list[TextEdit]) -> str:
         ("continuedev/instinct", QWEN, "instinct"),
     ],
 )
-def test_the_prompt_has_the_model_s_form_and_predicts_the_window(
+def test_the_prompt_has_the_models_format_and_predicts_the_window(
     model: str, special: tuple[str, ...], form: str
 ) -> None:
     tokenizer = CodeTokenizer(special)
@@ -81,7 +81,7 @@ def test_the_prompt_has_the_model_s_form_and_predicts_the_window(
     assert request.stopping.max_tokens == len(request.prediction_ids) + 128
 
 
-def test_what_does_not_fit_is_left_out_and_special_tokens_stay_text() -> None:
+def test_context_over_the_budget_is_omitted_and_special_tokens_stay_text() -> None:
     files = (ContextFile("b.py", "x = 1\n", 1.0), ContextFile("c.py", "y = 2\n" * 1000))
     recent = (RecentEdit("b.py", "x" * 500, "y" * 500), RENAMED)
     tokenizer = CodeTokenizer()
@@ -142,7 +142,7 @@ def test_an_edit_is_complete_before_the_answer_is() -> None:
     ],
     ids=["unchanged", "no last line break", "nothing", "NO_EDITS", "takes the last edit back", "fenced", "goes on"],
 )
-def test_there_may_be_no_edit(answer: str) -> None:
+def test_an_answer_may_contain_no_edit(answer: str) -> None:
     complete = not answer.endswith("\n" + FILE[:20])
     assert edits_of(answer, complete=complete) == []
 
@@ -154,7 +154,7 @@ def test_lines_after_the_window_are_not_repeated_into_it() -> None:
     assert edits_of("".join(["line zero\n", *lines[1:13]]), place) == [TextEdit(5, 6, "zero")]
 
 
-def test_an_answer_that_was_cut_off_deletes_nothing() -> None:
+def test_a_truncated_answer_deletes_nothing() -> None:
     assert edits_of("import cmath\n\n\ndef area(w, h):\n    return w * h\n", complete=False) == [TextEdit(7, 7, "c")]
     assert edits_of("import cmath\n\n\ndef ar", complete=False) == []
 
@@ -167,7 +167,7 @@ def test_an_answer_that_was_cut_off_deletes_nothing() -> None:
         ("zeta-2", "", ""),
     ],
 )
-def test_a_form_s_marks_are_no_text(model: str, before: str, after: str) -> None:
+def test_markers_of_the_format_are_not_text(model: str, before: str, after: str) -> None:
     answer = (
         before + FILE.replace("(3", "<|user_cursor|>(5" if model != "zeta" else "<|user_cursor_is_here|>(5") + after
     )
@@ -175,21 +175,21 @@ def test_a_form_s_marks_are_no_text(model: str, before: str, after: str) -> None
 
 
 @pytest.mark.parametrize(("unit", "extra"), [(OffsetUnit.UTF16, 1), (OffsetUnit.UTF8, 3), (OffsetUnit.CODE_POINT, 0)])
-def test_offsets_have_the_caller_s_unit_and_line_breaks_the_file_s(unit: OffsetUnit, extra: int) -> None:
+def test_offsets_use_the_callers_unit_and_line_breaks_the_files(unit: OffsetUnit, extra: int) -> None:
     text = "s = '\U0001f600'\r\nx = 1\r\n"
     place = EditPlace("a.py", text, 0, unit=unit)
     at = text.index("1") + extra
     assert edits_of("s = '\U0001f600'\nx = 2\ny = 3\n", place) == [TextEdit(at, at + 1, "2\r\ny = 3")]
 
 
-def test_diffs_are_edits_too() -> None:
+def test_diffs_are_parsed_as_edits() -> None:
     diff = "--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,2 @@\n-def f(w, h):\n+def area(w, h):\n     return w * h\n"
     edit = RecentEdit.of_diff("a.py", diff)
     assert (edit.before, edit.after) == tuple(f"def {name}(w, h):\n    return w * h\n" for name in ("f", "area"))
     assert edits_of(FILE.replace("area", "f", 1), EditPlace("a.py", FILE, 0, (edit,))) == []
 
 
-def test_of_two_whole_files_the_changed_lines_are_the_edit() -> None:
+def test_the_changed_lines_of_two_whole_files_are_the_edit() -> None:
     lines = [f"line {i}\n" for i in range(100_000)]
     edit = RecentEdit.of_texts("a.py", "".join(lines), "".join([*lines[:50], "new\n", *lines[51:]]))
     assert edit.after.splitlines() == ["line 47", "line 48", "line 49", "new", "line 51", "line 52", "line 53"]
@@ -202,7 +202,9 @@ lines = st.lists(st.sampled_from(["a = 1", "b = 2", "", "return a", "}", "c"]), 
 
 
 @given(lines, lines, st.booleans(), st.sampled_from(["\n", "\r\n"]))
-def test_the_edits_make_the_answer_of_the_file(old: list[str], new: list[str], ended: bool, end: str) -> None:
+def test_applying_the_edits_turns_the_file_into_the_answer(
+    old: list[str], new: list[str], ended: bool, end: str
+) -> None:
     text = end.join(old) + (end if ended else "")
     place = EditPlace("a.py", text, 0)
     window = [place.lines[i] for i in place.window]

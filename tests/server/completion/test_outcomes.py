@@ -1,4 +1,4 @@
-"""Outcomes are counted once each, whatever is told how often, and what is kept is bounded."""
+"""Outcomes are counted once each, however often they are reported, and the storage is bounded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = {"a": 10, "b": 20, "c": 5}
 
 
 @given(REPORTS)
-def test_the_last_report_of_each_counts(reports: list[tuple[str, Outcome, int, float]]) -> None:
+def test_the_last_report_of_a_suggestion_counts(reports: list[tuple[str, Outcome, int, float]]) -> None:
     log = OutcomeLog()
     for name, size in SIZES.items():
         log.suggested(ME, name, "s" if name != "c" else "", size)
@@ -46,7 +46,7 @@ def test_the_last_report_of_each_counts(reports: list[tuple[str, Outcome, int, f
     assert log.of_session(ME, "s") == of_session
 
 
-def test_others_suggestions_are_unknown() -> None:
+def test_suggestions_of_other_tenants_are_unknown() -> None:
     log = OutcomeLog()
     log.suggested(ME, "a", "s", 4)
     log.suggested(ME, "empty", "s", 0)
@@ -58,7 +58,7 @@ def test_others_suggestions_are_unknown() -> None:
     assert log.total == Acceptance(suggested=1)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_remembered_suggestions_are_bounded() -> None:
     log = OutcomeLog()
     for i in range(outcome_log.OUTCOME_SUGGESTIONS + 10):
         log.suggested(ME, f"{i}", f"{i}", 1)
@@ -81,7 +81,7 @@ def test_sessions_are_bounded_by_number() -> None:
         sessions.open(ME, f"{i}")
     assert len(sessions) == 3
     first.keep("a", TextDocument("text", 1))
-    assert sessions.open(ME, "0").documents == {}  # it was let go, and its documents with it
+    assert sessions.open(ME, "0").documents == {}  # the session is evicted with its documents
 
 
 def test_sessions_are_bounded_by_age() -> None:
@@ -94,7 +94,7 @@ def test_sessions_are_bounded_by_age() -> None:
     now[0] = 15.0
     sessions.open(ME, "new")
     assert len(sessions) == 2
-    sessions.used(ME, old)  # its stream is there still, but who comes back finds nothing
+    sessions.used(ME, old)  # its stream is still open, but a reconnected client finds no documents
     assert len(sessions) == 2
 
 
@@ -107,7 +107,7 @@ def test_sessions_are_bounded_by_size() -> None:
     assert len(sessions) == 2
 
 
-async def test_who_comes_back_finds_the_documents_and_ends_what_ran() -> None:
+async def test_a_reconnected_client_finds_its_documents_and_ends_the_old_stream() -> None:
     engine = ScriptedEngine()
     service = service_on(engine)
     former = service.sessions.open(ME, "s")

@@ -45,7 +45,7 @@ def parts(packed: PackedPrompt) -> tuple[str, str, str, str]:
 
 @settings(max_examples=200)
 @given(gap=GAPS, budget=st.integers(SMALLEST_BUDGET, 900))
-def test_the_budget_holds_and_what_is_nearest_stays(gap: Gap, budget: int) -> None:
+def test_the_budget_holds_and_the_nearest_text_is_kept(gap: Gap, budget: int) -> None:
     packed = PACKER.pack(gap, FillMode.MIDDLE, budget)
     assert len(packed.ids) <= budget
     pre, suf, mid = (packed.ids.index(i) for i in (PRE, SUF, MID))
@@ -62,7 +62,7 @@ def test_the_budget_holds_and_what_is_nearest_stays(gap: Gap, budget: int) -> No
 
 
 @given(gap=GAPS, budget=st.integers(SMALLEST_BUDGET, 900))
-def test_prefix_only_shows_no_suffix(gap: Gap, budget: int) -> None:
+def test_prefix_only_omits_the_suffix(gap: Gap, budget: int) -> None:
     packed = PACKER.pack(gap, FillMode.PREFIX, budget)
     assert len(packed.ids) <= budget
     assert not packed.fills_in
@@ -72,14 +72,14 @@ def test_prefix_only_shows_no_suffix(gap: Gap, budget: int) -> None:
 
 
 @given(prefix=TEXT, suffix=TEXT, typed=st.text("abc =(){}é", max_size=8))
-def test_typing_on_a_line_only_adds_at_the_end(prefix: str, suffix: str, typed: str) -> None:
+def test_typing_on_a_line_only_appends(prefix: str, suffix: str, typed: str) -> None:
     before = PACKER.pack(Gap(prefix, suffix), FillMode.MIDDLE, 4096)
     after = PACKER.pack(Gap(prefix + typed, suffix), FillMode.MIDDLE, 4096)
     assert spelled(after) == (*spelled(before), *typed.encode())
 
 
 @pytest.mark.parametrize(("budget", "most"), [(600, 40), (2000, 25), (4000, 10)])
-def test_a_file_that_is_typed_keeps_what_is_computed(budget: int, most: int) -> None:
+def test_typing_in_a_file_keeps_the_cached_prefix(budget: int, most: int) -> None:
     start, end = len(SOURCE) // 2, len(SOURCE) // 2 + 3000
     suffix, shared, before = SOURCE[end:][:9000], [], ()
     for cursor in range(start, end):
@@ -93,7 +93,7 @@ def test_a_file_that_is_typed_keeps_what_is_computed(budget: int, most: int) -> 
 
 
 @given(text=TEXT, more=st.text("ab\n ", max_size=20))
-def test_breaks_stay_while_text_is_added(text: str, more: str) -> None:
+def test_boundaries_are_stable_when_text_is_added(text: str, more: str) -> None:
     for before in (False, True):
         old, new = line_breaks(text, before=before), line_breaks(text + more, before=before)
         end = text.rfind("\n")
@@ -101,7 +101,7 @@ def test_breaks_stay_while_text_is_added(text: str, more: str) -> None:
 
 
 @given(text=LINES, cut=st.integers(0, 40))
-def test_breaks_are_found_again_in_a_part_of_the_text(text: str, cut: int) -> None:
+def test_a_part_of_the_text_has_the_same_boundaries(text: str, cut: int) -> None:
     lines = text.split("\n")
     part = "\n".join(lines[min(cut, len(lines) - 1) :])
     gone = len(text) - len(part)
@@ -112,7 +112,7 @@ def test_breaks_are_found_again_in_a_part_of_the_text(text: str, cut: int) -> No
         assert all(whole[b.at] == b.level for b in line_breaks(part) if b.at > settled and b.level < TOP_LEVEL)
 
 
-def test_levels_are_as_rare_as_they_are_high() -> None:
+def test_the_frequency_of_a_level_falls_with_its_height() -> None:
     found = [b.level for b in line_breaks(SOURCE)[1:]]
     assert len(found) > 1500
     for level in range(1, 5):
@@ -120,7 +120,7 @@ def test_levels_are_as_rare_as_they_are_high() -> None:
         assert 0.6 * 2.0**-level < share < 1.6 * 2.0**-level
 
 
-def test_long_lines_are_parted_too() -> None:
+def test_long_lines_are_split() -> None:
     text = "x" * 5000
     packed = PACKER.pack(Gap(text), FillMode.MIDDLE, 500)
     more = PACKER.pack(Gap(text + "y"), FillMode.MIDDLE, 500)
@@ -129,13 +129,13 @@ def test_long_lines_are_parted_too() -> None:
     assert spelled(more) == (*spelled(packed), ord("y"))
 
 
-def test_the_middle_begins_where_it_is_said_to() -> None:
+def test_the_middle_starts_at_the_given_offset() -> None:
     packed = PACKER.pack(Gap("one\ntwo\nthree", "four", head_from=8), FillMode.MIDDLE, 900)
     assert (packed.healing_prefix, packed.n_healing_tokens) == ("three", 5)
     assert parts(packed) == ("", "one\ntwo\n", "four", "three")
 
 
-def test_context_is_chosen_by_relevance_and_shown_in_an_order_of_its_own() -> None:
+def test_context_is_selected_by_relevance_and_has_a_stable_order() -> None:
     files = (
         ContextFile("z.py", "z" * 50, score=0.9),
         ContextFile("m.py", "m" * 50, score=0.1),
@@ -154,13 +154,13 @@ def test_context_is_chosen_by_relevance_and_shown_in_an_order_of_its_own() -> No
     assert [name in context for name in ("a.py", "b.py", "m.py", "z.py")] == [True, True, False, True]
 
 
-def test_of_equal_texts_the_newest_and_then_the_last_stay() -> None:
+def test_of_equal_texts_the_newest_then_the_last_is_kept() -> None:
     files = tuple(ContextFile(f"{i}.py", f"{i}" * 60, time_ms=10 * (i == 0)) for i in range(4))
     context = parts(PACKER.pack(Gap("p" * 2000, files=files, path="x"), FillMode.MIDDLE, 660))[0]
     assert [f"<|file_sep|>{i}.py" in context for i in range(4)] == [True, False, False, True]
 
 
-def test_a_text_too_long_is_cut_behind_a_line() -> None:
+def test_a_too_long_text_is_cut_after_a_line() -> None:
     files = (ContextFile("a.py", "\n".join(["0123456789"] * 100)),)
     context = parts(PACKER.pack(Gap("p" * 500, files=files, path="x"), FillMode.MIDDLE, 400))[0]
     body = context.removeprefix("<|file_sep|>a.py\n").removesuffix("<|file_sep|>x\n")
@@ -168,19 +168,19 @@ def test_a_text_too_long_is_cut_behind_a_line() -> None:
     assert set(body.splitlines()) == {"0123456789"}
 
 
-def test_names_too_long_for_the_budget_are_left_out() -> None:
+def test_names_too_long_for_the_budget_are_omitted() -> None:
     gap = Gap("p" * 100, "s" * 100, files=(ContextFile("f" * 900, "text"),), repo="r" * 900, path="q" * 900)
     assert len(PACKER.pack(gap, FillMode.MIDDLE, SMALLEST_BUDGET).ids) <= SMALLEST_BUDGET
 
 
-def test_the_suffix_takes_what_the_prefix_leaves() -> None:
+def test_the_suffix_gets_the_budget_that_the_prefix_leaves() -> None:
     short = parts(PACKER.pack(Gap("p", "s" * 5000), FillMode.MIDDLE, 803))
     assert len(short[2]) == 200 + 300  # its quarter, and three eighths of the prefix's half
     long = parts(PACKER.pack(Gap("p\n" * 2000, "s" * 5000), FillMode.MIDDLE, 803))
     assert len(long[2]) == 200
 
 
-def test_encode_gives_the_prompt_of_two_texts() -> None:
+def test_encode_returns_the_prompt_of_two_texts() -> None:
     ids = encoded(PACKER, "def f():\n    re", "\n")
     assert TOKENIZER.shown(ids) == "<|fim_prefix|>def f():\n    re<|fim_suffix|>\n<|fim_middle|>"
 

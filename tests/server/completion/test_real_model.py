@@ -1,4 +1,4 @@
-"""A real model behind a real port: what goes on in a session is what a fresh request gets."""
+"""A real model on a real port: a continued suggestion of a session equals a fresh request."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ async def fresh(server: Server, prefix: str, max_tokens: int) -> tuple[str, list
     return "".join(m.delta.text for m in messages), [i for m in messages for i in m.delta.token_ids]
 
 
-async def test_what_goes_on_is_what_a_fresh_request_gets() -> None:
-    """At every character, also within a token, where the tokenizer makes of the typed text the tokens that were said:
-    a fresh request begins with what the session answers, and goes on where the limit cut that."""
+async def test_a_continued_suggestion_equals_a_fresh_request() -> None:
+    """Holds at every character, also within a token, as long as the tokenizer turns the typed text into the generated
+    tokens: a fresh request starts with the session's answer and extends it past the limit."""
     config = EngineConfig(kv_tokens=4096, max_context=1024)
     tokenizer = load_tokenizer(config.target, config.cache_dir)
     packer, options = PromptPacker(tokenizer, 1024), CompletionOptions()
@@ -73,7 +73,7 @@ async def test_what_goes_on_is_what_a_fresh_request_gets() -> None:
         return list(found.ids), found.healing_prefix
 
     def begins(ids: list[int], said: list[int], prompt: list[int]) -> bool:
-        """Whether ``ids`` are the prompt and the first tokens that were said."""
+        """Return whether ``ids`` are the prompt and the first generated tokens."""
         return ids == [*prompt, *said][: len(ids)] and len(ids) >= len(prompt)
 
     prefix = ABOVE + "sho"

@@ -40,7 +40,7 @@ async def read(run: CoalescedRequest) -> str:
     return "".join([event.text async for event in run.read() if isinstance(event, Delta)])
 
 
-async def test_equal_requests_are_one() -> None:
+async def test_equal_requests_are_coalesced() -> None:
     engine = ScriptedEngine()
     table = RequestCoalescer(engine)
     run, shared = await table.start(ANYBODY, GREEDY)
@@ -75,7 +75,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("how", OTHERS)
-async def test_what_may_be_answered_otherwise_is_asked_for_itself(how: str) -> None:
+async def test_requests_that_may_differ_are_not_coalesced(how: str) -> None:
     engine = ScriptedEngine()
     table = RequestCoalescer(engine)
     first = OTHERS[how] if how in ("time", "deadline") else GREEDY
@@ -109,7 +109,7 @@ async def test_tenants_share_nothing() -> None:
     assert [request.principal.tenant for request in engine.requests] == ["a", "b"]
 
 
-async def test_a_prompt_is_computed_once() -> None:
+async def test_a_prompt_is_prefilled_once() -> None:
     engine = ScriptedEngine()
     table = RequestCoalescer(engine)
     first, _ = await table.start(ANYBODY, CHANCE)
@@ -128,7 +128,7 @@ async def test_a_prompt_is_computed_once() -> None:
     assert (engine.running, table.in_flight) == (0, 0)
 
 
-async def test_a_joiner_is_admitted_first_and_until_it_leaves() -> None:
+async def test_a_joiner_is_admitted_before_joining_and_until_it_leaves() -> None:
     engine = ScriptedEngine()
     table = RequestCoalescer(engine)
     run, _ = await table.start(ANYBODY, GREEDY)
@@ -159,7 +159,7 @@ async def test_a_more_urgent_request_does_not_wait_for_its_twin(urgent: Request)
     assert (engine.running, table.in_flight) == (0, 0)
 
 
-async def test_one_that_waited_does_not_delay_a_more_important_one() -> None:
+async def test_a_held_request_does_not_delay_a_more_important_one() -> None:
     engine = ScriptedEngine()
     table = RequestCoalescer(engine)
     for priority in (10, 0, 5):
@@ -170,7 +170,7 @@ async def test_one_that_waited_does_not_delay_a_more_important_one() -> None:
     assert [request.request.priority for request in engine.requests] == [10, 0, 5]
 
 
-async def test_nobody_waits_for_a_grammar_to_be_compiled() -> None:
+async def test_no_request_waits_for_a_grammar_to_compile() -> None:
     engine = ScriptedEngine()
     table = RequestCoalescer(engine)
     grammar = GrammarParams(GrammarKind.REGEX, "a{1000}")
@@ -179,7 +179,7 @@ async def test_nobody_waits_for_a_grammar_to_be_compiled() -> None:
     assert len(engine.requests) == 2
 
 
-async def test_limits_of_keys_hold_for_shared_answers() -> None:
+async def test_key_limits_apply_to_shared_answers() -> None:
     client = StubClient()
     doors = admission(client)
     who = principal(max_concurrent=2)
@@ -203,7 +203,7 @@ async def test_short_prompts_do_not_wait() -> None:
 
 
 @pytest.mark.parametrize("how", ["leaves", "fails", "ends"])
-async def test_who_waits_is_next_when_the_first_is_gone(how: str) -> None:
+async def test_a_held_request_is_next_when_the_first_is_aborted(how: str) -> None:
     engine = ScriptedEngine()
     table = RequestCoalescer(engine)
     first, _ = await table.start(ANYBODY, CHANCE)
@@ -228,7 +228,7 @@ async def test_who_waits_is_next_when_the_first_is_gone(how: str) -> None:
     assert (engine.running, table.in_flight) == (0, 0)
 
 
-async def test_readers_get_all_events_whenever_they_come() -> None:
+async def test_readers_get_all_events_whenever_they_join() -> None:
     engine = ScriptedEngine()
     table = RequestCoalescer(engine)
     run, _ = await table.start(ANYBODY, GREEDY)
@@ -248,7 +248,7 @@ async def test_readers_get_all_events_whenever_they_come() -> None:
     late.leave()
 
 
-async def test_what_a_reader_has_not_read_counts_for_each() -> None:
+async def test_unread_output_counts_for_each_reader() -> None:
     engine = ScriptedEngine()
     table = RequestCoalescer(engine)
     run, _ = await table.start(ANYBODY, GREEDY)
@@ -283,7 +283,7 @@ async def test_a_long_answer_is_not_kept_for_further_readers(monkeypatch: pytest
     assert [await read(run) for run in (first, joined, other)] == ["a" * 10_000, "a" * 10_000, ""]
 
 
-async def test_a_reader_that_breaks_fails_the_run_and_closes_its_source() -> None:
+async def test_a_reader_error_fails_the_run_and_closes_its_source() -> None:
     engine = ScriptedEngine()
     run, _ = await RequestCoalescer(engine).start(ANYBODY, GREEDY)
     pump = next(task for task in asyncio.all_tasks() if task.get_name() == "completion-run")

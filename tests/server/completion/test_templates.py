@@ -109,7 +109,7 @@ def test_templates_can_be_named() -> None:
     assert len({template.name for template in TEMPLATES}) == len(TEMPLATES)
 
 
-def test_a_model_without_such_tokens_refuses_or_continues() -> None:
+def test_a_model_without_such_tokens_rejects_or_continues() -> None:
     tokenizer = CodeTokenizer(("<repo_name>", "<file_sep>", "<|endoftext|>"))
     packer = PromptPacker(tokenizer, 4096)
     assert not packer.fills_in
@@ -135,7 +135,7 @@ def test_no_text_becomes_a_special_token(pieces: list[str]) -> None:
     assert tokenizer.decode(ids) == text
 
 
-def test_what_is_known_is_bounded_and_kept_apart() -> None:
+def test_learned_templates_are_bounded_and_separate() -> None:
     calls: list[str] = []
 
     class Counting(CodeTokenizer):
@@ -171,7 +171,7 @@ def sentencepiece(names: tuple[str, ...]) -> models_tokenizer.Tokenizer:
     return models_tokenizer.Tokenizer(backend.to_str(), TokenizerInfo(bos_id=begin, add_bos=True))
 
 
-def test_code_llama_puts_a_space_in_front_of_the_prefix_alone() -> None:
+def test_code_llama_adds_a_space_before_the_prefix_only() -> None:
     tokenizer = sentencepiece(("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"))
     packed = PromptPacker(tokenizer, 4096).pack(GAP, FillMode.MIDDLE, 900, heal=False)
     names = [tokenizer.token_bytes(i).decode() for i in packed.ids]
@@ -186,7 +186,7 @@ def cache_dir() -> object:
 
 
 @pytest.mark.model
-def test_qwen_by_its_own_vocabulary(cache_dir) -> None:  # type: ignore[no-untyped-def]
+def test_qwen_is_detected_by_its_vocabulary(cache_dir) -> None:  # type: ignore[no-untyped-def]
     tokenizer = load_tokenizer("qwen2.5-coder-1.5b", cache_dir)
     packed = PromptPacker(tokenizer, 32768).pack(REPO, FillMode.MIDDLE, 900)
     assert (packed.healing_prefix, packed.n_healing_tokens) == ("two", 1)
@@ -219,7 +219,7 @@ def test_smollm2_has_no_such_tokens(cache_dir) -> None:  # type: ignore[no-untyp
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["qwen2.5-coder-1.5b", "smollm2-135m"])
-def test_parting_a_text_leaves_its_tokens(cache_dir, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_splitting_a_text_keeps_its_tokens(cache_dir, name: str) -> None:  # type: ignore[no-untyped-def]
     tokenizer = load_tokenizer(name, cache_dir)
     source = open(models_tokenizer.__file__).read()  # noqa: SIM115
     packer = PromptPacker(tokenizer, 32768)
@@ -230,14 +230,14 @@ def test_parting_a_text_leaves_its_tokens(cache_dir, name: str) -> None:  # type
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["qwen2.5-coder-1.5b", "smollm2-135m"])
-def test_what_is_in_front_of_an_open_word_keeps_its_tokens(cache_dir, name: str) -> None:  # type: ignore[no-untyped-def]
-    """The rule that lets a sequence go on in the middle of a token: wherever a text stops, the tokens of all but its
-    open word are those it has in the whole text."""
+def test_text_before_the_unfinished_word_keeps_its_tokens(cache_dir, name: str) -> None:  # type: ignore[no-untyped-def]
+    """The rule that lets a sequence continue inside a token: wherever a text stops, all of it but the unfinished word
+    has the tokens that it has in the whole text."""
     tokenizer = load_tokenizer(name, cache_dir)
     user = UserText(tokenizer, {})
     source = open(models_tokenizer.__file__).read()[3000:5000]  # noqa: SIM115
     whole = tokenizer.encode(source, add_special=False)
-    # Within white space nothing can be said: it is one with whatever more of it follows.
+    # Within white space nothing is certain: it merges with any white space that follows.
     places = [i for i in range(1, len(source)) if not (source[i - 1].isspace() and source[i].isspace())]
     kept, long = 0, 0
     for cursor in places:
@@ -257,7 +257,7 @@ def test_what_is_in_front_of_an_open_word_keeps_its_tokens(cache_dir, name: str)
         ("ünïc", "c"), ("x" * 40, ""), ("=" * 40, ""), ("one\ntwo", "two"), ("x)", ")"), ("a ((b", "b"),
     ],
 )  # fmt: skip
-def test_the_word_a_text_ends_in(text: str, word: str) -> None:
+def test_the_unfinished_word_at_the_end_of_a_text(text: str, word: str) -> None:
     assert healing_prefix_of(text, breaks_before=False, digits_alone=False) == word
     assert len(word) <= LONGEST_HEALING_PREFIX
 

@@ -58,7 +58,7 @@ def test_equal_arms_are_equivalent_with_enough_data_and_undecided_with_little() 
     assert "too few" in analyse(plan, paired(plan, 5, 0.5, seed=2)).verdict.headline
 
 
-def test_one_other_token_makes_everything_invalid() -> None:
+def test_one_token_mismatch_invalidates_everything() -> None:
     plan = manifest()
     log = paired(plan, 60, 0.7, seed=3)
     log.records[7] = replace(log.records[7], token_hash=b"other")
@@ -70,7 +70,7 @@ def test_one_other_token_makes_everything_invalid() -> None:
     assert analyse(sampled, log).verdict.kind == "better"
 
 
-def test_missing_records_and_a_lagging_generator_make_it_invalid() -> None:
+def test_missing_records_or_a_lagging_generator_invalidate_the_result() -> None:
     plan = manifest(arms={"off": {}, "auto": {}}, assignment={"mode": "hash"})
     log = paired(plan, 200, 1.0, seed=4)
     lossy = RecordLog([r for i, r in enumerate(log.records) if r.arm == "off" or i % 3])
@@ -118,7 +118,7 @@ def test_blocks_are_the_units_of_a_switchback() -> None:
     assert high - low > 1.3 * (alone.primary.ratio_bounds[1] - alone.primary.ratio_bounds[0])
 
 
-def test_warm_up_foreign_arms_and_repeats_are_left_out_and_said() -> None:
+def test_warm_up_foreign_arms_and_duplicates_are_excluded_and_reported() -> None:
     plan = manifest(warmup_requests=10)
     log = paired(plan, 60, 1.0, seed=7)
     log.records.append(replace(log.records[0], arm="third", request="x"))
@@ -132,7 +132,7 @@ def test_warm_up_foreign_arms_and_repeats_are_left_out_and_said() -> None:
         assert part in notes
 
 
-def test_an_arm_without_records_is_refused() -> None:
+def test_an_arm_without_records_is_rejected() -> None:
     plan = manifest()
     log = RecordLog([r for r in paired(plan, 20, 1.0, seed=8).records if r.arm == "off"])
     with pytest.raises(ExperimentError, match="arm 'auto' has no record"):
@@ -142,7 +142,7 @@ def test_an_arm_without_records_is_refused() -> None:
         analyse(plan, alone)
 
 
-def test_the_always_valid_verdict_is_more_careful_and_says_so() -> None:
+def test_the_always_valid_verdict_is_more_conservative_and_marked() -> None:
     fixed = manifest(guardrails=OPEN_GUARDRAILS)
     always = manifest(stopping={"rule": "always_valid", "expected_units": 200}, guardrails=OPEN_GUARDRAILS)
     log = paired(fixed, 200, 0.5, seed=9)
@@ -153,7 +153,7 @@ def test_the_always_valid_verdict_is_more_careful_and_says_so() -> None:
     assert any("valid at any time" in note for note in two.notes)
 
 
-def test_a_drift_from_pair_to_pair_is_seen_and_said() -> None:
+def test_a_drift_between_pairs_is_detected_and_reported() -> None:
     plan = manifest(guardrails=OPEN_GUARDRAILS)
     log = paired(plan, 200, 1.0, seed=10, noise=0.02)
     rng = np.random.default_rng(11)
@@ -196,12 +196,12 @@ def _guardrail(state: str) -> GuardrailResult:
         ((0.0, float("inf")), True, "undecided"),
     ],
 )
-def test_an_interval_becomes_a_verdict(interval: tuple[float, float], lower_is_better: bool, kind: str) -> None:
+def test_verdict_of_an_interval(interval: tuple[float, float], lower_is_better: bool, kind: str) -> None:
     found = decide(_target(lower_is_better), lambda alpha: Interval(*interval), 0.02, 0.05, 8, [], [])
     assert found.kind == kind
 
 
-def test_validity_overrules_guardrails_and_these_overrule_the_metric() -> None:
+def test_validity_overrides_guardrails_which_override_the_metric() -> None:
     def ratio(alpha: float) -> Interval:
         return Interval(0.8, 0.9)
 
@@ -226,20 +226,20 @@ def test_validity_overrules_guardrails_and_these_overrule_the_metric() -> None:
         ("e2e_ms@p50", 1.0, "Undecided: the change of e2e_ms@p50 is between -10.0% and +12.0% (95% interval); more"),
     ],
 )
-def test_the_headline_says_what_a_caller_notices(label: str, ratio: float, said: str) -> None:
+def test_the_headline_states_the_effect_for_callers(label: str, ratio: float, said: str) -> None:
     target = _target().model_copy(update={"label": label, "ratio": ratio})
     interval = {0.63: Interval(0.58, 0.69), 1.27: Interval(1.2, 1.3), 1.0: Interval(0.9, 1.12)}[ratio]
     assert decide(target, lambda alpha: interval, 0.02, 0.05, 8, [], [], "auto").headline.startswith(said)
 
 
-def test_exit_codes_are_those_that_are_documented() -> None:
+def test_exit_codes_are_the_documented_ones() -> None:
     kinds: tuple[VerdictKind, ...] = ("better", "equivalent", "worse", "undecided", "invalid")
     assert [exit_code(kind, "not-worse") for kind in kinds] == [0, 0, 10, 11, 12]
     assert [exit_code(kind, "better") for kind in kinds] == [0, 13, 10, 11, 12]
     assert [exit_code(kind, "none") for kind in kinds] == [0, 0, 0, 0, 12]
 
 
-def test_metrics_are_what_their_names_say() -> None:
+def test_metrics_match_their_names() -> None:
     record = Record(
         "r",
         "a",

@@ -27,7 +27,7 @@ def test_the_documented_vectors_hold() -> None:
 
 
 @given(salt=st.text(max_size=20), key=st.text(max_size=40))
-def test_a_bucket_is_the_formula(salt: str, key: str) -> None:
+def test_a_bucket_follows_the_formula(salt: str, key: str) -> None:
     hashed = blake2b(digest_size=8)
     for part in (salt.encode(), b"\x00", key.encode()):
         hashed.update(part)
@@ -48,7 +48,7 @@ def test_buckets_are_even_and_salts_are_independent() -> None:
     assert stats.chi2_contingency(table).pvalue > 1e-3
 
 
-def test_salt_and_key_do_not_run_together() -> None:
+def test_salt_and_key_are_delimited() -> None:
     assert digest("ab", "c") != digest("a", "bc")
     assert digest("", "x") != digest("x", "")
 
@@ -57,7 +57,7 @@ def test_salt_and_key_do_not_run_together() -> None:
     weights=st.lists(st.floats(0.01, 100), min_size=2, max_size=5),
     share=st.floats(0.01, 1),
 )
-def test_ranges_are_as_wide_as_weights_say(weights: list[float], share: float) -> None:
+def test_ranges_have_the_width_of_their_weights(weights: list[float], share: float) -> None:
     split = Split({f"arm{i}": weight for i, weight in enumerate(weights)}, share)
     arms = [split.arm(number) for number in range(BUCKETS)]
     counts = Counter(arms)
@@ -69,7 +69,7 @@ def test_ranges_are_as_wide_as_weights_say(weights: list[float], share: float) -
     assert arms[:1] == ["arm0"] or counts["arm0"] == 0
 
 
-def test_halves_are_halves() -> None:
+def test_halves_are_equal() -> None:
     split = Split({"a": 1, "b": 1})
     assert [split.arm(n) for n in (0, 4999, 5000, 9999)] == ["a", "a", "b", "b"]
     part = Split({"a": 1, "b": 3}, 0.2)

@@ -29,7 +29,7 @@ warmup_requests: 200
 """
 
 
-def test_a_plan_is_read(tmp_path: Path) -> None:
+def test_a_plan_is_parsed(tmp_path: Path) -> None:
     path = tmp_path / "experiment.yaml"
     path.write_text(PLAN)
     config = read_config(path)
@@ -60,7 +60,7 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
         ("rule: always_valid", "rule: [", 13, "not valid YAML"),
     ],
 )
-def test_a_bad_plan_is_refused_with_its_line(tmp_path: Path, old: str, new: str, line: int, reason: str) -> None:
+def test_a_bad_plan_is_rejected_with_its_line(tmp_path: Path, old: str, new: str, line: int, reason: str) -> None:
     assert old in PLAN
     path = tmp_path / "experiment.yaml"
     path.write_text(PLAN.replace(old, new))
@@ -71,7 +71,7 @@ def test_a_bad_plan_is_refused_with_its_line(tmp_path: Path, old: str, new: str,
         assert f"line {line}" in str(caught.value)
 
 
-def test_weights_of_pairs_files_that_are_not_there_and_other_texts_are_refused(tmp_path: Path) -> None:
+def test_weights_of_pairs_missing_files_and_other_texts_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "e.yaml"
     path.write_text("name: a\narms: {a: {weight: 2}, b: {weight: 1}}\n")
     with pytest.raises(ExperimentError, match="leave weight out"):
@@ -86,12 +86,12 @@ def test_weights_of_pairs_files_that_are_not_there_and_other_texts_are_refused(t
         read_config(tmp_path / "none.yaml")
 
 
-def test_targets_are_written_as_they_are_read() -> None:
+def test_targets_round_trip() -> None:
     for text in ("ttft_ms@p99.9", "e2e_ms@p50", "tokens:mean"):
         assert MetricTarget.model_validate(text).label == text
 
 
-def test_manifests_come_back_and_others_are_refused(tmp_path: Path) -> None:
+def test_manifests_round_trip_and_others_are_rejected(tmp_path: Path) -> None:
     plan = manifest(secondary=["ttft_ms@p95"])
     plan.write(tmp_path)
     assert Manifest.read(tmp_path) == plan

@@ -113,18 +113,18 @@ def _ever_apart(a: np.ndarray, b: np.ndarray, ranks: list[tuple[int, int]]) -> b
     return False
 
 
-def test_looking_after_every_record_raises_no_more_alarms_than_alpha() -> None:
+def test_peeking_after_every_record_raises_no_more_alarms_than_alpha() -> None:
     sequence, _ = peeking_alarms(200, 200)
     assert sequence <= most(200, ALPHA)
 
 
 @pytest.mark.slow
-def test_looking_after_every_record_in_a_thousand_experiments() -> None:
+def test_peeking_after_every_record_in_a_thousand_experiments() -> None:
     sequence, _ = peeking_alarms(1000, 1000)
     assert sequence <= most(1000, ALPHA)
 
 
-def test_the_ranks_of_the_simulation_are_those_of_the_interval() -> None:
+def test_the_simulation_has_the_ranks_of_the_interval() -> None:
     rng = np.random.default_rng(3)
     sample = lognormal(150, rng)
     (low,), (high,) = below_bounds(np.array([150.0]), 0.5, ALPHA / 2, 100)
@@ -135,7 +135,7 @@ def test_the_ranks_of_the_simulation_are_those_of_the_interval() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mean", "shares"])
-def test_other_sequences_hold_under_peeking_too(kind: str) -> None:
+def test_other_sequences_are_valid_under_peeking(kind: str) -> None:
     rng = np.random.default_rng(4)
     runs, alarms = 60, 0
     for _ in range(runs):

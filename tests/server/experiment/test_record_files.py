@@ -1,4 +1,4 @@
-"""Records come back as they were written, up to wherever a file was cut or altered."""
+"""Records are read as they were written, up to the point where a file is cut or altered."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _write(folder: Path, records: list[Record], max_bytes: int = 1 << 30) -> Non
 
 @given(st.lists(RECORDS, max_size=12, unique_by=lambda r: r.request), st.sampled_from([1, 400, 1 << 30]))
 @settings(max_examples=40, deadline=None)
-def test_records_come_back_in_order_whatever_the_rotation(
+def test_records_are_read_in_order_across_rotations(
     tmp_path_factory: pytest.TempPathFactory, records: list[Record], max_bytes: int
 ) -> None:
     folder = tmp_path_factory.mktemp("log")
@@ -99,7 +99,7 @@ def test_a_cut_or_altered_file_yields_every_record_before_the_damage(
     assert log.lost_bytes == len(content) - (ends[whole] if at >= ends[0] else 8)
 
 
-def test_zeros_behind_the_end_are_not_records(tmp_path: Path) -> None:
+def test_trailing_zeros_are_not_records(tmp_path: Path) -> None:
     _write(tmp_path, [Record("r", "a", 1.0)])
     with RECORD_FILES.paths(tmp_path)[0].open("ab") as file:
         file.write(bytes(64))
@@ -145,13 +145,13 @@ def test_records_survive_kill_9(tmp_path: Path) -> None:
     assert len(records) > last
 
 
-def test_rows_of_older_and_newer_fields_are_read() -> None:
+def test_rows_with_older_and_newer_fields_are_read() -> None:
     names = (*RECORD_FIELDS[:3], "something_new")
     assert from_row(names, ["r", "a", 1.0, "?"]) == Record("r", "a", 1.0)
     assert from_row(RECORD_FIELDS, list(to_row(Record("r", "a", 1.0, batch=2.0)))) == Record("r", "a", 1.0, batch=2.0)
 
 
-def test_folders_without_records_and_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_folders_without_records_and_foreign_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="contains no records"):
         read_records(tmp_path)
     (tmp_path / "records-00001.sdr").write_bytes(b"something else")

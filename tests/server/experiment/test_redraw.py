@@ -9,7 +9,7 @@ from server.experiment.stats.samples import TwoArmSample
 from tests.server.experiment.samples import clustered, paired_sample
 
 
-def test_pairs_stay_together_and_a_bias_of_the_capture_does_not_pass_on() -> None:
+def test_pairs_stay_together_and_a_bias_of_the_capture_is_removed() -> None:
     rng = np.random.default_rng(1)
     a = np.arange(1.0, 101.0)
     drawn = Redraw(paired_sample(a, a + 1000)).draw(2000, 0.5, rng)
@@ -19,7 +19,7 @@ def test_pairs_stay_together_and_a_bias_of_the_capture_does_not_pass_on() -> Non
     assert 0.45 < np.mean(first > 1000) < 0.55
 
 
-def test_units_of_several_values_are_drawn_whole() -> None:
+def test_units_with_several_values_are_drawn_whole() -> None:
     values = np.array([1.0, 1.0, 2.0, 3.0, 3.0, 3.0])
     units = np.array([0, 0, 1, 2, 2, 2])
     drawn = Redraw(TwoArmSample((values, values), (units, units), 3)).draw(50, 1.0, np.random.default_rng(2))
@@ -31,7 +31,7 @@ def test_units_of_several_values_are_drawn_whole() -> None:
             assert len(set(mine)) == 1
 
 
-def test_units_of_one_arm_are_dealt_anew_half_to_each() -> None:
+def test_units_of_one_arm_are_split_into_random_halves() -> None:
     rng = np.random.default_rng(3)
     drawn = Redraw(clustered(30, rng)).draw(40, 1.0, rng)
     present = drawn.present()

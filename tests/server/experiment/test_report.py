@@ -1,4 +1,4 @@
-"""The page holds what the result holds, and nothing from elsewhere; the command writes it and says the verdict."""
+"""The page contains the whole result and loads no other resource. The command writes it and prints the verdict."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def page() -> tuple[str, _Page]:
     return html, _Page(html)
 
 
-def test_the_verdict_comes_first_and_everything_is_there(page: tuple[str, _Page]) -> None:
+def test_the_verdict_is_first_and_the_report_is_complete(page: tuple[str, _Page]) -> None:
     text = " ".join(page[1].text.split())
     order = [
         "Better: auto answers",
@@ -89,7 +89,7 @@ def test_the_page_needs_no_network_and_no_script(page: tuple[str, _Page]) -> Non
     assert 'name="viewport"' in html
 
 
-def test_the_charts_are_sound_svg_inside_their_frames(page: tuple[str, _Page]) -> None:
+def test_the_charts_are_valid_svg_within_their_frames(page: tuple[str, _Page]) -> None:
     drawings = re.findall(r"<svg.*?</svg>", page[0], re.S)
     assert len(drawings) == 5
     for drawing in drawings:
@@ -103,12 +103,12 @@ def test_the_charts_are_sound_svg_inside_their_frames(page: tuple[str, _Page]) -
                 assert 0 <= y <= height
 
 
-def test_the_settings_that_differ_stand_first(page: tuple[str, _Page]) -> None:
+def test_the_settings_that_differ_are_first(page: tuple[str, _Page]) -> None:
     text = page[1].text
     assert text.index("request.speculation") < text.index("request.priority")
 
 
-def test_texts_can_not_become_tags() -> None:
+def test_texts_are_escaped() -> None:
     bad = "<script>alert(1)</script>"
     plan = manifest(arms={bad: {"request": {"speculation": bad}}, "b": {}})
     plan = plan.model_copy(update={"facts": {bad: bad}})
@@ -176,7 +176,7 @@ def test_analyze_writes_result_and_report_and_its_exit_code_is_the_verdict(tmp_p
     assert (folder / "report.html").read_text() == html
 
 
-def test_plan_names_units_and_power(tmp_path: Path) -> None:
+def test_plan_reports_units_and_power(tmp_path: Path) -> None:
     plan = manifest(assignment={"mode": "aa"})
     folder = _folder(tmp_path, plan, paired(plan, 60, 1.0, seed=5))
     done = _ab("plan", folder, "--effect", "20%", "--simulations", 50, "--metric", "e2e_ms:mean", "--json")
@@ -191,7 +191,7 @@ def test_plan_names_units_and_power(tmp_path: Path) -> None:
     assert smaller["units"] > 2 * found["units"]
 
 
-def test_check_counts_differences_where_there_are_none(tmp_path: Path) -> None:
+def test_check_counts_false_positives(tmp_path: Path) -> None:
     plan = manifest(assignment={"mode": "aa"})
     same, unlike = tmp_path / "same", tmp_path / "unlike"
     for folder, factor in ((same, 1.0), (unlike, 1.5)):
@@ -203,7 +203,7 @@ def test_check_counts_differences_where_there_are_none(tmp_path: Path) -> None:
     assert found["alarms"] <= found["most"] == 3  # of 20 at 5 %: 4 or more have a chance of 1.6 %
     assert found["bounds"][0] <= found["alarms"] / 20 <= found["bounds"][1]
     assert "20 experiments of 20 pairs, e2e_ms@p50" in _ab("check", same, "--experiments", 20).output
-    alarmed = _ab("check", unlike, "--experiments", 20)  # arms that do differ: every one of them says so
+    alarmed = _ab("check", unlike, "--experiments", 20)  # arms that do differ: every verdict detects it
     assert alarmed.exit_code == 14
     assert "20 found a difference: 100.0%" in alarmed.output
     refused = _ab("check", same, "--experiments", 100)
@@ -211,7 +211,7 @@ def test_check_counts_differences_where_there_are_none(tmp_path: Path) -> None:
     assert "410 pairs make 51 experiments of 8 at most, not 100" in refused.output
 
 
-def test_what_can_not_be_done_ends_with_one_line(tmp_path: Path) -> None:
+def test_an_impossible_analysis_fails_with_one_line(tmp_path: Path) -> None:
     assert "manifest.json: cannot be read" in _ab("analyze", tmp_path).output
     assert "run `specdec ab analyze` first" in _ab("report", tmp_path).output
     plan = manifest(assignment={"mode": "aa"})

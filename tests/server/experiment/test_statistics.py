@@ -201,7 +201,7 @@ def test_intervals_of_shares_have_published_values() -> None:
     assert share_difference((0, 10), (10, 10), 0.05) == pytest.approx((0.6075, 1.0), abs=1e-4)
 
 
-def test_the_sequence_for_a_share_keeps_its_promise_on_every_path_and_inverts_its_likelihood() -> None:
+def test_the_sequence_for_a_share_is_valid_on_every_path_and_inverts_its_likelihood() -> None:
     alive = np.array([1.0])
     for n in range(1, 120):
         alive = np.append(alive * 0.9, 0) + np.append(0, alive * 0.1)
@@ -232,7 +232,7 @@ def test_equivalence_needs_the_wider_of_two_levels_inside_the_margin() -> None:
     assert not equivalent(lambda alpha: Interval(1.0, 1.0), 0.0, 0.05)
 
 
-def test_bounds_of_a_sequence_enclose_the_exact_ones_and_keep_their_promise_on_every_path() -> None:
+def test_bounds_of_a_sequence_enclose_the_exact_ones_and_are_valid_on_every_path() -> None:
     times = np.arange(1.0, 300.0)
     low, high = below_bounds(times, 0.3, 0.05, 200)
     fixed = np.array([quantile_ranks(int(t), 0.3, 0.05) for t in times])
@@ -254,7 +254,7 @@ def test_bounds_of_a_quantile_invert_the_counts_also_with_ties() -> None:
     assert quantile_bounds(values[:3], np.arange(3), 0.5, 0.05, 200) == (-math.inf, math.inf)
 
 
-def test_units_are_drawn_whole_and_by_arm_where_each_has_one() -> None:
+def test_units_are_drawn_whole_and_by_arm_if_each_has_one() -> None:
     sample = clustered(31, RNG(10))
     counts = np.concatenate(list(unit_counts(sample, 100, RNG(11))))
     a, b = sample.present()

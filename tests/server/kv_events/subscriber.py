@@ -23,7 +23,7 @@ FIELDS = {"BlockStored": STORED, "BlockRemoved": ("block_hashes", "medium"), "Al
 
 
 def decoded(payload: bytes) -> list[dict[str, Any]]:
-    """The events of a message, whichever form they have, by name."""
+    """Return the events of a message by name, in either encoding."""
     time_s, events, rank = msgpack.unpackb(payload)
     assert isinstance(time_s, float)
     assert rank == 0
@@ -34,7 +34,7 @@ def decoded(payload: bytes) -> list[dict[str, Any]]:
 
 
 class CacheView:
-    """The blocks that the events tell of: by hash, their tokens and the hash before."""
+    """The blocks that the events report: by hash, their tokens and the parent hash."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[tuple[int, ...], int | None]] = {}

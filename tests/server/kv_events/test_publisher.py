@@ -1,4 +1,4 @@
-"""The publisher by itself: messages in order, gaps closed by replay, and nobody waited for."""
+"""The publisher alone: messages are ordered, replay fills gaps, and the publisher waits for no subscriber."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def published(settings: KvEventsConfig) -> AsyncIterator[tuple[KvEventPubl
 
 
 async def joined(publisher: KvEventPublisher, follower: Follower) -> None:
-    """Publish until the first message comes: ZeroMQ tells nobody when a subscription is in force."""
+    """Publish until the first message arrives, since ZeroMQ does not report when a subscription takes effect."""
     async with asyncio.timeout(10):
         while True:
             publisher.cleared()
@@ -56,7 +56,7 @@ def block(number: int) -> bytes:
     return pack_batch([BlocksStored([number.to_bytes(16, "big")], None, [number] * 64, "")], "map")
 
 
-async def test_messages_come_in_order_under_their_topic(tmp_path: Path) -> None:
+async def test_messages_arrive_in_order_under_their_topic(tmp_path: Path) -> None:
     async with published(config(tmp_path, topic="kv@pod-1@model")) as (publisher, follower):
         for number in range(1, 20):
             publisher.publish(block(number))
@@ -67,7 +67,7 @@ async def test_messages_come_in_order_under_their_topic(tmp_path: Path) -> None:
         assert (follower.next, publisher.counts.overflows) == (publisher.counts.messages, 0)
 
 
-async def test_a_replay_closes_a_gap(tmp_path: Path) -> None:
+async def test_a_replay_fills_a_gap(tmp_path: Path) -> None:
     async with published(config(tmp_path)) as (publisher, follower):
         for number in range(1, 4):
             publisher.publish(block(number))
@@ -81,7 +81,7 @@ async def test_a_replay_closes_a_gap(tmp_path: Path) -> None:
         assert await follower.catch_up() == []  # nothing is missing any more
 
 
-async def test_only_so_many_messages_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stored_messages_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_events, "_REPLAYABLE", 5)
     async with published(config(tmp_path)) as (publisher, follower):
         for number in range(1, 40):
@@ -90,7 +90,7 @@ async def test_only_so_many_messages_are_kept(tmp_path: Path, monkeypatch: pytes
         assert await follower.catch_up() == list(range(publisher.counts.messages - 5, publisher.counts.messages))
 
 
-async def test_a_long_replay_neither_loses_messages_nor_holds_up_the_loop(
+async def test_a_long_replay_loses_no_message_and_does_not_block_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_events, "_QUEUED", 50)  # the reader's queue is full again and again
@@ -114,7 +114,9 @@ async def test_a_long_replay_neither_loses_messages_nor_holds_up_the_loop(
         assert turns > 1000 / 32
 
 
-async def test_a_slow_subscriber_misses_what_others_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_subscriber_misses_messages_that_others_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kv_events, "_QUEUED", 20)
     settings = config(tmp_path)
     async with published(settings) as (publisher, follower):
@@ -139,13 +141,13 @@ async def test_a_slow_subscriber_misses_what_others_get(tmp_path: Path, monkeypa
                 sleeper.recv_multipart()
                 read += 1
             assert read < publisher.counts.messages - before
-            follower.next = before  # the slow one may catch up as anybody may
+            follower.next = before  # the slow subscriber can request a replay
             follower.view.blocks.clear()
             await follower.catch_up()
             assert set(follower.view.blocks) == set(range(200))
 
 
-async def test_requests_that_are_none_are_passed_over(tmp_path: Path) -> None:
+async def test_invalid_replay_requests_are_ignored(tmp_path: Path) -> None:
     settings = config(tmp_path)
     async with published(settings) as (publisher, follower):
         assert settings.replay_endpoint is not None
@@ -161,7 +163,7 @@ async def test_requests_that_are_none_are_passed_over(tmp_path: Path) -> None:
         context.destroy(linger=0)
 
 
-async def test_what_is_far_too_long_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oversized_requests_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, asked = config(tmp_path), []
     async with published(settings) as (publisher, _):
         monkeypatch.setattr(publisher, "_begin_replay", lambda parts: asked.append(parts[-1]))
@@ -178,7 +180,7 @@ async def test_what_is_far_too_long_is_not_taken(tmp_path: Path, monkeypatch: py
         context.destroy(linger=0)
 
 
-async def test_a_client_that_does_not_read_its_replay_holds_up_no_other(
+async def test_a_client_that_does_not_read_its_replay_blocks_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full:
@@ -211,7 +213,7 @@ async def test_a_client_that_does_not_read_its_replay_holds_up_no_other(
         monkeypatch.undo()
 
 
-async def test_requests_without_end_do_not_hold_up_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_requests_do_not_block_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Endless:
         """A replay socket on which another bad request always waits."""
 
@@ -238,7 +240,7 @@ async def test_requests_without_end_do_not_hold_up_the_loop(tmp_path: Path, monk
         monkeypatch.undo()
 
 
-async def test_it_may_connect_to_a_router_that_listens(tmp_path: Path) -> None:
+async def test_it_can_connect_to_a_listening_router(tmp_path: Path) -> None:
     context = zmq.asyncio.Context()
     router = context.socket(zmq.SUB)
     router.setsockopt(zmq.SUBSCRIBE, b"")
@@ -253,7 +255,7 @@ async def test_it_may_connect_to_a_router_that_listens(tmp_path: Path) -> None:
     context.destroy(linger=0)
 
 
-async def test_an_address_that_is_taken_is_named(tmp_path: Path) -> None:
+async def test_an_address_in_use_is_named(tmp_path: Path) -> None:
     with zmq.Context() as context, context.socket(zmq.PUB) as other:
         port = other.bind_to_random_port("tcp://127.0.0.1")
         publisher = KvEventPublisher(KvEventsConfig(endpoint=f"tcp://127.0.0.1:{port}"))

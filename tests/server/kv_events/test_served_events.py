@@ -69,7 +69,7 @@ def blocks_of(text: str, salt: str = "") -> list[int]:
 
 
 @pytest.mark.parametrize("form", ["map", "positional"])
-async def test_a_router_knows_what_is_cached(tmp_path: Path, form: str) -> None:
+async def test_a_router_learns_what_is_cached(tmp_path: Path, form: str) -> None:
     async with followed(tmp_path, format=form) as (serving, follower, server):
         first, second = "a" * 200, "a" * 70 + "b" * 130
         await ask(server, first)
@@ -82,7 +82,7 @@ async def test_a_router_knows_what_is_cached(tmp_path: Path, form: str) -> None:
             while not set(fresh) <= set(follower.view.blocks):
                 await follower.catch_up()
         assert len(follower.view.blocks) <= 8
-        await ask(server, "d" * 200, salt="secret")  # pushes others out, and says nothing of itself
+        await ask(server, "d" * 200, salt="secret")  # evicts others, and publishes nothing itself
         before = len(follower.view.blocks)
         async with asyncio.timeout(15):
             while len(follower.view.blocks) == before:
@@ -90,7 +90,7 @@ async def test_a_router_knows_what_is_cached(tmp_path: Path, form: str) -> None:
         assert not set(blocks_of("d" * 200, "secret")) & set(follower.view.blocks)
 
 
-async def test_a_dead_engine_has_nothing_cached(tmp_path: Path) -> None:
+async def test_a_crashed_engine_has_an_empty_cache(tmp_path: Path) -> None:
     async with followed(tmp_path) as (serving, follower, server):
         await ask(server, "a" * 200)
         await known(serving, follower, set(blocks_of("a" * 200)))
@@ -126,7 +126,7 @@ async def test_metrics_count_messages(tmp_path: Path) -> None:
         assert float(figures["specdec_kv_event_messages_replayed_total"]) >= 2.0
 
 
-async def test_an_engine_that_can_not_tell_is_refused(tmp_path: Path) -> None:
+async def test_an_engine_without_events_is_rejected(tmp_path: Path) -> None:
     events = KvEventsConfig(endpoint=f"ipc://{tmp_path}/pub")
     serving = Serving(make_config(kv_events=events), lambda _: FakeTokenizer(), factory=ECHO, policy=quick_policy())
     await serving.start()

@@ -28,7 +28,7 @@ AUTOMATIC = types.InlineCompletionTriggerKind.Automatic
 
 
 class Editor:
-    """A client of a language server; what it was told."""
+    """A client of a language server that records what it receives."""
 
     def __init__(self) -> None:
         self.client = LanguageClient("test-editor", "1")
@@ -69,7 +69,7 @@ class Editor:
         return result
 
     async def until(self, state: str) -> dict[str, str]:
-        """Wait for a state; what was told with it."""
+        """Wait for a state and return its parameters."""
         async with asyncio.timeout(20):
             while not self.statuses or self.statuses[-1]["state"] != state:
                 self.changed.clear()

@@ -27,7 +27,7 @@ def opened(*texts: str, project: Project | None = None) -> tuple[DocumentTable, 
     return table, documents
 
 
-def test_those_used_last_come_first_within_the_room_there_is() -> None:
+def test_recently_used_texts_come_first_within_the_budget() -> None:
     table, documents = opened("a\n" * 40, "b\n" * 40, "", "c\n" * 40, "asked for")
     found = table.beside(documents[-1], Settings(contextCharacters=100))
     assert [(f.filename, f.text, f.time_ms) for f in found] == [
@@ -45,7 +45,7 @@ def test_secrets_are_not_shown() -> None:
     assert [f.filename for f in table.beside(documents[0], Settings())] == ["environment.py"]
 
 
-def test_names_tell_nothing_of_what_is_above_the_project() -> None:
+def test_names_reveal_nothing_above_the_project() -> None:
     project = Project([ONE])
     assert project.name_of(f"{ONE.uri}/src/a%20b.py") == "src/a b.py"
     assert project.repository_of(f"{ONE.uri}/src/a.py") == "one"
@@ -64,14 +64,14 @@ def test_two_documents_never_share_a_name() -> None:
     assert (other.name, third.name) == ("2/a0.py", "3/a0.py")
 
 
-def test_folders_in_whichever_way_they_are_told() -> None:
+def test_workspace_folders_in_every_form() -> None:
     capabilities = types.ClientCapabilities()
     assert folders_of(types.InitializeParams(capabilities)) == []
     assert folders_of(types.InitializeParams(capabilities, root_uri=ONE.uri)) == [ONE]
     assert folders_of(types.InitializeParams(capabilities, root_uri=ONE.uri, workspace_folders=[TWO])) == [TWO]
 
 
-def test_settings_are_read_field_by_field() -> None:
+def test_settings_are_parsed_field_by_field() -> None:
     settings, problems = read_settings({"specdec": {"maxLines": 3, "unknown": 1, "exclude": ["*.txt"]}})
     assert (settings.max_lines, settings.exclude, problems) == (3, ("*.txt",), [])
     settings, problems = read_settings({"maxLines": "many", "timeLimitMs": None, "maxTokens": 7}, settings)
@@ -82,7 +82,7 @@ def test_settings_are_read_field_by_field() -> None:
         assert read_settings(nothing) == (Settings(), [])
 
 
-def test_settings_choose_what_is_drafted_from() -> None:
+def test_settings_choose_the_sources_of_drafts() -> None:
     settings, problems = read_settings({"specdec": {"indexes": ["project", "library"]}})
     assert not problems
     assert list(setup_message(settings, "s").setup.speculation.indexes) == ["project", "library"]

@@ -31,10 +31,10 @@ async def test_a_suggestion_while_typing() -> None:
             character += len(typed)
             [item] = await editor.complete(line, character, AUTOMATIC)
             assert item.insert_text == rest
-        assert await server.idle(submitted=1)  # both went on with what the first had begun
+        assert await server.idle(submitted=1)  # both continued the first generation
         editor.edit((line, character - 7), (line, character), "return")
         [item] = await editor.complete(line, character - 1)
-        assert item.insert_text == "?"  # the book does not go on so
+        assert item.insert_text == "?"  # the book does not continue like this
         assert await server.idle(submitted=2)
 
 
@@ -60,7 +60,7 @@ async def test_an_explicit_request_gets_alternatives() -> None:
         assert item.insert_text == "?"
 
 
-async def test_an_editor_without_inline_completion_gets_an_item_of_its_menu() -> None:
+async def test_an_editor_without_inline_completion_gets_a_menu_item() -> None:
     text, (line, character) = without(LINE)
     async with running() as server, editing(server.address) as editor:
         assert editor.offered.completion_provider is None
@@ -80,7 +80,7 @@ async def test_an_editor_without_inline_completion_gets_an_item_of_its_menu() ->
                 assert item.label == LINE
 
 
-async def test_an_invalid_request_is_answered() -> None:
+async def test_an_invalid_request_gets_an_error() -> None:
     async with running() as server, editing(server.address) as editor:
         editor.open("one\n")
         kind: Any = SimpleNamespace(value=7)  # serialised like a member of an enumeration
@@ -92,7 +92,7 @@ async def test_an_invalid_request_is_answered() -> None:
         assert await editor.complete(0, 3)
 
 
-async def test_a_line_that_is_not_there_is_refused() -> None:
+async def test_a_nonexistent_line_is_rejected() -> None:
     async with running() as server, editing(server.address) as editor:
         editor.open("one\ntwo\n")
         for line in (3, 99):
@@ -105,7 +105,7 @@ async def test_a_line_that_is_not_there_is_refused() -> None:
         await editor.complete(1, 99)  # the line's end, as LSP has it
 
 
-async def test_what_the_server_says_it_can() -> None:
+async def test_server_capabilities() -> None:
     async with running() as server:
         async with editing(server.address, wait="") as editor:
             told = await editor.until("ready")
@@ -118,7 +118,7 @@ async def test_what_the_server_says_it_can() -> None:
             assert item.insert_text == LINE
 
 
-async def test_a_menu_is_open() -> None:
+async def test_an_open_menu() -> None:
     text, (line, character) = without(LINE)
     async with running() as server, editing(server.address) as editor:
         editor.open(text)
@@ -149,11 +149,11 @@ async def test_a_newer_request_supersedes_and_a_cancel_ends() -> None:
         )  # fmt: skip
         editor.open(text, params.text_document.uri)
         await cancelled(server, editor, params)
-        assert await server.idle(submitted=2, aborted=1)  # once it was certain that nobody would go on with it
+        assert await server.idle(submitted=2, aborted=1)  # once it is certain that no request continues it
 
 
 async def asked(server: Addressed) -> None:
-    """Wait until some text has come that a newer request can go on with."""
+    """Wait for some text that a newer request can continue."""
     completion = server.serving.models.first.completion
     async with asyncio.timeout(20):
         while not any(run.is_computed.is_set() for run in completion.runs._runs):
@@ -170,7 +170,7 @@ async def cancelled(server: Addressed, editor: Editor, params: types.InlineCompl
     assert caught.value.code == types.LSPErrorCodes.RequestCancelled
 
 
-async def test_a_cancel_followed_by_a_key_goes_on_with_the_text() -> None:
+async def test_typing_after_a_cancel_continues_the_text() -> None:
     text, (line, character) = without(LINE)
     async with running() as server, editing(server.address, SLOW) as editor:
         editor.open(text)
@@ -183,7 +183,7 @@ async def test_a_cancel_followed_by_a_key_goes_on_with_the_text() -> None:
         assert await server.idle(submitted=1, aborted=0)
 
 
-async def test_outcomes_are_told() -> None:
+async def test_outcomes_are_reported() -> None:
     text, (line, character) = without(LINE)
     async with running() as server, editing(server.address) as editor:
         editor.open(text)
@@ -242,7 +242,7 @@ def configure(editor: Editor, settings: object) -> None:
     editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams(settings))
 
 
-async def test_what_the_server_has_forgotten_is_sent_again() -> None:
+async def test_documents_that_the_server_forgot_are_sent_again() -> None:
     text, (line, character) = without(LINE)
     uris = [f"file:///home/someone/project/{i}.py" for i in range(DOCUMENTS + 1)]
     async with running() as server, editing(server.address) as editor:

@@ -16,7 +16,7 @@ from tests.server.lsp.editor import AUTOMATIC, LSP, editing, running, without
 LINE = "total = add(total, value)"
 
 
-async def test_a_server_that_comes_late_goes_and_comes_back() -> None:
+async def test_a_server_that_starts_late_stops_and_restarts() -> None:
     text, (line, character) = without(LINE)
     async with running() as server:
         port = int(server.address.rpartition(":")[2])
@@ -40,7 +40,7 @@ async def test_a_server_that_comes_late_goes_and_comes_back() -> None:
             assert item.insert_text == LINE[3:]
 
 
-async def test_a_lost_stream_finds_its_documents_again() -> None:
+async def test_after_a_lost_stream_documents_are_found_again() -> None:
     text, (line, character) = without(LINE)
     async with running() as server, editing(server.address) as editor:
         editor.open(text)
@@ -55,7 +55,7 @@ async def test_a_lost_stream_finds_its_documents_again() -> None:
         assert items[0].insert_text == LINE[2:]
 
 
-async def test_what_a_setting_has_to_change_is_told_once() -> None:
+async def test_a_setting_that_requires_a_change_is_reported_once() -> None:
     text, (line, character) = without(LINE)
     async with running() as server, editing(server.address, {"model": "another"}, wait="away") as editor:
         editor.open(text)
@@ -68,7 +68,7 @@ async def test_what_a_setting_has_to_change_is_told_once() -> None:
         assert await editor.complete(line, character)
 
 
-def test_files_that_can_not_be_read_are_told_on_standard_error(tmp_path: Path) -> None:
+def test_unreadable_files_are_reported_on_standard_error(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("two words")
     done = subprocess.run([*LSP, "--key-file", str(key)], input=b"", capture_output=True, timeout=60)
@@ -81,7 +81,7 @@ def message(**fields: object) -> bytes:
     return b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
-def test_nothing_but_messages_on_standard_output_and_exit_codes() -> None:
+def test_standard_output_has_only_messages_and_exit_codes_are_set() -> None:
     noisy = (
         "import sys, os; from server.lsp import language_server as l; from specdec.cli.main import main\n"
         "made = l.InlineLanguageServer.__init__\n"
@@ -100,6 +100,6 @@ def test_nothing_but_messages_on_standard_output_and_exit_codes() -> None:
         ids.append(json.loads(rest[:length]).get("id"))
         rest = rest[length:]
     assert ids == [1, 2]
-    # Who is left without a goodbye ends all the same, and says so.
+    # A server whose client vanishes exits as well, and logs it.
     done = subprocess.run([*LSP, "--server", "127.0.0.1:1"], input=hello, capture_output=True, timeout=60)
     assert done.returncode == 1

@@ -50,14 +50,14 @@ def spots(text: str) -> list[Spot]:
 
 
 @given(PIECES, st.sampled_from(PositionEncoding))
-def test_every_place_is_found(text: str, encoding: PositionEncoding) -> None:
+def test_every_position_is_found(text: str, encoding: PositionEncoding) -> None:
     synced = SyncedText(text, encoding)
     for spot in spots(text):
         assert synced.place(spot.line, spot.units[encoding]) == spot.index
 
 
 @given(PIECES, st.sampled_from(PositionEncoding), st.integers(0, 6), st.integers(0, 30))
-def test_what_lies_outside_of_a_line_is_its_end(text: str, encoding: PositionEncoding, line: int, units: int) -> None:
+def test_positions_beyond_a_line_are_its_end(text: str, encoding: PositionEncoding, line: int, units: int) -> None:
     inside = [spot for spot in spots(text) if spot.line == line]
     place = SyncedText(text, encoding).place(line, units)
     if not inside:
@@ -73,7 +73,7 @@ def test_what_lies_outside_of_a_line_is_its_end(text: str, encoding: PositionEnc
     st.lists(st.tuples(st.randoms(use_true_random=False), PIECES), max_size=8),
     st.sampled_from(PositionEncoding),
 )
-def test_edits_one_after_the_other(text: str, edits: list[tuple[object, str]], encoding: PositionEncoding) -> None:
+def test_edits_apply_in_order(text: str, edits: list[tuple[object, str]], encoding: PositionEncoding) -> None:
     document = OpenDocument("file:///a", "a", "python", text, encoding)
     copy, held = TextDocument(text, document.revision), document.revision
     for random, new in edits:
@@ -130,7 +130,7 @@ def test_half_a_surrogate_pair_counts_as_one() -> None:
 
 
 @pytest.mark.parametrize(("touched", "shown"), [(0, "0\n1\n2\n3\n4\n"), (40, "15\n16\n17\n"), (10**6, "27\n28\n29\n")])
-def test_an_excerpt_holds_whole_lines(touched: int, shown: str) -> None:
+def test_an_excerpt_consists_of_whole_lines(touched: int, shown: str) -> None:
     text = "".join(f"{i}\n" for i in range(30))
     document = OpenDocument("file:///a", "a", "python", text, PositionEncoding.UTF16)
     document.touched = touched

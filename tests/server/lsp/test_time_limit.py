@@ -1,4 +1,4 @@
-"""An editor's limit is when it is answered, whatever the server still says."""
+"""An editor's time limit determines when it is answered, even if the server is still generating."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec.api.v1 import completion_pb2 as pb
 
 
 def link_to(live: LiveSession, limit_ms: float | None) -> SessionLink:
-    """A link with a session on it that a test speaks for."""
+    """A link with a session whose server side is the test."""
     notices = Notices(lambda text: None, lambda *told: None)
     link = SessionLink(lambda: pytest.fail("it connected"), Settings(time_limit_ms=limit_ms), notices)
     link._live, link._ready = live, True
@@ -39,7 +39,7 @@ def say(live: LiveSession, ask_id: int, text: str) -> None:
         ("Wör", None), ("", None),
     ],
 )  # fmt: skip
-async def test_what_there_is_at_the_limit_is_the_answer_cut_at_a_word(said: str, given: str | None) -> None:
+async def test_at_the_limit_the_partial_answer_is_cut_at_a_word(said: str, given: str | None) -> None:
     live, request = made()
     waiting = asyncio.create_task(link_to(live, 20.0).complete(request))
     await asyncio.sleep(0)
@@ -47,7 +47,7 @@ async def test_what_there_is_at_the_limit_is_the_answer_cut_at_a_word(said: str,
     assert await waiting == (None if given is None else Answer("s", given))
 
 
-async def test_what_ended_in_time_is_whole() -> None:
+async def test_an_answer_within_the_limit_is_complete() -> None:
     live, request = made()
     waiting = asyncio.create_task(link_to(live, 60_000.0).complete(request))
     await asyncio.sleep(0)
@@ -56,7 +56,7 @@ async def test_what_ended_in_time_is_whole() -> None:
     assert await waiting == Answer("s", "one two thr")
 
 
-async def test_a_server_that_stays_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "SILENT_S", 0.01)
     for heard in (False, True):
         live, request = made()

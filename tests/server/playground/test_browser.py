@@ -64,7 +64,7 @@ def browse(tmp_path_factory: pytest.TempPathFactory) -> Browse:
 
 @pytest.fixture(scope="module")
 def seen(server: Server, browse: Browse) -> dict[str, Any]:
-    """What was seen by keyboard, of an answer that nobody asked for before."""
+    """Return what keyboard navigation reaches, for an answer that was not viewed before."""
     return browse(server, "keyboard")
 
 
@@ -81,7 +81,7 @@ def test_the_first_view_shows_a_tree_with_branches(server: Server, browse: Brows
     assert seen["operations"] > 40
 
 
-def test_a_tree_is_found_by_keyboard_alone(seen: dict[str, Any]) -> None:
+def test_a_tree_is_reachable_by_keyboard_alone(seen: dict[str, Any]) -> None:
     assert seen["faults"] == []
     assert "40 tokens" in seen["summary"]
     assert len(seen["tokens"]) == 40
@@ -103,7 +103,7 @@ def test_a_tree_is_found_by_keyboard_alone(seen: dict[str, Any]) -> None:
     assert seen["charts"] == 4
 
 
-def test_every_token_tells_its_drafter_and_not_by_colour_alone(seen: dict[str, Any]) -> None:
+def test_every_token_shows_its_drafter_not_by_colour_alone(seen: dict[str, Any]) -> None:
     tokens = seen["tokens"]
     looks: dict[str, set[tuple[str, str]]] = {}
     for token in tokens:
@@ -118,7 +118,7 @@ def test_every_token_tells_its_drafter_and_not_by_colour_alone(seen: dict[str, A
     assert len({line for line, _ in drafted}) == len({tint for _, tint in drafted}) == len(drafted)
 
 
-def test_off_and_auto_say_the_same_and_nothing_is_in_the_way_of_anybody(server: Server, browse: Browse) -> None:
+def test_off_and_auto_give_the_same_text_and_nothing_is_obscured(server: Server, browse: Browse) -> None:
     seen = browse(server, "compare")
     assert seen["faults"] == []
     assert seen["verdict"].startswith("✓ The same ")
@@ -129,7 +129,7 @@ def test_off_and_auto_say_the_same_and_nothing_is_in_the_way_of_anybody(server: 
     assert seen["width"] == 390
 
 
-def test_on_a_phone_settings_fold_and_the_output_is_in_sight(server: Server, browse: Browse) -> None:
+def test_on_a_phone_settings_collapse_and_the_output_is_visible(server: Server, browse: Browse) -> None:
     seen = browse(server, "phone")
     assert seen["faults"] == seen["violations"] == []
     assert seen["keys"] == 0  # this server wants none
@@ -143,7 +143,7 @@ def test_on_a_phone_settings_fold_and_the_output_is_in_sight(server: Server, bro
     assert seen["width"] == 390
 
 
-def test_a_stop_a_refusal_and_a_lost_server_are_told(browse: Browse) -> None:
+def test_a_stop_an_error_and_a_lost_server_are_shown(browse: Browse) -> None:
     with running() as server:  # its engine takes 0.05 s a step for the salt that the visitor sends
         seen = browse(server, "trouble")
         assert server.comes_to(lambda: server.serving.client.in_flight == 0)
@@ -157,7 +157,7 @@ def test_a_stop_a_refusal_and_a_lost_server_are_told(browse: Browse) -> None:
     assert "No connection" in seen["lost"][1]
 
 
-def test_a_key_is_asked_for_and_not_kept(browse: Browse, tmp_path: Path) -> None:
+def test_a_key_is_requested_and_not_stored(browse: Browse, tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     key = make_key(path, "visitor")
     with running(keys_file=path) as server:

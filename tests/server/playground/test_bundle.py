@@ -23,7 +23,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_with_packages(WEB, tmp_path_factory.mktemp("playground") / "web")
 
 
-def test_the_lock_names_no_place() -> None:
+def test_the_lock_names_no_registry() -> None:
     text = (WEB / "package-lock.json").read_text(encoding="utf-8")
     assert not re.findall(r'"resolved"|https?://', text)
 
@@ -36,7 +36,7 @@ def test_every_package_is_pinned() -> None:
 
 @pytest.mark.node
 @needs_npm
-def test_the_files_that_are_served_are_what_the_sources_build(web: Path, tmp_path: Path) -> None:
+def test_the_served_files_match_the_build_of_the_sources(web: Path, tmp_path: Path) -> None:
     npm(web, "run", "build", "--", str(tmp_path / "static"))
     built = {path.name: path.read_bytes() for path in (tmp_path / "static").iterdir()}
     assert built == {path.name: path.read_bytes() for path in STATIC.iterdir()}, "run: npm run build"
@@ -44,7 +44,7 @@ def test_the_files_that_are_served_are_what_the_sources_build(web: Path, tmp_pat
 
 @pytest.mark.node
 @needs_npm
-def test_it_is_well_typed(web: Path) -> None:
+def test_it_type_checks(web: Path) -> None:
     npm(web, "run", "check")
 
 

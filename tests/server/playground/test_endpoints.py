@@ -43,18 +43,18 @@ def test_browsers_get_the_page(server: Server, accept: str) -> None:
 
 
 @pytest.mark.parametrize("accept", ["*/*", "", "application/json", "text/plain", "text/html;q=0", "text/html; q=0.000"])
-def test_others_are_told_that_ollama_runs(server: Server, accept: str) -> None:
+def test_other_clients_get_ollamas_greeting(server: Server, accept: str) -> None:
     response = server.client.get("/", headers={"accept": accept})
     assert (response.text, response.headers["content-type"]) == ("Ollama is running", "text/plain; charset=utf-8")
 
 
 @given(st.text())
-def test_any_accept_header_is_read(accept: str) -> None:
+def test_any_accept_header_is_parsed(accept: str) -> None:
     assert wants_html(accept) in (True, False)
     assert wants_html(accept + ",text/html")
 
 
-def test_everything_it_names_is_served_here_and_kept_for_good(server: Server) -> None:
+def test_every_asset_is_served_here_and_cached_forever(server: Server) -> None:
     named = re.findall(r'(?:src|href)="([^"]+)"', get_page(server).text)
     assert len(named) == 3
     for path in named:
@@ -64,7 +64,7 @@ def test_everything_it_names_is_served_here_and_kept_for_good(server: Server) ->
         assert path.endswith("?v=" + hashlib.sha256(response.content).hexdigest()[:16])
 
 
-def test_what_may_have_changed_is_asked_for_again(server: Server) -> None:
+def test_files_that_may_change_are_revalidated(server: Server) -> None:
     for path in ("/", "/page/page.js", "/page/page.js?v=0123456789abcdef"):
         first = server.client.get(path, headers={"accept": BROWSER})
         assert first.headers["cache-control"] == "no-cache"
@@ -76,13 +76,13 @@ def test_what_may_have_changed_is_asked_for_again(server: Server) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing.js", "index.html.bak", "..%2fendpoints.py", "%2e%2e"])
-def test_nothing_else_is_served(server: Server, name: str) -> None:
+def test_no_other_path_is_served(server: Server, name: str) -> None:
     response = server.client.get(f"/page/{name}")
     assert response.status_code == 404
     assert response.headers["content-type"] == "application/json"
 
 
-def test_it_may_load_from_here_only(server: Server) -> None:
+def test_its_policy_allows_this_origin_only(server: Server) -> None:
     page = get_page(server)
     policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'self'"
@@ -92,17 +92,17 @@ def test_it_may_load_from_here_only(server: Server) -> None:
     assert not re.findall(r"<style|<script(?![^>]*src=)| on\w+=| style=", page.text)
     for name, file in load_files().items():
         hosts = set(re.findall(rb"https?://([\w.-]+)", file.data))
-        assert hosts <= {b"www.w3.org"}, name  # names of SVG and MathML, which nobody fetches
+        assert hosts <= {b"www.w3.org"}, name  # names of SVG and MathML, which are not fetched
 
 
-def test_what_the_engine_is(server: Server) -> None:
+def test_engine_description(server: Server) -> None:
     told = server.client.get("/page/info").json()
     info = server.serving.client.info
     assert (told["model"], told["drafters"], told["max_context"]) == (info.target, [*info.drafters], info.max_context)
     assert told["models"] == [info.target]
 
 
-def test_the_page_needs_no_key_but_what_it_asks_does(tmp_path: Path) -> None:
+def test_the_page_needs_no_key_but_its_calls_do(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     key = make_key(path, "page")
     with running(keys_file=path) as server:
@@ -114,6 +114,6 @@ def test_the_page_needs_no_key_but_what_it_asks_does(tmp_path: Path) -> None:
             assert server.client.get(wanted, headers={"authorization": f"Bearer {key}"}).status_code == 200
 
 
-def test_it_is_there_before_the_engine_is() -> None:
+def test_it_is_served_before_the_engine_is_ready() -> None:
     with running(wait=False) as server:
         get_page(server)

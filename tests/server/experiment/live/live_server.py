@@ -61,7 +61,7 @@ class LiveServer:
         return (("authorization", f"Bearer {key or self.key}"), *headers.items())
 
     async def ask(self, text: str = "hello", arm: str = "", **body: Any) -> httpx.Response:
-        """One completion over HTTP; the text says its id, so its arm is no matter of luck."""
+        """Request one completion over HTTP. The text contains its id, so that its arm is deterministic."""
         headers = {"x-request-id": text} | ({"x-specdec-arm": arm} if arm else {})
         return await self.http.post("/v1/completions", json={"prompt": text, "max_tokens": 4, **body}, headers=headers)
 

@@ -32,7 +32,7 @@ def chooser(block_s: float, washout_s: float, now: Callable[[], float], **option
 
 
 @pytest.mark.parametrize("unit", ["session", "user", "prompt"])
-def test_an_arm_sticks_to_its_unit(unit: Unit) -> None:
+def test_a_unit_keeps_its_arm(unit: Unit) -> None:
     arms = set()
     for fresh in range(20):  # another chooser each time: nothing is remembered
         chooser = KeyChooser("salt", unit, HALVES, 1.0)
@@ -43,7 +43,7 @@ def test_an_arm_sticks_to_its_unit(unit: Unit) -> None:
     assert arms.pop().key
 
 
-def test_each_request_has_its_own_arm_and_keeps_no_key() -> None:
+def test_by_request_each_request_has_its_own_arm_and_no_key_is_stored() -> None:
     chooser = KeyChooser("salt", "request", HALVES, 1.0)
     found = [chooser.choose(ANYBODY, request(i)) for i in range(400)]
     counts = Counter(choice.arm for choice in found if choice is not None)
@@ -55,7 +55,7 @@ def test_each_request_has_its_own_arm_and_keeps_no_key() -> None:
         assert choice.arm == ("a" if bucket("salt", f"r{i}") < 5000 else "b")
 
 
-def test_keys_are_of_their_tenant_and_tell_nothing() -> None:
+def test_keys_are_scoped_to_their_tenant_and_reveal_nothing() -> None:
     one, other = (unit_key("session", who, request(session="s")) for who in (ADA, BOB))
     assert one != other
     choice = KeyChooser("salt", "session", HALVES, 1.0).choose(ADA, request(session="s"))
@@ -63,12 +63,12 @@ def test_keys_are_of_their_tenant_and_tell_nothing() -> None:
     assert choice.key == digest("salt", "team/s").hex()
 
 
-def test_who_has_no_key_takes_no_part() -> None:
+def test_a_request_without_the_key_takes_no_part() -> None:
     for unit, who in (("session", ADA), ("user", ANYBODY)):
         assert KeyChooser("salt", unit, HALVES, 1.0).choose(who, request()) is None  # type: ignore[arg-type]
 
 
-def test_prompts_are_told_apart_by_their_tokens() -> None:
+def test_prompts_are_distinguished_by_their_tokens() -> None:
     keys = {unit_key("prompt", ANYBODY, request(prompt=ids)) for ids in ((1, 2), (1, 2, 3), (2, 1), (258,), (2, 1))}
     assert len(keys) == 4
     assert unit_key("prompt", ADA, request(1)) == unit_key("prompt", BOB, request(2))
@@ -83,7 +83,7 @@ def test_a_shadow_experiment_serves_the_control_and_shadows_its_share() -> None:
 
 
 @given(now=st.floats(0, 4e9), block_s=st.floats(1, 3600), washout=st.floats(0, 0.9))
-def test_a_block_is_its_time_and_its_arm_is_known_beforehand(now: float, block_s: float, washout: float) -> None:
+def test_a_block_is_a_period_and_its_arm_is_known_in_advance(now: float, block_s: float, washout: float) -> None:
     blocks = chooser(block_s, washout * block_s, lambda: now)
     choice = blocks.choose(ANYBODY, request())
     assert choice is not None
@@ -132,6 +132,6 @@ def test_a_block_whose_engine_is_not_ready_is_washed_out() -> None:
     assert not washes(122.5)
 
 
-def test_requests_are_told_apart_from_their_fields() -> None:
+def test_requests_are_matched_by_their_fields() -> None:
     given = dataclasses.replace(request(), session="", prompt_ids=(1,))
     assert unit_key("request", ADA, given) == "team/r0"

@@ -48,7 +48,7 @@ HTTP_CALLS = [
 ]  # fmt: skip
 
 
-async def test_only_operators_may(server: LiveServer) -> None:
+async def test_only_operators_are_authorized(server: LiveServer) -> None:
     for method, request in calls(server):
         error = await refused(method(request, metadata=server.metadata(server.user_key)))
         assert error.code() == CODE.PERMISSION_DENIED
@@ -123,7 +123,7 @@ async def test_over_http(server: LiveServer) -> None:
     assert (await server.http.post(PATH, json=plan)).status_code == 201
 
 
-async def test_bad_plans_are_refused_with_line_and_reason(server: LiveServer) -> None:
+async def test_bad_plans_are_rejected_with_line_and_reason(server: LiveServer) -> None:
     bad = PLAN.replace("width: 1", "breadth: 1").replace("mode: hash", "mode: hash, sault: 1")
     answer = await server.http.post(PATH, content=bad)
     assert answer.status_code == 400
@@ -141,7 +141,7 @@ async def test_bad_plans_are_refused_with_line_and_reason(server: LiveServer) ->
     assert not server.folder.exists()
 
 
-async def test_what_is_in_the_way_is_named(server: LiveServer) -> None:
+async def test_conflicts_are_named(server: LiveServer) -> None:
     assert (await server.http.post(PATH, content=PLAN)).status_code == 201
     answer = await server.http.post(PATH, content=OTHER)
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "experiment_not_started")
@@ -165,7 +165,7 @@ async def test_what_is_in_the_way_is_named(server: LiveServer) -> None:
     assert "s2 and s1 both send shadows" in second.json()["error"]["message"]
 
 
-async def test_a_server_without_a_folder_keeps_none(tmp_path: Path) -> None:
+async def test_without_a_folder_the_server_stores_no_experiment(tmp_path: Path) -> None:
     async with live_server(tmp_path, folder=None) as server:
         assert (await server.http.post(PATH, content=PLAN)).status_code == 501
         error = await refused(
@@ -175,7 +175,7 @@ async def test_a_server_without_a_folder_keeps_none(tmp_path: Path) -> None:
         assert (await server.http.get(PATH)).json() == {"experiments": []}
 
 
-async def test_a_folder_that_can_not_be_written_is_said(tmp_path: Path) -> None:
+async def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "experiments").write_text("in the way")
     async with live_server(tmp_path) as server:
         answer = await server.http.post(PATH, content=PLAN)
@@ -183,7 +183,7 @@ async def test_a_folder_that_can_not_be_written_is_said(tmp_path: Path) -> None:
         assert "cannot be written" in answer.json()["error"]["message"]
 
 
-async def test_an_experiment_ends_as_its_plan_says(tmp_path: Path) -> None:
+async def test_an_experiment_ends_as_planned(tmp_path: Path) -> None:
     short = PLAN.replace("widths", "short") + "stopping: {max_requests: 5}\n"
     timed = "name: timed\narms: {a: {}, b: {}}\nassignment: {mode: aa}\nstopping: {max_duration: 300ms}\n"
     async with live_server(tmp_path) as server:
@@ -257,7 +257,7 @@ def test_a_start_waits_for_a_loading_engine(tmp_path: Path, monkeypatch: pytest.
     assert not answers
 
 
-async def test_what_is_kept_names_the_run(server: LiveServer) -> None:
+async def test_stored_files_name_the_run(server: LiveServer) -> None:
     await server.experiments.start(PLAN)
     kept = Manifest.read(server.folder / "widths")
     assert kept.facts["model"] == "fake"

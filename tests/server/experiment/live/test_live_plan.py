@@ -67,7 +67,7 @@ def with_request(options: str, mode: str = "hash") -> str:
         ("- 1", 1, "must be a mapping"),
     ],
 )  # fmt: skip
-def test_refusals(text: str, line: int, reason: str) -> None:
+def test_invalid_plans(text: str, line: int, reason: str) -> None:
     with pytest.raises(PlanError) as caught:
         made(text)
     assert reason in str(caught.value)
@@ -75,14 +75,14 @@ def test_refusals(text: str, line: int, reason: str) -> None:
         assert f"line {line}" in str(caught.value)
 
 
-def test_every_problem_is_named_at_once() -> None:
+def test_every_problem_is_named_together() -> None:
     text = PLAN.replace("request: {}", "request: {speed: 1}").replace("width: 2", "width: 0")
     with pytest.raises(PlanError) as caught:
         made(text)
     assert len(caught.value.problems) == 2
 
 
-def test_arms_change_what_they_name_and_nothing_else() -> None:
+def test_arms_change_only_the_fields_they_name() -> None:
     plan = made(with_request("priority: 4\n      target_tpot_ms: 20\n      cache_salt: b"))
     request = Request(request_id="x", prompt_ids=(1, 2, 3), session="s", speculation=SpeculationParams(max_depth=3))
     changed = plan.options["two"].put(request)
@@ -97,12 +97,12 @@ def test_arms_change_what_they_name_and_nothing_else() -> None:
     ("spelled", "mode"),
     [("off", "off"), ("on", "on"), ("auto", "auto"), ("{mode: off}", "off"), ("{mode: MODE_ON}", "on")],
 )
-def test_modes_may_be_short_and_yaml_may_read_them_as_flags(spelled: str, mode: str) -> None:
+def test_modes_may_be_abbreviated_and_yaml_may_parse_them_as_booleans(spelled: str, mode: str) -> None:
     plan = made(PLAN.replace("{width: 2}", spelled).replace("request: {}", "request: {priority: 1}"))
     assert plan.options["two"].put(UNTOUCHED).speculation.mode is SpeculationMode(mode)
 
 
-def test_a_request_with_its_own_word_is_left_alone_in_either_arm() -> None:
+def test_a_request_with_its_own_setting_is_unchanged_in_either_arm() -> None:
     plan = made(with_request("priority: 4"))
     assert plan.names == {"speculation.width", "priority"}
 
@@ -122,14 +122,14 @@ def test_a_live_aa_is_by_request_and_one_with_pairs_is_not() -> None:
     assert parse_config(text, "plan").assignment.pairs
 
 
-def test_shadows_come_with_a_warning() -> None:
+def test_shadows_have_a_warning() -> None:
     plan = made(PLAN.replace("mode: hash", "mode: shadow\n  share: 25%"))
     assert "25%" in plan.warnings[0]
     assert "1.25 times the load" in plan.warnings[0]
     assert made(PLAN).warnings == ()
 
 
-def test_engine_settings_switch_in_both_arms() -> None:
+def test_engine_settings_are_switched_in_both_arms() -> None:
     text = (
         "name: n\narms:\n  a: {engine: {draft: null, flush_cache: true}}\n"
         "  b: {engine: {draft: small, draft_dtype: int8, flush_cache: true}}\n"

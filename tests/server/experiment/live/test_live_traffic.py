@@ -24,7 +24,7 @@ async def started(server: LiveServer, text: str = PLAN) -> Any:
     return await server.experiments.start(text)
 
 
-async def test_arms_differ_as_the_engine_gets_them_and_are_told_over_both_faces(server: LiveServer) -> None:
+async def test_arms_differ_in_the_engine_and_are_reported_by_both_apis(server: LiveServer) -> None:
     before = await server.ask("before")
     assert "x-specdec-arm" not in before.headers
     await started(server)
@@ -56,7 +56,7 @@ async def test_arms_differ_as_the_engine_gets_them_and_are_told_over_both_faces(
     assert server.serving.models.first.admission.experiments is None
 
 
-async def test_metrics_are_told_by_arm(tmp_path: Path) -> None:
+async def test_metrics_are_labelled_by_arm(tmp_path: Path) -> None:
     async with live_server(tmp_path) as server:
         await started(server, PLAN.replace("mode: hash", "mode: hash, allow_override: true"))
         for i in range(12):
@@ -83,7 +83,7 @@ async def test_metrics_are_told_by_arm(tmp_path: Path) -> None:
         assert found[prefix + "request_seconds_sum", arm, ""] == pytest.approx(seconds, rel=1e-3)
 
 
-async def test_a_record_says_what_the_request_took(tmp_path: Path) -> None:
+async def test_a_record_has_the_figures_of_the_request(tmp_path: Path) -> None:
     async with live_server(tmp_path) as server:
         await started(server, PLAN + "store_prompts: true\n")
         await server.ask("hello", arm="")
@@ -108,7 +108,7 @@ async def test_a_record_says_what_the_request_took(tmp_path: Path) -> None:
         assert (await server.recorded(1))[0].prompt is None
 
 
-async def test_failed_and_cancelled_requests_are_recorded_too(server: LiveServer) -> None:
+async def test_failed_and_cancelled_requests_are_recorded(server: LiveServer) -> None:
     await started(server)
     assert (await server.ask("x", cache_salt="broken")).status_code == 500
     call = server.generation.GenerateStream(
@@ -122,7 +122,7 @@ async def test_failed_and_cancelled_requests_are_recorded_too(server: LiveServer
     assert Counter(record.status for record in records) == {"MODEL_BROKEN": 1, "cancelled": 1, "QUEUE_FULL": 1}
 
 
-async def test_a_session_keeps_its_arm_and_one_without_takes_no_part(tmp_path: Path) -> None:
+async def test_a_session_keeps_its_arm_and_a_request_without_one_takes_no_part(tmp_path: Path) -> None:
     plan = PLAN.replace("mode: hash", "mode: hash, unit: session")
     async with live_server(tmp_path) as server:
         await started(server, plan)
@@ -140,7 +140,7 @@ async def test_a_session_keeps_its_arm_and_one_without_takes_no_part(tmp_path: P
         assert not any("s" in record.key for record in records)  # hex of a hash
 
 
-async def test_what_a_request_sets_itself_wins_in_either_arm(server: LiveServer) -> None:
+async def test_fields_set_by_a_request_win_in_either_arm(server: LiveServer) -> None:
     await started(server)
     for i in range(6):
         answer = await server.ask(f"own{i}", speculation={"width": 3})
@@ -153,7 +153,7 @@ async def test_what_a_request_sets_itself_wins_in_either_arm(server: LiveServer)
     assert server.records() == []
 
 
-async def test_whose_key_has_not_the_index_of_an_arm_takes_no_part(tmp_path: Path) -> None:
+async def test_a_key_without_an_arms_index_takes_no_part(tmp_path: Path) -> None:
     plan = PLAN.replace("{width: 1}", "{width: 1, indexes: [docs]}")
     async with live_server(tmp_path) as server:
         await started(server, plan)
@@ -169,7 +169,7 @@ async def test_whose_key_has_not_the_index_of_an_arm_takes_no_part(tmp_path: Pat
         assert (await server.experiments.get("widths")).left_out == {NO_INDEX: 6}
 
 
-async def test_warming_the_cache_is_no_part_of_it(server: LiveServer) -> None:
+async def test_cache_warming_takes_no_part(server: LiveServer) -> None:
     await started(server)
     await server.ask("warm", max_tokens=0)
     await server.generation.Prefill(generation_pb2.PrefillRequest(text="warm"), metadata=server.metadata())
@@ -178,7 +178,7 @@ async def test_warming_the_cache_is_no_part_of_it(server: LiveServer) -> None:
     assert server.records() == []
 
 
-async def test_callers_choose_their_arm_where_they_may(tmp_path: Path) -> None:
+async def test_callers_choose_their_arm_if_the_plan_allows_it(tmp_path: Path) -> None:
     plan = PLAN.replace("mode: hash", "mode: hash, allow_override: true")
     async with live_server(tmp_path) as server:
         await started(server, plan)
@@ -200,10 +200,10 @@ async def test_callers_choose_their_arm_where_they_may(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await server.stream("x", arm="widths=broad")
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert (await server.ask("x", arm="other=arm")).status_code == 200  # nobody's concern
+        assert (await server.ask("x", arm="other=arm")).status_code == 200  # affects no other request
 
 
-async def test_callers_do_not_choose_where_the_plan_does_not_allow_it(tmp_path: Path) -> None:
+async def test_callers_do_not_choose_unless_the_plan_allows_it(tmp_path: Path) -> None:
     async with live_server(tmp_path) as server:
         assert (await server.ask("x", arm="widths=wide")).status_code == 200  # while nothing runs
         await started(server)
@@ -212,7 +212,7 @@ async def test_callers_do_not_choose_where_the_plan_does_not_allow_it(tmp_path: 
         assert "does not allow callers to choose" in answer.json()["error"]["message"]
 
 
-async def test_two_experiments_on_two_settings_run_at_once(tmp_path: Path) -> None:
+async def test_two_experiments_on_two_settings_run_together(tmp_path: Path) -> None:
     depths = "name: depths\narms: {a: {}, b: {request: {speculation: {max_depth: 4}}}}\nassignment: {mode: hash}\n"
     async with live_server(tmp_path) as server:
         await started(server)
@@ -257,7 +257,7 @@ async def test_a_switchback_serves_blocks(tmp_path: Path) -> None:
         assert all(len(found) == 1 for found in by_block.values())
 
 
-async def test_a_switchback_changes_the_engine_and_puts_it_back(tmp_path: Path) -> None:
+async def test_a_switchback_changes_the_engine_and_restores_it(tmp_path: Path) -> None:
     plan = (
         "name: drafts\narms:\n  none: {engine: {draft: null, flush_cache: true}}\n"
         "  small: {engine: {draft: small, flush_cache: true}}\n"
@@ -284,7 +284,7 @@ async def test_a_switchback_changes_the_engine_and_puts_it_back(tmp_path: Path) 
         assert server.serving.client.info.draft == "old"
 
 
-async def test_an_engine_that_can_not_be_switched_ends_the_experiment(tmp_path: Path) -> None:
+async def test_an_engine_that_cannot_be_switched_ends_the_experiment(tmp_path: Path) -> None:
     plan = (
         "name: drafts\narms: {a: {engine: {draft: missing}}, b: {engine: {draft: broken}}}\n"
         "assignment: {mode: switchback, block_s: 10, washout_s: 1}\n"
@@ -300,7 +300,7 @@ async def test_an_engine_that_can_not_be_switched_ends_the_experiment(tmp_path: 
         assert "x-specdec-arm" not in (await server.ask()).headers
 
 
-async def test_completions_of_editors_take_part(server: LiveServer) -> None:
+async def test_editor_completions_take_part(server: LiveServer) -> None:
     await started(server)
     request = completion_pb2.CompleteRequest(fim=options_pb2.FimPrompt(prefix="def f():\n", suffix=""))
     request.completion.mode = completion_pb2.CompletionOptions.MODE_PREFIX

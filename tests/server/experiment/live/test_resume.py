@@ -77,7 +77,7 @@ def ask(client: httpx.Client, text: str) -> str:
     return answer.headers["x-specdec-arm"]
 
 
-def test_a_killed_server_is_followed_by_one_that_goes_on(tmp_path: Path) -> None:
+def test_after_a_crash_the_next_server_continues_the_experiment(tmp_path: Path) -> None:
     config = open_config(tmp_path, [plan_file(tmp_path)])
     folder = tmp_path / "experiments" / "widths"
     with server_process(config) as (process, client):
@@ -98,7 +98,7 @@ def test_a_killed_server_is_followed_by_one_that_goes_on(tmp_path: Path) -> None
     assert all(arms.count(arm) == 2 * list(before.values()).count(f"widths={arm}") for arm in ("narrow", "wide"))
 
 
-async def test_what_ran_when_the_server_ended_goes_on(tmp_path: Path) -> None:
+async def test_a_running_experiment_continues_after_a_restart(tmp_path: Path) -> None:
     async with live_server(tmp_path) as server:
         await server.experiments.start(PLAN)
         for i in range(4):
@@ -117,7 +117,7 @@ async def test_what_ran_when_the_server_ended_goes_on(tmp_path: Path) -> None:
         assert (again.state, sum(again.records.values()), again.started) == ("running", 5, started)
 
 
-async def test_a_limit_counts_over_restarts(tmp_path: Path) -> None:
+async def test_a_limit_counts_across_restarts(tmp_path: Path) -> None:
     plan = PLAN + "stopping: {max_requests: 6}\n"
     for count in (4, 6):
         async with live_server(tmp_path, start=(plan_file(tmp_path, plan),)) as server:
@@ -129,7 +129,7 @@ async def test_a_limit_counts_over_restarts(tmp_path: Path) -> None:
         assert (await server.experiments.get("widths")).state == "finished"  # and its file does not begin it again
 
 
-async def test_bug_an_experiment_that_was_ending_when_the_server_ended_is_not_resumed(
+async def test_bug_an_experiment_that_was_ending_at_shutdown_is_not_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered = asyncio.Event()
@@ -152,7 +152,7 @@ async def test_bug_an_experiment_that_was_ending_when_the_server_ended_is_not_re
     assert folder.written() == state.records
 
 
-async def test_bug_a_status_call_does_not_write_an_old_state_over_that_of_a_new_run(
+async def test_bug_a_status_call_does_not_overwrite_the_state_of_a_new_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, writing, may_write, fails = ExperimentFolder.note, threading.Event(), threading.Event(), [True]
@@ -179,7 +179,7 @@ async def test_bug_a_status_call_does_not_write_an_old_state_over_that_of_a_new_
         assert ExperimentFolder(tmp_path / "experiments" / "widths").state().state == "running"
 
 
-async def test_a_limit_holds_where_the_server_ended_before_it_could_note_it(tmp_path: Path) -> None:
+async def test_a_limit_holds_if_the_server_ended_before_recording_it(tmp_path: Path) -> None:
     plan = PLAN + "stopping: {max_requests: 3}\n"
     start = (plan_file(tmp_path, plan),)
     async with live_server(tmp_path, start=start) as server:
@@ -194,16 +194,16 @@ async def test_a_limit_holds_where_the_server_ended_before_it_could_note_it(tmp_
         assert "x-specdec-arm" not in (await server.ask("y")).headers
 
 
-async def test_files_are_started_with_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_experiment_files_start_with_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     more = tmp_path / "more.yaml"
     more.write_text("name: more\narms: {a: {}, b: {request: {speculation: {width: 5}}}}\nassignment: {mode: hash}\n")
     async with live_server(tmp_path, start=(plan_file(tmp_path), more)) as server:
         assert "widths=" in (await server.ask("x")).headers["x-specdec-arm"]
         assert [one.name for one in await server.experiments.statuses()] == ["widths"]
-        assert "more and widths both change speculation.width" in caplog.text  # said, and the server serves
+        assert "more and widths both change speculation.width" in caplog.text  # logged, and the server serves
 
 
-def test_a_file_that_is_no_plan_is_no_configuration(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_plan_is_a_configuration_error(tmp_path: Path) -> None:
     bad = plan_file(tmp_path, PLAN.replace("hash", "sometimes"))
     make_key(tmp_path / "keys.yaml", "ada")
     for path, reason in ((bad, "line 5: assignment.mode"), (tmp_path / "none.yaml", "cannot be read")):
@@ -213,9 +213,7 @@ def test_a_file_that_is_no_plan_is_no_configuration(tmp_path: Path) -> None:
         ExperimentsConfig(start=(bad,))
 
 
-async def test_a_folder_that_is_broken_costs_only_its_experiment(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_corrupt_folder_affects_only_its_experiment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with live_server(tmp_path) as server:
         await server.experiments.start(PLAN)
     for name, text in (("state.json", "{"), ("manifest.json", "{}")):
@@ -227,14 +225,14 @@ async def test_a_folder_that_is_broken_costs_only_its_experiment(
 
 
 @pytest.mark.parametrize("state", [StoredState(state="failed", at="now", reason="why", records={"a": 3})])
-def test_a_state_is_read_as_it_was_written(tmp_path: Path, state: StoredState) -> None:
+def test_a_state_round_trips(tmp_path: Path, state: StoredState) -> None:
     assert StoredState.read(tmp_path) is None
     state.write(tmp_path)
     assert StoredState.read(tmp_path) == state
 
 
 @pytest.mark.parametrize(("name", "key"), [("manifest.json", "started"), ("state.json", "at")])
-def test_a_repeated_key_is_refused_by_name(tmp_path: Path, name: str, key: str) -> None:
+def test_a_repeated_key_is_rejected_by_name(tmp_path: Path, name: str, key: str) -> None:
     folder = ExperimentFolder(tmp_path / "widths")
     folder.begin(PLAN, Manifest(config=parse_config(PLAN, "plan"), started=now_text()))
     folder.note(StoredState(state="running", at=now_text()))
@@ -244,7 +242,7 @@ def test_a_repeated_key_is_refused_by_name(tmp_path: Path, name: str, key: str) 
         (folder.manifest(), folder.state())
 
 
-def test_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_each_experiment_has_its_own_folder(tmp_path: Path) -> None:
     folder, config = ExperimentFolder(tmp_path / "widths"), parse_config(PLAN, "plan")
     assert not folder.exists
     folder.begin(PLAN, Manifest(config=config, started=now_text(), facts={"a": "b"}))

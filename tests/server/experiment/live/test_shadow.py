@@ -1,4 +1,4 @@
-"""Shadows: sent, thrown away, and never in anybody's way."""
+"""Shadow requests are sent, their output is dropped, and they delay no other request."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ async def test_a_pair_has_both_arms_and_one_answer(server: LiveServer, plan: str
     assert [(note["width"], note["priority"]) for note in server.got() if "~" not in note["id"]] == [(1, 0)] * 5
     assert [(note["width"], note["priority"] < -(1 << 30)) for note in shadows(server)] == [(2, True)] * 5
     for note in shadows(server):
-        assert note["salt"] == "ops/"  # the caller's own, so nobody else's cache is touched
+        assert note["salt"] == "ops/"  # the caller's own salt, so the cache of no other caller changes
 
 
-async def test_a_shadow_has_nothing_of_the_control(tmp_path: Path) -> None:
+async def test_a_shadow_shares_nothing_with_the_control(tmp_path: Path) -> None:
     plan = PLAN.replace("{width: 1}", "{max_depth: 3}")
     async with live_server(tmp_path) as server:
         await server.experiments.start(plan)
@@ -68,14 +68,14 @@ async def test_a_shadow_has_the_arms_of_other_experiments(tmp_path: Path) -> Non
         assert [(note["width"], note["depth"]) for note in server.got()] == [(1, depth), (2, depth)]
 
 
-async def test_a_token_that_differs_is_seen(server: LiveServer) -> None:
+async def test_a_token_mismatch_is_detected(server: LiveServer) -> None:
     await server.experiments.start(PLAN)
     await server.ask("abcdef", cache_salt="odd")
     first, second = await server.recorded(2)
     assert first.token_hash != second.token_hash
 
 
-async def test_chance_is_the_same_in_both(server: LiveServer) -> None:
+async def test_both_have_the_same_seed(server: LiveServer) -> None:
     await server.experiments.start(PLAN)
     messages, _ = await server.stream("x")
     await server.recorded(2)
@@ -88,7 +88,7 @@ async def test_chance_is_the_same_in_both(server: LiveServer) -> None:
     assert (by_text["y"], by_text["z"]) == (7, None)
 
 
-async def test_an_answer_by_the_clock_is_not_compared(server: LiveServer) -> None:
+async def test_answers_that_depend_on_time_are_not_compared(server: LiveServer) -> None:
     await server.experiments.start(PLAN)
     request = generation_pb2.GenerateStreamRequest(text="hello")
     request.stopping.time_limit_ms = 5000
@@ -97,20 +97,20 @@ async def test_an_answer_by_the_clock_is_not_compared(server: LiveServer) -> Non
     assert {record.token_hash for record in await server.recorded(2)} == {b""}
 
 
-async def test_half_a_pair_is_not_written(server: LiveServer) -> None:
+async def test_an_incomplete_pair_is_not_written(server: LiveServer) -> None:
     await server.experiments.start(BESIDE)
     request = generation_pb2.GenerateStreamRequest(text="x" * 100)
     request.cache.salt = "held"
     call = server.generation.GenerateStream(request, metadata=server.metadata())
     await anext(aiter(call))
     await server.comes_to(lambda: len(shadows(server)) == 1)
-    call.cancel()  # its shadow has to end too, or it would run for nobody
+    call.cancel()  # its shadow has to end too, or it would run without a reader
     await server.comes_to(lambda: server.serving.client.in_flight == 0)
     await server.experiments.stop("widths")
     assert server.records() == []
 
 
-async def test_a_shadow_makes_way_for_whoever_comes(server: LiveServer) -> None:
+async def test_a_shadow_is_preempted_by_any_request(server: LiveServer) -> None:
     """The engine has two places."""
     await server.experiments.start(BESIDE)
     slow = generation_pb2.GenerateStreamRequest(text="x" * 100)
@@ -129,7 +129,7 @@ async def test_a_shadow_makes_way_for_whoever_comes(server: LiveServer) -> None:
     await server.comes_to(lambda: server.serving.client.in_flight == 0)
 
 
-async def test_shadows_count_for_nobody(server: LiveServer) -> None:
+async def test_shadows_do_not_count_towards_limits_or_metrics(server: LiveServer) -> None:
     await server.experiments.start(PLAN)
     for i in range(3):
         await server.ask(f"t{i}")

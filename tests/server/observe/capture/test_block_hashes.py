@@ -1,4 +1,4 @@
-"""Hashes tell what two prompts have in common, and nothing else."""
+"""Hashes reveal the common prefix of two prompts, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IDS = st.lists(st.integers(0, 1 << 20), max_size=3 * BLOCK)
 
 
 @given(IDS, IDS, IDS)
-def test_as_many_in_common_as_whole_blocks(shared: list[int], a: list[int], b: list[int]) -> None:
+def test_equal_hashes_count_the_common_whole_blocks(shared: list[int], a: list[int], b: list[int]) -> None:
     first, second = HASHES.of_prompt(shared + a), HASHES.of_prompt(shared + b)
     assert len(first) == len(shared + a) // BLOCK
     common = 0
@@ -24,12 +24,12 @@ def test_as_many_in_common_as_whole_blocks(shared: list[int], a: list[int], b: l
     assert equal == [True] * common + [False] * (len(equal) - common)
 
 
-def test_a_block_is_another_one_behind_another_beginning() -> None:
+def test_a_block_hash_depends_on_the_blocks_before() -> None:
     block = list(range(BLOCK))
     assert len(set(HASHES.of_prompt(block * 3))) == 3
 
 
-def test_nobody_else_can_look_them_up() -> None:
+def test_hashes_cannot_be_looked_up_without_the_salt() -> None:
     prompt = list(range(BLOCK))
     assert BlockHashes().of_prompt(prompt) != HASHES.of_prompt(prompt)
     assert BlockHashes().of_name("alice") != HASHES.of_name("alice")

@@ -42,7 +42,7 @@ def ask(url: str, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize("prompts", [False, True])
-def test_there_and_back(tmp_path: Path, prompts: bool) -> None:
+def test_a_capture_round_trips_through_replay(tmp_path: Path, prompts: bool) -> None:
     folder = tmp_path / "capture"
     with both_faces(capture_dir=folder, capture_prompts=prompts) as server:
         ask(server.http)
@@ -81,7 +81,7 @@ def test_there_and_back(tmp_path: Path, prompts: bool) -> None:
         assert lines[0]["fixed"] is True
 
 
-def test_an_experiment_takes_a_trace(tmp_path: Path) -> None:
+def test_an_experiment_accepts_a_capture(tmp_path: Path) -> None:
     folder = tmp_path / "capture"
     with both_faces(capture_dir=folder, capture_prompts=True) as server:
         for number in range(10):
@@ -101,7 +101,7 @@ def test_an_experiment_takes_a_trace(tmp_path: Path) -> None:
         assert "facts.load was" in specdec("ab", "run", str(tmp_path / "plan.yaml"), *words).output
 
 
-def test_only_what_came_in_time(tmp_path: Path) -> None:
+def test_only_requests_of_the_period_are_captured(tmp_path: Path) -> None:
     entry = {
         "at_s": 0.0, "end_s": 1.0, "status": "ok", "prompt_tokens": 3, "output_tokens": 6, "blocks": [], "n": 2,
         "max_tokens": None, "ignore_eos": False, "seed": None, "temperature": 0.0, "top_k": 0, "top_p": 1.0,
@@ -121,13 +121,13 @@ def test_only_what_came_in_time(tmp_path: Path) -> None:
         (("--last", "1h", "--for", "1s"), "--last and --for exclude each other"),
     ],
 )
-def test_words_that_lead_nowhere(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_invalid_arguments(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     done = specdec("capture", str(tmp_path), "--out", str(tmp_path / "t"), *words)
     assert done.exit_code != 0
     assert message in done.output
 
 
-def test_nothing_came_in_that_time(tmp_path: Path) -> None:
+def test_a_period_without_requests(tmp_path: Path) -> None:
     Capture(tmp_path, 1 << 20, prompts=False).close()
     for words, message in (
         (("--last", "5m"), "no requests in that time"),
@@ -139,13 +139,13 @@ def test_nothing_came_in_that_time(tmp_path: Path) -> None:
     assert not (tmp_path / "t").exists()
 
 
-def test_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
+def test_an_unwritable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"server.capture_dir: .*file cannot be written"):
         Capture(tmp_path / "file", 1 << 20, prompts=False)
 
 
-def test_when_it_arrived(tmp_path: Path) -> None:
+def test_arrival_times(tmp_path: Path) -> None:
     """In Unix time, though requests are written when they end."""
     capture = Capture(tmp_path, 1 << 20, prompts=False)
     observer = Observer([capture])

@@ -22,7 +22,7 @@ def numbers(folder: Path) -> list[int]:
     return [entry["number"] for entry in read_entries(folder)]
 
 
-def test_everything_comes_back_in_order(tmp_path: Path) -> None:
+def test_records_are_read_in_order(tmp_path: Path) -> None:
     written(tmp_path, 10)
     written(tmp_path, 10, start=10)
     assert numbers(tmp_path) == list(range(20))
@@ -30,7 +30,7 @@ def test_everything_comes_back_in_order(tmp_path: Path) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in CAPTURE_FILES.paths(tmp_path))
 
 
-def test_the_oldest_go(tmp_path: Path) -> None:
+def test_the_oldest_files_are_deleted(tmp_path: Path) -> None:
     limit = 1 << 16
     written(tmp_path, 1000, limit)
     assert sum(path.stat().st_size for path in CAPTURE_FILES.paths(tmp_path)) <= limit
@@ -40,7 +40,7 @@ def test_the_oldest_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 100, 300])
-def test_a_torn_end_costs_what_was_torn(tmp_path: Path, cut: int) -> None:
+def test_a_torn_end_loses_only_the_torn_record(tmp_path: Path, cut: int) -> None:
     written(tmp_path, 5)
     path = CAPTURE_FILES.paths(tmp_path)[0]
     path.write_bytes(path.read_bytes()[:-cut])
@@ -48,14 +48,14 @@ def test_a_torn_end_costs_what_was_torn(tmp_path: Path, cut: int) -> None:
     assert numbers(tmp_path) == [*range(4 if cut < 249 else 3), 5, 6]
 
 
-def test_other_files_are_passed_over(tmp_path: Path) -> None:
+def test_other_files_are_ignored(tmp_path: Path) -> None:
     written(tmp_path, 2)
     (tmp_path / "capture-x.sdc").write_text("x")
     (tmp_path / "capture-00000009.sdc").write_text("something else")
     assert numbers(tmp_path) == [0, 1]
 
 
-def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+def test_skipped_records_are_reported(tmp_path: Path) -> None:
     out = CaptureWriter(tmp_path, 1 << 20)
     with pytest.raises(ValueError, match="at most"):
         out.write({"text": "x" * (17 << 20)})

@@ -1,4 +1,4 @@
-"""The log of calls: who, what, how long, how many tokens; and never a word of what was said."""
+"""The log of calls: caller, method, duration and tokens, and never any text of a prompt or an answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_call_is_one_line_with_its_figures() -> None:
     assert "left" not in first
 
 
-def test_refusals_say_why_and_others_that_nobody_waited() -> None:
+def test_rejections_log_their_reason_and_disconnects_are_logged() -> None:
     with logged() as lines, running() as server:
         server.refused(prompt="x", temperature=-1)
         server.client.get("/no/such/path")
@@ -53,7 +53,7 @@ def test_refusals_say_why_and_others_that_nobody_waited() -> None:
     assert 0 < left["output_tokens"] < 100
 
 
-def test_the_id_of_a_call_comes_back_on_every_http_answer() -> None:
+def test_every_http_answer_has_the_id_of_its_call() -> None:
     with running() as server:
         for path in ("/livez", "/v1/models", "/nowhere"):
             response = server.client.get(path, headers={"x-request-id": "mine"})
@@ -65,7 +65,7 @@ def test_the_id_of_a_call_comes_back_on_every_http_answer() -> None:
 
 
 @pytest.mark.parametrize("kind", ["json", "text"])
-def test_no_line_holds_what_was_said(kind: str) -> None:
+def test_no_line_contains_a_prompt_or_an_answer(kind: str) -> None:
     with logged(kind) as lines, running() as server:  # type: ignore[arg-type]
         server.ask(prompt=f"say {SECRET}")
         server.stream(prompt=f"say {SECRET}", cache_salt=SECRET)
@@ -82,7 +82,7 @@ def test_no_line_holds_what_was_said(kind: str) -> None:
     assert SECRET not in text
 
 
-def test_texts_are_logged_only_where_that_was_asked_for() -> None:
+def test_texts_are_logged_only_if_configured() -> None:
     with logged() as lines, running(log_texts=True) as server:
         server.ask(prompt=f"say {SECRET}")
     (line,) = lines.of("call", endpoint=COMPLETIONS)

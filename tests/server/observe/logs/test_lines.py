@@ -1,4 +1,4 @@
-"""Log lines: one per record, whatever it holds."""
+"""Log lines: one per record, whatever it contains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_no_text_writes_control_characters_to_a_terminal(value: str) -> None:
     assert not [c for c in line if (ord(c) < 32 and c not in "\t\n") or 127 <= ord(c) < 160 or c in "\u2028\u2029"]
 
 
-def test_terminals_obey_nothing_that_a_caller_sent() -> None:
+def test_text_from_callers_cannot_control_a_terminal() -> None:
     """C1 controls do what an escape and a letter do: U+009B begins a sequence."""
     sent = "a\x1b[2J\x7f\x85\x9b31m\u2028b"
     record = logging.LogRecord("l", logging.INFO, "f", 1, "m", (), None)
@@ -42,7 +42,7 @@ def test_terminals_obey_nothing_that_a_caller_sent() -> None:
     assert r"\x9b31m" in said[0]
 
 
-def test_exceptions_are_told_in_the_same_line() -> None:
+def test_exceptions_are_part_of_their_line() -> None:
     with logged() as lines:
         try:
             raise ValueError("broken")
@@ -54,7 +54,7 @@ def test_exceptions_are_told_in_the_same_line() -> None:
     assert line["level"] == "error"
 
 
-def test_a_terminal_gets_text_and_all_else_json() -> None:
+def test_a_terminal_gets_text_and_other_outputs_json() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

@@ -12,7 +12,7 @@ class NVMLError(Exception):
 
 @dataclass
 class Gpu:
-    """``percent`` None: it tells no utilisation. ``lost``: it answers nothing."""
+    """``percent`` None: utilisation is not supported. ``lost``: every query fails."""
 
     used: int
     total: int

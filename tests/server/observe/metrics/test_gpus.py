@@ -1,4 +1,4 @@
-"""What is told of GPUs, by a scripted library."""
+"""GPU metrics, with a scripted NVML library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.server.observe.metrics.scrape import Scrape
 from tests.server.observe.metrics.scripted_nvml import Gpu, ScriptedNvml
 
 
-def test_every_gpu_is_told_and_one_that_is_lost_hides_no_other() -> None:
+def test_every_gpu_is_reported_and_a_lost_one_hides_no_other() -> None:
     library = ScriptedNvml([Gpu(3, 10, 25), Gpu(0, 0, 0, lost=True), Gpu(5, 20, None)])
     gpus = Gpus(lambda: library)
     expected = [GpuUse(0, "GPU-0", "Scripted", 3, 10, 0.25), GpuUse(2, "GPU-2", "Scripted", 5, 20, None)]
@@ -26,13 +26,13 @@ def no_library() -> Any:
 
 
 @pytest.mark.parametrize("load", [no_library, lambda: ScriptedNvml([], driver=False)])
-def test_without_library_or_driver_there_is_nothing_to_tell(load: Any) -> None:
+def test_without_library_or_driver_no_gpu_is_reported(load: Any) -> None:
     gpus = Gpus(load)
     assert gpus.read() == []
     assert list(gpu_families(gpus.read())) == []
 
 
-def test_a_scrape_has_them() -> None:
+def test_a_scrape_contains_gpu_metrics() -> None:
     library = ScriptedNvml([Gpu(3 << 30, 10 << 30, 25), Gpu(5, 20, None)])
     with running() as server:
         exporter = server.serving.models.exporter

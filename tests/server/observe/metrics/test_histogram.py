@@ -13,7 +13,7 @@ VALUES = st.lists(st.one_of(st.sampled_from(LATENCY_BUCKETS_S), st.floats(0, 100
 
 
 @given(VALUES)
-def test_a_bucket_holds_what_does_not_exceed_its_bound(values: list[float]) -> None:
+def test_a_bucket_counts_values_up_to_its_bound(values: list[float]) -> None:
     histogram = Histogram(LATENCY_BUCKETS_S)
     for value in values:
         histogram.add(value)
@@ -26,7 +26,7 @@ def test_a_bucket_holds_what_does_not_exceed_its_bound(values: list[float]) -> N
     assert math.isclose(histogram.total, sum(values), abs_tol=1e-9)
 
 
-def test_bounds_rise_and_begin_below_a_millisecond() -> None:
+def test_bounds_increase_from_below_a_millisecond() -> None:
     for bounds in (LATENCY_BUCKETS_S, TOKEN_BUCKETS, CHUNK_BUCKETS, SAMPLE_BUCKETS):
         assert list(bounds) == sorted(set(bounds))
     assert sum(bound < 1e-3 for bound in LATENCY_BUCKETS_S) >= 2

@@ -27,7 +27,7 @@ def scrape(server: Server) -> Scrape:
     return Scrape(response.text)
 
 
-def test_counts_are_those_of_the_answers(server: Server) -> None:
+def test_counts_match_the_answers(server: Server) -> None:
     answers = [server.ask(prompt="hello", n=2), server.ask(prompt="some other text", max_tokens=4)]
     answers += [server.ask(prompt=["one", "three"], max_tokens=2)]
     found = scrape(server)
@@ -43,7 +43,7 @@ def test_counts_are_those_of_the_answers(server: Server) -> None:
     assert found.value("specdec_requests_total", outcome="complete") == 4
     assert sum(found.by_label("specdec_samples_total", "reason").values()) == samples
     assert found.value("specdec_samples_total", reason="length") == samples
-    # What the fake engine says of every sample
+    # What the fake engine reports for every sample
     assert found.value("specdec_draft_tokens_total") == 6 * samples
     assert found.value("specdec_accepted_tokens_total") == 3 * samples
     assert found.by_label("specdec_drafter_draft_tokens_total", "drafter") == {"suffix": 4 * samples, "idle": 0}
@@ -58,7 +58,7 @@ def test_counts_are_those_of_the_answers(server: Server) -> None:
     assert server.comes_to(lambda: scrape(server).value("specdec_calls_total", **done) == 3)
 
 
-def test_vllm_s_names_hold_the_same_numbers(server: Server) -> None:
+def test_vllms_metric_names_have_the_same_values(server: Server) -> None:
     server.ask(prompt="hello world", n=2)
     found = scrape(server)
     for theirs, ours in (
@@ -83,7 +83,7 @@ def test_vllm_s_names_hold_the_same_numbers(server: Server) -> None:
         assert not [name for name in scrape(plain).names() if name.startswith("vllm:")]
 
 
-def test_refusals_and_unknown_paths_are_counted_by_cause(server: Server) -> None:
+def test_errors_and_unknown_paths_are_counted_by_cause(server: Server) -> None:
     server.refused(prompt="x", temperature=-1)
     server.refused(prompt="x", model="another")
     for path in ("/nowhere", "/else/where"):
@@ -95,7 +95,7 @@ def test_refusals_and_unknown_paths_are_counted_by_cause(server: Server) -> None
     assert found.value("specdec_calls_total", endpoint="other", status="404") == 2
 
 
-def test_a_client_that_leaves_is_counted_with_what_it_got(server: Server) -> None:
+def test_a_disconnected_client_is_counted_with_its_output(server: Server) -> None:
     body = {"prompt": "x" * 100, "stream": True, "cache_salt": "slow"}
     with server.client.stream("POST", COMPLETIONS, json=body) as response:
         next(response.iter_lines())
@@ -121,7 +121,7 @@ def test_a_restarted_engine_keeps_the_counts_and_is_counted(server: Server) -> N
     assert after.value("specdec_generation_tokens_total") == before.value("specdec_generation_tokens_total")
 
 
-def test_every_format_holds_the_same_names(server: Server) -> None:
+def test_every_format_has_the_same_names(server: Server) -> None:
     headers = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
     with running() as plain:
         plain.ask(prompt="hello")
@@ -145,7 +145,7 @@ def test_a_scrape_does_not_grow_with_the_number_of_calls(server: Server) -> None
     assert len(server.client.get("/metrics").content) < size * 1.05
 
 
-def test_the_client_of_a_scrape_is_not_a_request(server: Server) -> None:
+def test_scrapes_are_not_counted_as_requests(server: Server) -> None:
     for _ in range(3):
         httpx.get(f"{server.url}/metrics")
     assert server.comes_to(lambda: "/metrics" in scrape(server).by_label("specdec_calls_total", "endpoint"))

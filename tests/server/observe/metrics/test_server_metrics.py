@@ -26,7 +26,7 @@ from specdec.errors import QueueFullError
 
 
 class Clock:
-    """Says what it is told."""
+    """A clock that the test sets."""
 
     now = 100.0
 
@@ -52,7 +52,7 @@ def make_finished(index: int, tokens: int, reason: FinishReason = FinishReason.E
     return Finished("r", index, reason, None, Usage(3, 2, tokens, 1, 5, 6, 7), stats, Timings(250, 500, 750, 1, 2))
 
 
-def test_latencies_come_from_when_events_arrive() -> None:
+def test_latencies_are_measured_at_event_arrival() -> None:
     metrics, clock = ServerMetrics(), Clock()
     call = CallRecord("http", "/x", "id", 99.5, 0.0)
     record = make_record(metrics, clock, call, n=2)
@@ -80,7 +80,7 @@ def test_latencies_come_from_when_events_arrive() -> None:
     assert (record.output_tokens, record.ttft_s) == (6, 1.5)
 
 
-def test_a_session_s_requests_are_measured_from_their_own_begin() -> None:
+def test_requests_of_a_session_are_measured_from_their_own_start() -> None:
     metrics, clock = ServerMetrics(), Clock()
     record = make_record(metrics, clock, CallRecord("grpc", "S", "id", 10.0, 0.0, many=True))
     clock.now = 101.0
@@ -108,10 +108,10 @@ def test_how_requests_end() -> None:
         (0.05, 20.0, FinishReason.EOS, 0, {"time_per_output_token"}),
         (0.05, None, FinishReason.DEADLINE, 0, {"deadline"}),
         (0.15, None, FinishReason.DEADLINE, 0, {"time_per_output_token", "deadline"}),
-        (0.15, None, FinishReason.ABORTED, 0, set()),  # nobody waited for it any more
+        (0.15, None, FinishReason.ABORTED, 0, set()),  # its client has disconnected
     ],
 )
-def test_goodput_is_what_met_every_objective(
+def test_goodput_counts_requests_that_meet_every_objective(
     gap_s: float, target_tpot_ms: float | None, reason: FinishReason, good: int, missed: set[str]
 ) -> None:
     metrics, clock = ServerMetrics(target_tpot_ms=100.0), Clock()
@@ -125,7 +125,7 @@ def test_goodput_is_what_met_every_objective(
     assert {objective for objective, count in metrics.missed.items() if count} == missed
 
 
-def test_a_request_that_failed_or_was_left_is_no_goodput() -> None:
+def test_a_failed_or_cancelled_request_is_not_goodput() -> None:
     metrics, clock = ServerMetrics(), Clock()
     failed = make_record(metrics, clock)
     failed.failed(QueueFullError(1, 1.0))
@@ -135,7 +135,7 @@ def test_a_request_that_failed_or_was_left_is_no_goodput() -> None:
 
 
 @given(st.lists(st.integers(1, 256), max_size=40))
-def test_values_counted_by_powers_of_two_are_a_histogram(values: list[int]) -> None:
+def test_power_of_two_counts_become_a_histogram(values: list[int]) -> None:
     counts, whole = PowerCounts(), Histogram([2**k for k in range(9)])
     for value in values:
         counts.add(value)
@@ -144,7 +144,7 @@ def test_values_counted_by_powers_of_two_are_a_histogram(values: list[int]) -> N
     assert (told.buckets(), told.count, told.total) == (whole.buckets(), len(values), sum(values))
 
 
-def test_calls_and_refusals() -> None:
+def test_calls_and_errors() -> None:
     metrics = ServerMetrics()
     for status, reason in (("200", ""), ("200", ""), ("429", "QUEUE_FULL")):
         call = CallRecord("http", "/v1/completions", "id", 1.0, 0.0)

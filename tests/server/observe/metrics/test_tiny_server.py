@@ -49,7 +49,7 @@ def make_request(name: str, mode: SpeculationMode, n: int, prompt: range) -> Req
     return Request(name, tuple(prompt), SamplingParams(seed=3, n=n), stopping, speculation=speculation)
 
 
-def test_the_metrics_are_the_answers_figures(server: Server) -> None:
+def test_the_metrics_match_the_answers(server: Server) -> None:
     prompt = range(5, 135)
     asked = [
         make_request("a", SpeculationMode.ON, 1, prompt),
@@ -76,7 +76,7 @@ def test_the_metrics_are_the_answers_figures(server: Server) -> None:
     assert sum(positions.values()) == found.value("specdec_accepted_tokens_total")
 
 
-def test_the_engine_s_steps_are_told(server: Server) -> None:
+def test_engine_steps_are_reported(server: Server) -> None:
     before = server.load
     server.run(ask(server, make_request("plain", SpeculationMode.OFF, 1, range(300, 340))))
     server.run(ask(server, make_request("drafts", SpeculationMode.ON, 1, range(300, 340))))

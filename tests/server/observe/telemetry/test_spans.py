@@ -29,7 +29,7 @@ UNSAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
 
 @contextmanager
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """Servers that are asked for traces give them to the exporter."""
+    """Run servers that export traces to the exporter."""
     exporter = InMemorySpanExporter()
 
     def spans(endpoint: str) -> Spans:
@@ -45,7 +45,7 @@ def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
 
 
 def inside(inner: ReadableSpan, outer: ReadableSpan) -> bool:
-    """Whether one is the other's child and lies within its time, give or take what clocks round."""
+    """Return whether one is the other's child and within its time, up to the rounding of clocks."""
     slack = 5_000_000
     assert inner.start_time is not None
     assert outer.start_time is not None
@@ -55,7 +55,7 @@ def inside(inner: ReadableSpan, outer: ReadableSpan) -> bool:
     return within and inner.parent is not None and inner.parent.span_id == outer.context.span_id
 
 
-def test_an_http_call_goes_on_with_its_caller_s_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_http_call_continues_its_callers_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     with exported(monkeypatch) as exporter, logged() as lines, running(otlp_endpoint="http://collector:4317") as server:
         body = {"prompt": "hello", "max_tokens": 5, "temperature": 0.5, "top_p": 0.9}
         assert server.client.post(COMPLETIONS, json=body, headers=HEADERS).status_code == 200
@@ -81,7 +81,7 @@ def test_an_http_call_goes_on_with_its_caller_s_trace(monkeypatch: pytest.Monkey
     assert line["trace_id"] == TRACE
 
 
-async def test_a_grpc_call_does_so_too_and_a_refusal_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_grpc_call_continues_it_too_and_an_error_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = tuple(HEADERS.items())
     with exported(monkeypatch) as exporter:
         async with running_server(otlp_endpoint="http://collector:4317") as server:
@@ -100,7 +100,7 @@ async def test_a_grpc_call_does_so_too_and_a_refusal_says_why(monkeypatch: pytes
     assert [span.parent.span_id for span in failed if span.parent] == [calls[1].context.span_id]
 
 
-def test_a_caller_who_does_not_keep_its_trace_decides_for_us(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callers_sampling_decision_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     with exported(monkeypatch) as exporter, running(otlp_endpoint="http://collector:4317") as server:
         server.client.post(COMPLETIONS, json={"prompt": "a"}, headers=UNSAMPLED)
         server.client.post(COMPLETIONS, json={"prompt": "b"})
@@ -112,13 +112,13 @@ def test_a_caller_who_does_not_keep_its_trace_decides_for_us(monkeypatch: pytest
     assert UNSAMPLED["traceparent"].split("-")[1] not in traces[:2]
 
 
-def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
+def test_without_an_endpoint_nothing_is_imported() -> None:
     code = "import server.serving, sys; print([m for m in sys.modules if m.startswith('opentelemetry')])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
-def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"server\.otlp_endpoint.*pip install '\.\[otel\]'"):
         observer.build_observer(ServerConfig(otlp_endpoint="http://collector:4317"), lambda ids: "", 80.0)
