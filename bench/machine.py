@@ -1,4 +1,4 @@
-"""Describes what a figure was measured on: the machine, its memory bandwidth and the commit."""
+"""Describes the machine of a figure, its memory bandwidth and the commit."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import numpy as np
 from bench.local_server import BackgroundWatch, LocalServer
 from bench.serve.endpoints import GrpcEndpoint
 from bench.serve.load import MAX_SLIP_MS, LoadRun, ServeReport
-from bench.serve.schedule import endless_asks
+from bench.serve.schedule import endless_requests
 from specdec.client.connection import Credentials
 from specdec.config import Config
 from specdec.load.arrivals import Arrivals
@@ -135,7 +135,7 @@ async def measure_overload(
     Raises:
         ChildServerError: the server did not start.
     """
-    asks = (ask.of_fixed_length() for ask in endless_asks(plan.workload, plan.max_tokens, note))
+    asks = (ask.of_fixed_length() for ask in endless_requests(plan.workload, plan.max_tokens, note))
     async with LocalServer(config, **server) as running:
         await _closed(running, plan, asks, 2, count=_WARM_UP)
         levels = []

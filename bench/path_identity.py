@@ -133,7 +133,7 @@ class BatchConditions:
     prefix_cache: bool = True
     warm: bool = False  # decode every prompt once before, so that prefixes are cached
     controlled: bool = False  # mode AUTO: the controller decides within the bounds; else mode ON: every step drafts
-    free: bool = False  # tell the controller that drafting costs almost nothing, so that it drafts more
+    free: bool = False  # the controller's costs of drafting are almost 0, so that it drafts more
 
 
 PLAIN = BatchConditions("plain decode, one at a time", prefix_cache=False)

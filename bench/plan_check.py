@@ -17,7 +17,7 @@ from typing import Any
 from bench.local_server import LocalServer
 from bench.serve.endpoints import GrpcEndpoint
 from bench.serve.load import LoadRun, ServeReport
-from bench.serve.schedule import endless_asks
+from bench.serve.schedule import endless_requests
 from cluster.plan.arrivals import PlannedRequest, read_requests
 from cluster.plan.export import fit_request_ms, fit_steps, limits_of, with_request_ms
 from cluster.plan.profile import Profile
@@ -100,7 +100,7 @@ async def check_plan(config: Config, plan: CheckPlan, folder: Path, note: Callab
         SpecdecError: the servers answered nothing, or too little for a profile.
     """
     places = [folder / f"replica-{number}" for number in range(plan.replicas)]
-    asks = (ask.of_fixed_length() for ask in endless_asks(plan.workload, plan.max_tokens, note))
+    asks = (ask.of_fixed_length() for ask in endless_requests(plan.workload, plan.max_tokens, note))
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(LocalServer(_config(config, place, plan))) for place in places]
         endpoints = [GrpcEndpoint(server.grpc_address, Credentials()) for server in servers]

@@ -1,1 +1,1 @@
-"""Tools for those who work on specdec; nothing here is installed."""
+"""Developer tools, which are not installed."""

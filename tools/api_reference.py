@@ -23,7 +23,7 @@ from specdec.api.generate import PROTOS, ROOT
 from tools.markdown import REPOSITORY, header, row, with_parts
 
 _PACKAGE = ".specdec.api.v1."
-_MESSAGES, _ENUMS, _SERVICES = 4, 5, 6  # numbers of FileDescriptorProto's fields, of which a comment's path is made
+_MESSAGES, _ENUMS, _SERVICES = 4, 5, 6  # field numbers of FileDescriptorProto, in the paths of comments
 _FIELDS, _NESTED, _NESTED_ENUMS = 2, 3, 4  # of DescriptorProto's
 _METHODS, _VALUES = 2, 2  # of ServiceDescriptorProto's and EnumDescriptorProto's
 _Place = tuple[int, ...]
@@ -37,10 +37,10 @@ def grpc_reference() -> str:
 
 
 def _descriptors() -> FileDescriptorSet:
-    """Of all our .proto files, with comments.
+    """Descriptors of all our .proto files, with comments.
 
     Raises:
-        RuntimeError: protoc refused them; it has said why on standard error.
+        RuntimeError: protoc refused the files; the reason is on standard error.
     """
     from grpc_tools import protoc  # comes with the `dev` extra
 
@@ -89,7 +89,7 @@ class _File:
 
     def _message(self, message: DescriptorProto, place: _Place, outer: str) -> list[str]:
         if message.options.map_entry:
-            return []  # shown where it is used
+            return []  # shown with the field that uses it
         name = outer + message.name
         maps = {entry.name: entry for entry in message.nested_type if entry.options.map_entry}
         lines = [f"#### {name}", "", *self._about(place)]
@@ -137,7 +137,7 @@ def _proto_type(field: FieldDescriptorProto, maps: dict[str, DescriptorProto]) -
 
 
 def _link(type_name: str) -> str:
-    """To the heading of a type of ours."""
+    """A link to the heading of one of our types."""
     name = type_name.removeprefix(_PACKAGE)
     return f"[{name}](#{name.lower().replace('.', '')})"
 
@@ -155,7 +155,7 @@ _WORDS = {
 
 
 def http_reference() -> str:
-    """Shared fields first, then every path in the order in which the server looks for it."""
+    """Shared fields first, then every path in the order of the server's routes."""
     lines = []
     for name, fields in _SHARED.items():
         lines += [f"### {name}", "", *_table(fields, ()), ""]
@@ -222,7 +222,7 @@ DOCUMENT = REPOSITORY / "docs" / "api.md"
 
 
 def updated(document: str) -> str:
-    """``document`` with its tables brought up to date."""
+    """``document`` with current tables."""
     return with_parts(document, {"grpc": grpc_reference(), "http": http_reference()})
 
 

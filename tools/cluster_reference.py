@@ -9,11 +9,11 @@ from tools.config_reference import default_of, own_fields, sections, type_of, un
 from tools.markdown import REPOSITORY, header, row, with_parts
 
 DOCUMENT = REPOSITORY / "docs" / "scaling.md"
-_LISTED = ("models", "releases")  # these have tables of their own
+_LISTED = ("models", "releases")  # these have separate tables
 
 
 def parts() -> dict[str, type[BaseModel]]:
-    """The classes, by where they stand in the file."""
+    """The classes by their place in the file."""
     return {
         "the file itself": ClusterConfig,
         **sections(ClusterConfig),
@@ -38,7 +38,7 @@ def tables() -> str:
 
 
 def updated(document: str) -> str:
-    """``document`` with its tables brought up to date."""
+    """``document`` with current tables."""
     return with_parts(document, {"cluster.yaml": tables()})
 
 

@@ -16,7 +16,7 @@ from specdec.config import Config
 from tools.markdown import REPOSITORY, header, row, with_parts
 
 DOCUMENT = REPOSITORY / "docs" / "configuration.md"
-# By the end of a field's name; a field with another unit says so itself (`json_schema_extra`).
+# By the suffix of a field's name; `json_schema_extra` of a field overrides it.
 _UNITS = {
     "_s": "seconds", "_ms": "milliseconds", "_tokens": "tokens", "_context": "tokens", "_bytes": "bytes",
     "_rows": "rows", "_nodes": "nodes", "_depth": "tokens", "_steps": "steps", "_requests": "requests",
@@ -47,17 +47,17 @@ def config_tables() -> str:
 
 
 def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of a class that are no sections."""
+    """The fields of a class that are not sections."""
     return {name: field for name, field in model.model_fields.items() if _model_of(field) is None}
 
 
 def updated(document: str) -> str:
-    """``document`` with its tables brought up to date."""
+    """``document`` with current tables."""
     return with_parts(document, {"fields": config_tables()})
 
 
 def sections(model: type[BaseModel] = Config, outer: str = "") -> dict[str, type[BaseModel]]:
-    """The classes that hold settings, by where these stand in a file; a section stands before those inside of it."""
+    """The classes of settings by their section in the file; a section precedes its inner sections."""
     found: dict[str, type[BaseModel]] = {}
     for name, field in model.model_fields.items():
         inner = _model_of(field)
@@ -83,14 +83,14 @@ def unit_of(name: str, field: FieldInfo) -> str:
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of a union, or the one type there is."""
+    """The alternatives of a union, or the type itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return typing.get_args(annotation)
     return (annotation,)
 
 
 def type_of(field: FieldInfo) -> str:
-    """What may stand there."""
+    """The values that a field accepts."""
     names = [_type_name(part) for part in _parts(field.annotation)]
     bounds = [
         text.format(f"{getattr(rule, key):,}")
@@ -116,7 +116,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def default_of(field: FieldInfo) -> str:
-    """As it would stand in a YAML file."""
+    """The default in YAML."""
     value = field.default
     if isinstance(value, tuple):
         value = list(value)
@@ -125,7 +125,7 @@ def default_of(field: FieldInfo) -> str:
 
 
 def _flags() -> dict[str, str]:
-    """Which option of `specdec serve` sets a field, by the field's dotted name."""
+    """The option of `specdec serve` that sets a field, by the field's dotted name."""
     found = {"engine.speculation.drafters": "`--drafter`", "engine.indexes": "`--index`"}
     for parameter in serve_command.params:
         if parameter.name and "__" in parameter.name:

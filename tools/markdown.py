@@ -9,11 +9,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def with_parts(document: str, parts: Mapping[str, str]) -> str:
-    """``document`` with what stands between ``<!-- NAME -->`` and ``<!-- end of NAME -->`` replaced, for each of
+    """``document`` with the text between ``<!-- NAME -->`` and ``<!-- end of NAME -->`` replaced, for each of
     ``parts``.
 
     Raises:
-        ValueError: a mark is missing, or there twice.
+        ValueError: a mark is missing, or occurs twice.
     """
     for name, text in parts.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
@@ -25,7 +25,7 @@ def with_parts(document: str, parts: Mapping[str, str]) -> str:
 
 
 def row(*cells: str) -> str:
-    """A row of a Markdown table; what would end a cell or begin a tag is escaped."""
+    """A row of a Markdown table, with ``|`` and ``<`` escaped."""
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|").replace("<", "\\<") for cell in cells) + " |"
 
 

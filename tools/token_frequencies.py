@@ -1,7 +1,7 @@
 """Counts how often a vocabulary's tokens occur in real code and text: `python -m tools.token_frequencies MODEL FILE`.
 
-The texts are what is installed: Python's standard library, packages with their headers, scripts and documents.
-HumanEval is left out.
+The texts are Python's standard library and the installed packages with their headers, scripts and documents, without
+HumanEval.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGEST = 200_000  # bytes of a file: longer ones are data or generated
 
 
 def texts() -> Iterator[str]:
-    """Files in an order that depends on their names alone, as many of each kind as `MEGABYTES` says."""
+    """Contents of files up to `MEGABYTES` of each kind, in an order that depends only on their names."""
     folders = {Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")}
     files = {file for folder in folders for file in folder.rglob("*") if file.suffix in MEGABYTES and file.is_file()}
     left = {suffix: size << 20 for suffix, size in MEGABYTES.items()}
@@ -43,11 +43,11 @@ def count(tokenizer: Tokenizer) -> NDArray[np.int64]:
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     for text in texts():
         counts += np.bincount(tokenizer.encode(text, add_special=False), minlength=len(counts))
-    # No text that is at hand has all that people write. Byte-pair merges were made in the order of their frequency in
-    # far more text: as much again is counted as if the ids followed Zipf's law.
+    # These texts lack much of what people write. Ids of byte-pair merges are ordered by frequency in far more text, so
+    # the same amount is added with frequencies by Zipf's law over the ids.
     zipf = 1.0 / (FIRST_BYTES + np.arange(len(counts)))
     counts += np.round(zipf * counts.sum() / zipf.sum()).astype(np.int64)
-    counts[list(tokenizer.special_ids)] = counts.max()  # ends of answers, which no text has
+    counts[list(tokenizer.special_ids)] = counts.max()  # ends of answers, which do not occur in texts
     return counts
 
 

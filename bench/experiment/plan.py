@@ -170,7 +170,7 @@ async def open_arm(
     """
     try:
         endpoint, found = await connect_with(
-            url, credentials, request.options, request.fields, model=model, temperature=temperature, tell_ids=True
+            url, credentials, request.options, request.fields, model=model, temperature=temperature, with_ids=True
         )
     except SpecdecError as error:
         raise ExperimentError(f"{source} (arm {name!r}): {url}: {str(error).removeprefix('url: ')}") from None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.serve.schedule import endless_asks, read_trace
+from bench.serve.schedule import endless_requests, read_trace
 from server.experiment.assignment import balanced_order, digest
 from server.experiment.config import ExperimentConfig, Load
 from specdec.load.request import LoadRequest, TimedRequest
@@ -141,7 +141,7 @@ class Script:
         if self._trace is not None:
             return (timed.ask for timed in self._trace)
         assert load.workload is not None  # checked by `read_plan`
-        asks = endless_asks(load.workload, load.max_tokens)
+        asks = endless_requests(load.workload, load.max_tokens)
         return (ask.of_fixed_length() for ask in asks) if load.fixed_length else asks
 
     def paired(self, name: str, offset_s: float, ask: LoadRequest) -> PairedRequest:

@@ -1,1 +1,1 @@
-"""Times of the GPU kernels and of a step made of them, against the bytes that have to move."""
+"""Benchmarks of the GPU kernels and of whole steps, compared with the bytes that must move."""

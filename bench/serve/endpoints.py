@@ -193,7 +193,7 @@ class OpenAIEndpoint:
     event loop.
 
     base: URL with the version, ``http://host:port/v1``. model: empty until `find_model` finds the server's first.
-    tell_ids: request token ids from servers that return them. extra: further fields of every body.
+    with_ids: request token ids from servers that return them. extra: further fields of every body.
     """
 
     def __init__(
@@ -203,12 +203,12 @@ class OpenAIEndpoint:
         key: str = "",
         model: str = "",
         temperature: float = 0.0,
-        tell_ids: bool = False,
+        with_ids: bool = False,
         extra: dict[str, Any] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._base, self._model, self._temperature, self._extra = base.rstrip("/"), model, temperature, extra or {}
-        self._open, self._tell_ids = False, tell_ids
+        self._open, self._with_ids = False, with_ids
         headers = {"authorization": f"Bearer {key}"} if key else {}
         # No limit: waiting for a free connection would count as the server's time.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -280,7 +280,7 @@ class OpenAIEndpoint:
             body["seed"] = ask.seed
         if self._open and ask.salt:
             body["cache_salt"] = ask.salt
-        if self._open and self._tell_ids:
+        if self._open and self._with_ids:
             body["return_token_ids"] = True
         return body | self._extra
 
@@ -371,11 +371,11 @@ async def connect_with(
     *,
     model: str = "",
     temperature: float = 0.0,
-    tell_ids: bool = False,
+    with_ids: bool = False,
 ) -> tuple[Endpoint, dict[str, Any]]:
     """As `connect`, with further options of every request, and only the server's description as facts.
 
-    asked: options over gRPC. extra: fields of the body over HTTP. tell_ids: as in `OpenAIEndpoint`.
+    asked: options over gRPC. extra: fields of the body over HTTP. with_ids: as in `OpenAIEndpoint`.
     """
     where = ServerUrl.read(url)
     if where.protocol == "grpc":
@@ -388,7 +388,7 @@ async def connect_with(
             {"server": dataclasses.asdict(info)},
         )
     http = OpenAIEndpoint(
-        where.place, key=credentials.key, model=model, temperature=temperature, tell_ids=tell_ids, extra=dict(extra)
+        where.place, key=credentials.key, model=model, temperature=temperature, with_ids=with_ids, extra=dict(extra)
     )
     try:
         return http, {"model": await http.find_model()}

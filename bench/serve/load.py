@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.local_server import BackgroundWatch
 from bench.machine import host_facts
-from bench.serve.schedule import endless_asks, read_trace
+from bench.serve.schedule import endless_requests, read_trace
 from specdec.errors import ConfigError, SpecdecError
 from specdec.load.arrivals import Arrivals
 from specdec.load.figures import spread
@@ -285,7 +285,7 @@ async def run_plan(
         WorkloadUnavailableError: the workload's prompts are not installed.
         ConfigError: the trace cannot be read.
     """
-    asks = endless_asks(plan.workload, plan.max_tokens, note)
+    asks = endless_requests(plan.workload, plan.max_tokens, note)
     if plan.fixed:
         asks = (ask.of_fixed_length() for ask in asks)
     schedule: list[TimedRequest] | None = None

@@ -23,7 +23,7 @@ from specdec.load.request import LoadRequest, TimedRequest
 SHARED_CHARACTERS, SHARED_TOKENS = 8000, 64
 
 
-def endless_asks(
+def endless_requests(
     name: str, max_tokens: int | None = None, note: Callable[[str], None] | None = None
 ) -> Iterator[LoadRequest]:
     """The prompts of a workload (one of `SERVE_WORKLOADS`), round after round.

@@ -1,4 +1,4 @@
-"""A workload: a named list of prompts, and the source code of Python's standard library that prompts are made of."""
+"""A workload: a named list of prompts; and source code of Python's standard library, from which prompts are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that nobody here wrote: OpenAI's API, no salts, no token ids, and an answer that its question decides."""
+"""A foreign server with OpenAI's API, without salts and token ids; its answer depends on the question only."""
 
 from __future__ import annotations
 

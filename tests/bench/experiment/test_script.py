@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.experiment.script import Script, arrival_times
-from bench.serve.schedule import endless_asks
+from bench.serve.schedule import endless_requests
 from server.experiment.config import Load
 from tests.bench.experiment.fake_arm import prompt_of
 from tests.bench.experiment.plays import plan
@@ -85,7 +85,7 @@ def test_what_warmed_up_is_not_asked_again() -> None:
     assert [Script.number(asked.pair) for asked in warm] == [None] * 5
     counted = [asked for turn in found.turns(set()) for asked in turn.asks]
     prompts = [prompt_of(asked.ask) for asked in (*warm, *counted)]
-    assert prompts == [prompt_of(ask) for ask in islice(endless_asks("chat"), 25)]
+    assert prompts == [prompt_of(ask) for ask in islice(endless_requests("chat"), 25)]
     assert len({asked.pair for asked in (*warm, *counted)}) == 25
 
 

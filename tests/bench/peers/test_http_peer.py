@@ -167,7 +167,7 @@ async def test_deaf_processes_and_their_children_are_ended_too(tmp_path: Path, m
 
 
 def test_peers_die_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
-    """Also a stopped one, which nobody would ever wake."""
+    """A paused one too."""
     code = (
         "import asyncio, sys, pathlib\n"
         "from tests.bench.peers.peers import server\n"

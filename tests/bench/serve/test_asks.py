@@ -7,12 +7,12 @@ from itertools import islice, pairwise
 import pytest
 
 from bench.serve import SERVE_WORKLOADS
-from bench.serve.schedule import endless_asks
+from bench.serve.schedule import endless_requests
 from specdec.load.request import LoadRequest
 
 
 def first_asks(name: str, count: int, max_tokens: int | None = None) -> list[LoadRequest]:
-    return list(islice(endless_asks(name, max_tokens), count))
+    return list(islice(endless_requests(name, max_tokens), count))
 
 
 @pytest.mark.parametrize("name", SERVE_WORKLOADS)
@@ -38,10 +38,10 @@ def test_edits_carry_their_prediction_and_typing_goes_on() -> None:
 
 
 def test_mixed_has_every_kind() -> None:
-    kinds = {ask.name.partition("/")[0] for ask in islice(endless_asks("mixed"), 8)}
+    kinds = {ask.name.partition("/")[0] for ask in islice(endless_requests("mixed"), 8)}
     assert kinds == {"HumanEval", "edit", "fim", "chat"}
 
 
 def test_no_such_workload() -> None:
     with pytest.raises(ValueError, match="no such workload"):
-        endless_asks("nothing")
+        endless_requests("nothing")

@@ -113,7 +113,7 @@ async def test_what_is_sent_and_what_counts_as_text() -> None:
     await answering(answer).send(CHAT, record)
     assert (len(record.chunk_s), record.prompt_tokens, record.output_tokens) == (2, 3, 4)
     assert record.chunk_s[-1] <= record.last_s
-    assert record.end_s == 0.0  # whoever sends it says when it has ended
+    assert record.end_s == 0.0  # set by the sender of the request
     key, path, body = seen[0]
     assert (key, path, body["messages"]) == ("Bearer k", "/v1/chat/completions", [{"role": "user", "content": "hello"}])
     assert body["max_tokens"] == 5

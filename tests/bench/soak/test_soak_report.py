@@ -39,16 +39,16 @@ def test_a_server_that_gives_all_back_is_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "told"),
+    ("engine", "fault"),
     [
         ({"own_bytes": lambda minute: (300 + minute) * MIB}, "engine: memory grew by 19.0 MiB"),
         ({"files": lambda minute: 40 + minute}, "engine: files at rest grew from 59 to 69"),
         ({"threads": lambda minute: 9 + 3 * (minute > 25)}, "engine: threads at rest grew from 9 to 12"),
     ],
 )
-def test_what_creeps_is_named(engine: dict[str, Any], told: str) -> None:
-    (fault,) = report(looks(**engine)).faults()
-    assert fault.startswith(told)
+def test_growth_is_a_fault(engine: dict[str, Any], fault: str) -> None:
+    (found,) = report(looks(**engine)).faults()
+    assert found.startswith(fault)
 
 
 def test_what_is_held_at_rest_is_named() -> None:
