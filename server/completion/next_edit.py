@@ -6,8 +6,9 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from server.completion.documents import ContextFile, OffsetUnit, TextEdit
+from server.completion.documents import ContextFile, OffsetUnit, TextEdit, check_length, place_of
 from server.completion.prompt_packer import PromptPacker
 from server.interfaces import TokenizerLike
 from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent
@@ -39,23 +40,15 @@ class RecentEdit:
     after: str
 
     @staticmethod
-    def of_texts(path: str, before: str, after: str) -> RecentEdit:
-        """The changed lines of two texts, with `DIFF_CONTEXT` lines around them."""
+    def of(path: str, before: str, after: str, diff: str = "") -> RecentEdit:
+        """The changed lines of two texts, with `DIFF_CONTEXT` lines around them, or those of a unified diff of one
+        file."""
+        if diff:
+            return RecentEdit(path, *_sides(diff))
         old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
         head = max(0, _common(old, new) - DIFF_CONTEXT)
         tail = max(0, _common(old[head:][::-1], new[head:][::-1]) - DIFF_CONTEXT)
         return RecentEdit(path, *("".join(lines[head : len(lines) - tail]) for lines in (old, new)))
-
-    @staticmethod
-    def of_diff(path: str, diff: str) -> RecentEdit:
-        """The lines of a unified diff of one file."""
-        lines = diff.splitlines()
-        if any(line.startswith("@@") for line in lines):  # what precedes the first hunk names the file
-            while not lines[0].startswith("@@"):
-                del lines[0]
-        lines = [line or " " for line in lines if not line.startswith(("@@", "\\"))]
-        before, after = ("".join(line[1:] + "\n" for line in lines if line[0] in marks) for marks in (" -", " +"))
-        return RecentEdit(path, before, after)
 
     @property
     def diff(self) -> str:
@@ -78,6 +71,16 @@ class RecentEdit:
         return bool(inner) and inner in was and was.replace(inner, self.before.strip("\n"), 1) == becomes
 
 
+def _sides(diff: str) -> Iterator[str]:
+    """The text before and after a unified diff."""
+    lines = diff.splitlines()
+    if any(line.startswith("@@") for line in lines):  # what precedes the first hunk names the file
+        while not lines[0].startswith("@@"):
+            del lines[0]
+    lines = [line or " " for line in lines if not line.startswith(("@@", "\\"))]
+    return ("".join(line[1:] + "\n" for line in lines if line[0] in marks) for marks in (" -", " +"))
+
+
 def _changes(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
     """(a, b, c, d) where ``old[a:b]`` became ``new[c:d]``."""
     for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -96,6 +99,20 @@ class EditPlace:
     files: tuple[ContextFile, ...] = ()
     diagnostics: tuple[tuple[int, str], ...] = ()  # line, from 0, and message
     unit: OffsetUnit = OffsetUnit.CODE_POINT  # of the predicted edits
+
+    @staticmethod
+    def at(text: str, offset: int, unit: OffsetUnit, violations: ViolationCollector, **shown: Any) -> EditPlace:
+        """The place at an offset; adds to ``violations`` what cannot be served. shown: the other fields."""
+        check_length(text, "text", violations)
+        cursor = place_of(text, offset, unit)
+        violations.check(cursor is not None, "cursor", "must lie in the text, between characters")
+        place = EditPlace(text=text, cursor=cursor or 0, unit=unit, **shown)
+        violations.check(len(place.path) <= MAX_PATH, "path", f"at most {MAX_PATH} characters")
+        end = text.find("\n", place.cursor)
+        length = (len(text) if end < 0 else end) - text.rfind("\n", 0, place.cursor) - 1
+        problem = f"its line may have {WINDOW_CHARACTERS} characters, got {length}"
+        violations.check(length <= WINDOW_CHARACTERS, "cursor", problem)
+        return place
 
     @cached_property
     def lines(self) -> list[str]:
@@ -136,14 +153,6 @@ class EditPlace:
     def characters(self, lines: range) -> int:
         """The length of ``lines``."""
         return sum(len(self.lines[i]) for i in lines)
-
-    def check(self, violations: ViolationCollector) -> None:
-        """Add a violation for a name or a line that is too long to be in a prompt."""
-        violations.check(len(self.path) <= MAX_PATH, "path", f"at most {MAX_PATH} characters")
-        end = self.text.find("\n", self.cursor)
-        length = (len(self.text) if end < 0 else end) - self.text.rfind("\n", 0, self.cursor) - 1
-        problem = f"its line may have {WINDOW_CHARACTERS} characters, got {length}"
-        violations.check(length <= WINDOW_CHARACTERS, "cursor", problem)
 
     def shown(self, lines: range, cursor: str = "") -> str:
         """The text of ``lines``, each with a line break, and ``cursor`` where the cursor is."""

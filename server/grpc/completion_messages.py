@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from google.rpc.error_details_pb2 import RetryInfo
 
-from server.completion.documents import FillMode, OffsetUnit, TextEdit, check_length, place_of
+from server.completion.documents import FillMode, OffsetUnit, TextEdit
 from server.completion.editor_session import Origin, Suggestion
 from server.completion.next_edit import EditPlace, EditReader, RecentEdit
 from server.completion.prompt_packer import SMALLEST_BUDGET
@@ -86,21 +86,16 @@ def read_options(message: pb.CompleteRequest | pb.SessionSetup, violations: Viol
 
 def read_place(message: pb.PredictEditRequest, violations: ViolationCollector) -> EditPlace:
     """Return the place at which edits are to be predicted; adds to ``violations`` what is wrong with it."""
-    unit = read_unit(message, violations, "unit")
-    check_length(message.text, "text", violations)
-    cursor = place_of(message.text, message.cursor, unit)
-    violations.check(cursor is not None, "cursor", "must lie in the text, between characters")
-    recent = (
-        RecentEdit.of_diff(each.path, each.diff)
-        if each.diff
-        else RecentEdit.of_texts(each.path, each.before, each.after)
-        for each in message.recent
+    return EditPlace.at(
+        message.text,
+        message.cursor,
+        read_unit(message, violations, "unit"),
+        violations,
+        path=message.path,
+        recent=tuple(RecentEdit.of(each.path, each.before, each.after, each.diff) for each in message.recent),
+        files=read_files(message.extra),
+        diagnostics=tuple((each.line, each.message) for each in message.diagnostics),
     )
-    problems = tuple((each.line, each.message) for each in message.diagnostics)
-    files = read_files(message.extra)
-    place = EditPlace(message.path, message.text, cursor or 0, tuple(recent), files, problems, unit)
-    place.check(violations)
-    return place
 
 
 def read_edit_request(message: pb.PredictEditRequest, violations: ViolationCollector) -> Request:

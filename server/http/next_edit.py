@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from server.auth.principal import current_caller
-from server.completion.documents import ContextFile, OffsetUnit, check_length, place_of
+from server.completion.documents import ContextFile, OffsetUnit
 from server.completion.next_edit import EditPlace, EditPrompt, EditReader, RecentEdit
 from server.completion.prompt_packer import SMALLEST_BUDGET
 from server.http.answering import DONE, MEDIA_TYPE, Sample, Totals, answer, sse
@@ -35,7 +35,8 @@ from specdec.core.types import Finished, Request, RequestEvent, SamplingParams, 
 from specdec.engine.validation import check_requests
 
 _UNITS = tuple(unit.value for unit in OffsetUnit)
-_RECENT = with_fields(dict.fromkeys(("path", "before", "after", "diff"), TEXT))
+_RECENT_FIELDS = ("path", "before", "after", "diff")
+_RECENT = with_fields(dict.fromkeys(_RECENT_FIELDS, TEXT))
 _FILE = with_fields({"filename": TEXT, "text": TEXT, "score": NUMBER, "time_ms": COUNT})
 FIELDS: Table = (
     MODEL,
@@ -65,23 +66,21 @@ def read_place(body: Body, own: dict[str, Any]) -> EditPlace:
     if unit not in _UNITS:
         body.refuse("unit", f"must be one of {', '.join(_UNITS)}")
         unit = OffsetUnit.CODE_POINT
-    check_length(text, "text", body.violations)
-    cursor = place_of(text, own.get("cursor", 0), OffsetUnit(unit))
-    if cursor is None or "cursor" not in own:
-        body.refuse("cursor", "must be an offset in the text, between characters")
-    recent = tuple(map(_recent, body.objects("recent")))
-    problems = tuple(
-        (each.integer("line", 0, INT31) or 0, each.text("message") or "") for each in body.objects("diagnostics")
+    problems = body.objects("diagnostics")
+    return EditPlace.at(
+        text,
+        own.get("cursor", -1),
+        OffsetUnit(unit),
+        body.violations,
+        path=own.get("path", ""),
+        recent=tuple(map(_recent, body.objects("recent"))),
+        files=tuple(map(_file, body.objects("extra"))),
+        diagnostics=tuple((each.integer("line", 0, INT31) or 0, each.text("message") or "") for each in problems),
     )
-    files = tuple(map(_file, body.objects("extra")))
-    place = EditPlace(own.get("path", ""), text, cursor or 0, recent, files, problems, OffsetUnit(unit))
-    place.check(body.violations)
-    return place
 
 
 def _recent(each: Body) -> RecentEdit:
-    path, before, after, diff = (each.text(name) or "" for name in ("path", "before", "after", "diff"))
-    return RecentEdit.of_diff(path, diff) if diff else RecentEdit.of_texts(path, before, after)
+    return RecentEdit.of(*(each.text(name) or "" for name in _RECENT_FIELDS))
 
 
 def _file(each: Body) -> ContextFile:

@@ -116,7 +116,7 @@ def test_a_prompt_is_bounded_whatever_is_sent(model: str) -> None:
     ids = prompt_of(place, model, tokenizer).request(Request("r", ())).prompt_ids
     assert len(ids) < 3 * RECENT_CHARACTERS + 2 * PROBLEMS * PROBLEM_CHARACTERS
     violations = ViolationCollector()
-    EditPlace("p" * 2000, long, 7).check(violations)
+    EditPlace.at(long, 7, OffsetUnit.UTF8, violations, path="p" * 2000)
     assert [found.field for found in violations.found] == ["path", "cursor"]
 
 
@@ -184,17 +184,17 @@ def test_offsets_use_the_callers_unit_and_line_breaks_the_files(unit: OffsetUnit
 
 def test_diffs_are_parsed_as_edits() -> None:
     diff = "--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,2 @@\n-def f(w, h):\n+def area(w, h):\n     return w * h\n"
-    edit = RecentEdit.of_diff("a.py", diff)
+    edit = RecentEdit.of("a.py", "", "", diff)
     assert (edit.before, edit.after) == tuple(f"def {name}(w, h):\n    return w * h\n" for name in ("f", "area"))
     assert edits_of(FILE.replace("area", "f", 1), EditPlace("a.py", FILE, 0, (edit,))) == []
 
 
 def test_the_changed_lines_of_two_whole_files_are_the_edit() -> None:
     lines = [f"line {i}\n" for i in range(100_000)]
-    edit = RecentEdit.of_texts("a.py", "".join(lines), "".join([*lines[:50], "new\n", *lines[51:]]))
+    edit = RecentEdit.of("a.py", "".join(lines), "".join([*lines[:50], "new\n", *lines[51:]]))
     assert edit.after.splitlines() == ["line 47", "line 48", "line 49", "new", "line 51", "line 52", "line 53"]
-    assert RecentEdit.of_texts("a.py", "f(", "f(x") == RecentEdit("a.py", "f(", "f(x")
-    comment = RecentEdit.of_diff("a.sql", "--- a/a.sql\n+++ b/a.sql\n@@ -1 +1 @@\n--- old\n+-- new\n")
+    assert RecentEdit.of("a.py", "f(", "f(x") == RecentEdit("a.py", "f(", "f(x")
+    comment = RecentEdit.of("a.sql", "", "", "--- a/a.sql\n+++ b/a.sql\n@@ -1 +1 @@\n--- old\n+-- new\n")
     assert (comment.before, comment.after) == ("-- old\n", "-- new\n")
 
 
