@@ -7,10 +7,11 @@ import logging
 import socket
 import ssl
 import sys
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import h11
 import uvicorn
@@ -235,6 +236,39 @@ class HttpProtocol(H11Protocol):
             self._head_timer = None
 
 
+HANDSHAKE_S = 10  # for TLS
+
+
+class TlsConnection(SSLProtocol):
+    """TLS under an `HttpProtocol`, as asyncio sets it up, but connections count from before their handshake on.
+
+    Beyond the limit, the oldest that has not finished its handshake is closed in favour of the new one.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., HttpProtocol],
+        tls: ssl.SSLContext,
+        opened: dict[TlsConnection, Any],
+        **options: Any,
+    ) -> None:
+        self._http = make(**options)
+        loop, waiter = asyncio.get_running_loop(), cast(Any, None)  # which asyncio allows
+        super().__init__(loop, self._http, tls, waiter, server_side=True, ssl_handshake_timeout=HANDSHAKE_S)
+        self._opened = opened
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        shaking = (each for each in self._opened if each._http.transport is None)
+        if len(self._opened) >= connection_limit() and (oldest := next(shaking, None)) is not None:
+            self._opened.pop(oldest).abort()
+        self._opened[self] = transport
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._opened.pop(self, None)
+        super().connection_lost(exc)
+
+
 KEEP_ALIVE_S = 75
 GONE_S = 60.0  # without a sign of life or a byte read, from a client that waits for an answer
 _GRACE_S = 1.0  # for answers that are being written when the server stops
@@ -257,13 +291,14 @@ class HttpServer:
     ) -> None:
         self._host, self._port = host, port
         protocol: Any = partial(HttpProtocol, budget=budget or BodyBudget())
+        if tls is not None:
+            protocol = partial(TlsConnection, protocol, tls, {})
         config = uvicorn.Config(
             app, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False,
             server_header=False, date_header=False, timeout_keep_alive=KEEP_ALIVE_S,
             h11_max_incomplete_event_size=HEAD_BYTES,
         )  # fmt: skip
         config.load()
-        config.ssl = tls
         self._uvicorn = uvicorn.Server(config)
         self._uvicorn.lifespan = config.lifespan_class(config)
         self._started = False

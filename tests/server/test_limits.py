@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,6 +15,8 @@ from google.protobuf.descriptor import Descriptor
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
 from server import body_budget, serving
+from server.auth.access import TlsFiles
+from server.auth.file_watch import FileWatch
 from server.body_budget import BodyBudget, MessageReads
 from server.errors import BodiesFullError
 from server.grpc import server as grpc_server
@@ -24,6 +27,7 @@ from server.http.http_server import HttpServer
 from specdec.api.v1 import completion_pb2, generation_pb2, generation_pb2_grpc
 from specdec.core.fields import MAX_STOP_TOKENS
 from specdec.errors import InvalidRequestError
+from tests.server.auth.certificates import Certificates
 from tests.server.harness import refused, rich, running_server, stream_request
 from tests.server.long_lists import limit_of, repeated_fields, with_items
 
@@ -360,6 +364,27 @@ async def test_a_connection_that_waits_for_a_call_or_a_body_is_evicted(monkeypat
         assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
         for _, writer in held:
             writer.close()
+
+
+async def test_connections_without_a_tls_handshake_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "connection_limit", lambda: 3)
+    files = Certificates(tmp_path)
+    tls = TlsFiles(files.cert, files.key, None, FileWatch([files.cert], every_s=0)).server_context()
+    server = HttpServer(echo, "127.0.0.1", 0, tls)
+    port = await server.start()
+    async with asyncio.timeout(60), httpx.AsyncClient(verify=files.client_context()) as http:
+        url = f"https://localhost:{port}"
+        assert (await http.post(url, content=b"ab")).text == "2"
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        for reader, _ in silent[:2]:
+            with suppress(ConnectionError):
+                assert await reader.read() == b""  # closed
+        assert (await http.post(url, content=b"abc")).text == "3"  # over the first connection
+        async with httpx.AsyncClient(verify=files.client_context()) as other:
+            assert (await other.post(url, content=b"a")).text == "1"
+        for _, writer in silent:
+            writer.close()
+    await server.stop()
 
 
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "idle"])
