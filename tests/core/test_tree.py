@@ -52,7 +52,7 @@ def test_best_keeps_the_top_nodes_in_depth_first_order(made: list[tuple[int, int
 
 
 @given(moves, st.data())
-def test_a_subtree_holds_the_nodes_kept_as_they_were_in_depth_first_order(
+def test_a_subtree_keeps_its_nodes_in_depth_first_order(
     made: list[tuple[int, int, float]], data: st.DataObject
 ) -> None:
     tree = build(made)
@@ -93,7 +93,7 @@ def test_adding_twice_merges_keeps_the_better_score_with_its_cell_and_credits_bo
     assert tree.sources[node] == ("a", "b", "c")
 
 
-def test_the_root_is_nobodys() -> None:
+def test_the_root_has_no_drafter() -> None:
     tree = TokenTree(9)
     assert (tree.tokens, tree.parents, tree.depths, tree.scores, tree.sources, tree.cells) == (
         [9], [-1], [0], [0.0], [()], [-1]
@@ -131,6 +131,6 @@ def test_bounds() -> None:
         ([1, 9], [-1, 0], "holds 9"),
     ],
 )
-def test_check_tree_refuses(tokens: list[int], parents: list[int], message: str) -> None:
+def test_check_tree_rejects(tokens: list[int], parents: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_tree(tokens, parents, 9)

@@ -9,8 +9,8 @@ from specdec.core.tree import TokenTree
 
 
 class FanDrafter(Drafter):
-    """Proposes at each depth two wrong tokens, which it thinks likelier, one with a child, and then the right one: so
-    what is accepted lies at slots that are not its positions. Every fourth answer is left out.
+    """Proposes at each depth two wrong tokens with higher scores, one with a child, and then the right token, so that
+    accepted nodes occupy slots that differ from their positions. It skips every fourth answer.
 
     answers: tokens by (request id, sample).
     """

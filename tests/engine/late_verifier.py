@@ -1,4 +1,4 @@
-"""A verifier that works as one on a GPU does, later than it is told to: for tests of what the host does meanwhile."""
+"""A verifier that completes a step asynchronously, as on a GPU, to test what the host does meanwhile."""
 
 from __future__ import annotations
 

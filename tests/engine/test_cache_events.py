@@ -1,4 +1,4 @@
-"""A real engine tells of the pages that it caches as they become findable, drafts and preemption and all."""
+"""A real engine publishes its cached pages as they become findable, with drafts and preemption."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.engine.tiny_engine import tiny_engine
 from tests.server.kv_events.subscriber import CacheView, decoded
 
 
-def test_after_every_step_the_events_are_the_cache() -> None:
+def test_after_every_step_the_events_reproduce_the_cache() -> None:
     engine, recorder, view = tiny_engine(pages=9), CacheRecorder(salted=False), CacheView()
     assert isinstance(engine, CachingEngine)
     engine.record_cache(recorder)

@@ -111,7 +111,7 @@ def plain(name: str, kv_dtype: str = "auto") -> Outcome:
         pytest.param(("greedy", "edited", "grammar"), "fp8", 2, marks=SLOW_INTERPRETED),
     ],
 )
-def test_trees_and_company_do_not_show(names: tuple[str, ...], kv_dtype: str, accepted: int) -> None:
+def test_trees_and_batches_change_no_token(names: tuple[str, ...], kv_dtype: str, accepted: int) -> None:
     parts = device_parts(kv_dtype=kv_dtype)
     (fan,) = parts.drafters
     assert isinstance(fan, FanDrafter)
@@ -126,7 +126,7 @@ def test_trees_and_company_do_not_show(names: tuple[str, ...], kv_dtype: str, ac
     assert sum(outcome.preemptions for outcome in found.values()) >= 1
 
 
-def test_a_step_is_learned_from_while_the_device_works() -> None:
+def test_the_controller_learns_from_a_step_while_the_device_works() -> None:
     """Nothing is waited for between the queueing of a step and that."""
     log: list[str] = []
 
@@ -152,8 +152,8 @@ def test_a_gpu_without_float8_is_named() -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp32", "int8", "bf16"])
-def test_a_kv_cache_that_no_kernel_reads_is_named(kv_dtype: str) -> None:
-    """bf16 is had beside rows of bf16 alone."""
+def test_a_kv_cache_type_without_a_kernel_is_named(kv_dtype: str) -> None:
+    """A bf16 cache is only supported with bf16 rows."""
     wanted = config(kv_dtype=kv_dtype)
     with pytest.raises(ConfigError, match=rf"engine\.kv_dtype: {kv_dtype} is not supported"):
         device_kv_dtype(wanted, torch.float16)
@@ -174,8 +174,8 @@ def test_a_kv_cache_that_no_kernel_reads_is_named(kv_dtype: str) -> None:
         ),
     ],
 )
-def test_memory_that_is_short_is_named(sizes: dict[str, int], fields: str) -> None:
-    """Whatever takes most of it: the decoder would fail half-way, without a word of what to change."""
+def test_insufficient_memory_is_named(sizes: dict[str, int], fields: str) -> None:
+    """Otherwise the decoder would fail half-way without naming the setting to change."""
     wanted = config(device_dtype="fp16", **sizes)
     many = dataclasses.replace(SMALL, vocab_size=200_000) if "max_batch" in sizes else SMALL
     model = dataclasses.replace(device_model(SMALL, "fp16"), config=many)
@@ -189,7 +189,7 @@ def test_memory_that_is_short_is_named(sizes: dict[str, int], fields: str) -> No
 
 
 @pytest.mark.parametrize("aux_layers", [(), (0,)])
-def test_what_is_counted_is_what_is_taken(aux_layers: tuple[int, ...]) -> None:
+def test_the_estimate_equals_the_allocated_memory(aux_layers: tuple[int, ...]) -> None:
     model = device_model(SMALL, "fp16")
     meta, sizes = torch.device("meta"), {"max_rows": 70, "max_logit_rows": 40, "max_positions": 600}
     needs = {need.what.split(" of ")[0]: need.nbytes for need in device_needs(
@@ -221,7 +221,7 @@ def vars_of(instance: Any) -> list[Any]:
     return [getattr(instance, field.name) for field in dataclasses.fields(instance)]
 
 
-def test_a_draft_model_runs_on_the_device_too() -> None:
+def test_a_draft_model_runs_on_the_device() -> None:
     """A twin of the target, so that what it proposes is right."""
     speculation = SpeculationConfig(drafters=("model",), profile_s=0)
     parts = built(config(device_dtype="fp16", draft=f"random:{NAME}", speculation=speculation))
@@ -264,7 +264,7 @@ def test_a_broken_row_fails_its_request_alone() -> None:
     assert tokens_of(events, "sampled") == tokens_of(again, "again") == expected
 
 
-def test_a_fault_of_sampling_fails_its_request_alone() -> None:
+def test_a_sampling_error_fails_its_request_alone() -> None:
     sound, victim = (dataclasses.replace(request, stopping=SHORT) for request in REQUESTS[1:3])
     expected, row = plain("sampled").tokens[:3], SequenceSampling.row
 
@@ -281,12 +281,12 @@ def test_a_fault_of_sampling_fails_its_request_alone() -> None:
     assert tokens_of(events, sound.request_id) == expected
 
 
-def test_prompts_alone_need_no_sampling() -> None:
+def test_prefill_alone_needs_no_sampling() -> None:
     events = run_all(Engine(device_parts()), [ask("prompt", 9, stopping=StoppingParams(max_tokens=0))])
     assert not failures(events)
 
 
-def test_masks_may_outgrow_their_room() -> None:
+def test_masks_may_outgrow_their_buffer() -> None:
     parts, before = device_parts(), plain("grammar").tokens
     assert isinstance(parts.decoder, DeviceDecoder)
     buffer = parts.decoder.buffer
@@ -297,7 +297,7 @@ def test_masks_may_outgrow_their_room() -> None:
     assert moved.called
 
 
-def test_a_gpu_that_is_not_there_is_named() -> None:
+def test_a_missing_gpu_is_named() -> None:
     with mock.patch.object(torch.cuda, "is_available", return_value=False):
         assert target_device(config(device="auto")) is None
         with pytest.raises(ConfigError, match=r"engine\.device"):
@@ -333,7 +333,7 @@ def test_a_warm_up_leaves_nothing_to_compile() -> None:
 
 
 @pytest.mark.parametrize("top", [None, 2])
-def test_a_step_waits_for_nothing(top: int | None) -> None:
+def test_a_step_does_not_synchronize(top: int | None) -> None:
     parts = device_parts()
     decoder, verifier = parts.decoder, parts.verifier
     assert isinstance(decoder, DeviceDecoder)
@@ -352,7 +352,7 @@ def test_a_step_waits_for_nothing(top: int | None) -> None:
 
 
 @pytest.mark.parametrize(("free", "tokens"), [(1 << 40, 4 * 320), (1 << 20, 640), (0, 128)])
-def test_a_cache_sized_by_memory_is_by_that_of_the_device(free: int, tokens: int) -> None:
+def test_a_cache_sized_by_memory_uses_the_devices_memory(free: int, tokens: int) -> None:
     """A full batch of longest sequences where there is room; a head's cache on the CPU may hold less."""
     platform = DevicePlatform(config(kv_tokens=0, device_dtype="fp16"), place())
     model = device_model(SMALL, "fp16")

@@ -1,4 +1,4 @@
-"""The drafting stage in a running engine: who is asked, how far, and what the trace says of it."""
+"""The drafting stage in a running engine: which drafters run, how deep, and what the trace records."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def drafting_tasks(drafter: Recorder) -> list[DraftTask]:
     return [task for task in drafter.tasks if task.max_nodes]
 
 
-def test_mode_off_asks_nobody_also_in_company() -> None:
+def test_mode_off_runs_no_drafter_also_in_a_batch() -> None:
     free, model_based = Recorder("free", False), Recorder("model-based", True)
     run_all(engine_with(free, model_based), [request("on", ON), request("off", OFF)])
     assert {task.sequence.request.request_id for task in free.tasks + model_based.tasks} == {"on"}
@@ -100,7 +100,7 @@ def test_mode_on_drafts_the_fixed_caps_without_floors() -> None:
 
 
 @pytest.mark.parametrize("mode", [ON, AUTO])
-def test_a_requests_own_caps_replace_those(mode: SpeculationMode) -> None:
+def test_caps_of_a_request_override_the_defaults(mode: SpeculationMode) -> None:
     drafter = Recorder("free", False)
     run_all(engine_with(drafter), [request("r", mode, max_nodes=3, max_depth=2, width=1)])
     tasks = drafting_tasks(drafter)
@@ -109,7 +109,7 @@ def test_a_requests_own_caps_replace_those(mode: SpeculationMode) -> None:
 
 
 @pytest.mark.parametrize("mode", [ON, AUTO])
-def test_no_more_is_drafted_than_may_still_be_emitted(mode: SpeculationMode) -> None:
+def test_drafts_are_no_longer_than_the_remaining_output(mode: SpeculationMode) -> None:
     drafter = Recorder("free", False)
     run_all(engine_with(drafter), [request("r", mode, tokens=4)])
     assert drafting_tasks(drafter)
@@ -117,7 +117,7 @@ def test_no_more_is_drafted_than_may_still_be_emitted(mode: SpeculationMode) -> 
         assert task.max_nodes <= max(0, 4 - outputs - 1)
 
 
-def test_a_drafter_dearer_than_the_target_is_not_asked() -> None:
+def test_a_drafter_more_expensive_than_the_target_does_not_run() -> None:
     drafter = Recorder("model-based", True)
     run_all(
         engine_with(drafter, level_ms=60.0, control_params=replace(PARAMS, probe_every=8)),
@@ -126,7 +126,7 @@ def test_a_drafter_dearer_than_the_target_is_not_asked() -> None:
     assert drafting_tasks(drafter) == []
 
 
-def test_a_probe_goes_three_levels_deep_and_has_no_floor() -> None:
+def test_a_probe_is_three_levels_deep_and_has_no_floor() -> None:
     """It brings nothing, is switched off soon and looked at again: what fell too low must come to light."""
     drafter = Recorder("model-based", True)
     run_all(engine_with(drafter, control_params=replace(PARAMS, probe_every=4)), [request("r", AUTO, tokens=100)])
@@ -138,7 +138,7 @@ def test_a_probe_goes_three_levels_deep_and_has_no_floor() -> None:
     assert min(task.floor for task in others) > -math.inf
 
 
-def test_the_first_token_waits_for_no_costly_drafter() -> None:
+def test_the_first_token_waits_for_no_expensive_drafter() -> None:
     """Only in the step that ends the prompt, and not where drafting is forced."""
     for mode in (AUTO, ON):
         drafter = Recorder("model-based", True)
@@ -152,8 +152,8 @@ def test_the_first_token_waits_for_no_costly_drafter() -> None:
         assert drafting_tasks(drafter)
 
 
-def test_a_long_text_is_read_in_pieces() -> None:
-    """Beside another request no step is held up for more than two plain ones take; alone it may take longer."""
+def test_a_long_text_is_observed_in_chunks() -> None:
+    """With another request in the batch no step takes longer than two plain ones. Alone it may take longer."""
     drafter = Recorder("model-based", True, pending=1000)
     engine = engine_with(drafter, level_ms=0.1)
     run_all(engine, [request("a", AUTO), request("b", AUTO)])
@@ -167,7 +167,7 @@ def test_a_long_text_is_read_in_pieces() -> None:
     assert decisions == {"read"}
 
 
-def test_free_drafters_hear_of_a_prompt_while_it_is_read() -> None:
+def test_free_drafters_observe_a_prompt_during_prefill() -> None:
     drafter = Recorder("free", False)
     engine = engine_with(drafter)
     engine.submit(request("r", AUTO, prompt=150))
@@ -175,13 +175,13 @@ def test_free_drafters_hear_of_a_prompt_while_it_is_read() -> None:
     assert [(task.max_nodes, task.max_depth) for task in drafter.tasks] == [(0, 0)]
 
 
-def test_sequences_are_asked_together() -> None:
+def test_drafters_propose_for_all_sequences_together() -> None:
     drafter = Recorder("model-based", True)
     run_all(engine_with(drafter, level_ms=0.01), [request(f"r{i}", AUTO) for i in range(4)])
     assert max(drafter.batches) == 4
 
 
-def test_the_trace_tells_what_was_asked() -> None:
+def test_the_trace_records_the_draft_requests() -> None:
     free, model_based = Recorder("free", False), Recorder("model-based", True)
     engine = engine_with(free, model_based, level_ms=200.0)
     events = run_all(engine, [request("auto", AUTO), request("off", OFF)])
@@ -197,13 +197,13 @@ def test_the_trace_tells_what_was_asked() -> None:
         assert step.predicted_verify_ms > 0 or not step.drafters
 
 
-def test_forced_drafting_is_told_as_such() -> None:
+def test_forced_drafting_is_marked_in_the_trace() -> None:
     engine = engine_with(Recorder("model-based", True))
     run_all(engine, [request("r", ON)])
     assert {drafter.decision for step in engine.trace(1000) for drafter in step.drafters} == {"forced"}
 
 
-def test_trees_of_drafters_without_a_word_leave_plain_decode() -> None:
+def test_empty_trees_of_drafters_leave_plain_decode() -> None:
     silent = Recorder("free", False)
     silent.propose = lambda tasks: [TokenTree(task.sequence.tokens[-1]) for task in tasks]  # type: ignore[method-assign]
     engine = engine_with(silent)

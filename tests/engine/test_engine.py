@@ -36,7 +36,7 @@ def request(
     return Request(name, prompt, **kwargs)  # type: ignore[arg-type]
 
 
-def test_events_come_in_order_and_text_is_the_tokens_text() -> None:
+def test_events_arrive_in_order_and_text_decodes_the_tokens() -> None:
     engine = tiny_engine()
     events = run_all(engine, [request(sampling=SamplingParams(temperature=1.0, seed=3))])
     kinds = [type(e) for e in events]
@@ -59,7 +59,7 @@ def test_speculation_off_drafts_nothing() -> None:
     assert (stats.num_steps, stats.num_draft_tokens, stats.by_drafter) == (20, 0, {})
 
 
-def test_per_request_caps_and_drafters_are_obeyed() -> None:
+def test_per_request_caps_and_drafters_are_applied() -> None:
     events = run_all(
         tiny_engine(),
         [request(speculation=SpeculationParams(SpeculationMode.ON, ("model",), max_nodes=2, max_depth=1))],
@@ -75,7 +75,7 @@ def free_run() -> tuple[list[int], str]:
     return tokens_of(events, "r"), text_of(events, "r")
 
 
-def test_stop_token_cuts_there() -> None:
+def test_a_stop_token_ends_the_sample() -> None:
     ids, _ = free_run()
     stop = ids[7]
     first = ids.index(stop)
@@ -89,7 +89,7 @@ def test_stop_token_cuts_there() -> None:
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_stop_string_cuts_the_text(include: bool) -> None:
+def test_a_stop_string_cuts_the_text(include: bool) -> None:
     _, text = free_run()
     clean = next(i for i in range(4, len(text) - 3) if "\ufffd" not in text[i : i + 3])
     stop = text[clean : clean + 3]
@@ -100,7 +100,7 @@ def test_stop_string_cuts_the_text(include: bool) -> None:
     assert finish_of(events, "r").matched_stop == stop
 
 
-def test_min_tokens_holds_stops_off() -> None:
+def test_min_tokens_delays_stops() -> None:
     ids, _ = free_run()
     stopping = StoppingParams(max_tokens=30, min_tokens=12, stop_token_ids=(ids[2],), ignore_eos=True)
     events = run_all(tiny_engine(), [request(stopping=stopping)])
@@ -109,7 +109,7 @@ def test_min_tokens_holds_stops_off() -> None:
     assert ids[2] not in out[:12]
 
 
-def test_samples_differ_and_sample_zero_is_the_single_one() -> None:
+def test_samples_differ_and_sample_zero_equals_the_single_one() -> None:
     sampling = SamplingParams(temperature=1.0, seed=11, n=3)
     events = run_all(tiny_engine(), [request(sampling=sampling, prompt=tuple(range(100)))])
     outs = [tuple(tokens_of(events, "r", i)) for i in range(3)]
@@ -122,14 +122,14 @@ def test_samples_differ_and_sample_zero_is_the_single_one() -> None:
     assert finish_of(events, "r", 1).usage.cached_tokens == 64
 
 
-def test_seed_is_drawn_and_reported() -> None:
+def test_a_random_seed_is_reported() -> None:
     events = run_all(tiny_engine(), [request(sampling=SamplingParams(temperature=1.0))])
     seed = next(e.seed for e in events if isinstance(e, Started))
     again = run_all(tiny_engine(), [request(sampling=SamplingParams(temperature=1.0, seed=seed))])
     assert tokens_of(again, "r") == tokens_of(events, "r")
 
 
-def test_logprobs_are_those_of_the_model() -> None:
+def test_logprobs_are_the_models() -> None:
     events = run_all(tiny_engine(), [request(output=OutputParams(logprobs=3))])
     entries = [entry for e in events if isinstance(e, Delta) for entry in e.logprobs]
     assert [e.token_id for e in entries] == tokens_of(events, "r")
@@ -139,7 +139,7 @@ def test_logprobs_are_those_of_the_model() -> None:
         assert entry.logprob <= 0
 
 
-def test_abort_frees_pages_at_once_and_spares_others() -> None:
+def test_abort_frees_pages_immediately_and_affects_no_other_request() -> None:
     engine = tiny_engine()
     alone = tokens_of(run_all(tiny_engine(), [request("b", tuple(range(50, 200)))]), "b")
     engine.submit(request("a", max_tokens=200))
@@ -163,7 +163,7 @@ def test_abort_while_waiting() -> None:
     assert finish_of(events, "a").usage.output_tokens == 0
 
 
-def test_passed_deadline_ends_the_request() -> None:
+def test_a_passed_deadline_ends_the_request() -> None:
     engine = tiny_engine()
     engine.submit(request("late", deadline_s=1e-6))
     engine.submit(request("fine"))
@@ -182,7 +182,7 @@ def test_prefill_only_fills_the_cache() -> None:
     assert finish_of(events, "use").usage.cached_tokens == 129
 
 
-def test_salt_separates_caches() -> None:
+def test_a_salt_separates_caches() -> None:
     engine = tiny_engine()
     prompt = tuple(range(130))
     run_all(engine, [request("a", prompt, cache_salt="one")])
@@ -190,7 +190,7 @@ def test_salt_separates_caches() -> None:
     assert finish_of(run_all(engine, [request("c", prompt, cache_salt="one")]), "c").usage.cached_tokens == 129
 
 
-def test_context_limit_ends_generation() -> None:
+def test_the_context_limit_ends_generation() -> None:
     engine = tiny_engine()
     limit = engine.info().max_context
     events = run_all(engine, [request(prompt=tuple(range(100)) * 4, max_tokens=None)])
@@ -198,7 +198,7 @@ def test_context_limit_ends_generation() -> None:
     assert finish_of(events, "r").reason is FinishReason.LENGTH
 
 
-def test_refusals_name_every_field_and_harm_nobody() -> None:
+def test_an_error_names_every_field_and_affects_no_other_request() -> None:
     engine = tiny_engine()
     engine.submit(request("ok"))
     bad = request(
@@ -230,7 +230,7 @@ def test_a_validated_request_is_not_checked_again() -> None:
     assert tokens_of(run_all(trusting, [request(name)]), name) == tokens_of(run_all(tiny_engine(), [request("r")]), "r")
 
 
-def test_queue_is_bounded() -> None:
+def test_the_queue_is_bounded() -> None:
     engine = tiny_engine(dataclasses.replace(tiny_parts(), max_queued_requests=2))
     engine.submit(request("a"))
     engine.submit(request("b"))
@@ -241,7 +241,7 @@ def test_queue_is_bounded() -> None:
     assert {e.request_id for e in events if isinstance(e, Finished)} == {"a", "b"}
 
 
-def test_broken_logits_fail_that_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_logits_fail_their_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = tiny_parts()
     original = parts.decoder.forward
     poison = 300
@@ -271,7 +271,7 @@ def test_reference_kernels_run_the_same_engine() -> None:
     assert finish_of(events, "r").stats.num_steps <= 6
 
 
-def test_a_break_after_the_end_of_an_accepted_run_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_after_the_end_of_an_accepted_run_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain decode never sees the row behind a stop token; a tree may, and must end all the same."""
     parts = tiny_parts()
     ids, _ = free_run()
@@ -299,7 +299,7 @@ def test_a_break_after_the_end_of_an_accepted_run_does_not_show(monkeypatch: pyt
         assert outcome == ["Finished"], mode
 
 
-def test_a_bias_that_would_overflow_and_a_salt_that_is_no_text_are_refused() -> None:
+def test_an_overflowing_bias_and_a_salt_that_is_not_text_are_rejected() -> None:
     engine = tiny_engine()
     with pytest.raises(InvalidRequestError, match=r"sampling\.logit_bias"):
         engine.submit(request(sampling=SamplingParams(temperature=0.0, logit_bias=((5, -1e39),))))

@@ -79,7 +79,7 @@ all_conditions = st.builds(
 
 @settings(max_examples=40)
 @given(drawn=st.lists(requests, min_size=1, max_size=6), conditions=all_conditions)
-def test_no_drafter_shows(drawn: list[Request], conditions: BatchConditions) -> None:
+def test_no_drafter_changes_a_token(drawn: list[Request], conditions: BatchConditions) -> None:
     runner = ConditionsRunner(every_parts())
     plain = runner.run(PLAIN, named(drawn))
     mismatches = first_mismatches(conditions.name, plain, runner.run(conditions, named(drawn)))
@@ -87,7 +87,7 @@ def test_no_drafter_shows(drawn: list[Request], conditions: BatchConditions) -> 
 
 
 @pytest.mark.parametrize("drafter", ["head", "model", "suffix", "index", "oracle:0.7", "prediction"])
-def test_each_drafter_takes_part(drafter: str) -> None:
+def test_each_drafter_contributes(drafter: str) -> None:
     prompt = tuple(REPEATED)
     ask = Request("", prompt, GREEDY, LONG, prediction_ids=tuple(prompt))
     runner = ConditionsRunner(every_parts())
@@ -97,7 +97,7 @@ def test_each_drafter_takes_part(drafter: str) -> None:
     assert outcome.drafted > 0
 
 
-def test_the_head_hears_what_the_target_computes() -> None:
+def test_the_head_observes_the_targets_hidden_states() -> None:
     (head,) = [d for d in every_parts().drafters if isinstance(d, HeadDrafter)]
     assert head.digest
     heard: list[tuple[int, int]] = []

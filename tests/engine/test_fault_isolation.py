@@ -169,7 +169,7 @@ def called_by_a_drafter() -> bool:
 
 @pytest.mark.parametrize("at_call", [1, 9])
 @pytest.mark.parametrize(("owner", "method", "stage"), CALLS, ids=[f"{c.__name__}.{m}" for c, m, _ in CALLS])
-def test_a_fault_ends_only_its_own_request(
+def test_an_error_ends_only_its_own_request(
     owner: type,
     method: str,
     stage: str,
@@ -221,7 +221,7 @@ def test_a_fault_ends_only_its_own_request(
     engine.close()
 
 
-def test_a_fault_of_the_forward_breaks_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_forward_fails_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fresh_engine(tmp_path / "t.jsonl")
     engine.submit(requests()[0])
 
@@ -233,7 +233,7 @@ def test_a_fault_of_the_forward_breaks_the_step(tmp_path: Path, monkeypatch: pyt
         drain(engine)
 
 
-def test_a_fault_of_an_answer_that_was_complete_ends_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_completed_answer_ends_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, request = tiny_engine(), requests()[0]
     tokens = tuple(tokens_of(run_all(engine, [request]), "greedy"))
     resume = ResumeParams(tokens, numeric_fingerprint=engine.info().numeric_fingerprint)

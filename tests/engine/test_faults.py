@@ -41,8 +41,8 @@ def requests(mode: SpeculationMode, drafters: tuple[str, ...] | None = None, fir
 
 @functools.cache
 def all_plain() -> dict[str, tuple[int, ...]]:
-    """What each request comes to without any drafting; asked for before an engine has pages in use: all of them write
-    to the pools of one decoder."""
+    """The answers of each request without drafting. They are generated before an engine has pages in use, because all
+    engines share the pools of one decoder."""
     asked = [*requests(OFF), *requests(OFF, first=COUNT)]
     events = run_all(tiny_engine(), asked)
     return {request.request_id: tuple(tokens_of(events, request.request_id)) for request in asked}
@@ -148,7 +148,7 @@ def accepted(events: Seq[RequestEvent], drafter: str) -> int:
 
 @pytest.mark.parametrize("model_based", [False, True])
 @pytest.mark.parametrize("mode", [AUTO, ON])
-def test_drafters_that_work_are_used(mode: SpeculationMode, model_based: bool) -> None:
+def test_working_drafters_are_used(mode: SpeculationMode, model_based: bool) -> None:
     """What the tests below would be about nothing without."""
     drafter = Truthful("d", model_based)
     events = run(engine_with(drafter), mode)
@@ -204,14 +204,14 @@ def truly(make: Make) -> Make:
 
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("make", SLIPS_THROUGH.values(), ids=SLIPS_THROUGH)
-def test_bug_garbage_that_slips_through_changes_no_token(make: Make, alone: bool) -> None:
+def test_bug_undetected_garbage_changes_no_token(make: Make, alone: bool) -> None:
     drafters = [Truthful("bad", make=truly(make))] + ([] if alone else [Truthful("good")])
     check_tokens(run(engine_with(*drafters), ON if alone else AUTO))
 
 
 @pytest.mark.parametrize("model_based", [False, True])
 @pytest.mark.parametrize("mode", [AUTO, ON])
-def test_a_drafter_that_stalls_is_asked_once_per_request(mode: SpeculationMode, model_based: bool) -> None:
+def test_a_drafter_that_stalls_runs_once_per_request(mode: SpeculationMode, model_based: bool) -> None:
     clock = Clock()
     slow = Truthful("slow", model_based)
     engine = engine_with(slow)
@@ -229,7 +229,7 @@ def test_a_drafter_that_stalls_is_asked_once_per_request(mode: SpeculationMode, 
     assert len(set(slow.asked)) == len(slow.asked)
 
 
-def test_three_strikes_rest_a_drafter_for_everyone_until_it_is_trusted_again() -> None:
+def test_three_faults_suspend_a_drafter_for_all_requests_until_it_is_trusted_again() -> None:
     clock = Clock()
     bad, good = Truthful("bad", breaks="propose"), Truthful("good")
     engine = engine_with(bad, good)
@@ -247,7 +247,7 @@ def test_three_strikes_rest_a_drafter_for_everyone_until_it_is_trusted_again() -
     assert accepted(events, "bad") > COUNT * LENGTH // 2
 
 
-def test_a_fault_for_one_request_leaves_others_their_drafter() -> None:
+def test_a_fault_for_one_request_keeps_the_drafter_of_others() -> None:
     picky = Truthful("picky")
 
     def make(task: DraftTask) -> TokenTree:

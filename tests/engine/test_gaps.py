@@ -1,4 +1,4 @@
-"""The first grammar and the first token healing after a start, beside eight streams of SmolLM2-135M."""
+"""The first grammar and the first token healing after a start, with eight running streams of SmolLM2-135M."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def worst_gap_ms(engine: Engine, name: str, late: Request) -> float:
 
 
 @pytest.mark.slow
-def test_the_first_grammar_and_the_first_healing_freeze_no_stream() -> None:
+def test_the_first_grammar_and_the_first_healing_delay_no_stream() -> None:
     engine = build_engine(EngineConfig(target="smollm2-135m", kv_tokens=16384, max_batch=16))
     stop, prompt = StoppingParams(max_tokens=20), tuple(range(50, 80))
     healing = Request("healing", prompt, SamplingParams(seed=1), stop, healing_prefix="ret")

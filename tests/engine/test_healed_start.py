@@ -42,9 +42,7 @@ def ask(name: str, prompt: tuple[int, ...], healing_prefix: str, mode: Speculati
     mode=st.sampled_from([SpeculationMode.OFF, SpeculationMode.ON]),
     temperature=st.sampled_from([0.0, 0.8]),
 )
-def test_spelling_again_what_was_said_changes_nothing(
-    data: st.DataObject, mode: SpeculationMode, temperature: float
-) -> None:
+def test_healing_the_same_text_changes_nothing(data: st.DataObject, mode: SpeculationMode, temperature: float) -> None:
     """Without filters: those choose among what the spelling leaves, which may let in what they kept out before."""
     sampling = {"temperature": temperature}
     engine = tiny_engine()
@@ -62,7 +60,7 @@ def test_spelling_again_what_was_said_changes_nothing(
 
 @pytest.mark.parametrize("mode", list(SpeculationMode))
 @pytest.mark.parametrize("start", ["x", " retur", "héé\n\n  世", "))) "])
-def test_any_start_is_spelled(start: str, mode: SpeculationMode) -> None:
+def test_any_prefix_is_healed(start: str, mode: SpeculationMode) -> None:
     request = Request(
         "r", PROMPT, SamplingParams(temperature=0.9, seed=3), StoppingParams(max_tokens=40, ignore_eos=True),
         speculation=SpeculationParams(mode), healing_prefix=start,
@@ -74,7 +72,7 @@ def test_any_start_is_spelled(start: str, mode: SpeculationMode) -> None:
 
 
 @given(text=st.binary(min_size=1, max_size=6))
-def test_the_mask_holds_the_tokens_that_can_spell(text: bytes) -> None:
+def test_the_mask_has_the_tokens_that_match_the_prefix(text: bytes) -> None:
     words = SPELLING.mask(text)
     for token in range(VOCAB):
         data = SPELLING.bytes_of(token)
@@ -84,7 +82,7 @@ def test_the_mask_holds_the_tokens_that_can_spell(text: bytes) -> None:
     assert sum(int(word).bit_count() for word in everything) == VOCAB
 
 
-def test_places_along_a_path() -> None:
+def test_positions_along_a_path() -> None:
     start = TokenHealing(SPELLING, "return")
     r, e, x = (TOKENIZER.encode(text, add_special=False)[0] for text in ("r", "e", "x"))
     assert (start.mask([r]) == SPELLING.mask(b"eturn")).all()
@@ -98,7 +96,7 @@ def test_places_along_a_path() -> None:
     assert (start.mask([x]) == SPELLING.mask(b"")).all()
 
 
-def test_the_constraint_costs_nothing_once_it_is_met() -> None:
+def test_a_satisfied_constraint_costs_nothing() -> None:
     served = tiny_engine()
     served.submit(ask("r", PROMPT, "ret", SpeculationMode.OFF, temperature=0.0))
     served.step()
@@ -114,7 +112,7 @@ def test_the_constraint_costs_nothing_once_it_is_met() -> None:
         Request("r", (1,), healing_prefix="x", grammar=GrammarParams(GrammarKind.REGEX, "a+")),
     ],
 )  # fmt: skip
-def test_what_can_not_be_healed_is_refused(request_: Request) -> None:
+def test_an_unhealable_prefix_is_rejected(request_: Request) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         tiny_engine().submit(request_)
     assert {v.field for v in caught.value.violations} == {"healing_prefix"}

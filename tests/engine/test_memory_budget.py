@@ -80,7 +80,7 @@ def test_the_budget_counts_both_models_and_both_caches(folders: tuple[Path, Path
     assert not [need for need in plan_memory(off, available=1 << 40).needs if need.what.startswith(("draft", "texts"))]
 
 
-def test_processes_after_the_first_are_counted_and_shares_only_once(folders: tuple[Path, Path, Path]) -> None:
+def test_further_processes_are_counted_and_shared_memory_only_once(folders: tuple[Path, Path, Path]) -> None:
     one, two = (plan_memory(make_config(folders, tp=tp, draft=None), available=1 << 40) for tp in (1, 2))
     extra = {need.what: need for need in two.needs}["target: processes after the first"]
     assert two.needed - one.needed == extra.nbytes
@@ -99,7 +99,7 @@ def test_the_caches_are_measured_as_they_will_be_built(folders: tuple[Path, Path
         assert "engine.kv_dtype" in needs[f"{role}: KV cache"].options
 
 
-def test_a_refusal_names_a_size_that_fits(folders: tuple[Path, Path, Path]) -> None:
+def test_an_error_suggests_a_size_that_fits(folders: tuple[Path, Path, Path]) -> None:
     config = make_config(folders, kv_tokens=64 * 10_000)
     available = plan_memory(make_config(folders, kv_tokens=64 * 50), available=1 << 40).needed
     with pytest.raises(ModelError, match=r"lower engine\.kv_tokens from 640000 to 3200") as caught:
@@ -109,12 +109,12 @@ def test_a_refusal_names_a_size_that_fits(folders: tuple[Path, Path, Path]) -> N
     assert not plan_memory(make_config(folders, kv_tokens=3264), available=available).fits
 
 
-def test_where_no_cache_fits_other_options_are_named(folders: tuple[Path, Path, Path]) -> None:
+def test_if_no_cache_fits_other_options_are_named(folders: tuple[Path, Path, Path]) -> None:
     with pytest.raises(ModelError, match=r"reduce engine\.kv_tokens.*or free some memory"):
         plan_memory(make_config(folders), available=MIB).check()
 
 
-def test_an_engine_is_refused_before_anything_is_loaded(
+def test_an_engine_that_does_not_fit_is_rejected_before_loading(
     folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specdec.engine.memory.available_bytes", lambda: 300 * MIB)
@@ -123,12 +123,12 @@ def test_an_engine_is_refused_before_anything_is_loaded(
         build_parts(make_config(folders, kv_tokens=64 * 200_000, device="cpu", kernels="reference"))
 
 
-def test_a_type_of_cache_that_takes_a_gpu_is_refused_without_one(folders: tuple[Path, Path, Path]) -> None:
+def test_a_cache_type_that_needs_a_gpu_is_rejected_without_one(folders: tuple[Path, Path, Path]) -> None:
     with pytest.raises(ConfigError, match=r"engine\.kv_dtype: fp8 needs a GPU"):
         build_parts(make_config(folders, kv_dtype="fp8", device="cpu", kernels="reference"))
 
 
-def test_what_may_come_is_warned_of_and_not_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_possible_later_allocations_cause_a_warning_only(caplog: pytest.LogCaptureFixture) -> None:
     needs = [MemoryNeed("a", 50), MemoryNeed("texts", 60, ("engine.speculation.sessions",), later=True)]
     report_memory(MemoryBudget(needs, 111))
     assert not caplog.records or "lower" not in caplog.text
@@ -157,7 +157,7 @@ def write_group(folder: Path, limit: str, used: int, reclaimable: int, version: 
 
 
 @pytest.mark.parametrize(("version", "line"), [(2, "0::/slice/unit"), (1, "4:cpu,memory:/slice/unit")])
-def test_the_tightest_of_all_groups_around_counts(tmp_path: Path, version: int, line: str) -> None:
+def test_the_tightest_of_all_enclosing_groups_applies(tmp_path: Path, version: int, line: str) -> None:
     own = tmp_path / "own"
     own.write_text(f"9:pids:/elsewhere\n{line}\n")
     mount = tmp_path / "mount"
@@ -175,7 +175,7 @@ def test_the_tightest_of_all_groups_around_counts(tmp_path: Path, version: int, 
     assert cgroup_free(mount, own) == 650
 
 
-def test_a_host_s_path_inside_a_container_still_finds_the_container_s_limit(tmp_path: Path) -> None:
+def test_a_host_path_inside_a_container_finds_the_containers_limit(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.write_text("0::/not/mounted/here\n")
     write_group(tmp_path / "mount", "1000", 100, 0, 2)
@@ -190,7 +190,7 @@ GIB = 1 << 30
     left=st.integers(-GIB, 200 * GIB), token_bytes=st.integers(1 << 8, 1 << 20), batch=st.integers(1, 64),
     context=st.integers(128, 1 << 15),
 )  # fmt: skip
-def test_a_cache_sized_by_memory_leaves_room_for_another_server(
+def test_a_cache_sized_by_memory_leaves_memory_for_another_server(
     left: int, token_bytes: int, batch: int, context: int
 ) -> None:
     config = EngineConfig(max_batch=batch, max_context=context)
@@ -211,7 +211,7 @@ def caches(budget: MemoryBudget) -> int:
     return sum(need.nbytes for need in budget.needs if "KV cache" in need.what)
 
 
-def test_two_servers_beside_each_other_fit_with_caches_sized_by_memory(folders: tuple[Path, Path, Path]) -> None:
+def test_two_servers_fit_with_caches_sized_by_memory(folders: tuple[Path, Path, Path]) -> None:
     """The first one's cache is not touched yet, so the second sees its memory as free."""
     config = make_config(folders, kv_tokens=0, max_batch=256, max_context=512)
     full = plan_memory(config, available=64 * GIB)
@@ -226,7 +226,7 @@ def test_two_servers_beside_each_other_fit_with_caches_sized_by_memory(folders: 
         assert full.kv_tokens >= first.kv_tokens >= second.kv_tokens > 512
 
 
-def test_texts_that_may_come_are_left_room_for_unless_it_takes_one_sequence_s(
+def test_memory_for_future_texts_is_reserved_unless_one_sequence_needs_it(
     folders: tuple[Path, Path, Path],
 ) -> None:
     config = make_config(folders, kv_tokens=0, max_batch=256, max_context=512)
@@ -239,14 +239,14 @@ def test_texts_that_may_come_are_left_room_for_unless_it_takes_one_sequence_s(
     assert (tight.kv_tokens, tight.kv_rule) == (576, "one sequence, as long as memory allows")
 
 
-def test_an_engine_has_the_cache_that_was_planned(folders: tuple[Path, Path, Path]) -> None:
+def test_an_engine_has_the_planned_cache(folders: tuple[Path, Path, Path]) -> None:
     config = make_config(folders, kv_tokens=0, max_batch=4, draft=None, device="cpu", kernels="reference")
     parts = build_parts(config.model_copy(update={"speculation": SpeculationConfig(profile_s=0, drafters=())}))
     assert parts.info.kv_tokens == parts.config.kv_tokens == 4 * (parts.info.max_context + 64)
     assert parts.kv.n_total == parts.info.kv_tokens // 64
 
 
-def test_a_context_that_the_cache_is_too_small_for_is_warned_of(
+def test_a_context_larger_than_the_cache_causes_a_warning(
     folders: tuple[Path, Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     speculation = SpeculationConfig(profile_s=0, drafters=())
@@ -256,7 +256,7 @@ def test_a_context_that_the_cache_is_too_small_for_is_warned_of(
     assert "engine.max_context: the KV cache has room for sequences of 192 tokens, not of 512" in caplog.text
 
 
-def test_a_draft_models_output_table_is_counted_cut(
+def test_a_draft_models_output_table_is_counted_truncated(
     folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft, cache = folders

@@ -41,7 +41,7 @@ def _fingerprint(folder: Path, cache: Path, **changes: Any) -> str:
     return build_parts(config).info.numeric_fingerprint
 
 
-def test_it_tells_apart_what_decides_about_bits_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_covers_exactly_what_determines_the_bits(folder: Path, tmp_path: Path) -> None:
     ours = _fingerprint(folder, tmp_path / "a")
     assert len(ours) == 32
     assert int(ours, 16) >= 0
@@ -71,7 +71,7 @@ def test_it_tells_apart_what_decides_about_bits_and_nothing_else(folder: Path, t
     ]  # fmt: skip
 
 
-def test_one_weight_that_differs_by_one_bit_is_another_model(folder: Path, tmp_path: Path) -> None:
+def test_one_weight_with_one_different_bit_is_another_model(folder: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     changed = tmp_path / "changed"
@@ -85,7 +85,7 @@ def test_one_weight_that_differs_by_one_bit_is_another_model(folder: Path, tmp_p
     assert models[0].bits == models[2].bits != models[1].bits
 
 
-def test_a_stream_is_told_what_it_can_be_resumed_on() -> None:
+def test_a_stream_reports_the_fingerprint_to_resume_with() -> None:
     parts = tiny_parts()
     parts = dataclasses.replace(parts, info=dataclasses.replace(parts.info, numeric_fingerprint="feed"))
     started = [event for event in run_all(Engine(parts), [Request("r", (1, 2, 3))]) if isinstance(event, Started)]

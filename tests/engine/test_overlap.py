@@ -1,4 +1,4 @@
-"""While a step is verified the step before it is learned from: in that order, once each, and a trace can tell."""
+"""The controller learns from a step while the next is verified: in order, once each, and recorded in the trace."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def late_engine(log: list[str], fails_at: int = -1, trace_file: Path | None = No
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the verifier is told, and when a step was learned from and written down."""
+    """A log of the verifier's calls and of when a step is learned from and traced."""
     calls: list[str] = []
     add: Callable[..., None] = StepTracer.add
 
@@ -65,7 +65,7 @@ def test_a_step_is_learned_from_while_the_next_is_verified(log: list[str]) -> No
     assert [step.step for step in engine.trace(1000)] == list(range(len(at)))
 
 
-def test_a_step_that_is_over_on_return_is_learned_from_at_once() -> None:
+def test_a_synchronous_step_is_learned_from_immediately() -> None:
     engine = tiny_engine()
     engine.submit(requests(1, tokens=40)[0])
     seen = 0
@@ -78,13 +78,13 @@ def test_a_step_that_is_over_on_return_is_learned_from_at_once() -> None:
     assert seen > 3
 
 
-def test_tokens_do_not_tell() -> None:
+def test_overlap_changes_no_token() -> None:
     expected, found = run_all(tiny_engine(), requests()), run_all(late_engine([]), requests())
     for request in requests():
         assert tokens_of(found, request.request_id) == tokens_of(expected, request.request_id)
 
 
-def test_a_trace_replays_in_the_order_it_happened(tmp_path: Path) -> None:
+def test_a_trace_replays_in_the_recorded_order(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     engine = late_engine([], trace_file=path)
     run_all(engine, requests(6, base=60, tokens=60))
@@ -104,7 +104,7 @@ def test_a_trace_replays_in_the_order_it_happened(tmp_path: Path) -> None:
     assert replay_file(path).differences
 
 
-def test_a_trace_without_the_word_is_of_steps_learned_from_at_once(tmp_path: Path) -> None:
+def test_a_trace_without_the_field_has_no_overlap(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     speculation = tiny_parts().config.speculation.model_copy(update={"trace_file": path})
     engine = tiny_engine(speculation=speculation)
@@ -119,7 +119,7 @@ def test_a_trace_without_the_word_is_of_steps_learned_from_at_once(tmp_path: Pat
 
 
 @pytest.mark.parametrize("fails_at", [2, 6])
-def test_a_device_that_breaks_down_takes_no_lesson_with_it(fails_at: int, log: list[str]) -> None:
+def test_a_device_error_loses_no_observation(fails_at: int, log: list[str]) -> None:
     engine = late_engine(log, fails_at)
     for request in requests(3):
         engine.submit(request)
@@ -133,7 +133,7 @@ def test_a_device_that_breaks_down_takes_no_lesson_with_it(fails_at: int, log: l
 
 
 @pytest.mark.parametrize("leaves", ["abort", "close", "swap"])
-def test_nothing_is_owed_when_work_ends_early(leaves: str, log: list[str], tmp_path: Path) -> None:
+def test_no_observation_is_pending_after_an_early_end(leaves: str, log: list[str], tmp_path: Path) -> None:
     engine = late_engine(log, trace_file=tmp_path / "trace.jsonl")
     engine.submit(dataclasses.replace(requests(1)[0], stopping=StoppingParams(max_tokens=80, ignore_eos=True)))
     while log.count("learn") < 3:
@@ -153,7 +153,7 @@ def test_nothing_is_owed_when_work_ends_early(leaves: str, log: list[str], tmp_p
     assert replay_file(tmp_path / "trace.jsonl").differences == []
 
 
-def test_sequences_that_come_and_go_meanwhile_keep_their_tokens() -> None:
+def test_sequences_that_start_and_end_meanwhile_keep_their_tokens() -> None:
     engine, expected, found, steps = late_engine([]), run_all(tiny_engine(), requests(3)), [], 0
     for request in requests(3):
         engine.submit(request)

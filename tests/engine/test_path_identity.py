@@ -89,7 +89,7 @@ def check(parts: EngineParts, drawn: list[Request], conditions: BatchConditions)
 
 @settings(max_examples=40)
 @given(drawn=st.lists(requests, min_size=1, max_size=6), conditions=all_conditions)
-def test_batch_conditions_do_not_show(drawn: list[Request], conditions: BatchConditions) -> None:
+def test_batch_conditions_change_no_token(drawn: list[Request], conditions: BatchConditions) -> None:
     check(tiny_parts(), drawn, conditions)
 
 

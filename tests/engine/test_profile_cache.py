@@ -1,4 +1,4 @@
-"""Values kept in the cache folder, what engines learn among them: whole or not at all, and never in the way."""
+"""Values stored in the cache folder, including learned profiles: complete or absent, and no obstacle to a start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def drafter(name: str, digest: str | None = None) -> Drafter:
     return made
 
 
-def test_what_was_kept_is_read_by_who_has_the_same_key(tmp_path: Path) -> None:
+def test_stored_values_are_read_with_the_same_key(tmp_path: Path) -> None:
     kept = ProfileCache(tmp_path, "costs", ["weights", 1])
     assert kept.read() == {}
     kept.write({"a": [1, 2.5]})
@@ -37,7 +37,7 @@ def test_what_was_kept_is_read_by_who_has_the_same_key(tmp_path: Path) -> None:
     assert [path.name for path in kept.path.parent.iterdir()] == [kept.path.name]
 
 
-def test_that_a_disk_is_full_is_said_once(
+def test_a_full_disk_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, text: str, encoding: str) -> int:
@@ -68,7 +68,7 @@ def test_a_damaged_file_is_ignored_with_one_line(text: str, tmp_path: Path, capl
     assert len(caplog.records) == 1
 
 
-def test_sound_json_of_another_kind_is_ignored_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_valid_json_of_another_kind_is_ignored_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ProfileCache(tmp_path, "learned", ["target"]).write({"suffix": {"cells": [[0, 9, 1]], "pools": [], "follow": None}})
     with caplog.at_level(logging.WARNING):
         assert LearnedProfile(tmp_path, "target").read([drafter("suffix")]) == {}
@@ -84,7 +84,7 @@ def test_sound_json_of_another_kind_is_ignored_with_one_line(tmp_path: Path, cap
         '{"cells": [], "pools": [[0, 1, 1e300, 1, 1]], "follow": null}',
     ],
 )
-def test_numbers_beyond_bounds_are_ignored_with_one_line(
+def test_out_of_range_numbers_are_ignored_with_one_line(
     known: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = ProfileCache(tmp_path, "learned", ["target"])
@@ -102,20 +102,20 @@ def test_a_file_copied_from_other_weights_is_ignored(tmp_path: Path) -> None:
     assert other.read() == {}
 
 
-def test_what_can_not_be_written_costs_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_write_logs_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "controller").write_text("a file where the folder should be")
     with caplog.at_level(logging.WARNING):
         ProfileCache(tmp_path, "costs", ["weights"]).write({"a": 1})
     assert len(caplog.records) == 1
 
 
-def test_the_folder_does_not_grow_for_ever(tmp_path: Path) -> None:
+def test_the_folder_does_not_grow_without_bound(tmp_path: Path) -> None:
     for i in range(_MAX_FILES + 9):
         ProfileCache(tmp_path, "costs", [i]).write({})
     assert len(list((tmp_path / "controller").iterdir())) == _MAX_FILES
 
 
-def test_records_are_found_by_the_weights_that_a_drafter_runs(tmp_path: Path) -> None:
+def test_records_are_found_by_the_weights_of_the_drafter(tmp_path: Path) -> None:
     file = LearnedProfile(tmp_path, "target")
     file.write([drafter("model", "a"), drafter("suffix")], {"model": KNOWN, "suffix": KNOWN})
     other = dataclasses.replace(KNOWN, agreement=0.9)
@@ -126,7 +126,7 @@ def test_records_are_found_by_the_weights_that_a_drafter_runs(tmp_path: Path) ->
     assert LearnedProfile(tmp_path, "another").read([drafter("suffix")]) == {}
 
 
-def test_an_engine_keeps_what_it_learned_and_the_next_begins_with_it(tmp_path: Path) -> None:
+def test_an_engine_stores_its_profile_and_the_next_one_starts_with_it(tmp_path: Path) -> None:
     base = tiny_parts()
     file = LearnedProfile(tmp_path, "target")
     requests = [
@@ -162,7 +162,7 @@ def test_an_engine_keeps_what_it_learned_and_the_next_begins_with_it(tmp_path: P
     assert file.read(base.drafters) == learned  # an engine without a file writes none
 
 
-def test_what_was_learned_is_kept_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_profile_is_stored_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.engine.speculation.SAVE_INTERVAL_S", -1.0)
     parts = dataclasses.replace(tiny_parts(), learned_file=LearnedProfile(tmp_path, "target"))
     engine = tiny_engine(parts)
@@ -174,7 +174,7 @@ def test_what_was_learned_is_kept_now_and_then(tmp_path: Path, monkeypatch: pyte
         engine.step()
 
 
-def test_a_swap_of_the_draft_begins_with_what_is_known_of_it(tmp_path: Path) -> None:
+def test_a_draft_swap_starts_with_the_stored_profile(tmp_path: Path) -> None:
     base = tiny_parts()
     file = LearnedProfile(tmp_path, "target")
     model = next(one for one in base.drafters if isinstance(one, ModelBasedDrafter))
@@ -186,7 +186,7 @@ def test_a_swap_of_the_draft_begins_with_what_is_known_of_it(tmp_path: Path) -> 
     assert engine.learned()["model"].cells == KNOWN.cells
 
 
-def test_a_swap_keeps_what_is_known_of_others_though_the_folder_can_not_be_written(tmp_path: Path) -> None:
+def test_a_swap_keeps_the_profiles_of_others_even_if_the_folder_is_not_writable(tmp_path: Path) -> None:
     folder = tmp_path / "file"
     folder.write_text("no folder")
     engine = tiny_engine(dataclasses.replace(tiny_parts(), learned_file=LearnedProfile(folder, "target")))
@@ -204,7 +204,7 @@ def test_a_swap_keeps_what_is_known_of_others_though_the_folder_can_not_be_writt
     assert engine.learned()["suffix"].cells == known.cells
 
 
-def test_costs_are_kept_for_the_contexts_measured_and_not_for_the_memory_that_was_free() -> None:
+def test_costs_are_keyed_by_measured_contexts_and_not_by_free_memory() -> None:
     parts = tiny_parts()
     short, long, longer = (
         _costs_key(
@@ -216,7 +216,7 @@ def test_costs_are_kept_for_the_contexts_measured_and_not_for_the_memory_that_wa
     assert short != long == longer
 
 
-def test_a_warm_up_tells_what_the_draft_is_worth_and_leaves_nothing_behind() -> None:
+def test_a_warm_up_estimates_the_drafts_value_and_leaves_no_state() -> None:
     parts = tiny_parts()
     free = parts.kv.n_free
     learned = warm_up(parts, 60.0)

@@ -36,7 +36,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, truth: Callable[[int, int], float]
 
 
 @pytest.mark.parametrize(("reading", "rows"), [(1.0, 1.0), (1.4, 1.4), (1.3, 0.8), (0.7, 1.9)])
-def test_a_machine_of_another_speed_is_known_by_a_few_forwards(
+def test_a_few_forwards_detect_a_machine_of_another_speed(
     reading: float, rows: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def truth(n: int, context: int) -> float:
@@ -60,14 +60,12 @@ def test_a_machine_of_another_speed_is_known_by_a_few_forwards(
         lambda n, context: price(n, context) * (1.5 if context > 64 else 1.0),
     ],
 )
-def test_what_no_longer_holds_is_measured_anew(
-    truth: Callable[[int, int], float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outdated_costs_are_measured_again(truth: Callable[[int, int], float], monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, truth)
     assert _again(table(), points(), 0) is None
 
 
-def test_nothing_kept_or_nonsense_is_measured_anew(tmp_path: Path) -> None:
+def test_missing_or_invalid_costs_are_measured_again(tmp_path: Path) -> None:
     parts, kept = tiny_parts(), ProfileCache(tmp_path, "costs", ["x"])
     assert check_costs(parts.decoder, [], kept) is None
     kept.write({"verify": {"rows": [1], "contexts": [0], "ms": [[-1.0]], "measured": True}, "drafting": {}})
@@ -88,7 +86,7 @@ def test_nothing_kept_or_nonsense_is_measured_anew(tmp_path: Path) -> None:
         '{"rows": [0], "contexts": [0], "ms": [[1.0]], "measured": true}',
     ],
 )
-def test_a_grid_without_points_or_beyond_numbers_is_measured_anew(
+def test_a_grid_that_is_empty_or_out_of_range_is_measured_again(
     table: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = ProfileCache(tmp_path, "costs", ["x"])
@@ -98,7 +96,7 @@ def test_a_grid_without_points_or_beyond_numbers_is_measured_anew(
     assert len(caplog.records) == 1
 
 
-def test_a_kept_time_that_exceeds_all_numbers_today_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_time_that_exceeds_all_current_ones_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = CostTable(ROWS, CONTEXTS, [[*(price(n, c) for n in ROWS[:-1]), 1e308] for c in CONTEXTS])
     measured(monkeypatch, lambda n, context: 2.0 * price(n, context))
     assert _again(kept, points(), 0) is None

@@ -1,4 +1,4 @@
-"""A stream that broke off goes on in another engine: what was there and what comes are the answer that was not cut."""
+"""An interrupted stream resumes on another engine: the resumed and the new tokens equal an uninterrupted answer."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def resumed(request: Request, tokens: list[int], characters: int | None) -> Requ
     cut=st.floats(0, 1),
     between_steps=st.booleans(),
 )
-def test_what_was_there_and_what_comes_are_the_whole(
+def test_resumed_and_new_tokens_equal_the_whole_answer(
     request: Request, modes: tuple[SpeculationMode, SpeculationMode], cut: float, between_steps: bool
 ) -> None:
     """Cut after any token, as a step without drafts may end, or where a step did end; begun and resumed with and
@@ -127,7 +127,7 @@ def test_what_was_there_and_what_comes_are_the_whole(
     assert other.usage.resumed_tokens == len(had)
 
 
-def test_text_that_goes_with_the_tokens_is_not_told_again() -> None:
+def test_the_text_of_resumed_tokens_is_not_sent_again() -> None:
     request = Request("r", PROMPT, SamplingParams(seed=4), StoppingParams(max_tokens=24, stop=("zzzz",)))
     whole = run_all(tiny_engine(), [request])
     came = told(whole)[:11]
@@ -140,7 +140,7 @@ def test_text_that_goes_with_the_tokens_is_not_told_again() -> None:
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 130])
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_prompts_of_equal_length_are_told_apart(length: int, prefix_cache: bool) -> None:
+def test_prompts_of_equal_length_are_distinguished(length: int, prefix_cache: bool) -> None:
     prompt, digests = tuple(range(1, length + 1)), []
     request = Request("r", prompt, SamplingParams(seed=4), StoppingParams(max_tokens=70, ignore_eos=True))
     engine = tiny_engine(prefix_cache=prefix_cache)
@@ -157,7 +157,7 @@ def test_prompts_of_equal_length_are_told_apart(length: int, prefix_cache: bool)
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP_STRING, FinishReason.EOS])
-def test_an_answer_of_which_only_the_end_is_missing_is_ended_without_a_step(reason: FinishReason) -> None:
+def test_an_answer_without_remaining_tokens_ends_without_a_step(reason: FinishReason) -> None:
     eos = TOKENIZER.eos_ids[0]
     bias = ((eos, 1000.0),) if reason is FinishReason.EOS else ()
     stop = ("e",) if reason is FinishReason.STOP_STRING else ()
@@ -180,7 +180,7 @@ def test_an_answer_of_which_only_the_end_is_missing_is_ended_without_a_step(reas
     assert not engine.has_work()
 
 
-def test_an_answer_that_ran_into_the_context_is_ended_by_it() -> None:
+def test_an_answer_that_filled_the_context_ends() -> None:
     request = Request("r", PROMPT, SamplingParams(seed=1), StoppingParams(ignore_eos=True))
     context = len(PROMPT) + 30
     parts = tiny_parts()
@@ -193,14 +193,14 @@ def test_an_answer_that_ran_into_the_context_is_ended_by_it() -> None:
         assert finish_of(rest, "r").reason is FinishReason.LENGTH
 
 
-def test_of_the_cached_tokens_those_of_the_prompt_are_told() -> None:
+def test_cached_tokens_count_the_prompts_only() -> None:
     engine, request = tiny_engine(), Request("r", PROMPT, SamplingParams(seed=1), StoppingParams(max_tokens=30))
     tokens = tokens_of(run_all(engine, [request]), "r")
     usage = finish_of(run_all(engine, [resumed(request, tokens[:-1], None)]), "r").usage
     assert usage.cached_tokens == usage.prompt_tokens == len(PROMPT)
 
 
-def test_a_request_cut_twice_and_preempted_is_whole() -> None:
+def test_a_request_interrupted_twice_and_preempted_is_complete() -> None:
     request = Request("r", PROMPT, SamplingParams(seed=8, frequency_penalty=0.5), StoppingParams(max_tokens=40))
     whole = run_all(tiny_engine(), [request])
     had: list[int] = []
@@ -230,7 +230,7 @@ def refused(request: Request) -> list[tuple[str, str]]:
     return failed.details
 
 
-def test_what_can_not_have_been_is_refused_by_its_field() -> None:
+def test_an_impossible_state_is_rejected_by_its_field() -> None:
     base = Request("r", PROMPT, SamplingParams(seed=1), StoppingParams(max_tokens=30, ignore_eos=True))
     tokens = tokens_of(run_all(tiny_engine(), [base]), "r")
     vocab = tiny_parts().info.vocab_size
@@ -255,7 +255,7 @@ def test_what_can_not_have_been_is_refused_by_its_field() -> None:
     assert problem == ("resume.token_ids", f"with the prompt are {len(PROMPT) + 600}, more than the context of 448")
 
 
-def test_other_numbers_are_refused_and_told_apart() -> None:
+def test_another_fingerprint_is_rejected_with_the_difference() -> None:
     parts = tiny_parts()
     ours = "00000000111111112222222233333333"
     parts = dataclasses.replace(parts, info=dataclasses.replace(parts.info, numeric_fingerprint=ours))

@@ -29,7 +29,7 @@ def ask(mode: SpeculationMode, trees: bool, temperature: float = 0.0) -> Request
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("mode", list(SpeculationMode))
-def test_trees_tell_where_each_token_came_from(mode: SpeculationMode, temperature: float) -> None:
+def test_trees_record_the_source_of_each_token(mode: SpeculationMode, temperature: float) -> None:
     events = run_all(tiny_engine(), [ask(mode, True, temperature)])
     said, last = [], PROMPT[-1]
     nodes = accepted = 0
@@ -57,7 +57,7 @@ def test_trees_tell_where_each_token_came_from(mode: SpeculationMode, temperatur
     assert said == tokens_of(run_all(tiny_engine(), [ask(SpeculationMode.OFF, False, temperature)]), "r")
 
 
-def test_nobody_pays_for_trees_that_nobody_asked_for() -> None:
+def test_trees_cost_nothing_unless_requested() -> None:
     shown, plain = ask(SpeculationMode.ON, True), replace(ask(SpeculationMode.ON, False), request_id="plain")
     events = run_all(tiny_engine(), [shown, plain])
     assert all(e.tree is None for e in events if isinstance(e, Delta) and e.request_id == "plain")

@@ -112,7 +112,7 @@ def seeded(drawn: Seq[Request]) -> list[Request]:
     swaps=st.dictionaries(st.integers(0, 25), st.sampled_from([None, "same", "other"]), max_size=3),
     pages=st.sampled_from([None, 9]),
 )
-def test_swaps_never_show(drawn: list[Request], swaps: dict[int, str | None], pages: int | None) -> None:
+def test_swaps_change_no_token(drawn: list[Request], swaps: dict[int, str | None], pages: int | None) -> None:
     wanted = seeded(drawn)
     plain = [dataclasses.replace(r, speculation=SpeculationParams(SpeculationMode.OFF)) for r in wanted]
     expected = answers(run_all(tiny_engine(), plain))
@@ -124,7 +124,7 @@ def test_swaps_never_show(drawn: list[Request], swaps: dict[int, str | None], pa
     drawn=st.lists(requests, min_size=1, max_size=3),
     swaps=st.dictionaries(st.integers(0, 25), st.sampled_from([None, "same", "other"]), min_size=1, max_size=2),
 )
-def test_swaps_never_show_beside_every_other_drafter(drawn: list[Request], swaps: dict[int, str | None]) -> None:
+def test_swaps_with_every_other_drafter_change_no_token(drawn: list[Request], swaps: dict[int, str | None]) -> None:
     wanted = [dataclasses.replace(r, speculation=dataclasses.replace(r.speculation, drafters=None)) for r in drawn]
     wanted = seeded(wanted)
     plain = [dataclasses.replace(r, speculation=SpeculationParams(SpeculationMode.OFF)) for r in wanted]
@@ -133,7 +133,7 @@ def test_swaps_never_show_beside_every_other_drafter(drawn: list[Request], swaps
 
 
 @pytest.mark.parametrize(("kind", "drafter"), [("same", ModelDrafter), ("other", CrossVocabularyDrafter)])
-def test_the_new_model_drafts_for_requests_that_run_and_for_new_ones(kind: str, drafter: type) -> None:
+def test_the_new_model_drafts_for_running_and_new_requests(kind: str, drafter: type) -> None:
     engine = tiny_engine()
     ask = Request("old", PROMPT, GREEDY, LONG, speculation=FORCED)
     swap(engine, None)
@@ -151,14 +151,14 @@ def test_the_new_model_drafts_for_requests_that_run_and_for_new_ones(kind: str, 
         assert finish_of(events, request_id).stats.by_drafter["model"].num_draft_tokens > 0
 
 
-def test_a_drafter_that_was_dropped_is_unknown_from_then_on() -> None:
+def test_a_removed_drafter_is_unknown() -> None:
     engine = tiny_engine()
     named_it = Request("r", PROMPT, GREEDY, LONG, speculation=SpeculationParams(SpeculationMode.ON, ("model",)))
     engine.submit(named_it)
     for _ in range(6):
         engine.step()
     swap(engine, None)
-    events = drain(engine)  # who named it before goes on without
+    events = drain(engine)  # a request that named it before continues without it
     assert len(tokens_of(events, "r")) > 0
     with pytest.raises(InvalidRequestError, match="unknown model"):
         engine.submit(dataclasses.replace(named_it, request_id="s"))
@@ -167,7 +167,7 @@ def test_a_drafter_that_was_dropped_is_unknown_from_then_on() -> None:
     assert finish_of(drain(engine), "t").stats.num_draft_tokens > 0
 
 
-def test_the_new_model_reads_the_text_itself() -> None:
+def test_the_new_model_prefills_the_text_itself() -> None:
     """A twin of the target drafts what comes, unless it takes the old model's keys for its own."""
     engine = tiny_engine()
     chain = SpeculationParams(SpeculationMode.ON, ("model",), max_nodes=4, max_depth=4, width=1)
@@ -210,7 +210,7 @@ def test_the_old_models_memory_is_free_on_return(kind: str | None) -> None:
     drain(engine)
 
 
-def test_an_other_vocabularys_memory_is_free_on_return() -> None:
+def test_the_memory_of_another_vocabulary_is_free_on_return() -> None:
     engine = tiny_engine()
     swap(engine, "other")
     engine.submit(Request("r", PROMPT, GREEDY, LONG, speculation=FORCED))
@@ -228,7 +228,7 @@ def test_an_other_vocabularys_memory_is_free_on_return() -> None:
         gc.enable()
 
 
-def test_what_can_not_be_loaded_leaves_the_old_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_load_keeps_the_old_model(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny_engine()
     before, drafters = engine.info(), engine._speculation.drafters
     with pytest.raises(ModelError, match="nowhere"):
@@ -239,7 +239,7 @@ def test_what_can_not_be_loaded_leaves_the_old_model(monkeypatch: pytest.MonkeyP
     assert (engine.info(), engine._speculation.drafters) == (before, drafters)
 
 
-def test_an_engine_without_speculation_is_not_given_a_draft() -> None:
+def test_an_engine_without_speculation_accepts_no_draft() -> None:
     base = tiny_parts()
     off = base.config.speculation.model_copy(update={"enabled": False})
     engine = tiny_engine(dataclasses.replace(base, drafters=[]), speculation=off)
@@ -275,14 +275,14 @@ def test_each_controller_has_a_trace_that_replays(tmp_path: Path) -> None:
         assert all(len({one["history"][0] for one in r["sequences"]}) == len(r["sequences"]) for r in records if r)
 
 
-def test_without_a_suffix_a_swap_has_another_name_than_an_older_part(tmp_path: Path) -> None:
+def test_without_a_suffix_the_trace_of_a_swap_has_a_new_name(tmp_path: Path) -> None:
     engine = tiny_engine(traced(tmp_path / "trace"))
     engine.swap_draft(None)
     engine.close()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["trace", "trace.swap1"]
 
 
-def test_a_trace_file_that_can_not_be_written_leaves_everything(tmp_path: Path) -> None:
+def test_an_unwritable_trace_file_changes_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     folder.mkdir()
     engine = tiny_engine(traced(folder / "trace.jsonl"))

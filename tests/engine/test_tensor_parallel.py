@@ -73,7 +73,7 @@ def gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_tokens_and_logprobs_are_those_of_one_process(two: tuple[EngineParts, EngineParts]) -> None:
+def test_tokens_and_logprobs_equal_those_of_one_process(two: tuple[EngineParts, EngineParts]) -> None:
     alone, cut = two
     requests = list(make_requests(alone.tokenizer, 14, seed=3, max_tokens=16))
     requests = [request for request in requests if len(request.prompt_ids) < 400]
@@ -85,7 +85,7 @@ def test_tokens_and_logprobs_are_those_of_one_process(two: tuple[EngineParts, En
     assert cut.info.numeric_fingerprint == alone.info.numeric_fingerprint
 
 
-def test_a_share_is_all_that_a_rank_holds(two: tuple[EngineParts, EngineParts]) -> None:
+def test_a_rank_holds_its_share_only(two: tuple[EngineParts, EngineParts]) -> None:
     alone, cut = two
     whole, own = alone.decoder.weights, cut.decoder.weights  # type: ignore[attr-defined]
     assert own.nbytes < 0.4 * whole.nbytes
@@ -93,7 +93,7 @@ def test_a_share_is_all_that_a_rank_holds(two: tuple[EngineParts, EngineParts]) 
     assert (cut.info.tp, cut.info.threads) == (3, 3)
 
 
-def test_a_batch_that_is_refused_harms_nobody(two: tuple[EngineParts, EngineParts]) -> None:
+def test_a_rejected_batch_affects_no_other(two: tuple[EngineParts, EngineParts]) -> None:
     engine = Engine(two[1])
     with pytest.raises(ValueError, match="tokens"):
         two[1].decoder.forward(ForwardBatch.build([BatchEntry([10**6], [-1], 0, [1])]), [0])
@@ -113,7 +113,7 @@ def test_a_dead_rank_ends_the_engine() -> None:
     with pytest.raises(RankLostError, match=rf"rank 1, process {rank.pid}: killed by signal 9"):
         drain(engine)
     with pytest.raises(RankLostError):
-        engine.step()  # and it does not go on
+        engine.step()  # and it stays ended
     with pytest.raises(RankLostError, match="killed by signal 9"):
         engine.load()  # by which an idle one is found out
     assert gone(rank)
@@ -130,7 +130,7 @@ def test_a_dead_rank_ends_the_engine() -> None:
         ),
     ],
 )
-def test_what_can_not_be_cut_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_an_indivisible_model_is_rejected(fields: dict[str, Any], message: str) -> None:
     others = psutil.Process().children()
     with pytest.raises(ConfigError, match=message):
         build_parts(tiny_config("random:tiny", **fields))
@@ -157,7 +157,7 @@ def test_damaged_weights_are_packed_again_and_ranks_end_with_the_decoder(tmp_pat
     assert gone(rank)  # with the decoder
 
 
-def test_a_rank_that_can_not_start_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.models.tensor_parallel.parallel_decoder.asdict", lambda sizes: {"max_rows": 1})
     with pytest.raises(ModelError, match=r"engine.tp: rank 1 could not start: TypeError"):
         build_parts(tiny_config("random:tiny", 2))
@@ -166,7 +166,7 @@ def test_a_rank_that_can_not_start_is_told_by_name(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(1200)
-def test_smollm2_says_the_same_over_one_two_and_four() -> None:
+def test_smollm2_gives_the_same_tokens_on_one_two_and_four_ranks() -> None:
     found = []
     for tp in (1, 2, 4):
         config = EngineConfig(

@@ -60,7 +60,7 @@ def test_speculation_cuts_at_the_same_token(rules: TextRules, seed: int) -> None
     assert off == on
 
 
-def test_every_rule_ends_something() -> None:
+def test_every_rule_ends_some_text() -> None:
     """The property above is about something: each rule fires on such text."""
     rules = {
         FinishReason.LINES: TextRules(max_lines=2),
@@ -87,7 +87,7 @@ def step_until(engine: Engine, name: str, tokens: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("limit", ["time_limit_s", "decode_limit_s"])
-def test_time_over_is_an_end_with_what_is_there(limit: str) -> None:
+def test_a_time_limit_ends_with_the_partial_output(limit: str) -> None:
     engine = tiny_engine()
     engine.submit(request("r", SpeculationMode.OFF, 1, **{limit: 3600.0}, stop=("never said",)))
     events = step_until(engine, "r", 3)
@@ -104,7 +104,7 @@ def test_time_over_is_an_end_with_what_is_there(limit: str) -> None:
     assert engine.load().free_pages == engine.load().total_pages
 
 
-def test_time_over_before_the_first_token() -> None:
+def test_a_time_limit_before_the_first_token() -> None:
     engine = tiny_engine()
     engine.submit(request("late", SpeculationMode.OFF, 1, time_limit_s=0.01, finish_line=True))
     engine.submit(request("patient", SpeculationMode.OFF, 1, decode_limit_s=1e-6))
@@ -115,7 +115,7 @@ def test_time_over_before_the_first_token() -> None:
     assert (patient.reason, patient.usage.output_tokens) == (FinishReason.TIME_LIMIT, 1)
 
 
-def test_a_line_that_has_begun_is_finished() -> None:
+def test_a_started_line_is_finished() -> None:
     free = run_all(tiny_engine(), [request("r", SpeculationMode.ON, 3)])
     engine = tiny_engine()
     engine.submit(request("r", SpeculationMode.ON, 3, time_limit_s=1e-6, finish_line=True))

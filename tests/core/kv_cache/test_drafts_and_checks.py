@@ -10,7 +10,7 @@ from tests.core.kv_cache.sequences import compute, make_sequence, text
 
 
 @pytest.mark.parametrize(("draft", "ready"), [(0, 0), (63, 0), (64, 64), (127, 64), (130, 128), (199, 192)])
-def test_draft_tokens_are_whole_pages_the_draft_computed(draft: int, ready: int) -> None:
+def test_draft_tokens_count_whole_pages_that_the_draft_computed(draft: int, ready: int) -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     compute(kv, make_sequence(text(200)), draft_tokens=draft)
     hit = kv.match(text(200), "")
@@ -32,7 +32,7 @@ def test_draft_tokens_never_exceed_what_the_target_published() -> None:
     assert kv.match(text(200), "").draft_tokens == 128
 
 
-def test_a_twins_draft_says_nothing_about_the_indexed_page() -> None:
+def test_the_draft_state_of_a_twin_does_not_change_the_indexed_page() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     compute(kv, make_sequence(text(100)))
     compute(kv, make_sequence(text(100)), draft_tokens=99)
@@ -47,7 +47,7 @@ def test_a_page_reused_for_other_content_is_not_draft_ready() -> None:
     assert (hit.n_tokens, hit.draft_tokens) == (64, 0)
 
 
-def test_a_twin_that_takes_the_place_of_an_evicted_page_says_whether_it_is_draft_ready() -> None:
+def test_a_twin_that_replaces_an_evicted_page_keeps_its_draft_state() -> None:
     kv = KvCacheManager(6, prefix_cache=True)
     first = compute(kv, make_sequence(text(65)))
     twin = compute(kv, make_sequence(text(200)), draft_tokens=128)
@@ -68,7 +68,7 @@ def test_forget_drafts() -> None:
     assert kv.match(text(200), "").draft_tokens == 128
 
 
-def test_check_wants_every_holder() -> None:
+def test_check_requires_every_holder() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     seq = compute(kv, make_sequence(text(200)))
     check_pages(kv)
@@ -84,14 +84,14 @@ def _books() -> tuple[PagePool, PrefixIndex]:
     return PagePool(4, index.remove), index
 
 
-def test_check_sees_a_lost_page() -> None:
+def test_check_detects_a_lost_page() -> None:
     pool, index = _books()
     pool.references[pool.take(1)[0]] = 0
     with pytest.raises(AssertionError, match="1 pages are neither"):
         check_invariants(pool, index, None)
 
 
-def test_check_sees_a_page_given_back_twice() -> None:
+def test_check_detects_a_page_released_twice() -> None:
     pool, index = _books()
     (page,) = pool.take(1)
     pool.drop(page, keep=False)
@@ -101,7 +101,7 @@ def test_check_sees_a_page_given_back_twice() -> None:
         check_invariants(pool, index, None)
 
 
-def test_check_sees_an_idle_page_nobody_can_find() -> None:
+def test_check_detects_an_unreachable_idle_page() -> None:
     pool, index = _books()
     pool.drop(pool.take(1)[0], keep=True)
     with pytest.raises(AssertionError, match="not indexed"):
@@ -109,7 +109,7 @@ def test_check_sees_an_idle_page_nobody_can_find() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_check_sees_a_chain_whose_root_would_go_first(order: tuple[int, int]) -> None:
+def test_check_detects_a_chain_whose_root_would_be_evicted_first(order: tuple[int, int]) -> None:
     pool, index = _books()
     pages = pool.take(2)
     index.add(pages[0], b"root", None)

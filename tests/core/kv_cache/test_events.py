@@ -95,11 +95,11 @@ def test_events_reproduce_the_cached_blocks(seed: int, form: Form, salted: bool)
         known = [each for each in work.all_texts() if salted or not each[1]]
         assert view.blocks == cached_blocks(work.kv, known)
         if salted:
-            assert len(view.blocks) == len(work.kv._index._page_of)  # pages in part are nobody's block
+            assert len(view.blocks) == len(work.kv._index._page_of)  # partial pages are not blocks
 
 
 @pytest.mark.parametrize("released", [False, True])
-def test_twins_of_evicted_pages_are_told_in_order_and_in_front_of_the_next(released: bool) -> None:
+def test_twins_of_evicted_pages_are_published_in_order_before_the_next_page(released: bool) -> None:
     """A router drops blocks that follow none that it knows."""
     kv = KvCacheManager(16, prefix_cache=True)
     first, second = make_sequence(text(300)), make_sequence(text(300))
@@ -147,7 +147,7 @@ def test_pages_of_one_prompt_are_one_event() -> None:
     assert recorder.take() == [CacheCleared()]
 
 
-def test_salted_pages_are_not_told_of() -> None:
+def test_salted_pages_are_not_published() -> None:
     kv = KvCacheManager(4, prefix_cache=True)
     recorder = told(kv)
     kv.release(compute(kv, make_sequence(text(200), "tenant")))
@@ -156,7 +156,7 @@ def test_salted_pages_are_not_told_of() -> None:
     assert recorder.take() == []
 
 
-def test_salted_pages_are_told_apart_where_they_are_told_of() -> None:
+def test_published_salted_pages_have_distinct_hashes() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     recorder = told(kv, salted=True)
     compute(kv, make_sequence(text(130)))
@@ -168,7 +168,7 @@ def test_salted_pages_are_told_apart_where_they_are_told_of() -> None:
     assert set(plain["block_hashes"]).isdisjoint(salted["block_hashes"])
 
 
-def test_the_fields_are_those_of_vllm() -> None:
+def test_the_fields_are_vllms() -> None:
     """By name as of vLLM#42892, by place before it."""
     stored = BlocksStored([bytes(8) + b"\0" * 7 + b"\1"], b"\xff" * 16, text(64), "")
     _, events, rank = msgpack.unpackb(pack_batch([stored, CacheCleared()], "map"))

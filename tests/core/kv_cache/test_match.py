@@ -54,7 +54,7 @@ def test_another_salt_never_hits() -> None:
     assert len(kv.match(text(200), "alice").pages) == 3
 
 
-def test_a_page_of_equal_tokens_after_another_beginning_is_not_taken() -> None:
+def test_a_page_of_equal_tokens_after_another_prefix_does_not_match() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     beginning, other, shared = text(64, 1), text(64, 2), text(64, 3)
     compute(kv, make_sequence([*other, *shared, 7]))
@@ -81,7 +81,7 @@ def test_without_a_prefix_cache_nothing_is_kept() -> None:
     assert kv.n_free == 8
 
 
-def test_of_two_pages_with_one_content_the_first_stays() -> None:
+def test_of_two_pages_with_equal_content_the_first_is_kept() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     first, second = make_sequence(text(200)), make_sequence(text(200))
     compute(kv, first)
@@ -119,7 +119,7 @@ def test_each_page_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hashed == [PAGE_SIZE] * 4
 
 
-def test_a_sequence_that_starts_anew_is_published_anew() -> None:
+def test_a_restarted_sequence_is_published_again() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     seq = compute(kv, make_sequence(text(200)))
     kv.release(seq)

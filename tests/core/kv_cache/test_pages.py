@@ -43,7 +43,7 @@ def test_release_returns_everything_and_is_idempotent() -> None:
     assert cached_pages(kv) == 4
 
 
-def test_idle_pages_go_least_recently_used_first() -> None:
+def test_idle_pages_are_evicted_least_recently_used_first() -> None:
     kv = KvCacheManager(5, prefix_cache=True)
     for seed in (1, 2, 3):
         kv.release(compute(kv, make_sequence(text(65, seed))))
@@ -55,7 +55,7 @@ def test_idle_pages_go_least_recently_used_first() -> None:
     assert [len(kv.match(text(65, seed), "").pages) for seed in (1, 2, 3)] == [1, 0, 1]
 
 
-def test_a_chain_loses_its_end_first() -> None:
+def test_a_chain_is_evicted_from_its_end() -> None:
     kv = KvCacheManager(4, prefix_cache=True)
     kv.release(compute(kv, make_sequence(text(200))))
     for taken, left in ((1, 3), (2, 2), (3, 1), (4, 0)):
@@ -94,7 +94,7 @@ def test_a_twin_keeps_a_chain_reachable_when_the_first_copy_was_evicted() -> Non
     assert kv.match(text(200), "").pages == pages[:3]
 
 
-def test_a_twin_released_refreshes_the_page_that_is_indexed() -> None:
+def test_releasing_a_twin_refreshes_the_indexed_page() -> None:
     kv = KvCacheManager(6, prefix_cache=True)
     first = compute(kv, make_sequence(text(65)))
     twin = compute(kv, make_sequence(text(200)))
@@ -107,7 +107,7 @@ def test_a_twin_released_refreshes_the_page_that_is_indexed() -> None:
     assert kv.match(text(200), "").pages[:1] == [indexed]
 
 
-def test_flush_drops_what_nobody_holds() -> None:
+def test_flush_frees_unreferenced_pages() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     held = compute(kv, make_sequence(text(130, 1)))
     kv.release(compute(kv, make_sequence(text(130, 2))))
@@ -120,7 +120,7 @@ def test_flush_drops_what_nobody_holds() -> None:
     assert (cached_pages(kv), kv.n_free) == (0, 8)
 
 
-def test_trim_gives_back_only_pages_beyond() -> None:
+def test_trim_releases_only_pages_beyond_the_length() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     seq = compute(kv, make_sequence(text(130)))
     assert kv.ensure(seq, 300)
@@ -131,7 +131,7 @@ def test_trim_gives_back_only_pages_beyond() -> None:
     check_pages(kv, [seq])
 
 
-def test_admit_gives_prefix_and_pages_or_changes_nothing() -> None:
+def test_admit_allocates_prefix_and_pages_or_changes_nothing() -> None:
     kv = KvCacheManager(5, prefix_cache=True)
     kv.release(compute(kv, make_sequence(text(130)), draft_tokens=64))
     before = list(kv.match(text(130), "").pages)
@@ -150,7 +150,7 @@ def test_admit_gives_prefix_and_pages_or_changes_nothing() -> None:
     check_pages(kv, [seq])
 
 
-def test_pages_others_hold_cost_an_admission_nothing() -> None:
+def test_pages_held_by_others_are_free_for_an_admission() -> None:
     kv = KvCacheManager(5, prefix_cache=True)
     first = compute(kv, make_sequence(text(200)))
     second = make_sequence(text(200))

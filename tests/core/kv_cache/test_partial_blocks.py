@@ -1,4 +1,4 @@
-"""A page that is computed in part: whoever begins with its tokens writes on in it."""
+"""A partially computed page: a prompt that starts with its tokens continues writing to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.core.kv_cache.sequences import compute, make_sequence, text
 
 
 @pytest.mark.parametrize("length", [2, 40, 64, 65, 100, 130])
-def test_a_prompt_that_was_cut_off_is_gone_on_with_at_its_token(length: int) -> None:
+def test_an_interrupted_prompt_continues_at_its_token(length: int) -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     first = compute(kv, make_sequence(text(200)), length - 1)
     pages = list(first.pages)
@@ -27,7 +27,7 @@ def test_a_prompt_that_was_cut_off_is_gone_on_with_at_its_token(length: int) -> 
 
 
 @pytest.mark.parametrize("agreeing", [0, 1, 20, 35])
-def test_it_serves_as_far_as_its_tokens_go(agreeing: int) -> None:
+def test_a_partial_block_matches_up_to_its_tokens(agreeing: int) -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     kv.release(compute(kv, make_sequence(text(100)), draft_tokens=90))
     other = make_sequence([*text(100)[: 64 + agreeing], *text(50, 1)])
@@ -40,7 +40,7 @@ def test_it_serves_as_far_as_its_tokens_go(agreeing: int) -> None:
 
 
 @pytest.mark.parametrize(("there", "length"), [(60, 2), (60, 40), (110, 66), (110, 90)])
-def test_of_a_shorter_prompt_the_last_token_is_pending(there: int, length: int) -> None:
+def test_the_last_token_of_a_shorter_prompt_is_pending(there: int, length: int) -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     kv.release(compute(kv, make_sequence(text(there))))
     shorter = make_sequence(text(length))
@@ -49,7 +49,7 @@ def test_of_a_shorter_prompt_the_last_token_is_pending(there: int, length: int) 
     check_pages(kv, [shorter])
 
 
-def test_the_draft_has_read_none_whose_pages_before_it_has_not() -> None:
+def test_a_partial_block_is_draft_ready_only_after_the_pages_before_it() -> None:
     """Of a twin whose first page is not the one that is found."""
     kv = KvCacheManager(8, prefix_cache=True)
     first, twin = make_sequence(text(65)), make_sequence(text(100))
@@ -62,7 +62,7 @@ def test_the_draft_has_read_none_whose_pages_before_it_has_not() -> None:
     assert (hit.n_tokens, hit.draft_tokens) == (99, 0)
 
 
-def test_none_is_left_behind_pages_that_were_not_published() -> None:
+def test_no_partial_block_follows_unpublished_pages() -> None:
     """Of a sequence that ends in the middle of a step that failed."""
     kv = KvCacheManager(8, prefix_cache=True)
     seq = make_sequence(text(100))
@@ -73,7 +73,7 @@ def test_none_is_left_behind_pages_that_were_not_published() -> None:
     assert (cached_pages(kv), kv.n_free, kv.cached_tokens(text(100), "")) == (0, 8, 0)
 
 
-def test_one_that_is_written_to_is_found_by_nobody_else() -> None:
+def test_a_partial_block_being_written_is_found_by_no_other() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     kv.release(compute(kv, make_sequence(text(100))))
     second, third = make_sequence(text(120)), make_sequence(text(120))
@@ -83,7 +83,7 @@ def test_one_that_is_written_to_is_found_by_nobody_else() -> None:
     check_pages(kv, [second, third])
 
 
-def test_the_last_one_left_behind_a_page_is_kept() -> None:
+def test_the_last_partial_block_after_a_page_is_kept() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     long = compute(kv, make_sequence(text(120)))
     other = compute(kv, make_sequence([*text(80), 7, 8, 9]))
@@ -94,14 +94,14 @@ def test_the_last_one_left_behind_a_page_is_kept() -> None:
     assert kv.cached_tokens(text(120), "") == 80
 
 
-def test_another_salt_has_other_ones() -> None:
+def test_partial_blocks_are_separated_by_salt() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     kv.release(compute(kv, make_sequence(text(30), "alice")))
     assert kv.cached_tokens(text(30), "bob") == 0
     assert kv.cached_tokens(text(30), "alice") == 29
 
 
-def test_one_goes_before_the_pages_it_follows() -> None:
+def test_a_partial_block_is_evicted_before_the_pages_it_follows() -> None:
     kv = KvCacheManager(4, prefix_cache=True)
     kv.release(compute(kv, make_sequence(text(200))))
     hog = make_sequence([0])
@@ -111,7 +111,7 @@ def test_one_goes_before_the_pages_it_follows() -> None:
 
 
 @pytest.mark.parametrize("length", [40, 100])
-def test_forgotten_drafts_are_forgotten_there_too(length: int) -> None:
+def test_forgetting_drafts_includes_partial_blocks(length: int) -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     kv.release(compute(kv, make_sequence(text(length)), draft_tokens=length - 1))
     kv.forget_drafts()
@@ -120,13 +120,13 @@ def test_forgotten_drafts_are_forgotten_there_too(length: int) -> None:
     assert (hit.n_tokens, hit.draft_tokens) == (length - 1, 0)
 
 
-def test_they_may_be_left_out() -> None:
+def test_partial_blocks_can_be_disabled() -> None:
     kv = KvCacheManager(8, prefix_cache=True, partial_blocks=False)
     kv.release(compute(kv, make_sequence(text(100))))
     assert (cached_pages(kv), kv.cached_tokens(text(100), "")) == (1, 64)
 
 
-def test_whatever_is_asked_for_the_books_are_right() -> None:
+def test_accounting_is_exact_after_any_operations() -> None:
     """Sequences of few texts come, grow and go at random; each token found was computed under the same text."""
     rng, kv = random.Random(3), KvCacheManager(12, prefix_cache=True)
     holds: list[int | None] = [None] * (12 * 64)  # what each slot was last computed for

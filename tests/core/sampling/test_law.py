@@ -1,4 +1,4 @@
-"""Whole sequences: the right law, and the same tokens whatever tree they were found through."""
+"""Whole sequences follow the right distribution, and their tokens do not depend on the tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEDS = range(20_000)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_sequences_follow_the_exact_law(name: str) -> None:
+def test_sequences_follow_the_exact_distribution(name: str) -> None:
     assert follows_the_law(Implementation(native_sampling()), PROBLEMS[name], SEEDS)
 
 
@@ -31,7 +31,7 @@ def test_trees_change_no_token(name: str) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["random", "coupled"])
-def test_sequences_through_trees_follow_the_exact_law(drafter: str) -> None:
+def test_sequences_through_trees_follow_the_exact_distribution(drafter: str) -> None:
     """Implied by the two above; checked end to end all the same, on the problem with every feature."""
     problem = PROBLEMS["everything"]
     propose = proposers(problem)[drafter]
@@ -46,7 +46,7 @@ def test_the_reference_decodes_the_same_sequences(name: str) -> None:
     assert decode_plainly(PROBLEMS[name], seeds, native) == decode_plainly(PROBLEMS[name], seeds, reference)
 
 
-def test_coupled_children_hold_the_choice_more_often_than_independent_ones_could() -> None:
+def test_coupled_children_contain_the_choice_more_often_than_independent_ones_could() -> None:
     """With q = p the best child *is* the choice: every drafted token is accepted, none is wasted."""
     problem = PROBLEMS["everything"]
     implementation = Implementation(native_sampling())

@@ -135,11 +135,13 @@ def test_a_broken_sampler_fails_its_check(name: str) -> None:
 @pytest.mark.parametrize(
     ("check", "problem", "seeds"), sorted({(m.check, m.problem, m.seeds) for m in MUTANTS.values()}, key=str)
 )
-def test_the_sound_sampler_passes_the_same_checks(check: Check, problem: str, seeds: int) -> None:
+def test_the_correct_sampler_passes_the_same_checks(check: Check, problem: str, seeds: int) -> None:
     assert check(Implementation(native_sampling()), PROBLEMS[problem], range(seeds))
 
 
-def test_noise_shared_by_the_tokens_of_a_call_fails_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_shared_by_the_tokens_of_a_call_fails_the_test_of_the_distribution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Tokens are four to a Philox call; forgetting the lane would give all of them one noise."""
 
     def shared(seed: int, position: int, tokens: Ids) -> np.ndarray:

@@ -21,7 +21,7 @@ WIDTHS = (1, 3, 20)
 
 
 def everything(kernels: SamplingKernels, case: Case, threads: int = 1) -> list[bytes]:
-    """All a kernel set says about a case, as bytes."""
+    """Return all outputs of a kernel set for a case, as bytes."""
     tokens = kernels.sample(case.logits, case.rows, threads)
     results = [tokens, kernels.greedy(case.logits, threads)]
     for width in WIDTHS:
@@ -37,7 +37,7 @@ def differs(kernels: SamplingKernels, case: Case) -> bool:
 
 @settings(max_examples=400)
 @given(cases())
-def test_native_is_the_reference(case: Case) -> None:
+def test_native_equals_the_reference(case: Case) -> None:
     assert not differs(native_sampling(), case)
 
 
@@ -60,7 +60,7 @@ def test_another_processor_gives_the_same_bits(tmp_path: Path) -> None:
     [{}, {"top_p": 0.95}, {"top_k": 50}, {"top_k": 50, "top_p": 0.9}, {"min_p": 0.05}, {"temperature": 0.0}],
     ids=str,
 )
-def test_native_is_the_reference_on_a_real_vocabulary(scale: float, changes: dict[str, float]) -> None:
+def test_native_equals_the_reference_on_a_real_vocabulary(scale: float, changes: dict[str, float]) -> None:
     logits = torch.randn(2, 151_936, generator=torch.Generator().manual_seed(3)) * scale
     rows = [RowSampling(SamplingPolicy(seed=i, **changes), 1000 + i) for i in range(2)]  # type: ignore[arg-type]
     assert not differs(native_sampling(), Case(logits, rows))
@@ -92,7 +92,7 @@ def test_a_row_does_not_depend_on_the_others_nor_on_threads(case: Case) -> None:
         assert (one_top.tobytes(), one_top_values.tobytes()) == (top_ids[r].tobytes(), top_values[r].tobytes())
 
 
-def test_rows_may_lie_apart_in_memory() -> None:
+def test_rows_may_be_strided() -> None:
     padded = torch.randn(4, 500, generator=torch.Generator().manual_seed(0))
     rows = [RowSampling(SamplingPolicy(seed=9, top_p=0.9), 3)] * 4
     native = native_sampling()
@@ -100,7 +100,7 @@ def test_rows_may_lie_apart_in_memory() -> None:
     assert native.sample(apart, rows, 1).tolist() == native.sample(together, rows, 1).tolist()
 
 
-def test_the_first_child_is_the_token_sampled() -> None:
+def test_the_first_child_is_the_sampled_token() -> None:
     logits = torch.randn(200, 300, generator=torch.Generator().manual_seed(2)) * 2
     rows = [RowSampling(SamplingPolicy(seed=r, top_k=20, temperature=0.8), r) for r in range(200)]
     for kernels in (native_sampling(), ReferenceSampling()):

@@ -1,4 +1,4 @@
-"""The noise: published answers, native against numpy, and that it is what it says it is."""
+"""The noise: published test vectors, native against numpy, and its distribution."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KNOWN_ANSWERS = [
 
 
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN_ANSWERS)
-def test_philox_gives_the_published_answers(
+def test_philox_matches_the_published_vectors(
     counter: tuple[int, ...], key: tuple[int, int], result: tuple[int, ...]
 ) -> None:
     assert tuple(philox4x32(np.asarray([counter], np.uint32), key)[0].tolist()) == result
@@ -52,12 +52,12 @@ def test_four_tokens_share_a_call_keyed_by_seed_and_position() -> None:
 
 @settings(max_examples=30)
 @given(U64, st.integers(0, 2**63 - 1), st.integers(1, 700))
-def test_native_noise_is_the_twins_bit_by_bit(seed: int, position: int, vocab: int) -> None:
+def test_native_noise_equals_the_reference_bit_by_bit(seed: int, position: int, vocab: int) -> None:
     native = native_sampling().gumbel(seed, position, vocab)
     assert native.tobytes() == gumbel(seed, position, np.arange(vocab)).tobytes()
 
 
-def test_noise_of_a_token_does_not_depend_on_what_else_is_asked_for() -> None:
+def test_noise_of_a_token_does_not_depend_on_the_other_tokens() -> None:
     whole = gumbel(7, 3, np.arange(1000))
     assert gumbel(7, 3, np.asarray([999, 0, 17, 17])).tolist() == whole[[999, 0, 17, 17]].tolist()
 
@@ -73,7 +73,7 @@ GOLDEN = (
 
 
 def test_noise_is_the_same_on_every_machine() -> None:
-    """Golden values: changing them changes the text of every seed anybody kept."""
+    """Golden values: changing them changes the text of every stored seed."""
     values = gumbel(42, 10, np.asarray([0, 1, 2, 3, 4, 151935]))
     assert tuple(float(v).hex() for v in values) == GOLDEN
 
@@ -84,7 +84,7 @@ def test_noise_is_finite_at_both_ends_and_matches_the_formula() -> None:
     assert np.allclose(gumbel_from_bits(bits), expected, rtol=1e-6, atol=0)
 
 
-def test_noise_follows_the_gumbel_law_over_tokens_positions_and_seeds() -> None:
+def test_noise_follows_the_gumbel_distribution_over_tokens_positions_and_seeds() -> None:
     tokens = gumbel(1, 1, np.arange(40_000))
     positions = np.concatenate([gumbel(1, p, np.arange(4)) for p in range(3000)])
     seeds = np.concatenate([gumbel(s, 1, np.arange(4)) for s in range(3000)])
@@ -110,7 +110,7 @@ def test_fixed_exp_is_an_exponential(d: float) -> None:
     assert math.isclose(float(fixed_exp(np.asarray([d], np.float32))[0]), math.exp(d), rel_tol=2e-7)
 
 
-def test_weights_end_where_they_should() -> None:
+def test_weights_are_bounded() -> None:
     d = np.asarray([0.0, -30.0, -31.0, -1e30, -np.inf], np.float32)
     weights = softmax_weights(d).tolist()
     assert weights[0] == 2**44

@@ -37,7 +37,7 @@ def test_top_p_keeps_the_smallest_prefix_that_reaches_p() -> None:
     assert survivors([0.0] * 4, top_p=0.5) == [0, 1]
 
 
-def test_top_p_counts_what_top_k_left() -> None:
+def test_top_p_counts_the_tokens_that_top_k_kept() -> None:
     z = [math.log(p) for p in (0.4, 0.3, 0.2, 0.1)]
     assert survivors(z, top_p=0.56) == [0, 1]
     assert survivors(z, top_k=2, top_p=0.56) == [0]  # 0.4 of 0.7 is 0.571
@@ -70,7 +70,7 @@ def test_sampling_is_the_argmax_of_z_plus_noise() -> None:
     assert REFERENCE.sample(logits, [RowSampling(policy, 12)], 1).tolist() == [expected]
 
 
-def test_penalties_bias_and_masks_in_order() -> None:
+def test_penalties_bias_and_masks_apply_in_order() -> None:
     policy = SamplingPolicy(seed=0, repetition_penalty=2.0, presence_penalty=0.25, frequency_penalty=0.5)
     edits = SequenceEdits(
         bias_ids=np.asarray([0, 4], np.int32), bias_values=np.asarray([10.0, 1.0], np.float32),
@@ -88,7 +88,7 @@ def test_penalties_bias_and_masks_in_order() -> None:
     assert raw.tolist() == [0.0, 4.0, -4.0, 4.0, 4.0, 9.0, 7.0]
 
 
-def test_dead_logits_are_out_and_large_ones_count_as_1e30() -> None:
+def test_dead_logits_are_excluded_and_large_ones_count_as_1e30() -> None:
     row = np.asarray([np.nan, -np.inf, -1e30, 3e38, np.inf, 1.0, -9e29], np.float32)
     assert ranked(live(row)).tolist() == [3, 4, 5, 6]
 

@@ -1,4 +1,4 @@
-"""The sequence's side and the sampler's face: which rows are made, what is refused, what comes back."""
+"""The sequence's side and the sampler's interface: which rows are built, what is rejected, what is returned."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def processed(row: Any) -> list[float]:
     return processed_logits(np.arange(20, dtype=np.float32) % 3 - 1, row).tolist()
 
 
-def test_a_plain_row_carries_nothing() -> None:
+def test_a_plain_row_has_no_parameters() -> None:
     row = sequence(temperature=0.0, prompt=(1, 2)).row(9, (3, 4), 2)
     assert (row.position, row.edits, row.path, row.ban) == (9, None, (), False)
 
@@ -57,7 +57,7 @@ def test_min_tokens_bans_eos_and_stop_ids_until_it_is_reached() -> None:
     assert banning.row(0, (), 2).edits is None
 
 
-def test_a_ban_that_would_leave_nothing_is_void() -> None:
+def test_a_ban_of_every_token_is_ignored() -> None:
     stopping = StoppingParams(min_tokens=5, stop_token_ids=(3,))
     assert np.isfinite(processed(sequence(stopping, allowed_token_ids=(3, 19)).row(0, (), 0))).sum() == 2
     assert np.isfinite(processed(sequence(stopping, allowed_token_ids=(3, 4)).row(0, (), 0))).sum() == 1
@@ -87,7 +87,7 @@ def test_a_parameter_out_of_range_is_named(changes: dict[str, Any], name: str) -
     assert str(caught.value).startswith(name)
 
 
-def test_logprobs_where_asked_for_and_of_the_raw_logits() -> None:
+def test_logprobs_are_returned_if_requested_and_from_the_raw_logits() -> None:
     logits = torch.zeros(3, 20)
     logits[:, 7] = 4.0
     rows = [sequence(temperature=0.0, logit_bias=((2, 50.0),)).row(0, (), 0)] * 3
@@ -104,7 +104,7 @@ def test_logprobs_where_asked_for_and_of_the_raw_logits() -> None:
     assert [value for _, value in top.top] == pytest.approx([float(expected[7]), float(expected[0])], abs=1e-6)
 
 
-def test_a_broken_row_harms_no_other() -> None:
+def test_a_broken_row_affects_no_other() -> None:
     logits = torch.stack([torch.full((20,), torch.nan), torch.arange(20.0)])
     rows = [sequence(temperature=0.0).row(0, (), 0)] * 2
     sampled = Sampler(ReferenceSampling(), 1).sample(logits, rows, [1, 1])
@@ -113,7 +113,7 @@ def test_a_broken_row_harms_no_other() -> None:
     assert sampled.logprobs[1] is not None
 
 
-def test_the_sampler_refuses_what_it_can_not_read() -> None:
+def test_the_sampler_rejects_unreadable_logits() -> None:
     sampler, row = Sampler(ReferenceSampling(), 1), sequence().row(0, (), 0)
     for logits in (
         torch.zeros(2, 20),
@@ -131,7 +131,7 @@ def test_the_sampler_refuses_what_it_can_not_read() -> None:
     assert sampler.children(torch.zeros(0, 20), [], 2) == []
 
 
-def test_children_are_distinct_and_at_most_what_the_filter_keeps() -> None:
+def test_children_are_distinct_and_at_most_as_many_as_the_filter_keeps() -> None:
     rows = [sequence(top_k=3).row(position, (), 0) for position in range(50)]
     children = Sampler(ReferenceSampling(), 1).children(torch.randn(50, 20), rows, 5)
     assert all(len(found) == 3 == len({token for token, _ in found}) for found in children)
@@ -188,7 +188,7 @@ def possible(row: Any) -> list[int]:
     return left
 
 
-def test_a_row_carries_the_mask_of_its_node() -> None:
+def test_a_row_has_the_mask_of_its_node() -> None:
     ours = constrained(temperature=0.0)
     assert possible(ours.row(0, (), 0)) == [3, 4, 5, 6]
     assert possible(ours.row(1, (6,), 1)) == [19]
@@ -197,7 +197,7 @@ def test_a_row_carries_the_mask_of_its_node() -> None:
     assert possible(ours.row(2, (), 2)) == [19]
 
 
-def test_a_grammar_joins_penalties_bias_and_allowed_ids() -> None:
+def test_a_grammar_combines_with_penalties_bias_and_allowed_ids() -> None:
     ours = constrained(logit_bias=((4, 2.5), (9, 50.0)), allowed_token_ids=(4, 5, 9, 19), presence_penalty=1.0)
     z = processed(ours.row(1, (4,), 1))
     assert {token: value for token, value in enumerate(z) if value != -np.inf} == {4: 1.5, 5: 1.0}
@@ -206,7 +206,7 @@ def test_a_grammar_joins_penalties_bias_and_allowed_ids() -> None:
     assert Sampler(ReferenceSampling(), 1).sample(torch.zeros(1, 20), [nothing]).tokens == [NO_TOKEN]
 
 
-def test_a_ban_is_void_where_the_grammar_leaves_nothing_else() -> None:
+def test_a_ban_is_ignored_if_the_grammar_allows_nothing_else() -> None:
     stopping = StoppingParams(min_tokens=5, stop_token_ids=(3, 4))
     ours = constrained(stopping)
     assert possible(ours.row(0, (), 0)) == [5, 6]

@@ -1,4 +1,4 @@
-"""Text rules: each against a plain reading of the whole text, and all of them whatever the pieces."""
+"""Text rules: each against a simple implementation on the whole text, and all of them under any split."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def cut(rules: TextRules, *pieces: str) -> tuple[str, FinishReason | None]:
 
 
 @given(rules=RULES, text=CODE, data=st.data())
-def test_pieces_do_not_matter(rules: TextRules, text: str, data: st.DataObject) -> None:
+def test_splitting_changes_nothing(rules: TextRules, text: str, data: st.DataObject) -> None:
     places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
     assert cut(rules, *pieces) == cut(rules, text)
 
 
 @given(rules=RULES, text=CODE)
-def test_what_is_left_is_a_beginning_that_no_rule_ends(rules: TextRules, text: str) -> None:
+def test_the_remaining_text_is_a_prefix_that_no_rule_cuts(rules: TextRules, text: str) -> None:
     rules = dataclasses.replace(rules, suffix="")  # what a suffix leaves may end like the suffix once more
     left, _ = cut(rules, text)
     assert text.startswith(left)
@@ -57,7 +57,7 @@ def test_what_is_left_is_a_beginning_that_no_rule_ends(rules: TextRules, text: s
 
 
 @given(rules=RULES, text=CODE)
-def test_line_breaks_of_two_characters_change_nothing(rules: TextRules, text: str) -> None:
+def test_two_character_line_breaks_change_nothing(rules: TextRules, text: str) -> None:
     rules = dataclasses.replace(rules, suffix="", lead="")
     left, reason = cut(rules, text)
     assert cut(rules, text.replace("\n", "\r\n")) == (left.replace("\n", "\r\n"), reason)
@@ -74,7 +74,7 @@ def test_lines_are_counted(text: str, lines: int) -> None:
 
 
 @given(text=CODE, indent=st.integers(0, 4))
-def test_a_line_further_left_ends_the_block(text: str, indent: int) -> None:
+def test_a_less_indented_line_ends_the_block(text: str, indent: int) -> None:
     lines = text.split("\n")
     for i, line in enumerate(lines[1:], 1):
         if line.strip() and len(line) - len(line.lstrip()) < indent:
@@ -87,7 +87,7 @@ def test_a_line_further_left_ends_the_block(text: str, indent: int) -> None:
 
 
 @given(text=CODE)
-def test_a_blank_line_ends_it(text: str) -> None:
+def test_a_blank_line_ends_the_text(text: str) -> None:
     found = re.search(r"\n[ \t]*\n", text)
     if found is None:
         assert cut(TextRules(blank_line=True), text) == (text, None)
@@ -96,7 +96,7 @@ def test_a_blank_line_ends_it(text: str) -> None:
 
 
 @given(text=st.text("ab()[]{} ", max_size=40))
-def test_only_brackets_it_opened_are_closed(text: str) -> None:
+def test_only_brackets_opened_in_the_text_are_closed(text: str) -> None:
     pairs, stack, expected = {")": "(", "]": "[", "}": "{"}, list[str](), text
     for i, char in enumerate(text):
         if char in "([{":
@@ -141,7 +141,7 @@ def test_brackets_of_real_code(rules: TextRules, text: str, left: str) -> None:
         ("\n    return total\n", "x += 1\n    return total\n", "x += 1"),
         ("\n    return total\n", "x += 1\n    return totals\n", "x += 1\n    return totals\n"),
         ("\n    return total\n", "x += 1\n    return tot", "x += 1"),  # the end came in the middle of it
-        ("\n    return total\n", "x += 1\n    re", "x += 1\n    re"),  # too little to tell
+        ("\n    return total\n", "x += 1\n    re", "x += 1\n    re"),  # too little text to decide
         (")\n", "x)\n", "x"),
         (")\n", "x)", "x"),
         (")\n", "f(x)\n", "f(x)\n"),
@@ -156,18 +156,18 @@ def test_brackets_of_real_code(rules: TextRules, text: str, left: str) -> None:
         ("\nabcabcabd\n", "abcabcabc\nabcabcabcabd\nabcabcabd\n", "abcabcabc\nabcabcabcabd"),
     ],
 )
-def test_what_repeats_the_suffix_is_cut(suffix: str, text: str, left: str) -> None:
+def test_text_that_repeats_the_suffix_is_cut(suffix: str, text: str, left: str) -> None:
     assert cut(TextRules(suffix=suffix), text)[0] == left
 
 
-def test_the_white_space_in_front_belongs_to_the_repetition() -> None:
+def test_white_space_before_a_repetition_is_cut_with_it() -> None:
     rules = TextRules(suffix="\n    return total\n", lead="\n    ")
     assert cut(rules, "return total\n") == ("", FinishReason.SUFFIX)
     assert cut(TextRules(suffix=rules.suffix), "return total\n") == ("return total\n", None)
 
 
 @given(text=st.text("ab\n ", max_size=40), suffix=st.text("ab\n ", min_size=1, max_size=20))
-def test_the_suffix_is_found_where_it_first_stands(text: str, suffix: str) -> None:
+def test_the_suffix_is_found_at_its_first_occurrence(text: str, suffix: str) -> None:
     if not suffix.strip() or suffix.split("\n", maxsplit=1)[0].strip():
         return  # the rule of the cursor's line is another
     lines, anchor = suffix.splitlines(keepends=True), ""
@@ -184,13 +184,13 @@ def test_the_suffix_is_found_where_it_first_stands(text: str, suffix: str) -> No
         assert not rest or len("".join(rest.split())) >= 6
 
 
-def test_of_rules_that_hold_at_once_the_one_that_cuts_most_wins() -> None:
+def test_of_simultaneous_rules_the_one_that_cuts_most_wins() -> None:
     rules = TextRules(max_lines=1, suffix=")\n")
     assert cut(rules, "x)\n") == ("x", FinishReason.SUFFIX)
     assert cut(TextRules(max_lines=1), "x)\n") == ("x)", FinishReason.LINES)
 
 
-def test_text_that_was_binding_to_nobody_stays() -> None:
+def test_text_that_no_rule_cuts_is_kept() -> None:
     cutter = TextCutter(TextRules(max_lines=1, closers="", min_indent=4, blank_line=True))
     assert cutter.feed("a)\n\n", binding=False) is None
     assert cutter.safe == 4
@@ -199,7 +199,7 @@ def test_text_that_was_binding_to_nobody_stays() -> None:
     assert found.place == 4
 
 
-def test_time_ends_it_at_the_next_line_break() -> None:
+def test_the_time_limit_ends_the_text_at_the_next_line_break() -> None:
     cutter = TextCutter(None)
     assert cutter.feed("a\nb") is None
     cutter.end_at_line()

@@ -154,7 +154,7 @@ class FakeEngine:
             self._check_content(seq, self.draft, seq.draft_computed)
 
     def drain(self) -> None:
-        """Run to the end; every step must make progress, so nobody starves."""
+        """Run to the end. Every step must make progress, so that no request starves."""
         rows = sum(len(seq.tokens) + self.room[seq] for seq in self.live)
         for _ in range(20 + rows * (1 + len(self.live))):
             if not self.live:

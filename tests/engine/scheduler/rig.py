@@ -1,4 +1,4 @@
-"""A scheduler with a cache, and the shortest engine there is: computes what the plan says, emits one token."""
+"""A scheduler with a cache and a minimal engine, which computes what the plan schedules and emits one token."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Rig:
         max_tokens: int | None = None,
         deadline_s: float | None = None,
     ) -> list[Sequence]:
-        """Queue a request of ``length`` prompt tokens; texts differ unless ``seed`` says otherwise."""
+        """Queue a request of ``length`` prompt tokens. Texts differ unless they share a ``seed``."""
         self._requests += 1
         tokens = text(length, self._requests if seed is None else seed)
         request = make_request(tokens, "", priority, n, max_tokens, f"r{self._requests}")

@@ -28,7 +28,7 @@ def test_draft_nodes_are_shared_fairly() -> None:
     assert sum(e.rows for e in plan.entries) == 16
 
 
-def test_nothing_wanted_nothing_drafted() -> None:
+def test_without_requested_nodes_nothing_is_drafted() -> None:
     rig = Rig()
     rig.start(10)
     assert [e.nodes for e in rig.plan(want=-3).entries] == [0]
@@ -74,7 +74,7 @@ def test_drafts_may_evict_cached_pages() -> None:
     assert cached_pages(rig.kv) == 0
 
 
-def test_room_for_drafts_is_taken_back_before_anyone_is_preempted() -> None:
+def test_pages_for_drafts_are_reclaimed_before_a_preemption() -> None:
     rig = Rig()
     (drafting,), (growing,) = rig.add(100), rig.add(60)
     rig.step()
@@ -113,7 +113,7 @@ def test_priority_counts_before_arrival() -> None:
     assert list(rig.scheduler.running) == [high]
 
 
-def test_the_least_important_yields_itself() -> None:
+def test_the_least_important_sequence_preempts_itself() -> None:
     rig = Rig()
     (first,), (last,) = rig.add(70), rig.add(60)
     rig.step()
@@ -124,7 +124,7 @@ def test_the_least_important_yields_itself() -> None:
     assert first.preemptions == 0
 
 
-def test_a_preempted_sequence_returns_to_its_place_and_finds_its_pages() -> None:
+def test_a_preempted_sequence_returns_to_its_position_and_finds_its_pages() -> None:
     rig = Rig()
     (a,), (b,) = rig.add(130), rig.add(60)
     rig.step()
@@ -139,7 +139,7 @@ def test_a_preempted_sequence_returns_to_its_place_and_finds_its_pages() -> None
     assert b.cached_tokens == 0  # the hit at first scheduling, not this one
 
 
-def test_preempted_output_is_recomputed_from_the_cache_where_possible() -> None:
+def test_preempted_output_is_recomputed_from_the_cache_if_possible() -> None:
     rig = Rig(prefill_chunk=200)
     (a,), (b,) = rig.add(100), rig.add(100)
     rig.step()
@@ -156,7 +156,7 @@ def test_preempted_output_is_recomputed_from_the_cache_where_possible() -> None:
     assert (entry.prefill, entry.samples) == (128 - 64, True)
 
 
-def test_a_step_that_preempts_admits_nobody() -> None:
+def test_a_step_that_preempts_admits_no_request() -> None:
     rig = Rig()
     (first,), (last,) = rig.add(60), rig.add(130)
     rig.step()
@@ -182,7 +182,7 @@ def test_finish_is_idempotent_in_every_state() -> None:
     assert rig.kv.n_free == rig.kv.n_total
 
 
-def test_one_sequence_must_not_be_able_to_exhaust_the_cache() -> None:
+def test_one_sequence_cannot_exhaust_the_cache() -> None:
     limits = SchedulerLimits(1, 64, 64, 129, 4)
     with pytest.raises(ConfigError, match="129 tokens do not fit a KV cache of 128"):
         Scheduler(KvCacheManager(2, prefix_cache=True), limits)

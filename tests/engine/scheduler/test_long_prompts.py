@@ -24,7 +24,8 @@ def costs(times: float = 1.0) -> CostTable:
 
 
 class Simulation(Rig):
-    """A rig whose clock goes on by what each step costs; ``times``: more than the pace believes at first."""
+    """A rig whose clock advances by the cost of each step. ``times``: the factor by which steps are slower than first
+    estimated."""
 
     def __init__(self, times: float = 1.0, max_batch: int = 8) -> None:
         self.pace = PrefillPace(costs())
@@ -66,7 +67,7 @@ class Simulation(Rig):
         return ms
 
     def time_of(self, *lengths: tuple[int, int]) -> float:
-        """Seconds that requests of so many prompt and output tokens take, nobody else being there."""
+        """Seconds that requests of these prompt and output lengths take on an idle engine."""
         seqs = [self.ask(*each) for each in lengths]
         began = self.now
         while not all(seq in self.done_s for seq in seqs):
@@ -75,7 +76,7 @@ class Simulation(Rig):
 
 
 @pytest.mark.parametrize("times", [1.0, 2.0])
-def test_streams_keep_their_pace_while_a_long_prompt_is_read(times: float) -> None:
+def test_streams_keep_their_pace_during_a_long_prefill(times: float) -> None:
     alone_s = Simulation(times).time_of((3600, 1))
     sim = Simulation(times)
     for _ in range(4):
@@ -90,7 +91,7 @@ def test_streams_keep_their_pace_while_a_long_prompt_is_read(times: float) -> No
 
 
 @pytest.mark.parametrize("length", [2, 90, 300, 500])
-def test_short_requests_behind_a_long_one_take_three_times_as_long_and_a_chunk(length: int) -> None:
+def test_short_requests_behind_a_long_one_take_three_times_as_long_plus_a_chunk(length: int) -> None:
     sim = Simulation()
     alone_s = sim.time_of((length, 8))
     sim.ask(8000, 1)
@@ -104,7 +105,7 @@ def test_short_requests_behind_a_long_one_take_three_times_as_long_and_a_chunk(l
         assert sim.now - began <= 3 * alone_s + chunk_s
 
 
-def test_bug_what_decodes_look_back_on_has_nothing_of_the_prompt_beside_them() -> None:
+def test_bug_the_attended_tokens_of_decodes_exclude_the_prompt() -> None:
     decodes, prompt = make_samples(make_request([1], n=4)), make_samples(make_request([1]))[0]
     for seq in decodes:
         seq.n_computed = 100
@@ -113,7 +114,7 @@ def test_bug_what_decodes_look_back_on_has_nothing_of_the_prompt_beside_them() -
     assert _mean_contexts(plan)[1:] == (4096.0, 100.0)
 
 
-def test_a_higher_priority_has_the_chunk_to_itself() -> None:
+def test_a_higher_priority_gets_the_whole_chunk() -> None:
     rig = Rig(prefill_chunk=CHUNK, pages=200, max_context=10_000)
     (long,) = rig.add(4000)
     rig.step()
@@ -135,7 +136,7 @@ def test_the_nearer_deadline_goes_first_among_equals() -> None:
     assert patient.phase is SequencePhase.WAITING
 
 
-def test_the_first_in_line_has_a_third_of_every_chunk_however_many_short_ones_come() -> None:
+def test_the_first_in_the_queue_gets_a_third_of_every_chunk_however_many_short_ones_arrive() -> None:
     rig = Rig(prefill_chunk=CHUNK, pages=400, max_context=16_000, max_batch=64)
     (long,) = rig.add(8000)
     steps = 0
@@ -165,7 +166,7 @@ def test_no_prompt_starves_under_a_flood(seed: int) -> None:
     assert sim.now - began <= 3 * (1 + 6) * alone_s
 
 
-def test_a_long_prompt_makes_place_for_a_short_one_and_goes_on_where_it_was() -> None:
+def test_a_long_prompt_is_preempted_for_a_short_one_and_continues_where_it_was() -> None:
     rig = Rig(prefill_chunk=CHUNK, pages=400, max_context=16_000, max_batch=2)
     (first,), (second,) = rig.add(4000), rig.add(3000)
     for _ in range(4):
@@ -184,7 +185,7 @@ def test_a_long_prompt_makes_place_for_a_short_one_and_goes_on_where_it_was() ->
     assert (second.pauses, second.preemptions, first.pauses, first.preemptions) == (1, 0, 0, 0)
 
 
-def test_no_prompt_makes_place_where_nothing_would_be_left_of_it() -> None:
+def test_no_prompt_is_preempted_if_none_of_its_pages_would_remain() -> None:
     rig = Rig(prefill_chunk=CHUNK, pages=400, max_context=16_000, max_batch=2, prefix_cache=False)
     for _ in range(2):
         rig.add(3000)

@@ -1,4 +1,5 @@
-"""Prompts: in chunks, beside decodes, in order of importance, with pages for the whole prompt at admission."""
+"""Prompts are computed in chunks, in the same steps as decodes, in order of importance. Admission allocates pages for
+the whole prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def test_a_prompt_is_computed_in_chunks() -> None:
     assert seen == [(100, False), (100, False), (50, True)]
 
 
-def test_a_one_token_prompt_is_sampled_at_once() -> None:
+def test_a_one_token_prompt_is_sampled_immediately() -> None:
     rig = Rig()
     (seq,) = rig.add(1)
     plan = rig.plan()
@@ -38,7 +39,7 @@ def test_the_chunk_is_shared_by_all_prompts_in_order() -> None:
     ]  # fmt: skip
 
 
-def test_rows_bound_a_step_and_leave_the_pending_row_for_the_next() -> None:
+def test_rows_limit_a_step_and_leave_the_pending_row_for_the_next() -> None:
     rig = Rig(max_batch=4, max_step_rows=64, prefill_chunk=64)
     (seq,) = rig.add(65)
     assert [(e.prefill, e.samples) for e in rig.step().entries] == [(64, False)]
@@ -56,11 +57,11 @@ def test_decodes_never_wait_for_a_prefill() -> None:
         assert rig.entry(plan, decoding).samples
         assert sum(e.rows for e in plan.entries) <= 64
         steps += 1
-    assert steps == 8  # 63 prompt rows beside the decode's one: 499 = 7 x 63 + 58
+    assert steps == 8  # 63 prompt rows in addition to the decode's one: 499 = 7 x 63 + 58
     assert decoding.n_output == 1 + steps
 
 
-def test_heavy_drafting_leaves_prompts_three_quarters_of_the_rows() -> None:
+def test_heavy_drafting_leaves_three_quarters_of_the_rows_to_prompts() -> None:
     rig = Rig(max_step_rows=64, prefill_chunk=64)
     decoding = rig.start(10)
     (prompt,) = rig.add(500)
@@ -73,7 +74,7 @@ def test_heavy_drafting_leaves_prompts_three_quarters_of_the_rows() -> None:
     assert waiting.phase is SequencePhase.WAITING
 
 
-def test_bug_nodes_that_drafts_might_want_do_not_split_a_prompt() -> None:
+def test_bug_nodes_reserved_for_drafts_do_not_split_a_prompt() -> None:
     rig = Rig(max_step_rows=256, prefill_chunk=192)
     decoding = [rig.start(10) for _ in range(5)]
     (prompt,) = rig.add(120)
@@ -82,7 +83,7 @@ def test_bug_nodes_that_drafts_might_want_do_not_split_a_prompt() -> None:
     assert all(rig.entry(plan, seq).nodes >= 11 for seq in decoding)
 
 
-def test_a_prompt_that_ends_may_draft_with_the_rows_left() -> None:
+def test_a_prompt_that_ends_may_draft_with_the_remaining_rows() -> None:
     rig = Rig(max_step_rows=64, prefill_chunk=64)
     (seq,) = rig.add(50)
     (entry,) = rig.plan(want=60).entries
@@ -96,7 +97,7 @@ def test_a_prompt_that_does_not_end_has_no_nodes() -> None:
     assert [(e.samples, e.nodes) for e in rig.plan(want=60).entries] == [(False, 0)]
 
 
-def test_a_cached_prefix_is_not_computed_again() -> None:
+def test_a_cached_prefix_is_not_recomputed() -> None:
     rig = Rig()
     first = rig.start(200, seed=5)
     (second,) = rig.add(180, seed=5)
@@ -133,7 +134,7 @@ def test_a_big_request_at_the_head_is_overtaken_until_it_is_due() -> None:
     assert big in rig.step().admitted
 
 
-def test_bug_a_deadline_is_kept_in_mind_before_it_has_passed() -> None:
+def test_bug_a_deadline_counts_before_it_has_passed() -> None:
     rig = Rig(pages=6)
     rig.start(100)
     (big,) = rig.add(300, deadline_s=8.0)
@@ -148,7 +149,7 @@ def test_bug_a_deadline_is_kept_in_mind_before_it_has_passed() -> None:
     assert rig.step().admitted[0] is big
 
 
-def test_bug_an_answer_that_lost_its_pages_is_not_overtaken_behind_one_that_is_not_due() -> None:
+def test_bug_a_preempted_answer_is_not_overtaken_behind_one_that_is_not_due() -> None:
     rig = Rig(pages=10)
     kept = rig.start(100)
     begun = rig.start(300)
@@ -194,13 +195,13 @@ def test_prefill_only_never_samples_and_reports_its_end() -> None:
     assert [(e.prefill, e.samples, e.nodes) for e in rig.step(want=5).entries] == [(100, False, 0)]
     assert [(e.prefill, e.samples, e.nodes) for e in rig.step(want=5).entries] == [(50, False, 0)]
     assert not seq.prefilling
-    plan = rig.step(want=5)  # an engine would have finished it by now; no row is wasted on it
+    plan = rig.step(want=5)  # an engine would have finished it here; it gets no row
     assert (plan.entries, plan.prefilled) == ([], [seq])
     rig.scheduler.finish(seq)
     assert rig.kv.match(seq.tokens, "").n_tokens == 128
 
 
-def test_prefill_only_with_nothing_to_compute_is_done_at_admission() -> None:
+def test_prefill_only_with_nothing_to_compute_ends_at_admission() -> None:
     rig = Rig()
     rig.scheduler.finish(rig.start(129, seed=9))
     (cached,) = rig.add(129, seed=9, max_tokens=0)

@@ -1,4 +1,4 @@
-"""The queue: its bound, what a refused client is told, and siblings that wait for their shared prompt."""
+"""The queue: its bound, the retry delay of a rejected client, and siblings that wait for their shared prompt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_queue_is_bounded_in_requests() -> None:
     assert len(rig.scheduler.waiting) == 5
 
 
-def test_a_queue_of_none_takes_a_request_while_a_place_is_free() -> None:
+def test_a_queue_of_size_zero_accepts_a_request_while_a_slot_is_free() -> None:
     rig = Rig(max_batch=1, max_queued=0)
     rig.start(5)
     with pytest.raises(QueueFullError):
@@ -58,7 +58,7 @@ def test_the_retry_estimate_follows_completions_and_not_idleness() -> None:
     assert caught.value.retry_after_s == pytest.approx(2.5)
 
 
-def test_the_retry_estimate_has_a_floor_and_a_start() -> None:
+def test_the_retry_estimate_has_a_floor_and_an_initial_value() -> None:
     estimate = RetryEstimate()
     assert estimate.retry_after_s() == 1.0
     estimate.start(5.0)
@@ -82,7 +82,7 @@ def test_siblings_wait_for_the_prompt_and_then_share_its_pages() -> None:
     check_pages(rig.kv, [leader, *siblings])
 
 
-def test_siblings_keep_their_place_before_later_requests() -> None:
+def test_siblings_keep_their_position_before_later_requests() -> None:
     rig = Rig(max_batch=2)
     leader, sibling = rig.add(100, n=2)
     rig.step()
@@ -100,7 +100,7 @@ def test_held_siblings_do_not_block_the_queue() -> None:
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_siblings_with_no_page_to_share_start_together(prefix_cache: bool) -> None:
+def test_siblings_without_a_page_to_share_start_together(prefix_cache: bool) -> None:
     rig = Rig(prefix_cache=prefix_cache)
     samples = rig.add(64 if prefix_cache else 150, n=3)
     admitted = []
@@ -110,7 +110,7 @@ def test_siblings_with_no_page_to_share_start_together(prefix_cache: bool) -> No
     assert samples[0].n_output <= samples[1].n_output + 1
 
 
-def test_where_the_leader_is_aborted_in_its_prompt_the_next_sample_leads() -> None:
+def test_if_the_leader_is_aborted_during_prefill_the_next_sample_leads() -> None:
     rig = Rig(prefill_chunk=50)
     leader, second, third = rig.add(200, n=3)
     rig.step()
@@ -123,7 +123,7 @@ def test_where_the_leader_is_aborted_in_its_prompt_the_next_sample_leads() -> No
     assert third.cached_tokens == 192
 
 
-def test_where_the_leader_ends_at_once_its_siblings_follow() -> None:
+def test_if_the_leader_ends_early_its_siblings_follow() -> None:
     rig = Rig()
     leader, *siblings = rig.add(150, n=3)
     rig.step()
@@ -132,7 +132,7 @@ def test_where_the_leader_ends_at_once_its_siblings_follow() -> None:
     assert [seq.cached_tokens for seq in siblings] == [149, 128]  # the page that the leader had in part goes to one
 
 
-def test_aborting_all_samples_leaves_nothing_behind() -> None:
+def test_aborting_all_samples_leaves_nothing_queued() -> None:
     rig = Rig()
     for seq in rig.add(150, n=4):
         rig.scheduler.finish(seq)
@@ -152,5 +152,5 @@ def _dealt(wishes: list[int], budget: int) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 70), max_size=20), st.integers(0, 300))
-def test_fair_shares_deal_round(wishes: list[int], budget: int) -> None:
+def test_fair_shares_are_round_robin(wishes: list[int], budget: int) -> None:
     assert fair_shares(wishes, budget) == _dealt(wishes, budget)
