@@ -27,32 +27,11 @@ LIMITS = {"added_ttft_ms": 1.0, "cpu_ms_per_message": 0.15, "cpu_share": 0.15}
     help="Requests of the first part, one at a time.",
 )
 @click.option(
-    "--messages",
-    type=click.IntRange(min=2),
-    default=60,
-    show_default=True,
-    help="Messages of a request in the first part.",
-)
-@click.option(
-    "--step-ms",
-    type=click.FloatRange(min=0.5),
-    default=4.0,
-    show_default=True,
-    help="Time between messages in the first part.",
-)
-@click.option(
     "--streams",
     type=click.IntRange(min=1),
     default=64,
     show_default=True,
     help="Concurrent streams of the second part.",
-)
-@click.option(
-    "--busy-step-ms",
-    type=click.FloatRange(min=1),
-    default=50.0,
-    show_default=True,
-    help="Time between messages of a stream in the second part.",
 )
 @click.option(
     "--seconds", type=click.FloatRange(min=2), default=10.0, show_default=True, help="Duration of the second part."
