@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health
+from grpc_health.v1 import health, health_pb2
 
 from server.auth.access import Access
 from server.auth.principal import ANYBODY, Principal, set_caller
@@ -47,6 +47,11 @@ METHODS: dict[str, MethodDescriptor] = {
     for method in service.methods
 }
 """Methods of specdec by their paths."""
+_LIMITED = METHODS | {
+    f"/{health.SERVICE_NAME}/{method.name}": method
+    for method in health_pb2.DESCRIPTOR.services_by_name["Health"].methods
+}
+"""Methods whose messages are read within the limits; those of health checks may come without a key."""
 _INLINE_BYTES = 1 << 15  # a message up to this size is unpacked on the event loop, in 5 ms at most
 
 
@@ -170,7 +175,7 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
         self, continuation: Callable[[Details], Awaitable[Handler | None]], handler_call_details: Details
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
-        method = METHODS.get(handler_call_details.method)
+        method = _LIMITED.get(handler_call_details.method)
         if handler is None or method is None:
             return handler
         behaviour: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary

@@ -162,7 +162,8 @@ async def test_a_body_is_cut_off_once_and_those_queued_behind_a_rejected_one_are
 LONGEST_BODIES = 16  # of 16 MiB in 256 MiB
 
 
-async def test_silent_calls_and_uploads_block_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", ["/specdec.api.v1.GenerationService/Generate", "/grpc.health.v1.Health/Check"])
+async def test_silent_calls_and_uploads_block_no_other(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_budget, "WAIT_S", 600.0)
     monkeypatch.setattr(body_budget, "SLOW_S", 600.0)
     budgets: list[BodyBudget] = []
@@ -189,7 +190,6 @@ async def test_silent_calls_and_uploads_block_no_other(monkeypatch: pytest.Monke
             )
             for _ in range(4 * LONGEST_BODIES)
         ]
-        path = "/specdec.api.v1.GenerationService/Generate"
         calls = [channel.stream_unary(path)(never()) for channel in channels]
         for _ in range(LONGEST_BODIES):  # bodies of the longest that are never complete
             _, writer = await asyncio.open_connection("127.0.0.1", server.addresses.http_port)
