@@ -49,7 +49,7 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(cluster_group, [str(word) for word in words])
 
 
-def test_status_shows_releases_replicas_and_what_fails() -> None:
+def test_status_shows_releases_replicas_and_failures() -> None:
     assert status_lines(FOUND) == [
         "coder.blue: 75 % of the sessions, fingerprint f00d",
         "  coder.blue.0  ready  10.0.0.1 http 81 grpc 80  50% busy, 2 waiting, 0.25 s to wait",
@@ -69,16 +69,14 @@ def test_status_shows_releases_replicas_and_what_fails() -> None:
         (("coder", "green", "--weight", "101"), "0<=x<=100"),
     ],
 )
-def test_a_rollout_that_says_too_little_or_too_much_is_refused(
-    file: Path, words: tuple[str, ...], problem: str
-) -> None:
+def test_incomplete_or_contradictory_rollouts_are_rejected(file: Path, words: tuple[str, ...], problem: str) -> None:
     done = run("rollout", "-f", file, *words)
     assert done.exit_code == 2
     assert problem in done.output
 
 
 @pytest.mark.parametrize("words", [("serve",), ("status",), ("scale", "coder", "2"), ("drain", "coder.blue.0")])
-def test_without_ray_every_command_says_how_to_get_it(
+def test_without_ray_every_command_prints_how_to_install_it(
     file: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -87,13 +85,13 @@ def test_without_ray_every_command_says_how_to_get_it(
     assert "pip install '.[cluster]'" in str(done.exception)
 
 
-def test_a_file_that_is_wrong_is_named_before_anything_is_started(tmp_path: Path) -> None:
+def test_an_invalid_file_is_named_before_anything_is_started(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("models: [{name: coder, replicas: {min: 0}}]")
     assert "models.0.replicas.min" in str(run("serve", "-f", path).exception)
 
 
-def test_the_token_of_a_fleets_own_ray_is_its_owners_alone_and_stays(tmp_path: Path) -> None:
+def test_the_token_of_a_fleets_ray_is_private_to_its_owner_and_persistent(tmp_path: Path) -> None:
     path = token_file(tmp_path / "ray-token")
     secret = path.read_text()
     assert len(secret) == 64

@@ -1,4 +1,4 @@
-"""`specdec doctor`: what it says of a model, and how it ends."""
+"""`specdec doctor`: its report on a model, and its exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def doctor(folder: Path, *args: str) -> Result:
     return CliRunner().invoke(cli, ["doctor", "--target", str(folder), *fixed, *args])
 
 
-def test_what_fits_and_what_a_draft_must_be_worth(folder: Path) -> None:
+def test_what_fits_and_the_acceptance_that_a_draft_needs(folder: Path) -> None:
     done = doctor(folder, "--draft", str(folder), "--kv-tokens", "1280", "--max-context", "256")
     assert done.exit_code == 0, done.output
     assert "needs        it fits" in done.stdout
@@ -35,30 +35,30 @@ def test_what_fits_and_what_a_draft_must_be_worth(folder: Path) -> None:
     assert "by 16 sequences of 256 tokens" in free.stdout
 
 
-def test_what_does_not_fit_is_an_exit_code(folder: Path) -> None:
+def test_a_model_that_does_not_fit_is_an_exit_code(folder: Path) -> None:
     done = doctor(folder, "--kv-tokens", str(1 << 40))
     assert done.exit_code == 1
     assert "needs        it does not fit" in done.stdout
-    assert "torch " in done.stdout  # versions are told too
+    assert "torch " in done.stdout  # versions are reported too
     assert "can not be served here" in done.stderr
     beyond = doctor(folder, "--max-context", "100000")
     assert (beyond.exit_code, "engine.max_context" in beyond.stdout) == (1, True)
 
 
-def test_what_is_not_here_is_not_known(tmp_path: Path) -> None:
+def test_missing_values_are_reported_as_unknown(tmp_path: Path) -> None:
     done = doctor(tmp_path / "cache", "--target", "qwen2.5-coder-1.5b")
     assert done.exit_code == 0
     assert "qwen2.5-coder-1.5b is not here; specdec models fetch qwen2.5-coder-1.5b" in done.stdout
 
 
-def test_the_ceiling_is_bandwidth_over_what_a_step_reads() -> None:
+def test_the_ceiling_is_bandwidth_over_bytes_read_per_step() -> None:
     first, second = speed_lines(20e9, 400_000_000, 100_000_000)
     assert first == "at most 50 tokens/s without drafts: a step reads 0.40 GB of weights"
     assert "more than 25% of its tokens are accepted" in second
     assert speed_lines(0.0, 1, None) == []
 
 
-def test_where_processes_would_run_and_that_a_model_can_not_be_cut(folder: Path) -> None:
+def test_placement_of_ranks_and_indivisible_models(folder: Path) -> None:
     done = doctor(folder, "--tp", "2", "--threads", "2", "--max-context", "256")
     assert "processes    2, threads each: 1, " in done.stdout
     assert "target: processes after the first" in done.stdout

@@ -31,7 +31,7 @@ def trace(*args: str) -> str:
 
 
 @pytest.mark.model
-def test_a_real_server_streams_and_stops_in_order(tmp_path: Path) -> None:
+def test_a_real_server_streams_and_shuts_down_cleanly(tmp_path: Path) -> None:
     file = tmp_path / "trace"
     command = [*SPECDEC, "serve", "--grpc-port", "0", "--http-port", "0", "--kv-tokens", "2048", "--quiet"]
     command += ["--trace-file", str(file)]

@@ -95,7 +95,7 @@ def test_the_prompt_may_come_from_standard_input_or_be_a_chat(run_on: Callable[[
 
 
 @pytest.mark.parametrize("flag", ["--json-schema", "--ebnf"])
-def test_a_grammar_s_missing_file_is_said_to_be_missing(run_on: Callable[[SpyEngine], Invoke], flag: str) -> None:
+def test_a_missing_grammar_file_is_reported_as_missing(run_on: Callable[[SpyEngine], Invoke], flag: str) -> None:
     result = run_on(SpyEngine())("hello", flag, "missing.txt")
     assert result.exit_code == 2
     assert result.stderr.endswith(f"Error: {flag}: no such file: missing.txt\n")
@@ -167,14 +167,14 @@ def test_every_option_reaches_the_request(run_on: Callable[[SpyEngine], Invoke])
     assert r.grammar == GrammarParams(GrammarKind.JSON_OBJECT)
 
 
-def test_options_that_are_not_given_are_unset(run_on: Callable[[SpyEngine], Invoke]) -> None:
+def test_omitted_options_are_unset(run_on: Callable[[SpyEngine], Invoke]) -> None:
     engine = SpyEngine()
     assert run_on(engine)("hello").exit_code == 0
     (r,) = engine.requests
     assert (r.prediction_ids, r.session, r.target_tpot_ms, r.grammar) == ((), "", None, None)
 
 
-def test_texts_may_come_from_files(run_on: Callable[[SpyEngine], Invoke], tmp_path: Path) -> None:
+def test_texts_can_be_read_from_files(run_on: Callable[[SpyEngine], Invoke], tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_bytes(b"a\r\nb\n")
     engine = SpyEngine()
@@ -202,7 +202,7 @@ def test_texts_may_come_from_files(run_on: Callable[[SpyEngine], Invoke], tmp_pa
 
 
 def check_json(found: dict[str, Any]) -> None:
-    """What the fake engine says of "hello" with two samples and logprobs."""
+    """Check the fake engine's answer to "hello" with two samples and logprobs."""
     assert found["model"] == "fake"
     assert found["seed"] == DEFAULT_SEED
     assert (found["prompt_tokens"], found["cached_tokens"]) == (6, 3)
@@ -234,7 +234,7 @@ def check_json(found: dict[str, Any]) -> None:
     assert found["logprobs"][1] == {"token_id": ord("h"), "logprob": -0.5, "top": [[ord("h"), -0.5], [1, -1.25]]}
 
 
-async def test_json_is_the_same_here_and_on_a_server(run_on: Callable[[SpyEngine], Invoke]) -> None:
+async def test_json_is_the_same_locally_and_on_a_server(run_on: Callable[[SpyEngine], Invoke]) -> None:
     # The fake engine counts the places at which prediction and prompt, BOS first, agree.
     args = ["hello", "--json", "--n", "2", "--logprobs", "2", "--prediction", "xhx", "--session", "s"]
     async with running_server() as server:
@@ -249,7 +249,7 @@ async def test_json_is_the_same_here_and_on_a_server(run_on: Callable[[SpyEngine
     assert a == b
 
 
-async def test_a_server_streams_text_chat_and_refusals() -> None:
+async def test_a_server_streams_text_chat_and_errors() -> None:
     async with running_server() as server:
         address = f"127.0.0.1:{server.addresses.grpc_port}"
 
@@ -289,7 +289,7 @@ def test_errors_are_one_line_and_exit_code_1(run_on: Callable[[SpyEngine], Invok
         assert text in result.stderr
 
 
-def test_misuse_is_told(run_on: Callable[[SpyEngine], Invoke]) -> None:
+def test_misuse_is_reported(run_on: Callable[[SpyEngine], Invoke]) -> None:
     invoke = run_on(SpyEngine())
     for args in (
         ["x", "--logprobs", "2"], ["x", "--threads", "-1"], ["x", "--seed", "-1"], ["x", "--n", "0"], ["\udcff"],
@@ -305,7 +305,7 @@ def test_misuse_is_told(run_on: Callable[[SpyEngine], Invoke]) -> None:
 @pytest.mark.parametrize(
     ("resumed", "figures"), [(0, "399.0 tokens/s, 8.00 per step"), (300, "99.0 tokens/s, 2.00 per step")]
 )
-def test_the_figures_of_a_resumed_answer_are_of_its_last_part(resumed: int, figures: str) -> None:
+def test_the_figures_of_a_resumed_answer_cover_its_last_part(resumed: int, figures: str) -> None:
     usage = Usage(9, 0, 400, resumed_tokens=resumed)
     answer = generate.Answer("m", 1, lambda text: None)
     answer.take(
@@ -314,7 +314,7 @@ def test_the_figures_of_a_resumed_answer_are_of_its_last_part(resumed: int, figu
     assert answer.summary() == f"[400 tokens, {figures}, eos]"
 
 
-def test_ctrl_c_aborts_and_leaves_quietly(run_on: Callable[[SpyEngine], Invoke]) -> None:
+def test_ctrl_c_aborts_and_exits_quietly(run_on: Callable[[SpyEngine], Invoke]) -> None:
     engine = SpyEngine(KeyboardInterrupt())
     result = run_on(engine)("hello")
     assert result.exit_code == 130

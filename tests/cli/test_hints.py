@@ -1,4 +1,4 @@
-"""Commands that programs tell people to run are ones that the command line takes."""
+"""Commands that messages tell users to run are valid command lines."""
 
 from __future__ import annotations
 
@@ -75,19 +75,19 @@ def test_hints_are_found() -> None:
 
 
 @pytest.mark.parametrize("hint", HINTS)
-def test_the_command_line_takes_what_messages_say(hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_in_messages_parse(hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     parse(shlex.split(hint.replace("...", "")), tmp_path)
 
 
-def test_it_would_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_command_would_be_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for wrong in ("models fech NAME", "serve --nothing", "trace show --key-file KEY FILE", "lsp NAME"):
         with pytest.raises((click.UsageError, AssertionError)):
             parse(shlex.split(wrong), tmp_path)
 
 
-def test_what_serve_prints_is_run_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_that_serve_prints_runs_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key's file and the client's certificate alone are the reader's to name."""
     monkeypatch.chdir(tmp_path)
     certificates = Certificates(tmp_path / "tls")
@@ -114,7 +114,7 @@ def test_what_serve_prints_is_run_as_it_stands(tmp_path: Path, monkeypatch: pyte
         assert "Once upon a time" in asyncio.run(ask(settings))
 
 
-def test_a_certificate_of_an_authority_is_not_its_own_authority(tmp_path: Path) -> None:
+def test_a_certificate_issued_by_an_authority_is_not_its_own_authority(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     server = ServerConfig(tls_cert=certificates.cert, tls_key=certificates.key)
     assert "--tls " in ready_lines(Addresses("box", 1, 2), INFO, False, server)[-1]

@@ -24,7 +24,7 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(cli, ["index", *words])
 
 
-def test_builds_and_brings_up_to_date(tmp_path: Path, target: str) -> None:
+def test_index_builds_and_updates(tmp_path: Path, target: str) -> None:
     out, code = str(tmp_path / "x.index"), tmp_path / "src"
     code.mkdir()
     (code / "a.py").write_text("def f(): pass\n")
@@ -39,7 +39,7 @@ def test_builds_and_brings_up_to_date(tmp_path: Path, target: str) -> None:
     assert "1 of 2 files read" in run("--out", out, "--target", target).stdout  # still only *.py
 
 
-def test_mistakes_are_told(tmp_path: Path, target: str) -> None:
+def test_mistakes_are_reported(tmp_path: Path, target: str) -> None:
     out = tmp_path / "x.index"
     assert "nothing to index" in run("--out", str(out), "--target", target).stderr
     assert "does not exist" in run(str(tmp_path / "none"), "--out", str(out)).stderr
@@ -47,7 +47,7 @@ def test_mistakes_are_told(tmp_path: Path, target: str) -> None:
     told = run(str(tmp_path), "--out", str(out), "--target", target)
     assert told.exit_code == 1
     assert "x.index is no index" in told.stderr
-    assert out.read_text().startswith("something else")  # whatever it is, it is not ours to replace
+    assert out.read_text().startswith("something else")  # any other file is not replaced
 
 
 def test_indexes_are_named_by_flag() -> None:
@@ -57,7 +57,7 @@ def test_indexes_are_named_by_flag() -> None:
     assert engine.drafters == ("grammar", "prediction", "suffix", "index")
 
 
-def test_repeated_flags_that_were_not_given_leave_the_file_alone(tmp_path: Path) -> None:
+def test_omitted_repeated_flags_keep_the_configuration_files_values(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("engine: {aliases: [gpt-4]}")
     for given, found in (((), ("gpt-4",)), (("gpt-4o", "o1"), ("gpt-4o", "o1"))):
@@ -65,7 +65,7 @@ def test_repeated_flags_that_were_not_given_leave_the_file_alone(tmp_path: Path)
         assert pop_config(values).engine.aliases == found
 
 
-def test_a_bad_flag_is_told() -> None:
+def test_a_bad_flag_is_reported() -> None:
     assert "must be NAME=FILE" in CliRunner().invoke(cli, ["serve", "--index", "/x/a.index"]).stderr
     with pytest.raises(ConfigError, match="indexes"):
         pop_config({"drafter": (), "index": ("a/b=file",), "config_file": None})

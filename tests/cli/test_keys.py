@@ -1,4 +1,4 @@
-"""`specdec keys new`, and how commands that call a server are told whose they are."""
+"""`specdec keys new`, and how commands that call a server receive their credentials."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def keys_new(file: Path, *args: str, **kwargs: Any) -> Result:
     return CliRunner().invoke(cli, ["keys", "new", "--file", str(file), *args], **kwargs)
 
 
-def test_a_key_is_printed_once_and_kept_as_a_hash(tmp_path: Path) -> None:
+def test_a_key_is_printed_once_and_stored_as_a_hash(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     limits = "--requests-per-minute 60 --tokens-per-minute 1e5 --max-concurrent 4 --max-priority -1"
     done = keys_new(file, "--name", "a", "--tenant", "t", "--admin", *limits.split())
@@ -53,7 +53,7 @@ def test_a_key_is_printed_once_and_kept_as_a_hash(tmp_path: Path) -> None:
     assert not read_keys(file)[1].admin
 
 
-def test_a_key_of_ones_own_is_hashed_slowly(tmp_path: Path) -> None:
+def test_a_users_own_key_is_hashed_slowly(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     done = keys_new(file, "--name", "a", "--tenant", "t", "--own-key", input="correct-horse-battery\n")
     assert (done.exit_code, done.stdout) == (0, "")
@@ -73,14 +73,14 @@ def test_a_key_of_ones_own_is_hashed_slowly(tmp_path: Path) -> None:
         (["--name", "a", "--tenant", "t", "--tokens-per-minute", "nan"], "--tokens-per-minute"),
     ],
 )
-def test_what_can_not_be_is_named_and_writes_nothing(args: list[str], named: str, tmp_path: Path) -> None:
+def test_invalid_input_is_named_and_writes_nothing(args: list[str], named: str, tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     done = keys_new(file, *args)
     assert (done.exit_code, file.exists()) == (2, False)
     assert named in done.stderr
 
 
-def test_a_name_is_not_given_twice(tmp_path: Path) -> None:
+def test_duplicate_names_are_rejected(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     make_key(file, "a")
     done = keys_new(file, "--name", "a", "--tenant", "t")
@@ -100,7 +100,7 @@ def credentials_from(*args: str) -> tuple[Result, list[Credentials]]:
     return CliRunner().invoke(command, args), found
 
 
-def test_credentials_come_from_files(tmp_path: Path) -> None:
+def test_credentials_are_read_from_files(tmp_path: Path) -> None:
     key, pem = tmp_path / "key", tmp_path / "pem"
     key.write_text("sd-abc\n")
     pem.write_text("x")
@@ -115,7 +115,7 @@ def test_credentials_come_from_files(tmp_path: Path) -> None:
         assert (result.exit_code, "--key-file" in result.stderr) == (2, True)
 
 
-async def test_a_runner_calls_a_server_that_asks_for_all_of_it(tmp_path: Path) -> None:
+async def test_a_runner_calls_a_server_that_requires_all_credentials(tmp_path: Path) -> None:
     certificates, keys = Certificates(tmp_path / "tls"), tmp_path / "keys.yaml"
     key = make_key(keys, "a")
     who = Credentials(key, True, certificates.ca, certificates.client, certificates.client)
@@ -140,7 +140,7 @@ async def test_a_runner_calls_a_server_that_asks_for_all_of_it(tmp_path: Path) -
             await asyncio.to_thread(ask, server.address, Credentials(key))
 
 
-def test_the_line_to_paste_says_what_the_server_asks_for() -> None:
+def test_the_printed_command_has_the_options_that_the_server_requires() -> None:
     def shown(**server: Any) -> str:
         return "\n".join(ready_lines(Addresses("127.0.0.1", 1, 2), INFO, False, ServerConfig(**server)))
 
@@ -151,7 +151,7 @@ def test_the_line_to_paste_says_what_the_server_asks_for() -> None:
     assert " --server 127.0.0.1:1 --tls --key-file KEY " in secure
 
 
-def test_serve_refuses_keys_in_the_clear_in_one_line(tmp_path: Path) -> None:
+def test_serve_rejects_keys_without_tls_in_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["serve", "--host", "0.0.0.0", "--keys-file", str(tmp_path / "k")])
     assert result.exit_code == 1
     (line,) = [text for text in result.stderr.splitlines() if text.startswith("Error")]

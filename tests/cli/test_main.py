@@ -63,7 +63,7 @@ def test_help_fits_a_screen_and_help_all_has_every_option(command: str) -> None:
     assert sorted(listed) == sorted(flag for flag in flags if flag != "--help-all")
 
 
-def test_an_option_says_what_its_setting_says() -> None:
+def test_an_options_help_is_its_settings_description() -> None:
     help_text = " ".join(CliRunner().invoke(cli, ["serve", "--help-all"]).stdout.split())
     description = EngineConfig.model_fields["dtype"].description
     assert description is not None
@@ -78,7 +78,7 @@ def test_version_and_unknown_command() -> None:
         assert result.stderr.endswith(f"Error: No such command {said}\n")
 
 
-def test_serve_refuses_a_port_in_use_in_one_line() -> None:
+def test_serve_rejects_a_port_in_use_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         result = CliRunner().invoke(cli, ["serve", "--grpc-port", port, "--http-port", "0"])
@@ -90,7 +90,7 @@ def test_serve_refuses_a_port_in_use_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("words", [["serve", "m"], ["serve", "--model", "m"], ["serve", "--target", "m"], ["serve"]])
-def test_serve_takes_the_model_however_it_is_given(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_accepts_the_model_in_every_position(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     configs: list[Config] = []
     monkeypatch.setattr(serving, "Serving", lambda config, *_, **__: configs.append(config) or _Stopped())
     result = CliRunner().invoke(cli, [*words, "--port", "9", "--quiet"])
@@ -108,7 +108,7 @@ class _Stopped:
 
 
 @pytest.mark.parametrize("words", [["serve", "a", "--target", "b"], ["serve", "--port", "1", "--http-port", "2"]])
-def test_two_spellings_of_an_option_are_refused(words: list[str]) -> None:
+def test_two_spellings_of_an_option_are_rejected(words: list[str]) -> None:
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2
     assert "mean the same: give one of them" in result.stderr
@@ -121,18 +121,18 @@ def test_two_spellings_of_an_option_are_refused(words: list[str]) -> None:
         ("a:1, http://b:2", "a:1,b:2"), ("[::1]:5", "[::1]:5"), ("[::1]", "[::1]:8400"),
     ],
 )  # fmt: skip
-def test_a_server_s_address_is_read_as_people_write_it(given: str, read: str) -> None:
+def test_server_addresses_parse_in_every_usual_form(given: str, read: str) -> None:
     assert read_server(click.Context(cli), click.Option(["--server"]), given) == read
 
 
-def test_a_model_is_the_target_where_there_are_no_engines() -> None:
+def test_a_model_is_the_target_without_engines() -> None:
     assert engine_named(Config(), "m").target == "m"
     assert engine_named(Config(engine=EngineConfig(target="m")), "m").target == "m"
     with pytest.raises(click.UsageError, match="the target is already m"):
         engine_named(Config(engine=EngineConfig(target="m")), "other")
 
 
-def test_a_server_s_https_address_names_the_option_for_it() -> None:
+def test_an_https_address_names_the_option_for_it() -> None:
     result = CliRunner().invoke(cli, ["status", "--server", "https://box:1"])
     assert result.exit_code == 2
     assert "give HOST:PORT without a scheme, and --tls" in result.stderr
@@ -170,7 +170,7 @@ def test_engine_options_reach_the_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("box", "box")]
 )
-def test_ready_lines_hold_addresses_and_a_command_to_paste(
+def test_ready_lines_have_addresses_and_a_command_to_paste(
     host: str, shown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = tmp_path / "bin" / "specdec"

@@ -41,7 +41,7 @@ def trace_file(path: Path, steps: list[StepTrace]) -> str:
     return str(path)
 
 
-async def test_a_servers_last_steps() -> None:
+async def test_the_last_steps_of_a_server() -> None:
     async with running_server() as server:
         address = f"127.0.0.1:{server.addresses.grpc_port}"
 
@@ -66,7 +66,7 @@ async def test_a_servers_last_steps() -> None:
         assert text in shown.stdout
 
 
-def test_a_file_is_shown_from_its_end_and_summed_up_as_a_whole(tmp_path: Path) -> None:
+def test_the_end_of_a_file_is_shown_and_the_whole_is_summarized(tmp_path: Path) -> None:
     file = trace_file(tmp_path / "trace", [plain_step(n) for n in range(1, 101)])
     shown, raw = invoke("show", file, "--limit", "2"), invoke("show", file, "--limit", "3", "--json")
     assert [json.loads(line)["step"] for line in raw.stdout.splitlines()] == [98, 99, 100]
@@ -86,7 +86,7 @@ def test_a_small_terminal_shows_every_column() -> None:
     assert max(len(line) for line in out.getvalue().splitlines()) <= 80
 
 
-def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_an_invalid_trace_is_rejected_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("hello\n")
     for command in ("show", "replay"):
         bad, missing = invoke(command, str(tmp_path / "other")), invoke(command, str(tmp_path / "none"))
@@ -95,14 +95,14 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path) -> None:
         assert "other" in line
 
 
-def test_options_before_a_subcommand_are_a_mistake_to_be_told(tmp_path: Path) -> None:
+def test_options_before_a_subcommand_are_an_error(tmp_path: Path) -> None:
     file = trace_file(tmp_path / "trace", [plain_step(1)])
     result = invoke("--json", "show", file)
     assert result.exit_code == 2
     assert "options of `show` after it" in result.stderr
 
 
-def test_replay_prints_the_first_difference_and_tells_by_its_exit_code(
+def test_replay_prints_the_first_difference_and_sets_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = trace_file(tmp_path / "trace", [plain_step(1)])
@@ -132,14 +132,14 @@ def test_summary_figures() -> None:
     ):
         step = dataclasses.replace(base, predicted_draft_ms=0.5, realised_draft_ms=1.0, **changes)  # type: ignore[arg-type]
         summary.add(dataclasses.replace(step, realised_verify_ms=9.0))
-    assert summary.tokens_error == pytest.approx((1 / 2 + 1 / 4) / 2)  # a step that sampled nothing tells nothing
+    assert summary.tokens_error == pytest.approx((1 / 2 + 1 / 4) / 2)  # a step without samples has no figures
     assert summary.ms_error == pytest.approx((2 / 10 + 0 / 10) / 2)
     assert (summary.steps, summary.speculating, summary.tokens) == (3, 2, 6)
     assert summary.by_drafter["model"].num_accepted_draft_tokens == 2
     assert summary.by_drafter["suffix"].num_draft_tokens == 2
 
 
-def test_json_has_no_number_that_json_can_not_write() -> None:
+def test_json_has_only_finite_numbers() -> None:
     found = trace_dict(dataclasses.replace(plain_step(1), context=math.inf, predicted_draft_ms=math.nan))
     assert (found["context"], found["predicted_draft_ms"], found["rows"]) == (None, None, 5)
     json.dumps(found, allow_nan=False)

@@ -67,7 +67,7 @@ async def test_every_call_over_tls_with_a_key(tmp_path: Path) -> None:
         assert (caught.value.reason, caught.value.retry_after_s) == ("DRAINING", 1.0)
 
 
-async def test_completion_as_editors_ask_for_it() -> None:
+async def test_editor_completion() -> None:
     async with running_server() as server:
         address = f"127.0.0.1:{server.addresses.grpc_port}"
         async with Client(address) as client:
@@ -98,7 +98,7 @@ async def test_completion_as_editors_ask_for_it() -> None:
                     _ = [answer async for answer in session]
 
 
-async def test_leaving_a_stream_ends_the_request() -> None:
+async def test_closing_a_stream_ends_the_request() -> None:
     async with secure_server() as server, Client(server.address) as client:
         async with aclosing(client.stream("x" * 100, cache_salt="slow")) as events:
             assert isinstance(await anext(events), Started)
@@ -110,7 +110,7 @@ async def test_leaving_a_stream_ends_the_request() -> None:
         assert isinstance(later[-1], Finished)
 
 
-async def test_a_deadline_ends_the_call_and_an_abort_keeps_what_there_is() -> None:
+async def test_a_deadline_ends_the_call_and_an_abort_keeps_the_partial_output() -> None:
     async with secure_server() as server, Client(server.address) as client:
         with pytest.raises(CallError) as caught:
             await client.generate("x" * 100, cache_salt="slow", timeout_s=0.2)
@@ -122,7 +122,7 @@ async def test_a_deadline_ends_the_call_and_an_abort_keeps_what_there_is() -> No
         assert (await running).samples[0].reason == FinishReason.ABORTED
 
 
-async def test_a_superseded_call_says_so() -> None:
+async def test_a_superseded_call_reports_it() -> None:
     async with secure_server() as server, Client(server.address) as client:
         older = asyncio.create_task(client.generate("x" * 100, cache_salt="slow", supersedes_key="doc"))
         async with asyncio.timeout(5):
@@ -135,7 +135,7 @@ async def test_a_superseded_call_says_so() -> None:
     assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.ABORTED, "SUPERSEDED")
 
 
-async def test_a_wrong_key_and_a_stranger(tmp_path: Path) -> None:
+async def test_a_wrong_key_and_an_untrusted_certificate(tmp_path: Path) -> None:
     certificates, other = Certificates(tmp_path / "a"), Certificates(tmp_path / "b")
     keys = tmp_path / "keys.yaml"
     make_key(keys, "a")
@@ -151,7 +151,7 @@ async def test_a_wrong_key_and_a_stranger(tmp_path: Path) -> None:
             assert not caught.value.reached  # and the key was not sent to it
 
 
-async def test_a_restart_of_the_engine_is_waited_for() -> None:
+async def test_calls_wait_for_a_restart_of_the_engine() -> None:
     patient = RetryPolicy(attempts=9)
     async with secure_server() as server, Client(server.address, retry=patient) as client:
         running = asyncio.create_task(client.generate("x" * 60, cache_salt="slow"))

@@ -1,4 +1,4 @@
-"""What a client says is what the engine is given, and what the engine says is what the client hears."""
+"""Requests of a client reach the engine unchanged, and the engine's events reach the client unchanged."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def options_of(request: Request) -> GenerateOptions:
 
 @given(request=REQUESTS)
 @pytest.mark.parametrize("kind", [pb.GenerateRequest, pb.GenerateStreamRequest])
-def test_a_request_arrives_as_it_was_asked(model: ServedModel, kind: Any, request: Request) -> None:
+def test_a_request_arrives_unchanged(model: ServedModel, kind: Any, request: Request) -> None:
     message = fill_request(kind(), list(request.prompt_ids), options_of(request))
     assert asyncio.run(parse_generate(kind.FromString(message.SerializeToString()), model)) == request
 
 
-def test_every_field_of_a_request_can_be_asked_for() -> None:
+def test_every_field_of_a_request_can_be_set() -> None:
     names = {ELSEWHERE.get(f.name, f.name) for f in fields(Request)} - {
         "",
         "healing_prefix",  # of completions
@@ -80,12 +80,12 @@ def test_every_field_of_a_request_can_be_asked_for() -> None:
     assert names | {"model", "supersedes_key"} == set(GenerateOptions.__annotations__)
 
 
-def test_what_is_left_out_is_as_in_process(model: ServedModel) -> None:
+def test_omitted_fields_have_the_in_process_defaults(model: ServedModel) -> None:
     message = fill_request(pb.GenerateRequest(), [1], {"request_id": "r"})
     assert asyncio.run(parse_generate(message, model)) == Request("r", (1,))
 
 
-def test_every_kind_of_prompt_and_what_the_reader_does_not_tell() -> None:
+def test_every_kind_of_prompt_and_the_fields_that_the_reader_omits() -> None:
     asked: GenerateOptions = {"model": "m", "supersedes_key": "k", "prediction": "old text"}
     message = fill_request(pb.GenerateRequest(), "hello", asked)
     assert (message.text, message.model, message.scheduling.supersedes_key) == ("hello", "m", "k")
@@ -107,7 +107,7 @@ def test_every_kind_of_prompt_and_what_the_reader_does_not_tell() -> None:
     assert not fill_request(pb.GenerateRequest(), "x", {}).HasField("prediction")
 
 
-def test_a_gap_is_asked_for_with_the_servers_own_sampling_unless_told() -> None:
+def test_fill_in_the_middle_uses_the_servers_sampling_by_default() -> None:
     hints = CompletionHints("middle_or_prefix", 640, False, True, None)
     options = {
         "model": "m", "cache_salt": "s", "session": "e", "priority": 2, "prediction": "old", "supersedes_key": "k",
@@ -133,20 +133,20 @@ def test_a_gap_is_asked_for_with_the_servers_own_sampling_unless_told() -> None:
 
 
 @given(event=FINISHED)
-def test_a_samples_end_is_heard_as_it_was_said(event: Any) -> None:
+def test_the_end_of_a_sample_arrives_unchanged(event: Any) -> None:
     sample = sample_message([], event)
     (heard,) = generated_of(pb.GenerateResponse(samples=[sample])).samples
     assert (heard.index, heard.reason, heard.matched_stop) == (event.index, event.reason, event.matched_stop)
     assert (heard.usage, heard.stats, heard.timings) == (event.usage, event.stats, event.timings)
 
 
-def test_reasons_are_those_of_the_engine_and_later_ones_do_no_harm() -> None:
+def test_reasons_are_the_engines_and_unknown_ones_are_accepted() -> None:
     assert {number: reason_of(number) for number in REASONS.values()} == {n: r for r, n in REASONS.items()}
     assert set(FinishReason) - set(REASONS) == {FinishReason.DEADLINE}
     assert reason_of(max(result.FinishReason.values()) + 1) == FinishReason.ABORTED
 
 
-def test_facts_and_figures_are_heard_as_they_were_said() -> None:
+def test_info_and_figures_arrive_unchanged() -> None:
     info = INFO
     assert info_of(info_message(info, 3)) == info
     plain = EngineInfo(**{f.name: getattr(info, f.name) for f in fields(info)} | {"draft": None})
@@ -159,6 +159,6 @@ def test_facts_and_figures_are_heard_as_they_were_said() -> None:
 
 
 @given(st.builds(Started, st.just("r"), st.integers(0, 2**64 - 1), st.just(3), st.just(2), st.just(0.5)))
-def test_a_beginning_is_heard_as_it_was_said(event: Started) -> None:
+def test_the_start_of_a_sample_arrives_unchanged(event: Started) -> None:
     assert event_of(pb.GenerateStreamResponse(started=started_message(event, "m")), "other") == event
     assert event_of(pb.GenerateStreamResponse(), "r") is None  # of a later version

@@ -1,4 +1,4 @@
-"""What the server says reaches the client's caller unchanged."""
+"""Responses of the server reach the client's caller unchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def trees(draw: st.DrawFn) -> StepTree:
     ids=st.lists(ID, max_size=4), text=st.text(st.characters(exclude_categories=["Cs"])), tree=st.none() | trees(),
     top=st.lists(st.tuples(ID, st.floats(-100, 0)), max_size=2),
 )  # fmt: skip
-def test_deltas_come_as_they_were_sent(
+def test_deltas_arrive_unchanged(
     ids: list[int], text: str, tree: StepTree | None, top: list[tuple[int, float]]
 ) -> None:
     sent = Delta("r", 2, ids, text, [TokenLogprobs(token, -0.5, top) for token in ids], tree)

@@ -80,7 +80,7 @@ async def gather(client: Client, seen: list[RequestEvent] | None = None, **optio
     return seen
 
 
-async def test_it_sends_what_it_had_and_tells_nothing_twice() -> None:
+async def test_resuming_sends_the_received_tokens_and_yields_nothing_twice() -> None:
     script = Script(BROKEN, [started(), delta("c", 4), BREAK], REST)
     async with talking(script) as client:
         events = await gather(client, stopping=StoppingParams(max_tokens=9, time_limit_s=60.0))
@@ -94,7 +94,7 @@ async def test_it_sends_what_it_had_and_tells_nothing_twice() -> None:
     assert first.stopping.time_limit_ms > second.stopping.time_limit_ms > third.stopping.time_limit_ms > 50e3
 
 
-async def test_several_samples_go_on_each_by_itself() -> None:
+async def test_several_samples_resume_independently() -> None:
     def rest(request: pb.GenerateStreamRequest) -> list[Any]:
         return [started(), delta("x", 9), finished()]
 
@@ -109,7 +109,7 @@ async def test_several_samples_go_on_each_by_itself() -> None:
     assert sorted(event.index for event in events if isinstance(event, Finished)) == [0, 1, 2]
 
 
-async def test_calls_of_many_samples_do_not_get_in_each_others_way() -> None:
+async def test_calls_of_many_samples_do_not_interfere() -> None:
     def rest(request: pb.GenerateStreamRequest) -> list[Any]:
         if sum(asked.request_id == request.request_id for asked in script.asked) > 1:
             return [DuplicateRequestError("it is in flight; choose another")]
@@ -124,7 +124,7 @@ async def test_calls_of_many_samples_do_not_get_in_each_others_way() -> None:
     assert {request.scheduling.supersedes_key for request in script.asked if request.sampling.seed == 5} == {"editor"}
 
 
-async def test_only_the_calls_end_is_missing() -> None:
+async def test_only_the_end_of_the_call_is_missing() -> None:
     script = Script([started(), delta("ab", 1, 2), finished(), BREAK])
     async with talking(script) as client:
         events = await gather(client)
@@ -139,7 +139,7 @@ async def test_the_former_call_is_still_in_flight() -> None:
     assert [request.request_id for request in script.asked] == ["r", "r", "r~"]
 
 
-async def test_the_first_call_was_lost_before_it_answered_and_is_still_in_flight() -> None:
+async def test_the_first_call_was_lost_before_its_answer_and_is_still_in_flight() -> None:
     script = Script([BREAK], [DuplicateRequestError("request_id 'r' is in flight; choose another")], REST)
     async with talking(script) as client:
         events = await gather(client)
@@ -147,7 +147,7 @@ async def test_the_first_call_was_lost_before_it_answered_and_is_still_in_flight
     assert [request.request_id for request in script.asked] == ["r", "r", "r~"]
 
 
-async def test_an_id_that_another_call_has_is_refused() -> None:
+async def test_an_id_of_another_call_is_rejected() -> None:
     script = Script([DuplicateRequestError("request_id 'r' is in flight; choose another")])
     async with talking(script) as client:
         with pytest.raises(CallError, match="choose another"):
@@ -155,7 +155,7 @@ async def test_an_id_that_another_call_has_is_refused() -> None:
     assert len(script.asked) == 1
 
 
-async def test_the_next_address_goes_on() -> None:
+async def test_the_next_address_continues() -> None:
     script = Script(BROKEN, REST)
     async with talking(script, before="127.0.0.1:1, ") as client:
         assert isinstance((await gather(client))[-1], Finished)
@@ -173,7 +173,7 @@ async def test_the_next_address_goes_on() -> None:
     ],
     ids=["other numbers", "other prompt", "other date", "no progress", "no start", "not asked to"],
 )
-async def test_it_gives_up(answer: list[Any], retry: RetryPolicy, code: grpc.StatusCode, calls: int) -> None:
+async def test_resuming_gives_up(answer: list[Any], retry: RetryPolicy, code: grpc.StatusCode, calls: int) -> None:
     script, seen = Script(BROKEN, answer), list[RequestEvent]()
     async with talking(script, retry) as client:
         with pytest.raises(CallError) as caught:

@@ -28,9 +28,9 @@ def full(seconds: float = 0.05) -> QueueFullError:
 
 
 class Script:
-    """A server that refuses calls with ``errors``, one each, and answers the next; "late" stands for a break after the
-    first message, "reset" for what gRPC says of a stream that a proxy reset. ``times``: when calls came;
-    ``left``: their time."""
+    """A server that rejects calls with ``errors``, one each, and answers the next. "late" stands for a break after the
+    first message, "reset" for the status that gRPC returns when a proxy resets a stream. ``times``: when calls arrived;
+    ``left``: their remaining time."""
 
     def __init__(self, *errors: RequestError | grpc.StatusCode | str) -> None:
         self.errors, self.times, self.left = list(errors), list[float](), list[float | None]()
@@ -100,7 +100,7 @@ async def whole(connection: Connection, method: Any, timeout_s: float | None = N
     "errors",
     [(), (full(),), (full(), full()), (DrainingError(), full()), (grpc.StatusCode.UNAVAILABLE,)],
 )
-async def test_what_may_be_tried_again_is(errors: Sequence[Any]) -> None:
+async def test_retryable_errors_are_retried(errors: Sequence[Any]) -> None:
     for stream in (False, True):
         script = Script(*errors)
         async with talking(script, RetryPolicy(first_s=0.01, longest_s=2)) as (connection, unary, streaming):
@@ -119,13 +119,13 @@ async def test_what_may_be_tried_again_is(errors: Sequence[Any]) -> None:
     [
         (InvalidRequestError([FieldViolation("a.b", "is bad")]), "INVALID_ARGUMENT"),
         (UnknownModelError("x", "y"), "MODEL_NOT_FOUND"),
-        (full(3600), "QUEUE_FULL"),  # later than anybody waits
+        (full(3600), "QUEUE_FULL"),  # longer than any deadline
         (grpc.StatusCode.RESOURCE_EXHAUSTED, ""),  # without a hint: too large a message
         (grpc.StatusCode.INTERNAL, ""),
         (grpc.StatusCode.ABORTED, ""),
     ],
 )
-async def test_what_may_not_is_told_at_once_with_all_that_was_said(error: Any, reason: str) -> None:
+async def test_other_errors_are_raised_immediately_with_all_details(error: Any, reason: str) -> None:
     script = Script(error, error)
     async with talking(script) as (connection, unary, streaming):
         told = await failure(connection.unary(unary, b""))
@@ -138,27 +138,27 @@ async def test_what_may_not_is_told_at_once_with_all_that_was_said(error: Any, r
         assert (told.retry_after_s, told.metadata["limit"]) == (3600, "1")
 
 
-async def test_it_gives_up_after_so_many_tries() -> None:
+async def test_the_number_of_retries_is_limited() -> None:
     script = Script(*[full(0.01)] * 9)
     async with talking(script, RetryPolicy(attempts=3)) as (connection, unary, _):
         assert (await failure(connection.unary(unary, b""))).reason == "QUEUE_FULL"
     assert len(script.times) == 3
 
 
-async def test_the_deadline_is_over_all_tries_and_the_server_knows_what_is_left() -> None:
+async def test_the_deadline_covers_all_tries_and_the_server_gets_the_remainder() -> None:
     script = Script(full(0.1), full(0.1))
     async with talking(script) as (connection, unary, _):
         await connection.unary(unary, b"", 5.0)
         lefts = [left for left in script.left if left is not None]
         assert len(lefts) == 3
-        assert lefts[0] - lefts[2] >= 0.1  # two pauses of 0.1 s; gRPC rounds what it tells by some hundredths
+        assert lefts[0] - lefts[2] >= 0.1  # two pauses of 0.1 s; gRPC rounds the deadline by some hundredths
         script.errors = [full(3.0)]
         began = time.monotonic()
         error = await failure(connection.unary(unary, b"", 0.5))  # there is no point in waiting
         assert (error.reason, time.monotonic() - began < 2.5) == ("QUEUE_FULL", True)
 
 
-async def test_a_stream_that_began_is_not_begun_again() -> None:
+async def test_a_started_stream_is_not_restarted() -> None:
     script = Script("late")
     async with talking(script) as (connection, _, streaming):
         seen = []
@@ -168,7 +168,7 @@ async def test_a_stream_that_began_is_not_begun_again() -> None:
     assert (seen, len(script.times)) == ([b"first"], 1)
 
 
-async def test_nobody_there() -> None:
+async def test_an_unreachable_server() -> None:
     patient, eager = RetryPolicy(attempts=2, first_s=0.01), RetryPolicy(unreachable=False)
     for retry in (patient, eager):
         connection = Connection(["127.0.0.1:1"], Credentials(), retry)
@@ -178,7 +178,7 @@ async def test_nobody_there() -> None:
         await connection.close()
 
 
-async def test_every_try_carries_the_key_and_cancelling_ends_it() -> None:
+async def test_every_try_sends_the_key_and_cancelling_ends_it() -> None:
     script = Script(full(0.01), full(60))
     policy = RetryPolicy(longest_s=100)
     async with talking(script, policy, Credentials(key="sd-k")) as (connection, unary, _):
@@ -194,7 +194,7 @@ async def test_every_try_carries_the_key_and_cancelling_ends_it() -> None:
 @given(
     code=CODES, hint=st.none() | st.floats(0, 1000), attempt=st.integers(1, 9), draw=st.floats(0, 1, exclude_max=True)
 )
-def test_a_pause_is_never_shorter_than_asked_nor_longer_than_borne(
+def test_a_pause_is_at_least_the_servers_and_at_most_the_limit(
     code: grpc.StatusCode, hint: float | None, attempt: int, draw: float
 ) -> None:
     policy = RetryPolicy(attempts=6, first_s=0.5, longest_s=20, jitter=0.5)
@@ -208,7 +208,7 @@ def test_a_pause_is_never_shorter_than_asked_nor_longer_than_borne(
         assert wanted <= pause <= 1.5 * wanted
 
 
-def test_halves_of_credentials_are_refused(tmp_path: Any) -> None:
+def test_incomplete_credentials_are_rejected(tmp_path: Any) -> None:
     for bad in ({"cert": tmp_path}, {"ca": tmp_path}, {"tls": True, "cert": tmp_path}):
         with pytest.raises(ConfigError):
             Credentials(**bad)
@@ -225,7 +225,7 @@ def test_halves_of_credentials_are_refused(tmp_path: Any) -> None:
         ("w", "s", {"x-workspace-id": "w", "x-session-id": "s"}),
     ],
 )
-async def test_a_call_tells_proxies_what_keeps_it_on_one_server(
+async def test_a_call_has_headers_that_keep_it_on_one_server(
     workspace: str, session: str, told: dict[str, str]
 ) -> None:
     script = Script()
@@ -241,7 +241,7 @@ async def test_a_call_tells_proxies_what_keeps_it_on_one_server(
     assert len(script.metadata) == 2
 
 
-async def test_a_stream_that_is_reset_before_anything_was_read_is_asked_for_anew() -> None:
+async def test_a_stream_that_is_reset_before_its_first_message_is_retried() -> None:
     script = Script("reset", "reset")
     async with talking(script) as (connection, _, method):
         assert await whole(connection, method) == [b"answer"]

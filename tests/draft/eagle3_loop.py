@@ -76,7 +76,7 @@ class Loop:
         return DraftTask(sampled_by(sequence, sampling), nodes, depth, width, "head")
 
     def step(self, sequence: Sequence, drafted: TokenTree | None, gift: int = 3) -> None:
-        """Verify the drafted tree with decoys and gifts in it, commit, tell the drafter."""
+        """Verify the drafted tree extended with decoys and bonus nodes, commit, and notify the drafter."""
         tree = drafted or TokenTree(sequence.tokens[-1])
         node = 0
         for token in self.continuation(sequence.tokens, gift):
@@ -105,7 +105,7 @@ class Loop:
         self.drafter.end(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Lose all pages, tell the drafter, come back."""
+        """Lose all pages, notify the drafter, and resume."""
         self.kv.release(sequence)
         sequence.n_computed = sequence.draft_computed = 0
         self.drafter.rewind(sequence)

@@ -48,7 +48,7 @@ def propose(drafter: Drafter, sequence: Sequence, nodes: int = 7, depth: int = 6
 
 
 def accepted(tree: TokenTree, future: Seq[int]) -> int:
-    """Draft tokens a target that goes on with ``future`` would accept."""
+    """Count the draft tokens that a target that continues with ``future`` would accept."""
     node = count = 0
     for token in future:
         child = tree.child(node, token)
@@ -59,7 +59,7 @@ def accepted(tree: TokenTree, future: Seq[int]) -> int:
 
 
 def replay(drafter: Drafter, sequence: Sequence, output: Seq[int], nodes: int = 15, width: int = 3) -> float:
-    """Tokens per step of a verify loop whose target says ``output``; the sequence ends with it."""
+    """Return the tokens per step of a verify loop whose target generates ``output``; the sequence ends with it."""
     drafter.begin(sequence)
     at = steps = 0
     while at < len(output):

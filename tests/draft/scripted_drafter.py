@@ -1,4 +1,4 @@
-"""A drafter that does as it is told."""
+"""A scripted drafter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Make = Callable[[DraftTask], TokenTree]
 
 
 class Scripted(ModelBasedDrafter):
-    """A drafter that answers with whatever a function makes of each task, and raises in the methods it is told to."""
+    """A drafter whose proposals a function computes from each task, and that raises in the given methods."""
 
     def __init__(self, name: str, make: Make, model_based: bool = False) -> None:
         self.name, self.make, self.model_based = name, make, model_based

@@ -63,7 +63,7 @@ def state(tree: TokenTree) -> tuple[list[int], list[int], list[float], list[int]
     return list(tree.tokens), list(tree.parents), list(tree.scores), list(tree.cells)
 
 
-def test_two_words_become_one() -> None:
+def test_two_tokens_become_one() -> None:
     grown, chances = growth(), [0.0]
     say(grown, chances, ["implement", "ation"])
     add_canonical_path(grown, chances, target())
@@ -79,7 +79,7 @@ def test_two_words_become_one() -> None:
     assert tree.cells[first] == tree.cells[second] == -1
 
 
-def test_what_is_said_before_stays_believed() -> None:
+def test_the_text_before_keeps_its_score() -> None:
     grown, chances = growth(), [0.0]
     say(grown, chances, ["the", " ", "implement", "ation", "!"])
     add_canonical_path(grown, chances, target())
@@ -93,7 +93,7 @@ def test_what_is_said_before_stays_believed() -> None:
     assert tree.scores[end] == pytest.approx(5 * math.log(0.5))
 
 
-def test_its_own_spelling_is_left_alone() -> None:
+def test_the_targets_own_tokenization_is_unchanged() -> None:
     grown, chances = growth(), [0.0]
     say(grown, chances, ["the", " ", "implementation"])
     before = state(grown.tree)
@@ -101,13 +101,13 @@ def test_its_own_spelling_is_left_alone() -> None:
     assert state(grown.tree) == before
 
 
-def test_nothing_proposed_is_left_alone() -> None:
+def test_an_empty_proposal_is_unchanged() -> None:
     grown = growth()
     add_canonical_path(grown, [0.0], target())
     assert len(grown.tree) == 1
 
 
-def test_other_branches_stay_believed() -> None:
+def test_other_branches_keep_their_scores() -> None:
     grown, chances = growth(), [0.0]
     say(grown, chances, ["implement", "ation"], 0.6)
     say(grown, chances, ["the", "!"], 0.3)
@@ -119,7 +119,7 @@ def test_other_branches_stay_believed() -> None:
     assert tree.cells[other] == tree.cells[other + 1] == CELL
 
 
-def test_the_likeliest_path_is_the_one_respelled() -> None:
+def test_the_likeliest_path_is_retokenized() -> None:
     grown, chances = growth(), [0.0]
     say(grown, chances, ["implement", "ation"], 0.2)
     say(grown, chances, ["the", "!"], 0.6)
@@ -128,7 +128,7 @@ def test_the_likeliest_path_is_the_one_respelled() -> None:
     assert state(grown.tree) == before
 
 
-def test_a_token_already_there_is_believed_more() -> None:
+def test_an_existing_token_gets_a_higher_score() -> None:
     grown, chances = growth(), [0.0]
     say(grown, chances, ["implement", "ation"], 0.6)
     say(grown, chances, ["implementation"], 0.1)
@@ -138,8 +138,8 @@ def test_a_token_already_there_is_believed_more() -> None:
     assert tree.scores[3] == pytest.approx(2 * math.log(0.6))
 
 
-def test_a_word_of_several_tokens_carries_one_chance() -> None:
-    """The draft said "implementation" at once, and it was spelled "implement" + "ation" here."""
+def test_a_word_of_several_tokens_has_one_probability() -> None:
+    """The draft proposed "implementation" as one token, and here it is split into "implement" + "ation"."""
     grown, chances = growth(), [0.0]
     tree = grown.tree
     first = grown.task.add(tree, 0, token("implement"), 0.5)
@@ -152,7 +152,7 @@ def test_a_word_of_several_tokens_carries_one_chance() -> None:
     assert tree.scores[joined] == pytest.approx(math.log(0.5))
 
 
-def test_chances_go_to_the_token_that_holds_the_byte() -> None:
+def test_probabilities_go_to_the_token_with_the_byte() -> None:
     grown, chances = growth(), [0.0]
     parent = say(grown, chances, ["impl"], 0.8)
     parent = say(grown, chances, ["e"], 0.7, parent)
@@ -164,7 +164,7 @@ def test_chances_go_to_the_token_that_holds_the_byte() -> None:
     assert tree.scores[joined] == pytest.approx(math.log(0.8 * 0.7 * 0.6 * 0.6))
 
 
-def test_a_request_that_forbids_the_word_keeps_the_spelling() -> None:
+def test_a_request_that_forbids_the_word_keeps_the_tokens() -> None:
     grown, chances = growth(allowed=(token("implement"), token("ation"))), [0.0]
     say(grown, chances, ["implement", "ation"])
     before = state(grown.tree)
@@ -172,7 +172,7 @@ def test_a_request_that_forbids_the_word_keeps_the_spelling() -> None:
     assert state(grown.tree) == before
 
 
-def test_special_tokens_are_no_text() -> None:
+def test_special_tokens_are_not_text() -> None:
     grown, chances = growth(), [0.0]
     say(grown, chances, ["implement", "ation", "<|end|>"])
     before = state(grown.tree)
@@ -180,7 +180,7 @@ def test_special_tokens_are_no_text() -> None:
     assert state(grown.tree) == before
 
 
-def test_half_a_character_is_no_text() -> None:
+def test_a_partial_character_is_not_text() -> None:
     grown, chances = growth(), [0.0]
     half = target().encode("世", add_special=False)[0]
     say(grown, chances, ["implement", "ation", half])
@@ -189,7 +189,7 @@ def test_half_a_character_is_no_text() -> None:
     assert state(grown.tree) == before
 
 
-def test_no_room_is_no_fault() -> None:
+def test_a_full_tree_is_accepted() -> None:
     grown, chances = growth(nodes=2), [0.0]
     say(grown, chances, ["implement", "ation"])
     add_canonical_path(grown, chances, target())

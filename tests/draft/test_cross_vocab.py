@@ -1,6 +1,7 @@
-"""The drafter of another vocabulary, with an unrelated draft: nothing of it may show but time.
+"""The drafter with another vocabulary, with an unrelated draft, changes nothing but time.
 
-Its KV and its books must stay right whatever becomes of a sequence, and it proposes only what the target may say.
+Its KV and its accounting stay correct whatever happens to a sequence, and it proposes only tokens that the target may
+generate.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ all_conditions = st.builds(
 @pytest.mark.parametrize("mode", [SpeculationMode.ON, SpeculationMode.AUTO])
 @settings(max_examples=10)
 @given(drawn=st.lists(requests, min_size=1, max_size=6), conditions=all_conditions)
-def test_it_does_not_show(mode: SpeculationMode, drawn: list[Request], conditions: BatchConditions) -> None:
+def test_it_changes_no_token(mode: SpeculationMode, drawn: list[Request], conditions: BatchConditions) -> None:
     made = parts("other")
     plain = ConditionsRunner(made).run(PLAIN, named(drawn, SpeculationMode.AUTO))
     other = ConditionsRunner(made).run(conditions, named(drawn, mode))
@@ -105,8 +106,8 @@ def torn_text(rng: random.Random) -> list[int]:
 
 @settings(max_examples=12)
 @given(seed=st.integers(0, 2**32))
-def test_what_is_kept_equals_what_is_computed_anew(seed: int) -> None:
-    """The text's end is spelled anew again and again, under KV that was computed for what it was."""
+def test_kept_kv_equals_recomputed_kv(seed: int) -> None:
+    """The end of the text is retokenized repeatedly, after KV was computed for the previous tokens."""
     rng = random.Random(seed)
     keeps, forgets = cross_drafter(), cross_drafter()
     texts = [torn_text(rng) for _ in range(2)]
@@ -153,7 +154,7 @@ def test_a_prefix_is_found_by_its_own_salt_only() -> None:
     books_are_closed(drafter)
 
 
-def test_a_text_longer_than_the_draft_reads_is_not_drafted_for() -> None:
+def test_a_text_longer_than_the_drafts_context_is_not_drafted_for() -> None:
     drafter = cross_drafter("permuted", pages=12)
     short, long = make_sequence(words(80, 1)), make_sequence(words(480, 2))
     one, other = drafter.propose([task_for(long, 30), task_for(short, 30)])
@@ -169,7 +170,7 @@ def test_a_text_longer_than_the_draft_reads_is_not_drafted_for() -> None:
     depth=st.integers(0, 20),
     width=st.integers(1, 8),
 )
-def test_caps_are_kept_to(seed: int, length: int, nodes: int, depth: int, width: int) -> None:
+def test_caps_are_obeyed(seed: int, length: int, nodes: int, depth: int, width: int) -> None:
     rng = random.Random(seed)
     drafter = shared_drafter()
     sequence = make_sequence([rng.randrange(VOCAB) for _ in range(length)])
@@ -199,7 +200,7 @@ def test_a_forced_tree_reaches_its_depth() -> None:
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), temperature=st.sampled_from(TEMPERATURES))
-def test_what_the_target_may_not_say_is_not_proposed(seed: int, temperature: float) -> None:
+def test_tokens_that_the_target_may_not_generate_are_not_proposed(seed: int, temperature: float) -> None:
     rng = random.Random(seed)
     drafter = shared_drafter()
     sequence = make_sequence([rng.randrange(VOCAB) for _ in range(50)])
@@ -234,7 +235,7 @@ class Alternating:
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), temperature=st.sampled_from(TEMPERATURES))
-def test_a_grammar_is_kept_to(seed: int, temperature: float) -> None:
+def test_a_grammar_is_obeyed(seed: int, temperature: float) -> None:
     rng, grammar = random.Random(seed), Alternating()
     drafter = shared_drafter()
     sequence = make_sequence([rng.randrange(VOCAB) for _ in range(50)])
@@ -246,7 +247,7 @@ def test_a_grammar_is_kept_to(seed: int, temperature: float) -> None:
         assert grammar.may(tree.path_tokens(tree.parents[node]), tree.tokens[node])
 
 
-def test_a_word_without_twin_is_spelled_out() -> None:
+def test_a_word_without_equivalent_is_split() -> None:
     """The filters above say nothing unless such words are proposed."""
     drafter, found = shared_drafter(), 0
     rng = random.Random(1)
@@ -260,7 +261,7 @@ def test_a_word_without_twin_is_spelled_out() -> None:
     assert found > 0
 
 
-def test_an_open_character_is_waited_for() -> None:
+def test_a_partial_character_is_completed_first() -> None:
     drafter, tokenizer = cross_drafter(), model("target").tokenizer
     ids = tokenizer.encode("you said 世", add_special=False)
     sequence = make_sequence(ids[:-1])
@@ -271,7 +272,7 @@ def test_an_open_character_is_waited_for() -> None:
     assert len(tree) > 1
 
 
-def test_a_text_of_nothing_is_not_drafted_for() -> None:
+def test_an_empty_text_is_not_drafted_for() -> None:
     drafter, tokenizer = cross_drafter(), model("target").tokenizer
     end = tokenizer.token_id("<|im_end|>")  # the draft has no such token
     assert end is not None
@@ -283,7 +284,7 @@ def test_a_text_of_nothing_is_not_drafted_for() -> None:
     assert len(tree) > 1
 
 
-def test_a_warm_up_takes_no_pages() -> None:
+def test_a_warm_up_allocates_no_pages() -> None:
     drafter = cross_drafter()
     for rows in (1, 8, 64):
         drafter.warm_up(rows)

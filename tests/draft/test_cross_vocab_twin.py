@@ -1,7 +1,7 @@
-"""The drafter of another vocabulary where the draft is the target under other ids.
+"""The drafter with another vocabulary whose draft is the target under other ids.
 
-All text here is in the tokenizer's own spelling, so every proposal must be accepted, greedy and sampled, whatever
-becomes of a sequence: only stale KV or wrong ids could be refused.
+All text here is in the tokenizer's own tokenization, so every proposal must be accepted, greedy and sampled, whatever
+happens to a sequence: only stale KV or wrong ids could be rejected.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_its_own_prefix_hits(temperature: float) -> None:
     assert rejected(finished(engine)) == 0
 
 
-def test_preemption_is_nothing_to_it() -> None:
+def test_preemption_has_no_effect() -> None:
     engine = permuted_engine()
     for i in range(3):
         engine.submit(ask(f"r{i}", words(100 + i, i), 120, temperature=0.5 * i))
@@ -108,7 +108,7 @@ def test_penalties_and_filters_are_the_targets() -> None:
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_a_wide_tree_holds_the_targets_path(temperature: float) -> None:
+def test_a_wide_tree_contains_the_targets_path(temperature: float) -> None:
     engine = permuted_engine()
     engine.submit(ask("a", words(150, 6), 61, forced(12, 4, 3), temperature=temperature))
     (done,) = finished(engine)
@@ -123,7 +123,7 @@ def test_auto_mode_drafts_and_rejects_nothing() -> None:
     assert rejected(finished(engine), 0) == 0
 
 
-def test_aborts_give_all_pages_back() -> None:
+def test_aborts_release_all_pages() -> None:
     engine, drafter = permuted_engine(), own_drafter(parts("permuted"))
     for i in range(6):
         engine.submit(ask(f"r{i}", words(60 + i, i), n=1 + i % 3))

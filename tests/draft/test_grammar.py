@@ -43,7 +43,7 @@ def test_the_forced_text_and_the_end_are_drafted_as_a_chain() -> None:
         assert tree.tokens[node] in ids_of(task.sequence.sampling.row(0, tree.path_tokens(node - 1), 0).mask)
 
 
-def test_it_keeps_to_the_budget_and_the_floor() -> None:
+def test_budget_and_floor_are_obeyed() -> None:
     whole = GrammarDrafter().propose([task_at("hello w")])[0].tokens
     assert len(whole) > 3
     for changes in ({"nodes": 2}, {"depth": 2}, {"floor": 2.5 * math.log(0.99)}):
@@ -51,14 +51,14 @@ def test_it_keeps_to_the_budget_and_the_floor() -> None:
     assert len(GrammarDrafter().propose([task_at("hello w", nodes=0)])[0]) == 1
 
 
-def test_only_what_has_a_grammar_or_a_healed_start_is_served() -> None:
+def test_only_sequences_with_a_grammar_or_healing_are_served() -> None:
     drafter = GrammarDrafter()
     assert drafter.serves(make_sequence([1], grammar=HELLO))
     assert drafter.serves(make_sequence([1], healing_prefix="na"))
     assert not drafter.serves(make_sequence([1]))
 
 
-def test_without_a_grammar_or_anything_forced_it_proposes_nothing() -> None:
+def test_without_a_forced_token_nothing_is_proposed() -> None:
     drafter = GrammarDrafter()
     assert not drafter.model_based
     trees = drafter.propose([make_task(make_sequence([1, 2, 3])), task_at("hello there"), task_at("hello w")])

@@ -86,7 +86,7 @@ def test_any_levels_equal_the_whole_tree(seed: int, count: int) -> None:
                 for parent in growth.frontier
                 for _ in range(rng.randint(0, 3))
             ]
-            # Anything not computed as part of the chain may be asked for, be it of a level long past.
+            # Any node that was not computed as part of the chain may be requested, of any earlier level.
             open_nodes = [n for n in range(1, len(growth.tokens)) if n not in growth.chain]
             pool = fresh if rng.random() < 0.8 else open_nodes
             growth.frontier = rng.sample(pool, min(len(pool), rng.randint(1, WIDEST_LEVEL)))
@@ -128,7 +128,7 @@ def test_the_best_path_of_a_wide_level_becomes_the_chain() -> None:
     assert counting.rows == [3, 1]
 
 
-def test_what_does_not_fit_the_forward_ends() -> None:
+def test_nodes_over_the_forward_limit_are_dropped() -> None:
     growths = [start([5 + i, 6, 7], pages_of(i)) for i in range(3)]
     for growth in growths:
         growth.frontier = [growth.add(0, 10 + i, 0) for i in range(3)]
@@ -145,7 +145,7 @@ def test_what_does_not_fit_the_forward_ends() -> None:
         assert np.array_equal(values[3 * i : 3 * i + 3], whole[1:])
 
 
-def test_what_does_not_fit_its_pages_ends() -> None:
+def test_nodes_without_pages_are_dropped() -> None:
     """Several own nodes may stand for one of the tree, so they can be more than the slots provided."""
     growth = start(list(range(62)), pages_of(0)[:1])
     growth.frontier = [growth.add(0, 10 + i, 0) for i in range(3)]
@@ -153,7 +153,7 @@ def test_what_does_not_fit_its_pages_ends() -> None:
     assert growth.frontier == []
 
 
-def test_nothing_to_feed() -> None:
+def test_no_nodes_to_expand() -> None:
     assert feed(shared_decoder(), []) == ([], None)
 
 
@@ -165,26 +165,26 @@ def grown(scores: Seq[float], **limits: Any) -> tuple[Growth, list[int]]:
     return growth, nodes
 
 
-def test_the_best_nodes_go_on() -> None:
+def test_the_best_nodes_are_expanded() -> None:
     growth, nodes = grown([-3, -1, -2, -5, -4, -6], nodes=20)
     growth.advance(nodes)
     assert growth.frontier == [nodes[i] for i in (1, 2, 0, 4)]
 
 
-def test_a_full_tree_does_not_go_on() -> None:
+def test_a_full_tree_is_not_expanded() -> None:
     growth, nodes = grown([-1, -2, -3], nodes=3)
     growth.advance(nodes)
     assert growth.frontier == []
 
 
-def test_the_deepest_level_does_not_go_on() -> None:
+def test_the_deepest_level_is_not_expanded() -> None:
     growth, nodes = grown([-1, -2, -3], nodes=9, depth=1)
     growth.advance(nodes)
     assert growth.frontier == []
 
 
 @pytest.mark.parametrize(("floor", "going"), [(-math.inf, 3), (-2.5, 2), (-0.5, 0)])
-def test_unlikely_nodes_do_not_go_on(floor: float, going: int) -> None:
+def test_unlikely_nodes_are_not_expanded(floor: float, going: int) -> None:
     growth, nodes = grown([-1, -2, -3], nodes=9)
     task = growth.task
     growth.task = DraftTask(task.sequence, 9, 7, 16, expansion=TreeExpansion(None, 0.0, [0.0], 1.0, floor))
@@ -201,7 +201,7 @@ def permits(token: int, path: Seq[int] = (), n_output: int = 0, **fields: Any) -
     return growth.permits(path, token)
 
 
-def test_allowed_ids_are_kept_to() -> None:
+def test_allowed_ids_are_obeyed() -> None:
     assert permits(40, allowed_token_ids=(31, 40))
     assert not permits(41, allowed_token_ids=(31, 40))
     assert not permits(10**6, allowed_token_ids=(31, 40))
@@ -209,7 +209,7 @@ def test_allowed_ids_are_kept_to() -> None:
     assert permits(41, frequency_penalty=1.0)
 
 
-def test_stops_are_kept_from_a_short_text() -> None:
+def test_a_short_text_gets_no_stop_token() -> None:
     assert not permits(9, min_tokens=3)
     assert not permits(9, [5], n_output=1, min_tokens=3)
     assert permits(9, [5, 5], n_output=1, min_tokens=3)

@@ -57,7 +57,7 @@ def run(loop: Loop, sequence: Sequence, steps: int, begin: int = 0) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 20, 96])
-def test_chains_are_the_references(make_loop: Callable[..., Loop], chunk: int) -> None:
+def test_chains_equal_the_reference(make_loop: Callable[..., Loop], chunk: int) -> None:
     loop = make_loop()
     sequence = loop.admit(PROMPT[:70])
     loop.prefill(sequence, chunk)
@@ -86,13 +86,13 @@ def test_a_prefix_hit_keeps_the_context(make_loop: Callable[..., Loop]) -> None:
     assert second.n_computed == 128
     loop.prefill(second, 64)
     run(loop, second, 3)
-    third = loop.admit(PROMPT)  # beside the second, on the same pages
+    third = loop.admit(PROMPT)  # in the same batch as the second, on the same pages
     loop.prefill(third, 64)
     run(loop, third, 2)
     run(loop, second, 2)
 
 
-def test_a_hit_of_everything_but_the_pending_token_proposes_a_step_later(make_loop: Callable[..., Loop]) -> None:
+def test_a_full_hit_proposes_one_step_later(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     first = loop.admit(PROMPT)
     loop.prefill(first, 64)
@@ -122,7 +122,7 @@ def test_pages_without_head_kv_shorten_the_context(make_loop: Callable[..., Loop
     run(loop, third, 2, begin=128)
 
 
-def test_reused_pages_are_not_mistaken(make_loop: Callable[..., Loop]) -> None:
+def test_reused_pages_are_recognised(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop(pages=4)
     first = loop.admit(PROMPT)
     loop.prefill(first, 64)
@@ -159,7 +159,7 @@ def test_preemption_is_recovered_from(make_loop: Callable[..., Loop]) -> None:
 
 
 @pytest.mark.parametrize("max_rows", [7, 16, 48])
-def test_a_batch_is_drafted_as_each_alone(make_loop: Callable[..., Loop], max_rows: int) -> None:
+def test_a_batch_is_drafted_like_each_sequence_alone(make_loop: Callable[..., Loop], max_rows: int) -> None:
     loop = make_loop(pages=20, max_rows=max_rows)
     sequences = [loop.admit(PROMPT[i : i + 30 + 9 * i]) for i in range(4)]
     for sequence in sequences:
@@ -195,7 +195,7 @@ def test_trees_follow_the_reference(make_loop: Callable[..., Loop]) -> None:
             assert tree.scores[child] - tree.scores[node] == pytest.approx(float(logprobs[draft_id]), abs=1e-3)
 
 
-def test_the_requests_own_filters_and_noise_hold(make_loop: Callable[..., Loop]) -> None:
+def test_filters_and_noise_of_the_request_apply(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     sequence = loop.admit(PROMPT[:40])
     loop.prefill(sequence, 64)
@@ -221,7 +221,7 @@ def test_the_requests_own_filters_and_noise_hold(make_loop: Callable[..., Loop])
         slots.append(reference.slot(slots[-1].z, token, len(slots), slots))
 
 
-def test_a_page_drafted_into_is_no_longer_known(make_loop: Callable[..., Loop]) -> None:
+def test_a_page_used_for_drafting_is_no_longer_known(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     sequence = loop.admit(PROMPT[:63])
     loop.prefill(sequence, 96)
@@ -234,7 +234,7 @@ def test_a_page_drafted_into_is_no_longer_known(make_loop: Callable[..., Loop]) 
     assert book.first_page(sequence.pages[:2], [b"old", b"old"]) is None
 
 
-def test_refused_nodes_are_not_expanded(make_loop: Callable[..., Loop]) -> None:
+def test_rejected_nodes_are_not_expanded(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     sequence = loop.admit(PROMPT[:40])
     loop.prefill(sequence, 64)
@@ -249,7 +249,7 @@ def test_refused_nodes_are_not_expanded(make_loop: Callable[..., Loop]) -> None:
     check(loop, sequence)
 
 
-def test_nothing_is_proposed_where_nothing_is_known(make_loop: Callable[..., Loop]) -> None:
+def test_without_features_nothing_is_proposed(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     stranger = loop.admit(PROMPT[:40], begin=False)
     single, unfed = loop.admit(PROMPT[:1]), loop.admit(PROMPT[50:90])
@@ -263,7 +263,7 @@ def test_nothing_is_proposed_where_nothing_is_known(make_loop: Callable[..., Loo
     check(loop, single)
 
 
-def test_features_told_twice_count_once(make_loop: Callable[..., Loop]) -> None:
+def test_repeated_features_count_once(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     sequence = loop.admit(PROMPT[:40])
     loop.prefill(sequence, 39)
@@ -272,7 +272,7 @@ def test_features_told_twice_count_once(make_loop: Callable[..., Loop]) -> None:
     check(loop, sequence)
 
 
-def test_a_gap_within_a_page_is_waited_out(make_loop: Callable[..., Loop]) -> None:
+def test_after_a_gap_within_a_page_drafting_waits_for_the_next(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     sequence = loop.admit(PROMPT[:90])
     loop.prefill(sequence, 96)
@@ -284,7 +284,7 @@ def test_a_gap_within_a_page_is_waited_out(make_loop: Callable[..., Loop]) -> No
     check(loop, sequence, begin=64)
 
 
-def test_pages_are_known_by_content_and_place() -> None:
+def test_pages_are_identified_by_content_and_position() -> None:
     book = HeadPages()
     keys = [b"a", b"b", b"c"]
     for page, key in zip((4, 5, 6), keys, strict=True):
@@ -311,7 +311,7 @@ def test_pages_are_known_by_content_and_place() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=20))
 @settings(max_examples=50)
-def test_spans_cover_all_and_fit(sizes: list[tuple[int, int]]) -> None:
+def test_spans_are_complete_and_fit(sizes: list[tuple[int, int]]) -> None:
     rows, chosen = [r for r, _ in sizes], [c for _, c in sizes]
     spans = list(_spans(rows, chosen, 9, 9))
     assert [i for span in spans for i in range(len(sizes))[span]] == list(range(len(sizes)))

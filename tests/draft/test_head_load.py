@@ -52,7 +52,7 @@ def check_same(head: HeadModel, tensors: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("form", ["safetensors", "sharded", "bin"])
-def test_a_digest_tells_heads_and_types_apart(form: str, tmp_path: Path) -> None:
+def test_a_digest_distinguishes_heads_and_types(form: str, tmp_path: Path) -> None:
     tensors = head_tensors(TARGET_HIDDEN, VOCAB, DRAFT_VOCAB)
     folder = write_head(tmp_path / "head", head_config(VOCAB, DRAFT_VOCAB), tensors, form)
     embed = torch.ones(VOCAB, TARGET_HIDDEN)
@@ -105,11 +105,11 @@ def test_vllm_names_and_the_speculators_config(tmp_path: Path) -> None:
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, (2, 4, 5)),
     ],
 )
-def test_aux_layers_may_be_named(config: dict[str, Any], aux_layers: tuple[int, ...], tmp_path: Path) -> None:
+def test_aux_layers_can_be_named(config: dict[str, Any], aux_layers: tuple[int, ...], tmp_path: Path) -> None:
     assert load(changed(tmp_path, lambda c, t: c.update(config))).aux_layers == aux_layers
 
 
-def test_the_targets_embedding_serves_where_there_is_none(tmp_path: Path) -> None:
+def test_without_an_embedding_the_targets_is_used(tmp_path: Path) -> None:
     tensors = head_tensors(HIDDEN, VOCAB, VOCAB)
     del tensors["embed_tokens.weight"]
     folder = write_head(tmp_path / "head", head_config(VOCAB, VOCAB), tensors)
@@ -171,22 +171,20 @@ REFUSED: list[tuple[Change, type[ModelError], str]] = [
 
 
 @pytest.mark.parametrize(("change", "error", "message"), REFUSED, ids=[case[2] for case in REFUSED])
-def test_refusals_name_the_thing_at_fault(
-    change: Change, error: type[ModelError], message: str, tmp_path: Path
-) -> None:
+def test_errors_name_the_cause(change: Change, error: type[ModelError], message: str, tmp_path: Path) -> None:
     folder = changed(tmp_path, change)
     with pytest.raises(error, match=message) as caught:
         load(folder)
     assert str(folder) in str(caught.value)
 
 
-def test_a_full_head_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_a_full_head_of_another_vocabulary_is_rejected(tmp_path: Path) -> None:
     tensors = head_tensors(TARGET_HIDDEN, VOCAB + 1, VOCAB + 1)
     with pytest.raises(ModelError, match=r"lm_head\.weight leads to token ids outside .* 200"):
         load(write_head(tmp_path / "head", head_config(VOCAB + 1, VOCAB + 1), tensors))
 
 
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
+def test_damaged_files_are_rejected(tmp_path: Path) -> None:
     folder = changed(tmp_path, lambda c, t: None)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])

@@ -79,7 +79,7 @@ def full(slot: Slot, tensors: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("draft_vocab", [VOCAB, 70])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("backend_name", ["native", "reference"])
-def test_logits_are_the_equations(draft_vocab: int, normed: bool, backend_name: str, tmp_path: Path) -> None:
+def test_logits_follow_the_equations(draft_vocab: int, normed: bool, backend_name: str, tmp_path: Path) -> None:
     backend = native_backend() if backend_name == "native" else ReferenceBackend(1)
     tensors = head_tensors(TARGET_HIDDEN, VOCAB, draft_vocab)
     config = head_config(VOCAB, draft_vocab, norm_before_residual=normed)
@@ -96,7 +96,7 @@ def test_logits_are_the_equations(draft_vocab: int, normed: bool, backend_name: 
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bf16"])
-def test_smaller_types_come_close(dtype: Dtype, tmp_path: Path) -> None:
+def test_smaller_types_are_close(dtype: Dtype, tmp_path: Path) -> None:
     tensors = head_tensors(TARGET_HIDDEN, VOCAB, VOCAB)
     network = make_network(write_head(tmp_path / "head", head_config(VOCAB, VOCAB), tensors), native_backend(), dtype)
     tokens, features = sample()
@@ -117,7 +117,7 @@ def test_biases_are_added(tmp_path: Path) -> None:
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_bad_batches_are_refused(tmp_path: Path) -> None:
+def test_bad_batches_are_rejected(tmp_path: Path) -> None:
     tensors = head_tensors(TARGET_HIDDEN, VOCAB, VOCAB)
     network = make_network(write_head(tmp_path / "head", head_config(VOCAB, VOCAB), tensors), native_backend())
 

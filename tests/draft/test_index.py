@@ -30,7 +30,7 @@ def drafted(shelf: IndexShelf, prompt: list[int], names: tuple[str, ...] | None 
     return tree.tokens[1:]
 
 
-def test_continues_what_the_index_holds(tmp_path: Path) -> None:
+def test_drafts_continue_the_indexed_text(tmp_path: Path) -> None:
     assert drafted(shelf(tmp_path, a=[1, 2, 3, 4, 5, 6, 7]), [9, 9, 2, 3]) == [4, 5, 6]
 
 
@@ -43,13 +43,13 @@ def test_a_request_chooses_indexes_by_name(tmp_path: Path) -> None:
     assert not IndexDrafter(both).serves(asks_none)
 
 
-def test_more_words_say_more_than_more_texts(tmp_path: Path) -> None:
+def test_a_longer_match_counts_more_than_more_texts(tmp_path: Path) -> None:
     text = [1, 2, 3, 4, 5, 50, *[9, 4, 5, 60] * 20]
     assert drafted(shelf(tmp_path, a=text), [1, 2, 3, 4, 5])[0] == 50
 
 
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(1, 4), st.integers(0, 5))
-def test_keeps_to_what_a_tree_may_be(
+def test_tree_limits_are_obeyed(
     tmp_path_factory: pytest.TempPathFactory, nodes: int, depth: int, width: int, seed: int
 ) -> None:
     drafter = IndexDrafter(shelf(tmp_path_factory.mktemp("i"), a=code_like(400, 1)))
@@ -58,13 +58,13 @@ def test_keeps_to_what_a_tree_may_be(
     propose(drafter, sequence, nodes, depth, width)
 
 
-def test_drafts_a_text_that_is_in_the_index(tmp_path: Path) -> None:
+def test_an_indexed_text_is_drafted(tmp_path: Path) -> None:
     text = code_like(600, 1)
     drafter = IndexDrafter(shelf(tmp_path, a=text))
     assert replay(drafter, make_sequence(text[:50]), text[50:300]) > 4
 
 
-def test_takes_a_renewed_index_with_the_next_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_renewed_index_is_used_from_the_next_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     indexes = shelf(tmp_path, a=[1, 2, 3, 4])
     path = tmp_path / "a"
     write(path, [[1, 2, 3, 7, 7]], 1000)
@@ -80,7 +80,7 @@ def test_takes_a_renewed_index_with_the_next_request(tmp_path: Path, caplog: pyt
     assert drafted(indexes, [1, 2, 3])[0] == 8
 
 
-def test_an_index_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_an_index_of_another_tokenizer_is_rejected(tmp_path: Path) -> None:
     path = write(tmp_path / "a", [[1, 2]])
     with pytest.raises(ConfigError, match=r"engine\.indexes\.mine: .*vocabulary of another model.*--target MODEL"):
         IndexShelf({"mine": path}, "other")

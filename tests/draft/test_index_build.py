@@ -23,7 +23,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def put(root: Path, *empty: str, **texts: str) -> None:
-    """Files below ``root``, and those of which ``texts`` tells what they hold: in their names `_` is a point."""
+    """Write files below ``root``. ``texts`` maps further names, with `_` for a dot, to their content."""
     for name, text in {
         **dict.fromkeys(empty, "x"),
         **{name.replace("_", "."): text for name, text in texts.items()},
@@ -39,7 +39,7 @@ def names(root: Path, *more: str, only: tuple[str, ...] = (), exclude: tuple[str
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60))
-def test_suffixes_are_in_order(text: list[int]) -> None:
+def test_suffixes_are_sorted(text: list[int]) -> None:
     assert suffix_array(np.array(text, np.uint32)).tolist() == sorted(range(len(text)), key=lambda i: text[i:])
 
 
@@ -53,10 +53,10 @@ def test_gitignore_is_honoured(tmp_path: Path) -> None:
     assert names(tmp_path) == own
 
 
-def test_a_folder_of_a_repository_is_under_its_rules(tmp_path: Path) -> None:
+def test_a_folder_of_a_repository_follows_its_gitignore(tmp_path: Path) -> None:
     put(tmp_path, ".git/HEAD", "src/a.py", "src/a.log", "venv/lib/b.py", _gitignore="*.log\n/venv/\n")
     assert names(tmp_path, "src") == ["src/a.py"]
-    assert names(tmp_path, "venv/lib") == ["venv/lib/b.py"]  # hidden as a whole, but asked for by name
+    assert names(tmp_path, "venv/lib") == ["venv/lib/b.py"]  # hidden as a whole, but requested by name
     assert names(tmp_path, "src/a.log") == ["src/a.log"]
 
 
@@ -65,7 +65,7 @@ def test_patterns_choose_files(tmp_path: Path) -> None:
     assert names(tmp_path, only=("*.py",), exclude=("test/",)) == ["a.py", "src/a.py"]
 
 
-def test_links_secrets_and_noise_stay_out(tmp_path: Path) -> None:
+def test_links_secrets_and_generated_files_are_skipped(tmp_path: Path) -> None:
     put(tmp_path, "a.py", ".env", "server.key", "node_modules/a.js", "__pycache__/b", ".git/HEAD")
     (tmp_path / "link.py").symlink_to(tmp_path / "a.py")
     (tmp_path / "loop").symlink_to(tmp_path)
@@ -105,7 +105,7 @@ def test_only_changed_files_are_read_again(tmp_path: Path, tokenizer: Tokenizer)
     assert (fewer.files, fewer.read, fewer.written) == (2, 0, True)
 
 
-def test_what_is_no_text_stays_out(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_binary_files_are_skipped(tmp_path: Path, tokenizer: Tokenizer) -> None:
     put(tmp_path / "src", a_py="x\n", empty_py="", big_py="x" * (MAX_FILE_BYTES + 1))
     (tmp_path / "src" / "nul").write_bytes(b"a\0b")
     (tmp_path / "src" / "latin").write_bytes("é".encode("latin-1"))
@@ -113,7 +113,7 @@ def test_what_is_no_text_stays_out(tmp_path: Path, tokenizer: Tokenizer) -> None
     assert texts(tmp_path, tokenizer) == {"a.py": "x\n"}
 
 
-def test_nothing_to_index_is_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_an_empty_index_is_reported(tmp_path: Path, tokenizer: Tokenizer) -> None:
     put(tmp_path / "src", _gitignore="*\n", a_py="x\n")
     with pytest.raises(ConfigError, match="no text to index"):
         build(tmp_path, tokenizer)

@@ -21,7 +21,7 @@ VOCAB = 100
 
 
 class Clock:
-    """Seconds, as told."""
+    """A clock in seconds that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -130,7 +130,7 @@ def tokens(work: DraftWork) -> list[list[int] | None]:
 
 
 @pytest.mark.parametrize("make", GARBAGE.values(), ids=GARBAGE)
-def test_a_bad_tree_is_dropped_and_the_drafter_not_asked_again(make: Make) -> None:
+def test_a_bad_tree_is_dropped_and_the_drafter_does_not_run_again(make: Make) -> None:
     bad, good = Scripted("bad", make), Scripted("good", chain(5, 6))
     panel = DrafterManager([bad, good], VOCAB)
     (sequence,) = begun(panel, [1, 2])
@@ -142,14 +142,14 @@ def test_a_bad_tree_is_dropped_and_the_drafter_not_asked_again(make: Make) -> No
 
 
 @pytest.mark.parametrize("make", SLIPS_THROUGH.values(), ids=SLIPS_THROUGH)
-def test_bug_a_tree_that_breaks_the_step_is_dropped(make: Make) -> None:
+def test_bug_a_tree_that_fails_the_step_is_dropped(make: Make) -> None:
     panel = DrafterManager([Scripted("bad", make)], VOCAB)
     (sequence,) = begun(panel, [1, 2])
     assert tokens(ask(panel, "bad", sequence)) == [None]
 
 
 @pytest.mark.parametrize("answer", [[], None, 7, [TokenTree(2)] * 2])
-def test_another_number_of_trees_is_a_fault(answer: Any) -> None:
+def test_a_wrong_number_of_trees_is_a_fault(answer: Any) -> None:
     bad = Scripted("bad", chain(1))
     bad.propose = lambda tasks: answer  # type: ignore[method-assign]
     panel = DrafterManager([bad], VOCAB)
@@ -178,7 +178,7 @@ def test_a_drafter_that_raises_is_dropped_for_its_sequence_only(method: str) -> 
     assert len(drafter.calls) == seen
 
 
-def test_a_pending_prefill_that_is_no_number_is_a_fault() -> None:
+def test_an_invalid_pending_prefill_is_a_fault() -> None:
     for owes, raises in (
         (0, {"pending_prefill"}),
         ("many", set()),
@@ -204,7 +204,7 @@ def test_a_pending_prefill_is_returned(owes: float, told: int) -> None:
     assert panel.may_propose("d", sequence)
 
 
-def test_a_bad_tree_leaves_other_sequences_their_drafter() -> None:
+def test_a_bad_tree_keeps_the_drafter_of_other_sequences() -> None:
     panel = DrafterManager([Scripted("picky", lambda t: chain(VOCAB if t.sequence.tokens[-1] == 3 else 5)(t))], VOCAB)
     three, four = begun(panel, [3], [4])
     assert tokens(ask(panel, "picky", three, four)) == [None, [4, 5]]
@@ -212,7 +212,7 @@ def test_a_bad_tree_leaves_other_sequences_their_drafter() -> None:
     assert (panel.may_propose("picky", three), panel.may_propose("picky", four)) == (False, True)
 
 
-def test_only_its_turns_reach_a_drafter() -> None:
+def test_a_drafter_gets_only_its_own_sequences() -> None:
     drafter = Scripted("d", chain(5))
     panel = DrafterManager([drafter], VOCAB)
     (sequence,) = begun(panel, [1])
@@ -234,7 +234,7 @@ def test_work_counts_levels_and_time() -> None:
     assert (work.levels, work.ms) == (3, 500.0)
 
 
-def test_a_tree_without_nodes_took_a_level_too() -> None:
+def test_an_empty_tree_counts_as_a_level() -> None:
     panel = DrafterManager([Scripted("d", chain())], VOCAB)
     (sequence,) = begun(panel, [1])
     assert ask(panel, "d", sequence).levels == 1
@@ -252,7 +252,7 @@ def stalling(clock: Clock, seconds: float) -> Make:
     ("seconds", "pending", "trusted"),
     [(0.9, 0, True), (1.1, 0, False), (1.9, PREFILL_PER_STALL, True), (2.1, PREFILL_PER_STALL, False)],
 )
-def test_a_drafter_that_stalls_is_dropped_but_has_time_to_read(seconds: float, pending: int, trusted: bool) -> None:
+def test_a_stalled_drafter_is_dropped_after_its_prefill_allowance(seconds: float, pending: int, trusted: bool) -> None:
     clock = Clock()
     panel = DrafterManager([Scripted("d", stalling(clock, seconds))], VOCAB, 1000.0, clock)
     (sequence,) = begun(panel, [1])
@@ -260,7 +260,7 @@ def test_a_drafter_that_stalls_is_dropped_but_has_time_to_read(seconds: float, p
     assert panel.may_propose("d", sequence) is trusted
 
 
-def test_three_faults_in_a_row_rest_a_drafter_for_everyone_and_it_comes_back() -> None:
+def test_three_consecutive_faults_suspend_a_drafter_for_all_requests_temporarily() -> None:
     clock = Clock()
     drafter = Scripted("d", chain(5))
     panel = DrafterManager([drafter, Scripted("other", chain(6))], VOCAB, clock=clock)
@@ -279,7 +279,7 @@ def test_three_faults_in_a_row_rest_a_drafter_for_everyone_and_it_comes_back() -
     assert tokens(ask(panel, "d", good, late, *others)) == [[1, 5], [9, 5], *[None] * MAX_FAULTS]
 
 
-def test_a_good_call_in_between_wipes_the_strikes_out() -> None:
+def test_a_successful_call_in_between_resets_the_faults() -> None:
     drafter = Scripted("d", chain(5))
     panel = DrafterManager([drafter], VOCAB)
     good, *others = begun(panel, [1], *[[n] for n in range(2, 10)])
@@ -290,14 +290,14 @@ def test_a_good_call_in_between_wipes_the_strikes_out() -> None:
         assert tokens(ask(panel, "d", good)) == [[1, 5]]
 
 
-def test_bug_one_call_is_one_strike() -> None:
+def test_bug_one_call_is_one_fault() -> None:
     panel = DrafterManager([Scripted("d", lambda t: chain(VOCAB if t.sequence.tokens[-1] > 1 else 5)(t))], VOCAB)
     good, *others = begun(panel, [1], *[[n] for n in range(2, 2 + MAX_FAULTS)])
     ask(panel, "d", good, *others)
     assert panel.may_propose("d", good)
 
 
-def test_a_resting_drafter_still_hears_of_the_sequences_it_knows() -> None:
+def test_a_suspended_drafter_still_gets_updates_of_its_sequences() -> None:
     drafter = Scripted("d", chain(5))
     panel = DrafterManager([drafter], VOCAB)
     good, *others = begun(panel, [1], *[[n] for n in range(2, 2 + MAX_FAULTS)])
@@ -310,7 +310,7 @@ def test_a_resting_drafter_still_hears_of_the_sequences_it_knows() -> None:
     assert drafter.calls == ["observe", "rewind"]
 
 
-def test_only_allowed_drafters_know_of_a_sequence() -> None:
+def test_only_allowed_drafters_get_a_sequence() -> None:
     a, b = Scripted("a", chain(1)), Scripted("b", chain(2))
     panel = DrafterManager([a, b], VOCAB)
     sequence = make_sequence([0])
@@ -323,7 +323,7 @@ def test_only_allowed_drafters_know_of_a_sequence() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_drafter_that_has_nothing_for_a_sequence_never_hears_of_it(fails: bool) -> None:
+def test_a_drafter_that_declines_a_sequence_gets_no_updates(fails: bool) -> None:
     """Nor does one that fails to say, and neither does the other drafter or the request any harm."""
     a, b = Scripted("a", chain(1)), Scripted("b", chain(2))
     asked: list[Sequence] = []
@@ -346,7 +346,7 @@ def test_a_drafter_that_has_nothing_for_a_sequence_never_hears_of_it(fails: bool
     assert b.calls == ["begin", "propose", "observe", "end"]
 
 
-def test_without_allowed_drafters_nobody_drafts() -> None:
+def test_without_allowed_drafters_nothing_is_drafted() -> None:
     panel = DrafterManager([Scripted("a", chain(1))], VOCAB)
     sequence = make_sequence([0])
     panel.begin(sequence, ())
@@ -354,7 +354,7 @@ def test_without_allowed_drafters_nobody_drafts() -> None:
     panel.end(sequence)
 
 
-def test_a_drafter_that_failed_is_still_told_of_the_end() -> None:
+def test_a_failed_drafter_is_notified_of_the_end() -> None:
     bad = Scripted("bad", chain(5))
     bad.raises = {"propose", "end"}
     panel = DrafterManager([bad], VOCAB)
@@ -367,19 +367,19 @@ def test_a_drafter_that_failed_is_still_told_of_the_end() -> None:
     assert not panel.drafts_for(sequence)
 
 
-def test_a_sequence_never_begun_may_end() -> None:
+def test_a_sequence_that_never_started_may_end() -> None:
     drafter = Scripted("d", chain(5))
     DrafterManager([drafter], VOCAB).end(make_sequence([1]))
     assert drafter.calls == []
 
 
-def test_names_and_prices() -> None:
+def test_names_and_costs() -> None:
     panel = DrafterManager([Scripted("a", chain()), Scripted("b", chain(), model_based=True)], VOCAB)
     assert panel.names == ("a", "b")
     assert panel.model_based == {"a": False, "b": True}
 
 
-def test_a_tree_of_the_most_nodes_is_sound() -> None:
+def test_a_tree_of_the_maximum_size_is_valid() -> None:
     panel = DrafterManager([Scripted("d", chain(*[7] * (MAX_NODES - 1), score=-0.01))], VOCAB)
     (sequence,) = begun(panel, [1])
     (tree,) = panel.propose("d", [make_task(sequence, nodes=MAX_NODES - 1, depth=63)]).trees

@@ -1,6 +1,6 @@
 """The model drafter: its KV must stay valid, which only acceptance can show.
 
-Stale draft KV never changes the output, so path identity is blind to it. Here the draft *is* the target: every
+Stale draft KV never changes the output, so path identity does not detect it. Here the draft *is* the target: every
 proposal must be accepted, whatever happened to the sequence before, greedy and (by the same noise) sampled.
 """
 
@@ -97,7 +97,7 @@ def test_a_prefix_hit_covers_the_draft(temperature: float) -> None:
     assert rejected(done) == 0
 
 
-def test_a_prefix_that_the_draft_never_saw_is_computed() -> None:
+def test_a_prefix_that_the_draft_never_computed_is_computed() -> None:
     engine = twin_engine()
     prompt = tuple(range(5, 155))
     quiet = Engine(dataclasses.replace(twin_parts(), drafters=[], kv=engine._kv))
@@ -123,7 +123,7 @@ def test_preemption_is_recovered_from(temperature: float) -> None:
     assert rejected(done) == 0
 
 
-def test_pages_run_short() -> None:
+def test_pages_run_out() -> None:
     engine = twin_engine(pages=6)
     for i in range(4):
         engine.submit(ask(f"r{i}", tuple(range(5 + i, 65 + i)), max_tokens=130))
@@ -155,8 +155,8 @@ def test_penalties_and_filters_are_the_targets() -> None:
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_a_wide_tree_holds_the_targets_path(temperature: float) -> None:
-    """With room for the best child at each level, every step takes a full path, whatever hangs beside it."""
+def test_a_wide_tree_contains_the_targets_path(temperature: float) -> None:
+    """With pages for the best child at each level, every step accepts a full path, whatever the other branches."""
     engine = twin_engine()
     engine.submit(ask("a", tuple(range(5, 155)), 61, forced(12, 4, 3), temperature=temperature))
     (done,) = finished(engine)
@@ -172,8 +172,8 @@ def test_auto_mode_drafts_and_rejects_nothing() -> None:
     assert rejected(finished(engine), 0) == 0
 
 
-def test_late_drafting_reads_what_it_missed() -> None:
-    """A sequence long decoded without this drafter, then asked for: the whole output is its pending."""
+def test_late_drafting_prefills_the_missed_tokens() -> None:
+    """A sequence is decoded for long without this drafter, which then runs: the whole output is its pending prefill."""
     drafter, tokens, sampling = lone_drafter(), [(5 * i) % 300 for i in range(333)], greedy()
     sequence = make_sequence(tokens)
     kv = KvCacheManager(40, prefix_cache=False)
@@ -185,7 +185,7 @@ def test_late_drafting_reads_what_it_missed() -> None:
     assert tree.tokens[1:] == plain(tokens, 8)
 
 
-def test_what_was_drafted_and_came_is_not_read_again() -> None:
+def test_accepted_drafts_are_not_prefilled_again() -> None:
     engine = twin_engine()
     drafter = own_drafter(twin_parts())
     engine.submit(ask("a", tuple(range(5, 60)), speculation=forced(5, 5)))
@@ -199,8 +199,8 @@ def test_what_was_drafted_and_came_is_not_read_again() -> None:
     assert amounts == {2}  # the chain's leaf, and the target's own token
 
 
-def test_a_long_text_is_read_in_pieces() -> None:
-    """Beside one that is drafted for, and of which not a row is lost."""
+def test_a_long_text_is_prefilled_in_chunks() -> None:
+    """The other sequence of the batch is drafted for, and none of its rows is lost."""
     drafter, kv = lone_drafter(), KvCacheManager(40, prefix_cache=False)
     tasks = []
     for text in ([(5 * i) % 300 for i in range(333)], [(7 * i) % 300 for i in range(130)]):
@@ -219,7 +219,7 @@ def test_a_long_text_is_read_in_pieces() -> None:
     assert propose(drafter, [long])[0].tokens[1:] == plain(long.sequence.tokens, 5)
 
 
-def test_many_amounts_at_once() -> None:
+def test_many_batch_sizes() -> None:
     drafter, kv = lone_drafter(), KvCacheManager(40, prefix_cache=False)
     texts = [[(5 * i + n) % 300 for i in range(length)] for n, length in enumerate((1, 200, 97, 96, 1, 95, 30))]
     tasks = []
@@ -232,7 +232,7 @@ def test_many_amounts_at_once() -> None:
         assert tree.tokens[1:] == plain(text, 5)
 
 
-def test_caps_are_kept_to() -> None:
+def test_caps_are_obeyed() -> None:
     drafter, kv = lone_drafter(), KvCacheManager(40, prefix_cache=False)
     sequence = make_sequence(list(range(30)))
     kv.admit(sequence)
@@ -246,7 +246,7 @@ def test_caps_are_kept_to() -> None:
             assert len(tree) - 1 >= min(nodes, depth)
 
 
-def test_floors_are_kept_to() -> None:
+def test_floors_are_obeyed() -> None:
     drafter, kv = lone_drafter(), KvCacheManager(40, prefix_cache=False)
     sequence = make_sequence(list(range(30)))
     kv.admit(sequence)
@@ -272,7 +272,7 @@ def test_floors_are_kept_to() -> None:
     assert all(tree.scores[parent] >= level_floor for parent in tree.parents[1:])
 
 
-def test_what_the_target_may_not_say_is_not_proposed() -> None:
+def test_tokens_that_the_target_may_not_generate_are_not_proposed() -> None:
     drafter, kv = lone_drafter(), KvCacheManager(40, prefix_cache=False)
     sequence = make_sequence(list(range(30)))
     kv.admit(sequence)
@@ -288,7 +288,7 @@ def test_what_the_target_may_not_say_is_not_proposed() -> None:
     assert len(tree) > 8
 
 
-def test_a_token_beyond_the_drafts_vocabulary_costs_only_its_request() -> None:
+def test_a_token_beyond_the_drafts_vocabulary_affects_only_its_request() -> None:
     engine = twin_engine()
     drafter = own_drafter(twin_parts())
     full = drafter._decoder.config
@@ -309,7 +309,7 @@ def _lone() -> ModelDrafter:
 
 
 def lone_drafter() -> ModelDrafter:
-    """A drafter outside any engine; its pool holds whatever earlier tests left there."""
+    """A drafter outside any engine. Its pool keeps the content of earlier tests."""
     return _lone()
 
 
@@ -327,7 +327,7 @@ def _plain_decoder() -> Any:
 
 
 def plain(tokens: list[int], count: int) -> list[int]:
-    """What the model says next, each token from a forward over everything."""
+    """Return the tokens that the model generates, each from a forward over the whole text."""
     text = list(tokens)
     for _ in range(count):
         entry = BatchEntry(text, list(range(-1, len(text) - 1)), 0, list(range(8)))
@@ -338,7 +338,7 @@ def plain(tokens: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("edited", [False, True])
-def test_tokens_outside_a_cut_table_are_not_proposed(temperature: float, edited: bool) -> None:
+def test_tokens_outside_a_truncated_table_are_not_proposed(temperature: float, edited: bool) -> None:
     """As if only the others were allowed: the same tree, noise and chances."""
     ids = np.arange(3, 300, 2, dtype=np.int32)
     loaded = model("target")
@@ -362,4 +362,4 @@ def test_tokens_outside_a_cut_table_are_not_proposed(temperature: float, edited:
     found, expected = tree(drafter, ()), tree(lone_drafter(), tuple(ids.tolist()))
     assert len(found) > 8
     assert (found.tokens, found.parents) == (expected.tokens, expected.parents)
-    assert found.scores == pytest.approx(expected.scores, abs=1e-5)  # what can not win has no weight either
+    assert found.scores == pytest.approx(expected.scores, abs=1e-5)  # a token that cannot win has no weight

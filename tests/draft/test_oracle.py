@@ -15,7 +15,7 @@ PROMPT, OUTPUT = [1, 2, 3], list(range(100, 500))
 
 
 def ran(drafter: OracleDrafter, output: list[int] = OUTPUT, prompt: list[int] = PROMPT, **fields: object) -> None:
-    """A request comes, says ``output`` and goes."""
+    """Run a request from start to end that generates ``output``."""
     replay(drafter, make_sequence(prompt, **{"sampling": GREEDY, **fields}), output)
 
 
@@ -25,12 +25,12 @@ def again(drafter: OracleDrafter, prompt: list[int] = PROMPT, **fields: object) 
     return sequence
 
 
-def test_a_new_request_gets_nothing() -> None:
+def test_a_new_request_gets_no_draft() -> None:
     drafter = OracleDrafter(1.0)
     assert len(propose(drafter, again(drafter))) == 1
 
 
-def test_rate_one_knows_everything() -> None:
+def test_rate_one_is_always_right() -> None:
     drafter = OracleDrafter(1.0)
     ran(drafter)
     assert replay(drafter, make_sequence(PROMPT, sampling=GREEDY), OUTPUT, nodes=15) == 16
@@ -50,7 +50,7 @@ def test_rate_zero_is_always_wrong() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.5, 0.8, 0.95])
-def test_the_rate_is_met_at_every_position(rate: float) -> None:
+def test_the_rate_holds_at_every_position(rate: float) -> None:
     right = first_right = total = 0
     for seed in range(4):
         drafter = OracleDrafter(rate, seed)
@@ -67,7 +67,7 @@ def test_the_rate_is_met_at_every_position(rate: float) -> None:
     assert abs(right / total - rate**2) < 0.05  # positions err independently
 
 
-def test_runs_repeat_and_seeds_differ() -> None:
+def test_runs_are_deterministic_and_seeds_differ() -> None:
     def chains(seed: int) -> list[list[int]]:
         drafter = OracleDrafter(0.5, seed)
         ran(drafter)
@@ -94,7 +94,7 @@ def test_whether_a_position_is_right_does_not_depend_on_the_step_it_is_proposed_
         sequence.tokens.append(token)
 
 
-def test_the_key_is_what_decides_the_output() -> None:
+def test_the_key_covers_what_determines_the_output() -> None:
     drafter = OracleDrafter(1.0)
     ran(drafter)
     assert len(propose(drafter, again(drafter, seed=9, index=3))) > 1  # greedy: no seed matters
@@ -108,7 +108,7 @@ def test_the_key_is_what_decides_the_output() -> None:
     assert len(propose(drafter, again(drafter, sampling=sampled, seed=5, index=1))) == 1
 
 
-def test_an_output_that_differs_is_given_up() -> None:
+def test_after_a_different_output_the_oracle_stops() -> None:
     drafter = OracleDrafter(1.0)
     ran(drafter)
     sequence = again(drafter)
@@ -127,7 +127,7 @@ def test_a_shorter_run_does_not_shorten_the_memory() -> None:
     assert propose(drafter, again(drafter), nodes=15).tokens == [3, 100, 7, 8]
 
 
-def test_one_known_token_leaves_no_way_to_be_wrong() -> None:
+def test_a_vocabulary_of_one_known_token_allows_no_wrong_draft() -> None:
     drafter = OracleDrafter(0.0)
     ran(drafter, [5, 5, 5], prompt=[5])
     assert len(propose(drafter, again(drafter, prompt=[5]))) == 1

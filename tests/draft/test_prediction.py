@@ -29,7 +29,7 @@ tokens = st.lists(st.integers(0, 6), max_size=60)
 
 
 def begun(of: PredictionDrafter, expected: list[int], output: list[int]) -> Sequence:
-    """A sequence that expects ``expected`` and has said ``output``, token by token."""
+    """A sequence that expects ``expected`` and has generated ``output``, token by token."""
     sequence = make_sequence(PROMPT, prediction_ids=tuple(expected))
     of.begin(sequence)
     for token in output:
@@ -62,7 +62,7 @@ def edit(text: list[int], rate: float, rng: random.Random) -> list[int]:
     return out
 
 
-def test_only_what_has_a_prediction_is_served_and_forgotten_at_its_end() -> None:
+def test_only_sequences_with_a_prediction_are_served_and_forgotten_at_their_end() -> None:
     drafter = PredictionDrafter()
     sequence = begun(drafter, [1, 2, 3], [1, 2])
     assert drafter.serves(sequence)
@@ -72,7 +72,7 @@ def test_only_what_has_a_prediction_is_served_and_forgotten_at_its_end() -> None
     assert not drafter._read
 
 
-def test_an_output_as_predicted_takes_full_steps() -> None:
+def test_a_correct_prediction_takes_full_steps() -> None:
     text = code_like(640, 1)
     assert speed(text, text) > 15.5
 
@@ -85,7 +85,7 @@ def test_edits_cost_a_few_steps_each(rate: float, least: float) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 12])
-def test_one_edit_of_any_kind_is_got_over_at_once(size: int) -> None:
+def test_drafting_recovers_from_any_single_edit_immediately(size: int) -> None:
     text, new = list(range(400)), list(range(7000, 7000 + size))
     outputs = {
         "replace": [*text[:200], *new, *text[200 + size :]],
@@ -94,10 +94,10 @@ def test_one_edit_of_any_kind_is_got_over_at_once(size: int) -> None:
     }
     for kind, output in outputs.items():
         steps = len(output) / speed(text, output)
-        assert steps <= 400 / 16 + size + 3, kind  # the new tokens are nobody's to guess
+        assert steps <= 400 / 16 + size + 3, kind  # the new tokens cannot be predicted
 
 
-def test_a_block_moved_is_found_where_it_is() -> None:
+def test_a_moved_block_is_found() -> None:
     text = code_like(600, 3)
     moved = [*text[300:450], *text[:300], *text[450:]]
     assert speed(text, moved) > 10
@@ -110,13 +110,13 @@ def test_a_heading_before_the_predicted_text(heading: list[int]) -> None:
 
 
 @pytest.mark.parametrize("cut", [[9001], [9001, 9002], []])
-def test_first_tokens_cut_otherwise(cut: list[int]) -> None:
+def test_first_tokens_split_differently(cut: list[int]) -> None:
     text = code_like(400, 5)
     output = [*cut, *text[1:]]
     assert len(output) / speed(text, output) <= 400 / 16 + 5
 
 
-def test_after_an_unknown_token_all_three_places_are_open() -> None:
+def test_after_an_unknown_token_all_three_positions_are_possible() -> None:
     drafter, text = PredictionDrafter(), list(range(100, 140))
     tree = propose(drafter, begun(drafter, text, [*text[:10], 7]), nodes=8)
     assert accepted(tree, text[11:]) >= 2  # replaced
@@ -126,14 +126,14 @@ def test_after_an_unknown_token_all_three_places_are_open() -> None:
     assert tree.tokens[1] == text[15]
 
 
-def test_trust_grows_with_what_matched() -> None:
+def test_scores_increase_with_the_length_of_the_match() -> None:
     drafter, text = PredictionDrafter(), list(range(100, 160))
     firsts = [propose(drafter, begun(drafter, text, text[:count])).scores[1] for count in (0, 1, 3, 10, 40)]
     assert firsts == sorted(firsts)
     assert len(set(firsts)) == 5
 
 
-def test_the_end_of_the_prediction_is_the_end() -> None:
+def test_the_end_of_the_prediction_ends_the_draft() -> None:
     drafter, text = PredictionDrafter(), list(range(100, 120))
     assert propose(drafter, begun(drafter, text, text[:18]), nodes=31).tokens == [117, 118, 119]
     assert len(propose(drafter, begun(drafter, text, text))) == 1
@@ -162,7 +162,7 @@ few = st.integers(0, 2)
 
 
 @given(st.lists(few, max_size=60), st.lists(few, min_size=1, max_size=6), st.integers(0, 60))
-def test_find_is_the_longest_match_the_nearest_first(text: list[int], recent: list[int], near: int) -> None:
+def test_find_returns_the_longest_match_nearest_first(text: list[int], recent: list[int], near: int) -> None:
     index = PredictionIndex(text)
     index.grow(1000)
 
@@ -200,7 +200,7 @@ class CountingIndex(PredictionIndex):
 
 
 @pytest.mark.parametrize("expected", [[5] * 4000, [5, 6] * 2000, [*[5] * 20, 6] * 190], ids=["same", "two", "runs"])
-def test_repetition_costs_a_bounded_look_per_token(expected: list[int]) -> None:
+def test_repetition_costs_bounded_work_per_token(expected: list[int]) -> None:
     rng = random.Random(1)
     output = [rng.choice((5, 5, 5, 6, 7)) for _ in range(500)]
     cursor = PredictionCursor(index := CountingIndex(expected))
@@ -240,7 +240,7 @@ def test_all_samples_together_index_as_much_as_one(monkeypatch: pytest.MonkeyPat
         assert index._indexed + others._indexed == 10 * step
 
 
-def test_a_prompt_is_no_output() -> None:
+def test_a_prompt_is_not_output() -> None:
     drafter = PredictionDrafter()
     sequence = make_sequence([100, 101, 102], prediction_ids=(100, 101, 102, 103))
     drafter.begin(sequence)

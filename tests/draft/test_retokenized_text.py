@@ -72,8 +72,8 @@ def test_the_text_is_the_same(text: str, seed: int, backwards: bool) -> None:
 
 @settings(max_examples=60)
 @given(text=texts, seed=st.integers(0, 2**32))
-def test_an_open_character_waits(text: str, seed: int) -> None:
-    """After every single token: the text up to the last whole character, and ``whole`` tells of the rest."""
+def test_a_partial_character_is_held_back(text: str, seed: int) -> None:
+    """After every single token the text ends with the last whole character, and ``whole`` marks the rest."""
     rng, pair = random.Random(seed), tiny_pair()
     ids = cut(pair[0], text, rng)
     retokenized = RetokenizedText(*pair, [])
@@ -88,7 +88,7 @@ def test_an_open_character_waits(text: str, seed: int) -> None:
 
 @settings(max_examples=60)
 @given(data=st.binary(max_size=60), text=texts, seed=st.integers(0, 2**32))
-def test_bytes_that_are_no_text_are_replaced(data: bytes, text: str, seed: int) -> None:
+def test_invalid_bytes_are_replaced(data: bytes, text: str, seed: int) -> None:
     rng, pair = random.Random(seed), tiny_pair()
     target, draft, _ = pair
     by_bytes = {target.token_bytes(t): t for t in range(target.vocab_size) if t not in target.special_ids}
@@ -117,7 +117,7 @@ def test_special_tokens_keep_their_meaning(pieces: list[str], seed: int) -> None
     assert retokenized.whole
 
 
-def test_a_special_token_ends_an_open_character() -> None:
+def test_a_special_token_ends_a_partial_character() -> None:
     target, draft, _ = pair = tiny_pair()
     half = target.encode("世", add_special=False)[0]
     start = target.token_id("<|im_start|>")
@@ -130,7 +130,7 @@ def test_a_special_token_ends_an_open_character() -> None:
     assert draft.decode(retokenized.ids, skip_special=False) == "\ufffd<|im_start|>x"
 
 
-def test_a_word_said_in_two_is_mended() -> None:
+def test_a_word_in_two_tokens_is_retokenized() -> None:
     pair = paired(wordy_tokenizer(("jump", "ed")), wordy_tokenizer(("jumped", "ju")))
     target, draft, _ = pair
     first, second = target.encode("jumped", add_special=False)
@@ -144,7 +144,7 @@ def test_a_word_said_in_two_is_mended() -> None:
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), backwards=st.booleans())
-def test_words_are_told_as_if_heard_at_once(seed: int, backwards: bool) -> None:
+def test_notified_words_equal_those_observed_directly(seed: int, backwards: bool) -> None:
     rng, pair = random.Random(seed), tiny_pair(backwards)
     known = ["the", "lazy", "jumped", "read", "reader", "first", "event", "other", "course", "becomes", "12", "(", "="]
     text = "".join(rng.choice((" ", "", "\n", "    ")) + rng.choice(known) for _ in range(rng.randint(1, 90)))
@@ -152,7 +152,7 @@ def test_words_are_told_as_if_heard_at_once(seed: int, backwards: bool) -> None:
     assert tell(pair, ids, rng).ids == pair[1].encode(text, add_special=False)
 
 
-def test_a_long_text_settles() -> None:
+def test_a_long_text_is_stable() -> None:
     """Otherwise every token would cost as much as the whole text."""
     target, _, _ = pair = tiny_pair()
     retokenized = RetokenizedText(*pair, [])
@@ -168,7 +168,7 @@ def begun(tokenizer_words: tuple[str, ...], begin: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("<s>", "<s>"), ("<s>", "<bos>")])
-def test_the_draft_begins_its_own_way_once(ours: str, theirs: str) -> None:
+def test_the_drafts_begin_token_is_added_once(ours: str, theirs: str) -> None:
     target, draft = begun(("the",), ours), begun(("dog",), theirs)
     retokenized = RetokenizedText(*paired(target, draft), target.encode("the dog"))
     assert retokenized.ids == draft.encode("the dog")
@@ -234,7 +234,7 @@ def test_real_vocabularies(seed: int, backwards: bool) -> None:
 
 @settings(max_examples=60)
 @given(text=texts, more=texts, reads=st.integers(1, 12))
-def test_of_a_long_prompt_the_end_is_told(text: str, more: str, reads: int) -> None:
+def test_a_long_prompt_is_truncated_to_its_end(text: str, more: str, reads: int) -> None:
     pair = tiny_pair()
     ids = pair[0].encode(text * 3)
     whole, short = RetokenizedText(*pair, ids), RetokenizedText(*pair, ids, reads)
@@ -247,7 +247,7 @@ def test_of_a_long_prompt_the_end_is_told(text: str, more: str, reads: int) -> N
     assert short.ids == whole.ids[len(whole.ids) - len(short.ids) :]
 
 
-def test_the_next_keystroke_keeps_the_cut() -> None:
+def test_the_next_keystroke_keeps_the_truncation_point() -> None:
     pair = tiny_pair()
     ids = pair[0].encode(" the lazy dog jumped" * 60)
     starts = [

@@ -47,7 +47,7 @@ def pairs(*texts: list[int]) -> set[tuple[int, int]]:
     return {pair for text in texts for pair in pairwise(text)}
 
 
-def test_continues_a_repetition() -> None:
+def test_a_repetition_is_continued() -> None:
     suffixes = drafter(ALONE)
     sequence = begun(suffixes, [1, 2, 3, 4, 5, 6, 9, 1, 2, 3])
     tree = propose(suffixes, sequence, nodes=3)
@@ -62,7 +62,7 @@ def test_branches_by_counts_best_first() -> None:
     assert tree.tokens == [2, 7, 8]
     assert tree.parents == [-1, 0, 0]
     assert tree.scores[1] > tree.scores[2]
-    assert math.exp(tree.scores[1]) < 0.45  # what has branched before branches anew: less than two thirds by far
+    assert math.exp(tree.scores[1]) < 0.45  # a context that branched before branches again: by far less than two thirds
 
 
 @given(texts, st.integers(0, 20), st.integers(0, 20), st.integers(1, 4))
@@ -90,7 +90,7 @@ def test_the_first_choice_follows_the_longest_suffix(text: list[int]) -> None:
     assert len(tree) == 1
 
 
-def test_a_long_match_is_trusted_more() -> None:
+def test_a_long_match_has_a_higher_score() -> None:
     def first(text: list[int]) -> float:
         suffixes = drafter(ALONE)
         return propose(suffixes, begun(suffixes, text)).scores[1]
@@ -102,7 +102,7 @@ def test_a_long_match_is_trusted_more() -> None:
     assert math.exp(seen[-1]) > 0.9
 
 
-def test_a_chain_is_trusted_more_the_further_it_goes() -> None:
+def test_scores_increase_along_a_chain() -> None:
     suffixes = drafter(ALONE)
     line = list(range(10, 60))
     scores = propose(suffixes, begun(suffixes, [*line, 99, *line[:3]]), nodes=31).scores
@@ -111,7 +111,7 @@ def test_a_chain_is_trusted_more_the_further_it_goes() -> None:
     assert steps[-1] > steps[0] / 4
 
 
-def test_obeys_the_floor() -> None:
+def test_floors_are_obeyed() -> None:
     suffixes = drafter(ALONE)
     sequence = begun(suffixes, code_like(600, 1))
     everything = propose(suffixes, sequence, nodes=31)
@@ -123,7 +123,7 @@ def test_obeys_the_floor() -> None:
         assert len(tree) >= above
 
 
-def test_proposes_the_same_every_time() -> None:
+def test_proposals_are_deterministic() -> None:
     trees = []
     for _ in range(2):
         suffixes = drafter()
@@ -133,7 +133,7 @@ def test_proposes_the_same_every_time() -> None:
     assert (trees[0].tokens, trees[0].parents) == (trees[1].tokens, trees[1].parents)
 
 
-def test_obeys_limits_and_forgets() -> None:
+def test_limits_are_obeyed_and_old_text_is_forgotten() -> None:
     suffixes = drafter()
     sequence = begun(suffixes, [1, 2, 3] * 30)
     for nodes, depth in ((0, 7), (1, 7), (5, 2), (7, 0)):
@@ -144,7 +144,7 @@ def test_obeys_limits_and_forgets() -> None:
     suffixes.end(sequence)
 
 
-def test_follows_committed_tokens() -> None:
+def test_proposals_follow_committed_tokens() -> None:
     suffixes = drafter(ALONE)
     sequence = begun(suffixes, [1, 2, 3, 4])
     assert len(propose(suffixes, sequence)) == 1
@@ -152,7 +152,7 @@ def test_follows_committed_tokens() -> None:
     assert propose(suffixes, sequence, nodes=2).tokens == [2, 3, 4]
 
 
-def test_the_prediction_is_text_of_its_own() -> None:
+def test_the_prediction_is_a_separate_text() -> None:
     suffixes = drafter(ALONE)
     sequence = begun(suffixes, [7, 7, 7, 50], prediction_ids=(20, 21, 22, 23, 24))
     assert len(propose(suffixes, sequence)) == 1
@@ -169,7 +169,7 @@ def test_the_text_of_an_earlier_request_is_continued(session: str) -> None:
     assert propose(suffixes, sequence, nodes=31, width=1).tokens == text[119:151]
 
 
-def test_the_text_of_others_is_not() -> None:
+def test_the_text_of_other_tenants_is_not() -> None:
     suffixes, text = drafter(), list(range(300))
     finish(suffixes, text, session="editor", cache_salt="ours")
     for fields in ({}, {"cache_salt": "theirs"}, {"session": "editor"}, {"cache_salt": "theirs", "session": "editor"}):
@@ -187,7 +187,7 @@ def test_text_that_arrives_while_a_sequence_runs_is_used() -> None:
     assert accepted(propose(suffixes, sequence, nodes=31), text[120:]) > 20
 
 
-def test_a_change_in_a_known_text_costs_no_more_than_itself() -> None:
+def test_a_change_in_a_known_text_costs_only_itself() -> None:
     suffixes, text = drafter(), code_like(600, 5)
     changed = [*text[:200], 7001, 7002, *text[203:400], *text[420:]]
     fresh = replay(drafter(ALONE), make_sequence([9999]), changed)
@@ -205,7 +205,7 @@ def test_a_long_prompt_is_indexed_in_bounded_pieces(monkeypatch: pytest.MonkeyPa
     for step in range(6):
         tasks = [make_task(short), make_task(long)]
         ours, theirs = suffixes.propose(tasks)
-        assert ours.tokens[:2] == [2, 3]  # the others go on meanwhile
+        assert ours.tokens[:2] == [2, 3]  # the other sequences continue meanwhile
         assert (len(theirs) > 1) == (step > 3)
         sizes.append(suffixes._readers[long].automaton.size)
     assert sizes == [5, 15, 25, 35, 43, 43]

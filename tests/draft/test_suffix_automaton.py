@@ -75,12 +75,12 @@ def check_parts(automaton: SuffixAutomaton, text: list[int]) -> None:
 
 
 @given(texts)
-def test_holds_exactly_the_parts_of_its_text(text: list[int]) -> None:
+def test_it_contains_exactly_the_substrings_of_its_text(text: list[int]) -> None:
     check_parts(SuffixAutomaton(text), text)
 
 
 @pytest.mark.parametrize("wrong", [Unsplit, Uncopied])
-def test_the_comparison_sees_a_wrong_split(wrong: type[SuffixAutomaton]) -> None:
+def test_the_comparison_detects_a_wrong_split(wrong: type[SuffixAutomaton]) -> None:
     text = [0, 1, 2, 0, 1, 3, 2, 1, 0]  # [1] is split off [0 1], which two tokens have followed
     check_parts(SuffixAutomaton(text), text)
     with pytest.raises(AssertionError):
@@ -104,7 +104,7 @@ def test_counts_of_short_contexts_are_bounded_below() -> None:
     assert automaton.size == 200
 
 
-def test_a_context_with_many_followers_costs_a_bounded_look() -> None:
+def test_a_context_with_many_followers_costs_bounded_work() -> None:
     automaton = SuffixAutomaton([token for i in range(1000) for token in (0, 1 + i)])
     assert len(list(automaton.followers(state_of(automaton, [0])))) == MAX_FOLLOWERS
 
@@ -122,7 +122,7 @@ turns = st.lists(
 
 
 @pytest.mark.parametrize("window", [1, 3, 32])
-def test_a_cursor_stays_right_while_its_text_grows(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cursor_stays_correct_while_its_text_grows(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix_automaton, "WINDOW", window)
 
     @given(turns)
@@ -140,7 +140,7 @@ def test_a_cursor_stays_right_while_its_text_grows(window: int, monkeypatch: pyt
 
 
 @given(texts, texts)
-def test_a_cursor_in_a_text_at_rest_is_exact(text: list[int], tokens: list[int]) -> None:
+def test_a_cursor_in_a_static_text_is_exact(text: list[int], tokens: list[int]) -> None:
     automaton = SuffixAutomaton(text)
     cursor = SuffixCursor(automaton)
     for count in range(1, len(tokens) + 1):
@@ -159,7 +159,7 @@ def grow_under(kind: type[SuffixCursor]) -> None:
     check_cursor(cursor, [1, 2, 3, 5, BREAK, 4, 2, 3, 5], [2, 3, 5], 1000)
 
 
-def test_the_comparison_sees_a_cursor_left_behind_by_a_split() -> None:
+def test_the_comparison_detects_a_cursor_missed_by_a_split() -> None:
     grow_under(SuffixCursor)
     with pytest.raises(AssertionError):
         grow_under(Unclimbing)

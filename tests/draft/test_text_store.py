@@ -49,7 +49,7 @@ def novel(count: int, seed: int) -> list[int]:
 
 
 def check_windows(texts: list[list[int]], budget: int, overlap: int) -> None:
-    """Whatever is left out as known, every short run of every text can be found."""
+    """Check that every short run of every text is found, whatever was omitted as known."""
     store = TextStore(ROOMY)
     for text in texts:
         write(store, text, budget)
@@ -72,7 +72,7 @@ def test_every_short_run_of_every_text_is_kept(monkeypatch: pytest.MonkeyPatch) 
     check()
 
 
-def test_the_check_of_runs_sees_a_missing_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_of_runs_detects_a_missing_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = novel(30, 1), novel(10, 2)
     texts = [first, [*first[:15], *second, *first[15:]]]
     shrink(monkeypatch, 4, 2)
@@ -93,7 +93,7 @@ def test_the_same_text_is_not_written_again() -> None:
     assert store.young.size == size
 
 
-def test_of_an_edited_text_only_the_edit_is_written() -> None:
+def test_only_the_edit_of_an_edited_text_is_written() -> None:
     store, text = TextStore(ROOMY), novel(500, 4)
     write(store, text)
     size = store.young.size
@@ -105,7 +105,7 @@ def test_of_an_edited_text_only_the_edit_is_written() -> None:
     assert holds(store, edited[-7 - OVERLAP_TOKENS :])
 
 
-def test_a_short_match_is_not_taken_for_known_text() -> None:
+def test_a_short_match_is_not_known_text() -> None:
     store, text = TextStore(ROOMY), novel(KNOWN_TOKENS - 1, 7)
     write(store, text)
     write(store, text)
@@ -120,7 +120,7 @@ def test_a_store_keeps_its_limit(limit: int, texts: list[list[int]]) -> None:
         assert sum(generation.size for generation in store.generations) <= max(2, limit)
 
 
-def test_the_newest_half_is_always_there_and_the_oldest_goes() -> None:
+def test_the_newest_half_is_always_kept_and_the_oldest_is_evicted() -> None:
     store = TextStore(400)
     texts = [novel(50, seed) for seed in range(20)]
     for at, text in enumerate(texts):
@@ -130,7 +130,7 @@ def test_the_newest_half_is_always_there_and_the_oldest_goes() -> None:
     assert not any(holds(store, text[:5]) for text in texts[:10])
 
 
-def test_text_that_is_used_stays() -> None:
+def test_used_text_is_kept() -> None:
     store, used = TextStore(400), novel(60, 100)
     for seed in range(20):
         write(store, used)
@@ -155,7 +155,7 @@ def test_old_text_is_forgotten() -> None:
     assert sum(generation.size for generation in store.generations) == 0
 
 
-def test_text_is_kept_for_half_the_age_at_least() -> None:
+def test_text_is_kept_for_at_least_half_the_age() -> None:
     clock = Clock()
     store = TextStore(ROOMY, age_s=10.0, clock=clock)
     for seed in range(40):
@@ -164,7 +164,7 @@ def test_text_is_kept_for_half_the_age_at_least() -> None:
         assert all(holds(store, novel(20, late)) for late in range(max(0, seed - 6), seed + 1))
 
 
-def test_a_text_that_outlives_its_generation_is_written_on() -> None:
+def test_a_text_that_outlives_its_generation_is_continued() -> None:
     clock = Clock()
     store = TextStore(ROOMY, age_s=10.0, clock=clock)
     text = novel(100, 1)
@@ -189,7 +189,7 @@ def seen(of: TextLibrary, asked: Request, part: list[int]) -> bool:
     return any(holds(store, part) for store in of.stores(asked))
 
 
-def test_salts_never_see_each_other() -> None:
+def test_salts_are_isolated() -> None:
     texts = library()
     texts.add(request("a", "editor"), [1, 2, 3])
     texts.work(1000)
@@ -199,7 +199,7 @@ def test_salts_never_see_each_other() -> None:
         assert not seen(texts, other, [1, 2])
 
 
-def test_sessions_never_see_each_other_where_nothing_is_shared() -> None:
+def test_sessions_are_isolated_if_nothing_is_shared() -> None:
     texts = library(shared_tokens=0)
     texts.add(request(session="one"), [1, 2, 3])
     texts.work(1000)
@@ -214,7 +214,7 @@ def test_limits_of_zero_keep_nothing() -> None:
     assert texts.stores(request(session="one")) == []
 
 
-def test_the_sessions_and_salts_used_last_are_kept() -> None:
+def test_recently_used_sessions_and_salts_are_kept() -> None:
     texts = library(sessions=2, salts=2)
     for name in ("one", "two"):
         texts.add(request(name, name), [1, 2, 3])
@@ -225,7 +225,7 @@ def test_the_sessions_and_salts_used_last_are_kept() -> None:
     assert not seen(texts, request("two", "two"), [1, 2])
 
 
-def test_work_is_bounded_and_goes_on_where_it_stopped() -> None:
+def test_work_is_bounded_and_resumes() -> None:
     texts = library(session_tokens=0)
     text = novel(100, 1)
     texts.add(request(), text)
@@ -236,7 +236,7 @@ def test_work_is_bounded_and_goes_on_where_it_stopped() -> None:
     assert seen(texts, request(), text)
 
 
-def test_a_queue_is_cut_at_its_old_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_is_truncated_at_its_old_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_store, "MAX_QUEUED_TOKENS", 100)
     texts = library(session_tokens=0)
     for start in (0, 40, 80):

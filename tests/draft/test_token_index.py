@@ -1,4 +1,4 @@
-"""What an index file finds, and what is said of one that is damaged."""
+"""Matches in an index file, and errors for a damaged one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def counts(index: TokenIndex, span: Span) -> dict[int, int]:
 
 
 @given(texts, st.lists(st.integers(0, 3), max_size=40))
-def test_finds_what_followed_the_longest_suffix(folder: Path, files: list[list[int]], context: list[int]) -> None:
+def test_it_finds_what_followed_the_longest_suffix(folder: Path, files: list[list[int]], context: list[int]) -> None:
     index = TokenIndex(write(folder / "index", files))
     lengths = range(2, min(len(context), MAX_CONTEXT_TOKENS) + 1)
     longest = max((n for n in lengths if occurrences(files, context[-n:])), default=0)
@@ -84,18 +84,18 @@ def test_counts_of_a_common_context_are_estimated(tmp_path: Path) -> None:
     assert index.followers(*behind[1:]) == []  # narrowed to its own places, all of which end there
 
 
-def test_knows_nothing_of_tokens_beyond_the_vocabulary(tmp_path: Path) -> None:
+def test_tokens_beyond_the_vocabulary_are_unknown(tmp_path: Path) -> None:
     index = TokenIndex(write(tmp_path / "index", [[1, 2, 3]]))
     assert index.match([1, SEPARATOR]) == index.match([SEPARATOR + 5, 2]) == index.match([]) == index.match([2]) == []
 
 
-def test_keeps_what_it_was_made_of(tmp_path: Path) -> None:
+def test_the_index_records_its_sources(tmp_path: Path) -> None:
     index = TokenIndex(write(tmp_path / "index", [[1, 2], [3]], only=["*.py"]))
     assert index.header.only == ("*.py",)
     assert index.header.roots == ("/r",)
     assert [file.count for file in index.files] == [2, 1]
     assert index.tokens.tolist() == [1, 2, SEPARATOR, 3, SEPARATOR]
-    assert (tmp_path / "index").stat().st_mode & 0o77 == 0  # it tells what private files say
+    assert (tmp_path / "index").stat().st_mode & 0o77 == 0  # it contains the text of private files
 
 
 def damage(path: Path, kind: str) -> None:
@@ -116,7 +116,7 @@ def damage(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cut short", "header cut", "text", "header", "foreign", "empty"])
-def test_a_damaged_file_is_told(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_file_is_reported(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path / "index", [[1, 2, 3, 1, 2]])
     damage(path, kind)
     with pytest.raises(ConfigError, match=r"specdec index PATH") as told:
@@ -124,18 +124,18 @@ def test_a_damaged_file_is_told(tmp_path: Path, kind: str) -> None:
     assert str(path) in str(told.value)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist; build it"):
         TokenIndex(tmp_path / "none")
 
 
-def test_a_path_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_regular_file_is_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "index")
     with pytest.raises(ConfigError, match="is no regular file; delete it and build it again"):
         TokenIndex(tmp_path / "index")
 
 
-def test_a_write_that_fails_leaves_the_former_one(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_former_index(tmp_path: Path) -> None:
     path = write(tmp_path / "index", [[1, 2, 3]])
     with pytest.raises(TypeError):
         write(path, [[4]], roots=object())

@@ -26,7 +26,7 @@ def bridge(spare: int = 9) -> VocabularyBridge:
     return VocabularyBridge(target, draft, target.vocab_size + spare, draft.vocab_size + spare)
 
 
-def test_twins_mean_the_same() -> None:
+def test_twins_have_the_same_text() -> None:
     target, draft = pair()
     found = 0
     for token, twin in enumerate(bridge().to_draft):
@@ -45,7 +45,7 @@ def test_the_maps_are_inverse() -> None:
         assert token < 0 or both.to_draft[token] == twin
 
 
-def test_nothing_that_has_a_twin_goes_without() -> None:
+def test_every_token_with_a_twin_is_mapped() -> None:
     target, draft = pair()
     theirs = {(i in draft.special_ids, draft.token_bytes(i)) for i in range(draft.vocab_size)}
     for token in range(target.vocab_size):
@@ -53,7 +53,7 @@ def test_nothing_that_has_a_twin_goes_without() -> None:
         assert has == (bridge().to_draft[token] >= 0)
 
 
-def test_special_tokens_meet_by_name() -> None:
+def test_special_tokens_match_by_name() -> None:
     target, draft = pair()
     start, end = target.token_id("<|im_start|>"), target.token_id("<|im_end|>")
     assert start is not None
@@ -62,7 +62,7 @@ def test_special_tokens_meet_by_name() -> None:
     assert bridge().to_draft[end] == -1  # the draft has none of that name
 
 
-def test_a_special_name_is_not_the_text() -> None:
+def test_the_text_of_a_special_name_is_not_the_special_token() -> None:
     text, special = wordy_tokenizer(("<a>",), ()), wordy_tokenizer((), ("<a>",))
     both = VocabularyBridge(text, special, text.vocab_size, special.vocab_size)
     assert both.to_target[special.token_id("<a>") or -1] == -1
@@ -74,7 +74,7 @@ def test_padding_has_no_twin() -> None:
     assert set(bridge().to_target[draft.vocab_size :]) == {-1}
 
 
-def test_a_table_smaller_than_the_vocabulary_is_kept_to() -> None:
+def test_a_table_smaller_than_the_vocabulary_is_respected() -> None:
     target, draft = pair()
     both = VocabularyBridge(target, draft, 100, 90)
     assert (len(both.to_draft), len(both.to_target)) == (100, 90)
@@ -98,7 +98,7 @@ def test_translate_equals_a_loop(seed: int, rows: int) -> None:
         assert torch.equal(found[row], torch.tensor(expected))
 
 
-def test_a_word_is_spelled_in_the_targets_tokens() -> None:
+def test_a_word_is_tokenized_for_the_target() -> None:
     target, draft = pair()
     strange = [t for t in range(draft.vocab_size) if bridge().to_target[t] < 0 and t not in draft.special_ids]
     spelled = 0
@@ -116,7 +116,7 @@ def test_a_word_is_spelled_in_the_targets_tokens() -> None:
     assert spelled > 10
 
 
-def test_what_is_no_text_is_not_spelled() -> None:
+def test_invalid_text_is_not_tokenized() -> None:
     _, draft = pair()
     half = draft.encode("世", add_special=False)[0]
     assert draft.token_bytes(half) != "世".encode()
@@ -125,8 +125,8 @@ def test_what_is_no_text_is_not_spelled() -> None:
     assert bridge().spelled(draft.vocab_size + 3) == ()
 
 
-def test_another_text_is_no_spelling() -> None:
-    """A tokenizer that writes a space in front of whatever it is given can not spell the middle of a word."""
+def test_a_text_that_does_not_round_trip_is_not_tokenized() -> None:
+    """A tokenizer that adds a space before every text cannot tokenize the middle of a word."""
     _, draft = pair()
     target = make_tiny("spaced")
     both = VocabularyBridge(target, draft, target.vocab_size, draft.vocab_size)

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from tests.models.tiny import make_tiny_model
 
 Ints = NDArray[np.int64]
-AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # where in its word a channel of eight lies
+AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # the position of each of eight channels in its word
 
 
 @dataclass(frozen=True)

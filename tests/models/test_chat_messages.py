@@ -54,7 +54,7 @@ def call(arguments: Any) -> dict[str, Any]:
     return {"id": "c", "type": "function", "function": {"name": "look", "arguments": arguments}}
 
 
-def test_tools_and_calls_are_rendered_as_transformers_does(folder: Path, tokenizer: Tokenizer) -> None:
+def test_tools_and_calls_are_rendered_like_transformers(folder: Path, tokenizer: Tokenizer) -> None:
     from transformers import AutoTokenizer
 
     oracle = AutoTokenizer.from_pretrained(folder)
@@ -77,7 +77,7 @@ def test_tools_and_calls_are_rendered_as_transformers_does(folder: Path, tokeniz
 
 
 @given(text=TEXT)
-def test_tools_and_calls_can_not_forge_a_turn(text: str, tokenizer: Tokenizer) -> None:
+def test_tools_and_calls_cannot_forge_a_turn(text: str, tokenizer: Tokenizer) -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": text, "parameters": {text: [text]}}}]
     messages = [
         {"role": "user", "content": [{"type": "text", "text": text}]},
@@ -87,7 +87,7 @@ def test_tools_and_calls_can_not_forge_a_turn(text: str, tokenizer: Tokenizer) -
     assert [i for i in ids if i in tokenizer.special_ids] == [1, 2, 1, 2, 1, 2, 1]
 
 
-def test_where_a_template_knows_no_tools_a_message_tells_of_them(tokenizer: Tokenizer, folder: Path) -> None:
+def test_if_a_template_does_not_support_tools_a_message_describes_them(tokenizer: Tokenizer, folder: Path) -> None:
     plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
     silent = Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo(chat_template=plain))
     assert not silent.has_tool_template
@@ -99,12 +99,12 @@ def test_where_a_template_knows_no_tools_a_message_tells_of_them(tokenizer: Toke
 
 
 @pytest.mark.parametrize("arguments", ["", "{", "[1]", "5", '"x"', "[" * 100_000, None, 5, {"a": 1}])
-def test_arguments_that_are_no_object_stay_as_they_are(arguments: Any) -> None:
+def test_arguments_that_are_not_an_object_are_unchanged(arguments: Any) -> None:
     (message,) = plain_messages([{"role": "assistant", "content": "x", "tool_calls": [call(arguments), 5, {"a": 1}]}])
     assert message["tool_calls"] == [call(arguments), 5, {"a": 1}]
 
 
-def test_messages_are_copied_and_otherwise_kept() -> None:
+def test_messages_are_copied_and_otherwise_unchanged() -> None:
     given = [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "n"}]
     assert plain_messages(given) == [{"role": "user", "content": "a", "name": "n"}]
     assert given[0]["content"] == [{"type": "text", "text": "a"}]
@@ -120,7 +120,7 @@ def test_messages_are_copied_and_otherwise_kept() -> None:
          [f"messages[1].content[{i}]" for i in range(4)]),
     ],
 )  # fmt: skip
-def test_contents_that_are_no_text_are_named(content: Any, places: list[str]) -> None:
+def test_content_that_is_not_text_is_named(content: Any, places: list[str]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         plain_messages([{"role": "user"}, {"role": "user", "content": content}])
     assert [v.field for v in caught.value.violations] == places
@@ -129,14 +129,14 @@ def test_contents_that_are_no_text_are_named(content: Any, places: list[str]) ->
 @pytest.mark.parametrize(
     "expression", ["messages[0].content + 5", "1 // 0", "messages['x'].y.z", "messages[0].content | int(5, 7, 9)"]
 )
-def test_a_template_that_stumbles_over_messages_refuses_them(expression: str, folder: Path) -> None:
+def test_messages_that_break_a_template_are_rejected(expression: str, folder: Path) -> None:
     info = TokenizerInfo(chat_template="{{ " + expression + " }}")
     broken = Tokenizer((folder / "tokenizer.json").read_text(), info)
     with pytest.raises(InvalidRequestError, match="messages: "):
         broken.encode_chat([{"role": "user", "content": "a"}])
 
 
-def test_results_have_the_names_of_what_was_called() -> None:
+def test_results_have_the_names_of_their_calls() -> None:
     talk = [
         {"role": "assistant", "content": "", "tool_calls": [call({}), {"id": ["c"]}, {"id": "d"}, 5]},
         {"role": "tool", "content": "1", "tool_call_id": "c"},
@@ -151,7 +151,7 @@ def test_results_have_the_names_of_what_was_called() -> None:
 
 
 @pytest.mark.parametrize("sign", [">>>", "<function="])
-def test_templates_that_write_arguments_as_they_are_get_text(folder: Path, sign: str) -> None:
+def test_templates_that_print_arguments_verbatim_get_text(folder: Path, sign: str) -> None:
     source = "{{ tools | tojson }}{% for m in messages %}{% for call in m.tool_calls %}" + sign
     source += "{{ call.function.name + call.function.arguments }}{% endfor %}{% endfor %}"
     found = Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo(chat_template=source))

@@ -87,7 +87,7 @@ def test_chunks_do_not_change_bits(family: str, dtype: str, kv_dtype: torch.dtyp
     assert torch.equal(run_in_chunks(decoder, tokens, [3, 61, 7]), one_by_one)
 
 
-def test_bad_batches_are_refused(tmp_path: Path) -> None:
+def test_bad_batches_are_rejected(tmp_path: Path) -> None:
     decoder = make_decoder(make_tiny_model("llama", tmp_path / "m"), tmp_path / "cache", native_backend())
 
     def run(tokens: list[int], ctx: int, pages: list[int]) -> None:

@@ -20,7 +20,7 @@ from tests.models.tiny_gguf import write_tiny_gguf
 
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
-    """Files can not grow beyond ``size`` bytes, as on a disk that is full."""
+    """Limit files to ``size`` bytes, as on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -33,7 +33,7 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_model_loads_though_its_packed_weights_can_not_be_kept(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_model_loads_if_its_packed_weights_cannot_be_stored(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     folder = str(tiny("llama"))
     with room_for(4096):
         load_model(folder, dtype="int8", cache_dir=tmp_path)
@@ -42,7 +42,7 @@ def test_a_model_loads_though_its_packed_weights_can_not_be_kept(tiny: Callable[
     assert [Path(name).suffix for name in files(tmp_path)] == [".packed"]
 
 
-def test_a_tokenizer_loads_though_its_conversion_can_not_be_kept(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_tokenizer_loads_if_its_conversion_cannot_be_stored(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     path, cache = tmp_path / "model.gguf", tmp_path / "cache"
     write_tiny_gguf(tiny("llama"), path)
     with room_for(1024):
@@ -52,7 +52,7 @@ def test_a_tokenizer_loads_though_its_conversion_can_not_be_kept(tiny: Callable[
     assert len(files(cache)) == 2
 
 
-def test_a_download_without_room_says_so_and_goes_on_later(tmp_path: Path) -> None:
+def test_a_download_without_disk_space_reports_it_and_resumes_later(tmp_path: Path) -> None:
     contents = [bytes(64), bytes([1]) * 9000, bytes([2]) * 64]
     entry, fetcher = _entry(contents), Fetcher(tmp_path, FakeIndex(contents))
     with room_for(4096), pytest.raises(ModelError, match="tiny can not be stored: File too large"):
@@ -62,7 +62,7 @@ def test_a_download_without_room_says_so_and_goes_on_later(tmp_path: Path) -> No
     assert files(tmp_path) == ["tiny.gguf", "tiny.gguf.checked", "tiny.lock"]
 
 
-def test_estimates_that_can_not_be_kept_leave_the_former_ones(tmp_path: Path) -> None:
+def test_a_failed_write_of_estimates_keeps_the_former_ones(tmp_path: Path) -> None:
     cache = ProfileCache(tmp_path, "costs", ["a"])
     cache.write({"rows": [1]})
     with room_for(128):

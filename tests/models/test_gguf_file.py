@@ -22,7 +22,7 @@ Tiny = Callable[[str], Path]
 
 
 @pytest.mark.parametrize("kind", sorted(SUPPORTED_TYPES), ids=lambda kind: kind.name)
-def test_every_type_dequantises_as_the_library_does(kind: Kind, tmp_path: Path) -> None:
+def test_every_type_dequantises_like_the_library(kind: Kind, tmp_path: Path) -> None:
     raw = _random_rows(kind, rows=10, columns=512)
     writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
     writer.add_tensor("w", raw, raw_dtype=kind)
@@ -58,7 +58,7 @@ def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @given(data=st.data())
-def test_truncation_anywhere_is_refused(data: st.DataObject, small_file: bytes, tmp_path: Path) -> None:
+def test_a_file_truncated_anywhere_is_rejected(data: st.DataObject, small_file: bytes, tmp_path: Path) -> None:
     unpadded = len(small_file) - gguf.GGUF_DEFAULT_ALIGNMENT  # the end of the file may be padding
     keep = data.draw(st.integers(0, unpadded))
     path = tmp_path / "cut.gguf"
@@ -85,7 +85,7 @@ def test_damaged_headers_never_crash_the_reader(data: st.DataObject, small_file:
         assert all(tensor.offset + tensor.nbytes <= len(damaged) for tensor in file.tensors.values())
 
 
-def test_other_files_are_refused(tmp_path: Path, tiny: Tiny) -> None:
+def test_other_files_are_rejected(tmp_path: Path, tiny: Tiny) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"PK\x03\x04" + bytes(100))
     with pytest.raises(ModelError, match="not a GGUF file"):
@@ -97,7 +97,7 @@ def test_other_files_are_refused(tmp_path: Path, tiny: Tiny) -> None:
         GGUFFile(tmp_path / "absent.gguf")
 
 
-def test_progress_runs_to_the_end(tiny: Tiny, tmp_path: Path) -> None:
+def test_progress_reaches_the_end(tiny: Tiny, tmp_path: Path) -> None:
     from specdec.models.gguf import GGUFSource
 
     write_tiny_gguf(tiny("llama"), tmp_path / "m.gguf")

@@ -49,7 +49,7 @@ def test_config_equals_its_source(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1])
-def test_quantised_file_equals_what_was_stored(kind: Kind, tiny: Tiny, tmp_path: Path) -> None:
+def test_quantised_file_equals_its_stored_values(kind: Kind, tiny: Tiny, tmp_path: Path) -> None:
     stored = {k: torch.from_numpy(v) for k, v in write_tiny_gguf(tiny("llama3"), tmp_path / "m.gguf", kind).items()}
     weights = load_model(str(tmp_path / "m.gguf"), dtype="fp32", cache_dir=tmp_path).weights
     assert torch.equal(weights.embed, stored["token_embd.weight"])
@@ -125,7 +125,7 @@ def test_folder_with_one_gguf_file(tiny: Tiny, tmp_path: Path) -> None:
         ("llama.block_count", None, ModelError, "'llama.block_count' must be a positive integer"),
     ],
 )
-def test_wrong_metadata_is_refused(
+def test_wrong_metadata_is_rejected(
     key: str, value: Any, error: type[ModelError], words: str, tiny: Tiny, tmp_path: Path
 ) -> None:
     write_tiny_gguf(tiny("llama"), tmp_path / "m.gguf")
@@ -135,7 +135,7 @@ def test_wrong_metadata_is_refused(
         parse_gguf_config(file)
 
 
-def test_unsupported_tensor_type_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+def test_unsupported_tensor_type_is_rejected(tiny: Tiny, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_tiny_gguf(tiny("llama"), path)
     raw = path.read_bytes()
@@ -147,7 +147,7 @@ def test_unsupported_tensor_type_is_refused(tiny: Tiny, tmp_path: Path) -> None:
         load_model(str(path), dtype="int8", cache_dir=tmp_path)
 
 
-def test_file_without_vocabulary_or_tensor_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+def test_file_without_vocabulary_or_tensor_is_rejected(tiny: Tiny, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_tiny_gguf(tiny("llama"), path)
     raw = path.read_bytes()

@@ -50,7 +50,7 @@ def _join_best(text: str) -> list[str]:
 
 
 @given(text=st.text(alphabet="abc ", max_size=24))
-def test_scores_join_as_sentencepiece_does(text: str) -> None:
+def test_scores_merge_like_sentencepiece(text: str) -> None:
     tokenizer = SENTENCEPIECE
     names = {token_id: token for token, token_id in tokenizer.vocabulary.items()}
     found = [names[i] for i in tokenizer.encode(text, add_special=False)]
@@ -58,7 +58,7 @@ def test_scores_join_as_sentencepiece_does(text: str) -> None:
 
 
 @given(text=st.text(max_size=12))
-def test_sentencepiece_bytes_come_back(text: str) -> None:
+def test_sentencepiece_bytes_round_trip(text: str) -> None:
     ids = SENTENCEPIECE.encode(text, add_special=False)
     assert b"".join(map(SENTENCEPIECE.token_bytes, ids)) == text.replace("▁", " ").encode()
     assert not SENTENCEPIECE.special_ids.intersection(ids)
@@ -90,7 +90,7 @@ def test_byte_level_equals_its_source(tiny: Tiny, tmp_path: Path) -> None:
     assert ours.eos_ids == (2, 0)  # the named one first, then what else ends a turn
 
 
-def test_conversion_is_cached_and_mended(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversion_is_cached_and_repaired(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tiny_gguf(tiny("llama"), tmp_path / "m.gguf")
     calls = []
 
@@ -151,7 +151,7 @@ def test_qwen_normalises() -> None:
     assert _convert(pre="smollm", **_pairs()).decode(tokenizer.encode(composed)) == composed
 
 
-def test_padding_rows_are_no_tokens() -> None:
+def test_padding_rows_are_not_tokens() -> None:
     vocabulary = _pairs("ab")
     size = len(vocabulary["tokens"])
     tokens = [*vocabulary["tokens"], "<|im_end|>", f"[PAD{size + 1}]"]
@@ -161,7 +161,7 @@ def test_padding_rows_are_no_tokens() -> None:
     assert tokenizer.eos_ids == (size,)
 
 
-def test_damaged_vocabularies_are_refused() -> None:
+def test_damaged_vocabularies_are_rejected() -> None:
     with pytest.raises(UnsupportedModelError, match=r"m\.gguf: text splitting 'klingon' is not known"):
         _convert(pre="klingon", **_pairs())
     with pytest.raises(ModelError, match="256 tokens but 1 token types"):

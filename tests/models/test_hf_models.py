@@ -24,7 +24,7 @@ Tiny = Callable[[str], Path]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_are_the_oracles(family: str, tiny: Tiny, tmp_path: Path) -> None:
+def test_weights_equal_the_oracles(family: str, tiny: Tiny, tmp_path: Path) -> None:
     loaded = load_model(str(tiny(family)), dtype="fp32", cache_dir=tmp_path)
     assert len(loaded.weights.layers) == loaded.config.n_layers
     assert differences(loaded.weights, load_oracle(tiny(family))) == []
@@ -52,7 +52,7 @@ def test_config_agrees_with_transformers(family: str, tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bf16"])
-def test_slices_pack_as_the_whole_matrix_does(dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_are_packed_like_the_whole_matrix(dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # slices of 640 rows: some lie across the border between q and k, or gate and up
     monkeypatch.setattr("specdec.models.pack.SLICE_VALUES", 640 * 512)
     folder = make_tiny_model("qwen2", tmp_path / "m", hidden_size=512, intermediate_size=1536, num_hidden_layers=1)
@@ -98,7 +98,7 @@ def test_attention_and_mlp_bias_are_kept(tmp_path: Path) -> None:
     assert torch.equal(layer.down.bias[:64], state["model.layers.1.mlp.down_proj.bias"])
 
 
-def test_rope_in_either_spelling() -> None:
+def test_rope_in_either_form() -> None:
     base = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
     base |= {"intermediate_size": 96, "vocab_size": 384}
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -141,7 +141,7 @@ def test_qwen_window_needs_its_switch() -> None:
         ({"tie_word_embeddings": False}, ModelError, "lm_head.weight is missing"),
     ],
 )
-def test_wrong_configurations_are_refused(
+def test_wrong_configurations_are_rejected(
     change: dict[str, Any], error: type[ModelError], words: str, tiny: Tiny, tmp_path: Path
 ) -> None:
     folder = _copy(tiny("llama"), tmp_path)
@@ -153,7 +153,7 @@ def test_wrong_configurations_are_refused(
 
 
 @pytest.mark.parametrize("keep", [0, 7, 100, 5000, -1])
-def test_truncated_weights_are_refused(keep: int, tiny: Tiny, tmp_path: Path) -> None:
+def test_truncated_weights_are_rejected(keep: int, tiny: Tiny, tmp_path: Path) -> None:
     folder = _copy(tiny("llama"), tmp_path)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:keep])
@@ -161,7 +161,7 @@ def test_truncated_weights_are_refused(keep: int, tiny: Tiny, tmp_path: Path) ->
         load_model(str(folder), dtype="int8", cache_dir=tmp_path)
 
 
-def test_integer_weights_are_refused(tiny: Tiny, tmp_path: Path) -> None:
+def test_integer_weights_are_rejected(tiny: Tiny, tmp_path: Path) -> None:
     folder = _copy(tiny("llama"), tmp_path)
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(torch.int8)
@@ -170,7 +170,7 @@ def test_integer_weights_are_refused(tiny: Tiny, tmp_path: Path) -> None:
         load_model(str(folder), dtype="int8", cache_dir=tmp_path)
 
 
-def test_incomplete_folders_are_refused(tiny: Tiny, tmp_path: Path) -> None:
+def test_incomplete_folders_are_rejected(tiny: Tiny, tmp_path: Path) -> None:
     folder = _copy(tiny("llama"), tmp_path)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):

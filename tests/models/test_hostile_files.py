@@ -1,4 +1,4 @@
-"""A model's files may come from anybody: whatever they hold, one line says which file is wrong."""
+"""A model's files are untrusted: whatever they contain, one line names the invalid file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tiny: Tiny, tmp_path: Path) -> Path:
 
 
 def refusal(folder: Path) -> str:
-    """What is said of it: one line."""
+    """Return the error, which is one line."""
     with pytest.raises(ModelError) as caught:
         load_model(str(folder), dtype="int8", cache_dir=folder.parent / "cache")
     said = str(caught.value)
@@ -56,7 +56,7 @@ def _changed(name: str, **values: Any) -> Callable[[dict[str, Any]], None]:
         _changed(UP, shape=[2**40, 2**40]),
         _changed(UP, shape=[2**63, 2, 2**63]),
         _changed(UP, shape="many"),
-        _changed(UP, data_offsets=[0, 96 * 64 * 4]),  # another tensor lies there
+        _changed(UP, data_offsets=[0, 96 * 64 * 4]),  # another tensor has this offset
         _changed(UP, data_offsets=[2**62, 2**63]),
         _changed(UP, dtype="F4096"),
     ],
@@ -80,13 +80,13 @@ def test_a_header_that_is_longer_than_its_file(length: int, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("text", [b"[]", b'{"\xff": 1}', DEEP.encode()])
-def test_headers_that_are_none(text: bytes, folder: Path) -> None:
+def test_invalid_headers(text: bytes, folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text)
     assert f"{path}: truncated or corrupt" in refusal(folder)
 
 
-def test_of_two_tensors_of_one_name_nothing_hidden_is_read(folder: Path) -> None:
+def test_data_hidden_by_duplicate_tensor_names_is_not_read(folder: Path) -> None:
     """Every byte of a file belongs to a tensor that is known by its name."""
     tensors = load_file(folder / "model.safetensors")
     data = save({**tensors, "other": torch.zeros_like(tensors[UP])})
@@ -150,7 +150,7 @@ def test_values_of_tokenizer_json(change: dict[str, Any], folder: Path) -> None:
     assert str(folder) in str(caught.value)
 
 
-def test_a_pattern_that_looks_without_end_costs_its_request_alone(folder: Path) -> None:
+def test_a_pattern_with_endless_backtracking_affects_its_request_only(folder: Path) -> None:
     path = folder / "tokenizer.json"
     pattern = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pre_tokenizer": pattern}))
@@ -186,7 +186,7 @@ def test_metadata_of_gguf_files(name: str, value: Any, gguf_file: Path) -> None:
     assert str(gguf_file) in str(caught.value)
 
 
-def test_a_vocabulary_whose_joins_would_take_minutes(gguf_file: Path) -> None:
+def test_a_vocabulary_whose_merges_would_take_minutes(gguf_file: Path) -> None:
     file = GGUFFile(gguf_file)
     tokens = file.metadata["tokenizer.ggml.tokens"]
     file.metadata |= {
@@ -271,7 +271,7 @@ def test_chat_templates_that_take_all_time(template: str) -> None:
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"]
 )
-def test_files_that_never_end_are_refused_by_name(kind: str, name: str, folder: Path) -> None:
+def test_endless_files_are_rejected_by_name(kind: str, name: str, folder: Path) -> None:
     path = folder / name
     path.unlink(missing_ok=True)
     os.mkfifo(path) if kind == "fifo" else path.symlink_to("/dev/zero")
@@ -279,12 +279,12 @@ def test_files_that_never_end_are_refused_by_name(kind: str, name: str, folder: 
 
 
 @pytest.mark.parametrize(("name", "size"), [("config.json", 9 << 20), ("tokenizer.json", 49 << 20)])
-def test_files_are_measured_before_they_are_read(name: str, size: int, folder: Path) -> None:
+def test_the_size_of_a_file_is_checked_before_reading(name: str, size: int, folder: Path) -> None:
     os.truncate(folder / name, size)
     assert f"{folder / name}: has {size} bytes, where at most" in refusal(folder)
 
 
-def test_millions_of_merges_are_refused(folder: Path) -> None:
+def test_millions_of_merges_are_rejected(folder: Path) -> None:
     path = folder / "tokenizer.json"
     data = json.loads(path.read_text())
     data["model"]["merges"] = ["a b"] * (MAX_MERGES + 1)
@@ -292,14 +292,14 @@ def test_millions_of_merges_are_refused(folder: Path) -> None:
     assert f"{path}: has more than {MAX_MERGES} merges" in refusal(folder)
 
 
-def test_a_gguf_file_that_never_ends_is_refused(tmp_path: Path) -> None:
+def test_an_endless_gguf_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.symlink_to("/dev/zero")
     with pytest.raises(ModelError, match="is no regular file"):
         GGUFFile(path)
 
 
-def test_a_quantisation_of_weights_that_have_none_is_refused(folder: Path) -> None:
+def test_a_quantisation_of_missing_weights_is_rejected(folder: Path) -> None:
     path = folder / "config.json"
     data = json.loads(path.read_text())
     data["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 7}

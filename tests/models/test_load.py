@@ -1,4 +1,4 @@
-"""What a model reference may be, and what is said when it is nothing."""
+"""Valid model references, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_hub_ids(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_hub_model_stays_at_the_commit_that_was_fetched_first(
+def test_a_hub_model_is_pinned_to_the_first_fetched_commit(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, asked = "0123456789abcdef" * 2 + "01234567", []
@@ -83,7 +83,7 @@ def test_a_hub_model_stays_at_the_commit_that_was_fetched_first(
     assert asked[3:] == [None]
 
 
-def test_a_pin_that_is_no_commit_is_replaced_and_one_that_can_not_be_kept_is_told(
+def test_an_invalid_pin_is_replaced_and_a_failed_write_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     commit, asked, pins = "0123456789" * 4, [], tmp_path / "hub"
@@ -115,7 +115,7 @@ def test_tokenizer_larger_than_the_model(tiny: Tiny, tmp_path: Path) -> None:
         load_model(str(folder), dtype="int8", cache_dir=tmp_path)
 
 
-def test_end_tokens_come_from_every_file(tiny: Tiny, tmp_path: Path) -> None:
+def test_end_tokens_are_collected_from_every_file(tiny: Tiny, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny("llama"), tmp_path / "m"))
     data = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps(data | {"eos_token_id": [2, 5]}))
@@ -147,7 +147,7 @@ def test_available_memory_respects_the_containers_limit(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) == 401000
 
 
-def test_memory_message_names_sizes_and_ways() -> None:
+def test_the_memory_error_names_sizes_and_alternatives() -> None:
     check_memory("m", 1 << 30, "int8", available=2 << 30)
     with pytest.raises(ModelError, match=r"m: too little memory: fp32 weights need 2\.2 GiB, 2\.0 GiB.*dtype int8"):
         check_memory("m", 2 << 30, "fp32", available=2 << 30)

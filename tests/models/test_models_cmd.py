@@ -13,7 +13,7 @@ from specdec.models.catalogue import CATALOGUE, CatalogueEntry
 from specdec.models.fetch import Fetcher
 
 
-def test_list_shows_what_is_here(tmp_path: Path) -> None:
+def test_list_shows_local_models(tmp_path: Path) -> None:
     result = CliRunner().invoke(models_group, ["list", "--json", "--cache-dir", str(tmp_path)])
     rows = json.loads(result.output)
     assert [(row["name"], row["path"], row["default"]) for row in rows] == [

@@ -80,7 +80,7 @@ MARKED = "<|marker_1|>def area(w, h):\n<|marker_2|>    return w * h\n<|marker_3|
         (QWEN_SUFFIX_FIRST, "qwen", WINDOW),
     ],
 )
-def test_the_window_of_each_form_is_the_expected_answer(prompt: str, form: str, answer: str) -> None:
+def test_the_window_of_each_format_is_the_prediction(prompt: str, form: str, answer: str) -> None:
     assert expected_answer(prompt) == (form, answer)
     assert expected_answer("def main():\n" * 1000 + prompt) == (form, answer)
 
@@ -108,7 +108,7 @@ def test_the_window_of_each_form_is_the_expected_answer(prompt: str, form: str, 
         QWEN + "and so on",
     ],
 )
-def test_any_other_prompt_has_no_expected_answer(prompt: str) -> None:
+def test_any_other_prompt_has_no_prediction(prompt: str) -> None:
     assert expected_answer(prompt) is None
 
 
@@ -142,11 +142,11 @@ def test_a_request_without_a_prediction_gets_the_window() -> None:
         request(SWEEP.replace(WINDOW, "x" * ANSWER_CHARACTERS)),
     ],
 )
-def test_other_requests_are_left_alone(untouched: Request) -> None:
+def test_other_requests_are_unchanged(untouched: Request) -> None:
     assert WindowReader(FakeTokenizer()).predict(untouched) is untouched
 
 
-def test_a_long_ordinary_prompt_is_not_read() -> None:
+def test_a_long_ordinary_prompt_is_not_parsed() -> None:
     tokenizer = CountingTokenizer()
     WindowReader(tokenizer).predict(request(SWEEP + WINDOW * 10_000))
     assert tokenizer.decoded == CUE_TOKENS

@@ -59,7 +59,7 @@ def test_round_trip_is_bit_exact(dtype: Any, family: str, tiny: Tiny, tmp_path: 
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_damage_anywhere_is_noticed_and_mended(data: st.DataObject, tiny: Tiny, tmp_path: Path) -> None:
+def test_damage_anywhere_is_detected_and_repaired(data: st.DataObject, tiny: Tiny, tmp_path: Path) -> None:
     first = load_model(str(tiny("qwen2")), dtype="int8", cache_dir=tmp_path)
     path = _only(tmp_path / "packed")
     whole = path.read_bytes()
@@ -79,7 +79,7 @@ def test_damage_anywhere_is_noticed_and_mended(data: st.DataObject, tiny: Tiny, 
 
 
 @pytest.mark.parametrize("chunk", [pack._CHUNK, 8192])
-def test_swapped_pages_are_noticed(chunk: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swapped_pages_are_detected(chunk: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a chunk, and between two."""
     monkeypatch.setattr(pack, "_CHUNK", chunk)
     first = load_model(str(tiny("qwen2")), dtype="int8", cache_dir=tmp_path)
@@ -94,7 +94,7 @@ def test_swapped_pages_are_noticed(chunk: int, tiny: Tiny, tmp_path: Path, monke
     assert path.read_bytes() == whole
 
 
-def test_a_changed_model_is_packed_anew_and_the_old_file_goes(tmp_path: Path) -> None:
+def test_a_changed_model_is_packed_again_and_the_old_file_is_deleted(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "m", seed=1)
     first = load_model(str(folder), dtype="int8", cache_dir=tmp_path / "c")
     old = _only(tmp_path / "c" / "packed")
@@ -106,7 +106,7 @@ def test_a_changed_model_is_packed_anew_and_the_old_file_goes(tmp_path: Path) ->
     assert len(list((tmp_path / "c" / "packed").iterdir())) == 2  # one per dtype
 
 
-def test_another_models_file_is_not_taken(tiny: Tiny, tmp_path: Path) -> None:
+def test_the_file_of_another_model_is_not_used(tiny: Tiny, tmp_path: Path) -> None:
     caches = [PackedCache(tmp_path / "packed", HFCheckpoint(tiny(family)), "int8") for family in ("llama", "qwen2")]
     load_model(str(tiny("llama")), dtype="int8", cache_dir=tmp_path)
     os.rename(caches[0].path, caches[1].path)
@@ -134,7 +134,9 @@ def test_views_share_one_aligned_buffer(tiny: Tiny, tmp_path: Path) -> None:
     assert len(buffer.layout) == len(tensors)
 
 
-def test_too_little_memory_is_said_before_loading(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_insufficient_memory_is_reported_before_loading(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     load_model(str(tiny("llama")), dtype="int8", cache_dir=tmp_path / "warm")
     monkeypatch.setattr("specdec.models.memory.available_bytes", lambda: 100 << 20)
     for cache in ("warm", "cold"):

@@ -79,16 +79,14 @@ def open_source(folder: Path) -> QuantizedSource:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_weights_are_what_the_levels_stand_for(
-    name: str, folders: dict[str, tuple[Path, Path]], tmp_path: Path
-) -> None:
+def test_weights_equal_the_dequantised_levels(name: str, folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
     quantised, plain = folders[name]
     loaded = load_model(str(quantised), dtype="fp32", cache_dir=tmp_path)
     assert differences(loaded.weights, load_oracle(plain)) == []
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_blocks_lose_nothing(name: str, folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+def test_blocks_are_lossless(name: str, folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
     quantised, plain = folders[name]
     weights = load_model(str(quantised), dtype="auto", cache_dir=tmp_path).weights
     again = load_model(str(quantised), dtype="auto", cache_dir=tmp_path).weights  # from the cache
@@ -119,7 +117,7 @@ def test_blocks_lose_nothing(name: str, folders: dict[str, tuple[Path, Path]], t
         *((name, "auto", 0.06) for name in ("awq", "gptq 128", "gptq act order", "compressed sym")),
     ],
 )
-def test_logits_are_those_of_the_dequantised_model(
+def test_logits_equal_the_dequantised_models(
     name: str, dtype: str, tolerance: float, folders: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     quantised, plain = folders[name]
@@ -131,7 +129,7 @@ def test_logits_are_those_of_the_dequantised_model(
         assert torch.linalg.norm(got - expected) <= tolerance * torch.linalg.norm(expected)
 
 
-def test_what_blocks_can_not_hold_is_rounded_as_ever(tmp_path: Path) -> None:
+def test_weights_without_exact_blocks_are_rounded_as_usual(tmp_path: Path) -> None:
     folder, _ = write_folder(tmp_path, Scheme("compressed-tensors", act_order=True, scales=torch.bfloat16))
     state = load_file(folder / "model.safetensors")
     state["model.layers.0.self_attn.o_proj.weight_scale"][3, 1] = 1e-9  # no float16 number
@@ -145,7 +143,7 @@ def test_what_blocks_can_not_hold_is_rounded_as_ever(tmp_path: Path) -> None:
     assert [getattr(each, "kind", "two") for each in first.linears] == ["u4_32", "int8", "two", "int8"]
 
 
-def test_default_weights_load_too(folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+def test_default_weights_load(folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
     loaded = load_model(str(folders["gptq"][0]), dtype="int8", cache_dir=tmp_path)
     assert loaded.weights.layers[0].qkv.kind == "int8"
 
@@ -169,14 +167,14 @@ def test_gpu_weights_are_the_same_matrices(name: str, folders: dict[str, tuple[P
         assert torch.equal(unpack_int4(packed), source.rows(f"layers.0.{role}", 0, outputs))
 
 
-def test_what_the_gpu_kernel_can_not_run_is_named(folders: dict[str, tuple[Path, Path]]) -> None:
+def test_weights_without_a_gpu_kernel_are_named(folders: dict[str, tuple[Path, Path]]) -> None:
     with pytest.raises(UnsupportedModelError, match=r"bits is 8; .*CPU"):
         read_int4(open_source(folders["gptq 8 bits"][0]), "layers.0.q")
     with pytest.raises(UnsupportedModelError, match=r"layers.0.q: group_size is 16; .*32, 64 or 128"):
         read_int4(open_source(folders["gptq head"][0]), "layers.0.q")
 
 
-def test_unquantised_tensors_are_read_as_ever(folders: dict[str, tuple[Path, Path]]) -> None:
+def test_unquantised_tensors_are_read_as_usual(folders: dict[str, tuple[Path, Path]]) -> None:
     source, plain = open_source(folders["awq"][0]), HFCheckpoint(folders["awq"][1]).open()
     assert (source.name, source.config) == ("quantised", plain.config)
     assert torch.equal(source.rows("embed", 5, 9), plain.rows("embed", 5, 9))
@@ -190,7 +188,7 @@ def test_unquantised_tensors_are_read_as_ever(folders: dict[str, tuple[Path, Pat
     ]
 
 
-def test_a_quantised_head_is_a_head(folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+def test_a_quantised_head_is_supported(folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
     shutil.copytree(folders["gptq head"][0], tmp_path / "m")
     data = json.loads((tmp_path / "m" / "config.json").read_text())
     del data["tie_word_embeddings"]
@@ -200,7 +198,7 @@ def test_a_quantised_head_is_a_head(folders: dict[str, tuple[Path, Path]], tmp_p
     assert source.is_quantized("lm_head")
 
 
-def test_biases_that_quantisers_add_are_kept(tmp_path: Path) -> None:
+def test_biases_added_by_quantisers_are_kept(tmp_path: Path) -> None:
     folder, _ = write_folder(tmp_path, Scheme("gptq"))
     state = load_file(folder / "model.safetensors")
     bias = torch.randn(64, generator=torch.Generator().manual_seed(1))
@@ -260,7 +258,7 @@ def test_the_first_gptq_format_can_mean_16(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_layouts_that_can_not_be_read_are_named(config: Any, words: str, folders: Any, tmp_path: Path) -> None:
+def test_unsupported_layouts_are_named(config: Any, words: str, folders: Any, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=words):
         parse_quantized_config(config, "m")
     shutil.copytree(folders["gptq"][0], tmp_path / "m")
@@ -282,7 +280,7 @@ def test_layouts_that_can_not_be_read_are_named(config: Any, words: str, folders
         (compressed(actorder="static", symmetric=True), 0),
     ],
 )
-def test_layouts_that_can_be_read(config: dict[str, Any], offset: int) -> None:
+def test_supported_layouts(config: dict[str, Any], offset: int) -> None:
     parsed = parse_quantized_config(config, "m")
     assert (parsed.zero_offset, parsed.bits, parsed.group_size) == (offset, 4, 128)
 
@@ -310,7 +308,7 @@ def test_missing_parts_are_named(scheme: Scheme, part: str, words: str, tmp_path
             load_model(str(folder), dtype=dtype, cache_dir=tmp_path)
 
 
-def test_parts_of_a_compressed_folder_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_inconsistent_parts_of_a_compressed_folder_are_named(tmp_path: Path) -> None:
     folder, _ = write_folder(tmp_path, Scheme("compressed-tensors", act_order=True))
     good = load_file(folder / "model.safetensors")
     q = "model.layers.0.self_attn.q_proj."
@@ -329,7 +327,7 @@ def test_parts_of_a_compressed_folder_that_do_not_fit_are_named(tmp_path: Path) 
                 load_model(str(folder), dtype=dtype, cache_dir=tmp_path)
 
 
-def test_parts_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_inconsistent_parts_are_named(tmp_path: Path) -> None:
     folder, _ = write_folder(tmp_path, Scheme("gptq"))
     good = load_file(folder / "model.safetensors")
     q = "model.layers.0.self_attn.q_proj."

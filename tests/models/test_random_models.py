@@ -59,7 +59,7 @@ def ask(name: str, prompt: str = "def f(x):", tokens: int = 200, **fields: Any) 
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bf16", "fp32"])
-def test_two_loads_are_equal_and_leave_nothing_on_disk(dtype: Any, tmp_path: Path) -> None:
+def test_two_loads_are_equal_and_write_no_file(dtype: Any, tmp_path: Path) -> None:
     first = load_model("random:tiny", dtype=dtype, cache_dir=tmp_path)
     second = load_model("random:tiny", dtype=dtype, cache_dir=tmp_path)
     assert first.name == "random:tiny"
@@ -68,18 +68,20 @@ def test_two_loads_are_equal_and_leave_nothing_on_disk(dtype: Any, tmp_path: Pat
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_fingerprints_tell_shapes_and_seeds_apart() -> None:
+def test_fingerprints_distinguish_shapes_and_seeds() -> None:
     made = [RandomCheckpoint(f"random:{shape}") for shape in RANDOM_SHAPES] + [RandomCheckpoint("random:tiny", seed=1)]
     assert len({checkpoint.fingerprint() for checkpoint in made}) == len(made)
 
 
-def test_unknown_shapes_name_the_known(tmp_path: Path) -> None:
+def test_unknown_shapes_list_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"random:llama: no such shape; there are random:llama-3\.1-8b, ") as caught:
         load_model("random:llama", dtype="int8", cache_dir=tmp_path)
     assert all(f"random:{shape}" in str(caught.value) for shape in RANDOM_SHAPES)
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_is_rejected_before_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def rows(*args: object) -> Tensor:
         raise AssertionError("made before it was known to fit")
 
@@ -91,7 +93,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(tmp_path: Path, mo
         load_model("random:qwen2.5-coder-32b", dtype="bf16", cache_dir=tmp_path)
 
 
-def test_the_tokenizer_comes_without_weights(tmp_path: Path) -> None:
+def test_the_tokenizer_loads_without_weights(tmp_path: Path) -> None:
     tokenizer = load_tokenizer("random:qwen2.5-coder-7b", tmp_path)
     assert tokenizer.vocab_size == RANDOM_SHAPES["qwen2.5-coder-7b"].vocab_size
 

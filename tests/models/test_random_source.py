@@ -37,7 +37,7 @@ def roles_of(made: RandomSource) -> list[str]:
 
 
 @pytest.mark.parametrize("shape", PARAMETERS)
-def test_shapes_are_those_of_the_models(shape: str) -> None:
+def test_shapes_equal_the_models(shape: str) -> None:
     made = source(shape)
     check_shapes(made)
     assert sum(math.prod(made.shape(role)) for role in roles_of(made)) == PARAMETERS[shape]
@@ -55,7 +55,7 @@ def test_rows_do_not_depend_on_how_they_are_sliced(role: str, data: st.DataObjec
     assert torch.equal(source(hidden_size=60, intermediate_size=90).rows(role, low, high), whole[low:high])
 
 
-def test_every_tensor_seed_and_row_is_its_own() -> None:
+def test_tensors_seeds_and_rows_are_independent() -> None:
     made, other = source(), source(seed=1)
     first_rows = [made.rows(role, 0, 1)[0, :32] for role in roles_of(made) if len(made.shape(role)) == 2]
     first_rows += [made.rows("embed", i, i + 1)[0, :32] for i in range(1, 20)]
@@ -67,7 +67,7 @@ def test_every_tensor_seed_and_row_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("shape", ["llama-3.1-8b", "qwen2.5-coder-1.5b"])
-def test_spreads(shape: str) -> None:
+def test_standard_deviations(shape: str) -> None:
     made = source(shape)
     hidden = made.config.hidden_size
     tied = made.config.tie_embeddings

@@ -13,13 +13,13 @@ TOKENIZER = random_tokenizer(SIZE)
 
 
 @given(st.text())
-def test_any_text_comes_back(text: str) -> None:
+def test_any_text_round_trips(text: str) -> None:
     ids = TOKENIZER.encode(text)
     assert bytes(ids) == text.encode()
     assert TOKENIZER.decode(ids) == text
 
 
-def test_every_id_has_bytes_of_its_own() -> None:
+def test_every_id_has_unique_bytes() -> None:
     named = [TOKENIZER.token_bytes(token) for token in range(SIZE)]
     assert all(named)
     assert len(set(named)) == SIZE
@@ -40,7 +40,7 @@ def test_control_tokens_end_and_frame_answers() -> None:
     assert TOKENIZER.decode(ids) == "user\nhi <|im_end|>\nassistant\n"
 
 
-def test_a_vocabulary_needs_room() -> None:
+def test_a_too_small_vocabulary_is_rejected() -> None:
     assert random_tokenizer(262).vocab_size == 262
     with pytest.raises(ValueError, match="vocab_size: 261 has no room"):
         random_tokenizer(261)

@@ -78,7 +78,7 @@ def test_tokens_agree_with_transformers(text: str, smollm2: LoadedModel, oracle:
     assert not tokenizer.special_ids.intersection(plain)
 
 
-def test_digits_are_split_off_before_spaces_join(smollm2: LoadedModel) -> None:
+def test_digits_are_split_before_spaces_merge(smollm2: LoadedModel) -> None:
     # transformers' conversion of this file misses the digit splitting its `pre` entry calls for
     tokenizer = smollm2.tokenizer
     assert [tokenizer.token_bytes(i) for i in tokenizer.encode("a  12")] == [b"a", b"  ", b"1", b"2"]
@@ -95,7 +95,7 @@ def test_instruct_template(smollm2: LoadedModel, oracle: Any) -> None:
     assert smollm2.tokenizer.encode_chat(messages) == expected
 
 
-def test_weights_are_the_files(smollm2: LoadedModel, path: Path) -> None:
+def test_weights_equal_the_files(smollm2: LoadedModel, path: Path) -> None:
     tensors = {t.name: t for t in gguf.GGUFReader(path).tensors}
 
     def stored(name: str) -> torch.Tensor:

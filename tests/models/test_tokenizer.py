@@ -40,7 +40,7 @@ def oracle(tiny: Tiny) -> Any:
 
 
 @given(text=TEXT)
-def test_text_never_becomes_special_and_comes_back(text: str, tokenizer: Tokenizer) -> None:
+def test_text_never_becomes_special_and_round_trips(text: str, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(text)
     assert not tokenizer.special_ids.intersection(ids)
     assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
@@ -83,7 +83,7 @@ def test_begin_token(tiny: Tiny, tmp_path: Path) -> None:
     assert tokenizer.encode("a")[0] == 0
     assert tokenizer.encode("a", add_special=False) == tokenizer.encode("a")[1:]
     assert tokenizer.encode_chat([{"role": "user", "content": "a"}])[:2] == [0, 1]
-    data = json.loads((tmp_path / "tokenizer.json").read_text())  # the same, said by a post-processor instead
+    data = json.loads((tmp_path / "tokenizer.json").read_text())  # the same, from a post-processor instead
     single = [{"SpecialToken": {"id": SPECIALS[0], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     special = {SPECIALS[0]: {"id": SPECIALS[0], "ids": [0], "tokens": [SPECIALS[0]]}}
     template = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
@@ -103,7 +103,7 @@ def test_control_names_are_special_even_when_not_marked(tmp_path: Path) -> None:
     assert not {0, 1, 2} & set(tokenizer.encode("<|im_start|>"))
 
 
-def test_chat_is_rendered_and_parsed_as_transformers_does(tokenizer: Tokenizer, oracle: Any) -> None:
+def test_chat_is_rendered_and_parsed_like_transformers(tokenizer: Tokenizer, oracle: Any) -> None:
     messages = [{"role": "user", "content": "Read  this.\n"}, {"role": "assistant", "content": "I did"}]
     for generate in (True, False):
         rendered = tokenizer.render_chat(messages, add_generation_prompt=generate)
@@ -114,7 +114,7 @@ def test_chat_is_rendered_and_parsed_as_transformers_does(tokenizer: Tokenizer, 
 
 
 @given(text=TEXT)
-def test_a_message_can_not_forge_a_turn(text: str, tokenizer: Tokenizer) -> None:
+def test_a_message_cannot_forge_a_turn(text: str, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_chat([{"role": "user", "content": text}])
     assert [i for i in ids if i in tokenizer.special_ids] == [1, 2, 1]
     spoken = text.replace("\ufdd0", "")
@@ -145,7 +145,7 @@ def test_template_helpers() -> None:
         render("{{ ''.__class__.__mro__ }}")
 
 
-def test_no_template_is_said(tiny: Tiny) -> None:
+def test_a_missing_template_is_reported(tiny: Tiny) -> None:
     bare = Tokenizer((tiny("llama") / "tokenizer.json").read_text(), TokenizerInfo())
     assert not bare.has_chat_template
     with pytest.raises(ModelError, match="no chat template; send a plain prompt"):
@@ -179,8 +179,8 @@ def test_a_large_text_has_the_ids_of_a_small_one(text: str, parse_special: bool,
     assert len(ids) * tokenizer.longest_token >= len(text)
 
 
-def test_others_run_while_a_large_text_is_encoded(tokenizer: Tokenizer) -> None:
-    """As the library's plain call would not let them; and whoever has a few words does not wait."""
+def test_other_threads_run_while_a_large_text_is_encoded(tokenizer: Tokenizer) -> None:
+    """The library's plain call would block them. A short text does not wait."""
     text, begun, done = "def f(x): return x\n" * 60_000, threading.Event(), threading.Event()
 
     def encode() -> None:

@@ -1,4 +1,4 @@
-"""The form of tool calls is read off the chat template; a template without tools is told of them in messages."""
+"""Formats of tool calls, detected from the chat template. Without one, a message describes the tools."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments":
         ("tools are told, and no call is known", None),
     ],
 )
-def test_forms(rest: str, form: ToolForm | None) -> None:
+def test_tool_call_formats(rest: str, form: ToolForm | None) -> None:
     assert tool_form(LISTED + rest) is form
     assert tool_form(rest.replace("tools", "")) is None
 
 
-def test_tools_are_told_in_the_system_message() -> None:
+def test_tools_are_described_in_the_system_message() -> None:
     for before in ([], [{"role": "system", "content": "Be brief."}]):
         system, user = without_tools([*before, {"role": "user", "content": "hi"}], [TOOL])
         assert system["role"] == "system"

@@ -39,7 +39,7 @@ def test_the_most_frequent_tokens_are_kept(tmp_path: Path) -> None:
     assert kept(2, fingerprint="ef" * 32) is None
 
 
-def test_qwens_frequencies_are_at_hand() -> None:
+def test_qwens_frequencies_are_available() -> None:
     """Its own digest, frequent words in front and the ends of answers always among them."""
     fingerprint = "c8c78da21f194c3006e25f8edb529784e810d3f45aee5c2a54b42f05eecfcfd8"
     cut = most_frequent(fingerprint, 1024, 151936)
@@ -54,7 +54,7 @@ def cut_of(model: HostModel, *ids: int) -> VocabularyCut:
 
 @pytest.mark.parametrize("dtype", ["auto", "int4", "int8", "fp32"])
 @pytest.mark.parametrize("family", ["qwen2", "gemma3", "gguf"])
-def test_rows_are_those_of_the_whole_table(dtype: Any, family: str, tiny: Tiny, tmp_path: Path) -> None:
+def test_rows_equal_those_of_the_whole_table(dtype: Any, family: str, tiny: Tiny, tmp_path: Path) -> None:
     ref = str(tiny("qwen2" if family == "gguf" else family))
     if family == "gguf":
         write_tiny_gguf(Path(ref), tmp_path / "tiny.gguf", Kind.Q5_0)
@@ -75,8 +75,9 @@ def test_rows_are_those_of_the_whole_table(dtype: Any, family: str, tiny: Tiny, 
     assert again.weights.output_ids is None
 
 
-def test_rows_far_apart_are_read_in_small_ranges() -> None:
-    """Ids of rare tokens are spread over the whole table, which as float32 would not fit beside the weights."""
+def test_scattered_rows_are_read_in_small_ranges() -> None:
+    """Ids of rare tokens are spread over the whole table, whose float32 copy would not fit in memory together with the
+    weights."""
     asked: list[int] = []
 
     class Table:
@@ -94,7 +95,7 @@ def test_rows_far_apart_are_read_in_small_ranges() -> None:
     assert max(asked) <= 4096
 
 
-def test_another_vocabulary_stays_whole(tiny: Tiny, tmp_path: Path) -> None:
+def test_another_vocabulary_is_not_truncated(tiny: Tiny, tmp_path: Path) -> None:
     cut = VocabularyCut(ONE, np.array([1, 2], np.int32))
     model = load_model(str(tiny("qwen2")), dtype="int8", cache_dir=tmp_path, cut=cut)
     assert model.weights.output_ids is None

@@ -49,8 +49,8 @@ def write_tiny_gguf(
     others: dict[str, Kind] | None = None,
     rope_factors: list[float] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Convert a tiny HF model to GGUF with matrices of type ``kind``, or what ``others`` says of a part such as
-    `attn_v`; the values stored, by GGUF tensor name."""
+    """Convert a tiny HF model to GGUF with matrices of type ``kind``, or the type in ``others`` for a part such as
+    `attn_v`. Returns the stored values by GGUF tensor name."""
     model = load_oracle(hf_folder)
     config = model.config
     family = "gemma3" if config.model_type == "gemma3_text" else config.model_type

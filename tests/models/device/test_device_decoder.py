@@ -26,7 +26,7 @@ def chain(tokens: list[int], ctx: int, pages: list[int]) -> BatchEntry:
 
 
 def steps() -> list[tuple[ForwardBatch, list[int]]]:
-    """Prompts in chunks, then trees beside a chunk and a decode."""
+    """Prompts in chunks, then trees in the same batch as a chunk and a decode."""
     tree = BatchEntry(PROMPT[:8], TREE, 70, [3, 9])
     return [
         (ForwardBatch.build([chain(PROMPT[:64], 0, [3])]), [63]),
@@ -54,7 +54,7 @@ def test_logits_equal_the_cpus(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("fp16", 5e-3), ("fp8", 0.15)])
-def test_smaller_types_come_close(dtype: str, error: float) -> None:
+def test_smaller_types_are_close(dtype: str, error: float) -> None:
     if dtype == "fp8" and not torch.cuda.is_available():
         pytest.skip("its rows are bfloat16, whose products the interpreter gets wrong")
     config = shape(n_layers=1)
@@ -104,7 +104,7 @@ def test_a_float8_cache_changes_numbers_little() -> None:
         assert 0 < torch.linalg.norm(small - wide) <= 0.1 * torch.linalg.norm(wide)
 
 
-def test_bad_batches_are_refused() -> None:
+def test_bad_batches_are_rejected() -> None:
     decoder = device_decoder(shape(n_layers=1))
 
     def refused(word: str, entry: BatchEntry, logit_rows: list[int]) -> None:

@@ -87,13 +87,13 @@ def one_key(decoder: PathDecoder, batch: ForwardBatch, row: int, value: float) -
     ("fault", "mode"),
     [(sound, "bitwise"), *((fault, "numerical") for fault in (by_rows, by_branch, by_place, by_plan, one_key))],
 )
-def test_what_depends_on_the_batch_is_found(fault: Fault, mode: str) -> None:
+def test_a_dependence_on_the_batch_is_detected(fault: Fault, mode: str) -> None:
     decoder = PathDecoder(fault)
     assert device_self_test(cast(DeviceDecoder, decoder)) == mode
     assert decoder.coarse is None
 
 
-def test_what_only_long_prompts_reach_is_run() -> None:
+def test_kernels_for_long_prompts_are_run() -> None:
     """More rows than any tile has, blocks of committed pages in coarse plans, pieces of an odd size; in little time."""
     decoder = PathDecoder(sound)
     device_self_test(cast(DeviceDecoder, decoder))
@@ -106,13 +106,13 @@ def test_what_only_long_prompts_reach_is_run() -> None:
 @pytest.mark.parametrize(
     ("pages", "max_rows", "max_positions"), [(1, 64, 4096), (2, 64, 4096), (9, 64, 4096), (44, 48, 100), (44, 512, 8)]
 )
-def test_little_room_makes_it_shorter(pages: int, max_rows: int, max_positions: int) -> None:
+def test_limited_memory_shortens_the_test(pages: int, max_rows: int, max_positions: int) -> None:
     decoder = PathDecoder(sound, pages, max_rows, max_positions)
     assert device_self_test(cast(DeviceDecoder, decoder)) == "bitwise"
     assert max(rows + ctx for rows, ctx, _ in decoder.batches) <= min(max_positions, pages * PAGE_SIZE)
 
 
-def test_the_kernels_pass_it() -> None:
+def test_the_kernels_pass() -> None:
     """In the interpreter, with a short prompt: plans, places and pieces at once."""
     with quick_interpreter():
         decoder = device_decoder(shape(n_layers=1), "fp16")

@@ -11,7 +11,7 @@ from specdec.models import device_decoder
 from specdec.models.device_decoder import GraphCache
 
 
-def test_without_a_gpu_work_simply_runs() -> None:
+def test_without_a_gpu_work_runs_directly() -> None:
     graphs, runs = GraphCache(torch.device("cpu")), []
     for _ in range(3):
         graphs.run("key", lambda: runs.append(1))
@@ -37,7 +37,7 @@ def test_work_is_captured_once_and_replayed() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_graphs_not_used_longest_go_first() -> None:
+def test_the_least_recently_used_graphs_are_evicted_first() -> None:
     graphs, x = GraphCache(torch.device("cuda")), torch.zeros(1, device="cuda")
     with mock.patch.object(device_decoder, "MAX_GRAPHS", 2):
         for key in ("a", "a", "b", "b", "a", "c", "c"):

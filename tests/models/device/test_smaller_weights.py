@@ -35,8 +35,8 @@ TOKENS = list(range(40, 50))
 
 
 @pytest.mark.parametrize("act_order", [False, True])
-def test_int4_checkpoints_run_as_they_are(act_order: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where the input orders of stacked matrices differ they can not run as one: these are held in 16 bits."""
+def test_int4_checkpoints_run_unchanged(act_order: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Stacked matrices with different input orders cannot run as one, so these are stored in 16 bits."""
     scheme = Scheme("gptq", act_order=True) if act_order else Scheme("awq")
     folder, _ = write_folder(tmp_path, scheme, head_dim=64, num_hidden_layers=1)
     model = load_device_model(str(folder), dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16)
@@ -54,7 +54,7 @@ def test_int4_checkpoints_run_as_they_are(act_order: bool, tmp_path: Path, caplo
     assert torch.linalg.norm(got - expected) <= 1e-2 * torch.linalg.norm(expected)
 
 
-def test_float8_layers_do_what_their_weights_say() -> None:
+def test_float8_layers_match_their_weights() -> None:
     """In float16 rows: bfloat16 ones, which a GPU uses, the interpreter multiplies wrongly."""
     config, generator = shape(n_layers=1, qkv_bias=False), torch.Generator().manual_seed(1)
     source = RandomSource("small", config, 0)
@@ -72,7 +72,7 @@ def test_float8_layers_do_what_their_weights_say() -> None:
     assert down.nbytes == q.numel() + 4 * len(scale)
 
 
-def test_heads_no_kernel_knows_are_refused(tmp_path: Path) -> None:
+def test_unsupported_head_sizes_are_rejected(tmp_path: Path) -> None:
     narrow = shape(head_dim=16)
     with (
         mock.patch.dict(RANDOM_SHAPES, {"narrow": narrow}),
@@ -88,7 +88,7 @@ def test_the_tiny_shape_runs_on_a_gpu(tmp_path: Path) -> None:
     assert torch.isfinite(decoder.forward(batch, range(2))).all()
 
 
-def test_converting_threads_have_no_teams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_converting_threads_start_no_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen threads with sixteen each would fight over the cores; afterwards all is as it was."""
     seen: list[int] = []
 

@@ -33,7 +33,7 @@ def edited(words: int) -> SequenceEdits:
 
 @settings(max_examples=40)
 @given(st.lists(entries(), min_size=1, max_size=5), st.data())
-def test_a_step_arrives_padded(given_entries: list[BatchEntry], data: st.DataObject) -> None:
+def test_a_step_is_padded(given_entries: list[BatchEntry], data: st.DataObject) -> None:
     batch = ForwardBatch.build(given_entries)
     wanted = sorted(data.draw(st.sets(st.integers(0, batch.rows - 1), max_size=30)))
     roots = [data.draw(st.integers(-1, len(entry.tokens) - 1)) for entry in given_entries]
@@ -67,7 +67,7 @@ def test_a_step_arrives_padded(given_entries: list[BatchEntry], data: st.DataObj
         assert step.table.pool[begin : begin + 3].tolist() == [0, 1, 2]
 
 
-def test_addresses_stay_until_lists_outgrow_them() -> None:
+def test_addresses_are_stable_until_lists_outgrow_them() -> None:
     batch = ForwardBatch.build([BatchEntry([1], [-1], 0, [0])])
 
     def addresses(words: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Tiers hold what they are asked for, and are few."""
+"""Tiers contain the requested steps, and are few."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIERS = StepTiers(12, 300, 200, 1029)
 
 
 @given(st.integers(1, 12), st.integers(1, 300), st.integers(0, 200), st.integers(1, 1029))
-def test_a_tier_holds_its_step(entries: int, rows: int, samples: int, pages: int) -> None:
+def test_a_tier_contains_its_step(entries: int, rows: int, samples: int, pages: int) -> None:
     tier = TIERS.of(entries, rows, samples, pages)
     assert (tier.samples == 0) == (samples == 0)  # nothing is sampled where nothing is wanted
     assert entries <= tier.entries <= min(12, 2 * entries)
@@ -33,6 +33,6 @@ def test_tiers_are_few() -> None:
     ("name", "sizes"),
     [("entries", (13, 1, 1, 1)), ("rows", (1, 301, 1, 1)), ("logit_rows", (1, 1, 201, 1)), ("pages", (1, 1, 1, 1030))],
 )
-def test_too_much_is_named(name: str, sizes: tuple[int, int, int, int]) -> None:
+def test_a_too_large_step_is_named(name: str, sizes: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match=f"^{name}: "):
         TIERS.of(*sizes)

@@ -54,7 +54,7 @@ def whole_decoder(folder: Path, cache: Path, dtype: Any, kv_dtype: torch.dtype) 
 
 
 def logits(decoder: Decoder | ThreadTeam) -> torch.Tensor:
-    """Of a prompt in two chunks, the second beside another prompt, then of a tree over it."""
+    """Return the logits of a prompt in two chunks, the second batched with another prompt, then of a tree after it."""
     tokens = torch.randint(0, VOCAB_SIZE, (110,), generator=torch.Generator().manual_seed(3)).tolist()
     found = []
     for low, high in ((0, 60), (60, 100)):
@@ -85,7 +85,7 @@ def test_logits_do_not_depend_on_the_ranks(name: str, dtype: str, kv_dtype: torc
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_files_own_blocks_are_cut_as_they_lie(tied: bool, tmp_path: Path) -> None:
+def test_a_files_own_blocks_are_sharded_unchanged(tied: bool, tmp_path: Path) -> None:
     """Layers of two kinds, and an output table that is the embedding too, which the first rank looks rows up in."""
     folder = make_tiny_model(
         "qwen3", tmp_path / "model", hidden_size=128, tie_word_embeddings=tied, intermediate_size=128
@@ -97,7 +97,7 @@ def test_a_files_own_blocks_are_cut_as_they_lie(tied: bool, tmp_path: Path) -> N
         assert torch.equal(logits(ThreadTeam(file, tmp_path, size, "auto", torch.bfloat16)), expected)
 
 
-def test_a_rank_alone_waits_for_nobody(tmp_path: Path) -> None:
+def test_a_single_rank_waits_for_no_other(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "model", head_dim=32, hidden_size=64)
     whole = whole_decoder(folder, tmp_path, "int8", torch.bfloat16)
     (share,) = share_out(whole.config, 1)
@@ -111,7 +111,7 @@ def test_a_rank_alone_waits_for_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
-def test_kernels_beside_the_layers_equal_their_plain_twins(activation: Any) -> None:
+def test_fused_kernels_equal_their_plain_equivalents(activation: Any) -> None:
     generator = torch.Generator().manual_seed(1)
     src, norm = torch.randn(3, 54, generator=generator), torch.randn(27, generator=generator)
     for post_norm in (None, norm):

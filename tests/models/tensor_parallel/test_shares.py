@@ -1,5 +1,5 @@
-"""How a model is cut: nothing twice, nothing missing, refusals that name the way out; where ranks run; what they are
-told."""
+"""How a model is sharded: no part twice and none missing, errors that name an alternative, placement of ranks and their
+commands."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_three_kv_heads_over_two_and_four_ranks() -> None:
     assert shares[2].rows("qkv") == [(192, 384), (640, 704), (832, 896)]
 
 
-def test_more_ranks_than_tiles_are_refused() -> None:
+def test_more_ranks_than_tiles_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"engine.tp: 19 processes, but .* hidden_size 576 is only 18 tiles .* 18 at"):
         share_out(SMOLLM2, 19)
 
 
-def test_heads_that_do_not_fall_on_tiles_are_refused() -> None:
+def test_heads_not_aligned_with_tiles_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"engine.tp: 3 KV heads of 20 channels .* set it to 1"):
         share_out(dataclasses.replace(SMOLLM2, head_dim=20), 2)
 
@@ -81,12 +81,12 @@ def test_ranks_stay_on_their_node(tmp_path: Path) -> None:
     assert rank_processors(9, {0, 1, 4, 5}, nodes) is None  # more than processors
 
 
-def test_nothing_is_pinned_where_nobody_tells(tmp_path: Path) -> None:
+def test_without_topology_nothing_is_pinned(tmp_path: Path) -> None:
     assert rank_processors(2, {0, 1}, tmp_path) is None
     assert rank_processors(2, {0, 1}, _machine(tmp_path, ["0-1", "many"])) is None
 
 
-def test_commands_arrive_as_they_were_given() -> None:
+def test_commands_round_trip() -> None:
     sizes = StepSizes(max_rows=64, max_logit_rows=64, max_positions=256, pages=8)
     words = np.full(sizes.command_words, -1, np.int32)
     entries = [BatchEntry([1, 2, 3], [-1, 0, 0], 60, [4, 7, 1, 2]), BatchEntry([9], [-1], 0, [3])]
