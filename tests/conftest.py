@@ -13,7 +13,8 @@ if not torch.cuda.is_available():
 
 torch.set_num_threads(1)
 CHECKS = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
-# The suite tries the same examples everywhere: it says what a change broke. `make explore` draws new ones each time.
+# The suite uses the same examples everywhere, so that a failure is due to a change. `make explore` draws new ones each
+# time.
 settings.register_profile("specdec", deadline=None, derandomize=True, suppress_health_check=CHECKS)
 settings.register_profile("explore", deadline=None, print_blob=True, suppress_health_check=CHECKS)
 settings.load_profile("specdec")

@@ -104,7 +104,7 @@ def answer_to(prompt: list[int] | tuple[int, ...], count: int) -> list[int]:
 
 
 class Letters:
-    """`answer_to` the prompt, a token a step; a resumed request goes on where it was."""
+    """Generates `answer_to` the prompt, a token a step; a resumed request continues where it was."""
 
     def __init__(self, request: Request, index: int) -> None:
         limit = request.stopping.max_tokens
@@ -213,7 +213,7 @@ class FakeEngine:
     answer: Callable[[Request, int], Answer] = Echo
     pages: int = 0  # of a real prefix cache; 0: there is none
     keeps_pages: bool = True  # a request holds its pages until it ends
-    cached_tokens: int = 3  # told of every prompt where there is no cache
+    cached_tokens: int = 3  # counts every prompt as if there were no cache
     pace: Pace | None = None  # None: a step takes no time
     slow_s: float = 0.05  # a step while a request with the script "slow" runs
     fails: bool = False  # every request
@@ -465,7 +465,7 @@ def _finished(running: _Running, index: int, reason: FinishReason) -> Finished:
 
 
 def fake_step(step: int, sequences: int) -> StepTrace:
-    """A step whose figures tell their names apart, some of them numpy's as a controller's may be."""
+    """A step whose figures have distinct values, some of them numpy's, as a controller's may be."""
     parts = [DrafterTrace("suffix", "free", sequences, 5, 4, 3, np.float64(2.5), 0.125), DrafterTrace("model", "off")]
     return StepTrace(
         step=step, at_s=step / 8, sequences=sequences, rows=sequences + 4, prefill_rows=2, context=17.5,
@@ -496,7 +496,7 @@ def echo(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
 
 
 def echo_behind_the_tokenizer(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
-    """Waits, for a while, for a file beside the model's."""
+    """Waits, up to a limit, for a file next to the model's."""
     until = time.monotonic() + 20.0
     while not (Path(config.target) / "tokenizer-read").exists():
         if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""The documents tell today's truth where a machine can check it."""
+"""The documents match the code as far as a machine can check it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tools.markdown import REPOSITORY
 PAGES = (*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("*.md")))
 
 
-def test_links_in_the_documents_lead_somewhere() -> None:
+def test_links_in_the_documents_resolve() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_what_is_said_to_show_that_a_client_works_does() -> None:
+def test_the_tests_listed_for_a_client_exist() -> None:
     text = (REPOSITORY / "docs" / "clients.md").read_text(encoding="utf-8")
     shown = re.findall(r"`(tests/[\w/.]+\.py)(?:::(\w+))?`", text)
     assert len(shown) > 20
@@ -28,7 +28,7 @@ def test_what_is_said_to_show_that_a_client_works_does() -> None:
     assert all("test" in row for row in text.splitlines() if re.match(r"\| (?!package|client|---)", row))
 
 
-def test_clients_are_listed_in_the_versions_that_are_locked() -> None:
+def test_clients_are_listed_with_their_locked_versions() -> None:
     text = (REPOSITORY / "docs" / "clients.md").read_text(encoding="utf-8")
     python, javascript = (text.split(f"## {name}")[1].split("\n## ")[0] for name in ("Python", "JavaScript"))
     folder = REPOSITORY / "tests" / "third_party_clients"
@@ -59,7 +59,7 @@ def test_every_model_of_the_catalogue_is_listed_with_its_licence() -> None:
         assert (in_file == "not said") != entry.licence_in_file
 
 
-def test_the_map_names_every_folder_of_code_and_no_other() -> None:
+def test_the_map_names_exactly_the_folders_of_code() -> None:
     text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
     table = text.split("## The map")[1].split("## Where things go")[0]
     named = set(re.findall(r"`([\w/]+)/`", " ".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))))
@@ -70,7 +70,7 @@ def test_the_map_names_every_folder_of_code_and_no_other() -> None:
     assert all((REPOSITORY / name).is_dir() for name in named)
 
 
-def test_installs_that_are_shown_are_of_this_checkout_or_of_a_dependency() -> None:
+def test_shown_installs_are_of_this_checkout_or_of_a_dependency() -> None:
     """The package index has a `specdec` that is another project's."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]

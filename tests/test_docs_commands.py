@@ -64,7 +64,7 @@ SHOWN = [
 ]
 
 
-def test_there_are_commands_to_look_at() -> None:
+def test_the_documents_contain_commands() -> None:
     assert len(SHOWN) > 15
     assert {page.name for page in PAGES if any("specdec " in line for line in commands(page))} >= {
         "README.md", "quickstart.md", "adding-a-model-family.md", "configuration.md",
@@ -88,7 +88,7 @@ def test_make_targets_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_that_are_named_exist(page: Path) -> None:
+def test_named_files_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     folders = "examples|tests|draft|specdec|server|bench|verify_kernels|tools"
     pattern = rf"\b((?:{folders})/[\w/.-]*\w\.(?:py|sh|proto|lua|cpp|h))\b"
@@ -96,7 +96,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert not [path for path in sorted(named) if "NAME" not in path and not (REPOSITORY / path).exists()]
 
 
-def test_it_would_notice() -> None:
+def test_an_invalid_command_would_be_detected() -> None:
     command, rest = resolve(words(".venv/bin/specdec bench engine --nothing 3  # says")[1:])
     assert (command.name, rest) == ("engine", ["--nothing", "3"])
     assert "--nothing" not in options(command)

@@ -1,4 +1,4 @@
-"""What is written by tools is what they would write now, and says all there is to say."""
+"""Generated parts of the documents are current and complete."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_setting_is_described_and_every_number_has_a_unit(section: str, na
     assert bool(number) == bool(config_reference.unit_of(name, field)), "give it a unit, see tools/config_reference.py"
 
 
-def test_every_setting_is_in_the_document_with_what_it_is() -> None:
+def test_every_setting_is_documented() -> None:
     text = config_reference.DOCUMENT.read_text(encoding="utf-8")
     assert len(re.findall(r"^\| `\w+` \|", text, re.MULTILINE)) == len(FIELDS) > 50
     assert "| `grpc_port` | whole number, from 0 to 65,535 | `8400` | port number | `--grpc-port` |" in text
@@ -56,7 +56,7 @@ def test_every_setting_is_in_the_document_with_what_it_is() -> None:
     assert "| `target_tpot_ms` | number, above 0 | `80.0` | ms |" in text
 
 
-def test_the_configurations_shown_are_such(tmp_path: Path) -> None:
+def test_the_shown_configurations_are_valid(tmp_path: Path) -> None:
     text = config_reference.DOCUMENT.read_text(encoding="utf-8")
     one, several = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "one.yaml").write_text(one)
@@ -81,7 +81,7 @@ def test_every_call_message_and_endpoint_is_in_the_document() -> None:
         assert f"### {endpoint.method} {endpoint.path.replace(':path', '')}\n" in text
 
 
-def test_links_inside_the_api_lead_to_a_heading() -> None:
+def test_links_inside_the_api_resolve_to_a_heading() -> None:
     text = api_reference.DOCUMENT.read_text(encoding="utf-8")
     headings = {
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
@@ -92,17 +92,17 @@ def test_links_inside_the_api_lead_to_a_heading() -> None:
     assert links <= headings
 
 
-def test_a_document_without_its_marks_is_refused() -> None:
+def test_a_document_without_its_markers_is_rejected() -> None:
     with pytest.raises(ValueError, match="once each"):
         with_parts("text", {"fields": "x"})
     assert with_parts("a\n<!-- b -->\nold\n<!-- end of b -->\nc", {"b": "new"}).splitlines()[2:4] == ["", "new"]
 
 
-def test_cells_can_not_break_a_table() -> None:
+def test_cells_cannot_break_a_table() -> None:
     assert row("a|b", "c\n d", "<x>") == r"| a\|b | c d | \<x> |"
 
 
-def test_the_picture_reads_in_light_and_dark() -> None:
+def test_the_picture_is_readable_in_light_and_dark() -> None:
     """Every class that has a colour has another one in the dark; every shape has a class."""
     root = ElementTree.parse(REPOSITORY / "docs" / "tree-step.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"

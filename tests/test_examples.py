@@ -1,5 +1,5 @@
-"""What README, quickstart and examples tell people to type runs as it stands, each command in a process of its own,
-against a real server of a tiny random model."""
+"""Commands in README, quickstart and examples run as shown, each in its own process, against a real server of a tiny
+random model."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_grpc_stream(mode: str, real: Real, run: Run) -> None:
     assert (drafted == 0) or mode != "off"
 
 
-def test_the_stream_says_what_is_wrong(real: Real, run: Run) -> None:
+def test_the_stream_reports_errors(real: Real, run: Run) -> None:
     with pytest.raises(SystemExit, match=r"INVALID_ARGUMENT.*CONTEXT|prompt"):
         run("grpc_stream.py", "--server", real.grpc, "x" * 5000)
 
@@ -119,7 +119,7 @@ def test_grammar(real: Real, run: Run) -> None:
     assert re.match(r"regex: '[12][0-9]{3}' \[\d+ tokens", regex)
     text = ast.literal_eval(schema.removeprefix("json_schema: ").rpartition(" [")[0])
     assert re.match(r'\{\s*"name"', text)
-    if cut:  # a random model may go on with white space for as long as it likes
+    if cut:  # a random model may generate white space without end
         assert "cut off" in cut[0]
     else:
         assert set(json.loads(text)) == {"name", "age", "likes"}
@@ -169,7 +169,7 @@ def typed(page: Path) -> list[str]:
     found, unfinished = [], ""
     for line in "\n".join(blocks).splitlines():
         unfinished += f"{line}\n" if unfinished else line.strip() + "\n"
-        with suppress(ValueError):  # a quotation that goes on in the next line
+        with suppress(ValueError):  # a quotation that continues on the next line
             shlex.split(unfinished, comments=True)
             found.append(re.sub(r"\s+# .*", "", unfinished).strip())
             unfinished = ""
@@ -232,7 +232,7 @@ def with_tiny_model(command: str, real: Real) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_that_is_shown_runs(command: str, real: Real, checkout: Path) -> None:
+def test_every_shown_command_runs(command: str, real: Real, checkout: Path) -> None:
     words = with_tiny_model(command, real)
     if words.startswith("curl") and CURL is None:
         pytest.skip("this machine has no curl")
@@ -262,7 +262,7 @@ def test_the_commands_are_found() -> None:
     assert sum(command.startswith("curl") for command in found) == 3
 
 
-def test_every_example_is_listed_and_tried() -> None:
+def test_every_example_is_listed_and_tested() -> None:
     here = Path(__file__).read_text(encoding="utf-8")
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     names = [path.name for path in sorted(EXAMPLES.iterdir()) if path.suffix in (".py", ".sh")]

@@ -133,7 +133,7 @@ async def tools(target: Target) -> None:
 
 
 async def first_grammars(target: Target) -> None:
-    """Schemas that were not compiled before, with healing beside."""
+    """Schemas that were not compiled before, in requests with token healing."""
     for number in range(REPEATS):
         schema = {"type": "object", "properties": {f"p{i}_{number}": {"type": "string"} for i in range(100)}}
         await target.post("/v1/completions", {"prompt": "a", "max_tokens": 4, "guided_json": schema})

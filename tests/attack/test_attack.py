@@ -79,7 +79,7 @@ def low_priority() -> Iterator[None]:
 
 
 @pytest.mark.timeout(900)
-async def test_attacks_reach_nobody_else(tmp_path: Path) -> None:
+async def test_attacks_affect_no_other_client(tmp_path: Path) -> None:
     engine = EngineConfig(
         target="smollm2-135m", threads=1, max_batch=16, max_context=2048, kv_tokens=64 * 512,
         prefix_cache=False,  # its pages are touched one after the other, which looks like growth
@@ -122,7 +122,7 @@ async def test_attacks_reach_nobody_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_an_engine_that_dies_without_descriptors_left_is_restarted() -> None:
+async def test_an_engine_that_dies_without_free_descriptors_is_restarted() -> None:
     engine = EngineConfig(
         target="random:tiny", threads=1, cache_dir=CACHE, kv_tokens=64 * 64, max_batch=16, max_context=192,
         speculation=SpeculationConfig(profile_s=0),

@@ -55,9 +55,7 @@ class VirtualFleet:
 
 @pytest.mark.parametrize("start_s", [1.0, 40.0, 150.0])
 @pytest.mark.parametrize("replicas", [1, 3, 8])
-def test_three_times_the_load_adds_replicas_within_two_periods_and_no_more_is_turned_back_than_once(
-    replicas: int, start_s: float
-) -> None:
+def test_three_times_the_load_adds_replicas_within_two_periods_and_only_once(replicas: int, start_s: float) -> None:
     fleet = VirtualFleet(replicas, start_s)
     fleet.run(120, 0.6 * replicas)
     assert fleet.decisions == []
@@ -72,7 +70,7 @@ def test_three_times_the_load_adds_replicas_within_two_periods_and_no_more_is_tu
     assert fleet.reversals(300) <= 1
 
 
-def test_a_load_that_comes_and_goes_keeps_its_replicas() -> None:
+def test_a_fluctuating_load_keeps_its_replicas() -> None:
     fleet = VirtualFleet(2, 10.0)
     for _ in range(12):
         fleet.run(100, 3.2)
@@ -82,7 +80,7 @@ def test_a_load_that_comes_and_goes_keeps_its_replicas() -> None:
     assert fleet.target >= 4
 
 
-def test_one_long_look_is_no_reason() -> None:
+def test_a_single_measurement_causes_no_change() -> None:
     high, idle = [ReplicaLoad(9, 5, 1)], [ReplicaLoad(0, 0, 0.5)]
     target, memory = decide(0, high, 1, RULE, Memory())
     assert target == 1
@@ -105,11 +103,11 @@ def test_one_long_look_is_no_reason() -> None:
         (ReplicaLoad(0, 0, 0), 0),
     ],
 )
-def test_what_a_load_needs(load: ReplicaLoad, needed: int) -> None:
+def test_replicas_needed_for_a_load(load: ReplicaLoad, needed: int) -> None:
     assert replicas_needed([load] * 4, RULE) == needed
 
 
-def test_a_queue_that_is_gone_soon_is_no_reason() -> None:
+def test_a_short_queue_causes_no_change() -> None:
     target, memory = decide(0, [ReplicaLoad(50, 9, 1)] * 2, 2, RULE, Memory())
     for look, waiting in enumerate((50, 40, 30, 20, 10), 1):
         target, memory = decide(look * PERIOD_S, [ReplicaLoad(waiting / 2, 9, 1)] * 2, target, RULE, memory)
@@ -128,7 +126,7 @@ def test_the_bounds_hold_whatever_the_load() -> None:
     assert decide(0, [], 1, rule, Memory())[0] == 2
 
 
-def test_a_replica_that_never_comes_does_not_stop_others_from_coming() -> None:
+def test_a_replica_that_never_starts_does_not_prevent_others() -> None:
     high = [ReplicaLoad(9, 5, 1)] * 2
     target, memory, now_s = 3, Memory(), 0.0
     while target == 3 and now_s < 1000:
@@ -138,7 +136,7 @@ def test_a_replica_that_never_comes_does_not_stop_others_from_coming() -> None:
     assert now_s >= RULE.down_after_s
 
 
-def test_rays_policy_reads_the_last_word_of_each_replica_and_forgets_the_silent() -> None:
+def test_rays_policy_uses_the_last_report_of_each_replica_and_drops_silent_ones() -> None:
     def context(now_s: float, state: dict[str, object], waiting: float) -> SimpleNamespace:
         fresh = [SimpleNamespace(timestamp=now_s - 1, value=waiting)]
         calm, old = (

@@ -20,14 +20,14 @@ def load(folder: Path, data: Any) -> Any:
     return load_cluster_config(file)
 
 
-def test_a_model_needs_no_more_than_its_name(tmp_path: Path) -> None:
+def test_a_model_needs_only_a_name(tmp_path: Path) -> None:
     config = load(tmp_path, {"models": [CODER]})
     model = config.model("coder")
     assert (model.http_port, model.grpc_port, list(model.releases)) == (8401, 8400, ["blue"])
     assert model.server_config("blue").engine.target == "smollm2-135m"
 
 
-def test_a_release_lays_its_settings_over_the_models(tmp_path: Path) -> None:
+def test_settings_of_a_release_override_the_models(tmp_path: Path) -> None:
     settings = {"engine": {"target": "a", "threads": 2}, "server": {"metrics_compat": "vllm"}}
     releases = {"blue": {}, "green": {"weight": 0, "settings": {"engine": {"dtype": "bf16"}}}}
     model = load(tmp_path, {"models": [{**CODER, "settings": settings, "releases": releases}]}).model("coder")
@@ -87,19 +87,21 @@ def test_a_release_lays_its_settings_over_the_models(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, data: Any, problem: str) -> None:
+def test_invalid_fields_are_named(tmp_path: Path, data: Any, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, data)
     assert problem in str(caught.value)
     assert "cluster.yaml" in str(caught.value)
 
 
-def test_a_folder_is_the_same_wherever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_folder_does_not_depend_on_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert load(tmp_path, {"models": [CODER], "folder": "state"}).folder == tmp_path / "state"
 
 
-def test_what_can_not_change_while_a_fleet_runs_is_named(tmp_path: Path) -> None:
+def test_settings_that_a_running_fleet_cannot_change_are_named(tmp_path: Path) -> None:
     former = load(tmp_path, {"models": [CODER]})
     same = {**CODER, "replicas": {"max": 3}, "settings": {"engine": {"threads": 1}}}
     assert fixed_changes(former, load(tmp_path, {"models": [same], "drain_s": 300})) == []
@@ -111,6 +113,6 @@ def test_what_can_not_change_while_a_fleet_runs_is_named(tmp_path: Path) -> None
     ]  # fmt: skip
 
 
-def test_an_unknown_model_is_named_with_those_there_are(tmp_path: Path) -> None:
+def test_an_unknown_model_is_named_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no model 'chat' in the cluster; there are: coder"):
         load(tmp_path, {"models": [CODER]}).model("chat")

@@ -83,7 +83,7 @@ async def calls_by_replica(fleet: EnvoyFleet) -> dict[str, int]:
     return found
 
 
-async def test_typing_finds_its_replica_and_loads_none_too_much(tmp_path: Path) -> None:
+async def test_editor_sessions_keep_their_replica_and_overload_none(tmp_path: Path) -> None:
     async with envoy_fleet(tmp_path, ["blue"] * 4, "scripted:4:1:12000") as fleet:
         every = [fleet.direct(name) for name in fleet.servers]
         one = await typed(every[:1], "one")

@@ -74,7 +74,7 @@ def kill(server: psutil.Process) -> None:
         process.send_signal(signal.SIGKILL)
 
 
-async def test_replicas_come_and_go_and_no_call_fails(tmp_path: Path) -> None:
+async def test_no_call_fails_while_replicas_are_added_and_removed(tmp_path: Path) -> None:
     async with (
         envoy_fleet(tmp_path, ["blue"], "scripted:20:5:4096") as fleet,
         under_load(fleet) as load,
@@ -91,7 +91,7 @@ async def test_replicas_come_and_go_and_no_call_fails(tmp_path: Path) -> None:
     assert load.complete >= 100
 
 
-async def test_a_killed_replica_takes_no_call_with_it_that_had_no_byte(tmp_path: Path) -> None:
+async def test_a_killed_replica_fails_no_call_without_a_first_byte(tmp_path: Path) -> None:
     async with envoy_fleet(tmp_path, ["blue"] * 3, "scripted:150:50:4096") as fleet:
         load = Outcomes()
         work = calls(fleet.http, at_once=40, while_=lambda n: n < 500, tokens=0, outcomes=load)
@@ -109,7 +109,7 @@ async def test_a_killed_replica_takes_no_call_with_it_that_had_no_byte(tmp_path:
     assert load.all == 500
 
 
-async def test_a_replica_that_fails_five_times_in_a_row_is_left_alone(tmp_path: Path) -> None:
+async def test_a_replica_with_five_consecutive_failures_is_ejected(tmp_path: Path) -> None:
     async with (
         envoy_fleet(tmp_path, ["blue", "blue"], health={"ejected_s": 3600.0}) as fleet,
         httpx.AsyncClient(trust_env=False, timeout=60) as client,
@@ -149,7 +149,7 @@ async def unable_servers(count: int, *headers: str) -> AsyncIterator[tuple[list[
 
 
 @pytest.mark.parametrize(("headers", "attempts"), [((), 4), (("x-envoy-ratelimited: true",), 1)])
-async def test_an_answer_that_a_replica_marks_is_not_retried(
+async def test_an_answer_marked_by_a_replica_is_not_retried(
     tmp_path: Path, headers: tuple[str, ...], attempts: int
 ) -> None:
     config = cluster_config()
@@ -171,7 +171,7 @@ async def test_an_answer_that_a_replica_marks_is_not_retried(
     assert [count and int(count[1]) for count in counts] == [*range(1, attempts + 1)]
 
 
-async def test_what_calls_bring_upon_themselves_speaks_against_no_replica(tmp_path: Path) -> None:
+async def test_client_errors_eject_no_replica(tmp_path: Path) -> None:
     async with (
         envoy_fleet(tmp_path, ["blue"], health={"max_ejected_percent": 100}) as fleet,
         grpc.aio.insecure_channel(fleet.grpc) as channel,
@@ -182,7 +182,7 @@ async def test_what_calls_bring_upon_themselves_speaks_against_no_replica(tmp_pa
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_each_sessions_release_is_the_one_computed_offline_and_the_way_back_is_short(tmp_path: Path) -> None:
+async def test_each_sessions_release_equals_the_offline_hash_and_rollback_is_fast(tmp_path: Path) -> None:
     sessions = [f"session {i} of größe" for i in range(300)]
     async with (
         envoy_fleet(tmp_path, ["blue", "green"]) as fleet,
@@ -218,7 +218,7 @@ async def test_each_sessions_release_is_the_one_computed_offline_and_the_way_bac
         calls = re.findall(r"\.(blue|green)\.[0-9a-f]+\.grpc\.affine::[0-9.:]+::rq_total::([0-9]+)", figures)
         wanted = Counter(release_of(session, shares) for session in by_grpc)
         assert {release: int(count) for release, count in calls} == wanted
-        assert {await release(None) for _ in range(50)} == {"blue"}  # nobody is drawn
+        assert {await release(None) for _ in range(50)} == {"blue"}  # the share is zero
         fleet.route(rolled_back(fleet.fleet, MODEL))
         took = await comes_to("blue", in_green)
         print(f"rolled back in {1e3 * took:.0f} ms")
@@ -228,7 +228,7 @@ async def test_each_sessions_release_is_the_one_computed_offline_and_the_way_bac
         assert {await release(session) for session in [None, *sessions]} == {"green"}
 
 
-async def test_the_share_of_a_release_without_replicas_is_served_by_the_other(tmp_path: Path) -> None:
+async def test_the_share_of_a_release_without_replicas_goes_to_the_other(tmp_path: Path) -> None:
     async with envoy_fleet(tmp_path, ["blue", "green"]) as fleet:
         fleet.route(with_weights(fleet.fleet, MODEL, {"blue": 50, "green": 50}))
         async with under_load(fleet, 4) as load:
@@ -238,7 +238,7 @@ async def test_the_share_of_a_release_without_replicas_is_served_by_the_other(tm
     assert (load.failed, load.lost, load.cut) == (0, {}, {})
 
 
-async def test_envoy_is_started_again_when_it_dies(tmp_path: Path) -> None:
+async def test_envoy_is_restarted_when_it_dies(tmp_path: Path) -> None:
     async with envoy_fleet(tmp_path, ["blue"]) as fleet, httpx.AsyncClient(trust_env=False) as client:
         os.kill(fleet.envoy.pid, signal.SIGKILL)
         async with asyncio.timeout(20):
@@ -262,7 +262,7 @@ async def listens(port: int | None) -> bool:
     return True
 
 
-async def test_before_it_ends_it_takes_no_new_connection_and_finishes_the_calls_that_run(tmp_path: Path) -> None:
+async def test_a_drain_accepts_no_connection_and_finishes_running_calls(tmp_path: Path) -> None:
     async with envoy_fleet(tmp_path, ("blue",), "scripted:5:400:4096") as fleet:
         load = Outcomes()
         async with httpx.AsyncClient(trust_env=False, timeout=60) as client:

@@ -25,7 +25,7 @@ from tests.server.auth.certificates import Certificates
 pytestmark = pytest.mark.slow
 
 SAYS = [{"role": "user", "content": "hello"}]
-# By path; what an endpoint is asked that is not named here. Every dialect picks what it knows.
+# Queries by path, for endpoints without an entry of their own. Every dialect picks the fields that it supports.
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hello", "max_output_tokens": 16},
     "/v1/completions": {"prompt": "hello", "max_tokens": 4, "segments": {"prefix": "a", "suffix": "b"}},
@@ -52,7 +52,7 @@ def comparable(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
     return answer.status_code, headers, _VOLATILE.sub(b"#", answer.content)
 
 
-async def test_every_endpoint_says_the_same_through_envoy(tmp_path: Path) -> None:
+async def test_every_endpoint_gives_the_same_answer_through_envoy(tmp_path: Path) -> None:
     async with envoy_fleet(tmp_path, ["blue"]) as fleet, httpx.AsyncClient(trust_env=False, timeout=20) as client:
         paths = (await client.get(f"{fleet.direct('r0')}/openapi.json")).json()["paths"]
         statuses: dict[str, int] = {}
@@ -80,7 +80,7 @@ async def test_every_endpoint_says_the_same_through_envoy(tmp_path: Path) -> Non
         assert len(answered) > 0.8 * len(statuses), statuses
 
 
-async def test_a_stream_comes_as_it_is_made(tmp_path: Path) -> None:
+async def test_a_stream_is_not_buffered(tmp_path: Path) -> None:
     """A buffer on the way would deliver the stream at once at its end."""
     async with (
         envoy_fleet(tmp_path, ["blue"], "scripted:0:200:64") as fleet,
@@ -113,7 +113,7 @@ async def test_grpc_services_through_envoy(tmp_path: Path) -> None:
         assert caught.value.reason == "MODEL_NOT_FOUND"
 
 
-async def test_an_editors_stream_goes_both_ways_for_as_long_as_it_likes(tmp_path: Path) -> None:
+async def test_an_editors_stream_is_bidirectional_and_unlimited_in_time(tmp_path: Path) -> None:
     async with envoy_fleet(tmp_path, ["blue", "blue"]) as fleet, Client(fleet.grpc) as client:
         await type_keys(client, fleet, 12)
 
@@ -136,7 +136,7 @@ async def type_keys(client: Client, fleet: EnvoyFleet, keys: int) -> None:
             assert message.finished.ask_id == key
 
 
-async def test_tls_ends_at_envoy_and_certificates_and_authorities_are_read_again(tmp_path: Path) -> None:
+async def test_tls_terminates_at_envoy_and_certificates_and_authorities_are_reloaded(tmp_path: Path) -> None:
     first, second = Certificates(tmp_path / "first"), Certificates(tmp_path / "second")
     cert, key, ca = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem"
     first.install(cert, key, ca)

@@ -60,7 +60,7 @@ def listed(files: EnvoyFiles, release: str, face: Any = "http") -> list[tuple[st
     return found
 
 
-def test_endpoints_are_the_pool_and_change_alone(tmp_path: Path) -> None:
+def test_endpoints_are_the_pool_and_change_separately(tmp_path: Path) -> None:
     files = EnvoyFiles(tmp_path)
     config, fleet = made(replica("a"), replica("b", host="10.0.0.2"), replica("m", fingerprint="others"))
     assert len(write_fleet(config, fleet, files)) == 7
@@ -74,7 +74,7 @@ def test_endpoints_are_the_pool_and_change_alone(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_what_is_sent_to_is_there_before_what_sends(tmp_path: Path) -> None:
+def test_clusters_exist_before_their_routes(tmp_path: Path) -> None:
     files = EnvoyFiles(tmp_path)
     config, fleet = made(replica("a"), replica("g", "green"))
     order = [path.name.split(".")[0] for path in write_fleet(config, fleet, files)]
@@ -99,7 +99,7 @@ def test_sessions_are_split_by_hash_and_calls_without_one_go_to_the_live_release
     assert set(changed) == {files.routes("coder", "http"), files.routes("coder", "grpc")}
 
 
-def test_a_host_that_is_no_address_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+def test_an_invalid_host_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     files = EnvoyFiles(tmp_path)
     config, fleet = made(replica("a"))
     write_fleet(config, fleet, files)
@@ -108,7 +108,7 @@ def test_a_host_that_is_no_address_is_named_and_nothing_is_written(tmp_path: Pat
     assert listed(files, "blue") == [("10.0.0.1", 9001, "a")]
 
 
-def test_seconds_are_written_as_envoy_reads_them(tmp_path: Path) -> None:
+def test_seconds_are_in_envoys_format(tmp_path: Path) -> None:
     files = EnvoyFiles(tmp_path)
     config, fleet = made(replica("a"), routing={"connect_s": 0.00005}, health={"ejected_s": 1234567.5})
     write_fleet(config, fleet, files)
@@ -128,7 +128,7 @@ def test_the_admin_port_is_on_loopback_whatever_the_listeners_are(tmp_path: Path
     assert hosts == {"0.0.0.0"}
 
 
-def test_without_envoy_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_envoy_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EnvoyError, match="make setup-cluster"):
@@ -136,7 +136,7 @@ def test_without_envoy_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("faces", ["both", "http"])
-def test_envoy_takes_the_bootstrap(tmp_path: Path, faces: str) -> None:
+def test_envoy_accepts_the_bootstrap(tmp_path: Path, faces: str) -> None:
     program = envoy_program()
     files = EnvoyFiles(tmp_path)
     config, fleet = made(replica("a"), models=[CODER, CHAT] if faces == "both" else [CHAT | CODER])

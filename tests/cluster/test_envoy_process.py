@@ -31,9 +31,9 @@ def process(folder: Path, says: int = 0) -> EnvoyProcess:
     return EnvoyProcess(config, Fleet.of(config), folder / "envoy", program(folder, says))
 
 
-async def test_one_that_was_left_behind_is_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_orphaned_envoy_is_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = process(tmp_path)
-    await first._spawn()  # and nobody watches over it any more
+    await first._spawn()  # and no supervisor watches it
     async with process(tmp_path) as second:
         assert first._process is not None
         assert await asyncio.wait_for(first._process.wait(), 10) < 0
@@ -42,7 +42,7 @@ async def test_one_that_was_left_behind_is_ended(tmp_path: Path, caplog: pytest.
     assert not (tmp_path / "envoy" / "envoy.pid").exists()
 
 
-async def test_who_has_its_number_by_now_is_left_alone(tmp_path: Path) -> None:
+async def test_a_process_with_its_reused_pid_is_not_ended(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as other:
         envoy = process(tmp_path)
@@ -52,7 +52,7 @@ async def test_who_has_its_number_by_now_is_left_alone(tmp_path: Path) -> None:
         other.kill()
 
 
-async def test_a_signal_to_the_terminals_processes_does_not_reach_it(tmp_path: Path) -> None:
+async def test_a_terminals_signal_does_not_reach_it(tmp_path: Path) -> None:
     async with process(tmp_path) as envoy:
         assert os.getsid(envoy.pid) == envoy.pid
 
@@ -60,7 +60,7 @@ async def test_a_signal_to_the_terminals_processes_does_not_reach_it(tmp_path: P
 @pytest.mark.parametrize(
     "error", [OSError(errno.EAGAIN, "no process"), EnvoyError("not ready"), ValueError("a defect")]
 )
-async def test_an_error_while_it_restarts_is_not_final(
+async def test_an_error_during_a_restart_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
@@ -80,7 +80,7 @@ async def test_an_error_while_it_restarts_is_not_final(
         assert envoy._supervisor.failures == 3
 
 
-async def test_it_runs_though_its_id_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_it_runs_if_its_id_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     envoy = process(tmp_path)
     (tmp_path / "envoy" / "envoy.pid").mkdir()
     async with envoy:
@@ -110,13 +110,13 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return found
 
 
-def test_sound_files_are_taken_and_none_too(files: dict[str, Path]) -> None:
+def test_valid_and_missing_files_are_accepted(files: dict[str, Path]) -> None:
     check_certificates(ListenConfig(**files))
     check_certificates(ListenConfig())
 
 
 @pytest.mark.parametrize("field", ["tls_cert", "tls_key", "tls_client_ca"])
-def test_a_file_that_is_missing_or_something_else_is_named(files: dict[str, Path], field: str) -> None:
+def test_a_missing_or_irregular_file_is_named(files: dict[str, Path], field: str) -> None:
     files[field].write_text("no PEM")
     with pytest.raises(ConfigError, match=rf"listen\.{field}.*PEM"):
         check_certificates(ListenConfig(**files))
@@ -131,7 +131,7 @@ def config(port: int, **listen: Any) -> ClusterConfig:
     )
 
 
-def test_a_port_that_another_listens_at_is_named_even_where_it_would_be_shared() -> None:
+def test_a_port_in_use_is_named_even_if_it_could_be_shared() -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         taken.bind(("127.0.0.1", 0))
@@ -148,6 +148,6 @@ def test_a_port_that_another_listens_at_is_named_even_where_it_would_be_shared()
     check_ports(config(port))
 
 
-def test_an_address_of_another_machine_is_named() -> None:
+def test_a_foreign_address_is_named() -> None:
     with pytest.raises(ConfigError, match=r"coder\.http_port: cannot listen on 192\.0\.2\.1:8401 .*listen\.host"):
         check_ports(config(8401, host="192.0.2.1"))

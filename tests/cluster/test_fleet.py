@@ -54,11 +54,11 @@ def test_only_ready_replicas_get_calls() -> None:
     assert names(without_replica(fleet, "c").pool("coder", "blue")) == ["a"]
 
 
-def test_a_pool_has_one_fingerprint_and_takes_another_only_once_it_is_empty() -> None:
+def test_a_pool_has_one_fingerprint_and_accepts_another_only_when_empty() -> None:
     fleet = fleet_of(replica("a"), replica("b", fingerprint="int8-neon"), replica("g", "green", "int8-neon"))
     assert names(fleet.pool("coder", "blue")) == ["a"]
     assert names(fleet.misfits) == ["b"]
-    assert names(draining(fleet, "a").pool("coder", "blue")) == []  # what a still answers must be able to go on
+    assert names(draining(fleet, "a").pool("coder", "blue")) == []  # a's open streams must be able to resume
     alone = without_replica(fleet, "a")
     assert names(alone.pool("coder", "blue")) == ["b"]
     assert alone.misfits == ()
@@ -78,7 +78,7 @@ def test_a_ready_replica_needs_a_fingerprint_and_stays_in_its_release() -> None:
         fleet_of(replace(replica("a"), model="other"))
 
 
-def test_canary_switch_and_the_way_back() -> None:
+def test_canary_promotion_and_rollback() -> None:
     fleet = fleet_of(replica("a"), replica("g", "green", "bf16"))
     assert fleet.shares("coder") == [("blue", 100)]
     canary = with_weights(fleet, "coder", {"blue": 90, "green": 10})
@@ -91,13 +91,13 @@ def test_canary_switch_and_the_way_back() -> None:
     assert rolled_back(rolled_back(green, "coder"), "coder").shares("coder") == [("green", 100)]
 
 
-def test_the_share_of_a_release_that_died_goes_to_the_live_one_and_moves_nobody_else() -> None:
+def test_the_share_of_a_dead_release_goes_to_the_live_one_and_moves_no_other_session() -> None:
     fleet = with_weights(fleet_of(replica("a"), replica("g", "green")), "coder", {"blue": 90, "green": 10})
     assert without_replica(fleet, "g").shares("coder") == [("blue", 10), ("blue", 90)]
     assert without_replica(fleet, "a").shares("coder") == [("green", 10), ("green", 90)]
 
 
-def test_nobody_is_sent_where_nobody_serves() -> None:
+def test_no_call_is_routed_to_a_release_without_replicas() -> None:
     fleet = fleet_of(replica("a"))
     with pytest.raises(ConfigError, match="coder/green has no replica that is ready"):
         switched(fleet, "coder", "green")
@@ -110,7 +110,7 @@ def test_nobody_is_sent_where_nobody_serves() -> None:
         rolled_back(without_replica(green, "a"), "coder")
 
 
-def test_a_release_ends_when_nothing_is_left_of_it() -> None:
+def test_a_release_ends_without_replicas() -> None:
     fleet = fleet_of(replica("a"), replica("g", "green"))
     with pytest.raises(ConfigError, match="has 100 of the sessions"):
         without_release(fleet, "coder", "blue")
@@ -123,7 +123,7 @@ def test_a_release_ends_when_nothing_is_left_of_it() -> None:
         rolled_back(over, "coder")
 
 
-def test_a_key_is_the_first_header_that_is_there() -> None:
+def test_a_key_is_the_first_present_header() -> None:
     order = ("x-workspace-id", "x-session-id")
     assert session_key({"x-session-id": "s", "x-workspace-id": "w"}, order) == "w"
     assert session_key({"x-session-id": "s", "x-workspace-id": ""}, order) == "s"
@@ -138,7 +138,7 @@ def test_the_arm_is_xxh64_modulo_the_weights_in_the_order_of_the_shares() -> Non
     assert release_of("größe", SHARES) == release_of("größe", SHARES)
 
 
-def test_a_growing_canary_keeps_whom_it_has() -> None:
+def test_a_growing_canary_keeps_its_sessions() -> None:
     keys = [f"session-{i}" for i in range(4000)]
     small = {key for key in keys if release_of(key, SHARES) == "green"}
     large = {key for key in keys if release_of(key, [("green", 30), ("blue", 70)]) == "green"}
@@ -147,6 +147,6 @@ def test_a_growing_canary_keeps_whom_it_has() -> None:
     assert counts["green"] == pytest.approx(400, abs=80)
 
 
-def test_somebody_has_to_serve() -> None:
+def test_the_shares_cannot_all_be_zero() -> None:
     with pytest.raises(ValueError, match="no release has a weight"):
         release_of("a", [])

@@ -132,7 +132,7 @@ async def test_what_a_router_forwards(router: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("router", ROUTERS)
-async def test_fields_of_ours_arrive(router: str, tmp_path: Path) -> None:
+async def test_specdec_fields_are_forwarded(router: str, tmp_path: Path) -> None:
     async with before_a_server(router, tmp_path) as (client, _, tap):
         for path in sorted(FORWARDED[router] & set(STREAMED)):
             if (router, path) == (SMG, "/v1/responses"):
@@ -149,7 +149,7 @@ async def test_fields_of_ours_arrive(router: str, tmp_path: Path) -> None:
                 assert {field: seen.body.get(field) for field in body} == body
 
 
-def test_the_document_says_so() -> None:
+def test_the_document_lists_the_results() -> None:
     text = SCALING.read_text(encoding="utf-8")
     for path in (*STREAMED, *WHOLE, *GETS):
         cells = [
@@ -216,7 +216,7 @@ async def _goes_to(client: httpx.AsyncClient, taps: list[Wiretap], which: int, p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("router", [VLLM, SMG])
-async def test_a_router_repeats_what_has_not_begun(router: str, tmp_path: Path) -> None:
+async def test_a_router_retries_a_call_without_a_first_byte(router: str, tmp_path: Path) -> None:
     """The engine of a stream dies before the first token: with held headers, the client notices nothing."""
     async with AsyncExitStack() as stack:
         target = "scripted:1500:0:4096"

@@ -92,7 +92,7 @@ async def test_it_serves_until_it_is_interrupted(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_an_interrupt_while_replicas_start_ends_all_there_is(fleet: Fleet, number: int) -> None:
+async def test_an_interrupt_while_replicas_start_ends_everything(fleet: Fleet, number: int) -> None:
     fleet.ray.starts = "DEPLOYING"
     fleet.on_say["starting coder.blue"] = lambda: os.kill(os.getpid(), number)
     await fleet.serve()
@@ -129,7 +129,7 @@ async def test_an_interrupt_while_envoy_starts_starts_no_replica(fleet: Fleet, m
     assert fleet.said == []
 
 
-async def test_a_second_interrupt_waits_for_nobody(fleet: Fleet) -> None:
+async def test_a_second_interrupt_exits_immediately(fleet: Fleet) -> None:
     fleet.config = fleet.configured(drain_s=3600)
     fleet.ray.ends = False
     fleet.on_say = {"ready: coder": interrupt, "stopping: running": interrupt}
@@ -138,7 +138,7 @@ async def test_a_second_interrupt_waits_for_nobody(fleet: Fleet) -> None:
     assert not fleet.ray.running
 
 
-async def test_what_was_begun_is_ended_when_the_rest_fails(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_start_ends_what_was_started(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet.config = fleet.configured(model={"releases": {"blue": {}, "green": {"weight": 0}}})
     deploy = fleet.ray_serve.deploy
 
@@ -154,7 +154,7 @@ async def test_what_was_begun_is_ended_when_the_rest_fails(fleet: Fleet, monkeyp
     assert fleet.ray.deleted == ["coder.blue", "coder.green"]
 
 
-async def test_what_keeps_replicas_from_starting_is_said_once(fleet: Fleet) -> None:
+async def test_the_cause_that_keeps_replicas_from_starting_is_reported_once(fleet: Fleet) -> None:
     fleet.ray.starts = "DEPLOYING"
     message = "resources required for each replica: 64 CPUs"
     looks: list[float] = []
@@ -172,7 +172,7 @@ async def test_what_keeps_replicas_from_starting_is_said_once(fleet: Fleet) -> N
     assert [line for line in fleet.said if "64 CPUs" in line] == [f"coder.blue: UPDATING: {message}"]
 
 
-async def test_replicas_that_a_killed_one_left_on_a_ray_of_many_machines_are_ended_first(fleet: Fleet) -> None:
+async def test_orphaned_replicas_on_a_shared_ray_are_ended_first(fleet: Fleet) -> None:
     fleet.ray.running = True
     reconciler = fleet.ray_serve.start_reconciler(fleet.config)
     fleet.ray_serve.deploy(
@@ -184,7 +184,7 @@ async def test_replicas_that_a_killed_one_left_on_a_ray_of_many_machines_are_end
     assert fleet.is_gone()
 
 
-async def test_another_fleet_on_the_same_ray_is_left_alone(fleet: Fleet) -> None:
+async def test_another_fleet_on_the_same_ray_is_not_touched(fleet: Fleet) -> None:
     fleet.ray.running = True
     other = fleet.configured(folder=fleet.folder / "other")
     fleet.ray_serve.start_reconciler(other)
@@ -204,7 +204,7 @@ async def test_two_fleets_do_not_share_a_folder(fleet: Fleet) -> None:
     await fleet.serve()
 
 
-async def test_a_port_that_is_taken_or_a_file_that_is_missing_is_named_before_ray_is_started(fleet: Fleet) -> None:
+async def test_a_port_in_use_or_a_missing_file_is_named_before_ray_is_started(fleet: Fleet) -> None:
     with (
         socket.create_server(("127.0.0.1", fleet.ports[0])),
         pytest.raises(ConfigError, match=rf"coder\.http_port: cannot listen on 127\.0\.0\.1:{fleet.ports[0]}"),
@@ -228,7 +228,7 @@ def started(fleet: Fleet) -> Handle:
     return reconciler
 
 
-def test_where_a_fleet_was_killed_and_where_none_is_yet_ray_is_not_looked_for(fleet: Fleet) -> None:
+def test_without_a_running_fleet_ray_is_not_searched(fleet: Fleet) -> None:
     for _ in range(2):
         with pytest.raises(fleet.operate.FleetUnreachableError, match="no fleet runs here in the folder"):
             fleet.operate.attached(fleet.config).__enter__()
@@ -241,7 +241,7 @@ def test_where_a_fleet_was_killed_and_where_none_is_yet_ray_is_not_looked_for(fl
         fleet.operate.attached(fleet.config).__enter__()
 
 
-def test_a_rollout_of_what_envoy_was_started_with_is_refused_by_name(fleet: Fleet) -> None:
+def test_a_rollout_that_changes_envoys_start_settings_is_rejected_by_name(fleet: Fleet) -> None:
     reconciler = started(fleet)
     bootstrap = (fleet.folder / "state" / "envoy" / "bootstrap.json").read_text()
     moved = fleet.configured(model={"http_port": free_port()}, listen={"admin_port": 0, "host": "0.0.0.0"})
@@ -251,7 +251,7 @@ def test_a_rollout_of_what_envoy_was_started_with_is_refused_by_name(fleet: Flee
     assert fleet.operate.apply(reconciler, fleet.configured(drain_s=90), fleet.say) == ["coder.blue"]
 
 
-def test_a_rollout_of_a_fleet_that_is_still_being_started_says_so(fleet: Fleet) -> None:
+def test_a_rollout_of_a_starting_fleet_is_rejected(fleet: Fleet) -> None:
     fleet.ray.running = True
     reconciler = fleet.ray_serve.start_reconciler(fleet.config)
     with pytest.raises(ConfigError, match="still starting"):
@@ -259,7 +259,7 @@ def test_a_rollout_of_a_fleet_that_is_still_being_started_says_so(fleet: Fleet) 
 
 
 @pytest.mark.parametrize(("takes_s", "is_too_long"), [(590.0, False), (700.0, True)])
-def test_a_release_that_ends_is_waited_for_as_long_as_it_may_drain(
+def test_a_rollout_waits_for_the_full_drain_of_an_ending_release(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, takes_s: float, is_too_long: bool
 ) -> None:
     fleet.config = fleet.configured(drain_s=600)
@@ -281,7 +281,7 @@ def test_a_release_that_ends_is_waited_for_as_long_as_it_may_drain(
         fleet.ray_serve.remove(reconciler, running)
 
 
-def test_replicas_that_die_or_are_drained_meanwhile_do_not_fail_a_rollout(fleet: Fleet) -> None:
+def test_replicas_that_die_or_drain_meanwhile_do_not_fail_a_rollout(fleet: Fleet) -> None:
     started(fleet)
     for status in ("UNHEALTHY", "DEPLOY_FAILED"):
         fleet.ray.apps["coder.blue"] = fleet.ray.app(status, "HEALTH_CHECK_FAILED", "A replica's health check failed.")
@@ -291,7 +291,7 @@ def test_replicas_that_die_or_are_drained_meanwhile_do_not_fail_a_rollout(fleet:
             fleet.ray_serve.is_complete("coder.blue")
 
 
-def test_why_a_server_does_not_start_is_told_without_rays_stack(fleet: Fleet) -> None:
+def test_a_failed_server_start_is_reported_without_rays_stack(fleet: Fleet) -> None:
     started(fleet)
     message = (
         'The deployment failed to start 4 times in a row. Error:\nray::blue:server() (pid=1)\n  File "ray_serve.py"\n'
@@ -306,7 +306,7 @@ def test_why_a_server_does_not_start_is_told_without_rays_stack(fleet: Fleet) ->
     assert fleet.ray_serve.failures() == {"coder.blue": f"DEPLOY_FAILED: {said}"}
 
 
-def test_a_change_that_cannot_be_recorded_is_not_begun(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_that_cannot_be_recorded_is_not_started(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     reconciler = started(fleet)
     write, versions = fleet.ray_serve.replace_files, dict(fleet.ray.apps)
 

@@ -49,7 +49,7 @@ def are_others(former: dict[str, int], now: dict[str, int]) -> bool:
     return len(now) == len(former) and not set(former.values()) & set(now.values())
 
 
-async def test_a_replica_that_is_killed_costs_no_call_that_had_not_begun_and_comes_back(fleet: RayFleet) -> None:
+async def test_a_killed_replica_fails_no_call_without_a_first_byte_and_is_replaced(fleet: RayFleet) -> None:
     def kill() -> None:
         time.sleep(1)
         os.kill(fleet.server_pids()["coder.blue.0"], signal.SIGKILL)
@@ -68,7 +68,7 @@ async def test_a_replica_that_is_killed_costs_no_call_that_had_not_begun_and_com
     assert outcomes.cut.total() <= AT_ONCE
 
 
-async def test_streams_that_had_begun_go_on_elsewhere_with_the_same_text(fleet: RayFleet) -> None:
+async def test_started_streams_resume_on_another_replica_with_the_same_text(fleet: RayFleet) -> None:
     victim = next(replica for replica in fleet.replicas() if replica["state"] == "ready")
     tokens, cut = 400, list[int]()
     gaps: list[float] = []
@@ -111,7 +111,7 @@ async def test_no_call_fails_while_every_replica_is_replaced(fleet: RayFleet) ->
     assert outcomes.complete >= 2000
 
 
-async def test_no_call_fails_while_replicas_are_added_taken_away_and_drained(fleet: RayFleet) -> None:
+async def test_no_call_fails_while_replicas_are_added_removed_and_drained(fleet: RayFleet) -> None:
     def change() -> None:
         fleet.command("scale", MODEL, "3")
         fleet.until(lambda: len(fleet.server_pids()) == 3 and {r["state"] for r in fleet.replicas()} == {"ready"})
@@ -128,10 +128,10 @@ async def test_no_call_fails_while_replicas_are_added_taken_away_and_drained(fle
     assert "no replica 'coder.blue.9'" in fleet.command("drain", "coder.blue.9", fails=True)
 
 
-async def test_one_that_is_drained_finishes_streams_though_serve_replaces_it_at_once(fleet: RayFleet) -> None:
+async def test_a_drained_replica_finishes_streams_though_serve_replaces_it_immediately(fleet: RayFleet) -> None:
     drained = next(replica["id"] for replica in fleet.replicas() if replica["state"] == "ready")
     pid = fleet.server_pids()[drained]
-    # 8 s: longer than Serve goes on with one that is not healthy, as which it takes one that is drained.
+    # 8 s: longer than Serve keeps an unhealthy replica, and a drained one counts as unhealthy.
     long = asyncio.create_task(calls(fleet.url, at_once=8, while_=lambda n: n < 8, tokens=1600))
     await asyncio.to_thread(fleet.command, "drain", drained)
     outcomes = await long
@@ -140,7 +140,7 @@ async def test_one_that_is_drained_finishes_streams_though_serve_replaces_it_at_
     await asyncio.to_thread(fleet.until, lambda: [r["state"] for r in fleet.replicas()] == ["ready"] * 2)
 
 
-def test_replicas_of_other_numbers_are_not_put_in_the_place_of_those_that_serve(fleet: RayFleet) -> None:
+def test_replicas_with_another_fingerprint_do_not_replace_serving_ones(fleet: RayFleet) -> None:
     former = fleet.server_pids()
     fleet.model["releases"]["blue"] = fleet.release(engine={"dtype": "fp32"})
     fleet.rewrite()
@@ -157,7 +157,7 @@ def test_replicas_of_other_numbers_are_not_put_in_the_place_of_those_that_serve(
     assert {replica["state"] for replica in fleet.replicas()} == {"ready"}
 
 
-async def test_a_canary_has_its_sessions_by_hash_is_promoted_and_goes_back(fleet: RayFleet) -> None:
+async def test_a_canary_gets_its_sessions_by_hash_is_promoted_and_rolled_back(fleet: RayFleet) -> None:
     fleet.model["releases"]["green"] = fleet.release(0, engine={"dtype": "bf16"})
     fleet.rewrite()
     fleet.command("rollout")
@@ -190,7 +190,7 @@ def saved_weights(fleet: RayFleet) -> dict[str, int]:
     return {release["name"]: release["weight"] for release in state["fleet"]["releases"][MODEL]}
 
 
-async def test_a_full_disk_refuses_commands_and_costs_no_call(fleet: RayFleet) -> None:
+async def test_a_full_disk_rejects_commands_and_fails_no_call(fleet: RayFleet) -> None:
     fleet.model["releases"]["green"] = fleet.release(0, engine={"dtype": "bf16"})
     fleet.rewrite()
     await asyncio.to_thread(fleet.command, "rollout")
@@ -225,7 +225,7 @@ async def test_a_full_disk_refuses_commands_and_costs_no_call(fleet: RayFleet) -
     await asyncio.to_thread(fleet.command, "rollout")
 
 
-async def test_a_reconciler_that_is_stopped_for_longer_than_silence_drops_no_replica(fleet: RayFleet) -> None:
+async def test_a_reconciler_stopped_for_longer_than_the_silence_limit_drops_no_replica(fleet: RayFleet) -> None:
     (pid,) = fleet.ray_pids("ray::ReconcilerActor")
     former, gone = fleet.server_pids(), fleet.said().count(": gone")
 
@@ -244,7 +244,7 @@ async def test_a_reconciler_that_is_stopped_for_longer_than_silence_drops_no_rep
     assert fleet.server_pids() == former
 
 
-async def test_replicas_are_added_soon_after_calls_begin_to_wait(tmp_path: Path, fleet: RayFleet) -> None:
+async def test_replicas_are_added_soon_after_calls_start_to_queue(tmp_path: Path, fleet: RayFleet) -> None:
     """A slow release replaces the fast one; its numbers are the same."""
     fleet.model["releases"]["blue"] = fleet.release(engine={"target": "scripted:100:5:65536:slots=2"})
     fleet.model["autoscaling"] = {"period_s": 1, "up_after_s": 1, "down_after_s": 6}

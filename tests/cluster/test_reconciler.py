@@ -74,7 +74,7 @@ class Reconciled:
         return [replica.id for replica in self.written[-1].pool("coder", "blue")]
 
 
-def test_a_replica_gets_calls_once_it_is_ready_and_none_once_it_drains() -> None:
+def test_a_replica_gets_calls_from_ready_until_drain() -> None:
     kept = Reconciled()
     starting = kept.reconciler.join("coder", "blue", "127.0.0.1")
     name = starting.id
@@ -101,7 +101,7 @@ def test_a_heartbeat_without_a_change_is_not_written() -> None:
     assert len(kept.written) == written
 
 
-def test_the_place_of_one_that_died_is_taken_and_that_of_one_that_drains_is_not() -> None:
+def test_a_dead_replica_is_replaced_and_a_draining_one_is_not() -> None:
     kept = Reconciled()
     first, second = kept.serving(), kept.serving()
     assert (first.id, second.id) == ("coder.blue.0", "coder.blue.1")
@@ -111,7 +111,7 @@ def test_the_place_of_one_that_died_is_taken_and_that_of_one_that_drains_is_not(
     assert kept.serving().id == "coder.blue.2"
 
 
-def test_other_numbers_are_not_let_into_a_pool() -> None:
+def test_replicas_with_another_fingerprint_do_not_enter_a_pool() -> None:
     kept = Reconciled()
     kept.serving()
     other = ready(kept.reconciler.join("coder", "blue", "h"), 81, 80, "other")
@@ -218,7 +218,7 @@ def test_a_command_that_cannot_be_written_changes_nothing(
     assert kept.written[-1] == kept.reconciler.fleet == transition(before, *arguments)
 
 
-def test_what_replicas_report_on_a_full_disk_is_written_within_a_period_after() -> None:
+def test_reports_during_a_full_disk_are_written_within_a_period_after() -> None:
     kept = Reconciled()
     ends, stays = kept.serving(), kept.serving()
     kept.disk_is_full = True
@@ -263,7 +263,7 @@ def test_an_unknown_release_or_replica_is_named(method: str, words: tuple[Any, .
         getattr(Reconciled().reconciler, method)(*words)
 
 
-def test_a_release_that_is_over_leaves() -> None:
+def test_an_ended_release_is_removed() -> None:
     kept = Reconciled()
     kept.reconciler.apply(with_release, "coder", "red")
     assert [*kept.reconciler.status()["coder"]] == ["blue", "green", "red"]
@@ -273,7 +273,7 @@ def test_a_release_that_is_over_leaves() -> None:
     assert [*kept.reconciler.status()["coder"]] == ["blue", "green"]
 
 
-def test_a_deployment_is_another_version_where_its_replicas_would_be_others() -> None:
+def test_a_deployment_has_another_version_if_its_replicas_would_differ() -> None:
     blue, green = (deployment_of(CONFIG, "coder", name) for name in ("blue", "green"))
     assert green.settings == {"engine": {"target": "some", "dtype": "bf16"}, "server": {"log_calls": False}}
     assert blue.version != green.version

@@ -19,7 +19,7 @@ def replica(folder: Path, settings: dict[str, Any], python: str = "/bin/true") -
     return ReplicaProcess("coder.blue.0", settings, host="127.0.0.1", folder=folder, python=Path(python), drain_s=1)
 
 
-def test_every_replica_has_files_of_its_own(tmp_path: Path) -> None:
+def test_every_replica_has_its_own_files(tmp_path: Path) -> None:
     settings = {
         "engine": {"speculation": {"trace_file": "/traces/{replica}.jsonl"}},
         "server": {"capture_dir": "/captured/{replica}", "kv_events": {"topic": "kv@{replica}@m"}},
@@ -37,7 +37,7 @@ def test_every_replica_has_files_of_its_own(tmp_path: Path) -> None:
     assert settings_of(["{replica}", 3], "a") == ["a", 3]
 
 
-def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"python: /nowhere/python cannot be run \(No such file"):
         replica(tmp_path / "state", {}, "/nowhere/python")
 
@@ -48,7 +48,7 @@ def deployed(kv_events: dict[str, Any], host: str = "127.0.0.1") -> None:
     deployment_of(config, "coder", "blue", host=host)
 
 
-def test_replicas_of_one_machine_do_not_listen_at_one_port() -> None:
+def test_replicas_of_one_machine_use_different_ports() -> None:
     fixed = "tcp://127.0.0.1:5557"
     with pytest.raises(ConfigError, match=r"coder\.blue: server\.kv_events\.endpoint: .*listen on tcp://127"):
         deployed({"endpoint": fixed})

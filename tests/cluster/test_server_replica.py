@@ -36,12 +36,12 @@ class ScriptedProcess:
         return "f", ReplicaLoad(0, 0, 0)
 
     def bound_log(self) -> None:
-        """Fails as often as a test says."""
+        """Fails as often as the test sets."""
         if ScriptedProcess.errors:
             raise ScriptedProcess.errors.pop()
 
     def begin_stop(self) -> None:
-        """Calls go on."""
+        """Start to stop while calls continue."""
         self.stopping.set()
 
     async def stopped(self, _: Any) -> None:
@@ -77,7 +77,7 @@ def made(tmp_path: Path) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(start=start, reconciler=actor._reconciler)
 
 
-async def test_who_is_drained_ends_when_its_calls_are_done_though_serve_replaces_it_at_once(
+async def test_a_drained_replica_ends_after_its_calls_though_serve_replaces_it_immediately(
     made: SimpleNamespace,
 ) -> None:
     replica = await made.start()
@@ -89,7 +89,7 @@ async def test_who_is_drained_ends_when_its_calls_are_done_though_serve_replaces
     successor = await made.start()
     assert successor._replica.id == "coder.blue.1"
     beats = made.reconciler._beats["coder.blue.0"].at_s
-    while made.reconciler._beats["coder.blue.0"].at_s == beats:  # it says still that it is there
+    while made.reconciler._beats["coder.blue.0"].at_s == beats:  # it still sends heartbeats
         await asyncio.sleep(0.01)
     assert not ended.done()
     assert [r.state for r in made.reconciler.fleet.replicas] == [ReplicaState.DRAINING, ReplicaState.READY]
@@ -100,7 +100,7 @@ async def test_who_is_drained_ends_when_its_calls_are_done_though_serve_replaces
     await successor.serve_ends()
 
 
-async def test_heartbeats_go_on_after_an_error(made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeats_continue_after_an_error(made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
     replica = await made.start()
     ScriptedProcess.errors = [OSError("no space"), ValueError("a defect")]
@@ -113,7 +113,7 @@ async def test_heartbeats_go_on_after_an_error(made: SimpleNamespace, monkeypatc
     await replica.serve_ends()
 
 
-async def test_one_whose_place_was_taken_ends_and_leaves_its_successor_alone(made: SimpleNamespace) -> None:
+async def test_a_replaced_replica_ends_without_affecting_its_successor(made: SimpleNamespace) -> None:
     former = await made.start()
     made.reconciler._drop(former._replica.id)
     successor = await made.start()

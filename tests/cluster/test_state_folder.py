@@ -1,4 +1,4 @@
-"""The folder of a fleet: nobody else writes there, one fleet has it at a time, and its logs stay small."""
+"""The folder of a fleet: only its owner writes there, one fleet holds it at a time, and its logs stay small."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_folder_is_created_private(tmp_path: Path) -> None:
     assert mode(private_folder(tmp_path / "a" / "b")) == 0o700
     (tmp_path / "there").mkdir(mode=0o755)
-    assert mode(private_folder(tmp_path / "there")) == 0o755  # somebody chose it; nobody else can write
+    assert mode(private_folder(tmp_path / "there")) == 0o755  # chosen by a user; no other user can write
 
 
 @pytest.mark.parametrize("bits", [0o770, 0o707])
-def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, bits: int) -> None:
+def test_a_folder_that_others_can_write_is_rejected(tmp_path: Path, bits: int) -> None:
     tmp_path.chmod(bits)
     with pytest.raises(ConfigError, match=f"other users may write to {tmp_path}; chmod go-w"):
         private_folder(tmp_path)
 
 
-def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"folder: .*file/state cannot be created"):
         private_folder(tmp_path / "file" / "state")
 
 
-def test_one_process_has_a_folder_until_it_dies(tmp_path: Path) -> None:
+def test_one_process_holds_a_folder_until_it_dies(tmp_path: Path) -> None:
     program = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n" + (
         "from pathlib import Path\nfrom cluster.state_folder import locked\n"
         f"with locked(Path({str(tmp_path)!r})):\n    print('mine', flush=True)\n    sys.stdin.read()\n"
@@ -66,7 +66,7 @@ def test_one_process_has_a_folder_until_it_dies(tmp_path: Path) -> None:
         pass
 
 
-def test_a_log_that_is_too_large_begins_anew_and_who_writes_it_goes_on(tmp_path: Path) -> None:
+def test_a_too_large_log_is_rotated_and_its_writer_continues(tmp_path: Path) -> None:
     log = tmp_path / "envoy.log"
     bound_log(log)  # none yet
     with log.open("ab", buffering=0) as writer:
@@ -125,7 +125,7 @@ def test_a_full_disk_changes_no_file_and_leaves_no_temporary_one(tmp_path: Path,
 
 
 @pytest.mark.parametrize("bits", [0o620, 0o602])
-def test_what_others_may_have_written_is_not_read(tmp_path: Path, bits: int) -> None:
+def test_a_file_that_others_may_have_written_is_not_read(tmp_path: Path, bits: int) -> None:
     path = tmp_path / "fleet.json"
     replace_files({path: state().encoded()})
     path.chmod(bits)
@@ -133,7 +133,7 @@ def test_what_others_may_have_written_is_not_read(tmp_path: Path, bits: int) -> 
         FleetState.load(path)
 
 
-def test_what_is_no_state_is_named(tmp_path: Path) -> None:
+def test_an_invalid_state_is_named(tmp_path: Path) -> None:
     path = tmp_path / "fleet.json"
     with pytest.raises(ConfigError, match="cannot be read"):
         FleetState.load(path)

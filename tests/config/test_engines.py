@@ -24,7 +24,7 @@ def load(folder: Path, text: str) -> Config:
     return load_config(file, {"engine.dtype": "int8"})
 
 
-def test_they_take_over_what_they_do_not_say(tmp_path: Path) -> None:
+def test_engines_inherit_unset_fields(tmp_path: Path) -> None:
     config = load(tmp_path, TWO)
     chat, fim = config.engines.values()
     assert [*config.engines] == ["chat", "fim"]
@@ -55,7 +55,7 @@ def test_they_take_over_what_they_do_not_say(tmp_path: Path) -> None:
         ("engines: {a: 5}", "engines.a"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_fields_are_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, text)
 
@@ -74,10 +74,10 @@ def test_cores_are_shared(asked: tuple[int, ...], cores: int, threads: tuple[int
 @pytest.mark.parametrize(
     ("replay_port", "connect", "fits"), [(5558, False, False), (5558, True, True), (5559, False, True)]
 )
-def test_each_publishes_and_replays_at_ports_of_its_own(
+def test_each_engine_publishes_and_replays_on_its_own_ports(
     tmp_path: Path, replay_port: int, connect: bool, fits: bool
 ) -> None:
-    """What a server of two models would else be told is that a port is in use."""
+    """Otherwise a server of two models would report that a port is in use."""
     text = f"""{TWO}
 server:
   kv_events: {{endpoint: "tcp://127.0.0.1:5557", replay_endpoint: "tcp://127.0.0.1:{replay_port}", connect: {connect}}}

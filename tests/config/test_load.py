@@ -20,7 +20,7 @@ def write(folder: Path, text: str | bytes) -> Path:
     return path
 
 
-def test_a_draft_model_brings_its_drafter(tmp_path: Path) -> None:
+def test_a_draft_model_enables_its_drafter(tmp_path: Path) -> None:
     free = ("grammar", "prediction", "suffix")
     assert load_config().engine.drafters == free
     assert load_config(write(tmp_path, "engine: {draft: foo}")).engine.drafters == (*free, "model")
@@ -28,7 +28,7 @@ def test_a_draft_model_brings_its_drafter(tmp_path: Path) -> None:
     assert chosen.engine.drafters == ("suffix",)
 
 
-def test_overrides_win_and_empty_sections_are_fine(tmp_path: Path) -> None:
+def test_overrides_win_and_empty_sections_are_valid(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, "engine:\nserver: {grpc_port: 1}\n"), {"engine.target": "x"})
     assert (config.engine.target, config.server.grpc_port) == ("x", 1)
 
@@ -51,7 +51,7 @@ def test_overrides_win_and_empty_sections_are_fine(tmp_path: Path) -> None:
         (b"\xff\xfe", "UTF-8"),
     ],
 )
-def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_an_invalid_file_is_rejected_by_name(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(write(tmp_path, text), {"engine.kernels": "auto"})
 
@@ -67,7 +67,7 @@ def test_a_null_window_means_none() -> None:
 
 
 @pytest.mark.parametrize("name", REMOVED_SETTINGS)
-def test_a_setting_of_an_earlier_version_is_refused_with_what_replaces_it(name: str, tmp_path: Path) -> None:
+def test_a_removed_setting_is_rejected_with_its_replacement(name: str, tmp_path: Path) -> None:
     section, field = name.split(".")
     outer = {"speculation": ("engine",), "kv_events": ("server",), "experiments": ("server",)}.get(section, ())
     data: dict[str, Any] = {field: 7}

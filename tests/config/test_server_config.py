@@ -1,4 +1,4 @@
-"""Keys and certificates that can not be meant so are refused when the configuration is read."""
+"""Inconsistent keys and certificates are rejected when the configuration is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def server(**values: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "box.example.org"])
-def test_keys_in_the_clear_are_refused_off_loopback(host: str) -> None:
+def test_keys_without_tls_are_rejected_off_loopback(host: str) -> None:
     with pytest.raises(ConfigError, match=r"keys_file.*in the clear.*tls_cert"):
         load_config(None, server(host=host, keys_file="k"))
     assert not load_config(None, server(host=host)).server.on_loopback
@@ -37,7 +37,7 @@ def test_on_loopback_keys_need_no_tls(host: str) -> None:
         ({"max_queued_tokens": -1}, "max_queued_tokens"),
     ],
 )
-def test_halves_are_refused(values: dict[str, Any], message: str) -> None:
+def test_incomplete_pairs_are_rejected(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(None, server(**values))
 
@@ -53,7 +53,7 @@ def test_events_on_loopback(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]", "10.1.2.3", "router.example.org"])
 @pytest.mark.parametrize("name", ["endpoint", "replay_endpoint"])
-def test_events_off_loopback_want_the_owners_word(host: str, name: str) -> None:
+def test_events_off_loopback_need_explicit_permission(host: str, name: str) -> None:
     values = {"kv_events.endpoint": ENDPOINT, f"kv_events.{name}": f"tcp://{host}:5558"}
     with pytest.raises(ConfigError, match=rf"{name}: events carry the tokens of prompts.*off_loopback"):
         load_config(None, server(**values))
@@ -72,19 +72,19 @@ def test_events_off_loopback_want_the_owners_word(host: str, name: str) -> None:
         ({"endpoint": ENDPOINT, "format": "json"}, r"kv_events\.format"),
     ],
 )
-def test_events_that_can_not_be_meant_so_are_refused(values: dict[str, Any], message: str) -> None:
+def test_inconsistent_event_settings_are_rejected(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(None, server(**{f"kv_events.{name}": value for name, value in values.items()}))
 
 
-def test_with_keys_events_of_tenants_want_the_owners_word() -> None:
+def test_with_keys_events_of_tenants_need_explicit_permission() -> None:
     values = {"keys_file": "k", "kv_events.endpoint": ENDPOINT}
     with pytest.raises(ConfigError, match=r"kv_events\.salted.*every tenant"):
         load_config(None, server(**values))
     load_config(None, server(**values, **{"kv_events.salted": True}))
 
 
-def test_models_of_a_server_publish_apart() -> None:
+def test_models_of_a_server_publish_separately() -> None:
     values = server(**{"kv_events.endpoint": ENDPOINT, "kv_events.replay_endpoint": "ipc:///run/replay"})
     events = load_config(None, values).server.kv_events
     assert events.of_model(0) == events

@@ -25,7 +25,7 @@ def make_one(key: int = 1, **fields: Any) -> SequenceInputs:
 def take_step(
     controller: Controller, sequences: Sequence[SequenceInputs], works: dict[str, DraftWork], prefill_rows: int = 0
 ) -> tuple[StepInputs, Plan]:
-    """A step in which drafters did ``works``, whatever they were asked for, up to the plan of what is verified."""
+    """Run a step in which drafters did ``works``, whatever was requested, up to the plan of the rows to verify."""
     step = StepInputs(controller.estimates.prices([0] * len(sequences), prefill_rows), sequences, prefill_rows)
     plan = controller.decide(step)
     while plan.requests:

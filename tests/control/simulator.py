@@ -166,13 +166,13 @@ def walk(tree: TokenTree, position: int) -> list[int]:
 
 
 class Simulation:
-    """Steps of a controller in a world; positions go on from call to call.
+    """Steps of a controller in a simulated world. Positions continue from call to call.
 
-    lengths: fewest and most tokens of an answer, after which another request takes its place; None: they never end.
-    prompt: tokens that a model-based drafter must read of each request first, at the price of a level of as many rows;
-    0: it need not read, neither a prompt nor what was said while it was not asked.
-    machine: how many times as long as in the world, in a step of this number, reading the weights takes, the rows'
-    arithmetic, and drafting. overhead_ms: what asking a drafter takes besides.
+    lengths: fewest and most tokens of an answer, after which another request replaces it; None: answers never end.
+    prompt: tokens that a model-based drafter must prefill for each request, at the cost of a level of as many rows; 0:
+    no prefill, neither of a prompt nor of tokens that it missed. machine: factors by which reading the weights, the
+    arithmetic of the rows, and drafting take longer than in the world, in a step of this number. overhead_ms: fixed
+    cost of running a drafter.
     """
 
     def __init__(
@@ -319,7 +319,7 @@ def fixed_rate(world: World, drafter: Skilled, depth: int, width: int, steps: in
                     break
                 got += 1
                 if rank:
-                    break  # the chain goes on under the first choice only
+                    break  # the chain continues under the first choice only
             positions[i] += got + 1
             tokens += got + 1
         levels = 0.0 if drafter.level_ms is None else depth * drafter.level_ms(world.sequences)

@@ -1,4 +1,4 @@
-"""The promise under any controller: whatever is drafted, believed to cost, or asked for, tokens stay the same."""
+"""The promise under any controller: whatever is drafted, requested or estimated to cost, tokens stay the same."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def speculating(draw: st.DrawFn) -> list[Request]:
     chunk=st.sampled_from([7, 64]),
     probe_every=st.integers(2, 20),
 )
-def test_tokens_do_not_depend_on_what_is_drafted(
+def test_tokens_do_not_depend_on_drafts(
     drawn: list[Request], seed: int, together: int, preempt_every: int, pages: int | None, chunk: int, probe_every: int
 ) -> None:
     off = SpeculationParams(SpeculationMode.OFF)
@@ -158,7 +158,7 @@ def test_tokens_do_not_depend_on_what_is_drafted(
     assert decode(engine, drawn, together, preempt_every) == plain
 
 
-def test_such_drafters_are_verified_and_accepted() -> None:
+def test_such_drafts_are_verified_and_accepted() -> None:
     """Or the property above would be about nothing."""
     request = Request(
         "r0",

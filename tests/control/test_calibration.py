@@ -43,15 +43,15 @@ def right(found: dict[int, float]) -> bool:
     return all(abs(found[depth] - rate) < 0.06 for depth, rate in RATES.items())
 
 
-def test_true_rates_are_found_when_censored_nodes_are_left_out() -> None:
+def test_true_rates_are_found_when_censored_nodes_are_excluded() -> None:
     assert right(simulate(count_censored=False))
 
 
-def test_the_test_above_would_notice_censored_nodes_counted() -> None:
+def test_the_test_above_detects_counted_censored_nodes() -> None:
     assert not right(simulate(count_censored=True))
 
 
-def test_the_controller_leaves_out_what_lies_under_a_rejected_node() -> None:
+def test_the_controller_excludes_nodes_under_a_rejected_one() -> None:
     """The same chains through `Controller.observe`, verified or not."""
     controller = Controller({"d": False}, CostTable.guess(64), {})
     calibration, rng = controller.estimates.calibration, random.Random(3)
@@ -66,15 +66,15 @@ def test_the_controller_leaves_out_what_lies_under_a_rejected_node() -> None:
         step, plan = take_step(controller, [one], {"d": DraftWork([tree], decisions=["free"])})
         controller.observe(step, plan, outcome_of(plan, [[*tokens, 99]]))
     assert right({depth: calibration.chance(depth_cell(calibration, depth)) for depth in RATES})
-    # What the chains were said to be worth, exp(-0.1) each, was too much, and the reliability table shows it.
+    # The estimates of the chains, exp(-0.1) each, were too high, and the reliability table shows it.
     ((predicted, observed, nodes),) = controller.estimates.reliability.table()["d"]
     assert predicted == pytest.approx(math.exp(-0.1))
     assert observed < 0.8
     assert 6000 < nodes < 15000
 
 
-def test_nothing_is_learnt_of_what_hangs_under_a_rejected_sibling() -> None:
-    """The target says 1, 2; so it does under the rejected 9, which nobody observed."""
+def test_nothing_is_learned_from_nodes_under_a_rejected_sibling() -> None:
+    """The target generates 1, 2. It would do so under the rejected 9 too, but that is not observed."""
     controller = Controller({"d": False}, CostTable.guess(64), {})
     tree, cell = TokenTree(0), depth_cell(controller.estimates.calibration, 1)
     right, wrong = tree.add(0, 1, -0.1, "d", cell), tree.add(0, 9, -1.0, "d", cell)
@@ -87,7 +87,7 @@ def test_nothing_is_learnt_of_what_hangs_under_a_rejected_sibling() -> None:
     assert sum(rate * nodes for _, rate, nodes in found) == 1
 
 
-def test_nothing_is_learnt_of_nodes_beyond_the_tokens_committed() -> None:
+def test_nothing_is_learned_from_nodes_beyond_the_committed_tokens() -> None:
     controller = Controller({"d": False}, CostTable.guess(64), {})
     tree = TokenTree(0)
     for depth in (1, 2, 3):
@@ -97,7 +97,7 @@ def test_nothing_is_learnt_of_nodes_beyond_the_tokens_committed() -> None:
     assert sum(nodes for _, _, nodes in controller.estimates.reliability.table()["d"]) == 1
 
 
-def test_with_few_observations_the_estimate_stays_near_the_drafters_own_word() -> None:
+def test_with_few_observations_the_estimate_stays_near_the_drafters_own() -> None:
     calibration = Calibration(["d"])
     cell = depth_cell(calibration, 1)
     before = calibration.chance(cell)
@@ -111,7 +111,7 @@ def test_with_few_observations_the_estimate_stays_near_the_drafters_own_word() -
     assert calibration.chance(cell) < 0.02
 
 
-def test_what_one_depth_and_temperature_showed_says_something_about_others() -> None:
+def test_observations_at_one_depth_and_temperature_inform_others() -> None:
     calibration = Calibration(["d", "other"])
     before = calibration.chance(calibration.cell("d", 2, 0, 5, 0.7))
     calibration.observe([(depth_cell(calibration, 1), False)] * 100)
@@ -133,7 +133,7 @@ def test_a_lasting_change_is_followed() -> None:
     assert calibration.chance(cell) < 0.25
 
 
-def test_chances_are_never_certain() -> None:
+def test_probabilities_are_never_certain() -> None:
     calibration = Calibration(["d"])
     sure, hopeless = calibration.cell("d", 0, 0, 1, 1.0), calibration.cell("d", 0, 0, 1, 0.001)
     for _ in range(3000):
@@ -151,7 +151,9 @@ def test_chances_are_never_certain() -> None:
         max_size=50,
     )
 )
-def test_every_node_has_a_cell_and_every_chance_is_within_bounds(seen: list[tuple[int, int, int, float, bool]]) -> None:
+def test_every_node_has_a_cell_and_every_probability_is_within_bounds(
+    seen: list[tuple[int, int, int, float, bool]],
+) -> None:
     calibration = Calibration(["a", "b"])
     for bucket, rank, depth, prob, hit in seen:
         cell = calibration.cell("b", bucket, rank, depth, prob)

@@ -32,7 +32,7 @@ def run_step(
     controller: Controller, sequences: list[SequenceInputs], trees: list[TokenTree], tokens: list[list[int]],
     draft_ms: float = 1.0, prefill_rows: int = 0, verify_ms: float | None = None, decision: str = "on",
 ) -> None:  # fmt: skip
-    """One step in which the drafter proposed ``trees``; as long as the table says where nothing else is given."""
+    """Run one step in which the drafter proposed ``trees``. It takes the time in the table unless given."""
     works = {"m": DraftWork(list(trees), 1, draft_ms, [decision] * len(sequences))} if decision else {}
     step, plan = take_step(controller, sequences, works, prefill_rows)
     rows = len(sequences) + prefill_rows + plan.budget
@@ -41,7 +41,7 @@ def run_step(
     controller.observe(step, plan, outcome)
 
 
-def test_bug_prompts_that_are_cheaper_by_the_row_say_nothing_of_rows_that_sample() -> None:
+def test_bug_prompt_rows_that_are_cheaper_do_not_change_the_cost_of_sampled_rows() -> None:
     controller = make_controller()
     sequences = [make_one(i) for i in range(8)]
     for _ in range(30):
@@ -51,8 +51,8 @@ def test_bug_prompts_that_are_cheaper_by_the_row_say_nothing_of_rows_that_sample
 
 
 @pytest.mark.parametrize(("decision", "brings"), [("on", False), ("probe", True)])
-def test_bug_a_node_that_was_not_verified_brought_nothing_though_it_was_right(decision: str, brings: bool) -> None:
-    """Its chance is far below what a row costs, and it always is what the target says next."""
+def test_bug_an_unverified_node_gains_nothing_even_if_it_was_right(decision: str, brings: bool) -> None:
+    """Its estimated probability is far below the cost of a row, and it always is the target's next token."""
     controller, one = make_controller(), make_one()
     for _ in range(60):
         run_step(controller, [one], [chain([0.05], tokens=[7], source="m", cells=[0])], [[7]], decision=decision)
@@ -60,7 +60,7 @@ def test_bug_a_node_that_was_not_verified_brought_nothing_though_it_was_right(de
     assert record.tokens / record.steps == pytest.approx(1.0 if brings else 0.0, abs=0.1)
 
 
-def test_bug_time_is_never_worth_less_than_plain_decoding_earns_with_it() -> None:
+def test_bug_time_is_never_valued_below_plain_decoding() -> None:
     """Steps in which drafting takes three times as long as the forward, for nothing."""
     controller, one = make_controller(), make_one()
     for _ in range(60):
@@ -72,7 +72,7 @@ def state(controller: Controller) -> str:
     return repr({name: value for name, value in vars(copy.deepcopy(controller)).items() if name not in ("_drafters",)})
 
 
-def test_deciding_changes_nothing_that_was_learnt() -> None:
+def test_deciding_changes_no_estimate() -> None:
     controller, sequences = make_controller(), [make_one(1), make_one(2)]
     for _ in range(5):
         run_step(controller, sequences, [chain([0.5, 0.5], source="m", cells=[0, 1])] * 2, [[1, 2, 9], [7]])
@@ -116,7 +116,7 @@ def test_a_step_may_be_learned_from_after_the_next_was_decided() -> None:
     assert second[0].history.emitted == 2
 
 
-def test_an_outcome_of_other_sequences_is_refused() -> None:
+def test_an_outcome_of_other_sequences_is_rejected() -> None:
     controller, sequences = lookup_controller(), [make_one(1), make_one(2)]
     step, plan = take_step(controller, sequences, {"s": lookup_work(sequences, 0.9)})
     with pytest.raises(ValueError, match="zip"):
@@ -124,8 +124,8 @@ def test_an_outcome_of_other_sequences_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("draft_ms", "least", "most"), [(0.1, 100, 100), (500.0, 1, 60)])
-def test_the_time_that_asking_lookup_drafters_takes_counts(draft_ms: float, least: int, most: int) -> None:
-    """A node is accepted every time; where proposing takes as long as several tokens, it is soon asked for seldom."""
+def test_the_time_to_run_lookup_drafters_counts(draft_ms: float, least: int, most: int) -> None:
+    """A node is accepted every time. If proposing takes as long as several tokens, the drafter soon runs rarely."""
     controller, one, times = lookup_controller(), make_one(), 0
     for _ in range(100):
         step = StepInputs(controller.estimates.prices([0]), [one])
@@ -140,14 +140,14 @@ def test_the_time_that_asking_lookup_drafters_takes_counts(draft_ms: float, leas
 
 
 @pytest.mark.parametrize("wish", [{"forced": True}, {"first": True}])
-def test_lookup_drafters_are_always_asked_in_mode_on_and_for_first_tokens(wish: dict[str, bool]) -> None:
+def test_lookup_drafters_always_run_in_mode_on_and_for_first_tokens(wish: dict[str, bool]) -> None:
     controller, one = lookup_controller(), make_one(**wish)
     controller._lookup_ms = 1e6
     (request,) = controller.decide(StepInputs(controller.estimates.prices([0]), [one])).requests
     assert request.decisions == ["free"]
 
 
-def test_what_reading_a_long_text_takes_is_learned() -> None:
+def test_the_cost_of_prefilling_a_long_text_is_learned() -> None:
     """Where rows were measured while something else ran."""
     costs = DraftCosts(CostTable([1, 32], [0], [[10.0, 320.0]]))
     believed = costs.prefill_ms(150)
@@ -156,8 +156,8 @@ def test_what_reading_a_long_text_takes_is_learned() -> None:
     assert costs.prefill_ms(150) < 0.3 * believed
 
 
-def test_a_lookup_drafter_is_believed_on_a_sequence_as_far_as_it_held_there() -> None:
-    """Sixty steps in which one text goes on as copied and another never does, then the copying one goes its own way."""
+def test_a_lookup_drafters_estimate_is_per_sequence() -> None:
+    """In sixty steps one text continues as copied and another never does, then the copying one diverges."""
     controller, copied, written = lookup_controller(), make_one(1, forced=True), make_one(2, forced=True)
     sequences, cell = [copied, written], controller.estimates.calibration.cell("s", 0, 0, 1, 0.9)
 
@@ -180,7 +180,7 @@ def test_a_lookup_drafter_is_believed_on_a_sequence_as_far_as_it_held_there() ->
     assert min(chances()) > 0.95 * controller.estimates.calibration.chance(cell)
 
 
-def test_what_a_sequence_to_come_must_have_read_is_what_those_before_it_had() -> None:
+def test_the_prefill_of_future_sequences_is_estimated_from_earlier_ones() -> None:
     """Sequences of 60 tokens, of which later steps find little unread, and one that is read in pieces."""
     controller = make_controller()
     for key, decision in enumerate(["on", "probe", "read"]):
@@ -193,7 +193,7 @@ def test_what_a_sequence_to_come_must_have_read_is_what_those_before_it_had() ->
     assert controller.estimates.costs["m"].first_prefill == pytest.approx(60)
 
 
-def test_constants_are_part_of_the_description_and_those_of_old_traces_are_the_defaults() -> None:
+def test_constants_are_recorded_and_old_traces_have_the_defaults() -> None:
     made = make_controller()
     other = dataclasses.replace(PARAMS, model_prior=(0.0, 3.0, 3.0), min_gain=2.0)
     described = json.loads(json.dumps(Controller.from_dict(made.as_dict() | {"params": asdict(other)}).as_dict()))
@@ -202,7 +202,7 @@ def test_constants_are_part_of_the_description_and_those_of_old_traces_are_the_d
     assert Controller.from_dict(described).estimates.params == PARAMS
 
 
-def test_other_constants_decide_otherwise() -> None:
+def test_other_constants_change_decisions() -> None:
     """A drafter that is expected to bring six tokens a step runs; by the default prior its rows cost more."""
     promising = asdict(dataclasses.replace(PARAMS, model_prior=(6.0, 3.0, 3.0)))
     for params, decision in (({}, DraftDecision.OFF), (promising, DraftDecision.ON)):

@@ -28,7 +28,7 @@ def flat(ms: float = 10.0, slope: float = 0.02) -> CostTable:
     observations,
     st.floats(0, 4000),
 )
-def test_costs_never_fall_with_rows_whatever_is_observed(
+def test_costs_never_decrease_with_rows_whatever_is_observed(
     ms: list[list[float]], seen: list[tuple[int, float, float]], context: float
 ) -> None:
     table = CostTable(ROWS, [64, 1024], ms)
@@ -50,7 +50,7 @@ def test_noise_in_the_measured_grid_never_makes_more_rows_cheaper() -> None:
     assert [table.ms(rows) for rows in (1, 2, 4)] == pytest.approx([9.0, 9.0, 10.0])
 
 
-def test_a_spike_now_and_then_moves_predictions_little() -> None:
+def test_an_occasional_spike_changes_predictions_little() -> None:
     rng, table = random.Random(1), flat()
     for step in range(300):
         took = 10.0 * rng.lognormvariate(0, 0.03)
@@ -61,7 +61,7 @@ def test_a_spike_now_and_then_moves_predictions_little() -> None:
 
 @pytest.mark.parametrize("factor", [2.0, 0.6])
 def test_a_lasting_change_of_speed_is_followed_soon(factor: float) -> None:
-    """Memory became slower or faster: every forward's price of reading the weights changes, whatever its rows."""
+    """Memory becomes slower or faster: the cost of reading the weights changes for every forward, whatever its rows."""
     table, change = flat(), (factor - 1) * flat().ms(1)
     for _ in range(30):
         table.observe(4, 0, flat().ms(4))
@@ -71,7 +71,7 @@ def test_a_lasting_change_of_speed_is_followed_soon(factor: float) -> None:
         assert table.ms(rows) == pytest.approx(flat().ms(rows) + change, rel=0.2)
 
 
-def test_contexts_are_interpolated_and_go_on_in_proportion() -> None:
+def test_contexts_are_interpolated_and_extrapolated_in_proportion() -> None:
     table = CostTable([1, 8], [0, 1024], [[10.0, 12.0], [20.0, 32.0]])
     assert table.ms(1, 512) == pytest.approx(15.0)
     assert table.ms(8, 512) == pytest.approx(22.0)
@@ -79,12 +79,12 @@ def test_contexts_are_interpolated_and_go_on_in_proportion() -> None:
     assert table.ms(8, 4096) == pytest.approx(92.0)
 
 
-def test_a_context_below_the_grid_costs_what_its_first_point_does() -> None:
+def test_a_context_below_the_grid_costs_as_much_as_its_first_point() -> None:
     table = CostTable([1, 8], [512, 1024], [[10.0, 12.0], [20.0, 32.0]])
     assert table.ms(1, 0) == pytest.approx(10.0)
 
 
-def test_a_grid_that_grows_cheaper_with_context_is_not_continued_below_its_last_point() -> None:
+def test_a_grid_whose_cost_falls_with_context_is_not_extrapolated_below_its_last_point() -> None:
     table = CostTable([1], [0, 1024], [[10.0], [9.0]])
     assert table.ms(1, 100_000) == pytest.approx(9.0)
 
@@ -100,7 +100,7 @@ def test_observations_correct_a_guess() -> None:
     assert table.ms(1) == pytest.approx(60.0, rel=0.1)
 
 
-def test_bug_the_first_observation_of_a_guess_is_taken_nearly_whole() -> None:
+def test_bug_the_first_observation_almost_replaces_a_guess() -> None:
     table = CostTable.guess(256)
     table.observe(1, 0, 60.0)
     assert table.ms(1) == pytest.approx(60.0, rel=0.25)
@@ -112,7 +112,7 @@ def test_a_guess_covers_every_number_of_rows(rows: int) -> None:
     assert 0 < table.ms(1) <= table.ms(rows)
 
 
-def test_plain_values_give_the_same_table_without_what_was_learnt() -> None:
+def test_plain_values_give_the_same_table_without_learned_corrections() -> None:
     table = flat()
     again = CostTable.from_dict(table.as_dict())
     table.observe(1, 0, 50.0)
@@ -130,18 +130,18 @@ def test_plain_values_give_the_same_table_without_what_was_learnt() -> None:
         ([1, 2], [0], [[1.0, float("nan")]]),
     ],
 )
-def test_a_grid_that_is_none_is_refused(rows: list[int], contexts: list[int], ms: list[list[float]]) -> None:
+def test_an_invalid_grid_is_rejected(rows: list[int], contexts: list[int], ms: list[list[float]]) -> None:
     with pytest.raises(ValueError, match="must"):
         CostTable(rows, contexts, ms)
 
 
-def test_bug_a_spike_at_the_very_first_step_moves_a_measured_table_little() -> None:
+def test_bug_a_spike_in_the_first_step_changes_a_measured_table_little() -> None:
     table = flat()
     table.observe(1, 0, 100.0)
     assert table.ms(1) < 13.0
 
 
-def test_a_span_may_begin_below_what_was_measured_and_ends_where_that_ends() -> None:
+def test_a_span_may_start_below_the_measurements_and_ends_with_them() -> None:
     table = CostTable([4, 8], [0], [[12.0, 20.0]])
     assert table.span(1, 1) == [12.0, 12.0]
     assert table.span(2, 4) == pytest.approx([12.0, 12.0, 12.0, 14.0, 16.0])

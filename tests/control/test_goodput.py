@@ -92,34 +92,34 @@ def test_bug_costly_drafters_far_from_the_best_fixed_setting(
 
 @pytest.mark.parametrize("target", ["flat", "steep"])
 @pytest.mark.parametrize(("level_ms", "sequences"), [(None, 1), (None, 4), (2.0, 1), (8.0, 4)])
-def test_a_useless_drafter_costs_next_to_nothing(target: str, level_ms: float | None, sequences: int) -> None:
+def test_a_useless_drafter_costs_almost_nothing(target: str, level_ms: float | None, sequences: int) -> None:
     made = world(target, USELESS, level_ms, sequences)
     assert earned(made) >= 0.98 * plain(made)
 
 
-def test_a_drafter_too_dear_to_use_costs_next_to_nothing() -> None:
+def test_a_too_expensive_drafter_costs_almost_nothing() -> None:
     """It is right every other time, and a level costs half a plain step, more for four."""
     made = World([Skilled("m", (0.5,), (0.5,), level_ms=level(30.0))], TARGETS["flat"], 4)
     assert earned(made) >= 0.97 * plain(made)
 
 
-def test_bug_a_perfect_drafter_dearer_than_the_target_costs_next_to_nothing() -> None:
+def test_bug_a_perfect_drafter_that_costs_more_than_the_target_costs_almost_nothing() -> None:
     made = World([Skilled("m", (0.99,), (0.99,), level_ms=level(120.0))], TARGETS["flat"], 1)
     assert earned(made) >= 0.97 * plain(made)
 
 
-def test_a_drafter_that_boasts_is_seen_through() -> None:
+def test_an_overconfident_drafter_is_detected() -> None:
     made = World([Skilled("m", (0.05,), (0.05,), claims=0.97)], TARGETS["steep"], 4)
     assert earned(made) >= 0.98 * plain(made)
 
 
-def test_a_modest_drafter_is_found_out_too() -> None:
+def test_an_underconfident_drafter_is_detected() -> None:
     modest = World([Skilled("m", (0.9,), (0.9,), claims=0.4)], TARGETS["flat"], 1)
     honest = World([Skilled("m", (0.9,), (0.9,))], TARGETS["flat"], 1)
     assert earned(modest) >= 0.95 * earned(honest) > 3 * plain(honest)
 
 
-def test_a_free_drafter_that_says_enough_silences_a_costly_one() -> None:
+def test_a_free_drafter_that_suffices_disables_an_expensive_one() -> None:
     free = Skilled("free", (0.97,), (0.97,))
     costly = Skilled("costly", (0.97,), (0.97,), level_ms=level(8.0))
     made = World([costly, free], TARGETS["flat"], 1)
@@ -130,7 +130,7 @@ def test_a_free_drafter_that_says_enough_silences_a_costly_one() -> None:
     assert tally.asked["free"] == STEPS
 
 
-def test_forced_turns_verify_everything_proposed() -> None:
+def test_forced_turns_verify_every_proposal() -> None:
     made = world("steep", USELESS, 2.0, 2)
     tally = Simulation(made).run(20, forced=True)
     assert tally.asked["m"] == 20
@@ -139,7 +139,7 @@ def test_forced_turns_verify_everything_proposed() -> None:
 
 @pytest.mark.parametrize("level_ms", [None, 2.0])
 @pytest.mark.parametrize("new_requests", [False, True])
-def test_bug_a_drafter_that_was_useless_comes_back(level_ms: float | None, new_requests: bool) -> None:
+def test_bug_a_drafter_that_was_useless_is_enabled_again(level_ms: float | None, new_requests: bool) -> None:
     """Eight sequences whose drafter is right in 1 of 20 for a while, then in 9 of 10, always claiming 0.8."""
     price = None if level_ms is None else level(level_ms)
     made = World([Skilled("m", (0.05,), (0.05,), claims=0.8, level_ms=price)], TARGETS["flat"], 8)
@@ -167,8 +167,8 @@ def test_bug_a_machine_that_changes_while_drafting_pays(reading: float, row: flo
     assert rate >= 0.94 * best, setting
 
 
-def test_the_clock_silences_a_drafter_that_the_gate_believes_in() -> None:
-    """What the drafter says it takes is not all: the propose stage takes 200 ms more."""
+def test_measured_time_disables_a_drafter_that_the_gate_accepts() -> None:
+    """The time that the drafter reports is incomplete: the propose stage takes 200 ms more."""
     simulation = Simulation(world("flat", GOOD, 5.0, 1))
     simulation.run(WARM_UP)
     believed = simulation.run(WARM_UP).asked["m"]
@@ -178,7 +178,7 @@ def test_the_clock_silences_a_drafter_that_the_gate_believes_in() -> None:
     assert simulation.run(WARM_UP).asked.get("m", 0) < 0.3 * WARM_UP
 
 
-def test_decisions_are_a_function_of_what_is_told() -> None:
+def test_decisions_are_a_function_of_the_inputs() -> None:
     tallies = [Simulation(world("flat", GOOD, 8.0, 2)).run(150) for _ in range(2)]
     assert tallies[0] == tallies[1]
 
@@ -209,11 +209,11 @@ def fixed_answers(made: World, requests: int, depth: int, prompt: int) -> float:
 
 @pytest.mark.parametrize("easy", [((0.86,), (0.86,)), ((0.97,), (0.6,))])
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
-def test_bug_a_draft_model_that_pays_is_asked_from_the_first_answers_on(
+def test_bug_a_draft_model_that_pays_runs_from_the_first_answers(
     easy: tuple[tuple[float, ...], tuple[float, ...]], seed: int
 ) -> None:
-    """A level takes 15 ms beside a target's step of 52, and 86 % of its tokens are right: four answers of 32 to 96
-    tokens of a new engine, prompts to be read first."""
+    """A level takes 15 ms and the target's step 52 ms, and 86 % of its tokens are right: the first four answers of 32
+    to 96 tokens on a new engine, with prompts to prefill."""
 
     def made() -> World:
         skill = Skilled("m", *easy, easy_share=0.7, level_ms=reading_level)
@@ -225,8 +225,8 @@ def test_bug_a_draft_model_that_pays_is_asked_from_the_first_answers_on(
     assert auto.ms / auto.tokens <= best / 0.95
 
 
-def test_bug_a_chain_is_no_deeper_than_other_steps_are_worth() -> None:
-    """A draft model that is nearly always right, beside a target whose rows beyond eight cost four times as much."""
+def test_bug_a_chain_is_only_as_deep_as_pays_compared_with_other_steps() -> None:
+    """A draft model that is nearly always right, with a target whose rows beyond eight cost four times as much."""
 
     def made(seed: int) -> World:
         skill = Skilled("m", (0.985,), (0.6,), easy_share=0.9, level_ms=lambda rows: 12.5 + 1.4 * (rows - 1))
@@ -241,7 +241,7 @@ def test_bug_a_chain_is_no_deeper_than_other_steps_are_worth() -> None:
 
 @pytest.mark.parametrize("sequences", [1, 8])
 @pytest.mark.parametrize(("skill", "most_lost"), [(0.4, 0.03), (0.1, 0.015)])
-def test_a_draft_model_that_never_pays_loses_little_from_the_first_answers_on(
+def test_a_draft_model_that_never_pays_costs_little_from_the_first_answers(
     skill: float, most_lost: float, sequences: int
 ) -> None:
     made = World(
@@ -257,7 +257,7 @@ def slow_spells(step: int) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize(("skill", "least"), [(MIDDLING, 1.3), (USELESS, 0.985)])
-def test_slow_spells_of_the_machine_are_lived_through(skill: tuple[tuple[float, ...], ...], least: float) -> None:
+def test_temporary_slowdowns_of_the_machine_are_tolerated(skill: tuple[tuple[float, ...], ...], least: float) -> None:
     made = world("flat", skill, 5.0, 1)
     simulation = Simulation(made, machine=slow_spells)
     simulation.run(WARM_UP)
@@ -266,7 +266,7 @@ def test_slow_spells_of_the_machine_are_lived_through(skill: tuple[tuple[float, 
     assert tally.rate >= least * plain(made) / slowed
 
 
-def test_of_a_batch_of_eight_those_are_drafted_for_that_gain() -> None:
+def test_in_a_batch_of_eight_only_the_sequences_that_gain_are_drafted_for() -> None:
     """The draft model is right about every other sequence, and the lookup drafter about nothing."""
 
     class Mixed(World):

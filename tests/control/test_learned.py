@@ -47,7 +47,7 @@ def test_plain_values_are_exact() -> None:
     assert Learned.from_dict(json.loads(json.dumps(bounded.as_dict()))) == bounded == bounded.bounded()
 
 
-def test_whatever_was_seen_counts_for_a_few_observations() -> None:
+def test_initial_estimates_count_as_a_few_observations() -> None:
     learned = Learned([(1, 900.0, 1000.0), (2, 1.0, 2.0)], [(0, 200.0, 400.0, 800.0, 600.0)], 0.9).bounded()
     assert learned.cells == [
         (1, 0.9 * PARAMS.learned_cell_trials, PARAMS.learned_cell_trials),
@@ -85,13 +85,13 @@ def test_whatever_was_seen_counts_for_a_few_observations() -> None:
         {"follow": math.nan},
     ],
 )
-def test_what_no_controller_learns_is_refused(change: dict[str, Any]) -> None:
+def test_invalid_learned_values_are_rejected(change: dict[str, Any]) -> None:
     assert Learned.from_dict(PLAIN).agreement == 0.5
     with pytest.raises((ValueError, TypeError)):
         Learned.from_dict(PLAIN | change)
 
 
-def test_a_controller_knows_what_it_starts_with_and_tells_it() -> None:
+def test_a_controller_exports_its_initial_estimates() -> None:
     learned = after(0.8, 6)
     controller = started(world(0.8), learned)
     assert Controller.from_dict(controller.as_dict()).as_dict() == controller.as_dict()
@@ -104,12 +104,12 @@ def test_a_controller_knows_what_it_starts_with_and_tells_it() -> None:
     assert abs(controller.estimates.calibration.chance(cell) - hits / trials) < abs(fresh - hits / trials)
 
 
-def test_what_it_starts_with_may_be_of_drafters_that_are_not_there() -> None:
+def test_initial_estimates_may_include_missing_drafters() -> None:
     controller = started(world(0.8), {"another": Learned([(1, 1.0, 2.0)], [], None)})
     assert controller.estimates.learned() == {}
 
 
-def test_a_drafter_known_not_to_pay_is_looked_at_at_most_once_after_a_restart() -> None:
+def test_a_drafter_known_not_to_pay_is_probed_at_most_once_after_a_restart() -> None:
     """By one sequence, where that may find that requests are others now; by four, which would all read, by none."""
     alone, four = world(0.1), world(0.1, 4)
     known = after(0.1, 12)

@@ -1,4 +1,4 @@
-"""The machine's speed in two parts: what a mixture of forwards tells of each, and what one size leaves open."""
+"""The machine's speed in two components: several sizes of forwards identify them, one size does not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def watch(speed: MachineSpeed, rows: int, took: float) -> None:
 
 
 @pytest.mark.parametrize(("reading", "rows"), [(0.5, 0.0), (0.0, 0.5), (-0.3, 0.4), (0.4, 0.4)])
-def test_forwards_of_several_sizes_tell_the_two_apart(reading: float, rows: float) -> None:
+def test_forwards_of_several_sizes_separate_the_two(reading: float, rows: float) -> None:
     rng, speed = random.Random(1), MachineSpeed()
     for _ in range(300):
         n = rng.choice((1, 8, 20, 40))
@@ -35,7 +35,7 @@ def test_forwards_of_several_sizes_tell_the_two_apart(reading: float, rows: floa
     assert speed.rows == pytest.approx(rows, abs=0.12)
 
 
-def test_bug_a_machine_that_slows_down_while_drafting_does_not_make_plain_decoding_look_worse_than_it_is() -> None:
+def test_bug_a_machine_that_slows_down_while_drafting_does_not_overstate_the_cost_of_plain_decoding() -> None:
     """All forwards have 20 rows, and everything takes 1.3 times as long. Were all of it put down to reading weights,
     8 rows would seem to take 103 ms; they take 96."""
     speed = MachineSpeed()
@@ -45,7 +45,7 @@ def test_bug_a_machine_that_slows_down_while_drafting_does_not_make_plain_decodi
     assert expected(speed, 8) == pytest.approx(1.3 * (FIRST + 7 * ROW), rel=0.04)
 
 
-def test_bug_a_slow_spell_before_drafting_does_not_make_rows_look_free() -> None:
+def test_bug_a_slow_period_before_drafting_does_not_make_rows_look_free() -> None:
     """8 rows take 1.4 times as long for a while, then 16 as long as on the grid: so would 8 again. Were a spell put
     down to reading alone, what 16 rows do not take any more would be taken off the price of a row."""
     speed = MachineSpeed()
@@ -58,7 +58,7 @@ def test_bug_a_slow_spell_before_drafting_does_not_make_rows_look_free() -> None
     assert expected(speed, 8) == pytest.approx(FIRST + 7 * ROW, rel=0.012)
 
 
-def test_what_is_not_seen_any_more_comes_back_to_the_grid() -> None:
+def test_estimates_without_observations_return_to_the_grid() -> None:
     speed = MachineSpeed()
     for _ in range(200):
         watch(speed, 40, FIRST + 39 * ROW * 1.5)

@@ -26,7 +26,7 @@ def by_path(tree: TokenTree) -> dict[tuple[int, ...], tuple[str, ...]]:
 
 
 @given(forests)
-def test_all_proposals_and_nothing_else_with_credit_for_each(forest: tuple[TokenTree, ...]) -> None:
+def test_all_proposals_are_merged_with_credit_for_each(forest: tuple[TokenTree, ...]) -> None:
     merged = merge(forest)
     check_tree(merged.tokens, merged.parents, 10)
     assert paths(merged) == set().union(*map(paths, forest))
@@ -50,13 +50,13 @@ def test_bug_siblings_of_a_lone_proposal_exclude_each_other_too() -> None:
     assert sum(chances(merged).values()) <= 1.0
 
 
-def test_agreement_raises_a_chance_but_less_than_independent_witnesses() -> None:
+def test_agreement_raises_a_probability_less_than_independence_would() -> None:
     merged = chances(merge([chain([0.6], [1], source="a"), chain([0.5], [1], source="b")]))
     assert merged[1,] == pytest.approx(0.6 + PARAMS.witness_independence * (0.8 - 0.6))
     assert 0.6 < merged[1,] < 0.8
 
 
-def test_agreement_under_a_node_is_that_of_chances_given_it() -> None:
+def test_agreement_under_a_node_uses_conditional_probabilities() -> None:
     one, other = chain([0.2, 0.8], [1, 2], source="a"), chain([0.9, 0.1], [1, 2], source="b")
     merged = chances(merge([one, other]))
     above, below = (
@@ -72,19 +72,19 @@ def test_siblings_that_sum_to_more_than_one_keep_their_proportions() -> None:
     assert merged[1,] / merged[2,] == pytest.approx(1.5)
 
 
-def test_siblings_that_leave_room_stay_as_they_are() -> None:
+def test_siblings_that_sum_to_less_than_one_are_unchanged() -> None:
     merged = chances(merge([chain([0.5], [1], source="a"), chain([0.2], [2], source="b")]))
     assert (merged[1,], merged[2,]) == (pytest.approx(0.5), pytest.approx(0.2))
 
 
-def test_one_tree_holds_at_most_64_nodes() -> None:
+def test_one_tree_has_at_most_64_nodes() -> None:
     wide = [make_tree([(0, 100 * i + t, 0.01) for t in range(MAX_NODES - 1)], source=str(i)) for i in range(3)]
     merged = merge([*wide, chain([0.5], [7], source="late")])
     assert MAX_NODES - 1 <= len(merged) <= MAX_NODES  # a node proposed twice may leave a place empty
     assert "late" in by_path(merged)[7,]  # already there: no room needed
 
 
-def test_a_node_without_room_takes_its_children_with_it() -> None:
+def test_a_dropped_node_drops_its_children() -> None:
     wide = make_tree([(0, 100 + t, 0.01) for t in range(MAX_NODES - 2)], source="a")
     merged = merge([wide, chain([0.9, 0.9], [1, 2], source="b")])
     assert len(merged) == MAX_NODES
@@ -96,24 +96,24 @@ def test_bug_likely_nodes_displace_unlikely_ones_of_an_earlier_drafter() -> None
     assert (1,) in paths(merge([wide, chain([0.9], [1], source="b")]))
 
 
-def test_an_impossible_node_is_no_trouble() -> None:
+def test_an_impossible_node_is_accepted() -> None:
     tree = TokenTree(0)
     tree.add(tree.add(0, 1, -math.inf, "a"), 2, -math.inf, "a")
     merged = merge([tree, chain([0.5], [3], source="b")])
     assert all(math.isfinite(score) and score <= 0 for score in merged.scores)
 
 
-def test_proposals_are_not_changed() -> None:
+def test_proposals_are_not_modified() -> None:
     one, other = chain([0.6], [1], source="a"), chain([0.5], [1], source="b")
     before = [list(one.scores), list(one.sources), list(other.scores)]
     merge([one, other])
     assert [one.scores, one.sources, other.scores] == before
 
 
-def test_nothing_proposed_is_plain_decode() -> None:
+def test_without_proposals_decode_is_plain() -> None:
     assert merge([TokenTree(5), TokenTree(5)]).tokens == [5]
 
 
-def test_trees_of_different_sequences_are_refused() -> None:
+def test_trees_of_different_sequences_are_rejected() -> None:
     with pytest.raises(ValueError, match="pending"):
         merge([TokenTree(5), TokenTree(6)])

@@ -1,4 +1,4 @@
-"""Rows of prompts beside sequences that decode: as many as these have the time for, and never none for good."""
+"""Prompt rows in steps with decoding sequences: as many as their objectives allow, and never zero for long."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = 192
 
 
 def table(times: float = 1.0) -> CostTable:
-    """A row costs 0.4 ms beside 6 of the first; a context of 1000 tokens, another 0.2 a row."""
+    """A row costs 0.4 ms, the first one 6 ms more; 1000 tokens of context cost another 0.2 ms a row."""
     grid = [1, 8, 64, 256]
     return CostTable(grid, [0, 1000], [[times * (6 + (0.4 + c / 5000) * (r - 1)) for r in grid] for c in (0, 1000)])
 
@@ -44,7 +44,7 @@ def teach(pace: PrefillPace, real: CostTable, decodes: int, rows: int, context: 
         pace.observe(StepTimes(decodes, decodes + rows, 0, rows, every, context, 0.0, ms, 0.0))
 
 
-def test_a_prompt_alone_takes_a_full_chunk() -> None:
+def test_a_prompt_alone_gets_a_full_chunk() -> None:
     assert PrefillPace(table()).rows(DecodeLoad(), 1, 0, MOST) == MOST
 
 
@@ -65,7 +65,7 @@ def test_the_tightest_objective_counts() -> None:
     assert PrefillPace(table()).rows(mixed, 1, 0, MOST) == PrefillPace(table()).rows(tight, 1, 0, MOST)
 
 
-def test_an_answer_that_has_just_begun_is_slowed_little() -> None:
+def test_a_recently_started_answer_is_slowed_little() -> None:
     costs = table()
     begun = load(n_output=PARAMS.new_answer_tokens - 1)
     rows = PrefillPace(costs).rows(begun, 1, 0, MOST)
@@ -73,7 +73,7 @@ def test_an_answer_that_has_just_begun_is_slowed_little() -> None:
     assert 0 < rows < PrefillPace(costs).rows(load(), 1, 0, MOST)
 
 
-def test_many_prompts_have_their_share_of_the_time_whatever_the_objective() -> None:
+def test_many_prompts_get_their_share_of_the_time_whatever_the_objective() -> None:
     costs = table()
     tight = {n: PrefillPace(costs).rows(load(target_ms=1.0), n, 0, MOST) for n in (1, 4, 40)}
     for prompts, rows in tight.items():
@@ -82,7 +82,7 @@ def test_many_prompts_have_their_share_of_the_time_whatever_the_objective() -> N
     assert tight[40] > tight[4] > tight[1]
 
 
-def test_drafts_and_what_is_not_the_forward_take_their_part() -> None:
+def test_drafts_and_time_outside_the_forward_count() -> None:
     drafting, plain = PrefillPace(table()), PrefillPace(table())
     ms = table().ms(44)
     for _ in range(60):
@@ -92,7 +92,7 @@ def test_drafts_and_what_is_not_the_forward_take_their_part() -> None:
     assert rows < plain.rows(load(), 1, 0, MOST)
 
 
-def test_bug_drafts_beside_a_long_prompt_tell_nothing_of_the_machine() -> None:
+def test_bug_drafts_during_a_long_prompt_do_not_change_the_machines_speed() -> None:
     """What decodes looks back on its own context, with as many drafts as it has."""
     costs, pace = table(), PrefillPace(table())
     ms = costs.ms(44, 100) + costs.ms(236) - costs.ms(44) + costs.ms(192, 4096) - costs.ms(192)
@@ -102,7 +102,7 @@ def test_bug_drafts_beside_a_long_prompt_tell_nothing_of_the_machine() -> None:
     assert 79.0 < costs.ms(44, 100) + forward_ms(costs, 44, rows, 4096 + rows / 2) - costs.ms(44) <= 80.0
 
 
-def test_bug_one_long_wait_of_a_step_does_not_stop_prompts() -> None:
+def test_bug_one_long_pause_of_a_step_does_not_stop_prompts() -> None:
     pace = PrefillPace(table())
     usual = StepTimes(4, 4, 0, 0, 0.0, 0.0, 0.0, table().ms(4), 2.0)
     for _ in range(60):
@@ -112,7 +112,7 @@ def test_bug_one_long_wait_of_a_step_does_not_stop_prompts() -> None:
     assert pace.rows(load(), 1, 0, MOST) >= 0.98 * rows
 
 
-def test_bug_a_forward_of_no_time_tells_nothing() -> None:
+def test_bug_a_forward_of_zero_time_is_ignored() -> None:
     pace = PrefillPace(table())
     rows = pace.rows(load(), 1, 0, MOST)
     pace.observe(StepTimes(4, 4, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0))
@@ -120,7 +120,7 @@ def test_bug_a_forward_of_no_time_tells_nothing() -> None:
 
 
 @given(st.integers(1, 64), st.integers(1, 40), st.floats(0.1, 200.0), st.integers(0, 8000), st.floats(1.0, 8.0))
-def test_a_prompt_is_never_left_without_a_row_for_long(
+def test_a_prompt_never_waits_for_a_row_for_long(
     sequences: int, prompts: int, target_ms: float, context: int, times: float
 ) -> None:
     """What is too little for a row is saved up: sooner or later there is one."""
@@ -132,7 +132,7 @@ def test_a_prompt_is_never_left_without_a_row_for_long(
 
 
 @pytest.mark.parametrize("times", [0.5, 1.0, 3.0])
-def test_a_machine_that_is_slower_than_measured_is_learnt(times: float) -> None:
+def test_a_machine_slower_than_measured_is_learned(times: float) -> None:
     pace, real = PrefillPace(table()), table(times)
     for _ in range(25):
         teach(pace, real, 4, pace.rows(load(), 1, 500, MOST), 500.0, 1)
@@ -140,7 +140,7 @@ def test_a_machine_that_is_slower_than_measured_is_learnt(times: float) -> None:
     assert forward_ms(real, 4, rows, 500.0) == pytest.approx(80.0, rel=0.12) or rows == MOST
 
 
-def test_a_guess_is_replaced_by_what_is_seen() -> None:
+def test_a_guess_is_replaced_by_observations() -> None:
     pace, real = PrefillPace(CostTable.guess(256)), table(2.0)
     teach(pace, real, 0, 192, 96.0, 3)
     teach(pace, real, 4, 0, 0.0, 20)
@@ -149,7 +149,7 @@ def test_a_guess_is_replaced_by_what_is_seen() -> None:
     assert forward_ms(real, 4, pace.rows(load(), 1, 0, MOST), 0.0) == pytest.approx(80.0, rel=0.12)
 
 
-def test_bug_a_guess_is_not_taken_from_a_first_forward_that_warmed_up() -> None:
+def test_bug_a_guess_ignores_a_first_forward_that_warmed_up() -> None:
     pace, real = PrefillPace(CostTable.guess(256)), table(0.5)
     teach(pace, table(20.0), 4, 0, 0.0, 1)
     teach(pace, real, 4, 0, 0.0, 23)

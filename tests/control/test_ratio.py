@@ -21,7 +21,7 @@ def test_it_stays_within_its_bounds(seen: list[tuple[float, float]]) -> None:
 
 
 @pytest.mark.parametrize("truth", [0.5, 1.0, 1.4])
-def test_it_finds_the_truth_and_follows_a_change(truth: float) -> None:
+def test_it_converges_and_follows_a_change(truth: float) -> None:
     ratio = Ratio(5.0, (0.25, 1.7), 0.98)
     for _ in range(400):
         ratio.add(1.0, truth)

@@ -110,7 +110,7 @@ def test_the_recorded_run_is_worth_replaying() -> None:
     assert [s["step"] for s in steps] == list(range(len(steps)))
 
 
-def test_figures_of_a_step_fit_each_other() -> None:
+def test_figures_of_a_step_are_consistent() -> None:
     for step in steps_of(recorded()[0]):
         assert step["rows"] == step["prefill_rows"] + step["sequences"] + step["budget"]
         assert 0 <= step["budget"] <= step["candidates"]
@@ -146,7 +146,7 @@ def flip_lookup(replay: Line) -> bool:
 
 
 @pytest.mark.parametrize("change", [flip_kept, flip_decision, flip_lookup])
-def test_a_decision_that_was_altered_is_found(tmp_path: Path, change: Callable[[Line], bool]) -> None:
+def test_a_changed_decision_is_detected(tmp_path: Path, change: Callable[[Line], bool]) -> None:
     report = replay_file(altered(tmp_path, change))
     assert len(report.differences) == 1
     assert report.differences[0].startswith("step ")
@@ -157,7 +157,7 @@ def another_speed(header: Line) -> None:
     verify["ms"] = [[1e-3 * 4**i for i, _ in enumerate(own)] for own in verify["ms"]]
 
 
-def test_what_was_told_decides(tmp_path: Path) -> None:
+def test_decisions_depend_on_the_recorded_inputs(tmp_path: Path) -> None:
     """With another measured cost than was recorded, later decisions come out otherwise."""
     lines = recorded()[0].splitlines()
     header = json.loads(lines[0])
@@ -167,7 +167,7 @@ def test_what_was_told_decides(tmp_path: Path) -> None:
     assert replay_file(path).differences
 
 
-def test_an_outcome_that_was_altered_shows_in_later_decisions(tmp_path: Path) -> None:
+def test_a_changed_outcome_shows_in_later_decisions(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     lines = recorded()[0].splitlines()
     for i in range(1, len(lines)):
@@ -179,7 +179,7 @@ def test_an_outcome_that_was_altered_shows_in_later_decisions(tmp_path: Path) ->
     assert replay_file(path).differences
 
 
-def test_a_last_line_cut_short_is_left_out(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     text = recorded()[0]
     path.write_text(text[:-30])
@@ -192,7 +192,7 @@ def test_a_last_line_cut_short_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["header", "step"])
-def test_bug_a_trace_that_lacks_what_a_replay_needs_is_refused(tmp_path: Path, broken: str) -> None:
+def test_bug_a_trace_without_replay_data_is_rejected(tmp_path: Path, broken: str) -> None:
     lines = recorded()[0].splitlines()
     if broken == "header":
         lines[0] = '{"specdec_trace":2,"controller":{}}'

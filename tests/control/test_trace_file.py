@@ -28,7 +28,7 @@ def write(path: Path, steps: int) -> None:
     writer.close()
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_a_trace_round_trips(tmp_path: Path) -> None:
     write(tmp_path / "t.jsonl", 3)
     header, steps = read_trace(tmp_path / "t.jsonl")
     assert header == {"probe_every": 16}
@@ -36,7 +36,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40, 150])
-def test_a_last_line_cut_short_ends_the_trace(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_last_line_ends_the_trace(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "t.jsonl"
     write(path, 3)
     path.write_bytes(path.read_bytes()[:-cut])
@@ -44,7 +44,7 @@ def test_a_last_line_cut_short_ends_the_trace(tmp_path: Path, cut: int) -> None:
     assert [found.step for found in steps] == ([0, 1, 2] if cut == 1 else [0, 1])
 
 
-def test_a_last_line_cut_within_a_letter_ends_it_too(tmp_path: Path) -> None:
+def test_a_last_line_truncated_within_a_character_ends_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(HEADER.encode() + '{"name": "ï'.encode()[:-1])
     assert list(read_trace(path)[1]) == []
@@ -63,20 +63,20 @@ def test_a_header_alone_is_an_empty_trace(tmp_path: Path) -> None:
         '{"specdec_trace":2}\n', '{"specdec_trace":2,"controller":7}\n', '{"specdec_trace":2,"contr',
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, header: str) -> None:
+def test_a_file_that_is_not_a_trace_is_rejected(tmp_path: Path, header: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(header)
     with pytest.raises(ConfigError, match=str(path)):
         read_trace(path)
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "t").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="can not be read"):
         read_trace(tmp_path / "t")
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can not be read"):
         read_trace(tmp_path / "none")
 
@@ -88,14 +88,14 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         json.dumps({"step": 1, "drafters": [{"name": "a", "decision": "on", "mood": 7}]}),
     ],
 )  # fmt: skip
-def test_a_line_that_is_no_step_is_named(tmp_path: Path, line: str) -> None:
+def test_a_line_that_is_not_a_step_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(HEADER + line + "\n")
     with pytest.raises(ConfigError, match="line 2"):
         list(read_trace(path)[1])
 
 
-def test_a_field_too_many_is_named(tmp_path: Path) -> None:
+def test_an_extra_field_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     write(path, 1)
     path.write_text(path.read_text().replace('"rows"', '"cows"'))
@@ -103,12 +103,12 @@ def test_a_field_too_many_is_named(tmp_path: Path) -> None:
         list(read_trace(path)[1])
 
 
-def test_a_trace_that_can_not_be_written_is_refused(tmp_path: Path) -> None:
+def test_an_unwritable_trace_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="trace_file"):
         TraceWriter(tmp_path / "no" / "folder", {})
 
 
-def test_the_ring_is_bounded_and_counts_on() -> None:
+def test_the_ring_is_bounded_and_its_count_continues() -> None:
     log = TraceLog(5)
     for number in range(12):
         log.add(step(number))
@@ -119,7 +119,7 @@ def test_the_ring_is_bounded_and_counts_on() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_with_a_file_the_ring_keeps_no_replay(tmp_path: Path, steps: int) -> None:
+def test_with_a_file_the_ring_stores_no_replay_data(tmp_path: Path, steps: int) -> None:
     log = TraceLog(steps, TraceWriter(tmp_path / "t.jsonl", {}))
     assert log.keeps_replay
     assert log.enabled
@@ -133,13 +133,13 @@ def test_with_a_file_the_ring_keeps_no_replay(tmp_path: Path, steps: int) -> Non
     assert [found.replay for found in read_trace(tmp_path / "t.jsonl")[1]] == [{"pending": [1]}] * 4
 
 
-def test_without_ring_and_file_nothing_is_to_be_traced() -> None:
+def test_without_ring_and_file_nothing_is_traced() -> None:
     log = TraceLog(0)
     assert not log.enabled
     assert not log.keeps_replay
 
 
-def test_bug_a_full_disk_ends_the_trace_and_nothing_else(tmp_path: Path) -> None:
+def test_bug_a_full_disk_ends_only_the_trace(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="trace_file: /dev/full can not be written"):
         TraceWriter(Path("/dev/full"), {})
     writer = TraceWriter(tmp_path / "t.jsonl", {})
@@ -158,7 +158,7 @@ def test_bug_a_full_disk_ends_the_trace_and_nothing_else(tmp_path: Path) -> None
         replay_file(tmp_path / "t.jsonl")
 
 
-def test_a_disk_that_stays_full_costs_no_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_stays_full_deletes_no_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: TraceWriter, value: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 

@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> tuple[dict[str, object], list[StepTrace]]:
 Run = tuple[dict[str, object], list[StepTrace]]
 
 
-def test_a_killed_process_has_lost_nothing(run: Run, tmp_path: Path) -> None:
+def test_a_killed_process_loses_no_step(run: Run, tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "t.jsonl", run[0])
     for i, step in enumerate(run[1][:3], 1):
         writer.write(step)
@@ -33,7 +33,7 @@ def test_a_killed_process_has_lost_nothing(run: Run, tmp_path: Path) -> None:
     writer.close()
 
 
-def test_a_restart_keeps_what_was_written_before(run: Run, tmp_path: Path) -> None:
+def test_a_restart_keeps_earlier_files(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     for i in range(KEPT_FILES + 2):
         writer = TraceWriter(path, run[0])
@@ -65,7 +65,7 @@ def test_a_run_in_several_files_is_replayed_whole(run: Run, tmp_path: Path) -> N
     )
 
 
-def test_a_number_in_a_name_is_no_part_of_another_trace(run: Run, tmp_path: Path) -> None:
+def test_a_number_in_a_name_is_not_part_of_another_trace(run: Run, tmp_path: Path) -> None:
     """A trace of its own, though it is called as the older part of one that is not there."""
     path, size = tmp_path / "run.1", len(recorded()[0])
     (tmp_path / "run").write_text("no trace")

@@ -55,7 +55,7 @@ small_forests = st.lists(trees(most=5), min_size=1, max_size=3)
 
 
 @given(small_forests, curves(), st.sampled_from([0.0, 0.1, 5.0]), st.integers(0, 4))
-def test_no_set_of_trees_earns_more(
+def test_no_set_of_trees_has_a_higher_goodput(
     forest: list[TokenTree], curve: list[float], draft_ms: float, prefill_rows: int
 ) -> None:
     n = len(forest)
@@ -74,7 +74,7 @@ def test_no_set_of_trees_earns_more(
     assert all(is_tree(tree, kept) for tree, kept in zip(forest, choice.kept, strict=True))
 
 
-def test_bug_no_set_within_the_caps_earns_more() -> None:
+def test_bug_no_set_within_the_caps_has_a_higher_goodput() -> None:
     """Two nodes of the first sequence may not be verified, but make a tier of four rows look worth its price."""
     forest = [chain([0.9, 0.9, 0.9]), chain([0.3])]
     sequences = [make_one(1, nodes=1), make_one(2)]
@@ -106,7 +106,7 @@ def crowds(draw: st.DrawFn) -> tuple[list[SequenceInputs], list[TokenTree]]:
 
 
 @given(crowds(), curves(), st.floats(0, 10), st.integers(0, 60))
-def test_always_valid_trees_within_the_caps_and_the_same_again(
+def test_trees_are_valid_within_the_caps_and_deterministic(
     crowd: tuple[list[SequenceInputs], list[TokenTree]], curve: list[float], draft_ms: float, prefill_rows: int
 ) -> None:
     sequences, forest = crowd
@@ -126,23 +126,23 @@ STEEP = [10.0 * rows for rows in range(40)]
 """Every row costs as much as the first: no node pays."""
 
 
-def test_nothing_is_kept_that_does_not_pay() -> None:
+def test_nodes_that_do_not_pay_are_dropped() -> None:
     choice = choose([make_one()], [chain([0.9, 0.9])], STEEP[1:], 0.0)
     assert (choice.kept, choice.budget, choice.predicted_tokens, choice.value) == ([[]], 0, 1.0, 0.1)
 
 
-def test_a_forced_turn_keeps_all_and_the_others_still_decide() -> None:
+def test_a_forced_turn_keeps_all_nodes_and_the_others_are_still_selected() -> None:
     choice = choose([make_one(1), make_one(2, forced=True)], [chain([0.3]), chain([0.1, 0.1])], STEEP[2:], 0.0)
     assert choice.kept == [[], [1, 2]]
 
 
-def test_a_lagging_turn_gets_the_nodes_it_needs_and_no_more() -> None:
+def test_a_lagging_turn_gets_exactly_the_nodes_it_needs() -> None:
     tree = chain([0.5, 0.5, 0.5])
     kept = {due: choose([make_one(due=due)], [tree], STEEP[1:], 0.0).kept for due in (1.0, 1.5, 1.6, 1.8, 5.0)}
     assert kept == {1.0: [[]], 1.5: [[1]], 1.6: [[1, 2]], 1.8: [[1, 2, 3]], 5.0: [[1, 2, 3]]}
 
 
-def test_a_lagging_turn_comes_before_better_nodes_of_others() -> None:
+def test_a_lagging_turn_precedes_better_nodes_of_others() -> None:
     """Rows for one node only: the curve ends there."""
     curve = [0.0, 10, 10, 10.1]
     sequences, forest = [make_one(1), make_one(2, due=1.2)], [chain([0.9]), chain([0.3])]
@@ -151,14 +151,14 @@ def test_a_lagging_turn_comes_before_better_nodes_of_others() -> None:
     assert choose(sequences, forest, curve[2:], 0.0).kept == [[1], []]
 
 
-def test_time_already_spent_on_drafting_makes_rows_worth_more() -> None:
+def test_time_already_spent_on_drafting_raises_the_value_of_rows() -> None:
     curve = [0.0, 10, 13, 16]
     tree = chain([0.28, 0.9])
     assert choose([make_one()], [tree], curve[1:], 0.0).kept == [[]]
     assert choose([make_one()], [tree], curve[1:], 10.0).kept == [[1, 2]]
 
 
-def test_time_already_spent_makes_no_row_worth_more_than_other_steps_earn() -> None:
+def test_time_already_spent_values_no_row_above_other_steps() -> None:
     """As above; but other steps earn a token in 2 ms, so 0.3 tokens are not worth the millisecond that a row takes."""
     tree, curve = chain([0.9, 0.3]), [0.0, 1.0, 2.0, 3.0]
     assert choose([make_one()], [tree], curve[1:], 10.0).kept == [[1, 2]]
@@ -166,15 +166,15 @@ def test_time_already_spent_makes_no_row_worth_more_than_other_steps_earn() -> N
     assert choose([make_one()], [tree], curve[1:], 10.0, rate=0.2).kept == [[1, 2]]
 
 
-def test_bug_a_prompt_that_is_read_beside_them_does_not_make_tokens_worth_more() -> None:
-    """A row takes a millisecond, as a token does without drafts. With a prompt of 100 rows beside it the step takes
-    101, of which each token would be worth as much, if the prompt's time were theirs."""
+def test_bug_a_prompt_in_the_batch_does_not_raise_the_value_of_tokens() -> None:
+    """A row takes a millisecond, as a token does without drafts. With a prompt of 100 rows in the batch the step takes
+    101 ms, and charging the prompt's time to the tokens would value each at as much."""
     tree, curve = make_tree([(0, 1, 0.4), (0, 2, 0.3)]), [float(rows) for rows in range(128)]
     assert choose([make_one()], [tree], curve[101:], 0.0).kept == [[1, 2]]
     assert choose([make_one()], [tree], curve[101:], 0.0, prompts_ms=100.0).kept == [[]]
 
 
-def test_of_equal_chances_a_parent_comes_first() -> None:
+def test_of_equal_probabilities_the_parent_is_first() -> None:
     curve = [0.0, 10, 10.1, 30, 50]
     for edges in ([(0, 1, 0.5), (1, 2, 1.0), (2, 3, 1.0)], [(0, 1, 0.5), (0, 2, 0.5), (1, 3, 1.0)]):
         assert choose([make_one()], [make_tree(edges)], curve[1:], 0.0).kept == [[1]]
@@ -194,6 +194,6 @@ def test_without_proposals_the_step_is_plain() -> None:
 
 
 @pytest.mark.parametrize(("gain", "kept"), [(PARAMS.min_gain - 0.005, []), (PARAMS.min_gain + 0.005, [1])])
-def test_a_gain_within_what_estimates_err_is_left_alone(gain: float, kept: list[int]) -> None:
+def test_a_gain_within_the_error_of_the_estimates_is_ignored(gain: float, kept: list[int]) -> None:
     """One and a half tokens instead of one, in so much time that they earn ``gain`` times as much."""
     assert choose([make_one()], [chain([0.5])], [10.0, 15.0 / gain], 0.0).kept == [kept]

@@ -31,7 +31,7 @@ def decide(
 def serve(
     drafter: DrafterYield, one: SequenceInputs, steps: int, gain: int, level_ms: float, levels: int = 2
 ) -> list[DraftDecision]:
-    """Decisions of ``steps`` steps in which the drafter brings ``gain`` tokens whenever it is asked."""
+    """Return the decisions of ``steps`` steps in which the drafter adds ``gain`` tokens whenever it runs."""
     decisions = []
     for _ in range(steps):
         (decision,) = decide(drafter, [one], level_ms)
@@ -48,22 +48,22 @@ def knows(drafter: DrafterYield, one: SequenceInputs, tokens: float, levels: flo
     one.history.records["m"] = DraftRecord(20.0, 20 * tokens, 20 * levels, 20 * rows)
 
 
-def test_it_stays_on_while_it_pays() -> None:
+def test_a_drafter_that_pays_stays_enabled() -> None:
     assert set(serve(make_yield(), make_one(), 100, gain=2, level_ms=2.0)) == {"on"}
 
 
-def test_it_is_switched_off_when_it_does_not_pay_and_looked_at_seldom() -> None:
+def test_a_drafter_that_does_not_pay_is_disabled_and_probed_rarely() -> None:
     decisions = serve(make_yield(), make_one(), 600, gain=0, level_ms=4.0)
     assert decisions[0] == "on"
     assert "on" not in decisions[30:]
     assert 0 < decisions[200:].count("probe") * 2 * 4.0 < 0.02 * 400 * PLAIN_MS
 
 
-def test_a_drafter_too_dear_for_any_gain_never_starts() -> None:
+def test_a_drafter_too_expensive_for_any_gain_never_starts() -> None:
     assert serve(make_yield(), make_one(), 50, gain=3, level_ms=50.0) == ["off"] * 50
 
 
-def test_one_that_loses_by_what_is_thought_of_an_untried_one_is_tried_where_it_may_win() -> None:
+def test_an_untried_drafter_with_a_possible_gain_is_tried() -> None:
     """Half a step lost in the mean, for a drafter that may bring three tokens as well as none."""
     assert decide(make_yield(), [make_one()], 6.5) == ["probe"]
     known = make_yield()
@@ -72,13 +72,13 @@ def test_one_that_loses_by_what_is_thought_of_an_untried_one_is_tried_where_it_m
     assert decide(known, [one], 6.5) == ["off"]
 
 
-def test_it_comes_back_when_it_pays_again() -> None:
+def test_a_drafter_that_pays_again_is_enabled_again() -> None:
     drafter, one = make_yield(), make_one()
     assert serve(drafter, one, 400, gain=0, level_ms=2.0)[-20:].count("on") == 0
     assert set(serve(drafter, one, 200, gain=3, level_ms=2.0)[-100:]) == {"on"}
 
 
-def test_a_long_text_is_read_where_that_pays_on_what_is_left() -> None:
+def test_a_long_text_is_prefilled_if_the_remaining_tokens_pay_for_it() -> None:
     def decision(prefill_ms: float, room: int = 1000) -> str:
         return decide(make_yield(), [make_one(room=room)], 1.0, prefill_ms=prefill_ms)[0]
 
@@ -87,7 +87,7 @@ def test_a_long_text_is_read_where_that_pays_on_what_is_left() -> None:
     assert decision(50.0, room=8) == "off"  # the request ends before it pays
 
 
-def test_a_long_text_is_read_to_find_out_for_requests_to_come() -> None:
+def test_a_long_text_is_prefilled_to_learn_for_future_requests() -> None:
     """It takes a little longer to read than this answer is thought to win back."""
     untried, known, one = make_yield(), make_yield(), make_one()
     knows(known, one, *PRIOR)
@@ -96,8 +96,8 @@ def test_a_long_text_is_read_to_find_out_for_requests_to_come() -> None:
     assert decide(known, [one], 1.0, prefill_ms=300.0) == ["off"]
 
 
-def test_sequences_share_the_price_of_a_level() -> None:
-    """A level costs 12 ms whoever takes part: not worth it to one sequence, but to four of a step of 40 ms."""
+def test_sequences_share_the_cost_of_a_level() -> None:
+    """A level costs 12 ms for any number of sequences: too much for one, but not for four of a step of 40 ms."""
     drafter, sequences = make_yield(), [make_one(i) for i in range(4)]
     for one in sequences:
         knows(drafter, one, 1.5, 2.0)
@@ -106,7 +106,7 @@ def test_sequences_share_the_price_of_a_level() -> None:
     assert choose_sequences(drafter, sequences, [True] * 4, [0.0] * 4, [0.0] * 4, prices) == ["on"] * 4
 
 
-def test_all_try_together_what_one_alone_could_not_pay_for() -> None:
+def test_a_batch_probes_what_one_sequence_could_not_afford() -> None:
     drafter, sequences = make_yield(), [make_one(i) for i in range(8)]
     drafter.pools[0] = DraftRecord(8.0, 0.8 * 8, 1.0 * 8, 0.0)
     prices = DraftPrices(10.0, 0.0, [0.0, *[72.0] * 8])
@@ -114,7 +114,7 @@ def test_all_try_together_what_one_alone_could_not_pay_for() -> None:
     assert choose_sequences(drafter, sequences[:1], [True], [0.0], [0.0], prices) == ["off"]
 
 
-def test_finding_out_for_requests_to_come_counts_what_reading_those_will_take() -> None:
+def test_probing_for_future_requests_counts_their_prefill() -> None:
     """These eight have been read; the next ones will not have been, and then nothing is gained by knowing."""
     drafter, sequences = make_yield(), [make_one(i) for i in range(8)]
     drafter.pools[0] = DraftRecord(8.0, 0.8 * 8, 1.0 * 8, 0.0)
@@ -122,7 +122,7 @@ def test_finding_out_for_requests_to_come_counts_what_reading_those_will_take() 
     assert choose_sequences(drafter, sequences, [True] * 8, [0.0] * 8, [0.0] * 8, prices) == ["off"] * 8
 
 
-def test_those_that_do_not_pay_are_left_out_of_a_batch() -> None:
+def test_sequences_that_do_not_pay_are_excluded_from_a_batch() -> None:
     drafter, sequences = make_yield(), [make_one(i) for i in range(3)]
     for one, tokens in zip(sequences, (6.0, 0.0, 6.0), strict=True):
         knows(drafter, one, tokens, 2.0)
@@ -130,25 +130,25 @@ def test_those_that_do_not_pay_are_left_out_of_a_batch() -> None:
     assert decide(drafter, sequences, 3.0, more_ms=3.0) == ["on", "off", "on"]
 
 
-def test_what_other_drafters_cover_already_is_not_paid_for() -> None:
+def test_tokens_covered_by_other_drafters_add_no_gain() -> None:
     drafter, one = make_yield(), make_one()
     knows(drafter, one, 1.5, 3.0)
     assert decide(drafter, [one], 3.0, covered=0.0) == ["on"]
     assert decide(drafter, [one], 3.0, covered=0.9) == ["off"]
 
 
-def test_rows_to_verify_are_part_of_the_price() -> None:
+def test_rows_to_verify_are_part_of_the_cost() -> None:
     drafter, one = make_yield(), make_one()
     knows(drafter, one, 1.5, 3.0, 1.0)
     assert decide(drafter, [one], 3.0) == ["on"]
     assert decide(drafter, [one], 3.0, row_ms=9.0) == ["off"]
 
 
-def test_a_sequence_about_to_end_finds_out_nothing() -> None:
+def test_a_sequence_about_to_end_is_not_probed() -> None:
     assert decide(make_yield(), [make_one(room=8)], 6.5) == ["off"]
 
 
-def test_forced_sequences_are_always_asked_and_others_share_their_level() -> None:
+def test_forced_sequences_always_draft_and_others_share_their_level() -> None:
     drafter, forced, other = make_yield(), make_one(1, forced=True), make_one(2)
     for one in (forced, other):
         knows(drafter, one, 1.0, 2.0)
@@ -157,11 +157,11 @@ def test_forced_sequences_are_always_asked_and_others_share_their_level() -> Non
     assert choose_sequences(drafter, [forced, other], [True] * 2, [0.9, 0.0], [0.0] * 2, prices) == ["forced", "on"]
 
 
-def test_who_is_not_eligible_is_not_asked() -> None:
+def test_ineligible_drafters_do_not_run() -> None:
     assert decide(make_yield(), [make_one()], 1.0, eligible=False) == [""]
 
 
-def test_new_sequences_start_from_what_others_of_their_temperature_showed() -> None:
+def test_new_sequences_start_from_observations_at_their_temperature() -> None:
     drafter = make_yield()
     for key in range(60):
         serve(drafter, make_one(key), 10, gain=0, level_ms=4.0)
@@ -172,7 +172,7 @@ def test_new_sequences_start_from_what_others_of_their_temperature_showed() -> N
 
 
 @pytest.mark.parametrize("level_ms", [4.2, 4.6, 4.9, 5.0, 5.1])
-def test_around_the_threshold_little_is_lost(level_ms: float) -> None:
+def test_near_the_threshold_little_is_lost(level_ms: float) -> None:
     """Gains of 1 and 0 in turn are worth 0.5 tokens, 5 ms of plain decode, a level; levels cost about that."""
     drafter, one, lost, gain = make_yield(), make_one(), 0.0, 0
     for _ in range(2000):

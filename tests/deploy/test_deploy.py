@@ -41,14 +41,14 @@ def queries() -> Iterator[str]:
     yield from (rule["expr"] for group in rules["groups"] for rule in group["rules"])
 
 
-def test_every_query_asks_for_what_is_exported(exported: Scrape) -> None:
+def test_every_query_uses_exported_metrics(exported: Scrape) -> None:
     names = exported.names()
     found = [name for query in queries() for name in METRIC.findall(query)]
     assert len(found) > 50
     assert not [name for name in found if name not in names]
 
 
-def test_every_threshold_is_one_that_an_alert_compares_with() -> None:
+def test_every_threshold_is_used_by_an_alert() -> None:
     thresholds = yaml.safe_load((DEPLOY / "prometheus/thresholds.yml").read_text())
     names = [rule["record"] for group in thresholds["groups"] for rule in group["rules"]]
     used = re.findall(r"specdec:\w+:\w+", (DEPLOY / "prometheus/alerts.yml").read_text())
@@ -65,7 +65,7 @@ def test_the_documents_list_every_alert() -> None:
     assert told == {rule["record"]: rule["expr"] for group in thresholds["groups"] for rule in group["rules"]}
 
 
-def test_the_documents_list_what_is_exported(exported: Scrape) -> None:
+def test_the_documents_list_the_exported_metrics(exported: Scrape) -> None:
     text = (DEPLOY.parent / "docs/operations.md").read_text().split("## Metrics")[1].split("\n## ")[0]
     cells = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
     listed = {re.sub(r"\{.*", "", name) for name in re.findall(r"`([^`]+)`", cells)}
@@ -110,7 +110,7 @@ def known_flags() -> set[str]:
     return {flag for option in serve_command.params for flag in (*option.opts, *option.secondary_opts)}
 
 
-def test_the_image_starts_the_server_as_nobody_and_watches_it() -> None:
+def test_the_image_runs_the_server_without_root_and_has_a_health_check() -> None:
     text = re.sub(r"\\\n", " ", (DEPLOY / "Dockerfile").read_text())
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert sum(line.startswith("FROM ") for line in lines) == 2
@@ -131,7 +131,7 @@ def test_the_image_starts_the_server_as_nobody_and_watches_it() -> None:
             assert all((root / source).exists() for source in line.split()[1:-1]), line
 
 
-def test_what_is_installed_is_known_by_its_hash() -> None:
+def test_installed_packages_are_pinned_by_hash() -> None:
     root = DEPLOY.parent
     lock = re.sub(r" *\\\n *", " ", (root / "requirements.lock").read_text())
     entries = [line for line in lock.splitlines() if line and not line.startswith("#")]
@@ -146,7 +146,7 @@ def test_what_is_installed_is_known_by_its_hash() -> None:
     assert all("==" in version for version in re.findall(r"torch[=><][^ ')]+", makefile))
 
 
-def test_compose_names_files_and_ports_that_are_there() -> None:
+def test_compose_names_existing_files_and_ports() -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     services = compose["services"]
     assert set(services) == {"specdec", "prometheus", "grafana"}
@@ -173,7 +173,7 @@ def unit() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
 
-def test_the_unit_gives_a_drain_its_time() -> None:
+def test_the_unit_allows_time_for_a_drain() -> None:
     found = unit()
     assert int(found["TimeoutStopSec"]) > ServerConfig().drain_s + 5
     command = shlex.split(found["ExecStart"])
@@ -185,7 +185,7 @@ def test_the_unit_gives_a_drain_its_time() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     text = (DEPLOY / "specdec.service").read_text().replace("/opt/specdec/bin/specdec", "/bin/true")
     (tmp_path / "specdec.service").write_text(text)
     found = subprocess.run(

@@ -44,7 +44,7 @@ def container(pod: Object, name: str) -> Object:
 
 
 def complaints(found: list[Object]) -> list[str | None]:
-    """What each kind's schema says; None where there is none."""
+    """Return the schema errors of each kind; kinds without errors are absent."""
     folder = fetched(Path(__file__).parent / "k8s", "check.mjs")
     done = subprocess.run(
         ["node", "check.mjs"], cwd=folder, input=json.dumps(found), capture_output=True, text=True, timeout=60
@@ -56,7 +56,7 @@ def complaints(found: list[Object]) -> list[str | None]:
 
 @pytest.mark.node
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node.js with npm")
-def test_every_object_is_as_its_schema_says() -> None:
+def test_every_object_matches_its_schema() -> None:
     found = objects()
     problems = complaints(found)
     assert {each["kind"] for each, said in zip(found, problems, strict=True) if said is None} == UNKNOWN
@@ -71,7 +71,7 @@ def _wrong(kind: str, name: str, change: Callable[[Object], Any]) -> Object:
 
 @pytest.mark.node
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node.js with npm")
-def test_the_schemas_do_refuse() -> None:
+def test_the_schemas_reject_invalid_objects() -> None:
     wrong = [
         _wrong("Deployment", "specdec", lambda spec: spec.update(replicas="two")),
         _wrong("ScaledObject", "specdec", lambda spec: spec.pop("triggers")),
@@ -80,7 +80,7 @@ def test_the_schemas_do_refuse() -> None:
     assert all(complaints(wrong))
 
 
-def test_the_deployment_starts_the_server_as_it_can_be_started_and_gives_it_time_to_end() -> None:
+def test_the_deployment_starts_the_server_with_valid_options_and_allows_time_for_a_drain() -> None:
     pod = the("Deployment", "specdec")["spec"]["template"]
     serving = container(pod, "specdec")
     flags = {flag for option in serve_command.params for flag in option.opts}
@@ -96,7 +96,7 @@ def test_the_deployment_starts_the_server_as_it_can_be_started_and_gives_it_time
     assert probes == {"startupProbe": "/readyz", "readinessProbe": "/readyz", "livenessProbe": "/livez"}
 
 
-def test_objects_choose_pods_and_ports_that_are_there() -> None:
+def test_selectors_match_existing_pods_and_ports() -> None:
     for workload, service in (("specdec", "specdec"), ("specdec-fleet", "specdec-fleet")):
         pod = (
             the("Deployment", workload)["spec"]["template"]
@@ -120,7 +120,7 @@ def test_objects_choose_pods_and_ports_that_are_there() -> None:
     assert all(budget.items() <= group["template"]["metadata"]["labels"].items() for group in workers)
 
 
-def test_keda_counts_what_is_exported_and_scales_what_is_there(exported: Scrape) -> None:
+def test_keda_uses_exported_metrics_and_scales_an_existing_deployment(exported: Scrape) -> None:
     spec = the("ScaledObject", "specdec")["spec"]
     target = spec["scaleTargetRef"]
     assert the(target["kind"], target["name"])["apiVersion"] == target["apiVersion"]
@@ -130,7 +130,7 @@ def test_keda_counts_what_is_exported_and_scales_what_is_there(exported: Scrape)
     assert spec["minReplicaCount"] <= the("Deployment", "specdec")["spec"]["replicas"] <= spec["maxReplicaCount"]
 
 
-def test_the_fleet_on_ray_is_one_that_specdec_takes() -> None:
+def test_the_fleet_on_ray_has_a_valid_configuration() -> None:
     config = ClusterConfig.model_validate(yaml.safe_load(the("ConfigMap", "specdec-fleet")["data"]["cluster.yaml"]))
     spec = the("RayService", "specdec")["spec"]
     head, (group,) = (spec["rayClusterConfig"][name] for name in ("headGroupSpec", "workerGroupSpecs"))
@@ -140,7 +140,7 @@ def test_the_fleet_on_ray_is_one_that_specdec_takes() -> None:
     assert ports == {"grpc": model.grpc_port, "http": model.http_port}
     assert f"{config.folder}/envoy/bootstrap.json" in envoy["command"][-1]
     mounted = {each["mountPath"] for each in envoy["volumeMounts"]}
-    assert mounted & {str(folder) for folder in (config.folder, *config.folder.parents)}  # the volume that it lies in
+    assert mounted & {str(folder) for folder in (config.folder, *config.folder.parents)}  # the volume that contains it
     applications = yaml.safe_load(spec["serveConfigV2"])["applications"]
     for application in applications:
         module, _, function = application["import_path"].partition(":")

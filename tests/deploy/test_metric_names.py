@@ -29,7 +29,7 @@ def complaints(family: Metric) -> list[str]:
     return [what for what, wrong in found.items() if wrong]
 
 
-def test_every_family_is_named_as_prometheus_wants_it(exported: Scrape) -> None:
+def test_every_family_follows_prometheus_naming(exported: Scrape) -> None:
     families = exported.families.values()
     assert len(families) > 40
     assert not {family.name: wrong for family in families if (wrong := complaints(family))}
@@ -45,6 +45,6 @@ def test_every_family_is_named_as_prometheus_wants_it(exported: Scrape) -> None:
         ('# HELP specdec_info Model.\n# TYPE specdec_info gauge\nspecdec_info{Target="x"} 1\n', "label"),
     ],
 )
-def test_a_breach_is_noticed(text: str, wrong: str) -> None:
+def test_a_violation_is_detected(text: str, wrong: str) -> None:
     (family,) = Scrape(text).families.values()
     assert complaints(family) == [wrong]

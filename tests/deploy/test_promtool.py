@@ -23,9 +23,9 @@ def promtool(*words: str | Path, given: str = "") -> str:
     return done.stdout + done.stderr
 
 
-def test_nothing_is_to_be_said_about_the_metrics(exported: Scrape) -> None:
+def test_promtool_has_no_complaint_about_the_metrics(exported: Scrape) -> None:
     assert promtool("check", "metrics", given=exported.text) == ""
 
 
-def test_the_configuration_and_its_rules_are_taken() -> None:
+def test_the_configuration_and_its_rules_are_valid() -> None:
     assert "rules found" in promtool("check", "config", DEPLOY / "prometheus.yml")

@@ -1,4 +1,4 @@
-"""What is installed from a wheel works outside of the checkout, and is in nobody's way."""
+"""A package installed from a wheel works outside of the checkout, and its modules conflict with no other."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(tmp_path_factory.mktemp("wheel"))
 
 
-def test_nothing_but_specdec_is_at_the_top(installed: Installed) -> None:
+def test_only_specdec_is_at_the_top_level(installed: Installed) -> None:
     assert {name for name in installed.tops if not name.endswith((".dist-info", "__pycache__"))} == {"specdec"}
     parts = installed.site / "specdec" / "_parts"
     assert {path.name for path in parts.iterdir()} == {"bench", "cluster", "draft", "server", "verify_kernels"}
@@ -81,7 +81,7 @@ def test_nothing_but_specdec_is_at_the_top(installed: Installed) -> None:
         assert (parts / file).is_file()
 
 
-def test_every_module_is_there(installed: Installed) -> None:
+def test_every_module_is_included(installed: Installed) -> None:
     files = [
         file
         for folder in SOURCES
@@ -111,7 +111,7 @@ def test_commands_work_outside_of_the_checkout(installed: Installed) -> None:
     assert there["token_ids"] == here["token_ids"]
 
 
-def test_a_library_s_user_keeps_modules_of_these_names(installed: Installed) -> None:
+def test_a_users_modules_of_these_names_keep_working(installed: Installed) -> None:
     (installed.work / "server.py").write_text("MINE = True\n")
     told = installed.run("python", "-c", "import specdec.client, server, verify_kernels; print(server.MINE)")
     assert told == "True\n"

@@ -53,7 +53,7 @@ async def counted(outcomes: Acceptance, name: str) -> bool:
     return False
 
 
-async def test_typing_and_taking_over(tmp_path: Path) -> None:
+async def test_typing_and_accepting(tmp_path: Path) -> None:
     text, (line, character) = without(LINE)
     file = tmp_path / "a.py"
     file.write_text(text, encoding="utf-8")
@@ -109,7 +109,7 @@ async def test_alternatives_and_lines(tmp_path: Path) -> None:
             await nvim.until(TEXT, BOOK.rstrip("\n"))
 
 
-async def test_an_older_version_is_refused_in_one_sentence() -> None:
+async def test_an_older_version_is_rejected_in_one_sentence() -> None:
     async with neovim(NVIM, RECIPE, {}, []) as nvim:
         stub = "vim.fn.has = function() return 0 end; vim.notify = function(text) said[#said + 1] = text end;"
         said = await nvim.lua(f"local said = {{}}; {stub} dofile(...).setup({{}}); return said", str(RECIPE))

@@ -47,7 +47,7 @@ pytestmark = [
 ]
 
 
-def test_a_gap_is_filled_with_other_texts_beside_it(tmp_path: Path) -> None:
+def test_fill_in_the_middle_with_extra_context(tmp_path: Path) -> None:
     text, (line, character) = without(LINE)
     file, other, replies = tmp_path / "a.py", tmp_path / "colours.py", tmp_path / "replies"
     file.write_text(text, encoding="utf-8")
@@ -102,7 +102,7 @@ class Terminal:
         raise AssertionError("it never came")
 
 
-def test_the_plugin_itself_suggests_with_what_was_yanked_beside_it(tmp_path: Path, llama_vim: Path) -> None:
+def test_the_plugin_suggests_with_yanked_text_as_context(tmp_path: Path, llama_vim: Path) -> None:
     text, (line, _) = without(LINE)
     file, other, log = tmp_path / "a.py", tmp_path / "colours.py", tmp_path / "bodies"
     file.write_text(text, encoding="utf-8")

@@ -20,7 +20,7 @@ LINE = "total = add(total, value)"
 needs_npm = [pytest.mark.node, pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node.js with npm")]
 
 
-def test_the_lock_names_no_place() -> None:
+def test_the_lock_names_no_registry() -> None:
     text = (SOURCE / "package-lock.json").read_text(encoding="utf-8")
     assert not re.findall(r'"resolved"|https?://', text)
 
@@ -34,7 +34,7 @@ def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestExtension:
     pytestmark = needs_npm
 
-    def test_it_is_well_typed_and_can_be_bundled(self, extension: Path) -> None:
+    def test_it_type_checks_and_can_be_bundled(self, extension: Path) -> None:
         npm(extension, "run", "check")
         npm(extension, "run", "build")
         bundle = (extension / "dist" / "extension.js").read_text(encoding="utf-8")

@@ -39,7 +39,7 @@ class FuzzedServer:
         await asyncio.gather(*(work() for _ in range(AT_ONCE)))
 
     async def unharmed(self) -> None:
-        """Assert that there is no problem, and nothing is held for anybody."""
+        """Assert that there is no problem, and that no resource is held."""
         assert not self.problems, f"{len(self.problems)} problems:\n" + "\n".join(self.problems[:SHOWN])
         after = await come_to_rest(self.server, 0, REST_S)
         assert after.left == {}

@@ -1,4 +1,4 @@
-"""How long `/livez` takes while something else goes on, as a process of its own sees it."""
+"""How long `/livez` takes under load, measured by a separate process."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ async def step_times_ms(channel: grpc.aio.Channel, after: int) -> dict[int, floa
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_the_longest_lists_beside_other_streams() -> None:
+async def test_the_longest_lists_with_other_running_streams() -> None:
     async with fuzzed_server() as fuzzed, grpc.aio.insecure_channel(fuzzed.server.grpc_address) as channel:
         settled = await settled_bytes(fuzzed.server)
         beside = [asyncio.create_task(bystander(channel)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Whatever is sent to a gRPC method, the answer is an answer or a refusal, and nothing is left of it."""
+"""Any bytes sent to a gRPC method get an answer or an error, and leave no state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _messages(method: MethodDescriptor, random: Random) -> int:
 
 
 async def _call(channel: grpc.aio.Channel, method: MethodDescriptor, sent: list[bytes]) -> None:
-    """Make the call with bytes as they are, and read whatever comes."""
+    """Make the call with the bytes unchanged, and read every response."""
     path = f"/{method.containing_service.full_name}/{method.name}"
 
     async def messages() -> AsyncIterator[bytes]:

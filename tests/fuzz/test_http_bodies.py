@@ -1,4 +1,4 @@
-"""Whatever is sent to an HTTP endpoint, the answer is an answer or a refusal, and nothing is left of it."""
+"""Any body sent to an HTTP endpoint gets an answer or an error, and leaves no state."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def large_bodies() -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_large_bodies_are_refused_and_leave_no_memory_behind() -> None:
+async def test_large_bodies_are_rejected_and_their_memory_is_freed() -> None:
     async with fuzzed_server() as fuzzed:
         settled = await settled_bytes(fuzzed.server)
         url = f"http://127.0.0.1:{fuzzed.server.http_port}"

@@ -54,7 +54,8 @@ def byte_level() -> Tokenizer:
 
 @functools.cache
 def sentence_piece() -> Tokenizer:
-    """A tokenizer of the other kind: a space is put before every text, and bytes have tokens beside characters."""
+    """A tokenizer of the SentencePiece kind: it adds a space before every text, and has byte tokens in addition to
+    characters."""
     pieces = ["<s>", "<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefno,1:{}\"'", "é"]
     pieces += ["an", "and", "▁a", "▁an", "▁and"]
     vocabulary = {piece: token for token, piece in enumerate(pieces)}

@@ -69,7 +69,7 @@ def outputs(events: list[RequestEvent], name: str = "r", n: int = 1) -> list[tup
 
 
 @pytest.mark.parametrize("grammar", [SCHEMA, LOOSE], ids=["compact", "spaced"])
-def test_json_by_a_schema_always_parses(grammar: GrammarParams) -> None:
+def test_json_with_a_schema_always_parses(grammar: GrammarParams) -> None:
     requests = [ask(grammar, f"r{seed}", seed, 0.0 if seed == 0 else 1.5) for seed in range(8)]
     events = run_all(engine(), requests)
     assert not failures(events)
@@ -85,7 +85,7 @@ def test_json_by_a_schema_always_parses(grammar: GrammarParams) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 @pytest.mark.parametrize("drafters", [("grammar",), ("suffix", "model"), ("grammar", "suffix", "model")])
-def test_drafts_do_not_change_what_a_grammar_lets_out(drafters: tuple[str, ...], temperature: float) -> None:
+def test_drafts_do_not_change_constrained_output(drafters: tuple[str, ...], temperature: float) -> None:
     changes = {"sampling": {"n": 3, "repetition_penalty": 1.1}, "temperature": temperature}
     off = SpeculationParams(mode=SpeculationMode.OFF)
     on = SpeculationParams(mode=SpeculationMode.ON, drafters=drafters, max_nodes=7)
@@ -118,7 +118,7 @@ def test_stop_strings_min_tokens_and_ignore_eos() -> None:
     assert len(tokens_of(endless, "r")) == 30
 
 
-def test_a_preempted_sequence_keeps_its_place() -> None:
+def test_a_preempted_sequence_keeps_its_grammar_state() -> None:
     plain = outputs(run_all(engine(), [ask(LOOSE)]))
     shaken = engine()
     shaken.submit(ask(LOOSE))
@@ -133,7 +133,7 @@ def test_a_preempted_sequence_keeps_its_place() -> None:
     assert finish_of(events, "r").usage.preemptions > 0
 
 
-def test_a_refused_grammar_leaves_no_trace() -> None:
+def test_a_rejected_grammar_leaves_no_state() -> None:
     ours = tiny_engine(dataclasses.replace(parts(), grammars=None))
     for bad, sampling, field in (
         (GrammarParams(GrammarKind.REGEX, "(a"), {}, "grammar"),
@@ -192,7 +192,7 @@ def test_the_engine_steps_while_a_request_is_prepared(slow: str, monkeypatch: py
         assert text_of(events, "held") == "held up"
 
 
-def test_requests_that_leave_give_the_places_of_their_grammars_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_requests_release_their_grammar_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, began, check = threading.Event(), threading.Event(), compiler.CheckProcess.check
 
     def held(*args: Any) -> str:
@@ -224,7 +224,7 @@ def test_requests_that_leave_give_the_places_of_their_grammars_back(monkeypatch:
     assert [text_of(events, name) for name in ("checked", "stays", "last")] == ["choice 0", "choice 1", "choice 4"]
 
 
-def test_all_grammars_of_a_step_share_one_budget_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_grammars_of_a_step_share_one_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks that take 1 ms each: drafts are cut short, and the tokens stay."""
     now, spent, steps = [0.0], [0.0], list[float]()
     mask, lawful = GrammarState.mask, Drafting._lawful
@@ -259,7 +259,7 @@ def test_all_grammars_of_a_step_share_one_budget_of_time(monkeypatch: pytest.Mon
         assert outputs(events, request.request_id) == outputs(usual, request.request_id)
 
 
-def test_what_allowed_ids_leave_no_way_for_fails_alone() -> None:
+def test_allowed_ids_that_block_the_grammar_fail_their_request_alone() -> None:
     tokenizer = parts().tokenizer
     fork = {"allowed_token_ids": (*(t for t in range(384) if tokenizer.token_bytes(t)[:1] in (b"y", b"n")), EOS)}
     events = run_all(engine(), [ask(YES_NO, "dead", sampling=fork), ask(YES_NO, "live")])

@@ -43,7 +43,7 @@ KIND = GrammarKind
         (KIND.CHOICE, r'["\ud800"]', "surrogate"),
     ],
 )
-def test_a_bad_grammar_is_refused_by_name(kind: GrammarKind, text: str, said: str) -> None:
+def test_a_bad_grammar_is_rejected_by_name(kind: GrammarKind, text: str, said: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         compiler().compile(GrammarParams(kind, text))
     (violation,) = caught.value.violations
@@ -62,7 +62,7 @@ def test_deep_recursion_of_a_grammar_does_not_end_the_process() -> None:
 
 
 @pytest.mark.parametrize("kind", [KIND.JSON_OBJECT, KIND.JSON_SCHEMA])
-def test_blanks_of_json_come_to_an_end(kind: GrammarKind) -> None:
+def test_json_white_space_is_bounded(kind: GrammarKind) -> None:
     params = GrammarParams(kind, '{"type": "object"}' if kind is KIND.JSON_SCHEMA else "")
     for text in ('{"a":1,"b":[2,{}]}', '{"a": 1, "b": [2, {}]}', json.dumps({"a": 1, "b": [2, {"c": []}]}, indent=8)):
         state = start(params)
@@ -80,7 +80,7 @@ def test_blanks_of_json_come_to_an_end(kind: GrammarKind) -> None:
         assert held == most
 
 
-def test_a_schema_may_say_what_stands_between_its_tokens() -> None:
+def test_a_schema_may_set_the_separators_of_its_tokens() -> None:
     def allows(options: dict[str, object], text: str) -> bool:
         schema = {"type": "object", "x-guidance": options}
         state = start(GrammarParams(KIND.JSON_SCHEMA, json.dumps(schema)))
@@ -111,7 +111,7 @@ DOUBLING = "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in ra
 """A short grammar that the library compiles for longer than anybody waits, and takes gigabytes for."""
 
 
-def test_a_grammar_that_never_compiles_is_refused_once_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_never_compiles_is_rejected_once_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = GrammarCompiler(byte_level(), VOCAB_SIZE, check_seconds=0.2)
     with pytest.raises(InvalidRequestError, match=r"grammar: too complex: it .*; correct or simplify the grammar"):
         ours.compile(GrammarParams(KIND.EBNF, DOUBLING))
@@ -127,7 +127,7 @@ def test_a_grammar_that_never_compiles_is_refused_once_and_others_are_served(mon
     [("CHECK_WALL_SECONDS", 0.0), ("module_command", lambda _: [sys.executable, "-c", "raise ImportError"])],
     ids=["killed", "broken"],
 )
-def test_a_check_that_ends_by_itself_refuses_no_grammar_for_good(
+def test_a_check_that_ends_by_itself_rejects_no_grammar_permanently(
     name: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, quick = GrammarCompiler(byte_level(), VOCAB_SIZE), GrammarParams(KIND.REGEX, "quick")
@@ -139,7 +139,7 @@ def test_a_check_that_ends_by_itself_refuses_no_grammar_for_good(
     ours.close()
 
 
-def test_close_ends_what_runs_and_cancels_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_ends_running_checks_and_cancels_queued_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, began = GrammarCompiler(byte_level(), VOCAB_SIZE, check_seconds=600.0), threading.Event()
     started = grammar_compiler.CheckProcess._start
     monkeypatch.setattr(grammar_compiler.CheckProcess, "_start", lambda it: (started(it), began.set())[0])
@@ -155,7 +155,7 @@ def test_close_ends_what_runs_and_cancels_what_waits(monkeypatch: pytest.MonkeyP
     ours.close()
 
 
-def test_a_panic_of_the_library_refuses_its_grammar_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_of_the_library_rejects_its_grammar_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     class PanicError(BaseException):
         """As Rust's bindings raise it."""
 
@@ -169,7 +169,7 @@ def test_a_panic_of_the_library_refuses_its_grammar_alone(monkeypatch: pytest.Mo
     ours.close()
 
 
-def test_memory_of_a_check_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_check_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_compiler, "CHECK_WALL_SECONDS", 600.0)
     ours = GrammarCompiler(byte_level(), VOCAB_SIZE, check_seconds=600.0)
     with pytest.raises(InvalidRequestError, match="too much memory"):
@@ -193,7 +193,7 @@ def test_compiled_grammars_are_cached_and_the_oldest_evicted(monkeypatch: pytest
     assert checked == ["a", "b", "c", "b"]
 
 
-def test_keys_take_turns_and_none_fills_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_served_in_turn_and_none_fills_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, order, began = threading.Event(), list[str](), threading.Event()
 
     def gated(process: grammar_compiler.CheckProcess, params: GrammarParams, cpu_seconds: float) -> str:
@@ -221,7 +221,7 @@ def test_keys_take_turns_and_none_fills_the_queue(monkeypatch: pytest.MonkeyPatc
     assert order[:5] == ["a0", "a1", "b0", "a2", "b1"]
 
 
-def test_a_kept_grammar_is_not_moved_by_those_who_use_it() -> None:
+def test_use_does_not_change_a_cached_grammar() -> None:
     params = GrammarParams(KIND.CHOICE, '["one", "two"]')
     first = start(params)
     first.commit(byte_level().encode("one"))
@@ -229,7 +229,7 @@ def test_a_kept_grammar_is_not_moved_by_those_who_use_it() -> None:
     assert not start(params).finished
 
 
-def test_allowed_ids_that_can_not_work_are_refused() -> None:
+def test_unusable_allowed_ids_are_rejected() -> None:
     params, a = GrammarParams(KIND.REGEX, "a+"), byte_level().encode("a")[0]
     compiler().compile(params, (a, EOS))
     for allowed, said in (((a,), "end token"), ((a + 1, EOS), "none of them can begin")):
@@ -239,7 +239,7 @@ def test_allowed_ids_that_can_not_work_are_refused() -> None:
         assert said in caught.value.violations[0].description
 
 
-def test_a_vocabulary_that_grammars_cannot_use_stops_no_start(
+def test_a_vocabulary_without_grammar_support_does_not_prevent_a_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
@@ -255,7 +255,7 @@ def test_a_vocabulary_that_grammars_cannot_use_stops_no_start(
         ours.compile(GrammarParams(KIND.JSON_OBJECT))
 
 
-def test_a_model_without_an_end_token_can_not_be_constrained() -> None:
+def test_a_model_without_an_end_token_cannot_be_constrained() -> None:
     endless = Tokenizer(byte_level()._backend.to_str(), TokenizerInfo(eos_ids=(VOCAB_SIZE + 5,)))
     ours = GrammarCompiler(endless, VOCAB_SIZE)
     ours.prepare()

@@ -46,7 +46,7 @@ def wander(state: GrammarState, rng: random.Random, steps: int, path: tuple[int,
 
 @pytest.mark.parametrize("params", GRAMMARS, ids=lambda p: f"{p.kind}:{p.text[:12]}")
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_mask_is_what_trying_every_token_says(params: GrammarParams, seed: int) -> None:
+def test_a_mask_equals_trying_every_token(params: GrammarParams, seed: int) -> None:
     rng, state = random.Random(seed), start(params)
     way = wander(start(params), rng, 9)
     for cut in range(seed - 1, len(way) + 1, 4):
@@ -79,7 +79,7 @@ def test_choices_by_their_text_alone() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(GRAMMARS), st.randoms(use_true_random=False), st.data())
-def test_any_walk_over_the_tree_finds_the_masks_of_a_fresh_state(
+def test_any_walk_over_the_tree_gets_the_masks_of_a_fresh_state(
     params: GrammarParams, rng: random.Random, data: st.DataObject
 ) -> None:
     state, output = start(params), []
@@ -99,20 +99,20 @@ def test_any_walk_over_the_tree_finds_the_masks_of_a_fresh_state(
     assert ids_of(state.mask(())) == ids_of(replayed.mask(output))
 
 
-def test_a_path_off_the_grammar_has_an_empty_mask_and_harms_nothing() -> None:
+def test_a_path_off_the_grammar_has_an_empty_mask_and_changes_no_state() -> None:
     params = GrammarParams(GrammarKind.CHOICE, '["hello"]')
     state, hello = start(params), byte_level().encode("hello")
     for garbage in ([5], [hello[0], 5, 6], [-1], [10**7], [VOCAB_SIZE - 1], [EOS], [*hello, EOS, 5], [*hello, 5]):
         assert ids_of(state.mask(garbage)) == []
         assert state.forced(garbage, 3) == []
         assert ids_of(state.mask(())) == ids_of(start(params).mask(())) != []
-    state.commit([5])  # can not come from this state's own masks
+    state.commit([5])  # cannot result from this state's own masks
     assert ids_of(state.mask(())) == []
     state.commit([6])
     assert not state.finished
 
 
-def test_a_limit_run_into_on_a_draft_is_left_behind() -> None:
+def test_a_limit_reached_by_a_draft_does_not_persist() -> None:
     params = GRAMMARS[0]
     state = start(params)
     way = wander(start(params), random.Random(3), 6)
@@ -142,7 +142,7 @@ def test_after_an_end_token_only_end_tokens_follow() -> None:
     assert state.forced((), 4) == []
 
 
-def test_a_complete_text_leaves_the_end_token_only() -> None:
+def test_a_complete_text_allows_only_the_end_token() -> None:
     state = start(GrammarParams(GrammarKind.CHOICE, '["yes"]'))
     state.commit(byte_level().encode("yes"))
     assert state.finished
@@ -150,7 +150,7 @@ def test_a_complete_text_leaves_the_end_token_only() -> None:
     assert state.forced((), 4) == [EOS]
 
 
-def test_forced_tokens_are_the_text_that_is_forced() -> None:
+def test_forced_tokens_equal_the_forced_text() -> None:
     params = GrammarParams(GrammarKind.JSON_SCHEMA, json.dumps(PERSON))
     state = start(params)
     assert text_of(state.forced((), 50)) == b'{"kind":"pe'
@@ -169,7 +169,7 @@ def test_forced_tokens_are_the_text_that_is_forced() -> None:
         assert [ids_of(state.mask([*way, *chain[:at]])) for at in range(len(chain))] == [[token] for token in chain]
 
 
-def test_n_samples_of_one_grammar_do_not_share_their_place() -> None:
+def test_n_samples_of_one_grammar_have_independent_states() -> None:
     params = GrammarParams(GrammarKind.CHOICE, '["left", "right"]')
     left, right = start(params), start(params)
     left.commit(byte_level().encode("left"))
@@ -179,7 +179,7 @@ def test_n_samples_of_one_grammar_do_not_share_their_place() -> None:
 
 
 @pytest.mark.parametrize("text", ['["and an", "and é"]', '["and"]', '[" and", "{1:a}"]'])
-def test_a_tokenizer_that_puts_a_space_before_texts(text: str) -> None:
+def test_a_tokenizer_that_adds_a_space_before_texts(text: str) -> None:
     """Two tokens may hold the same bytes (a character's, and one per byte): both are allowed."""
     params = GrammarParams(GrammarKind.CHOICE, text)
     tokenizer, size = sentence_piece(), sentence_piece().vocab_size

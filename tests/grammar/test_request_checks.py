@@ -1,4 +1,4 @@
-"""What the engine's door says of a grammar before it is compiled, and of the fields that only change speed."""
+"""Checks of a grammar before it is compiled, and of the fields that only change speed."""
 
 from __future__ import annotations
 

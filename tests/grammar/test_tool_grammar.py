@@ -1,4 +1,4 @@
-"""An answer that must call tools: whatever the masks let through is calls of them, with arguments of their schemas."""
+"""An answer that must call tools: the masks allow only calls of them, with arguments that match their schemas."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def walk(found: GrammarState, rng: random.Random) -> str:
 
 
 def commit(found: GrammarState, text: str) -> None:
-    """Let the answer go on by ``text``, which the masks must let through."""
+    """Commit ``text``, which the masks must allow."""
     for token in byte_level().encode(text, add_special=False):
         assert token in ids_of(found.mask(())), text
         found.commit([token])
@@ -70,7 +70,7 @@ def forced_after(form: ToolForm) -> GrammarState:
 
 @pytest.mark.parametrize("form", list(ToolForm))
 @pytest.mark.parametrize("parallel", [True, False])
-def test_every_text_is_calls(form: ToolForm, parallel: bool) -> None:
+def test_every_allowed_text_consists_of_calls(form: ToolForm, parallel: bool) -> None:
     counts = set()
     for seed in range(20):
         use, found = state(form, ("look", "find.it"), parallel)
@@ -85,7 +85,7 @@ def test_every_text_is_calls(form: ToolForm, parallel: bool) -> None:
 
 
 @pytest.mark.parametrize("form", list(ToolForm))
-def test_all_that_is_certain_is_drafted(form: ToolForm) -> None:
+def test_all_forced_text_is_drafted(form: ToolForm) -> None:
     """Of a call without arguments every token, the end token too; before a choice all that comes first."""
     use, found = state(form, ("find.it",), parallel=False)
     chain = found.forced((), 200)
@@ -131,7 +131,7 @@ def test_without_strict_tools_an_answer_is_free() -> None:
     assert ToolUse(strict, ToolForm.LLAMA).grammar(byte_level()) is None  # its calls have no mark
 
 
-def test_a_mark_that_is_a_special_token_is_that_token() -> None:
+def test_a_marker_that_is_a_special_token_is_that_token() -> None:
     class Marked:
         def special_id(self, name: str) -> int | None:
             return 1 if name == "[TOOL_CALLS]" else None

@@ -64,7 +64,7 @@ def _run_on_arm(driver: Path, layers: list[tuple[PackedLinear, torch.Tensor]]) -
     return results
 
 
-def test_blocks_are_multiplied_as_by_the_twin(driver: Path) -> None:
+def test_blocks_are_multiplied_like_by_the_twin(driver: Path) -> None:
     weights = [replace(_packed(*case), bias=None) for case in CASES]
     order = torch.randperm(576, generator=torch.Generator().manual_seed(3)).int()
     weights.append(replace(_packed("u4_64", 40, 576), bias=None, order=order))

@@ -92,7 +92,7 @@ def test_attention(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, othe
     assert torch.allclose(*results, rtol=1e-4, atol=2e-6)
 
 
-def test_the_fingerprint_knows_which_processors_round_alike(other: tuple[NativeBackend, bool]) -> None:
+def test_the_fingerprint_identifies_processors_that_round_alike(other: tuple[NativeBackend, bool]) -> None:
     backend, same_rounding = other
     ours = load_kernels("native", CACHE, 2)
     theirs = dataclasses.replace(ours, backend=lambda: backend)

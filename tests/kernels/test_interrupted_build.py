@@ -41,7 +41,7 @@ def runs(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_build_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+def test_an_interrupted_build_leaves_no_file(number: signal.Signals, tmp_path: Path) -> None:
     pids, folder = tmp_path / "pids", tmp_path / "bin"
     folder.mkdir()
     (folder / "g++").write_text(COMPILER.format(pids=pids))

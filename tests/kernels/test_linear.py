@@ -140,7 +140,7 @@ def test_pack_round_trip(kind: str) -> None:
     assert ((back - weight).abs() <= limit * 1.001).all()
 
 
-def test_wrong_buffers_are_refused() -> None:
+def test_wrong_buffers_are_rejected() -> None:
     backend = native_backend()
     backend.reserve(4, 64, 64)
     packed: PackedLinear = pack_linear(torch.randn(8, 16), None, "fp32")

@@ -33,7 +33,7 @@ def raw_rows(kind: str, n: int, k: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize(("n", "blocks"), [(32, 4), (50, 7), (1, 1), (65, 2)])  # whole tiles and units, and none
-def test_native_packing_is_the_twins(kind: str, n: int, blocks: int, native: NativePacking) -> None:
+def test_native_packing_equals_the_twins(kind: str, n: int, blocks: int, native: NativePacking) -> None:
     raw = raw_rows(kind, n, blocks * FORMATS[kind].block)
     assert torch.equal(native.pack(raw, kind), PLAIN.pack(raw, kind))  # type: ignore[arg-type]
     if not kind.startswith("u4"):
@@ -41,7 +41,7 @@ def test_native_packing_is_the_twins(kind: str, n: int, blocks: int, native: Nat
         assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
 
 
-def test_native_rounding_is_the_twins_but_for_the_order_of_sums(native: NativePacking) -> None:
+def test_native_rounding_equals_the_twins_except_for_the_order_of_sums(native: NativePacking) -> None:
     weight = torch.randn(64, 896, generator=torch.Generator().manual_seed(5)) * 0.02
     weight[3, 32:64] = 0.0
     weight[4] *= 1e-5  # scales below the smallest normal half

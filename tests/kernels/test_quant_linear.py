@@ -1,4 +1,4 @@
-"""Linear layers with weights in blocks: the same bits from every kernel, whatever the batch."""
+"""Linear layers with weights in blocks: the same bits from every kernel in every batch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CASES = [(kind, n, k) for kind in FORMATS for n, k in _shapes(kind)]
 
 
 @pytest.mark.parametrize(("kind", "n", "k"), CASES)
-def test_repacking_loses_nothing(kind: str, n: int, k: int) -> None:
+def test_repacking_is_lossless(kind: str, n: int, k: int) -> None:
     raw = _raw(kind, n, k)
     stored = _u4(kind, raw)[:, :k] if kind.startswith("u4") else gguf.dequantize(raw, _TYPES[kind.upper()])
     assert torch.equal(unpack_linear(_packed(kind, n, k)), torch.from_numpy(stored))
@@ -71,7 +71,7 @@ def _u4(kind: str, raw: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["q4_k", "u4_128"])
-def test_inputs_in_an_order_of_their_own(kind: str) -> None:
+def test_inputs_in_a_permuted_order(kind: str) -> None:
     k = 768
     plain, x = _packed(kind, 40, k), _inputs(k)
     order = torch.randperm(k, generator=torch.Generator().manual_seed(3)).int()

@@ -11,7 +11,7 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
     return unpack_linear(pack_block_linear(round_blocks(weight), None, "q4_0", weight.shape[1]))
 
 
-def test_what_fits_is_kept() -> None:
+def test_representable_values_are_kept() -> None:
     generator = torch.Generator().manual_seed(3)
     levels = torch.randint(-8, 8, (40, 6, 32), generator=generator).float()
     levels[:, :, 5] = -8.0  # the largest of a group is eight times its scale
@@ -21,7 +21,7 @@ def test_what_fits_is_kept() -> None:
     assert torch.equal(rounded(weight), weight)
 
 
-def test_it_errs_less_than_plain_rounding() -> None:
+def test_its_error_is_below_that_of_plain_rounding() -> None:
     weight = torch.randn(64, 448, generator=torch.Generator().manual_seed(4))
     groups = weight.view(64, -1, 32)
     extreme = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))

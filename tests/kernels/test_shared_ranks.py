@@ -28,14 +28,14 @@ def ranks_of(size: int, spin_us: int) -> Iterator[list[SharedRanks]]:
 
 
 @pytest.mark.parametrize(("size", "spin_us"), [(1, 0), (2, 60), (5, 0)])
-def test_all_see_what_all_wrote(size: int, spin_us: int) -> None:
+def test_all_ranks_see_all_writes(size: int, spin_us: int) -> None:
     def run(ranks: SharedRanks) -> bool:
         seen, right = ranks.buffer("seen"), True
         for number in range(1, 400):
             seen[0, ranks.rank] = number
             ranks.meet()
             right &= bool((seen[0, :size] == number).all())
-            ranks.meet()  # before anybody writes again
+            ranks.meet()  # before any rank writes again
         return right
 
     with ranks_of(size, spin_us) as ranks, ThreadPoolExecutor(size) as pool:
@@ -44,7 +44,7 @@ def test_all_see_what_all_wrote(size: int, spin_us: int) -> None:
 
 
 @pytest.mark.parametrize("spin_us", [0, 60])
-def test_a_lost_rank_is_told_to_who_sleeps_and_to_who_comes(spin_us: int) -> None:
+def test_a_lost_rank_is_reported_to_waiting_and_arriving_ranks(spin_us: int) -> None:
     with ranks_of(3, spin_us) as ranks, ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(each.meet) for each in ranks[:2]]
         ranks[2].break_up()
@@ -55,13 +55,13 @@ def test_a_lost_rank_is_told_to_who_sleeps_and_to_who_comes(spin_us: int) -> Non
             ranks[0].meet()
 
 
-def test_buffers_outlive_the_descriptor_and_lie_apart() -> None:
+def test_buffers_outlive_the_descriptor_and_do_not_overlap() -> None:
     with ranks_of(1, 0) as (rank,):
         pass
     rank.buffer("seen").fill_(2.0)
     assert torch.equal(rank.buffer("other"), torch.zeros(1, 7))
 
 
-def test_nobody_spins_where_threads_are_more_than_cores() -> None:
+def test_no_thread_spins_if_threads_outnumber_cores() -> None:
     assert spin_for(2, 4, 8) > 0
     assert spin_for(2, 4, 7) == 0

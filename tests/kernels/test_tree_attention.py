@@ -136,7 +136,7 @@ def test_batch_metadata() -> None:
         (BatchEntry([1, 2], [-1, 0], 63, [0]), "pages"),
     ],
 )
-def test_bad_entries_are_refused(entry: BatchEntry, message: str) -> None:
+def test_bad_entries_are_rejected(entry: BatchEntry, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ForwardBatch.build([entry])
 
@@ -158,7 +158,7 @@ def test_move_kv_equals_reference(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
-def test_what_a_row_writes_is_rounded_to_nearest_and_read_back_rounded(backend: str, dtype: torch.dtype) -> None:
+def test_written_rows_are_rounded_to_nearest_and_read_back_rounded(backend: str, dtype: torch.dtype) -> None:
     """The first row of a sequence sees its own key only, so the output is its value as stored in the cache."""
     spec = make_spec(2, 2, 64, 0, qk_norm=False, dtype=dtype)
     spec.qkv[0] = torch.randn(spec.qkv.shape[1], generator=torch.Generator().manual_seed(2)) * 3

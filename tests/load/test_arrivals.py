@@ -32,7 +32,7 @@ def test_offsets_ascend_within_the_run_and_repeat(
 
 
 @pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
-def test_gaps_follow_their_law(shape: float) -> None:
+def test_gaps_follow_their_distribution(shape: float) -> None:
     gaps = np.diff(Arrivals(20, LONG_S, shape=shape).offsets(3))
     assert stats.kstest(gaps, stats.gamma(shape, scale=1 / (20 * shape)).cdf).pvalue > 0.01
 
@@ -63,6 +63,6 @@ def test_a_ramp_of_random_arrivals_keeps_its_shape() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"rate": 0}, {"duration_s": -1}, {"end_rate": 0}, {"shape": float("nan")}])
-def test_refused(bad: dict[str, float]) -> None:
+def test_invalid_schedules_are_rejected(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         Arrivals(**({"rate": 1.0, "duration_s": 1.0} | bad))

@@ -45,10 +45,9 @@ class Environment:
         return self._installed.exists() and self._installed.read_bytes() == self.requirements.read_bytes()
 
     def install(self) -> None:
-        """Make the environment anew.
+        """Create the environment from scratch.
 
-        Raises:
-            subprocess.CalledProcessError: if pip fails.
+        Raises: subprocess.CalledProcessError: if pip fails.
         """
         shutil.rmtree(self.folder, ignore_errors=True)
         venv.create(self.folder, with_pip=True)

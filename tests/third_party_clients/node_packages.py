@@ -13,8 +13,8 @@ from specdec.config import EngineConfig
 
 
 def fetched(folder: Path, *programs: str) -> Path:
-    """A folder with the packages that the lock file in ``folder`` pins, and ``programs`` of it beside them, as
-    ECMAScript modules need it. It is kept, in the cache, until one of these files changes."""
+    """A folder with the packages that the lock file in ``folder`` pins, and its ``programs``, which ECMAScript modules
+    need next to them. The cache keeps it until one of these files changes."""
     names = ("package.json", "package-lock.json", *programs)
     content = b"\n".join((folder / name).read_bytes() for name in names)
     cache = EngineConfig().cache_dir.expanduser() / "test-node"

@@ -1,4 +1,4 @@
-"""`make structure` counts what it says, and the tree stays below the ceilings."""
+"""`make structure` counts correctly, and the tree stays below the ceilings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_the_tree_is_below_the_ceilings(capsys: pytest.CaptureFixture[str]) -> N
         assert name in printed
 
 
-def test_a_ceiling_that_is_exceeded_fails_and_is_named(
+def test_an_exceeded_ceiling_fails_and_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(structure.CEILINGS, "modules", 3)
@@ -27,7 +27,7 @@ def test_a_ceiling_that_is_exceeded_fails_and_is_named(
     assert line.endswith("at most 3 allowed")
 
 
-def test_files_are_those_that_people_write() -> None:
+def test_only_hand_written_files_are_counted() -> None:
     lines = structure.product_files()
     assert lines["specdec/core/tree.py"] == len((REPOSITORY / "specdec/core/tree.py").read_text().splitlines())
     assert {Path(name).suffix for name in lines} <= set(structure.SOURCES)
@@ -46,7 +46,7 @@ def test_cycles_are_found(imports: dict[str, list[str]], groups: list[str]) -> N
     assert structure.module_cycles(imports) == groups
 
 
-def test_files_of_which_a_function_runs_are_recorded() -> None:
+def test_files_of_called_functions_are_recorded() -> None:
     trace = structure.FilesTrace()
     with trace.recording() as found:
         frame = type("Frame", (), {"f_code": structure.product_files.__code__})()

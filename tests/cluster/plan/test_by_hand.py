@@ -40,7 +40,7 @@ def test_overheads_are_added_to_steps_and_to_the_first_tokens() -> None:
     assert record.tpot_ms == pytest.approx(1.5 + forward_ms(1))
 
 
-def test_drafts_bring_tokens_and_take_rows_and_time() -> None:
+def test_drafts_add_tokens_and_cost_rows_and_time() -> None:
     (record,) = alone(asked(0.0, 1, 9), drafted=[(4, 3)])
     # Three steps of three tokens; each drafts 4 nodes for 2 ms, the last no more than it may still emit.
     assert record.chunk_s == pytest.approx([(2 + forward_ms(5)) / 1e3 * n for n in (1, 2)] + [record.end_s])
@@ -56,7 +56,7 @@ def test_two_requests_share_a_prefix() -> None:
     assert other.ttft_ms == pytest.approx(forward_ms(192) + forward_ms(65))
 
 
-def test_two_that_come_together_decode_in_one_batch() -> None:
+def test_two_simultaneous_requests_decode_in_one_batch() -> None:
     first, second = alone(asked(0.0, 1, 10), asked(0.0, 1, 10))
     # The second came when the first one's step had begun, and waits for its end.
     assert first.e2e_ms == pytest.approx(forward_ms(1) + 9 * forward_ms(2))
@@ -85,7 +85,7 @@ def test_a_deadline_cuts_an_answer_short() -> None:
     assert record.output_tokens == math.ceil(250 / forward_ms(1))
 
 
-def test_what_does_not_fit_is_refused_as_a_server_would() -> None:
+def test_a_too_large_request_is_rejected_like_on_a_server() -> None:
     long, *others = alone(asked(0.0, 4000, 1), *(asked(0.001 * n, 100, 50) for n in range(1, 9)), max_queued_tokens=250)
     assert (long.outcome, long.error) == ("refused", "PromptTooLongError")
     refused = [record for record in others if record.outcome == "refused"]
@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused_as_a_server_would() -> None:
     assert 0 < len(refused) < len(others)
 
 
-def test_a_full_queue_refuses() -> None:
+def test_a_full_queue_rejects() -> None:
     requests = [asked(0.001 * n, 1, 50) for n in range(8)]
     records = alone(*requests, max_batch=1, max_queued_requests=3)
     assert [record.error for record in records if not record.ok] == ["QueueFullError"] * 4

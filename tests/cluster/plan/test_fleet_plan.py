@@ -30,7 +30,7 @@ def load(rate: float = 25.0, seed: int = 0, seconds: float = 8.0) -> list[Planne
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_seed_says_it_all(policy: str) -> None:
+def test_a_seed_determines_the_plan(policy: str) -> None:
     plan = FleetPlan(NOISY, 3, policy, seed=1)
     first, again = (simulate(plan, load()).as_dict() for _ in range(2))
     other = simulate(dataclasses.replace(plan, seed=2), load()).as_dict()
@@ -49,7 +49,7 @@ def test_more_replicas_are_never_worse() -> None:
             assert values == sorted(values, reverse=True)
 
 
-def test_as_few_as_keep_the_goal() -> None:
+def test_the_fewest_replicas_that_meet_the_objective() -> None:
     tried: dict[int, bool] = {}
     found = least_replicas(FleetPlan(NOISY, 1), load(), GOAL, 64, tried.__setitem__)
     assert found is not None
@@ -61,12 +61,12 @@ def test_as_few_as_keep_the_goal() -> None:
     assert GOAL.share_in(simulate(FleetPlan(NOISY, replicas - 1), load())) < GOAL.share
 
 
-def test_no_number_keeps_what_one_request_alone_does_not() -> None:
+def test_no_number_of_replicas_meets_what_one_request_alone_misses() -> None:
     goal = Goal((Objective("ttft", 5.0),))
     assert least_replicas(FleetPlan(NOISY, 1), load(seconds=1.0), goal, 3) is None
 
 
-def test_a_fleet_that_is_hopeless_is_not_simulated_to_its_end() -> None:
+def test_a_hopeless_fleet_is_not_simulated_to_its_end() -> None:
     requests = load(rate=60.0)
     whole = simulate(FleetPlan(NOISY, 1), requests)
     broken_off = simulate(FleetPlan(NOISY, 1), requests, lambda record: record.ttft_ms > 500)
@@ -79,12 +79,12 @@ def test_a_fleet_that_is_hopeless_is_not_simulated_to_its_end() -> None:
     ("objectives", "share", "word"),
     [((), 0.99, "objective"), ((Objective("itl", 5.0),), 0.99, "itl"), ((Objective("ttft", 5.0),), 1.5, "share")],
 )
-def test_a_goal_that_is_none_is_named(objectives: tuple[Objective, ...], share: float, word: str) -> None:
+def test_an_invalid_objective_is_named(objectives: tuple[Objective, ...], share: float, word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         Goal(objectives, share)
 
 
-def test_who_asks_again_finds_the_prefix_where_it_was_sent() -> None:
+def test_a_returning_client_finds_its_prefix_on_the_same_replica() -> None:
     hits = {policy: simulate(FleetPlan(profile(), 4, policy), load()).prefix_hit_rate for policy in POLICIES}
     one = simulate(FleetPlan(profile(), 1), load(seconds=8.0)).prefix_hit_rate
     assert hits[RING_HASH] > 0.9 * one
@@ -92,7 +92,7 @@ def test_who_asks_again_finds_the_prefix_where_it_was_sent() -> None:
     assert hits[LEAST_REQUESTS] < hits[RING_HASH]
 
 
-def test_a_session_has_one_home_until_that_is_full() -> None:
+def test_a_session_stays_on_one_replica_until_that_is_full() -> None:
     router, idle = BoundedRing(8, seed=0), [0] * 8
     home = router.choose("alice", idle)
     assert {router.choose("alice", idle) for _ in range(20)} == {home}
@@ -106,7 +106,7 @@ def test_a_session_has_one_home_until_that_is_full() -> None:
     assert router.choose("alice", busy) == home
 
 
-def test_the_ring_that_is_planned_with_has_the_places_of_envoys(tmp_path: Path) -> None:
+def test_the_planned_ring_equals_envoys(tmp_path: Path) -> None:
     config, files = ClusterConfig.model_validate({"models": [{"name": "coder"}]}), EnvoyFiles(tmp_path)
     write_fleet(config, Fleet.of(config), files)
     clusters = json.loads(files.clusters.read_text())["resources"]
@@ -114,7 +114,7 @@ def test_the_ring_that_is_planned_with_has_the_places_of_envoys(tmp_path: Path) 
     assert rings == {len(BoundedRing(4, seed=0)._points)}
 
 
-def test_no_replica_is_given_more_than_its_share_while_another_has_room() -> None:
+def test_no_replica_exceeds_its_share_while_another_has_capacity() -> None:
     router, active = BoundedRing(4, seed=0), [0] * 4
     for number in range(400):
         at = router.choose(f"{number % 3}", active)  # three sessions: four homes at most
@@ -123,13 +123,13 @@ def test_no_replica_is_given_more_than_its_share_while_another_has_room() -> Non
     assert max(active) <= 1.3 * 100
 
 
-def test_who_is_nobody_goes_to_the_less_busy_of_two() -> None:
+def test_requests_without_a_key_go_to_the_less_busy_of_two() -> None:
     router = make_router(LEAST_REQUESTS, 8, seed=0)
     assert {router.choose("", [9] * 7 + [0]) for _ in range(200)} > {7}
     assert make_router(LEAST_REQUESTS, 2, seed=0).choose("", [3, 2]) == 1
     assert BoundedRing(2, seed=0).choose("", [3, 2]) == 1
 
 
-def test_an_unknown_policy_is_none() -> None:
+def test_an_unknown_policy_is_rejected() -> None:
     with pytest.raises(ValueError, match="unknown policy"):
         make_router("sticky", 2, 0)

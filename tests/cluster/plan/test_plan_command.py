@@ -33,7 +33,7 @@ def figures(*words: str) -> dict[str, Any]:
     return found
 
 
-def test_as_few_replicas_as_an_objective_needs(path: str) -> None:
+def test_the_fewest_replicas_for_an_objective(path: str) -> None:
     load = ("--profile", path, "--rate", "20", "--duration", "4", "--same-length", "--sessions", "8")
     found = figures(*load, "--objective", "ttft:300", "--price-per-hour", "2", "--api-output-price", "9")
     assert found["replicas"] > 1
@@ -47,7 +47,7 @@ def test_as_few_replicas_as_an_objective_needs(path: str) -> None:
     assert list(fewer["by_policy"]) == ["ring-hash"]
 
 
-def test_a_table_for_people(path: str) -> None:
+def test_a_human_readable_table(path: str) -> None:
     done = specdec("--profile", path, "--rate", "5", "--duration", "4", "--replicas", "2", "--objective", "tpot:30")
     assert done.exit_code == 0, done.output
     for word in ("replicas", "ttft", "tpot", "ring-hash", "round-robin", "sequences that fit"):
@@ -84,7 +84,7 @@ def test_a_trace_at_its_own_times_and_at_a_rate(path: str, tmp_path: Path) -> No
         (("export", "--out", "x", "--captured", "P"), "--captured needs --decisions"),
     ],
 )
-def test_what_can_not_be_planned_is_said(path: str, words: tuple[str, ...], said: str) -> None:
+def test_impossible_plans_are_reported(path: str, words: tuple[str, ...], said: str) -> None:
     done = specdec(*(path if word == "P" else word for word in words))
     assert done.exit_code != 0
     assert said in " ".join(done.output.replace("│", " ").split())

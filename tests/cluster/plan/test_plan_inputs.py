@@ -39,7 +39,7 @@ def written(path: Path, *lines: Any) -> Path:
     return path
 
 
-def test_a_captured_trace_is_asked_again(tmp_path: Path) -> None:
+def test_a_captured_trace_is_replayed(tmp_path: Path) -> None:
     named, whole, short = read_requests(written(tmp_path / "t", *TRACE), speed=2.0)
     assert (named.at_s, whole.at_s, short.at_s) == (0.0, 0.25, 0.5)
     assert (named.session, named.salt, named.output_tokens) == ("s", "t", 9)
@@ -70,7 +70,7 @@ def test_a_captured_trace_is_asked_again(tmp_path: Path) -> None:
         ("", "no request"),
     ],
 )
-def test_a_trace_that_is_none_is_named(tmp_path: Path, line: str, word: str) -> None:
+def test_an_invalid_trace_is_named(tmp_path: Path, line: str, word: str) -> None:
     path = tmp_path / "t"
     path.write_text(line + "\n")
     with pytest.raises(ConfigError, match=word):
@@ -79,7 +79,7 @@ def test_a_trace_that_is_none_is_named(tmp_path: Path, line: str, word: str) -> 
         read_requests(tmp_path / "nowhere")
 
 
-def test_drawn_traffic_is_as_it_was_asked_for() -> None:
+def test_generated_traffic_matches_its_parameters() -> None:
     traffic = Traffic(400, 50, shared_tokens=64, sessions=5, session_tokens=128)
     requests = drawn_requests(Arrivals(100.0, 40.0), traffic, 0)
     assert sum(one.prompt_tokens for one in requests) / len(requests) == pytest.approx(400, rel=0.05)
@@ -101,12 +101,12 @@ def test_drawn_traffic_is_as_it_was_asked_for() -> None:
         ({"prompt_tokens": 64, "shared_tokens": 64}, "exceed 64"),
     ],
 )
-def test_traffic_that_is_none_is_named(given: dict[str, Any], word: str) -> None:
+def test_invalid_traffic_is_named(given: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         Traffic(**given)
 
 
-def test_a_profile_there_and_back(tmp_path: Path) -> None:
+def test_a_profile_round_trips(tmp_path: Path) -> None:
     path, one = tmp_path / "p.json", profile(drafted=[(4, 3)])
     path.write_text(one.model_dump_json())
     assert read_profile(path) == one
@@ -124,21 +124,21 @@ def test_a_profile_there_and_back(tmp_path: Path) -> None:
         ({"limits": {}}, "limits.max_batch"),
     ],
 )
-def test_a_profile_that_is_none_is_named(tmp_path: Path, change: dict[str, Any], word: str) -> None:
+def test_an_invalid_profile_is_named(tmp_path: Path, change: dict[str, Any], word: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(json.dumps(profile().model_dump() | change))
     with pytest.raises(ConfigError, match=word):
         read_profile(path)
 
 
-def test_files_that_are_no_profiles_are_named(tmp_path: Path) -> None:
+def test_invalid_profile_files_are_named(tmp_path: Path) -> None:
     for content, word in ((b"\xff", "not JSON"), (b"[" * 100_000, "not JSON"), (b"7", "profile")):
         (tmp_path / "p").write_bytes(content)
         with pytest.raises(ConfigError, match=word):
             read_profile(tmp_path / "p")
 
 
-def test_limits_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
+def test_inconsistent_limits_are_named(tmp_path: Path) -> None:
     path = tmp_path / "p"
     path.write_text(profile(prefill_chunk=512).model_dump_json())
     with pytest.raises(ConfigError, match="prefill_chunk must not exceed"):
@@ -146,7 +146,7 @@ def test_limits_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "mean"), [("2.1", 2.1), ("1", 1.0), ("8", 8.0), ("1:0.5,2:0.3,4:0.2", 1.9)])
-def test_tokens_per_step_as_they_are_given(text: str, mean: float) -> None:
+def test_tokens_per_step_as_given(text: str, mean: float) -> None:
     steps = given_steps(text, 7, 1.5)
     found = [tokens for step in steps for _, tokens in step.sequences]
     assert sum(found) / len(found) == pytest.approx(mean, abs=0.02)
@@ -154,12 +154,12 @@ def test_tokens_per_step_as_they_are_given(text: str, mean: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["0.5", "9", "many", "1:x", "0:1", "2:-1", "12:1"])
-def test_tokens_per_step_that_can_not_be_are_named(text: str) -> None:
+def test_impossible_tokens_per_step_are_named(text: str) -> None:
     with pytest.raises(ConfigError, match="tokens-per-step"):
         given_steps(text, 7, 0.0)
 
 
-def test_a_step_is_drawn_from_those_of_its_size() -> None:
+def test_a_step_is_sampled_from_those_of_its_size() -> None:
     law = DraftLaw([DraftedStep(sequences=((n, 1),) * size) for n, size in ((1, 1), (2, 4), (3, 16))])
     sizes = {n: len(law.draw(n, random.Random(0)).sequences) for n in (1, 2, 3, 4, 9, 11, 30)}
     assert sizes == {1: 1, 2: 1, 3: 4, 4: 4, 9: 4, 11: 16, 30: 16}
@@ -187,7 +187,7 @@ def decisions(path: Path, reading: float, rows: float, **changes: Any) -> Path:
     return path
 
 
-def test_speeds_and_overheads_are_found_in_a_trace(tmp_path: Path) -> None:
+def test_speeds_and_overheads_are_estimated_from_a_trace(tmp_path: Path) -> None:
     found = fit_steps(decisions(tmp_path / "d.jsonl", reading=1.5, rows=0.8))
     assert found.verify["ms"][0] == pytest.approx([15.0, 15.0 + 0.8 * 25.5], rel=1e-3)
     assert found.noise == pytest.approx([1.0] * len(found.noise), abs=1e-3)
@@ -195,7 +195,7 @@ def test_speeds_and_overheads_are_found_in_a_trace(tmp_path: Path) -> None:
     assert found.overheads.step_ms == pytest.approx(0.25 + 0.25 + 0.5 + 0.5)
 
 
-def test_what_drafts_brought_is_found_in_a_trace(tmp_path: Path) -> None:
+def test_draft_gains_are_estimated_from_a_trace(tmp_path: Path) -> None:
     replay = {"kept": [[1, 2, 3], []], "outcome": {"tokens": [[5, 6], [7]]}}
     changes = {"sequences": 2, "budget": 3, "realised_tokens": 3, "prefill_rows": 0}
     of_replay = fit_steps(decisions(tmp_path / "replay", 1.0, 1.0, **changes, replay=replay)).drafted
@@ -213,7 +213,7 @@ def test_a_trace_of_too_few_steps_is_named(tmp_path: Path) -> None:
         fit_steps(tmp_path / "d")
 
 
-def test_what_requests_take_outside_the_engine_is_the_rest_of_their_wait() -> None:
+def test_time_outside_the_engine_is_the_remaining_wait() -> None:
     requests = drawn_requests(Arrivals(2.0, 5.0), Traffic(100, 4, spread=False), 0)
     fleet = FleetPlan(profile(), 1)
     assert fit_request_ms(fleet, requests, forward_ms(100) + 6.5) == pytest.approx(6.5)

@@ -24,13 +24,13 @@ def test_ceilings_by_hand() -> None:
     assert found.with_prompts == pytest.approx(100 / (reading_s + 100 / found.decode))
 
 
-def test_drafts_raise_the_ceiling_by_what_they_bring() -> None:
+def test_drafts_raise_the_ceiling_by_their_gain() -> None:
     found = ceiling(profile(drafted=[(4, 3)]), [asked(0.0, 1, 10)], hit_rate=0.0)
     assert found.one_stream == pytest.approx(3000 / (forward_ms(5) + 2.0))
     assert found.memory_decode is None
 
 
-def test_what_it_costs_hired_and_owned() -> None:
+def test_cost_of_hired_and_owned_gpus() -> None:
     run = simulate(FleetPlan(profile(), 2), [asked(0.0, 1, 10), asked(0.0, 1, 10)])
     assert run.ended_s == pytest.approx(0.1)  # one each, on its own: 200 output and 20 prompt tokens a second
     hired = Prices(per_hour=3.6, api_prompt=1.0, api_output=10.0).of(run)
@@ -48,6 +48,6 @@ def test_what_it_costs_hired_and_owned() -> None:
     ("given", "word"),
     [({"per_hour": -1.0}, "per_hour"), ({"per_hour": 1.0, "hardware": 9.0}, "own one"), ({"years": 0.0}, "years")],
 )
-def test_prices_that_are_none_are_named(given: dict[str, float], word: str) -> None:
+def test_invalid_prices_are_named(given: dict[str, float], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         Prices(**given)

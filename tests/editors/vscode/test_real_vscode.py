@@ -52,7 +52,7 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(state: str) -> str:
-    """What the status bar says to a screen reader, and in its tooltip."""
+    """Return the status bar's label for screen readers, and its tooltip."""
     return f"specdec: {state}. Click to switch suggestions on or off."
 
 
@@ -64,7 +64,7 @@ class Code:
         self.document = home / "project" / "a.py"
 
     async def use(self, scenario: str) -> AsyncIterator[dict[str, Any]]:
-        """What a scenario of use.mjs tells, look by look."""
+        """Return the observations of a scenario of use.mjs."""
         shot, url = self.home / f"{scenario}.png", f"{self.url}/?folder={self.document.parent}"
         process = await asyncio.create_subprocess_exec(
             "node", str(HERE / "use.mjs"), str(packages(WEB)), str(CHROMIUM), url, scenario,
@@ -109,7 +109,7 @@ async def code(home: Path, extensions: Path, server: str) -> AsyncIterator[Code]
     await drain
 
 
-async def test_a_suggestion_is_shown_shrinks_while_typing_and_is_taken(extensions: Path, tmp_path: Path) -> None:
+async def test_a_suggestion_is_shown_shrinks_while_typing_and_is_accepted(extensions: Path, tmp_path: Path) -> None:
     async with running() as server, code(tmp_path, extensions, server.address) as editor:
         seen = [look async for look in editor.use("take")]
         outcomes = server.serving.models.first.completion.outcomes.total
@@ -119,7 +119,7 @@ async def test_a_suggestion_is_shown_shrinks_while_typing_and_is_taken(extension
     assert outcomes.shown >= 1
 
 
-async def test_a_word_is_taken_and_the_rest_is_not(extensions: Path, tmp_path: Path) -> None:
+async def test_a_word_is_accepted_and_the_rest_is_not(extensions: Path, tmp_path: Path) -> None:
     async with running() as server, code(tmp_path, extensions, server.address) as editor:
         seen = [look async for look in editor.use("takeWord")]
         outcomes = server.serving.models.first.completion.outcomes.total
@@ -134,7 +134,7 @@ async def test_the_status_bar_switches_suggestions_off_and_on(extensions: Path, 
     assert seen == [{"off": said("off"), "silent": 0, "on": said("book"), "whole": LINE[2:]}]
 
 
-async def test_a_server_that_is_away_is_said_so_and_found_when_it_comes(
+async def test_an_unreachable_server_is_reported_and_found_when_it_starts(
     extensions: Path, tmp_path: Path, unused_tcp_port: int
 ) -> None:
     async with code(tmp_path, extensions, f"127.0.0.1:{unused_tcp_port}") as editor:

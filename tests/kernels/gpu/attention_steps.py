@@ -133,7 +133,7 @@ def attend(layer: Layer, step: Step, workspace: AttentionWorkspace | None = None
 
 
 def attend_planned(layer: Layer, step: Step, workspace: AttentionWorkspace) -> Tensor:
-    """Attention by a plan that is there; partial sums of whatever ran before must not show."""
+    """Attention with an existing plan; partial sums of earlier launches must not show."""
     workspace.partials.fill_(torch.nan)
     workspace.peaks.fill_(torch.nan)
     out = torch.full_like(layer.q, torch.nan)

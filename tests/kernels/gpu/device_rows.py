@@ -66,7 +66,7 @@ def random_entries(
 
 
 def pool_slot(entry: BatchEntry, row: int) -> int:
-    """Where a row's KV lies in the pool: page * 64 + lane."""
+    """Position of a row's KV in the pool: page * 64 + lane."""
     slot = entry.ctx + row
     return entry.pages[slot // PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE
 

@@ -25,7 +25,7 @@ _NEEDS_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
 
 
 class HostReadError(AssertionError):
-    """The host asked for values that are on the device."""
+    """The host requested values that are on the device."""
 
 
 class NoHostRead:

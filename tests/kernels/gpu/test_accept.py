@@ -84,7 +84,7 @@ shape = st.tuples(st.integers(0, 3) | st.integers(50, 130), st.sampled_from([0, 
 @settings(max_examples=40)
 @given(shapes=st.lists(shape, min_size=1, max_size=4), seed=st.integers(0, 9999), pad=st.integers(0, 3))
 @RUNS
-def test_accepts_as_the_host_does(device, run, shapes, seed, pad):  # type: ignore[no-untyped-def]
+def test_accepts_like_the_host(device, run, shapes, seed, pad):  # type: ignore[no-untyped-def]
     rng = np.random.default_rng(seed)
     entries, roots = random_entries(rng, shapes, N_PAGES, vocab=6)
     rows = DeviceRows.build(entries, roots, device, pad_rows=pad, pad_entries=pad)
@@ -119,7 +119,7 @@ CHAIN = BatchEntry([5, 6, 7, 8, 9, 7], [-1, 0, 1, 2, 3, 1], 62, [3, 1])
 
 @RUNS
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, 4, 9])
-def test_a_path_is_no_longer_than_its_room(device, run, depth):  # type: ignore[no-untyped-def]
+def test_a_path_is_no_longer_than_its_buffer(device, run, depth):  # type: ignore[no-untyped-def]
     rows = DeviceRows.build([CHAIN], [0], device)
     sampled = [6, 7, 8, 9, 4, 4]
     check(launch(run, rows, on(device, sampled), depth), 0, accepted(CHAIN, 0, sampled, limit=depth))
@@ -127,7 +127,7 @@ def test_a_path_is_no_longer_than_its_room(device, run, depth):  # type: ignore[
 
 @RUNS
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5])
-def test_rows_past_the_largest_tree_are_no_nodes(device, run, nodes):  # type: ignore[no-untyped-def]
+def test_rows_past_the_largest_tree_are_not_nodes(device, run, nodes):  # type: ignore[no-untyped-def]
     rows = DeviceRows.build([CHAIN], [0], device)
     cut = BatchEntry(CHAIN.tokens[:nodes], CHAIN.parents[:nodes], CHAIN.ctx, CHAIN.pages)
     sampled = [6, 7, 8, 9, 4, 4]
@@ -138,7 +138,7 @@ def test_rows_past_the_largest_tree_are_no_nodes(device, run, nodes):  # type: i
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_row_without_a_usable_logit_ends_the_path(device, run, at):  # type: ignore[no-untyped-def]
     rows = DeviceRows.build([CHAIN], [0], device)
-    rows.tokens[3] = -1  # no node holds "no token", whatever it says
+    rows.tokens[3] = -1  # no node has "no token", whatever its value
     sampled = [6, 7, 8, 9, 4, 4]
     sampled[at] = -1
     result = launch(run, rows, on(device, sampled), 5)
@@ -148,14 +148,14 @@ def test_a_row_without_a_usable_logit_ends_the_path(device, run, at):  # type: i
 
 
 @RUNS
-def test_of_siblings_alike_the_first_counts(device, run):  # type: ignore[no-untyped-def]
+def test_of_equal_siblings_the_first_counts(device, run):  # type: ignore[no-untyped-def]
     entry = BatchEntry([5, 6, 6, 6, 7], [-1, 0, 0, 0, 1], 0, [0])
     sampled = [6, 7, 1, 2, 3]
     check(launch(run, DeviceRows.build([entry], [0], device), on(device, sampled), 4), 0, accepted(entry, 0, sampled))
 
 
 @RUNS
-def test_parents_that_lead_nowhere_do_no_harm(device, run):  # type: ignore[no-untyped-def]
+def test_invalid_parents_are_ignored(device, run):  # type: ignore[no-untyped-def]
     rows = DeviceRows.build([CHAIN], [0], device)
     rows.tokens.fill_(6)
     rows.parent.copy_(on(device, [0, 1, 0, 2, 5, -9]))
@@ -195,7 +195,7 @@ def test_slots_past_the_table_are_not_moved(device, run):  # type: ignore[no-unt
 
 
 @RUNS
-def test_contexts_advance_in_place_and_one_copy_brings_the_rest(device, run):  # type: ignore[no-untyped-def]
+def test_contexts_advance_in_place_and_one_copy_returns_the_rest(device, run):  # type: ignore[no-untyped-def]
     rows = DeviceRows.build([CHAIN, CHAIN], [0, 2], device)
     sampled = on(device, [6, 7, 0, 9, 4, 4] * 2)
     result = AcceptResult.allocate(2, 3, device)
@@ -243,7 +243,7 @@ _STEP = StepRows(
         ({"result": AcceptResult.allocate(2, 256, torch.device("cpu"))}, r"result\.rows"),
     ],
 )
-def test_names_the_argument_at_fault(change: dict[str, object], message: str) -> None:
+def test_a_bad_argument_is_named(change: dict[str, object], message: str) -> None:
     four = torch.zeros(4).int()
     given: dict[str, object] = {"root_row": torch.zeros(2).int(), "tokens": four, "sampled": four}
     given |= {"max_nodes": 8, "n_pages": 9, "result": AcceptResult.allocate(2, 3, torch.device("cpu"))}
@@ -254,7 +254,7 @@ def test_names_the_argument_at_fault(change: dict[str, object], message: str) ->
 
 
 @pytest.mark.parametrize("name", ["pending", "rows", "emitted", "next_ctx", "n_moves", "move_source", "move_target"])
-def test_names_the_result_at_fault(name: str) -> None:
+def test_a_bad_result_is_named(name: str) -> None:
     result = AcceptResult.allocate(2, 3, torch.device("cpu"))
     wrong = replace(result, **{name: getattr(result, name).float()})
     two, four = torch.zeros(2).int(), torch.zeros(4).int()
@@ -263,6 +263,6 @@ def test_names_the_result_at_fault(name: str) -> None:
 
 
 @pytest.mark.parametrize(("entries", "depth"), [(0, 3), (2, -1)])
-def test_a_result_has_an_entry_and_room(entries: int, depth: int) -> None:
+def test_a_result_needs_an_entry_and_capacity(entries: int, depth: int) -> None:
     with pytest.raises(ValueError, match="entries, max_depth"):
         AcceptResult.allocate(entries, depth, torch.device("cpu"))

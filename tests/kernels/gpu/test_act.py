@@ -36,7 +36,7 @@ def oracle(gate_up: Tensor, kind: str) -> Tensor:
 )
 @pytest.mark.parametrize("kind", ["silu", "gelu"])
 @pytest.mark.parametrize("run", [act_mul, reference_act_mul], ids=["kernel", "reference"])
-def test_is_gate_times_up(device, run, kind, n, width, source, dtype, seed):  # type: ignore[no-untyped-def]
+def test_act_is_gate_times_up(device, run, kind, n, width, source, dtype, seed):  # type: ignore[no-untyped-def]
     gate_up = gates(seed, n, width, source, device)
     out = torch.full((n, width), torch.nan, dtype=dtype, device=device)
     run(gate_up, out, kind)
@@ -44,7 +44,7 @@ def test_is_gate_times_up(device, run, kind, n, width, source, dtype, seed):  # 
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu"])
-def test_far_gates_are_closed_or_open(device: torch.device, kind: str) -> None:
+def test_extreme_gates_are_closed_or_open(device: torch.device, kind: str) -> None:
     gate = torch.tensor([[-60000.0, -300.0, -90.0, 0.0, 90.0, 300.0, 60000.0]], device=device)
     out = torch.empty_like(gate)
     act_mul(torch.cat([gate, torch.ones_like(gate)], dim=1), out, kind)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def test_a_row_has_the_same_bits_in_any_batch(device: torch.device) -> None:
         assert torch.equal(alone[0], whole[row])
 
 
-def test_no_rows_is_no_work(device: torch.device) -> None:
+def test_no_rows_are_no_work(device: torch.device) -> None:
     with recorded_launches() as launches:
         act_mul(torch.empty(0, 8, device=device), torch.empty(0, 4, device=device), "silu")
     assert not launches
@@ -81,6 +81,6 @@ def test_no_rows_is_no_work(device: torch.device) -> None:
         (torch.zeros(2, 8), torch.zeros(4, 2).T, "silu", "out"),
     ],
 )
-def test_names_the_argument_at_fault(gate_up: Tensor, out: Tensor, kind: str, message: str) -> None:
+def test_a_bad_argument_is_named(gate_up: Tensor, out: Tensor, kind: str, message: str) -> None:
     with pytest.raises(ValueError, match=rf"^{message}: "):
         act_mul(gate_up, out, kind)  # type: ignore[arg-type]

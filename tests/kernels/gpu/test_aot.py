@@ -71,7 +71,7 @@ def test_planted_faults_fail_the_command(planted: tuple[Any, Any]) -> None:
         assert any(line.startswith(f"aot_planted.{name} sm_90: ") for line in problems), run.stdout
 
 
-def test_a_sound_case_is_measured(planted: tuple[Any, Any]) -> None:
+def test_a_valid_case_is_measured(planted: tuple[Any, Any]) -> None:
     rows = rows_of(planted[1], "scale")
     assert set(rows) == {"sm_90", "gfx942"}
     for row in rows.values():
@@ -82,13 +82,13 @@ def test_a_sound_case_is_measured(planted: tuple[Any, Any]) -> None:
     assert (rows["sm_90"]["threads"], rows["gfx942"]["threads"]) == (4 * 32, 4 * 64)
 
 
-def test_spills_are_found(planted: tuple[Any, Any]) -> None:
+def test_spills_are_detected(planted: tuple[Any, Any]) -> None:
     for row in rows_of(planted[1], "spills").values():
         assert row["spills"] > 0
         assert any(text.startswith("spills ") for text in row["problems"])
 
 
-def test_too_much_shared_memory_is_found(planted: tuple[Any, Any]) -> None:
+def test_too_much_shared_memory_is_detected(planted: tuple[Any, Any]) -> None:
     rows = rows_of(planted[1], "shared")
     assert rows["sm_90"]["shared"] > 227 * KIB
     assert "shared memory" in rows["sm_90"]["problems"][0]
@@ -114,17 +114,17 @@ def test_faults_are_named(planted: tuple[Any, Any], case: str, words: str) -> No
     assert all(words in row["problems"][0] for row in rows.values())
 
 
-def test_what_the_compiler_prints_is_reported(planted: tuple[Any, Any]) -> None:
+def test_compiler_output_is_reported(planted: tuple[Any, Any]) -> None:
     (problem,) = rows_of(planted[1], "not_lowered")["sm_90"]["problems"]
     assert "error: 'llvm.fadd'" in problem or "get_fp8e4nv" in problem  # triton 3.9, 3.6
 
 
-def test_number_formats_a_chip_lacks_are_left_out(planted: tuple[Any, Any]) -> None:
+def test_number_formats_that_a_chip_lacks_are_skipped(planted: tuple[Any, Any]) -> None:
     assert set(rows_of(planted[1], "fp8")) == {"sm_90"}
     assert rows_of(planted[1], "fp8_constant") == {}
 
 
-def test_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_interpreter_is_rejected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert main(["--target", "sm_90"], (PLANTED,)) == 2
     assert "unset it" in capsys.readouterr().err
@@ -136,12 +136,12 @@ def test_nothing_to_do_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "no such case" in capsys.readouterr().err
 
 
-def test_missing_modules_surface() -> None:
+def test_missing_modules_are_errors() -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_kernels"):
         plan_jobs(["verify_kernels.gpu.no_such_kernels"], [TARGETS["sm_90"]], (), False)
 
 
-def test_cases_need_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_need_unique_names(monkeypatch: pytest.MonkeyPatch) -> None:
     case = aot_planted.compile_cases()[0]
     monkeypatch.setattr(aot_planted, "compile_cases", lambda: [case, case])
     with pytest.raises(ValueError, match="names scale twice"):
@@ -151,7 +151,7 @@ def test_cases_need_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
         load_cases(PLANTED)
 
 
-def test_jobs_are_chosen_by_name_target_and_kernel() -> None:
+def test_jobs_are_selected_by_name_target_and_kernel() -> None:
     both = [TARGETS["sm_80"], TARGETS["gfx942"]]
     assert [job.case for job in plan_jobs([PLANTED], both, ["aot_planted.spill"], False)] == ["spills", "spills"]
     once = plan_jobs([PLANTED], both, (), True)
@@ -177,7 +177,7 @@ def test_limits_are_exact(name: str, limit: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "total", "own"), [("sm_80", 164, 1), ("sm_90", 228, 1), ("gfx942", 64, 0)])
-def test_blocks_that_are_to_share_a_multiprocessor_fit_together(name: str, total: int, own: int) -> None:
+def test_blocks_that_share_a_multiprocessor_fit_together(name: str, total: int, own: int) -> None:
     target, half = TARGETS[name], total * KIB // 2 - own * KIB
     assert target.problems(replace(SOUND, shared=half), 2) == []
     assert "of 2 blocks" in target.problems(replace(SOUND, shared=half + 1), 2)[0]
@@ -187,7 +187,7 @@ def test_blocks_that_are_to_share_a_multiprocessor_fit_together(name: str, total
     assert "2 times" in target.problems(replace(SOUND, threads=256, registers=264), 2)[0]
 
 
-def test_attention_tiles_are_held_to_what_is_resident() -> None:
+def test_attention_tiles_are_limited_by_what_is_resident() -> None:
     cases = load_cases("verify_kernels.gpu.tree_attention")
     found = {case.resident for case in cases if case.name.startswith("attend sm_90")}
     assert found == {1, 2}

@@ -103,7 +103,7 @@ def test_every_tile_of_every_row_is_read_once(
 
 
 @pytest.mark.parametrize("processors", [1, 10**6])
-def test_an_entrys_list_begins_with_its_paths(device: torch.device, processors: int) -> None:
+def test_an_entrys_list_starts_with_its_paths(device: torch.device, processors: int) -> None:
     shapes = [(64 * 40 + 9, 70, 12), (64 * 17, 0, 5), (3, 0, 4)]
     step, entries = make_step(4, shapes, device)
     ws = make_workspace(4, processors, device)
@@ -117,8 +117,8 @@ def test_an_entrys_list_begins_with_its_paths(device: torch.device, processors: 
 
 
 @pytest.mark.parametrize("processors", [1, 10**6])
-def test_largest_steps_find_room(device: torch.device, processors: int) -> None:
-    """As many rows, entries and pages as the workspace was made for; fine plans give way where they need more."""
+def test_the_largest_steps_fit(device: torch.device, processors: int) -> None:
+    """As many rows, entries and pages as the workspace holds; fine plans become coarser when they need more."""
     for max_rows, max_entries, shapes in (
         (96, 1, [(64 * 30, 95, 0)]), (96, 1, [(64 * 30 + 63, 0, 95)]), (8, 8, [(64 * 32 - 1, 0, 0)] * 8),
         (64, 4, [(64 * 31 + 50, 0, 15)] * 4),
@@ -137,7 +137,7 @@ def test_largest_steps_find_room(device: torch.device, processors: int) -> None:
         assert int(ws.header[1]) * step.rows <= ws.slots
 
 
-def test_padding_makes_no_work(device: torch.device) -> None:
+def test_padding_adds_no_work(device: torch.device) -> None:
     step, _ = make_step(2, [(70, 0, 5), (3, 0, 0)], device)
     ws = make_workspace(2, 4, device)
     attention_plan(step, ws)

@@ -19,7 +19,7 @@ STRANGE = [-1, -(2**31), 2**31 - 1]
 
 
 def table_of(rows: int, width: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Tensor:
-    """Values that every dtype holds exactly, so that conversions can not hide a wrong row."""
+    """Values that every dtype represents exactly, so that conversions cannot hide a wrong row."""
     values = torch.randint(-128, 128, (rows, width), generator=torch.Generator().manual_seed(seed))
     return values.to(device, dtype)
 
@@ -38,7 +38,7 @@ def indices(values: list[int], device: torch.device) -> Tensor:
     scale=st.sampled_from([1.0, 0.5, 4.0]),
 )
 @pytest.mark.parametrize("run", [embed, reference_embed], ids=["kernel", "reference"])
-def test_embed_takes_and_scales(device, run, width, rows, picks, source, dtype, scale):  # type: ignore[no-untyped-def]
+def test_embed_gathers_and_scales(device, run, width, rows, picks, source, dtype, scale):  # type: ignore[no-untyped-def]
     table = table_of(rows, width, source, device)
     out = torch.full((len(picks), width), torch.nan, dtype=dtype, device=device)
     run(table, indices(picks, device), scale, out)
@@ -73,7 +73,7 @@ def test_nothing_is_read_on_the_host(device: torch.device) -> None:
         gather_rows(table, indices([0, 3], device), out)
 
 
-def test_no_rows_is_no_work(device: torch.device) -> None:
+def test_no_rows_are_no_work(device: torch.device) -> None:
     with recorded_launches() as launches:
         gather_rows(torch.ones(3, 4, device=device), indices([], device), torch.empty(0, 4, device=device))
     assert not launches
@@ -94,7 +94,7 @@ def test_no_rows_is_no_work(device: torch.device) -> None:
         (torch.zeros(4, 8), torch.zeros(2).int(), torch.zeros(2, 8).double(), "out"),
     ],
 )
-def test_names_the_argument_at_fault(table: Tensor, index: Tensor, out: Tensor, message: str) -> None:
+def test_a_bad_argument_is_named(table: Tensor, index: Tensor, out: Tensor, message: str) -> None:
     named = {"TABLE": ("table", "x"), "INDEX": ("tokens", "rows")}.get(message, (message, message))
     with pytest.raises(ValueError, match=rf"^{named[0]}: "):
         embed(table, index, 1.0, out)

@@ -31,7 +31,7 @@ def _address(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata) * 16 + tensor.storage_offset() * tensor.element_size()
 
 
-def test_every_launcher_is_here() -> None:
+def test_every_launcher_is_listed() -> None:
     found = set()
     for module in map(importlib.import_module, KERNEL_MODULES):
         functions = inspect.getmembers(module, inspect.isfunction)
@@ -51,7 +51,7 @@ def test_launchers_do_not_read_the_device(name: str, place: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINE_LAUNCHES)
-def test_every_launch_is_one_that_is_compiled(name: str) -> None:
+def test_every_launch_has_a_compiled_case(name: str) -> None:
     cases = [case for module in KERNEL_MODULES for case in load_cases(module)]
     stray = [launch.describe() for launch in launches_of(name, "cpu") if not any(map(launch.is_compiled_by, cases))]
     assert stray[:3] == []

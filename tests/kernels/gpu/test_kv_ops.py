@@ -172,7 +172,7 @@ def test_rows_and_pool_of_other_types(device, run, dtype):  # type: ignore[no-un
 
 
 @RUNS
-def test_q_in_place(device, run):  # type: ignore[no-untyped-def]
+def test_q_can_be_rotated_in_place(device, run):  # type: ignore[no-untyped-def]
     case = make(device_rows(device, 3, [(62, 2, 2)]), (5, 2), 80, norms=True)
     original = case.qkv.clone()
     in_place = case.qkv[:, : 5 * 80].unflatten(1, (5, 80))
@@ -192,7 +192,7 @@ def eighths(device: torch.device, heads: int) -> tuple[DeviceRows, Tensor, Tenso
 
 
 @RUNS
-def test_float8_pool_holds_value_over_scale(device, run):  # type: ignore[no-untyped-def]
+def test_float8_pool_stores_value_over_scale(device, run):  # type: ignore[no-untyped-def]
     rows, values, scale = eighths(device, 3)
     normal = values.abs() >= 2.0**-6  # the interpreter knows no subnormal e4m3
     case = make(rows, (1, 3), 64, torch.float32, FP8)
@@ -204,7 +204,7 @@ def test_float8_pool_holds_value_over_scale(device, run):  # type: ignore[no-unt
 
 
 @RUNS
-def test_float8_pool_keeps_what_is_too_large_finite(device, run):  # type: ignore[no-untyped-def]
+def test_float8_pool_keeps_large_values_finite(device, run):  # type: ignore[no-untyped-def]
     rows, _, scale = eighths(device, 3)
     case = make(rows, (1, 3), 64, torch.float32, FP8)
     case.qkv[0, 64:].view(2, 3, 64).copy_((torch.arange(64, device=device) % 2 * 2 - 1) * 449 * scale[:, None])
@@ -215,7 +215,7 @@ def test_float8_pool_keeps_what_is_too_large_finite(device, run):  # type: ignor
         assert torch.equal(pool[page, :, 0].float(), (torch.arange(64, device=device) % 2 * 896 - 448.0).expand(3, 64))
 
 
-def test_float8_rounds_as_torch_does(device: torch.device) -> None:
+def test_float8_rounds_like_torch(device: torch.device) -> None:
     if device.type != "cuda":
         pytest.skip("the interpreter rounds float8 in its own way")
     rows = device_rows(device, 5, [(60, 3, 5), (0, 1, 2)])
@@ -262,7 +262,7 @@ def test_a_row_without_a_page_is_not_written(device, run, page):  # type: ignore
 
 
 @RUNS
-def test_slots_past_the_table_and_strange_positions_do_no_harm(device, run):  # type: ignore[no-untyped-def]
+def test_slots_past_the_table_and_invalid_positions_are_ignored(device, run):  # type: ignore[no-untyped-def]
     rows = device_rows(device, 8, [(62, 0, 1), (0, 0, 1)])
     case = make(rows)
     rows.entry_ctx[0] = PAGE_SIZE + 10  # past its pages: next in memory is the other entry's
@@ -283,7 +283,7 @@ def test_nothing_is_read_on_the_host(device: torch.device) -> None:
         case.run(write_kv)
 
 
-def test_no_rows_is_no_work(device: torch.device) -> None:
+def test_no_rows_are_no_work(device: torch.device) -> None:
     case = make(device_rows(device, 9, [(3, 0, 1)]))
     none = {"qkv": case.qkv[:0], "q_out": case.q_out[:0], "depth": case.rows.depth[:0]}
     case.run(write_kv, **none, entry_of=case.rows.entry_of[:0], parent=case.rows.parent[:0])
@@ -328,7 +328,7 @@ POOL8 = torch.zeros(N_PAGES, 1, 64, 64).to(FP8)
         ({"k_pool": POOL8, "v_pool": POOL8, "k_scale": torch.ones(1), "v_scale": torch.ones(2)}, "v_scale"),
     ],
 )
-def test_names_the_argument_at_fault(change: dict[str, Tensor], message: str) -> None:
+def test_a_bad_argument_is_named(change: dict[str, Tensor], message: str) -> None:
     case = make(device_rows(torch.device("cpu"), 9, [(3, 0, 1)]))
     with pytest.raises(ValueError, match=rf"^{message}: "):
         case.run(write_kv, **change)

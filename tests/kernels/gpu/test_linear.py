@@ -90,7 +90,7 @@ def test_rows_have_the_same_bits_in_any_batch(shape: tuple[int, int], kind: int,
     assert_batch_invariant(lambda rows: run(rows, weight, bias=bias, space=space), x, counts)
 
 
-def test_splits_in_sequence_add_up_as_side_by_side(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+def test_sequential_and_parallel_splits_have_equal_sums(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     monkeypatch.setattr(linear_plan, "FULL_CHIP", 4)
     shape = (70, 2064)
     x, weight, bias, _ = operands(400, *shape, torch.float16, device)
@@ -101,7 +101,9 @@ def test_splits_in_sequence_add_up_as_side_by_side(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's order of programs is changed")
-def test_which_split_comes_last_does_not_matter(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+def test_the_order_in_which_splits_finish_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
     x, weight, bias, _ = operands(3, *SPLIT, torch.float16, device)
     forwards = run(x, weight, bias=bias)
     builder = interpreter.interpreter_builder
@@ -118,7 +120,7 @@ def test_scratch_is_ready_for_the_next_launch(device: torch.device) -> None:
     assert torch.equal(run(x[:7].clone(), weight, space=space), first[:7])
 
 
-def test_rows_beyond_the_given_are_not_touched(device: torch.device) -> None:
+def test_rows_beyond_the_count_are_not_touched(device: torch.device) -> None:
     x, weight, _, _ = operands(5, 40, 64, torch.float16, device)
     padded = torch.full((32, 40), 7.0, dtype=torch.float16, device=device)
     run(x, weight, out=padded[:5])

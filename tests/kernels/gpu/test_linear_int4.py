@@ -35,7 +35,7 @@ def seeded(seed: int) -> torch.Generator:
 
 @given(n=st.integers(1, 140), k=st.integers(1, 600), group=groups, perm=st.booleans(), seed=st.integers(0, 1000))
 @settings(max_examples=25)
-def test_unpacking_gives_back_what_was_packed(n: int, k: int, group: int, perm: bool, seed: int) -> None:
+def test_unpacking_inverts_packing(n: int, k: int, group: int, perm: bool, seed: int) -> None:
     packed, matrix = random_int4(n, k, group, seeded(seed), torch.device("cpu"), perm=perm)
     assert torch.equal(unpack_int4(packed).double(), matrix)
     assert packed.nbytes == packed.words.nbytes + packed.quants.nbytes
@@ -103,7 +103,7 @@ def test_no_zero_points_means_eight() -> None:
     assert weight.block_k == 256
 
 
-def test_stacked_layers_are_the_layers(device: torch.device) -> None:
+def test_stacked_layers_equal_the_layers(device: torch.device) -> None:
     perm = torch.randperm(128, generator=seeded(7)).to(device, torch.int32)
     parts = [replace(random_int4(n, 128, 64, seeded(8), device)[0], perm=perm) for n in (64, 128, 30)]
     whole = stack_int4(parts)
@@ -112,7 +112,7 @@ def test_stacked_layers_are_the_layers(device: torch.device) -> None:
     assert torch.equal(run(x, whole), torch.cat([run(x, part) for part in parts], dim=1))
 
 
-def test_layers_that_do_not_stack_are_refused() -> None:
+def test_layers_that_do_not_stack_are_rejected() -> None:
     cpu = torch.device("cpu")
     first, _ = random_int4(64, 128, 64, seeded(1), cpu, perm=True)
     ragged, _ = random_int4(60, 128, 64, seeded(1), cpu, perm=True)
@@ -174,7 +174,7 @@ def test_bad_arguments_are_named(device: torch.device) -> None:
         permute_columns(x, weight.perm[:5], torch.empty_like(x))
 
 
-def test_bad_weights_are_not_packed() -> None:
+def test_bad_weights_are_rejected() -> None:
     levels = torch.zeros(4, 64, dtype=torch.uint8)
     scales, zeros = torch.ones(4, 2).half(), torch.zeros(4, 2, dtype=torch.uint8)
     bad: list[tuple[dict[str, Any], str]] = [

@@ -47,12 +47,12 @@ print(json.dumps(found))
 
 
 @given(shape=shapes, kind=kinds, rows=st.lists(st.integers(1, 5000), min_size=2, max_size=8))
-def test_the_order_is_the_weights_alone(shape: tuple[int, int], kind: LinearKind, rows: list[int]) -> None:
+def test_the_order_depends_on_the_weights_alone(shape: tuple[int, int], kind: LinearKind, rows: list[int]) -> None:
     assert {plan_launch(count, *shape, kind).order for count in rows} == {reduction_order(*shape, kind)}
 
 
 @given(shape=shapes, kind=kinds, rows=st.integers(1, 5000))
-def test_tiles_cover_the_result_and_fill_the_chip_where_they_can(
+def test_tiles_cover_the_result_and_fill_the_chip_if_possible(
     shape: tuple[int, int], kind: LinearKind, rows: int
 ) -> None:
     n, k = shape
@@ -74,7 +74,7 @@ def test_layers_of_a_small_model_fill_the_chip_at_one_row(kind: LinearKind, n: i
     assert launch.grid[0] * launch.grid[1] >= FULL_CHIP
 
 
-def test_splits_run_in_sequence_where_rows_fill_the_chip() -> None:
+def test_splits_run_in_sequence_if_rows_fill_the_chip() -> None:
     assert plan_launch(2048, 4096, 4096, "fp8").in_sequence
     assert not plan_launch(16, 4096, 4096, "fp8").in_sequence
 
@@ -86,7 +86,7 @@ def test_every_tile_is_wide_enough_for_one_kind_of_instruction(kind: LinearKind)
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
-def test_a_block_of_int4_holds_whole_groups_and_no_nibble_straddles_one(group: int) -> None:
+def test_a_block_of_int4_has_whole_groups_and_no_nibble_straddles_one(group: int) -> None:
     block = block_k_of("int4", group)
     assert block % group == 0
     assert group % (block // 4) == 0

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.mark.parametrize("changes", [{}, GEMMA], ids=["qwen", "gemma"])
 @pytest.mark.parametrize(("dtype", "error"), [("bf16", 3e-2), ("fp16", 5e-3), ("fp8", 0.15)])
-def test_logits_come_close_to_float32(changes: dict[str, Any], dtype: str, error: float) -> None:
+def test_logits_are_close_to_float32(changes: dict[str, Any], dtype: str, error: float) -> None:
     config = shape(**changes)
     for got, expected in zip(run(device_decoder(config, dtype)), run(host_decoder(config)), strict=True):
         assert torch.linalg.norm(got - expected) <= error * torch.linalg.norm(expected)
@@ -33,7 +33,7 @@ def test_the_batch_changes_no_bit(changes: dict[str, Any], dtype: str) -> None:
     assert device_self_test(device_decoder(shape(**changes), dtype)) == "bitwise"
 
 
-def test_replayed_steps_are_as_run_ones() -> None:
+def test_replayed_steps_equal_direct_ones() -> None:
     decoder = device_decoder(shape(), "bf16")
     once, recorded, replayed = run(decoder), run(decoder), run(decoder)
     assert len(decoder.graphs) >= 3
@@ -42,7 +42,7 @@ def test_replayed_steps_are_as_run_ones() -> None:
 
 
 @pytest.mark.parametrize("target", ["random:qwen2.5-coder-1.5b", "random:llama-3.1-8b"])
-def test_the_promise_holds(target: str) -> None:
+def test_speculation_changes_no_token(target: str) -> None:
     """`specdec verify`, with a fresh choice of requests each time; a failure names its seed."""
     seed = int(time.time())
     config = EngineConfig(

@@ -1,4 +1,4 @@
-"""Moves of accepted KV: what plain decode would have written lies where it would, and nothing else has changed."""
+"""Moves of accepted KV write the values of plain decode to the positions of plain decode, and change nothing else."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_all_layers_and_heads(device, run, heads):  # type: ignore[no-untyped-de
 @pytest.mark.parametrize("shift", [1, 2, 7, 8, 9])
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 30])
 def test_chains_that_overlap_themselves(device, run, shift, length):  # type: ignore[no-untyped-def]
-    """Each row goes where a former one still lies; pages are out of order, so that slots descend across them."""
+    """Each row moves to a slot still in use. Pages are out of order, so that slots descend across them."""
     logical = [5 * PAGE_SIZE + 50 + i for i in range(14)] + [PAGE_SIZE + i for i in range(50)]
     check(run, device, [[(logical[i + shift], logical[i]) for i in range(length)]], layers=1, heads=2, head_dim=64)
 
@@ -87,7 +87,7 @@ def test_chains_that_overlap_themselves(device, run, shift, length):  # type: ig
     shapes=st.lists(st.tuples(st.integers(50, 63), st.integers(0, 4), st.integers(-1, 30)), min_size=1, max_size=3),
     seed=st.integers(0, 9999),
 )
-def test_what_was_accepted_lies_where_plain_decode_puts_it(device, shapes, seed):  # type: ignore[no-untyped-def]
+def test_accepted_rows_are_stored_where_plain_decode_stores_them(device, shapes, seed):  # type: ignore[no-untyped-def]
     """accept and move_kv together: the walk's row at depth d ends up at slot root + d, the rest of the pool stays."""
     rng = np.random.default_rng(seed)
     shapes = [(ctx, max(chain, 1), nodes) for ctx, chain, nodes in shapes]
@@ -114,7 +114,7 @@ def test_what_was_accepted_lies_where_plain_decode_puts_it(device, shapes, seed)
 
 
 @RUNS
-def test_strange_pairs_and_counts_do_no_harm(device, run):  # type: ignore[no-untyped-def]
+def test_invalid_pairs_and_counts_are_ignored(device, run):  # type: ignore[no-untyped-def]
     slots = N_PAGES * PAGE_SIZE
     k, v = pools(device, layers=1, heads=1, head_dim=64)
     want = moved(bytes_of(k), [[(9, 8)]]), moved(bytes_of(v), [[(9, 8)]])
@@ -126,7 +126,7 @@ def test_strange_pairs_and_counts_do_no_harm(device, run):  # type: ignore[no-un
 
 
 @RUNS
-def test_no_room_for_moves_is_no_work(device, run):  # type: ignore[no-untyped-def]
+def test_no_capacity_for_moves_is_no_work(device, run):  # type: ignore[no-untyped-def]
     k, v = pools(device, layers=1, heads=1, head_dim=64)
     before = bytes_of(k)
     run(k, v, *table(device, [[], []], 0))
@@ -155,6 +155,6 @@ LIST = torch.zeros(2, 3).int()
         (K, K, LIST, LIST, LIST[0].clone(), "n_moves"),
     ],
 )
-def test_names_the_argument_at_fault(k, v, source, target, n_moves, message):  # type: ignore[no-untyped-def]
+def test_a_bad_argument_is_named(k, v, source, target, n_moves, message):  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=rf"^{message}: "):
         move_kv(k, v, source, target, n_moves)

@@ -112,7 +112,7 @@ def test_copies_to_the_host_are_errors(how: str) -> None:
 
 @pytest.mark.parametrize("place", ["meta", "cpu"])
 @pytest.mark.parametrize("how", HARMLESS)
-def test_work_on_the_device_is_none(how: str, place: str) -> None:
+def test_work_on_the_device_is_allowed(how: str, place: str) -> None:
     tensors = Tensors(place)
     with NoHostRead(place):
         HARMLESS[how](tensors)
@@ -128,7 +128,7 @@ def test_tensors_of_the_host_may_be_read() -> None:
             device.sum().item()
 
 
-def test_results_may_leave_into_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_may_be_copied_to_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     host, device = torch.empty(3), torch.ones(3, device="meta")
     monkeypatch.setattr(Tensor, "is_pinned", lambda tensor: tensor is host)
     rule = NoHostRead("meta")
@@ -192,7 +192,7 @@ def waiting_calls(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", sorted(GPU.glob("*.py")), ids=lambda path: path.name)
-def test_sources_call_nothing_that_waits(path: Path) -> None:
+def test_sources_contain_no_blocking_call(path: Path) -> None:
     found = waiting_calls(path.read_text(encoding="utf-8"))
     assert bool(found) == (path.name in HOST_SIDE), found
 
@@ -202,6 +202,6 @@ def test_sources_call_nothing_that_waits(path: Path) -> None:
     ["x.item()", "n = int(counts.max().item())", "x.to('cpu')", "x.to(device='cpu')", "torch.cuda.synchronize()",
      "torch.nonzero(x)", "y = [v for v in x.tolist()]", "lambda: x.cpu().numpy()", "torch.equal(a, b)"],
 )  # fmt: skip
-def test_the_scan_finds_waits(line: str) -> None:
+def test_the_scan_detects_blocking_calls(line: str) -> None:
     assert waiting_calls(f"def f(x):\n    if x:\n        {line}\n")
     assert not waiting_calls("def f(x):\n    return torch.where(x, x.to(torch.int8), x.item_size)\n")

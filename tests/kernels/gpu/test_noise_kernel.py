@@ -1,4 +1,4 @@
-"""The noise on the device: the CPU's bits, whatever is asked for, and bounds that hold."""
+"""The noise on the device: bit-identical to the CPU's for any tokens, with bounds that hold."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_run_of_tokens_has_their_bits(device: torch.device, seed: int, positio
     assert bits.cpu().numpy().tobytes() == expected.tobytes()
 
 
-def test_all_sorts_of_bits_give_the_cpus_noise_within_the_bounds(device: torch.device) -> None:
+def test_arbitrary_bits_give_the_cpus_noise_within_the_bounds(device: torch.device) -> None:
     rng = np.random.default_rng(1)
     ends = np.arange(20 * BLOCK, dtype=np.uint32)
     near_one = (2.0**32 - 2.0 ** rng.uniform(0, 32, 20 * BLOCK)).astype(np.uint32)
@@ -104,7 +104,7 @@ def test_all_sorts_of_bits_give_the_cpus_noise_within_the_bounds(device: torch.d
 
 
 @pytest.mark.parametrize(("low", "high"), [(2.0**-33, 1.0), (1e-10, 23.0), (1.0, 2.0**63)])
-def test_log_is_the_cpus(device: torch.device, low: float, high: float) -> None:
+def test_log_equals_the_cpus(device: torch.device, low: float, high: float) -> None:
     x = np.exp(np.random.default_rng(2).uniform(np.log(low), np.log(high), 4 * BLOCK))
     x[:3] = low, high, np.sqrt(0.5)
     out = torch.zeros(x.size, dtype=torch.float64, device=device)

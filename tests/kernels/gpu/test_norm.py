@@ -42,7 +42,7 @@ def rows(seed: int, n: int, hidden: int, dtype: torch.dtype, device: torch.devic
     seed=st.integers(0, 999),
 )
 @pytest.mark.parametrize("run", [add_norm, reference_add_norm], ids=["kernel", "reference"])
-def test_is_add_then_norm(device, run, n, hidden, stream, dtype, mode, seed):  # type: ignore[no-untyped-def]
+def test_norm_is_add_then_norm(device, run, n, hidden, stream, dtype, mode, seed):  # type: ignore[no-untyped-def]
     given = mode.split()
     residual = rows(seed, n, hidden, stream, device)
     y = rows(seed + 1, n, hidden, dtype, device) if "y" in given else None
@@ -87,7 +87,7 @@ def test_a_row_has_the_same_bits_in_any_batch(device: torch.device, dtype: torch
         assert torch.equal(part_out[0], out[row])
 
 
-def test_fused_is_add_and_norm_one_after_the_other(device: torch.device) -> None:
+def test_fused_equals_add_then_norm(device: torch.device) -> None:
     fused, y = rows(0, 3, 320, torch.float16, device), rows(1, 3, 320, torch.float16, device)
     post, norm = rows(2, 2, 320, torch.float16, device)
     split, out, split_out = fused.clone(), torch.empty_like(fused), torch.empty_like(fused)
@@ -98,7 +98,7 @@ def test_fused_is_add_and_norm_one_after_the_other(device: torch.device) -> None
     assert torch.equal(out, split_out)
 
 
-def test_no_rows_is_no_work(device: torch.device) -> None:
+def test_no_rows_are_no_work(device: torch.device) -> None:
     none = torch.empty(0, 64, device=device)
     with recorded_launches() as launches:
         add_norm(none, eps=EPS, y=none, norm=torch.ones(64, device=device), out=none.clone())
@@ -125,7 +125,7 @@ def test_no_rows_is_no_work(device: torch.device) -> None:
         ({"norm": torch.zeros(64, device="meta")}, "norm"),
     ],
 )
-def test_names_the_argument_at_fault(device: torch.device, change: dict[str, Tensor | None], message: str) -> None:
+def test_a_bad_argument_is_named(device: torch.device, change: dict[str, Tensor | None], message: str) -> None:
     given: dict[str, Tensor | None] = {
         "residual": torch.zeros(2, 64),
         "y": torch.ones(2, 64),

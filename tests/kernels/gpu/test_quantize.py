@@ -51,7 +51,7 @@ def exact(x: Any, prologue: Prologue, norm: Any) -> Any:
     size=st.sampled_from((1e-3, 1.0, 30.0)),
     seed=st.integers(0, 1000),
 )
-def test_values_are_the_nearest_there_are(
+def test_values_are_rounded_to_nearest(
     rows: int, k: int, prologue: Prologue, dtype: torch.dtype, size: float, seed: int, device: torch.device
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -88,7 +88,7 @@ def test_rows_of_several_blocks(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("prologue", PROLOGUES)
-def test_rows_know_nothing_of_each_other(prologue: Prologue, device: torch.device) -> None:
+def test_rows_are_independent(prologue: Prologue, device: torch.device) -> None:
     x = torch.randn(30, 600, generator=torch.Generator().manual_seed(3)).to(device)
     norm = torch.rand(600, device=device) if prologue == "rms" else None
 
@@ -99,7 +99,7 @@ def test_rows_know_nothing_of_each_other(prologue: Prologue, device: torch.devic
     assert_batch_invariant(bits, x, (2, 17))
 
 
-def test_rows_at_the_ends_of_what_numbers_can_be(device: torch.device) -> None:
+def test_rows_at_the_limits_of_the_number_range(device: torch.device) -> None:
     x = torch.randn(6, 64, generator=torch.Generator().manual_seed(4)).to(device)
     x[0], x[1] = 0.0, x[1] * 1e-37  # zeros; values near the least float32 there are
     x[2, 5], x[3, 6] = torch.inf, torch.nan
@@ -116,7 +116,7 @@ def test_rows_at_the_ends_of_what_numbers_can_be(device: torch.device) -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("prologue", PROLOGUES)
-def test_rows_that_are_not_finite_say_so(prologue: Prologue, bad: float, device: torch.device) -> None:
+def test_non_finite_rows_are_marked(prologue: Prologue, bad: float, device: torch.device) -> None:
     x = torch.randn(3, 2100, generator=torch.Generator().manual_seed(7)).to(device)
     norm = torch.rand(2100, device=device) if prologue == "rms" else None
     clean = run(x, prologue, norm)
@@ -174,6 +174,6 @@ def test_weights_are_quantised_by_channel(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("weight", [torch.ones(3), torch.ones(3, 3, dtype=torch.int32), torch.full((2, 2), torch.inf)])
-def test_bad_weights_are_refused(weight: torch.Tensor) -> None:
+def test_bad_weights_are_rejected(weight: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="weight: "):
         quantize_weight(weight)

@@ -61,13 +61,13 @@ WIDTHS = st.sampled_from([1, 2, 3, 20])
 
 @settings(max_examples=6)
 @given(SMALL, WIDTHS)
-def test_tokens_are_the_oracles(kernels: TritonSampling, case: Case, width: int) -> None:
+def test_tokens_equal_the_oracles(kernels: TritonSampling, case: Case, width: int) -> None:
     check(kernels, case, width)
 
 
 @settings(max_examples=3)
 @given(SMALL, st.sampled_from([1, 5, 64]))
-def test_tokens_do_not_depend_on_how_rows_are_cut(device: torch.device, case: Case, width: int) -> None:
+def test_tokens_do_not_depend_on_the_split_of_rows(device: torch.device, case: Case, width: int) -> None:
     check(TritonSampling(device, ManySplits), case, width)
 
 
@@ -99,7 +99,7 @@ def test_a_real_vocabulary(kernels: TritonSampling) -> None:
     assert differences(kernels, logits, rows, 4) == []
 
 
-def test_draws_of_a_flat_row(kernels: TritonSampling) -> None:
+def test_samples_of_a_flat_row(kernels: TritonSampling) -> None:
     """A bound that is too tight by a little loses a winner sometimes."""
     logits = torch.randn(1, 250, generator=torch.Generator().manual_seed(1)).expand(60, 250) * 0.1
     rows = [row(seed=5, position=position) for position in range(60)]
@@ -136,7 +136,7 @@ def edited_rows(vocab: int) -> list[RowSampling]:
     return [*rows, rows[1]._replace(mask=mask), RowSampling(row(temperature=0.0).policy, 3)]
 
 
-def test_edits_are_the_oracles_and_leave_no_trace(device: torch.device, kernels: TritonSampling) -> None:
+def test_edits_equal_the_oracles_and_leave_no_trace(device: torch.device, kernels: TritonSampling) -> None:
     rows = edited_rows(320)
     logits = torch.randn(len(rows), 320, generator=torch.Generator().manual_seed(6))
     logits[:, 9] = torch.nan
@@ -156,7 +156,7 @@ def fill(table: SamplingTable, rows: list[RowSampling]) -> SamplingNeeds:
     return SamplingNeeds.of(rows)
 
 
-def test_the_twin_reads_the_table_as_the_kernels_do(device: torch.device) -> None:
+def test_the_twin_reads_the_table_like_the_kernels(device: torch.device) -> None:
     rows = edited_rows(320)
     logits = torch.randn(8, 320, generator=torch.Generator().manual_seed(7)).to(device)
     table = SamplingTable.allocate(8, 4000, 4000, device)
@@ -211,7 +211,7 @@ def arithmetic_kernel(x, inverse, quotient, distance, weight, n, BLOCK: tl.const
     tl.store(weight + at, softmax_weight(tl.load(distance + at, mask=at < n)), mask=at < n)
 
 
-def test_division_and_weights_are_the_cpus(device: torch.device) -> None:
+def test_division_and_weights_equal_the_cpus(device: torch.device) -> None:
     rng, n = np.random.default_rng(9), 200_000
     anything = rng.integers(0, 2**32, n - 20_000, dtype=np.uint32).view(np.float32)
     ties = (rng.integers(-(2**24), 2**24, 20_000) * 2.0**-149).astype(np.float32)  # their quotients lie between two
@@ -257,7 +257,7 @@ def test_wrong_arguments_are_named(device: torch.device) -> None:
         sampling.logprobs(logits, tokens, workspace, values[:, 0], ids, values)
 
 
-def test_what_does_not_fit_is_refused(device: torch.device) -> None:
+def test_too_large_inputs_are_rejected(device: torch.device) -> None:
     with pytest.raises(ValueError, match="262145 columns"):
         SamplingPlan.of(2**18 + 1)
     for allocate in (lambda: SamplingTable.allocate(0, 1, 1, device), lambda: _workspace_of_no_rows(device)):

@@ -101,7 +101,7 @@ def test_large_scores_and_queries_as_a_view(device: torch.device) -> None:
     assert close(out, dense_oracle(layer, entries), torch.float32)
 
 
-def test_slots_never_written_do_not_show(device: torch.device) -> None:
+def test_unwritten_slots_do_not_show(device: torch.device) -> None:
     geometry = Geometry(2, 1)
     entries = random_entries(np.random.default_rng(4), [(70, 0, 4), (0, 0, 0)], PAGES)
     step = Step.of(entries, device)
@@ -115,7 +115,7 @@ def test_slots_never_written_do_not_show(device: torch.device) -> None:
     assert torch.equal(got, attend(layer, step))
 
 
-def test_nonsense_on_the_device_faults_nothing(device: torch.device) -> None:
+def test_invalid_values_on_the_device_cause_no_fault(device: torch.device) -> None:
     """Arrays of any values: kernels end, and write nothing outside their own memory."""
     geometry = Geometry(2, 1)
     rng = np.random.default_rng(5)

@@ -1,4 +1,4 @@
-"""A row's bits are those of decoding its path token by token, in whatever batch, cut and place it is computed."""
+"""A row's bits equal those of decoding its path token by token, in any batch, split and position."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_chunks_of_a_prompt(device: torch.device, geometry: Geometry, cut: int) 
 
 
 @pytest.mark.parametrize("window", [0, 700])
-def test_cut_into_work_does_not_show(device: torch.device, window: int) -> None:
+def test_the_split_into_work_does_not_show(device: torch.device, window: int) -> None:
     """Plans as fine as can be, and coarse ones, whose blocks are folded in registers."""
     geometry = Geometry(3, 3, dtype=torch.float32, window=window)
     entries = random_entries(np.random.default_rng(5), [(1100, 0, 2), (330, 0, 0)], PAGES)
@@ -140,7 +140,7 @@ def test_wide_tiles_do_not_show(device: torch.device, window: int) -> None:
     assert_same(attend(layer, step, ws)[:4], alone)
 
 
-def test_batch_padding_and_places_do_not_show(device: torch.device) -> None:
+def test_batch_padding_and_positions_do_not_show(device: torch.device) -> None:
     rng = np.random.default_rng(7)
     entries = random_entries(rng, [(70, 0, 5), (200, 0, 0), (3, 9, 2)], PAGES - 8)
     layer = Layer.random(SMALL, 19, PAGES, 7, device)

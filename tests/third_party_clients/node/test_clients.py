@@ -88,7 +88,7 @@ def test_continue(drive: Drive) -> None:
 @pytest.mark.parametrize(
     ("scenario", "path"), [("continueMistral", "/v1/fim/completions"), ("continueDeepseek", "/beta/completions")]
 )
-def test_continue_fills_gaps(drive: Drive, server: Server, scenario: str, path: str) -> None:
+def test_continue_fills_in_the_middle(drive: Drive, server: Server, scenario: str, path: str) -> None:
     if path not in server.client.get("/openapi.json").json()["paths"]:
         pytest.skip(f"nothing is served at {path}")
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in drive(scenario)) == "\x01a\x02b"
@@ -111,7 +111,7 @@ def test_ollama(drive: Drive) -> None:
 
 
 @pytest.mark.parametrize("scenario", ["openaiAbort", "ollamaAbort"])
-def test_a_client_that_aborts_ends_its_request(drive: Drive, server: Server, scenario: str) -> None:
+def test_a_client_that_aborts_cancels_its_request(drive: Drive, server: Server, scenario: str) -> None:
     aborts = server.load.prefix_hit_tokens
     assert drive(scenario)["chunks"] < 20
     assert server.idle(aborts + 1)

@@ -71,12 +71,12 @@ def check_stream(found: Any) -> None:
     assert ends[0]["usage"]["output_tokens"] == 6
 
 
-async def test_a_stream(program: Path) -> None:
+async def test_streamed_response(program: Path) -> None:
     async with secure_server() as server:
         check_stream(await drive(program, server, "stream"))
 
 
-async def test_a_bad_request_is_told_by_field(program: Path) -> None:
+async def test_a_bad_request_is_reported_by_field(program: Path) -> None:
     async with secure_server() as server:
         found = await drive(program, server, "bad")
     assert (found["seen"], found["code"]) == ([], "INVALID_ARGUMENT")

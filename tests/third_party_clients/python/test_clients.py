@@ -58,7 +58,7 @@ def drive(url: str) -> Drive:
 
 
 def check(found: Seen, plain: Seen) -> None:
-    """Whatever was asked for is what the server says without a client."""
+    """Check that the client receives what the server sends without a client."""
     same = {"chat": "chat", "stream": "chat", "ollama": "chat", "vllm": "chat", "text": "text", "gap": "gap"}
     for name, value in found.items():
         if name in same:

@@ -20,7 +20,7 @@ def seen(drive: Drive) -> dict[str, Any]:
     return found
 
 
-def test_text_is_the_same_whole_and_streamed(seen: dict[str, Any]) -> None:
+def test_text_is_the_same_complete_and_streamed(seen: dict[str, Any]) -> None:
     whole, final = seen["text"]["whole"], seen["text"]["final"]
     (block,) = whole["content"]
     assert block["type"] == "text"
@@ -34,7 +34,7 @@ def test_text_is_the_same_whole_and_streamed(seen: dict[str, Any]) -> None:
     assert final["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
 
 
-def test_a_tool_is_called_and_its_result_understood(seen: dict[str, Any]) -> None:
+def test_a_tool_is_called_and_its_result_used(seen: dict[str, Any]) -> None:
     found = seen["tools"]
     assert (found["name"], found["called"]["stop_reason"], found["streamed"]["stop_reason"]) == (
         "get_weather", "tool_use", "tool_use",
@@ -46,7 +46,7 @@ def test_a_tool_is_called_and_its_result_understood(seen: dict[str, Any]) -> Non
     assert "".join(block["text"] for block in found["said"]["content"])
 
 
-def test_forms_stops_and_beginnings(seen: dict[str, Any]) -> None:
+def test_formats_stops_and_prefills(seen: dict[str, Any]) -> None:
     assert json.loads(seen["form"]["content"][0]["text"]) in ({"colour": "red"}, {"colour": "blue"})
     assert seen["form"]["stop_reason"] == "end_turn"
     assert (seen["stopped"]["stop_reason"], seen["stopped"]["stop_sequence"].lower()) == ("stop_sequence", "three")
@@ -54,7 +54,7 @@ def test_forms_stops_and_beginnings(seen: dict[str, Any]) -> None:
     assert seen["count"] == sum(seen["stopped"]["usage"][name] for name in ("input_tokens", "cache_read_input_tokens"))
 
 
-def test_errors_are_the_clients_own(seen: dict[str, Any]) -> None:
+def test_the_client_raises_its_own_errors(seen: dict[str, Any]) -> None:
     missing, bad = seen["missing"], seen["bad"]
     assert (missing["kind"], missing["status"], missing["body"]["error"]["type"]) == (
         "NotFoundError", 404, "not_found_error",

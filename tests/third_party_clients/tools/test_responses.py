@@ -19,7 +19,7 @@ def seen(drive: Drive) -> dict[str, Any]:
     return found
 
 
-def test_text_is_the_same_whole_and_streamed(seen: dict[str, Any]) -> None:
+def test_text_is_the_same_complete_and_streamed(seen: dict[str, Any]) -> None:
     found = seen["text"]
     assert found["text"] == "".join(found["pieces"]) == found["last"]["output"][0]["content"][0]["text"] != ""
     assert found["whole"]["model"] == MODEL
@@ -35,7 +35,7 @@ def test_text_is_the_same_whole_and_streamed(seen: dict[str, Any]) -> None:
     ]  # fmt: skip
 
 
-def test_a_function_is_called_and_its_result_understood(seen: dict[str, Any]) -> None:
+def test_a_function_is_called_and_its_result_used(seen: dict[str, Any]) -> None:
     found = seen["tools"]
     assert isinstance(found["arguments"]["city"], str)
     assert found["called"]["status"] == "completed"
@@ -52,7 +52,7 @@ def test_structured_answers(seen: dict[str, Any]) -> None:
     assert (seen["completed"]["status"], seen["completed"]["incomplete_details"]) == ("completed", None)
 
 
-def test_errors_are_the_clients_own(seen: dict[str, Any]) -> None:
+def test_the_client_raises_its_own_errors(seen: dict[str, Any]) -> None:
     assert seen["state"] == {
         "kind": "BadRequestError", "status": 400, "code": "invalid_argument", "param": "previous_response_id",
     }  # fmt: skip
