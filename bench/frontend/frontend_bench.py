@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import socket
 import struct
@@ -22,40 +23,20 @@ from specdec.errors import SpecdecError
 from specdec.load.figures import spread
 
 Message = tuple[int, str]  # when it was read, in nanoseconds, and its text
-_DATA = b"data: {"
+_PREFIX = b"data: "
+_DATA = _PREFIX + b"{"  # of a line with a message; the last line has no object
 
 
 class ReaderError(SpecdecError):
     """The server under measurement did not answer as it should."""
 
 
-def _http_request(prompt: str, max_tokens: int) -> bytes:
-    body = orjson.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": True})
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    return head.encode() + b"\r\n\r\n" + body
-
-
-def _check_status(head: bytes) -> None:
-    status = head.partition(b"\r\n")[0]
-    if b" 200 " not in status:
-        raise ReaderError(status.decode("latin-1"))
-
-
-def _text_of(line: bytes) -> str:
-    """The text in one line of the stream, "" where it has none."""
-    return str(orjson.loads(line[len(_DATA) - 1 :])["choices"][0]["text"]) if line.startswith(_DATA) else ""
-
-
-_LAST_CHUNK = b"0\r\n\r\n"
-_ROOM = 1 << 16
-
-
 class HttpReader:
-    """A minimal client of POST /v1/completions over one connection: its own cost is negligible."""
+    """A client of POST /v1/completions over one connection, without an event loop: its own cost is negligible."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._connection.connect()
 
     def read(self, prompt: str, max_tokens: int) -> Iterator[Message]:
         """Sends a request and yields the messages with text.
@@ -63,32 +44,25 @@ class HttpReader:
         Raises:
             ReaderError: the status is not 200, or the answer is incomplete.
         """
-        self._socket.sendall(_http_request(prompt, max_tokens))
-        has_headers, rest = False, b""
-        while not rest.endswith(_LAST_CHUNK):
-            data = self._socket.recv(_ROOM)
-            at_ns = now_ns()
-            if not data:
-                raise ReaderError("the server closed the connection")
-            rest += data
-            if not has_headers:
-                if b"\r\n\r\n" not in rest:
-                    continue
-                head, _, rest = rest.partition(b"\r\n\r\n")
-                _check_status(head)
-                has_headers = True
-            # A chunk's length has its own line, so the lines with data are complete.
-            *lines, last = rest.split(b"\n")
-            for line in lines:
-                if text := _text_of(line):
-                    yield at_ns, text
-            rest = _LAST_CHUNK if rest.endswith(_LAST_CHUNK) else last
+        body = orjson.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": True})
+        try:
+            self._connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+            response = self._connection.getresponse()
+            if response.status != 200:
+                raise ReaderError(f"HTTP {response.status}")
+            while line := response.readline():
+                at_ns = now_ns()
+                if line.startswith(_DATA) and (text := orjson.loads(line.removeprefix(_PREFIX))["choices"][0]["text"]):
+                    yield at_ns, str(text)
+        except http.client.HTTPException as error:
+            raise ReaderError(f"the answer is incomplete: {error!r}") from None
 
     def close(self) -> None:
         """Close the connection."""
-        self._socket.close()
+        self._connection.close()
 
 
+_ROOM = 1 << 16
 _DATA_FRAME, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
 _ACK = _END_STREAM = 1
 _END_HEADERS = 4
