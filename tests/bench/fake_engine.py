@@ -1,4 +1,4 @@
-"""An engine whose time is a number: what it takes is scripted, so that every figure can be computed by hand."""
+"""An engine with scripted step times on a virtual clock, so that figures can be computed by hand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FakeEngine:
     _running: list[_Running] = field(default_factory=list)
 
     def clock(self) -> float:
-        """Seconds so far, those that go by between steps too."""
+        """Seconds of the virtual clock, including those between steps."""
         return self.now
 
     def submit(self, request: Request) -> None:

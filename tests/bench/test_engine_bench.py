@@ -1,4 +1,4 @@
-"""The benchmark's figures, against an engine whose every step takes a known time."""
+"""The benchmark's figures with an engine whose steps take known times."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_every_arm_has_an_engine_and_a_salt_of_its_own() -> None:
 
 
 def test_arms_keep_abreast_by_the_time_they_took() -> None:
-    """Steps of 1 s and of 3 s: three of the one for each of the other, so that what the machine does meets both."""
+    """Three steps of 1 s run for each step of 3 s, so that changes of the machine affect both arms."""
     steps: list[str] = []
     runs = []
     for name, spec_step_s in (("slow", 3.0), ("fast", 1.0)):
@@ -209,7 +209,7 @@ def test_summary_of_requests_at_once_compares_the_rate_of_all() -> None:
 
 
 def test_best_fixed_setting_is_compared_with_auto() -> None:
-    """A fixed one whose first token came later than plain decoding's is no better for having that time left out."""
+    """The time by which a fixed setting's first token was later than plain decoding's counts."""
     made = Bench(FIXED_GRID)
     runs = made.run(one_by_one([prompt(1)]))
     for name, by_arm in runs.rounds[0].items():

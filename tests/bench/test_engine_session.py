@@ -1,4 +1,4 @@
-"""A whole run on a tiny model: real engine, real drafters, every table and the JSON file."""
+"""A whole run with a tiny model, real engines and drafters: tables and JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STEPS = 12  # of each request of the cost of off
 def small_workload(
     name: str, tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Callable[[str], None], at_once: int
 ) -> list[Workload]:
-    """Stands in for `make_workload`: prompts that fit a tiny model."""
+    """Replaces `make_workload` by prompts that fit a tiny model."""
     if name == "fim":
         raise WorkloadUnavailableError("the model has no fill-in-the-middle tokens")
     stopping = StoppingParams(max_tokens=max_tokens or 24, ignore_eos=True)

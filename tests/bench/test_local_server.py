@@ -1,4 +1,4 @@
-"""A server that was started to be measured does not outlive the one who measures."""
+"""A measured server ends with the process that started it."""
 
 from __future__ import annotations
 

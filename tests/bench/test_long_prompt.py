@@ -1,4 +1,4 @@
-"""A long prompt beside running streams: gaps by hand, and a whole run against an engine that takes no time."""
+"""The benchmark of a long prompt: gaps by hand, and a whole run with the paced engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_gaps_count_where_some_of_them_lies_between_the_times() -> None:
 
 
 class FakeClient:
-    """Streams have a part before the prompt is answered, and one a little after; answers take no time."""
+    """Streams return a part before the prompt's answer and one after it; answers take no time."""
 
     def __init__(self) -> None:
         self.answered = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A plan beside what it plans: real servers under a load, and the same arrivals simulated. Prints both."""
+"""A plan compared with real servers under the same arrivals. Prints both."""
 
 from __future__ import annotations
 

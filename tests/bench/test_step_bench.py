@@ -1,4 +1,4 @@
-"""`specdec bench step` on a tiny model: every figure is there and hangs together."""
+"""`specdec bench step` with a tiny model: all figures, and their relations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_ratios_are_those_of_the_medians_beside_them() -> None:
 
 @pytest.mark.parametrize("given", [1, 64, 65, 66, 240])
 def test_perplexity_is_of_the_tokens_that_are_not_given(given: int) -> None:
-    """Against windows read token by token; in chunks of 64, so what is given ends before, at and after the first."""
+    """Compared with windows read token by token. The given tokens end before, at and after the first chunk of 64."""
     parts = tiny_parts()
     text = "".join(chr(97 + (i * i) % 26) for i in range(430))
     ids = parts.tokenizer.encode(text)

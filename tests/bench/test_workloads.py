@@ -1,4 +1,4 @@
-"""The prompts: real, whole, all different, and refused in words where they can not be had."""
+"""The prompts: complete, all different, and a clear error if they are not available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event loop whose clock is a number: sleeping costs nothing, and every time is exact."""
+"""An event loop with a virtual clock: sleeping takes no time, and every time is exact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Selector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time passes only while everybody sleeps, or where somebody says that it does."""
+    """Time passes only while all tasks sleep, or by `block`."""
 
     def __init__(self) -> None:
         self.clock = _Selector()
@@ -32,11 +32,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.clock.now_s
 
     def block(self, seconds: float) -> None:
-        """As if something had kept the loop busy for so long."""
+        """Simulate work that blocks the loop."""
         self.clock.now_s += seconds
 
 
 def run_virtually(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of ``work`` in a loop of its own."""
+    """The result of ``work`` in a new virtual loop."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)

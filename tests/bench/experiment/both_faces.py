@@ -15,7 +15,7 @@ from tests.server.harness import make_config, quick_policy
 
 
 class Faces(NamedTuple):
-    """Its URLs."""
+    """The server's URLs."""
 
     grpc: str
     http: str
@@ -23,7 +23,7 @@ class Faces(NamedTuple):
 
 @contextmanager
 def both_faces(**server: Any) -> Iterator[Faces]:
-    """One that is ready; ``server``: fields of its configuration."""
+    """A ready server; ``server``: fields of its configuration."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -16,21 +16,21 @@ TOKENS = 8
 
 
 class KilledError(Exception):
-    """Ends a run as nothing that it expects does."""
+    """Ends a run like a kill: nothing handles it."""
 
 
 def uniform(*words: object) -> float:
-    """In (0, 1), and the same for the same words."""
+    """A number in (0, 1), a function of ``words``."""
     return (int.from_bytes(digest("fake", repr(words))) + 0.5) / 2**64
 
 
 def lognormal(sigma: float, *words: object) -> float:
-    """With median 1, and the same for the same words."""
+    """A log-normal number of median 1, a function of ``words``."""
     return math.exp(sigma * NormalDist().inv_cdf(uniform(*words)))
 
 
 def prompt_of(ask: LoadRequest) -> object:
-    """What tells prompts apart, whatever the request is called."""
+    """The identity of a prompt, independent of the request's name."""
     return ask.text, ask.chat, ask.gap, ask.ids
 
 

@@ -1,4 +1,4 @@
-"""Plans and runs of them against fake arms, in a time that is a number."""
+"""Runs plans against fake arms on a virtual clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STARTED = "2026-11-21T12:00:00.000+00:00"
 
 
 def plan(**fields: Any) -> ExperimentConfig:
-    """Pairs of chat prompts in a closed loop, 20 of them; ``fields`` as the plan's file has them."""
+    """A plan of 20 pairs of chat prompts in a closed loop; ``fields`` replace fields of the plan."""
     default: dict[str, Any] = {
         "name": "off-or-auto",
         "arms": {"off": {"request": {"speculation": "off"}}, "auto": {}},
@@ -35,7 +35,7 @@ def plan(**fields: Any) -> ExperimentConfig:
 def play(
     folder: Path, config: ExperimentConfig, a: Endpoint, b: Endpoint, *, by_ids: bool = True, shown: Any = None
 ) -> str:
-    """Run it; why it ended. ``shown``: a list that every look at the progress is put into."""
+    """Run a plan and return why it ended. shown: receives every progress."""
     watch = (lambda progress: None) if shown is None else shown.append
 
     async def run() -> str:
@@ -53,10 +53,10 @@ def play(
 
 
 def logged(folder: Path) -> RecordLog:
-    """What it recorded."""
+    """The records of a run."""
     return read_records(folder)
 
 
 def result(folder: Path) -> Result:
-    """What it came to."""
+    """The result of a run."""
     return analyse(Manifest.read(folder), read_records(folder))

@@ -28,22 +28,22 @@ class StubOpenAI(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def questions(self, **fields: Any) -> list[str]:
-        """What was asked by bodies that have these fields."""
+        """The prompts of bodies with these fields."""
         return [body["messages"][-1]["content"] for body in self.asked if fields.items() <= body.items()]
 
     def release(self) -> None:
-        """Answer again."""
+        """End the stall."""
         self.stall_at = None
         self.released.set()
 
     def wait_in_stall(self) -> None:
-        """What a handler does with every request."""
+        """Record a request, and stall if it is time."""
         if self.stall_at is not None and len(self.asked) >= self.stall_at:
             self.stalled.set()
             self.released.wait(120)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed hangs up."""
+        """Ignore broken connections: a killed client closes them."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send("".join(f"data: {json.dumps(line)}\n\n" for line in lines) + "data: [DONE]\n\n", "text/event-stream")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent."""
+        """Log nothing."""
 
     def _send(self, text: str, kind: str) -> None:
         data = text.encode()
@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def stub_openai(suffix: str = "") -> Iterator[StubOpenAI]:
-    """One that runs."""
+    """A running stub."""
     with StubOpenAI(suffix) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()

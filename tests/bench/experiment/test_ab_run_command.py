@@ -1,4 +1,4 @@
-"""`specdec ab run` from its words to its files, against running servers; and a kill in the middle."""
+"""`specdec ab run` against running servers: options, files, and a kill during the run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def invoke(plan: Path, out: Path, *words: str) -> Result:
 
 
 def finished(plan: Path, out: Path, *words: str) -> dict[str, Any]:
-    """The result of a run whose verdict is whatever these timings make it."""
+    """The result of a run with any verdict."""
     done = invoke(plan, out, "--demand", "none", *words)
     assert done.exit_code == 0, done.output
     assert (out / "report.html").read_text().startswith("<!doctype html>")
@@ -139,7 +139,7 @@ def test_a_bad_plan_names_the_line(tmp_path: Path) -> None:
 
 
 def test_killed_and_taken_up(tmp_path: Path) -> None:
-    """SIGKILL while a request runs. What is complete is not asked again, and every pair counts once."""
+    """SIGKILL during a request: complete pairs are not sent again, and every pair counts once."""
     plan, out = write_plan(tmp_path, arms={"a": {"request": {"body": {"arm": "a"}}}, "b": {}}), tmp_path / "out"
     with stub_openai() as server:
         server.stall_at = 2 + 2 + 2 * 4 + 2  # probes, warm-up, four pairs, and the second request of the fifth
@@ -168,7 +168,7 @@ def test_killed_and_taken_up(tmp_path: Path) -> None:
 
 
 def test_a_plan_for_servers_of_its_own_kind(server: Faces, tmp_path: Path) -> None:
-    """A stub takes whatever it is sent: fields of ours go there only where the plan has them."""
+    """A foreign server gets our fields only if the plan sets them."""
     plan = write_plan(tmp_path, arms={"a": {"request": {"body": {"x": 1}}}, "b": {"request": {"speculation": "on"}}})
     with stub_openai() as stub:
         finished(plan, tmp_path / "out", "--url", stub.url)

@@ -1,4 +1,4 @@
-"""A run of pairs: what is recorded, when it ends, what it finds, and what becomes of one that was broken off."""
+"""A paired run: records, end, verdict, and resumption after an interruption."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOISE = 0.1
 
 
 def noisy(arm: str, factor: float = 1.0) -> FakeArm:
-    """A time that the prompt decides for both arms, with noise of each arm's own."""
+    """Latency by prompt, equal in both arms, with independent noise per arm."""
     return FakeArm(lambda ask: 0.2 * factor * lognormal(0.6, prompt_of(ask)) * lognormal(NOISE, arm, ask.salt))
 
 
@@ -148,7 +148,7 @@ def test_equal_arms_are_not_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_planted_effect_is_found_as_often_as_planned(tmp_path: Path) -> None:
-    """The plan is made from a run of equal arms; then the treatment is 5 % faster in experiments of that size."""
+    """The size is planned from a run of equal arms; then the treatment is 5 % faster in experiments of that size."""
     mean, capture = {"metric": "e2e_ms"}, tmp_path / "aa"
     play(
         capture,
@@ -170,11 +170,11 @@ def test_a_planted_effect_is_found_as_often_as_planned(tmp_path: Path) -> None:
 
 
 class TestTakenUp:
-    """A run that was broken off goes on: nothing is asked again that is complete, nothing counts twice."""
+    """An interrupted run resumes: complete pairs are not sent again, and no pair counts twice."""
 
     @staticmethod
     def broken_after(folder: Path, pairs: int, alone: bool) -> tuple[FakeArm, FakeArm]:
-        """The first part of a run, as a kill leaves it; ``alone``: in the middle of writing a pair."""
+        """The first part of a killed run; ``alone``: killed while it wrote a pair."""
         a, b = FakeArm(), FakeArm()
 
         def stop(ask: LoadRequest) -> bool:
@@ -220,7 +220,7 @@ class TestTakenUp:
 
 
 def pair_number(ask: LoadRequest) -> int | None:
-    """Which pair of the plan it belongs to."""
+    """The number of the request's pair."""
     return None if ask.name.startswith("w") else int(ask.name.partition(".")[0])
 
 

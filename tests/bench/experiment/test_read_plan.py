@@ -1,4 +1,4 @@
-"""Plans that a client can not run are refused with the field and its line."""
+"""Plans that a client cannot run are refused with the field and its line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, and who may write to it."""
+"""A run's folder: one experiment, one writer."""
 
 from __future__ import annotations
 

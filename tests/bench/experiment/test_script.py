@@ -1,4 +1,4 @@
-"""Both arms are asked the same, neither finds what the other left behind, and no order is favoured."""
+"""Both arms get the same requests, neither uses the other's cache, and no order is favoured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A switchback from the client's side: whose turn it is, what is washed out, and what a kill costs."""
+"""A client's switchback: arms of blocks, washout, and resumption after a kill."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_two_blocks_hold_both_arms() -> None:
 
 
 def test_a_run(tmp_path: Path) -> None:
-    """Answers take longer than a block's washout, and some end when the next block is on."""
+    """Answers take longer than the washout, and some end during the next block."""
     a, b = (FakeArm(lambda ask, f=f: 3.0 * f * lognormal(0.2, ask.salt)) for f in (1.0, 0.5))  # type: ignore[misc]
     config = switchback(warmup_requests=3)
     play(tmp_path, config, a, b)

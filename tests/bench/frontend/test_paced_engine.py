@@ -1,4 +1,4 @@
-"""The engine that keeps a schedule: what it says, in what order, and the clients that read its stamps."""
+"""The paced engine: its messages and their order; and the clients that read its stamps."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_request_is_told_in_order(limit: int, requests: int) -> None:
 
 
 def test_messages_keep_the_step_and_newcomers_do_not_wait_for_it() -> None:
-    """By their own stamps: no message comes before its step's end, and who comes in the middle is answered first."""
+    """No message leaves before the end of its step, and new requests get their first message at once."""
     engine = build(EngineConfig(target=paced_target(20)), lambda *progress: None)
     engine.submit(Request("a", (1,), stopping=StoppingParams(max_tokens=3 * TOKENS)))
     (arrival, _) = next(read_stamps(event.text) for event in engine.step() if isinstance(event, Delta))
@@ -136,7 +136,7 @@ def test_a_connection_that_ends_is_no_answer(kind: type[GrpcReader] | type[HttpR
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_a_protocol_is_measured(protocol: str) -> None:
-    """Through real processes and sockets: every message arrives, and no figure is impossible."""
+    """With real processes and sockets: every message arrives, and every figure is plausible."""
     plan = FrontendPlan(
         requests=3, messages=4, step_ms=1.0, streams=3, busy_step_ms=20.0, seconds=1.0, protocols=(protocol,)
     )

@@ -1,4 +1,4 @@
-"""The table of aims: every line is there, with its worst figure or the reason why there is none."""
+"""The table of aims: every aim has its worst figure, or the reason why there is none."""
 
 from __future__ import annotations
 

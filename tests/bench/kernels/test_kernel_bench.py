@@ -1,4 +1,4 @@
-"""The GPU benches, on the CPU at toy sizes: that they run, and count bytes right."""
+"""The GPU benchmarks on the CPU at toy sizes: they run and count bytes correctly."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_attention_is_measured() -> None:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_rivals_compute_the_same_or_are_left_out() -> None:
-    """FlexAttention runs on a CPU too, as plain torch; what it would be compiled to is for a GPU."""
+    """On a CPU FlexAttention runs as plain torch."""
     case = AttentionCase(2, 70, 5, heads=4, kv_heads=2, head_dim=64)
 
     def wrong(work: AttentionWork) -> Callable[[], torch.Tensor]:

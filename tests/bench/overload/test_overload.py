@@ -1,4 +1,4 @@
-"""The verdict on a flooded server, from records made by hand, and from a server that is flooded."""
+"""The figures of an overload, from records made by hand and from a real run."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_growth_is_between_the_second_quarter_and_the_last() -> None:
 
 
 async def test_a_whole_run_asks_no_prompt_twice() -> None:
-    """The paced engine can do any number at once, so what is flooded here is nothing; all parts run."""
+    """The paced engine has no limit, so nothing is overloaded; but all parts of the benchmark run."""
     config = Config(engine=EngineConfig(target=paced_target(2.0)), server=ServerConfig(grpc_port=0, http_port=None))
     plan = OverloadPlan(levels=(1, 2), peak_s=0.4, settle_s=0.1, factor=2.0, minutes=0.02, max_tokens=8)
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""`specdec verify` must catch a broken engine: each mutant here breaks one thing that path identity rests on."""
+"""`specdec verify` detects a broken engine: each mutant breaks one property that path identity needs."""
 
 from __future__ import annotations
 

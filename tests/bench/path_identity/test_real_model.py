@@ -1,4 +1,4 @@
-"""The promises on the real default model."""
+"""Path identity of the default model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny server with as much of OpenAI's API as is asked of a peer: ``python fake_server.py --port N ...``."""
+"""A server with the part of OpenAI's API that peers need: ``python fake_server.py --port N ...``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers each prompt with as many words as it may; what goes wrong, and when, is on the command line."""
+    """Answers each prompt with ``max_tokens`` words; the command line says which request fails and how."""
 
     args: argparse.Namespace
     asked = 0

@@ -1,4 +1,4 @@
-"""Peers for the tests: fake servers in processes of their own, and ones that are no process at all."""
+"""Peers for tests: fake servers in child processes, and peers without a process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def prompts(number: int, workload: str = "chat", **more: Any) -> list[PeerPrompt
 def server(
     name: str, folder: Path, *words: str, fields: Fields = no_fields, start_s: float = 60.0, answer_s: float = 60.0
 ) -> HttpPeer:
-    """A fake server; what it is asked goes to the file `asks_in` reads."""
+    """A fake server that logs its requests for `asks_in`."""
     command = [sys.executable, "-I", str(FAKE), "--port", "{port}", "--name", name, "--log", str(folder / "asks.jsonl")]
     return HttpPeer(
         arm(name), [*command, *words], folder / f"{name}.log", fields=fields, start_s=start_s, answer_s=answer_s,

@@ -1,4 +1,4 @@
-"""The chart of times per token: what is drawn, and how long."""
+"""The chart of times per token."""
 
 from __future__ import annotations
 

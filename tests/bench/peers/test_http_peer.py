@@ -1,4 +1,4 @@
-"""A server as a peer: how it is asked, stopped, continued and ended, against real processes."""
+"""A server as a peer, with real processes: requests, pause, resume and end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPT = PeerPrompt("chat", "chat/1", (5, 6, 7), 4, stop=("\n\n",), stop_ids=(9,
 
 
 def living(folder: Path) -> list[int]:
-    """Of all that were begun for this test, those that have not ended."""
+    """Processes of this test that have not ended."""
     return [pid for pid in {int(ask["pid"]) for ask in asks_in(folder)} if _lives(pid)]
 
 
@@ -122,7 +122,7 @@ async def test_one_that_dies_tells_its_last_words(tmp_path: Path) -> None:
 
 
 async def _until_noticed(peer: HttpPeer) -> None:
-    """The loop hears of a child's end a moment after it."""
+    """Wait until the event loop has noticed the end of the child."""
     while True:
         peer.pause()
         await asyncio.sleep(0.01)

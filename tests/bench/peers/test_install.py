@@ -1,4 +1,4 @@
-"""`make peers`: once, each for itself, and never in our own environment. Nothing is downloaded here."""
+"""`make peers` installs each engine once, in its own environment. The tests download nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECIPE = Recipe("some", "two==1", ("--no-deps",), {"JOBS": "2"}, ("three",), ("a
 
 
 class Pip:
-    """Makes what pip would have made, or fails at a step."""
+    """Writes what pip would install, or fails at a step."""
 
     def __init__(self, folder: Path, fails: str = "") -> None:
         self._site, self._fails = folder / "some" / "lib" / "python3" / "site-packages", fails
@@ -70,5 +70,5 @@ def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_requirement_has_a_version() -> None:
-    """Or a table could not be made again."""
+    """Versions are pinned, so that a table can be reproduced."""
     assert all("==" in recipe.package for recipe in RECIPES.values())

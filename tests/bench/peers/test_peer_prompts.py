@@ -1,4 +1,4 @@
-"""The prompts that all engines get: how many, how long, and which of them count."""
+"""The prompts of all engines: number, lengths and warm-ups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`specdec bench peers` from its words to its table, with fake servers for engines."""
+"""`specdec bench peers` with fake servers as engines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def invoke(*words: str, code: int = 0) -> str:
 
 @pytest.fixture(autouse=True)
 def _no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads a gigabyte of memory."""
+    """Replace the probe, which reads a gigabyte of memory."""
     monkeypatch.setattr(
         peers_session, "BandwidthProbe", lambda cache_dir, threads: SimpleNamespace(median=lambda: 4e10)
     )

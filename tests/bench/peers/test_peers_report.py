@@ -1,4 +1,4 @@
-"""The figures: worked out by hand, and what the tables say of who is faster."""
+"""The figures of the report, computed by hand."""
 
 from __future__ import annotations
 

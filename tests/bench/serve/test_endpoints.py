@@ -1,4 +1,4 @@
-"""What the endpoints note of real answers, and of servers that do not answer well."""
+"""What endpoints record of real answers and of failing servers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_http_failures(response: httpx.Response) -> None:
 
 
 async def test_what_is_sent_and_what_counts_as_text() -> None:
-    """Chunks without text, of a role or of figures only, are no first token."""
+    """Chunks without text do not count as first token."""
     seen: list[Any] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""What a generator of load sees of a server whose latencies are known, in a time that is a number."""
+"""What the load generator measures of a server with known latencies, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_nobody_waits_for_answers_in_an_open_loop() -> None:
 
 
 def test_what_a_stall_holds_up_is_counted() -> None:
-    """Omission by coordination: a closed loop sees one bad answer, who comes by the clock sees them all."""
+    """Coordinated omission: a closed loop sees one slow answer, an open loop sees all."""
     stall = (1.0, 3.0)
     run = scheduled(FakeServer(first_s=0.01, gap_s=0.0, chunks=1, stall=stall), evenly(400, 0.01))
     late = [record for record in run.records if record.ttft_ms > 11]
@@ -72,7 +72,7 @@ def test_what_a_stall_holds_up_is_counted() -> None:
 
 
 def test_a_queue_at_the_server_grows_in_the_figures() -> None:
-    """One place, 0.1 s each, arrivals twice as fast: request i waits for i of them and came at half of that."""
+    """One request at a time, 0.1 s each, arrivals every 0.05 s: request i starts at 0.1 i."""
     run = scheduled(FakeServer(first_s=0.1, gap_s=0.0, chunks=1, places=1), evenly(50, 0.05))
     assert [r.ttft_ms for r in run.records] == pytest.approx([(i + 1) * 100 - i * 50 for i in range(50)], abs=0.01)
 

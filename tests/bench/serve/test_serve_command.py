@@ -1,4 +1,4 @@
-"""`specdec bench serve` from its words to its files, against a running server."""
+"""`specdec bench serve` against a running server."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_replay(server: Server, tmp_path: Path) -> None:
 
 
 def test_an_invalid_run_has_an_exit_code_of_its_own() -> None:
-    """Every request of this run fails: gaps need a model that fills in, which this server does not have."""
+    """Every request of this run fails: the server's model cannot fill gaps."""
     with running() as server:
         result = invoke(f"{server.url}/v1", "--workload", "fim", "--requests", "2")
     assert result.exit_code == 3

@@ -1,4 +1,4 @@
-"""Traces: what they may hold, and what is said of those that hold something else."""
+"""Traces of requests: valid contents, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short soak of a real engine with random weights; clocks and limits on their own."""
+"""A short soak of a real engine with random weights, and faults of visits."""
 
 from __future__ import annotations
 

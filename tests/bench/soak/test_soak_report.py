@@ -1,4 +1,4 @@
-"""What a soak calls a fault, from looks made by hand."""
+"""The faults of a soak, from samples made by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELD = {"requests_in_flight": 0, "kv_pages_used": 0}
 
 
 def looks(count: int = 30, **engine: Any) -> list[Look]:
-    """One a minute; each of ``engine`` is a function of the minute."""
+    """A sample per minute; ``engine``: by field, a function of the minute."""
     found = []
     for minute in range(count):
         use = {"own_bytes": 300 * MIB, "files": 40, "threads": 9} | {k: int(f(minute)) for k, f in engine.items()}

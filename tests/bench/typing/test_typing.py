@@ -1,4 +1,4 @@
-"""How long a typist waits: the figures by hand, and a whole run against a model that knows its book."""
+"""The typing benchmark: figures by hand, and a run with a model that knows the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prompts that go to servers which tokenise themselves, and traces that are replayed."""
+"""The prompts of load tests."""
 
 from __future__ import annotations
 
