@@ -1,4 +1,4 @@
-"""Runs the server to measure in a child process; reads its CPU time and memory, and samples it during a run."""
+"""Runs the server to measure in a child process, and reads its CPU time and memory."""
 
 from __future__ import annotations
 
@@ -105,24 +105,3 @@ class LocalServer(ChildServer):
         """Unique set size (memory that no other process shares) of each process, in bytes."""
         parts = {"frontend": self.frontend, "engine": self.engine}
         return {name: int(process.memory_full_info().uss) for name, process in parts.items()}
-
-
-class BackgroundWatch:
-    """Runs `_watch` as a task for the duration of an ``async with`` block and cancels it at the end."""
-
-    _task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._watch(), name=type(self).__name__)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._task is not None  # set on entering
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-
-    async def _watch(self) -> None:
-        raise NotImplementedError

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from bench.local_server import BackgroundWatch, LocalServer
+from bench.local_server import LocalServer
 from bench.serve.endpoints import GrpcEndpoint
 from bench.serve.load import MAX_SLIP_MS, LoadRun, ServeReport
 from bench.serve.schedule import endless_requests
@@ -87,38 +85,6 @@ def knee_of(levels: Seq[Level]) -> Level:
     )
 
 
-EVERY_S = 1.0
-
-
-class MemoryWatch(BackgroundWatch):
-    """Samples the memory of a server's processes during an ``async with`` block."""
-
-    def __init__(self, server: LocalServer) -> None:
-        self._server = server
-        self.samples: list[dict[str, int]] = []  # bytes by process, one sample per `EVERY_S`
-
-    def growth_mib(self) -> dict[str, float]:
-        """By process: growth between the medians of the second and the last quarter, in MiB.
-
-        The first quarter, in which memory is allocated once, is left out. Empty for fewer than eight samples.
-        """
-        if len(self.samples) < 8:
-            return {}
-        quarter = len(self.samples) // 4
-        second, last = self.samples[quarter : 2 * quarter], self.samples[-quarter:]
-        return {name: round((_median(last, name) - _median(second, name)) / 2**20, 2) for name in self.samples[0]}
-
-    async def _watch(self) -> None:
-        while True:
-            # In a thread: reading page tables takes milliseconds.
-            self.samples.append(await asyncio.to_thread(self._server.memory_bytes))
-            await asyncio.sleep(EVERY_S)
-
-
-def _median(samples: list[dict[str, int]], name: str) -> float:
-    return median(sizes[name] for sizes in samples)
-
-
 ROOM = 2.0  # the objective for whole answers, over the p99 of the lowest level at the peak
 SLIP = 0.02  # share of the deadline by which the generator may be late
 _TIMEOUT_S = 300.0
@@ -128,7 +94,7 @@ _WARM_UP = 8  # requests
 async def measure_overload(
     config: Config, plan: OverloadPlan, note: Callable[[str], None], **server: str
 ) -> dict[str, Any]:
-    """JSON-able figures: the peak, the goodput under overload, refusals, times of admitted requests, memory.
+    """JSON-able figures: the peak, the goodput under overload, refusals, times of admitted requests.
 
     server: further arguments of `LocalServer`.
 
@@ -145,8 +111,7 @@ async def measure_overload(
         knee = knee_of(levels)
         objective, rate = objective_of(knee.report), knee.requests_per_s
         note(f"peak {rate:.2f} requests/s from {knee.at_once} at once; now {plan.factor:g} times that, {objective}")
-        async with MemoryWatch(running) as memory:
-            flood = await _open(running, plan, asks, rate * plan.factor, objective)
+        flood = await _open(running, plan, asks, rate * plan.factor, objective)
     best = max(level.tokens_per_s([objective]) for level in levels)
     return {
         "plan": {
@@ -160,7 +125,6 @@ async def measure_overload(
         },
         "overload": _figures(flood),
         **judged(best, flood, plan.minutes * 60, objective),
-        "growth_mib": memory.growth_mib(),
     }  # fmt: skip
 
 

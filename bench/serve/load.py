@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from bench.local_server import BackgroundWatch
 from bench.machine import host_facts
 from bench.serve.schedule import endless_requests, read_trace
 from specdec.errors import ConfigError, SpecdecError
@@ -21,11 +21,20 @@ from specdec.load.request import Endpoint, LoadRequest, Objective, Record, Refus
 TICK_S = 0.01
 
 
-class LagMeter(BackgroundWatch):
+class LagMeter:
     """Measures how late the event loop is during an ``async with`` block."""
 
     def __init__(self) -> None:
         self.lags_ms: list[float] = []  # delay of each of many short sleeps
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
 
     async def _watch(self) -> None:
         clock = asyncio.get_running_loop().time

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from bench.frontend.frontend_bench import FACTORY, TOKENIZER
@@ -11,7 +9,6 @@ from bench.frontend.paced_engine import paced_target
 from bench.local_server import ChildServerError, LocalServer
 from bench.overload import (
     Level,
-    MemoryWatch,
     OverloadPlan,
     goodput,
     judged,
@@ -101,14 +98,6 @@ def test_the_objective_follows_the_peak() -> None:
     assert str(objective_of(peak)) == "e2e:496"
 
 
-def test_growth_is_between_the_second_quarter_and_the_last() -> None:
-    watch = MemoryWatch(LocalServer(Config()))
-    assert watch.growth_mib() == {}
-    sizes = [100, 300, 500, 500, 500, 500, 501, 501]  # at first the arenas fill
-    watch.samples = [{"engine": size << 20, "frontend": 7} for size in sizes]
-    assert watch.growth_mib() == {"engine": 1.0, "frontend": 0.0}
-
-
 async def test_a_whole_run_asks_no_prompt_twice() -> None:
     """The paced engine has no limit, so nothing is overloaded; but all parts of the benchmark run."""
     config = Config(engine=EngineConfig(target=paced_target(2.0)), server=ServerConfig(grpc_port=0, http_port=None))
@@ -130,9 +119,6 @@ async def test_a_server_in_a_process_of_its_own() -> None:
         assert server.grpc_port > 0
         assert min(server.memory_bytes().values()) > 1 << 20
         process, engine = server.frontend, server.engine
-        async with MemoryWatch(server) as watch:
-            while not watch.samples:
-                await asyncio.sleep(0.01)
     assert not process.is_running()
     assert not engine.is_running()
 
