@@ -1,4 +1,4 @@
-"""Shared test set-up: one torch thread, deterministic hypothesis profiles, Triton interpreted where no GPU is."""
+"""Shared test set-up: one torch thread, deterministic hypothesis profiles, Triton's interpreter without a GPU."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ settings.register_profile("explore", deadline=None, print_blob=True, suppress_he
 settings.load_profile("specdec")
 # Two workers take whole files: the long ones first, or one worker ends alone with them.
 LONG = ("tests/bench/path_identity/", "tests/engine/scheduler/", "tests/engine/", "tests/kernels/gpu/")
-# Where there is a GPU these run on it
+# With a GPU these run on it
 ON_GPU = ("tests/kernels/gpu/", "tests/models/device/", "tests/engine/test_device_engine.py")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, else as found. What runs on the GPU that is here gets its marker."""
+    """Long files first, others in collection order. Tests that run on the available GPU get its marker."""
     if torch.cuda.is_available():
         for item in items:
             if item.nodeid.startswith(ON_GPU) and not item.get_closest_marker("slow"):

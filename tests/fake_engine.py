@@ -141,9 +141,9 @@ FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = 256, 257, 258  # ids of `CodeTokenizer`
 
 
 class BookText:
-    """The book from where the prompt ends in it, a character a step, by the request's text rules. What a session
-    asks for at a temperature above 0.5 is the request's id. The answer to a next-edit prompt is the window, in which
-    ``values`` are ``numbers``."""
+    """The book from the position where the prompt ends in it, a character a step, by the request's text rules. For a
+    session request at a temperature above 0.5 it is the request's id. The answer to a next-edit prompt is the window,
+    with ``numbers`` in place of ``values``."""
 
     def __init__(self, request: Request, index: int) -> None:
         ids = request.prompt_ids
@@ -204,14 +204,14 @@ class Pace:
 class FakeEngine:
     """An engine of `server.interfaces`.
 
-    ``load`` tells tests what no other way shows: without ``pages`` the prompt tokens are the requests submitted and
-    the prefix hits those aborted; the rate is the deadline of the last request.
+    ``load`` reports internals to tests: without ``pages`` the prompt tokens count the submitted requests and the prefix
+    hits the aborted ones; the rate is the deadline of the last request.
     """
 
     config: EngineConfig
     engine_info: EngineInfo = INFO
     answer: Callable[[Request, int], Answer] = Echo
-    pages: int = 0  # of a real prefix cache; 0: there is none
+    pages: int = 0  # of a real prefix cache; 0: none
     keeps_pages: bool = True  # a request holds its pages until it ends
     cached_tokens: int = 3  # counts every prompt as if there were no cache
     pace: Pace | None = None  # None: a step takes no time

@@ -11,7 +11,7 @@ from specdec.models.tokenizer import Tokenizer
 
 
 class NoText:
-    """A tokenizer whose tokens say nothing and never end."""
+    """A tokenizer whose tokens have no text and never end."""
 
     eos_ids: tuple[int, ...] = ()
     special_ids: frozenset[int] = frozenset()

@@ -19,7 +19,7 @@ PAGES = [
 
 
 def commands(page: Path) -> list[str]:
-    """Lines of code blocks, indented or fenced; those that end with a backslash joined with the next."""
+    """Lines of code blocks, indented or fenced; those that end with a backslash are joined with the next."""
     text = re.sub(r" *\\\n\s*", " ", page.read_text(encoding="utf-8"))
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     fenced = "\n".join(block for language, block in blocks if language in ("", "sh", "bash"))
@@ -28,7 +28,7 @@ def commands(page: Path) -> list[str]:
 
 
 def words(command: str) -> list[str]:
-    """Without what follows a comment sign, a pipe, or a redirection."""
+    """The words before a comment sign, a pipe, or a redirection."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     found: list[str] = []
@@ -40,7 +40,7 @@ def words(command: str) -> list[str]:
 
 
 def resolve(asked: list[str]) -> tuple[click.Command, list[str]]:
-    """The command that ``asked``, what follows `specdec`, begins with, and the rest of it."""
+    """The command with which ``asked``, the words after `specdec`, starts, and the rest of it."""
     command: click.Command = cli
     while isinstance(command, click.Group) and asked and not asked[0].startswith("-"):
         found = command.get_command(click.Context(command), asked[0])

@@ -31,7 +31,7 @@ Run = Callable[..., str]
 
 @dataclass(frozen=True)
 class Real:
-    """Where a running `specdec serve` listens."""
+    """The addresses of a running `specdec serve`."""
 
     grpc: str
     http: str
@@ -56,7 +56,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs an example as `python examples/NAME ARGUMENTS` does, outside the checkout; what it printed."""
+    """Run an example as `python examples/NAME ARGUMENTS` does, outside the checkout; returns its output."""
 
     def running(name: str, *arguments: str) -> str:
         command = [sys.executable, str(EXAMPLES / name), *arguments]
@@ -132,7 +132,7 @@ def test_own_drafter(run: Run) -> None:
 
 
 def test_the_own_drafter_can_be_served() -> None:
-    """What its `build` gives names the drafter, so that requests may."""
+    """The drafter that its `build` returns has a name that requests can use."""
     from specdec.config import EngineConfig
 
     found = runpy.run_path(str(EXAMPLES / "own_drafter.py"))

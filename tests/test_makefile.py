@@ -19,7 +19,7 @@ PROGRAMS = {"ruff", "mypy", "lint-imports", "buf"}
 
 
 def commands(target: str) -> list[list[str]]:
-    """The commands of a target, words apart, without those that only make the environment."""
+    """The commands of a target, split into words, without those that only set the environment."""
     made = subprocess.run(
         ["make", "-n", "--no-print-directory", target], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )

@@ -1,6 +1,6 @@
-"""The attacks: what one caller sends to hurt others. Each returns when its calls are answered or refused.
+"""The attacks: what one caller sends to harm others. Each returns when its calls are answered or rejected.
 
-An answer that is not the expected one is an AssertionError.
+An unexpected answer is an AssertionError.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ async def longest_lists(target: Target) -> None:
 
 
 async def grammar_bombs(target: Target) -> None:
-    """Rules that double, from four clients at once."""
+    """Grammars with rules that double, from four clients concurrently."""
     levels = 15
 
     async def one(client: int) -> None:
@@ -161,14 +161,14 @@ async def uploads_over_http(target: Target) -> None:
 
 
 async def uploads_over_grpc(target: Target) -> None:
-    """Messages of 15 MiB, many at once."""
+    """Many concurrent messages of 15 MiB."""
     data = generation_pb2.GenerateRequest(text="a" * (15 * MIB)).SerializeToString()
     for _ in range(2):
         await asyncio.gather(*(target.call("GenerationService/Generate", data) for _ in range(24)))
 
 
 async def endless_model_files(target: Target) -> None:
-    """Draft models whose files never end, or are links to devices."""
+    """Draft models whose files are endless, or are links to devices."""
     endless, fifo = target.folder / "endless", target.folder / "fifo"
     endless.mkdir()
     fifo.mkdir()
@@ -181,7 +181,7 @@ async def endless_model_files(target: Target) -> None:
 
 
 async def idle_connections(target: Target) -> None:
-    """Connections that say nothing."""
+    """Connections that send nothing."""
     opened = []
     for _ in range(400):
         try:

@@ -1,4 +1,4 @@
-"""What others notice of an attack: two streams and `/livez`, observed from a process of their own."""
+"""What others notice of an attack: two streams and `/livez`, observed from a separate process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _quantile(ordered: list[float], part: float) -> float:
 
 @contextmanager
 def observing(grpc_port: int, http_port: int, key: str = "") -> Iterator[Observations]:
-    """Generate and ask for `/livez` meanwhile."""
+    """Generate, and poll `/livez` meanwhile."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_observe, args=(grpc_port, http_port, key, theirs), daemon=True)

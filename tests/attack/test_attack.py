@@ -1,4 +1,4 @@
-"""`make attack`: what two streams, `/livez` and memory show while one caller attacks a real server."""
+"""`make attack`: latency of two streams and of `/livez`, and memory, while one caller attacks a real server."""
 
 from __future__ import annotations
 

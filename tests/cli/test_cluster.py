@@ -1,4 +1,4 @@
-"""`specdec cluster`: what it asks of its caller, and what it shows."""
+"""`specdec cluster`: its arguments and its output."""
 
 from __future__ import annotations
 

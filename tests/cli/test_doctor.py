@@ -29,7 +29,7 @@ def test_what_fits_and_the_acceptance_that_a_draft_needs(folder: Path) -> None:
     assert "needs        it fits" in done.stdout
     assert "4 of 256 tokens at a time, 16 shorter ones (1280 tokens of KV cache, by engine.kv_tokens)" in done.stdout
     (share,) = re.findall(r"pays where more than (\d+)% of its tokens", done.stdout)
-    assert 50 <= int(share) <= 100  # the same model, in four bits where the target has eight
+    assert 50 <= int(share) <= 100  # the same model, in four bits instead of the target's eight
     free = doctor(folder, "--max-context", "256")
     assert "16 of 256 tokens at a time" in free.stdout
     assert "by 16 sequences of 256 tokens" in free.stdout

@@ -25,7 +25,7 @@ def generate(*args: str) -> dict[str, Any]:
 
 
 def trace(*args: str) -> str:
-    """What `specdec trace` prints."""
+    """Return the output of `specdec trace`."""
     done = subprocess.run([*SPECDEC, "trace", *args], capture_output=True, text=True, check=True, timeout=60)
     return done.stdout
 

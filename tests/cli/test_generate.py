@@ -39,7 +39,7 @@ Invoke = Callable[..., Result]
 
 
 class SpyEngine(FakeEngine):
-    """Keeps what it was given, and acts on the third step."""
+    """Records its calls, and acts on the third step."""
 
     def __init__(self, on_third_step: Exception | KeyboardInterrupt | None = None) -> None:
         super().__init__(EngineConfig(target="fake"))
@@ -188,7 +188,7 @@ def test_texts_can_be_read_from_files(run_on: Callable[[SpyEngine], Invoke], tmp
         ["--regex", str(file)],
         ["--choice", "yes", "--choice", '"no"\n'],
     ):
-        assert invoke("x", *args).exit_code in (0, 3)  # 3: cut, where there is a grammar
+        assert invoke("x", *args).exit_code in (0, 3)  # 3: cut by a grammar
     prediction, *grammars = engine.requests
     assert prediction.prediction_ids == tuple(b"a\r\nb\n")
     assert [r.grammar for r in grammars] == [

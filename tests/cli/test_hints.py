@@ -32,7 +32,7 @@ HINT = re.compile(rf"`specdec ((?:{COMMANDS})\b[^`]*)`|(?:[:;] |^|\n *)specdec (
 
 
 def texts(file: Path) -> Iterator[str]:
-    """Every string of ``file``; what an f-string puts in is the word NAME."""
+    """Every string of ``file``, with NAME for the expressions of f-strings."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.JoinedStr):
             yield "".join(part.value if isinstance(part, ast.Constant) else "NAME" for part in node.values)  # type: ignore[misc]
@@ -50,8 +50,8 @@ HINTS = sorted({hint for file in SOURCES for text in texts(file) for hint in hin
 
 
 def parse(words: list[str], folder: Path) -> None:
-    """Let the command line read ``words``: one in capitals, or with a slash, stands for a file; where the last is an
-    option that takes one, it is only named. Raises click.UsageError."""
+    """Parse ``words``, in which a word in capitals, or with a slash, is a file; a final option with a file argument is
+    only named. Raises click.UsageError."""
     words = ["FILE" if "/" in word else word for word in words]
     for word in words:
         if word == "FOLDER":

@@ -101,7 +101,7 @@ def test_serve_accepts_the_model_in_every_position(words: list[str], monkeypatch
 
 
 class _Stopped:
-    """A server that ends at once."""
+    """A server that ends immediately."""
 
     async def run(self, _: object) -> None:
         """Nothing."""

@@ -47,7 +47,7 @@ from tests.fake_engine import INFO, fake_step
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.test_request_reader import FINISHED, REQUESTS
 
-# Where a field of `Request` goes that is no option of the same name.
+# Where fields of `Request` without an option of the same name are set.
 ELSEWHERE = {"prompt_ids": "", "prediction_ids": "prediction", "deadline_s": "timeout_s"}
 
 

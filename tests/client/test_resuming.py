@@ -1,4 +1,4 @@
-"""What the client sends when a stream breaks off, and when it gives up."""
+"""What the client sends after a stream breaks, and when it gives up."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def finished(index: int = 0) -> pb.GenerateStreamResponse:
 
 
 class Script(generation_pb2_grpc.GenerationServiceServicer):
-    """Answers each call with the next of ``answers``, or with what is found for the request."""
+    """Answers each call with the next of ``answers``, or with the answer that the request selects."""
 
     def __init__(self, *answers: list[Any] | Callable[[Any], list[Any]]) -> None:
         self._answers = list(answers)

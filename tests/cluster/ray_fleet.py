@@ -127,7 +127,7 @@ class RayFleet:
         return found
 
     def ray_pids(self, title: str) -> list[int]:
-        """Ids of the processes of the fleet's Ray whose command line begins with ``title``."""
+        """Ids of the processes of the fleet's Ray whose command line starts with ``title``."""
         assert self._process is not None
         found = []
         for each in psutil.Process(self._process.pid).children(recursive=True):

@@ -25,7 +25,7 @@ class RayServeException(Exception):  # noqa: N818 (Ray's name)
 
 
 class RayTaskError(RayError):
-    """``cause``: what an actor's method raised."""
+    """``cause``: the exception that an actor's method raised."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(repr(cause))
@@ -68,8 +68,8 @@ class Handle:
 
 class ScriptedRay:
     """``apps``: Serve's applications by name. ``starts``: status of a new one. ``ends``: whether deleted ones disappear
-    at once. ``deleted``: in order. ``running``: whether Ray runs; calls without it raise, since real ones would start
-    Ray."""
+    immediately. ``deleted``: in order. ``running``: whether Ray runs; calls without it raise, since real ones would
+    start Ray."""
 
     def __init__(self) -> None:
         self.apps: dict[str, SimpleNamespace] = {}

@@ -53,8 +53,8 @@ async def under_load(fleet: EnvoyFleet, at_once: int = 8) -> AsyncIterator[Outco
 
 
 async def refused_by_grpc(client: Client, number: int) -> list[str]:
-    """Sequential calls; returns the errors of those that failed without a message. If a stream is reset after its
-    beginning, gRPC drops undelivered messages and reports RST_STREAM."""
+    """Make sequential calls; returns the errors of those that failed without a message. If a stream is reset after its
+    start, gRPC drops undelivered messages and reports RST_STREAM."""
     refused = []
     for turn in range(8):
         began = False
@@ -69,7 +69,7 @@ async def refused_by_grpc(client: Client, number: int) -> list[str]:
 
 
 def kill(server: psutil.Process) -> None:
-    """Kills all processes of a server at once."""
+    """Kill all processes of a server together."""
     for process in [*server.children(recursive=True), server]:
         process.send_signal(signal.SIGKILL)
 
@@ -84,7 +84,7 @@ async def test_no_call_fails_while_replicas_are_added_and_removed(tmp_path: Path
             old = next(iter(fleet.servers))
             typing = asyncio.create_task(type_keys(client, fleet, 6))
             await fleet.add(f"next{generation}", target="scripted:20:5:4096")
-            fleet.route(without(fleet.fleet, old))  # what it has is finished, an editor's stream too
+            fleet.route(without(fleet.fleet, old))  # running calls finish, including an editor's stream
             await typing
             await fleet.servers.pop(old).stop()
     assert (load.failed, load.lost, load.cut) == (0, {}, {})
@@ -96,7 +96,7 @@ async def test_a_killed_replica_fails_no_call_without_a_first_byte(tmp_path: Pat
         load = Outcomes()
         work = calls(fleet.http, at_once=40, while_=lambda n: n < 500, tokens=0, outcomes=load)
         running = asyncio.create_task(work)
-        once = RetryPolicy(attempts=1, resumes=0)  # what is tried again here, Envoy tries
+        once = RetryPolicy(attempts=1, resumes=0)  # Envoy retries what is retried here
         async with Client(fleet.grpc, retry=once) as client:
             streams = [asyncio.create_task(refused_by_grpc(client, number)) for number in range(100)]
             while load.complete < 120:
@@ -126,7 +126,7 @@ async def test_a_replica_with_five_consecutive_failures_is_ejected(tmp_path: Pat
 
 @asynccontextmanager
 async def unable_servers(count: int, *headers: str) -> AsyncIterator[tuple[list[int], list[bytes]]]:
-    """Servers that are healthy and answer 503 to every call; yields their ports, and the calls that came."""
+    """Run servers that are healthy and answer 503 to every call; yields their ports, and the calls they received."""
     came: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -233,7 +233,7 @@ async def test_the_share_of_a_release_without_replicas_goes_to_the_other(tmp_pat
         fleet.route(with_weights(fleet.fleet, MODEL, {"blue": 50, "green": 50}))
         async with under_load(fleet, 4) as load:
             fleet.route(without(fleet.fleet, "r1"))
-            await asyncio.sleep(0.3)  # what Envoy has read by then is seen in the calls, which must not fail either way
+            await asyncio.sleep(0.3)  # the calls show what Envoy has loaded by then; they must not fail either way
             await fleet.servers.pop("r1").stop()
     assert (load.failed, load.lost, load.cut) == (0, {}, {})
 

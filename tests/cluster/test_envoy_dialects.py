@@ -38,7 +38,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/generate": {"text": "hello", "sampling_params": {"max_new_tokens": 4}},
 }
 BODY = {"model": "scripted", "prompt": "hello", "messages": SAYS, "max_tokens": 4, "text": "hello", "content": "hello"}
-# What differs from call to call: ids, times and durations, figures of the load.
+# Values that differ between calls: ids, times and durations, figures of the load.
 _VOLATILE = re.compile(
     rb"[0-9a-f]{24,}|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+(Z|\+[0-9:]+)|[0-9]+\.[0-9]+(e-?[0-9]+)?|[0-9]{4,}"
 )
@@ -81,7 +81,7 @@ async def test_every_endpoint_gives_the_same_answer_through_envoy(tmp_path: Path
 
 
 async def test_a_stream_is_not_buffered(tmp_path: Path) -> None:
-    """A buffer on the way would deliver the stream at once at its end."""
+    """A buffer on the way would deliver the whole stream at its end."""
     async with (
         envoy_fleet(tmp_path, ["blue"], "scripted:0:200:64") as fleet,
         httpx.AsyncClient(trust_env=False, timeout=20) as client,

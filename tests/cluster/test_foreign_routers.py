@@ -89,7 +89,7 @@ def comparable(response: httpx.Response) -> str:
 async def before_a_server(
     router: str, folder: Path
 ) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient, Wiretap]]:
-    """A client of the router, one of the server behind it, and what the router sends there."""
+    """A client of the router, one of the server behind it, and the requests that the router sends."""
     async with server() as one, wiretap(one.http_port) as tap, AsyncExitStack() as stack:
         if router == ENVOY:
             client = await stack.enter_async_context(behind_envoy(tap, folder))
@@ -137,7 +137,7 @@ async def test_specdec_fields_are_forwarded(router: str, tmp_path: Path) -> None
         for path in sorted(FORWARDED[router] & set(STREAMED)):
             if (router, path) == (SMG, "/v1/responses"):
                 refused = await client.post(path, json=bodies(path)[0] | FIELDS)
-                assert refused.status_code == 400  # it knows OpenAI's fields, and no others
+                assert refused.status_code == 400  # it forwards OpenAI's fields only
                 continue
             for name, value in FIELDS.items():
                 tap.seen.clear()

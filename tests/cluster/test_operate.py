@@ -1,4 +1,4 @@
-"""A fleet starts, changes and stops cleanly, whatever happens in between. Ray and Envoy are scripted."""
+"""A fleet starts, changes and stops cleanly, whatever happens meanwhile. Ray and Envoy are scripted."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def interrupt() -> None:
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    """A fleet whose replicas are ready at once."""
+    """A fleet whose replicas are ready immediately."""
     monkeypatch.setattr(envoy_process, "find_envoy", lambda: program(tmp_path))
     with scripted_ray() as (ray, operate, ray_serve):
         yield Fleet(ray, operate, ray_serve, tmp_path)

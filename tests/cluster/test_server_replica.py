@@ -19,7 +19,7 @@ from tests.cluster.scripted_ray import scripted_ray
 
 
 class ScriptedProcess:
-    """A server whose end the test controls."""
+    """A server that ends when the test says."""
 
     errors: ClassVar[list[Exception]] = []
 
@@ -28,7 +28,7 @@ class ScriptedProcess:
         self.http_port, self.grpc_port = 81, 80
 
     async def is_ready(self) -> bool:
-        """At once."""
+        """Immediately."""
         return True
 
     async def load(self) -> tuple[str, ReplicaLoad]:

@@ -1,4 +1,4 @@
-"""A plain relay of TCP between a router and a server: what comes through it is what the router really sends."""
+"""A TCP relay between a router and a server: it records what the router really sends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Seen:
-    """A request as the server got it. ``headers`` by lower-case name; ``body`` empty where there was none in JSON."""
+    """A request as the server received it. ``headers`` by lower-case name; ``body`` empty if it is not JSON."""
 
     path: str
     headers: dict[str, str]
@@ -22,7 +22,7 @@ class Seen:
 
 @dataclass
 class Wiretap:
-    """``seen``: the requests that came, oldest first."""
+    """``seen``: the received requests, oldest first."""
 
     port: int = 0
     seen: list[Seen] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Wiretap:
 
 
 class _Requests:
-    """Cuts what a client writes into requests; knows bodies with a Content-Length, which routers send."""
+    """Splits what a client writes into requests; supports bodies with a Content-Length, which routers send."""
 
     def __init__(self) -> None:
         self._data = b""

@@ -1,4 +1,4 @@
-"""Several engines in one file: what they share, and what they must not."""
+"""Several engines in one file: what they share, and what must differ."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Edge = tuple[int, int, float]
 
 
 def make_one(key: int = 1, **fields: Any) -> SequenceInputs:
-    """A greedy sequence with ample room; ``fields`` are those of `SequenceInputs`."""
+    """A greedy sequence with generous limits; ``fields`` are those of `SequenceInputs`."""
     known = {"pending": 0, "nodes": 63, "room": 1000, "drafters": ("m", "s", "d")} | fields
     return SequenceInputs(SequenceHistory(key, 0), **known)  # type: ignore[arg-type]
 
@@ -38,12 +38,12 @@ def take_step(
 
 
 def outcome_of(plan: Plan, tokens: list[list[int]], verify_ms: float = 10.0, draft_ms: float = 0.0) -> Outcome:
-    """What came of a step that sampled ``tokens``."""
+    """The outcome of a step that sampled ``tokens``."""
     return Outcome(tokens, len(tokens) + plan.budget, 0.0, verify_ms, draft_ms)
 
 
 def make_tree(edges: Sequence[Edge], source: str = "s", pending: int = 0, cells: Sequence[int] = ()) -> TokenTree:
-    """A tree of these nodes, in order; an edge whose token its parent has already is merged."""
+    """A tree of these nodes, in order; an edge whose token its parent already has is merged."""
     tree = TokenTree(pending)
     for i, (parent, token, chance) in enumerate(edges):
         tree.add(parent, token, tree.scores[parent] + math.log(chance), source, cells[i] if cells else -1)

@@ -1,4 +1,4 @@
-"""A target and drafters that exist as numbers only, to let a real controller decide against known costs and chances."""
+"""A simulated target and simulated drafters: a real controller decides with known costs and probabilities."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DEPTH, NODES = 12, 31
 
 @dataclass(frozen=True, slots=True)
 class Skilled:
-    """A drafter: how often its n-th choice is right on positions of two kinds, easy and hard; how sure it claims to be
-    of its first (None: it knows). ``level_ms``: price of a level for a batch; None makes it a free one."""
+    """A drafter: how often its n-th choice is right on positions of two kinds, easy and hard; how confident it is in
+    its first (None: exactly). ``level_ms``: cost of a level for a batch; None makes it a free one."""
 
     name: str
     easy: tuple[float, ...]
@@ -39,7 +39,7 @@ class Skilled:
 
 @dataclass(slots=True)
 class Tally:
-    """What a run came to. asked: steps in which each drafter was asked; verified: draft nodes."""
+    """The totals of a run. asked: steps in which each drafter ran; verified: draft nodes."""
 
     tokens: int = 0
     ms: float = 0.0
@@ -79,11 +79,11 @@ class World:
         return found
 
     def timed(self, ms: float) -> float:
-        """A measurement of what truly takes ``ms``."""
+        """A noisy measurement of a true time of ``ms``."""
         return ms * math.exp(self._rng.gauss(0.0, self.noise))
 
     def table(self, price: Callable[[int], float]) -> CostTable:
-        """What a start-up measurement would find."""
+        """The table that a start-up measurement would find."""
         return CostTable(ROWS, [0], [[price(rows) for rows in ROWS]])
 
     def controller(self, probe_every: int = 16) -> Controller:
@@ -169,10 +169,11 @@ class Simulation:
     """Steps of a controller in a simulated world. Positions continue from call to call.
 
     lengths: fewest and most tokens of an answer, after which another request replaces it; None: answers never end.
-    prompt: tokens that a model-based drafter must prefill for each request, at the cost of a level of as many rows; 0:
-    no prefill, neither of a prompt nor of tokens that it missed. machine: factors by which reading the weights, the
-    arithmetic of the rows, and drafting take longer than in the world, in a step of this number. overhead_ms: fixed
-    cost of running a drafter.
+    prompt: tokens that a model-based drafter must prefill for each request, at the cost of a level of as many rows;
+    0: no prefill, neither of a prompt nor of tokens that it missed.
+    machine: factors by which reading the weights, the arithmetic of the rows, and drafting take longer than in the
+    world, in a step of this number.
+    overhead_ms: fixed cost of running a drafter.
     """
 
     def __init__(
@@ -201,13 +202,13 @@ class Simulation:
         self._borrowed = make_task(make_sequence([0]))  # the simulated drafters look at neither
 
     def renew(self) -> None:
-        """Other requests take the place of those that run."""
+        """Replace the running requests with new ones."""
         for i in range(len(self.histories)):
             self.histories[i] = self.controller.enter(0.0)
             self._begin(i)
 
     def run(self, steps: int, forced: bool = False) -> Tally:
-        """``steps`` steps; what they came to."""
+        """Run ``steps`` steps; returns their totals."""
         tally = Tally()
         for _ in range(steps):
             self._step(tally, forced)
@@ -271,7 +272,8 @@ class Simulation:
             self._begin(i)
 
     def _draft(self, request: DraftRequest, step: StepInputs, drafting: float) -> DraftWork:
-        """Trees of the sequences that are asked, grown together: a level costs what it costs for those still in it."""
+        """Trees of the drafting sequences, grown together: the cost of a level depends on the sequences that are still
+        growing."""
         drafter = next(drafter for drafter in self.world.drafters if drafter.name == request.drafter)
         trees: list[TokenTree | None] = [None] * len(request.decisions)
         growing = []

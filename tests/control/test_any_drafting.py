@@ -74,7 +74,7 @@ def table(draws: random.Random) -> dict[str, Any]:
 
 
 def decode(engine: Engine, requests: Seq[Request], together: int, preempt_every: int = 0) -> Outcomes:
-    """What came out, with ``together`` requests in flight."""
+    """Return the generated tokens, with ``together`` requests in flight."""
     waiting, running, steps = list(reversed(requests)), 0, 0
     events: list[RequestEvent] = []
     while waiting or engine.has_work():

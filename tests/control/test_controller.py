@@ -100,7 +100,7 @@ def lookup_work(sequences: list[SequenceInputs], chance: float) -> DraftWork:
 
 
 def test_a_step_may_be_learned_from_after_the_next_was_decided() -> None:
-    """What it teaches is about its own sequences and nodes."""
+    """It learns about its own sequences and nodes."""
     first, second = [make_one(1, forced=True), make_one(2, forced=True)], [make_one(3, forced=True)]
     late, prompt = lookup_controller(), lookup_controller()
     step, plan = take_step(late, first, {"s": lookup_work(first, 0.9)})
@@ -148,7 +148,7 @@ def test_lookup_drafters_always_run_in_mode_on_and_for_first_tokens(wish: dict[s
 
 
 def test_the_cost_of_prefilling_a_long_text_is_learned() -> None:
-    """Where rows were measured while something else ran."""
+    """Rows are measured while something else runs."""
     costs = DraftCosts(CostTable([1, 32], [0], [[10.0, 320.0]]))
     believed = costs.prefill_ms(150)
     for _ in range(2):

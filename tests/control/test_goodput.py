@@ -1,4 +1,4 @@
-"""The whole controller in a world of known costs and chances: what it earns against the best fixed setting."""
+"""The whole controller with known costs and probabilities: its goodput compared with the best fixed setting."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def world(target: str, skill: tuple[tuple[float, ...], ...], level_ms: float | N
 
 
 def earned(made: World) -> float:
-    """Tokens per millisecond of the controller, once it knows its drafters."""
+    """Tokens per millisecond of the controller, once it has learned about its drafters."""
     simulation = Simulation(made)
     simulation.run(WARM_UP // made.sequences)
     return simulation.run(STEPS // made.sequences).rate
@@ -140,7 +140,7 @@ def test_forced_turns_verify_every_proposal() -> None:
 @pytest.mark.parametrize("level_ms", [None, 2.0])
 @pytest.mark.parametrize("new_requests", [False, True])
 def test_bug_a_drafter_that_was_useless_is_enabled_again(level_ms: float | None, new_requests: bool) -> None:
-    """Eight sequences whose drafter is right in 1 of 20 for a while, then in 9 of 10, always claiming 0.8."""
+    """Eight sequences whose drafter is right in 1 of 20 for a while, then in 9 of 10, and always reports 0.8."""
     price = None if level_ms is None else level(level_ms)
     made = World([Skilled("m", (0.05,), (0.05,), claims=0.8, level_ms=price)], TARGETS["flat"], 8)
     simulation = Simulation(made)

@@ -1,4 +1,4 @@
-"""What outlasts a controller: exact as plain values, of bounded weight, and refused when it is nothing of the kind."""
+"""Values that outlast a controller: exact as plain values, of bounded weight, and rejected when invalid."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def world(skill: float, sequences: int = 1, seed: int = 1) -> World:
 
 
 def after(skill: float, answers: int) -> dict[str, Learned]:
-    """What a controller knows after so many answers."""
+    """Return what a controller has learned after this many answers."""
     simulation = Simulation(world(skill, seed=2), lengths=(32, 96), prompt=160)
     simulation.serve(answers)
     return simulation.controller.estimates.learned()
@@ -110,7 +110,7 @@ def test_initial_estimates_may_include_missing_drafters() -> None:
 
 
 def test_a_drafter_known_not_to_pay_is_probed_at_most_once_after_a_restart() -> None:
-    """By one sequence, where that may find that requests are others now; by four, which would all read, by none."""
+    """One sequence probes it, since requests may have changed; four, which would all prefill, do not."""
     alone, four = world(0.1), world(0.1, 4)
     known = after(0.1, 12)
     simulation = Simulation(alone, started(alone, known), lengths=(32, 32), prompt=160)

@@ -46,8 +46,8 @@ def test_bug_a_machine_that_slows_down_while_drafting_does_not_overstate_the_cos
 
 
 def test_bug_a_slow_period_before_drafting_does_not_make_rows_look_free() -> None:
-    """8 rows take 1.4 times as long for a while, then 16 as long as on the grid: so would 8 again. Were a spell put
-    down to reading alone, what 16 rows do not take any more would be taken off the price of a row."""
+    """8 rows take 1.4 times as long for a while, then 16 take as long as on the grid, and so would 8. If a slow period
+    counted as slower reading alone, the time that 16 rows no longer take would reduce the cost of a row."""
     speed = MachineSpeed()
     for _ in range(12):
         watch(speed, 8, 1.4 * (FIRST + 7 * ROW))

@@ -88,7 +88,7 @@ def test_a_dropped_node_drops_its_children() -> None:
     wide = make_tree([(0, 100 + t, 0.01) for t in range(MAX_NODES - 2)], source="a")
     merged = merge([wide, chain([0.9, 0.9], [1, 2], source="b")])
     assert len(merged) == MAX_NODES
-    assert (1, 2) in paths(merged)  # likelier than any of the wide tree: one of those made room
+    assert (1, 2) in paths(merged)  # likelier than any of the wide tree, one of which was evicted
 
 
 def test_bug_likely_nodes_displace_unlikely_ones_of_an_earlier_drafter() -> None:

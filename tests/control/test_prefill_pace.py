@@ -39,7 +39,7 @@ def forward_ms(costs: CostTable, decodes: int, rows: int, context: float) -> flo
 
 def teach(pace: PrefillPace, real: CostTable, decodes: int, rows: int, context: float, steps: int) -> None:
     ms = forward_ms(real, decodes, rows, context)
-    every = rows * context / (decodes + rows)  # those that decode have none
+    every = rows * context / (decodes + rows)  # decoding sequences have none
     for _ in range(steps):
         pace.observe(StepTimes(decodes, decodes + rows, 0, rows, every, context, 0.0, ms, 0.0))
 
@@ -93,7 +93,7 @@ def test_drafts_and_time_outside_the_forward_count() -> None:
 
 
 def test_bug_drafts_during_a_long_prompt_do_not_change_the_machines_speed() -> None:
-    """What decodes looks back on its own context, with as many drafts as it has."""
+    """Decoding sequences attend to their own context, with as many drafts as they have."""
     costs, pace = table(), PrefillPace(table())
     ms = costs.ms(44, 100) + costs.ms(236) - costs.ms(44) + costs.ms(192, 4096) - costs.ms(192)
     for _ in range(60):
@@ -123,7 +123,7 @@ def test_bug_a_forward_of_zero_time_is_ignored() -> None:
 def test_a_prompt_never_waits_for_a_row_for_long(
     sequences: int, prompts: int, target_ms: float, context: int, times: float
 ) -> None:
-    """What is too little for a row is saved up: sooner or later there is one."""
+    """Time that is too short for a row accumulates until there is one."""
     pace, costs = PrefillPace(table(times)), table(times)
     decodes = load(sequences, target_ms)
     row_ms = costs.ms(sequences + 1) - costs.ms(sequences) + costs.ms(1, context + 0.5) - costs.ms(1)

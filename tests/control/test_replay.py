@@ -1,4 +1,4 @@
-"""Replay: the controller alone decides a recorded run again, and notices what was altered."""
+"""Replay: the controller alone repeats the decisions of a recorded run, and detects changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _keep_time(engine: Engine, now: list[float]) -> None:
 
 @functools.cache
 def recorded() -> tuple[str, int]:
-    """A trace of a run that mixes modes, temperatures, drafters and objectives, and the tokens it came to."""
+    """A trace of a run that mixes modes, temperatures, drafters and objectives, and its tokens."""
     path = Path(tempfile.mkdtemp(prefix="specdec-test-")) / "trace.jsonl"
     speculation = tiny_parts().config.speculation.model_copy(update={"trace_file": path})
     now = [0.0]

@@ -1,4 +1,4 @@
-"""The trace on disk and in memory: what was written is read, what is no trace is refused, memory stays bounded."""
+"""The trace on disk and in memory: files round-trip, invalid ones are rejected, memory is bounded."""
 
 from __future__ import annotations
 

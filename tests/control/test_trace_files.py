@@ -15,7 +15,7 @@ from tests.control.test_replay import recorded
 
 @pytest.fixture
 def run(tmp_path: Path) -> tuple[dict[str, object], list[StepTrace]]:
-    """What a controller was built from, and the steps of a run."""
+    """The inputs of a controller, and the steps of a run."""
     path = tmp_path / "recorded"
     path.write_text(recorded()[0])
     controller, steps = read_trace(path)
@@ -66,7 +66,7 @@ def test_a_run_in_several_files_is_replayed_whole(run: Run, tmp_path: Path) -> N
 
 
 def test_a_number_in_a_name_is_not_part_of_another_trace(run: Run, tmp_path: Path) -> None:
-    """A trace of its own, though it is called as the older part of one that is not there."""
+    """A separate trace, though its name is that of an older part of a missing one."""
     path, size = tmp_path / "run.1", len(recorded()[0])
     (tmp_path / "run").write_text("no trace")
     writer = TraceWriter(path, run[0], size // KEPT_FILES)

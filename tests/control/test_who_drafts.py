@@ -1,4 +1,4 @@
-"""A drafter is on where it pays, tried where finding out is worth it, and steady in between."""
+"""A drafter is enabled when it pays, probed when that is worth the cost, and stable in between."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def serve(
 
 
 def knows(drafter: DrafterYield, one: SequenceInputs, tokens: float, levels: float, rows: float = 0.0) -> None:
-    """Much was seen of the drafter: what one step brings on average."""
+    """Record many observations of the drafter: what one step gains on average."""
     drafter.pools[0] = DraftRecord(200.0, 200 * tokens, 200 * levels, 200 * rows)
     one.history.records["m"] = DraftRecord(20.0, 20 * tokens, 20 * levels, 20 * rows)
 

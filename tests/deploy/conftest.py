@@ -1,4 +1,4 @@
-"""What a server with a GPU exports once it has served, refused, and run an experiment."""
+"""What a server with a GPU exports once it has served, rejected, and run an experiment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each alert fires where its threshold is passed and is silent below it, judged by Prometheus's own rule tests."""
+"""Each alert fires above its threshold and is silent below it, by Prometheus's own rule tests."""
 
 from __future__ import annotations
 

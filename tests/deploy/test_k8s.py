@@ -1,4 +1,4 @@
-"""The manifests in deploy/k8s: by the schemas of their kinds, and by what the program and each other say."""
+"""The manifests in deploy/k8s match the schemas of their kinds, the program and each other."""
 
 from __future__ import annotations
 

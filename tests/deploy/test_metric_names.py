@@ -16,7 +16,7 @@ OF_A_TYPE = ("_total", "_count", "_sum", "_bucket", "_created")
 
 
 def complaints(family: Metric) -> list[str]:
-    """What is wrong with a family."""
+    """Return what is wrong with a family."""
     name, words = family.name, set(family.name.split("_"))
     labels = {label for sample in family.samples for label in sample.labels}
     found = {

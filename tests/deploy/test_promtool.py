@@ -1,4 +1,4 @@
-"""Prometheus 2's own judgement of what is exported and of the files in deploy/."""
+"""Prometheus 2's own checks of the exported metrics and of the files in deploy/."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="needs promtool: make p
 
 
 def promtool(*words: str | Path, given: str = "") -> str:
-    """What it printed; fails the test where it complains."""
+    """Return its output; fails the test if it reports an error."""
     assert PROMTOOL is not None
     done = subprocess.run([PROMTOOL, *words], input=given, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr

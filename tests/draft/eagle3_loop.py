@@ -30,8 +30,8 @@ LAYERS, HIDDEN, DRAFT_VOCAB, POSITIONS = 6, 64, 150, 512
 
 
 class Loop:
-    """Greedy decoding of a tiny target. Besides what the head drafts, every tree holds decoys and ``gift`` tokens of
-    the target's own continuation, so that several are accepted, at slots that are not their positions."""
+    """Greedy decoding of a tiny target. In addition to the head's drafts, every tree has decoys and ``gift`` tokens of
+    the target's own continuation, so that several are accepted, at slots that differ from their positions."""
 
     def __init__(self, folder: Path, pages: int = 12, max_rows: int = 48) -> None:
         target = folder / "target"
@@ -71,7 +71,7 @@ class Loop:
             self.drafter.features(sequence, start, self.decoder.aux_hidden_states[: len(tokens)])
 
     def task(self, sequence: Sequence, nodes: int = 5, depth: int = 5, width: int = 1) -> DraftTask:
-        assert self.kv.ensure(sequence, len(sequence.tokens) + nodes)  # as the scheduler does before it asks
+        assert self.kv.ensure(sequence, len(sequence.tokens) + nodes)  # as the scheduler does before a proposal
         sampling = SequenceSampling(SamplingParams(temperature=0.0), StoppingParams(), 1, VOCAB_SIZE, (), [])
         return DraftTask(sampled_by(sequence, sampling), nodes, depth, width, "head")
 
@@ -112,7 +112,7 @@ class Loop:
         assert self.kv.admit(sequence) is not None
 
     def continuation(self, tokens: list[int], n: int) -> list[int]:
-        """What plain decode makes of ``tokens``."""
+        """Return plain decode's continuation of ``tokens``."""
         out: list[int] = []
         logits, _ = self.plain(tokens)
         while len(out) < n:
@@ -122,7 +122,7 @@ class Loop:
         return out
 
     def expected_chain(self, sequence: Sequence, depth: int, begin: int = 0) -> list[tuple[int, float]]:
-        """The reference's greedy chain with log-probabilities; ``begin``: where the head's context begins."""
+        """The reference's greedy chain with log-probabilities; ``begin``: where the head's context starts."""
         reference, tokens = self.reference(), sequence.tokens
         _, features = self.plain(tokens)
         slots = reference.committed(tokens[begin:], features[begin:])

@@ -25,7 +25,7 @@ def rope(x: Tensor, position: int) -> Tensor:
 
 @dataclass
 class Slot:
-    """Key and value [kv_heads, head_dim] of one slot, and what came out of it."""
+    """Key and value [kv_heads, head_dim] of one slot, and its output."""
 
     key: Tensor
     value: Tensor

@@ -34,7 +34,7 @@ def make_task(
 
 
 def propose(drafter: Drafter, sequence: Sequence, nodes: int = 7, depth: int = 63, width: int = 3) -> TokenTree:
-    """One sequence's tree, checked for what every tree must keep to."""
+    """Return one sequence's tree, checked for the rules of every tree."""
     (tree,) = drafter.propose([make_task(sequence, nodes, depth, width, source=drafter.name)])
     assert tree.tokens[0] == sequence.tokens[-1]
     assert len(tree) - 1 <= nodes

@@ -1,4 +1,4 @@
-"""A draft's words in the target's own spelling: what is added, what is doubted, and what is left alone."""
+"""A draft's tokens in the target's own tokenization: what is added, what is lowered, and what is unchanged."""
 
 from __future__ import annotations
 
@@ -199,7 +199,8 @@ def test_a_full_tree_is_accepted() -> None:
 @settings(max_examples=100)
 @given(data=st.data(), nodes=st.integers(1, 20))
 def test_any_tree(data: st.DataObject, nodes: int) -> None:
-    """Nothing is lost, only what parts from the target's spelling is lowered, and that spelling is there."""
+    """Nothing is lost, only nodes that differ from the target's tokenization are lowered, and that tokenization is
+    present."""
     grown, chances = growth(nodes=nodes), [0.0]
     size = target().vocab_size
     pieces = st.one_of(

@@ -191,7 +191,7 @@ def shared_drafter() -> CrossVocabularyDrafter:
 
 
 def test_a_forced_tree_reaches_its_depth() -> None:
-    """Where chances do not decide, the budget is spread over the levels."""
+    """When probabilities do not decide, the budget is spread over the levels."""
     drafter = cross_drafter("permuted")
     sequence = make_sequence(words(90, 3))
     (tree,) = drafter.propose([task_for(sequence, 7, 7, 3, allowed_token_ids=word_ids())])
@@ -248,7 +248,7 @@ def test_a_grammar_is_obeyed(seed: int, temperature: float) -> None:
 
 
 def test_a_word_without_equivalent_is_split() -> None:
-    """The filters above say nothing unless such words are proposed."""
+    """The filters above have no effect unless such words are proposed."""
     drafter, found = shared_drafter(), 0
     rng = random.Random(1)
     for _ in range(20):

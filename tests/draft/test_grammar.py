@@ -1,4 +1,4 @@
-"""Drafts of what a grammar forces."""
+"""Drafts of text that a grammar forces."""
 
 from __future__ import annotations
 

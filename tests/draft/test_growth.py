@@ -1,4 +1,4 @@
-"""Growing level by level gives the very logits of feeding the whole tree at once, at the rows promised."""
+"""Growing level by level gives exactly the logits of feeding the whole tree in one forward, with the promised rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The head drafter: its context must stay right, which only its proposals can show.
 
-A wrong context never changes what comes out, so path identity is blind to it. Here every chain is compared with the
-one that plain torch draws from the published equations over freshly computed features.
+A wrong context never changes the output, so path identity does not detect it. Here every chain is compared with the one
+that plain torch computes from the published equations over fresh features.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_steps_without_a_proposal_leave_no_gap(make_loop: Callable[..., Loop]) -
         loop.step(sequence, None)
     assert loop.drafter._contexts[sequence].n_pending < 64
     check(loop, sequence)
-    check(loop, sequence)  # asked twice without a commit between
+    check(loop, sequence)  # proposed twice without a commit in between
 
 
 def test_a_prefix_hit_keeps_the_context(make_loop: Callable[..., Loop]) -> None:
@@ -209,7 +209,7 @@ def test_filters_and_noise_of_the_request_apply(make_loop: Callable[..., Loop]) 
 
     assert set(tokens(1, 1.0, allowed)) <= set(allowed)
     outside = next(t for t in range(VOCAB_SIZE) if t not in ids)
-    assert tokens(1, 1.0, (outside,)) == []  # nothing the head knows is allowed
+    assert tokens(1, 1.0, (outside,)) == []  # no token known to the head is allowed
     assert tokens(1, 9.0, ()) != tokens(2, 9.0, ())
     reference = loop.reference()
     slots = reference.committed(sequence.tokens, loop.plain(sequence.tokens)[1])
@@ -294,7 +294,7 @@ def test_pages_are_identified_by_content_and_position() -> None:
     assert book.first_page([4, 5, 6], [b"a", b"b", b"x"]) is None
     assert book.first_page([9, 5, 6], keys) is None
     assert book.first_page([], []) is None
-    book.filled(6, b"c", 1)  # its context began a page later than those before it
+    book.filled(6, b"c", 1)  # its context starts a page later than those before it
     assert book.first_page([4, 5, 6], keys) is None
     book.filled(5, b"b", 1)
     assert book.first_page([4, 5, 6], keys) == 1

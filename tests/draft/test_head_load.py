@@ -1,4 +1,4 @@
-"""Reading EAGLE-3 checkpoints: every form there is, and clear refusals of what does not fit."""
+"""Loading EAGLE-3 checkpoints: every format, and clear errors for unsupported ones."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def run_committed(network: HeadNetwork, tokens: list[int], features: Tensor, siz
 
 
 def run_tree(network: HeadNetwork, tokens: list[int], features: Tensor) -> list[Tensor]:
-    """Logits of every node of the tree, each fed with what its parent gave, a level at a time."""
+    """Logits of every node of the tree, each fed with its parent's output, a level at a time."""
     hidden = [network.fuse(features[len(tokens) - 2][None])[0].clone()]
     nodes = [tokens[-1], *TREE_TOKENS[1:]]
     logits: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""What the index drafter proposes, from which index, and when an index is renewed."""
+"""What the index drafter proposes, from which index, and when an index is reloaded."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_renewed_index_is_used_from_the_next_request(tmp_path: Path, caplog: p
     assert drafted(indexes, [1, 2, 3])[0] == 7
     (tmp_path / "broken").write_bytes(b"broken")
     os.replace(tmp_path / "broken", path)
-    assert drafted(indexes, [1, 2, 3])[0] == 7  # what is mapped stays in use
+    assert drafted(indexes, [1, 2, 3])[0] == 7  # a mapped index stays in use
     drafted(indexes, [1, 2, 3])
     assert caplog.text.count("is no index") == 1
     os.unlink(path)

@@ -1,4 +1,4 @@
-"""Which files belong into an index, and what is read again when it is brought up to date."""
+"""Which files an index includes, and which are read again in an update."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def begun(panel: DrafterManager, *prompts: Seq[int]) -> list[Sequence]:
 
 
 def ask(panel: DrafterManager, name: str, *sequences: Sequence, pending: int = 0) -> DraftWork:
-    """DraftRequest for those sequences the drafter is trusted with."""
+    """DraftRequest for the sequences that may use the drafter."""
     tasks = [make_task(s, source=name) if panel.may_propose(name, s) else None for s in sequences]
     return panel.propose(name, tasks, pending)
 
@@ -324,7 +324,7 @@ def test_only_allowed_drafters_get_a_sequence() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_drafter_that_declines_a_sequence_gets_no_updates(fails: bool) -> None:
-    """Nor does one that fails to say, and neither does the other drafter or the request any harm."""
+    """Neither does one that raises, and it affects neither the other drafter nor the request."""
     a, b = Scripted("a", chain(1)), Scripted("b", chain(2))
     asked: list[Sequence] = []
 

@@ -1,4 +1,4 @@
-"""The oracle: it knows what it has seen, and errs at the rate it is given."""
+"""The oracle: it repeats what it has observed, with errors at the configured rate."""
 
 from __future__ import annotations
 

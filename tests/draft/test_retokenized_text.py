@@ -45,7 +45,7 @@ def said(tokenizer: Tokenizer, ids: list[int]) -> bytes:
 
 
 def tell(pair: Pair, ids: list[int], rng: random.Random, first: int = 1) -> RetokenizedText:
-    """Retell ``ids`` a few at a time, checking at each step what must never break."""
+    """Add ``ids`` a few at a time, checking the invariants at each step."""
     retokenized = RetokenizedText(*pair, ids[:first])
     at = first
     while at < len(ids):
@@ -102,7 +102,7 @@ def test_invalid_bytes_are_replaced(data: bytes, text: str, seed: int) -> None:
 @settings(max_examples=60)
 @given(pieces=st.lists(texts, min_size=1, max_size=5), seed=st.integers(0, 2**32))
 def test_special_tokens_keep_their_meaning(pieces: list[str], seed: int) -> None:
-    """Those the draft knows by name are read, others left out; the text between them is untouched."""
+    """Special tokens that the draft has by name are kept, others omitted; the text between them is unchanged."""
     rng, pair = random.Random(seed), tiny_pair()
     target, draft, bridge = pair
     specials = sorted(target.special_ids)
@@ -162,7 +162,7 @@ def test_a_long_text_is_stable() -> None:
 
 
 def begun(tokenizer_words: tuple[str, ...], begin: str) -> Tokenizer:
-    """A tokenizer whose prompts begin with special token ``begin``."""
+    """A tokenizer whose prompts start with special token ``begin``."""
     plain = wordy_tokenizer(tokenizer_words, (begin, "<|x|>"))
     return Tokenizer(plain._backend.to_str(), TokenizerInfo(bos_id=plain.token_id(begin), add_bos=True))
 
@@ -223,7 +223,7 @@ def test_real_vocabularies(seed: int, backwards: bool) -> None:
     rng, pair = random.Random(seed), real_pair(backwards)
     text = real_text(seed)
     ids = pair[0].encode(text, add_special=False)
-    if seed > 1:  # also words cut where no tokenizer would
+    if seed > 1:  # also words split where no tokenizer would
         ids = [t for i in range(0, len(text), 5) for t in pair[0].encode(text[i : i + 5], add_special=False)]
     retokenized = tell(pair, ids, rng)
     assert said(pair[1], retokenized.ids).decode() == text

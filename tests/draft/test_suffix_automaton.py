@@ -57,7 +57,8 @@ def state_of(automaton: SuffixAutomaton, part: list[int]) -> int:
 
 
 def check_parts(automaton: SuffixAutomaton, text: list[int]) -> None:
-    """Every part of the text has a state with exactly what followed it, and no other string has one."""
+    """Check that every substring of the text has a state with exactly what followed it, and that no other string has
+    one."""
     parts = {tuple(text[i:j]) for i in range(len(text)) for j in range(i, min(len(text), i + 7) + 1)}
     for key in parts:
         part = list(key)
@@ -115,7 +116,7 @@ def check_cursor(cursor: SuffixCursor, text: list[int], tokens: list[int], windo
     assert cursor.state == state_of(cursor.automaton, tokens[len(tokens) - cursor.length :])
 
 
-# What happens in turn: the text grows by these tokens, then the sequence by those.
+# Events in turn: the text grows by these tokens, then the sequence by those.
 turns = st.lists(
     st.tuples(st.lists(st.integers(-1, 2), max_size=12), st.lists(st.integers(0, 2), max_size=7)), max_size=8
 )

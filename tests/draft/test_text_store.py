@@ -1,4 +1,4 @@
-"""Stores of text: bounds, age, what is not written twice, and who sees what."""
+"""Stores of text: bounds, age, what is not written twice, and who can read what."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def occurrences(files: list[list[int]], context: list[int]) -> list[int | None]:
-    """What followed ``context`` wherever it occurs; None: the end of a file."""
+    """Tokens that followed ``context`` at its occurrences; None: the end of a file."""
     n = len(context)
     return [
         file[at + n] if at + n < len(file) else None

@@ -90,7 +90,7 @@ def test_translate_equals_a_loop(seed: int, rows: int) -> None:
     both = bridge()
     logits = torch.randn(rows, len(both.to_target), generator=torch.Generator().manual_seed(seed))
     out = both.buffer(5)
-    both.translate(torch.randn(5, len(both.to_target)), out)  # what another batch left behind
+    both.translate(torch.randn(5, len(both.to_target)), out)  # left by another batch
     found = both.translate(logits, out)
     assert found.shape == (rows, len(both.to_draft))
     for row in range(rows):

@@ -58,7 +58,7 @@ def folders() -> dict[str, Path]:
 
 
 def make_other_tokenizer(size: int) -> Backend:
-    """A byte-level BPE tokenizer that knows other words, and one special token less, than the tiny target's."""
+    """A byte-level BPE tokenizer with other words, and one special token fewer, than the tiny target's."""
     tokenizer = Backend(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -85,7 +85,7 @@ def make_tiny(name: str) -> Tokenizer:
 
 
 def wordy_tokenizer(words: tuple[str, ...], specials: tuple[str, ...] = SPECIALS) -> Tokenizer:
-    """A byte-level tokenizer that knows single bytes and ``words``, longest first where they overlap."""
+    """A byte-level tokenizer of single bytes and ``words``, longest first if they overlap."""
     return _serialise(Backend(_word_model(words)), specials)
 
 
@@ -223,14 +223,14 @@ def words(count: int, seed: int) -> tuple[int, ...]:
 
 
 def finished(engine: Engine) -> list[Finished]:
-    """Run until idle; what finished."""
+    """Run until idle; returns the finished requests."""
     done = [event for event in drain(engine) if isinstance(event, Finished)]
     assert done
     return done
 
 
 def rejected(done: list[Finished], least: int = 20) -> int:
-    """Draft tokens verified and not accepted; at least so many must have been accepted for that to say anything."""
+    """Draft tokens verified and not accepted. A minimum must have been accepted for the count to be meaningful."""
     accepted = sum(event.stats.num_accepted_draft_tokens for event in done)
     assert accepted >= least, f"only {accepted} draft tokens were accepted"
     return sum(event.stats.num_draft_tokens for event in done) - accepted

@@ -6,5 +6,5 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where a plugin is that no package registry has."""
+    """Options for the folders of plugins that no package registry has."""
     parser.addoption("--llama-vim", default=None, help="a checkout of llama.vim, for the test that runs it")

@@ -31,7 +31,7 @@ class Neovim:
                     return rest[2]
 
     async def lua(self, code: str, *args: Any) -> Any:
-        """What a piece of Lua returns."""
+        """Return the value of a piece of Lua."""
         return await self.call("nvim_exec_lua", code, args)
 
     async def type(self, keys: str) -> None:
@@ -39,7 +39,7 @@ class Neovim:
         await self.call("nvim_input", keys)
 
     async def until(self, code: str, wanted: Any, *args: Any) -> None:
-        """Wait until a piece of Lua returns what is wanted."""
+        """Wait until a piece of Lua returns the wanted value."""
         found = None
         for _ in range(300):
             found = await self.lua(code, *args)

@@ -13,7 +13,7 @@ from specdec.config import EngineConfig
 
 
 def npm(folder: Path, *args: str, timeout: float = 240) -> str:
-    """Run npm in ``folder``; what it printed. Fails the test where npm does."""
+    """Run npm in ``folder`` and return its output. Fails the test if npm fails."""
     done = subprocess.run(["npm", *args], cwd=folder, capture_output=True, text=True, check=False, timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -38,7 +38,7 @@ def packages(source: Path) -> Path:
 
 
 def copy_with_packages(source: Path, target: Path) -> Path:
-    """What is kept of ``source``, in ``target``, with its packages."""
+    """Copy the tracked files of ``source`` to ``target``, with its packages."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("node_modules", "dist", "build"))
     (target / "node_modules").symlink_to(packages(source) / "node_modules")
     return target

@@ -19,7 +19,7 @@ from tests.server.lsp.editor import LSP, running, without
 RECIPE = ROOT / "server" / "editors" / "nvim" / "specdec.lua"
 LINE = "total = add(total, value)"
 TEXT = "return table.concat(vim.api.nvim_buf_get_lines(0, 0, -1, false), '\\n')"
-# What of the buffer's extmarks is text that is not there.
+# The extmarks of the buffer with virtual text.
 GHOST = """
 local found = {}
 for _, mark in ipairs(vim.api.nvim_buf_get_extmarks(0, -1, 0, -1, { details = true })) do
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.skipif(not NVIM or version(NVIM) < (0, 10), reason="nee
 
 
 async def counted(outcomes: Acceptance, name: str) -> bool:
-    """Whether one outcome of a kind comes to be known."""
+    """Return whether one outcome of a kind is eventually counted."""
     for _ in range(200):
         if getattr(outcomes, name) == 1:
             return True

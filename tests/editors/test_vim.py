@@ -1,6 +1,7 @@
-"""A real Vim that asks for what llama.vim asks for, with what only a Vim makes: ``reltime()`` as a text's time.
+"""A real Vim that sends llama.vim's requests, with values that only Vim produces: ``reltime()`` as a text's time.
 
-The plugin itself: ``pytest -m slow tests/editors/test_vim.py --llama-vim FOLDER``."""
+The plugin itself: ``pytest -m slow tests/editors/test_vim.py --llama-vim FOLDER``.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def llama_vim(request: pytest.FixtureRequest) -> Path:
 
 
 def can_run_jobs() -> bool:
-    """Whether Vim is there, and was built with jobs and channels."""
+    """Return whether Vim is installed, and was built with jobs and channels."""
     if not VIM:
         return False
     told = subprocess.run([VIM, "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
@@ -71,7 +72,7 @@ def test_fill_in_the_middle_with_extra_context(tmp_path: Path) -> None:
 
 
 class Terminal:
-    """A Vim in a terminal of its own."""
+    """A Vim in its own terminal."""
 
     def __init__(self, words: list[str], env: dict[str, str]) -> None:
         self._here, there = pty.openpty()
@@ -79,12 +80,12 @@ class Terminal:
         os.close(there)
 
     def press(self, keys: str) -> None:
-        """Type ``keys`` and read what is drawn, so that Vim never waits for a reader."""
+        """Type ``keys`` and read the screen, so that Vim never blocks on output."""
         os.write(self._here, keys.encode())
         self.draw(0.3)
 
     def draw(self, seconds: float) -> None:
-        """Read what is drawn for so long."""
+        """Read the screen for this long."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if select.select([self._here], [], [], left)[0]:

@@ -27,7 +27,7 @@ def test_the_lock_names_no_registry() -> None:
 
 @pytest.fixture(scope="module")
 def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is kept of the extension, with its packages."""
+    """The tracked files of the extension, with its packages."""
     return copy_with_packages(SOURCE, tmp_path_factory.mktemp("vscode") / "extension")
 
 

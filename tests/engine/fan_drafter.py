@@ -1,4 +1,4 @@
-"""A drafter for tests that knows the answer and hides it behind wrong siblings."""
+"""A drafter for tests that has the answer and hides it behind wrong siblings."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class LateVerifier:
         return self._inner.features(index, prefill, acceptance, count)
 
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
-        """Only notes what is to be done."""
+        """Only records the work."""
         self._log.append("start")
         self._left -= 1
         if self._left == -1:

@@ -65,7 +65,7 @@ def config(**changes: Any) -> EngineConfig:
 
 
 def built(settings: EngineConfig) -> EngineParts:
-    """Parts on the device that tests have. The self-test has tests of its own."""
+    """Parts on the tests' device. The self-test has its own tests."""
     with mock.patch.object(build_device, "device_self_test", return_value="bitwise"):
         kernels = load_kernels("reference", settings.cache_dir, 1)
         return assemble(settings, DevicePlatform(settings, place()), kernels, 1)
@@ -96,7 +96,7 @@ REQUESTS = [
 
 @functools.cache
 def plain(name: str, kv_dtype: str = "auto") -> Outcome:
-    """What one of ``REQUESTS`` comes to alone, by plain decode."""
+    """The answer to one of ``REQUESTS`` alone, by plain decode."""
     with quick_interpreter():
         asked = [request for request in REQUESTS if request.request_id == name]
         return ConditionsRunner(device_parts(kv_dtype=kv_dtype)).run(PLAIN, asked)[name, 0]
@@ -222,7 +222,7 @@ def vars_of(instance: Any) -> list[Any]:
 
 
 def test_a_draft_model_runs_on_the_device() -> None:
-    """A twin of the target, so that what it proposes is right."""
+    """A twin of the target, so that its proposals are right."""
     speculation = SpeculationConfig(drafters=("model",), profile_s=0)
     parts = built(config(device_dtype="fp16", draft=f"random:{NAME}", speculation=speculation))
     request = dataclasses.replace(REQUESTS[1], stopping=SHORT)
@@ -246,7 +246,7 @@ def test_float32_agrees_with_the_cpu() -> None:
 
 
 def test_a_broken_row_fails_its_request_alone() -> None:
-    """Nor does what it left in the cache show in the request that gets its pages."""
+    """Its remains in the cache do not affect the request that gets its pages."""
     parts = dataclasses.replace(device_parts(), drafters=[], kv=KvCacheManager(2, prefix_cache=False))
     parts = dataclasses.replace(parts, info=dataclasses.replace(parts.info, max_context=64))
     assert isinstance(parts.decoder, DeviceDecoder)
@@ -353,7 +353,7 @@ def test_a_step_does_not_synchronize(top: int | None) -> None:
 
 @pytest.mark.parametrize(("free", "tokens"), [(1 << 40, 4 * 320), (1 << 20, 640), (0, 128)])
 def test_a_cache_sized_by_memory_uses_the_devices_memory(free: int, tokens: int) -> None:
-    """A full batch of longest sequences where there is room; a head's cache on the CPU may hold less."""
+    """A full batch of longest sequences if it fits; a head's cache on the CPU may be smaller."""
     platform = DevicePlatform(config(kv_tokens=0, device_dtype="fp16"), place())
     model = device_model(SMALL, "fp16")
     with (

@@ -127,7 +127,7 @@ def test_a_drafter_more_expensive_than_the_target_does_not_run() -> None:
 
 
 def test_a_probe_is_three_levels_deep_and_has_no_floor() -> None:
-    """It brings nothing, is switched off soon and looked at again: what fell too low must come to light."""
+    """It gains nothing, is soon disabled and probed again: an estimate that fell too low must be corrected."""
     drafter = Recorder("model-based", True)
     run_all(engine_with(drafter, control_params=replace(PARAMS, probe_every=4)), [request("r", AUTO, tokens=100)])
     probes = [task for task in drafting_tasks(drafter) if task.max_depth == 3]
@@ -139,7 +139,7 @@ def test_a_probe_is_three_levels_deep_and_has_no_floor() -> None:
 
 
 def test_the_first_token_waits_for_no_expensive_drafter() -> None:
-    """Only in the step that ends the prompt, and not where drafting is forced."""
+    """Only in the step that ends the prompt, and not if drafting is forced."""
     for mode in (AUTO, ON):
         drafter = Recorder("model-based", True)
         engine = engine_with(drafter, level_ms=1e-3)

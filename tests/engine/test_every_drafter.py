@@ -1,4 +1,4 @@
-"""All drafters at once in a real engine, a random feature head among them: speed may change, output may not."""
+"""All drafters together in a real engine, including a random feature head: speed may change, output may not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def every_parts() -> EngineParts:
 
 
 def _index(parts: EngineParts, folder: Path) -> Path:
-    """An index of texts like those that are asked."""
+    """An index of texts like those of the requests."""
     rows = [REPEATED, *([*range(i, i + 12)] for i in range(0, 360, 5))]
     return write_index_of(
         folder / "mine.index", rows, parts.tokenizer.vocab_size, fingerprint=parts.tokenizer.fingerprint

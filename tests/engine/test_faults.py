@@ -49,12 +49,12 @@ def all_plain() -> dict[str, tuple[int, ...]]:
 
 
 def plain(name: str) -> tuple[int, ...]:
-    """What one of them comes to."""
+    """The answer to one of them."""
     return all_plain()[name]
 
 
 class Truthful(ModelBasedDrafter):
-    """Proposes what the request will say. ``breaks``: methods that raise; ``make``: what it proposes instead."""
+    """Proposes the request's answer. ``breaks``: methods that raise; ``make``: what it proposes instead."""
 
     def __init__(self, name: str, model_based: bool = False, breaks: str = "", make: Make | None = None) -> None:
         self.name, self.model_based, self.breaks, self.make = name, model_based, breaks, make
@@ -149,7 +149,7 @@ def accepted(events: Seq[RequestEvent], drafter: str) -> int:
 @pytest.mark.parametrize("model_based", [False, True])
 @pytest.mark.parametrize("mode", [AUTO, ON])
 def test_working_drafters_are_used(mode: SpeculationMode, model_based: bool) -> None:
-    """What the tests below would be about nothing without."""
+    """Without this the tests below would test nothing."""
     drafter = Truthful("d", model_based)
     events = run(engine_with(drafter), mode)
     check_tokens(events)
@@ -192,7 +192,7 @@ def test_odd_trees_change_no_token(make: Make, alone: bool) -> None:
 
 
 def truly(make: Make) -> Make:
-    """The tree with the right first token, so that what is learnt of its first node reaches its second."""
+    """The tree with the right first token, so that observations of its first node reach its second."""
 
     def made(task: DraftTask) -> TokenTree:
         tree, sequence = make(task), task.sequence

@@ -1,4 +1,4 @@
-"""A prompt that ends within a word: the word is spelled again, and what would have come anyway still comes."""
+"""A prompt that ends inside a word: the word is tokenized again, and the plain continuation is still possible."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def ask(name: str, prompt: tuple[int, ...], healing_prefix: str, mode: Speculati
     temperature=st.sampled_from([0.0, 0.8]),
 )
 def test_healing_the_same_text_changes_nothing(data: st.DataObject, mode: SpeculationMode, temperature: float) -> None:
-    """Without filters: those choose among what the spelling leaves, which may let in what they kept out before."""
+    """Without filters: those choose among the tokens that healing allows, which may let in tokens that they excluded
+    before."""
     sampling = {"temperature": temperature}
     engine = tiny_engine()
     events = run_all(engine, [ask("whole", PROMPT, "", SpeculationMode.OFF, **sampling)])

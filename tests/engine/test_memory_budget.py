@@ -1,4 +1,4 @@
-"""What an engine needs of memory: the sum is right, and a refusal names what to change."""
+"""The memory that an engine needs: the sum is right, and an error names what to change."""
 
 from __future__ import annotations
 

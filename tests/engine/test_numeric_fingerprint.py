@@ -1,4 +1,4 @@
-"""The numeric fingerprint: what decides about bits changes it, and nothing else does."""
+"""The numeric fingerprint: exactly what determines the bits changes it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _fingerprint(folder: Path, cache: Path, **changes: Any) -> str:
     if not (cache / "kernels").exists():
         kernels = Path("~/.cache/specdec/kernels").expanduser()
         kernels.mkdir(parents=True, exist_ok=True)
-        (cache / "kernels").symlink_to(kernels)  # they are built once; what is packed is each folder's own
+        (cache / "kernels").symlink_to(kernels)  # they are built once; the packed weights are each folder's own
     settings = {
         "target": str(folder), "cache_dir": cache, "kv_tokens": 1024, "max_batch": 2, "max_step_rows": 64,
         "prefill_chunk": 32, "threads": 1, "max_context": 256,

@@ -96,7 +96,7 @@ def test_a_trace_replays_in_the_recorded_order(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     late = [line["replay"]["late"] for line in lines[1:] if line["replay"]]
     assert late.count(True) > 8
-    assert late.count(False) >= 2  # where the engine had been idle
+    assert late.count(False) >= 2  # the engine had been idle
     for line in lines[1:]:
         if line["replay"]:
             line["replay"]["late"] = False

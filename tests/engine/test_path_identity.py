@@ -19,7 +19,7 @@ words = st.lists(st.integers(0, 379), min_size=1, max_size=6)
 
 @st.composite
 def prompts(draw: st.DrawFn) -> tuple[int, ...]:
-    """Repetitive prompts, so that the suffix drafter has something to say."""
+    """Repetitive prompts, so that the suffix drafter makes proposals."""
     parts = draw(st.lists(words, min_size=1, max_size=4))
     order = draw(st.lists(st.integers(0, len(parts) - 1), min_size=1, max_size=25))
     return tuple(t for i in order for t in parts[i])

@@ -150,7 +150,7 @@ def test_an_engine_stores_its_profile_and_the_next_one_starts_with_it(tmp_path: 
     assert {name: known.cells for name, known in second.learned().items()} == {
         name: known.cells for name, known in learned.items()
     }
-    # Of other seeds, since the suffix drafter knows the first answers.
+    # With other seeds, since the suffix drafter has the first answers.
     others = [dataclasses.replace(one, sampling=SamplingParams(seed=10 + i)) for i, one in enumerate(requests)]
     run_all(second, others)
     second.close()

@@ -105,8 +105,8 @@ def resumed(request: Request, tokens: list[int], characters: int | None) -> Requ
 def test_resumed_and_new_tokens_equal_the_whole_answer(
     request: Request, modes: tuple[SpeculationMode, SpeculationMode], cut: float, between_steps: bool
 ) -> None:
-    """Cut after any token, as a step without drafts may end, or where a step did end; begun and resumed with and
-    without speculation."""
+    """Interrupted after any token, as a step without drafts may end, or at the end of an actual step; started and
+    resumed with and without speculation."""
     request = replace(request, speculation=SpeculationParams(modes[0]))
     whole = run_all(tiny_engine(), [request])
     tokens, text, end = tokens_of(whole, "r"), text_of(whole, "r"), finish_of(whole, "r")

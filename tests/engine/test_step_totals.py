@@ -1,4 +1,4 @@
-"""The figures of all steps, against those of every single one."""
+"""The figures of all steps, against the sums over single ones."""
 
 from __future__ import annotations
 

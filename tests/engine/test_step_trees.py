@@ -1,4 +1,4 @@
-"""The tree of a step, as an answer shows it: what was verified, and which of it came out."""
+"""The tree of a step in an answer: the verified nodes, and which were accepted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_trees_record_the_source_of_each_token(mode: SpeculationMode, temperatur
             assert (tree.parents[node], tree.tokens[node]) == (at, token)
             at = node
         own = len(delta.token_ids) - len(tree.accepted)
-        assert own in (0, 1)  # none where a limit cut the walk
+        assert own in (0, 1)  # none if a limit cut the walk
         if own and any(p == at for p in tree.parents):  # the target's own token is none of the rejected ones
             assert delta.token_ids[-1] not in [t for t, p in zip(tree.tokens, tree.parents, strict=True) if p == at]
         assert tree.verify_ms > 0

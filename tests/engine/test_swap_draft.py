@@ -1,4 +1,4 @@
-"""The draft model is changed while requests run: no token changes, nothing of the old one stays."""
+"""The draft model is swapped while requests run: no token changes, and nothing of the old one remains."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_removed_drafter_is_unknown() -> None:
 
 
 def test_the_new_model_prefills_the_text_itself() -> None:
-    """A twin of the target drafts what comes, unless it takes the old model's keys for its own."""
+    """A twin of the target drafts what follows, unless it uses the old model's keys."""
     engine = tiny_engine()
     chain = SpeculationParams(SpeculationMode.ON, ("model",), max_nodes=4, max_depth=4, width=1)
     ask = Request("a", PROMPT, GREEDY, LONG, speculation=chain)

@@ -1,4 +1,4 @@
-"""An engine whose target is cut over processes: the same tokens and log-probabilities; ranks that die; refusals."""
+"""An engine whose target is sharded over processes: the same tokens and log-probabilities, dead ranks, and errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineParts,
 
 
 def cache_in(folder: Path) -> Path:
-    """A cache of its own but for the kernels, which take long to build."""
+    """A separate cache, except for the kernels, which take long to build."""
     (folder / "kernels").symlink_to(CACHE.expanduser() / "kernels")
     return folder
 

@@ -1,4 +1,4 @@
-"""Tokens due: what a step must yield to keep a time per token, or to end before a deadline."""
+"""Tokens due: how many a step must yield to keep a time per token, or to end before a deadline."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def due(
     step_ms: float = 40.0,
     resumed: int = 0,
 ) -> float:
-    """Tokens due of a sequence whose first token came ``since_first_s`` ago and whose deadline is in ``left_s``. Of its
-    ``outputs`` so many came with it."""
+    """Tokens due of a sequence whose first token arrived ``since_first_s`` ago and whose deadline is in ``left_s``. The
+    first event had that many of its ``outputs``."""
     request = Request("r", (1, 2), stopping=StoppingParams(max_tokens=max_tokens), target_tpot_ms=target)
     sequence = new_sequence(request, max_context=2 + outputs + room)
     sequence.tokens += [0] * outputs

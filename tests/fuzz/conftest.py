@@ -1,4 +1,4 @@
-"""How much is tried: as pytest options, where only this folder is run."""
+"""The number of trials: as pytest options, if only this folder is run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MANY = 10_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`make fuzz` gives them; a run of the whole suite does not know them."""
+    """Options for `make fuzz`; a run of the whole suite does not register them."""
     parser.addoption("--fuzz-count", type=int, default=MANY, help="bodies or messages per endpoint, of the slow tests")
     parser.addoption("--fuzz-seed", type=int, default=1, help="another one tries others")
 
@@ -21,5 +21,5 @@ def many(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """What they are drawn from."""
+    """The seed of the random inputs."""
     return int(request.config.getoption("--fuzz-seed", 1))

@@ -1,4 +1,4 @@
-"""A server over a small real engine, to throw things at; and whether it came away unharmed."""
+"""A server over a small real engine as a target for fuzzing, and checks that it is unharmed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MEMORY_BYTES = 64 << 20
 
 
 class FuzzedServer:
-    """``problems``: what must not be, in words that say how to see it again."""
+    """``problems``: the failures, with instructions to reproduce them."""
 
     def __init__(self, server: LocalServer, before: Look) -> None:
         self.server, self._before = server, before
         self.problems: list[str] = []
 
     async def throw(self, count: int, one: Callable[[int], Awaitable[str | None]]) -> None:
-        """Do ``one`` with each number below ``count``, `AT_ONCE` at a time; what it returns is a problem."""
+        """Call ``one`` with each number below ``count``, `AT_ONCE` concurrently; a returned value is a problem."""
         numbers = iter(range(count))
 
         async def work() -> None:
@@ -50,7 +50,7 @@ class FuzzedServer:
 
 @asynccontextmanager
 async def fuzzed_server() -> AsyncIterator[FuzzedServer]:
-    """A ready server of short contexts, so that what is accepted is soon done."""
+    """A ready server with short contexts, so that accepted requests end soon."""
     engine = EngineConfig(
         target="random:tiny", threads=1, cache_dir=CACHE, kv_tokens=64 * 64, max_batch=16, max_context=192,
         max_step_rows=96, prefill_chunk=64, speculation=SpeculationConfig(profile_s=0),
@@ -72,7 +72,7 @@ async def settled_bytes(server: LocalServer) -> dict[str, int]:
 
 
 async def assert_returned(server: LocalServer, before: dict[str, int]) -> None:
-    """Assert that each process has returned what it took since ``before``, but for `MEMORY_BYTES`."""
+    """Assert that each process has released the memory allocated since ``before``, except for `MEMORY_BYTES`."""
     after = await settled_bytes(server)
     grown = {name: after[name] - before[name] for name in after}
     print("memory left behind: " + ", ".join(f"{name} {count / 2**20:.1f} MiB" for name, count in grown.items()))

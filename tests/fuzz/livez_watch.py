@@ -16,7 +16,7 @@ _LIMIT_S = 30.0
 
 @contextmanager
 def livez_watch(port: int) -> Iterator[None]:
-    """Ask every 20 ms inside; then print what the slowest percent took."""
+    """Poll every 20 ms inside; then print the time of the slowest percent."""
     spawn = multiprocessing.get_context("spawn")
     over, ours_and_its = spawn.Event(), spawn.Pipe(duplex=False)
     ours, its = ours_and_its

@@ -19,7 +19,7 @@ _LIMITS = {
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
 }
 _NUMBERS = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
-# What must fit together for a call to get far, and what would make most of them long.
+# Fields that must be consistent for a call to get far, and fields that would make most of them long.
 _LIKELY: dict[str, tuple[Any, ...]] = {
     "max_tokens": (0, 1, 2, 3, 8), "n": (1, 1, 2, 3), "model": ("", "", "random:tiny"), "salt": ("", "a"),
     "uri": ("a.py", "b.py"), "version": (0, 1, 2, 3), "from_version": (0, 1, 2), "offset": (0, 1, 2, 5),
@@ -59,7 +59,7 @@ class MessageFuzzer:
             needed = field.containing_oneof is not None and not field.has_presence
             if self._random.random() < (0.5 if needed else likely):
                 self._fill(found, field, depth)
-        # A choice without any member is refused at once, which is tried often enough.
+        # A choice without any member is rejected immediately, which is covered often enough.
         for group in descriptor.oneofs:
             if group.fields and found.WhichOneof(group.name) is None and self._random.random() < 0.8:
                 self._fill(found, self._random.choice(group.fields), depth)

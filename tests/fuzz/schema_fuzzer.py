@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.fuzz.words import GRAMMARS, INTEGERS, NUMBERS, TEXTS
 
-# Else most of what is accepted would run to the context's end, and little be tried.
+# Otherwise most accepted requests would run to the end of the context, and few would be tried.
 _SHORT = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "num_predict")
 _DEEPEST = 5
 _NESTED = (b"[", b'{"a":', b'{"prompt":[')

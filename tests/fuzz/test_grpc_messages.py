@@ -17,7 +17,7 @@ from tests.fuzz.livez_watch import livez_watch
 from tests.fuzz.message_fuzzer import MessageFuzzer
 
 _LIMIT_S = 120.0
-# What the client makes up where the server ended a call to which it was still writing.
+# Status that the client makes up when the server ends a call to which it is still writing.
 _OUR_OWN = "Internal error from Core"
 _BROKEN = (
     grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS,

@@ -52,7 +52,7 @@ async def throw_bodies(fuzzed: FuzzedServer, count: int, seed: int) -> None:
 
 
 async def _tried(http: httpx.AsyncClient, method: str, target: str, body: bytes, which: str) -> str | None:
-    """What is wrong with the answer."""
+    """Return what is wrong with the answer."""
     try:
         response = await http.request(method, target, content=body, headers=_JSON)
     except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -92,7 +92,7 @@ def _library(vocab_size: int, pieces: bool) -> LLTokenizer:
 def allowed_by_trial(
     params: GrammarParams, path: Sequence[int], vocab_size: int = VOCAB_SIZE, pieces: bool = False
 ) -> list[int]:
-    """What may follow ``path``: every token of the vocabulary tried on a matcher that never computed a mask."""
+    """Tokens that may follow ``path``: every token of the vocabulary, tried on a matcher that never computed a mask."""
     matcher = LLMatcher(_library(vocab_size, pieces), grammar_source(params), log_level=0)
     if EOS in path or matcher.try_consume_tokens(list(path)) != len(path):
         after_end = EOS in path and set(path[path.index(EOS) :]) == {EOS}
@@ -103,7 +103,7 @@ def allowed_by_trial(
 
 
 def check_mask(mask: list[int], possible: list[int], forced: list[int], tokenizer: Tokenizer) -> None:
-    """``mask`` is all that is ``possible``; or, where the text is forced, the first of the tokens it is split into."""
+    """Check that ``mask`` is all that is ``possible`` or, for forced text, the first of its tokens."""
     if mask == possible:
         return
     assert len(mask) == 1

@@ -145,7 +145,7 @@ def test_a_rejected_grammar_leaves_no_state() -> None:
         assert failed.reason == InvalidRequestError.reason
         ((named, description),) = failed.details
         assert (named, f"{named}: {description}") == (field, failed.message)
-        with pytest.raises(InvalidRequestError, match=field):  # known from the first time
+        with pytest.raises(InvalidRequestError, match=field):  # stored by the first call
             ours.submit(ask(bad, sampling=sampling))
         assert not ours.has_work()
     assert text_of(run_all(ours, [ask(YES_NO)]), "r") in ("yes indeed", "no thanks")
@@ -225,7 +225,7 @@ def test_cancelled_requests_release_their_grammar_slots(monkeypatch: pytest.Monk
 
 
 def test_all_grammars_of_a_step_share_one_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks that take 1 ms each: drafts are cut short, and the tokens stay."""
+    """Masks that take 1 ms each: drafts are truncated, and the tokens do not change."""
     now, spent, steps = [0.0], [0.0], list[float]()
     mask, lawful = GrammarState.mask, Drafting._lawful
 

@@ -1,4 +1,4 @@
-"""What is compiled, what is refused and how, and that no grammar takes the process down."""
+"""What is compiled, what is rejected and how, and that no grammar ends the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks against trying every token, on any path, in any order; forced tokens; what follows the end."""
+"""Masks against trying every token, on any path, in any order; forced tokens; tokens after the end."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ def backend_for(processor: str, folder: Path) -> NativeBackend:
 
 
 def compile_library(sources: Path, library: Path, processor: str | None = "native") -> ctypes.CDLL:
-    """All ``sources`` as one ``library``, by the flags that are served except for -O1, which is quick and of the same
-    bits (no flag lets rounding change). ``processor`` None: any of this architecture."""
+    """Compile all ``sources`` into one ``library``, by the served flags except -O1, which compiles fast and gives the
+    same bits (no flag lets rounding change). ``processor`` None: any of this architecture."""
     march = [] if processor is None else [f"-march={processor}"]
     flags = ["-O1", *march, *(flag for flag in FLAGS if not flag.startswith(("-O", "-march")))]
     files = [str(path) for path in sorted(sources.glob("*.cpp"))]

@@ -44,7 +44,7 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def _run_on_arm(driver: Path, layers: list[tuple[PackedLinear, torch.Tensor]]) -> list[torch.Tensor]:
-    """What every layer, without its bias, makes of its rows."""
+    """The output of every layer, without its bias, for its rows."""
     described = bytearray()
     for weight, x in layers:
         scale = np.zeros(0, np.float32) if weight.scale is None else weight.scale.numpy()

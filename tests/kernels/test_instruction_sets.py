@@ -1,4 +1,4 @@
-"""The kernels for other processors: where multiply and add fuse, the very bits of this one's."""
+"""The kernels for other processors: with fused multiply-add, exactly the bits of this one's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def can_run(processor: str) -> bool:
 
 @pytest.fixture(scope="module", params=[AVX2, BASELINE])
 def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[NativeBackend, bool]:
-    """A backend of other instructions, and whether it rounds as this processor's does: fused, where AVX2 is."""
+    """A backend for other instructions, and whether it rounds like this processor: fused, as with AVX2."""
     if not can_run(request.param):
         pytest.skip(f"this processor does not run code for {request.param}")
     return backend_for(request.param, tmp_path_factory.mktemp("kernels")), request.param == AVX2 or not can_run(AVX2)

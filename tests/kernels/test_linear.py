@@ -133,7 +133,7 @@ def test_rotation_spreads_an_outlier() -> None:
 def test_pack_round_trip(kind: str) -> None:
     weight = torch.randn(100, 203)
     back = unpack_linear(pack_linear(weight, None, kind))  # type: ignore[arg-type]
-    if kind == "int8":  # the bound holds in the rotated space, where the rounding happens
+    if kind == "int8":  # the bound holds in the rotated space, in which values are rounded
         back, weight = rotate(back), rotate(weight)
     limit = {"int8": 0.5 / 127, "bf16": 2.0**-8, "fp32": 0.0}[kind] * weight.abs().amax(1, keepdim=True)
     assert back.shape == weight.shape

@@ -10,7 +10,7 @@ from verify_kernels.packed_weights import pack_linear
 
 
 def test_many_small_jobs_of_changing_size() -> None:
-    """Jobs follow each other at once and differ in size and function, so that a late worker meets a new job."""
+    """Jobs follow each other immediately and differ in size and function, so that a late worker gets a new job."""
     backend = native_backend(4)
     backend.reserve(64, 256, 64)
     generator = torch.Generator().manual_seed(0)

@@ -136,7 +136,7 @@ def test_self_test_covers_the_formats() -> None:
 
 
 def test_fused_rounds_once() -> None:
-    """Where the double is rounded to a tie first, rounding it again goes the wrong way."""
+    """If the double is first rounded to a tie, rounding it again goes the wrong way."""
     a, b = np.float32(1 + 2**-12), np.float32(1 + 2**-12)  # the product is 1 + 2^-11 + 2^-24: a tie between floats
     for third, expected in ((2.0**-60, 1 + 2**-11 + 2**-23), (-(2.0**-60), 1 + 2**-11), (0.0, 1 + 2**-11)):
         got = fused(np.array([a]), np.array([b]), np.array([third], np.float32))

@@ -1,4 +1,4 @@
-"""Ranks that synchronise over shared memory: none runs ahead, none stays asleep, all learn of a lost rank."""
+"""Ranks that synchronise over shared memory: none runs ahead, none sleeps for ever, all learn of a lost rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When requests arrive: the law of the gaps, ramps, and what is refused."""
+"""When requests arrive: the distribution of the gaps, ramps, and invalid schedules."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_even_arrivals() -> None:
 @given(st.floats(1, 50), st.floats(1, 50))
 @settings(max_examples=30, deadline=None)
 def test_a_ramp_integrates_to_its_rate(rate: float, end: float) -> None:
-    """The k-th of evenly spaced arrivals comes where the integral of the rate is k."""
+    """The k-th of evenly spaced arrivals is where the integral of the rate is k."""
     duration = 20.0
     offsets = np.array(Arrivals(rate, duration, end, None).offsets(0))
     integral = rate * offsets + (end - rate) / duration * offsets**2 / 2

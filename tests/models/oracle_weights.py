@@ -1,4 +1,4 @@
-"""What the packed weights of a model should be, straight from the transformers state dict."""
+"""The expected packed weights of a model, directly from the transformers state dict."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def found_layer(layer: LayerWeights) -> dict[str, Tensor]:
 
 
 def differences(weights: ModelWeights, oracle: Any) -> list[str]:
-    """Names of what is not bit for bit the oracle's; float32 weights only."""
+    """Names of weights that differ from the oracle's in any bit; float32 weights only."""
     state = oracle.state_dict()
     gemma = oracle.config.model_type == "gemma3_text"
     wrong = []

@@ -1,4 +1,4 @@
-"""Messages with parts, tools and tool calls, rendered as transformers renders what it takes itself."""
+"""Messages with parts, tools and tool calls, rendered as transformers renders the inputs that it supports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TEXT = st.lists(st.one_of(st.text(max_size=6), st.sampled_from([*SPECIALS, "<|",
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer whose chat template knows tools."""
+    """A tokenizer whose chat template supports tools."""
     found = tmp_path_factory.mktemp("tools")
     make_tiny_tokenizer(found)
     settings = json.loads((found / "tokenizer_config.json").read_text())
@@ -64,7 +64,7 @@ def test_tools_and_calls_are_rendered_like_transformers(folder: Path, tokenizer:
         {"role": "assistant", "content": None, "tool_calls": [call('{"at": "x"}')]},
         {"role": "tool", "content": "found"},
     ]
-    # transformers takes neither parts nor arguments in text for such a template.
+    # For such a template transformers accepts neither parts nor arguments as text.
     taken = [
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": "", "tool_calls": [call({"at": "x"})]},

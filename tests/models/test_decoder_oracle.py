@@ -59,8 +59,8 @@ def test_logits_equal_transformers(family: str, backend_name: str, tmp_path: Pat
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
 def test_backends_round_the_cache_alike(family: str, kv_dtype: torch.dtype, tmp_path: Path) -> None:
-    """Their logits differ by the few values that lie so close to the middle of two that sums in another order round to
-    the other one: a tenth of what rounding all of them does."""
+    """Their logits differ by the few values so close to the middle of two that sums in another order round to the other
+    one: a tenth of the effect of rounding all of them."""
     folder = make_tiny_model(family, tmp_path / family)
     tokens = torch.randint(0, VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
     exact, native, reference = (

@@ -97,7 +97,7 @@ def test_llama3_rope_factors(tiny: Tiny, tmp_path: Path) -> None:
     config = load_model(str(tmp_path / "m.gguf"), dtype="fp32", cache_dir=tmp_path).config
     assert config.rope.scaling == ("factors", *factors)
     again = load_model(str(tmp_path / "m.gguf"), dtype="fp32", cache_dir=tmp_path).config
-    assert again == config  # this one came from the cache
+    assert again == config  # this one is from the cache
 
 
 def test_folder_with_one_gguf_file(tiny: Tiny, tmp_path: Path) -> None:

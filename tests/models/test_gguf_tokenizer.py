@@ -87,7 +87,7 @@ def test_byte_level_equals_its_source(tiny: Tiny, tmp_path: Path) -> None:
             assert ours.encode(text, parse_special=parse) == theirs.encode(text, parse_special=parse)
     messages = [{"role": "user", "content": "hi"}]
     assert ours.encode_chat(messages) == theirs.encode_chat(messages)
-    assert ours.eos_ids == (2, 0)  # the named one first, then what else ends a turn
+    assert ours.eos_ids == (2, 0)  # the named one first, then the others that end a turn
 
 
 def test_conversion_is_cached_and_repaired(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_invalid_headers(text: bytes, folder: Path) -> None:
 
 
 def test_data_hidden_by_duplicate_tensor_names_is_not_read(folder: Path) -> None:
-    """Every byte of a file belongs to a tensor that is known by its name."""
+    """Every byte of a file belongs to a tensor with a unique name."""
     tensors = load_file(folder / "model.safetensors")
     data = save({**tensors, "other": torch.zeros_like(tensors[UP])})
     renamed = data.replace(b'"other"', json.dumps(UP).encode())

@@ -99,7 +99,7 @@ def test_an_invalid_pin_is_replaced_and_a_failed_write_is_reported(
         fetch_from_hub("some-org/Some-Model", pins)
         assert [path.name for path in pins.iterdir()] == ["some-org--Some-Model"]  # and nothing half written
         assert (pins / "some-org--Some-Model").read_text() == commit + "\n"
-    (pins / "some-org--Other").mkdir()  # neither to be read nor replaced
+    (pins / "some-org--Other").mkdir()  # neither readable nor replaceable
     assert fetch_from_hub("some-org/Other", pins).name == commit
     assert asked == [None] * 5
     assert "some-org/Other: commit 0123456789" in caplog.text

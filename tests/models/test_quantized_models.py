@@ -349,7 +349,7 @@ def test_inconsistent_parts_are_named(tmp_path: Path) -> None:
 
 
 def test_the_writer_quantises() -> None:
-    """The tests' own quantiser: close to what it was given, so that the models it makes are not noise."""
+    """The tests' own quantiser is close to its input, so that its models are not noise."""
     weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(5)).numpy()
     for scheme, bound in ((Scheme("awq"), 0.2), (Scheme("gptq", act_order=True), 0.2), (Scheme("gptq", bits=8), 0.02)):
         _, matrix = quantise(weight, scheme, 1)

@@ -66,7 +66,7 @@ def _write_smollm2(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_logits_and_weights_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Weights bit for bit; logits within 4 %, which is what int8 activations cost."""
+    """Weights bit for bit; logits within 4 %, the error of int8 activations."""
     plain, quantised = tmp_path / "plain", tmp_path / "quantised"
     for folder in (plain, quantised):
         folder.mkdir()

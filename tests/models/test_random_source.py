@@ -1,4 +1,4 @@
-"""Random weights: what they are made of, and that they are the same however they are read."""
+"""Random weights: their distribution, and that they are the same however they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer: reversible, special tokens only where they are meant, chat templates."""
+"""The tokenizer: reversible, special tokens only where intended, chat templates."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_other_threads_run_while_a_large_text_is_encoded(tokenizer: Tokenizer) -
         tokenizer.encode(text)
         done.set()
 
-    tokenizer.encode(text[:10_000])  # what it makes at the first large text is there
+    tokenizer.encode(text[:10_000])  # what the first large text creates now exists
     thread = threading.Thread(target=encode)
     thread.start()
     assert begun.wait(30)

@@ -1,4 +1,5 @@
-"""Draft models whose output table is cut: which tokens stay, and that their rows are those of the whole table."""
+"""Draft models with a truncated output table: which tokens are kept, and that their rows equal those of the whole
+table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests as messages, every field spelled out: what the table of parameters is held against."""
+"""Requests as messages, every field written out: the table of parameters is compared with it."""
 
 from __future__ import annotations
 

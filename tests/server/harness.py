@@ -131,7 +131,7 @@ async def refused(call: grpc.aio.UnaryStreamCall) -> grpc.aio.AioRpcError:
 
 
 def reflection_of(channel: grpc.aio.Channel, service: str) -> Any:
-    """The one method of a reflection service, whose versions share their messages."""
+    """The only method of a reflection service, whose versions share their messages."""
     return channel.stream_stream(
         f"/{service}/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,

@@ -27,7 +27,7 @@ def make_several(engines: dict[str, dict[str, Any]] | None = None, **server: Any
 
 
 def serving(config: Config, give_up_after: int = 5) -> Callable[[], Serving]:
-    """What makes the server."""
+    """The arguments of the server."""
 
     def tokenizer(engine: EngineConfig) -> Any:
         return CodeTokenizer() if engine.target == CODER else FakeTokenizer()

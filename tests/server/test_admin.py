@@ -1,4 +1,4 @@
-"""What operators do: who may, and what it costs those who are served."""
+"""What operators may do, and its cost for other callers."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ async def code_of(call: Any) -> grpc.StatusCode:
 
 
 async def whoami(stubs: Any, **values: Any) -> tuple[str, str, str]:
-    """Salt, id and priority that the engine was given, and the id that came back with the answer."""
+    """Salt, id and priority that the engine received, and the id of the answer."""
     scheduling = options_pb2.SchedulingOptions(priority=values.pop("priority", 0))
     call = stubs.generation.GenerateStream(stream_request("whoami", scheduling=scheduling, **values))
     messages = [message async for message in call]
@@ -170,7 +170,7 @@ async def test_limits_are_rejected_with_a_retry_delay(tmp_path: Path) -> None:
             assert float(str(pushback)) == pytest.approx(wait * 1e3, abs=1)
         assert await code_of(others.generation.Generate(pb.GenerateRequest(text="x"))) == grpc.StatusCode.OK
         path.write_text(path.read_text().replace("requests_per_minute: 2", "requests_per_minute: 100000"))
-        await code_of(stubs.generation.Generate(pb.GenerateRequest(text="x")))  # what was used fills up faster now
+        await code_of(stubs.generation.Generate(pb.GenerateRequest(text="x")))  # the used tokens refill faster now
         await asyncio.sleep(0.01)
         assert await code_of(stubs.generation.Generate(pb.GenerateRequest(text="x"))) == grpc.StatusCode.OK
         path.write_text("[]\n# end of keys\n")

@@ -213,7 +213,7 @@ async def test_loading_progress_is_reported() -> None:
 
 @pytest.mark.parametrize("step", ["process", "link"])
 async def test_bug_closing_a_client_during_start_leaves_no_process(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cancelled just when the process is there, or its link: the loop that ends next would find them open."""
+    """Cancelled when the process has just started, or its link: the loop that ends next would find them open."""
     client, loop = make_client(), asyncio.get_running_loop()
     started: list[asyncio.subprocess.Process] = []
     exec_, connect = asyncio.create_subprocess_exec, loop.create_unix_connection

@@ -1,6 +1,6 @@
-"""Every parameter of a request reaches the engine by every way that has it, and is refused alike wherever it is sent.
+"""Every parameter of a request reaches the engine by every API that has it, and is rejected alike wherever it is sent.
 
-What is tested follows from the table of parameters: one that is added is tested without a change here.
+The cases follow from the table of parameters: a new parameter is tested without a change here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GROUPS: dict[str, Any] = {
     "speculation": SpeculationParams, "": Request,
 }  # fmt: skip
 EVERY = [(group, each) for group, record in GROUPS.items() for each in params_of(record)]
-# Nothing that a caller sends: what is left of a call's time, and what the server makes of texts.
+# Fields that no caller sends: the remaining time of a call, and what the server derives from texts.
 MADE = {"deadline_s", "prediction_ids", "healing_prefix"}
 SENT = [(group, each) for group, each in EVERY if each.name not in MADE]
 INFO = make_model().info
@@ -115,7 +115,7 @@ def with_value(group: str, each: Param, value: Any) -> Request:
 
 
 def over_grpc(request: Request) -> Request:
-    """What the engine's process gets of what a client sends."""
+    """Return what the engine's process receives of a client's request."""
     options = {
         name: getattr(request, name)
         for name in ("sampling", "stopping", "output", "speculation", *(p.name for _, p in SENT))

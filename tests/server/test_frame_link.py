@@ -1,4 +1,4 @@
-"""The front end's end of the engine's socket: every frame, in order, however it is cut; faults reach who listens."""
+"""The front end's end of the engine's socket: every frame, in order, however it is split; errors reach the listener."""
 
 from __future__ import annotations
 

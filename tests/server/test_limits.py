@@ -1,4 +1,4 @@
-"""What a caller sends is bounded before it takes memory or time, on both ports."""
+"""Calls are bounded before they take memory or time, on both ports."""
 
 from __future__ import annotations
 

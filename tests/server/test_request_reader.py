@@ -1,4 +1,4 @@
-"""What a client asks for is what the engine is given, field by field."""
+"""How a client's request becomes an engine request, field by field."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Answer:
 
 @dataclass
 class Read:
-    """A request's answers, by sample; ``resumed``: samples that came in more than one part."""
+    """A request's answers, by sample; ``resumed``: samples that arrived in more than one part."""
 
     answers: dict[int, Answer]
     resumed: int
@@ -118,8 +118,8 @@ async def read(client: Client, number: int, saw: Callable[[], None] = lambda: No
 
 
 class Cutter:
-    """A proxy that sends each connection to the next of ``ports``, and ends it after some bytes of its answers:
-    every other one is reset, which loses what the client has not read."""
+    """A proxy that sends each connection to the next of ``ports``, and ends it after some bytes of its answers. Every
+    other one is reset, which loses what the client has not read."""
 
     def __init__(self, ports: list[int], draw: random.Random) -> None:
         self._ports, self._draw = ports, draw
@@ -165,7 +165,7 @@ async def cutting(ports: list[int], seed: int) -> AsyncIterator[tuple[str, Cutte
 
 
 async def through(address: str, number: int) -> Read:
-    """By a connection of its own, so that a cut is of this stream alone."""
+    """On a separate connection, so that a cut affects this stream alone."""
     async with Client(address, retry=QUICK) as client:
         return await read(client, number)
 

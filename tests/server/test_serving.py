@@ -136,7 +136,7 @@ async def run_until_ready(serving: Serving) -> tuple[asyncio.Task[None], Address
     running = asyncio.create_task(serving.run(on_ready))
     await asyncio.wait((running, ready), return_when=asyncio.FIRST_COMPLETED)
     if not ready.done():
-        await running  # raises what it ended with
+        await running  # raises the error with which it ended
     return running, ready.result()
 
 

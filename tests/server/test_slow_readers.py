@@ -27,7 +27,7 @@ def delta(text: str = "a") -> Delta:
 
 
 def streams(unread: UnreadEvents, count: int) -> tuple[list[RequestStream], list[int]]:
-    """Streams, and the numbers of those that were aborted."""
+    """Streams, and the numbers of the aborted ones."""
     aborted: list[int] = []
     return [
         RequestStream(Request(str(i), (1,)), lambda complete, i=i: None if complete else aborted.append(i), unread)  # type: ignore[misc]

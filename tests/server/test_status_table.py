@@ -1,4 +1,4 @@
-"""The status table that gRPC people expect, row by row: what happens, its code, its reason, its details, its hint."""
+"""The status table of gRPC conventions, row by row: what happens, its code, reason, details and hint."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def queue_full(server: SecureServer, stubs: Any) -> Error:
 
 
 async def queue_full_of_tokens(server: SecureServer, stubs: Any) -> Error:
-    # `hang` never lets the engine say anything, so the prompt waits.
+    # `hang` sends no event of the engine, so the prompt waits.
     waiting = stubs.generation.GenerateStream(stream_request("x" * 100, salt="hang"))
     async with asyncio.timeout(5):
         while not server.admission.waiting_tokens:
@@ -284,7 +284,7 @@ def details_of(error: Error) -> dict[str, Any]:
 
 
 async def served(server: SecureServer, stubs: Any, keys: Path | None = None) -> None:
-    """Somebody else is served once the engine is there."""
+    """Check that another caller is served once the engine is ready."""
     if server.client.engine.pid is not None and server.admission.waiting_tokens:
         os.kill(server.client.engine.pid, signal.SIGKILL)  # it hangs, as instructed
     await asyncio.wait_for(server.client.engine.wait_ready(), 20)

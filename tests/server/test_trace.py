@@ -28,7 +28,7 @@ from tests.server.test_engine_client import collect, make_request
 
 
 def told(step: int) -> StepTrace:
-    """What a reader sees of the fake engine's step with one sequence."""
+    """The fields that a reader gets of the fake engine's step with one sequence."""
     return dataclasses.replace(fake_step(step, 1), replay={})
 
 

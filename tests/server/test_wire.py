@@ -146,7 +146,7 @@ def _over_the_wire(value: object) -> object:
 def test_request_round_trip(request: Request) -> None:
     back = unpack_request(_over_the_wire(pack_request(request)))  # type: ignore[arg-type]
     assert back == request
-    assert hash(back) == hash(request)  # lists left where tuples were would not hash
+    assert hash(back) == hash(request)  # lists in place of tuples would not be hashable
 
 
 @given(EVENTS)

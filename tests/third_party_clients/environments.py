@@ -21,11 +21,11 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment in the cache folder with what ``requirements`` lists."""
+    """A virtual environment in the cache folder with the packages of ``requirements``."""
 
     name: str
     requirements: Path
-    with_dependencies: bool  # false where the requirements list every dependency
+    with_dependencies: bool  # false if the requirements list every dependency
 
     @property
     def folder(self) -> Path:

@@ -31,6 +31,6 @@ def profile(drafted: Sequence[tuple[int, int]] = (), overheads: Overheads | None
 
 
 def asked(at_s: float, prompt_tokens: int, output_tokens: int, *blocks: str, session: str = "") -> PlannedRequest:
-    """A request whose prompt begins with 64 tokens for each of ``blocks``."""
+    """A request whose prompt starts with 64 tokens for each of ``blocks``."""
     known = tuple((1000 + sum(name.encode()),) * 64 for name in blocks)
     return PlannedRequest(at_s, prompt_tokens, output_tokens, known, session)

@@ -1,4 +1,4 @@
-"""Small scenarios whose times follow from the costs with pencil and paper."""
+"""Small scenarios whose times follow from the costs by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cluster.plan.profiles import asked, forward_ms, profile
 
 
 def alone(*requests: PlannedRequest, **given: object) -> list[Record]:
-    """What becomes of ``requests`` at one replica."""
+    """Return the results of ``requests`` on one replica."""
     return simulate(FleetPlan(profile(**given), 1), requests).records  # type: ignore[arg-type]
 
 
@@ -58,7 +58,7 @@ def test_two_requests_share_a_prefix() -> None:
 
 def test_two_simultaneous_requests_decode_in_one_batch() -> None:
     first, second = alone(asked(0.0, 1, 10), asked(0.0, 1, 10))
-    # The second came when the first one's step had begun, and waits for its end.
+    # The second arrived after the first one's step had started, and waits for its end.
     assert first.e2e_ms == pytest.approx(forward_ms(1) + 9 * forward_ms(2))
     assert second.e2e_ms == pytest.approx(forward_ms(1) + 9 * forward_ms(2) + forward_ms(1))
 

@@ -41,7 +41,9 @@ def test_a_seed_determines_the_plan(policy: str) -> None:
 
 
 def test_more_replicas_are_never_worse() -> None:
-    requests = drawn_requests(Arrivals(25.0, 8.0), Traffic(300, 20), 0)  # what is shared, more replicas would lose
+    requests = drawn_requests(
+        Arrivals(25.0, 8.0), Traffic(300, 20), 0
+    )  # the shared prefix, which more replicas would lose
     found = [simulate(FleetPlan(profile(), replicas, ROUND_ROBIN), requests).as_dict() for replicas in (1, 2, 4, 8)]
     for metric in ("ttft_ms", "e2e_ms"):
         for quantile in ("p50", "p99"):

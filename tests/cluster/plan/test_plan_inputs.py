@@ -1,4 +1,4 @@
-"""Traces, profiles, laws of drafting: what is read is what was written, and what is wrong is named."""
+"""Traces, profiles and distributions of drafting: files round-trip, and errors are named."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_captured_trace_is_replayed(tmp_path: Path) -> None:
     assert ids[:128] == named.request(3).prompt_ids[:128]
     assert ids[128:] != named.request(3).prompt_ids[128:]
     run = simulate(FleetPlan(profile(), 1), [named, whole, short])
-    assert run.records[2].cached_tokens == 89  # a page, and what the other prompt left of the next one
+    assert run.records[2].cached_tokens == 89  # a page, and the part of the next one that the other prompt leaves
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,8 @@ def step(number: int, at_ms: float, rows: int, ms: float, **changes: Any) -> Ste
 
 
 def decisions(path: Path, reading: float, rows: float, **changes: Any) -> Path:
-    """Of a server whose forwards take as much longer for their first row and for the others; 0.5 ms between steps."""
+    """Steps of a server whose forwards take these times longer for their first row and for the others; 0.5 ms between
+    steps."""
     writer, at_ms = TraceWriter(path, {"verify": profile().verify}), 0.0
     for number in range(400):
         n = (1, 8, 64, 200)[number % 4]

@@ -1,4 +1,4 @@
-"""What a replica can do at most, and money."""
+"""The capacity of a replica, and its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of the block tables, and what they hold."""
+"""The invariants of the block tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who follows the events of a cache knows at any moment which blocks it holds."""
+"""A subscriber to the events of a cache always knows which blocks it contains."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_events_reproduce_the_cached_blocks(seed: int, form: Form, salted: bool)
 
 @pytest.mark.parametrize("released", [False, True])
 def test_twins_of_evicted_pages_are_published_in_order_before_the_next_page(released: bool) -> None:
-    """A router drops blocks that follow none that it knows."""
+    """A router drops blocks whose parent it does not know."""
     kv = KvCacheManager(16, prefix_cache=True)
     first, second = make_sequence(text(300)), make_sequence(text(300))
     assert kv.admit(first) is not None

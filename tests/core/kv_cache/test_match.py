@@ -1,4 +1,4 @@
-"""What the prefix cache finds: exactly the full, computed pages of the same tokens under the same salt."""
+"""Matches of the prefix cache: exactly the full, computed pages of the same tokens under the same salt."""
 
 from __future__ import annotations
 

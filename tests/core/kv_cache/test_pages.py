@@ -1,4 +1,4 @@
-"""Giving and taking pages: all or nothing, least recently used out first, chains stay reachable."""
+"""Allocation and release of pages: all or nothing, least recently used out first, chains stay reachable."""
 
 from __future__ import annotations
 

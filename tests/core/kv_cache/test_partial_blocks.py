@@ -50,7 +50,7 @@ def test_the_last_token_of_a_shorter_prompt_is_pending(there: int, length: int) 
 
 
 def test_a_partial_block_is_draft_ready_only_after_the_pages_before_it() -> None:
-    """Of a twin whose first page is not the one that is found."""
+    """A twin, whose first page is not the indexed one."""
     kv = KvCacheManager(8, prefix_cache=True)
     first, twin = make_sequence(text(65)), make_sequence(text(100))
     assert kv.admit(first) is not None
@@ -129,7 +129,7 @@ def test_partial_blocks_can_be_disabled() -> None:
 def test_accounting_is_exact_after_any_operations() -> None:
     """Sequences of few texts come, grow and go at random; each token found was computed under the same text."""
     rng, kv = random.Random(3), KvCacheManager(12, prefix_cache=True)
-    holds: list[int | None] = [None] * (12 * 64)  # what each slot was last computed for
+    holds: list[int | None] = [None] * (12 * 64)  # the content for which each slot was last computed
     running = []
     for _ in range(1500):
         if running and rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Decoding with the sampler under test: plainly, and through token trees. Many seeds at once, one row each."""
+"""Decoding with the sampler under test: plain, and through token trees. Many seeds in one batch, one row each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Propose = Callable[[list["Decoding"], list["Node"], "Implementation"], list[list
 
 @dataclass(frozen=True)
 class Implementation:
-    """What is under test. ``rekey`` may spoil a row, given its depth in the tree; ``reads_parent`` spoils logits."""
+    """Code under test. ``rekey`` may corrupt a row, given its depth in the tree; ``reads_parent`` corrupts logits."""
 
     kernels: SamplingKernels
     sequence: type[SequenceSampling] = SequenceSampling
@@ -40,7 +40,7 @@ class Problem:
 
 @dataclass
 class Decoding:
-    """One sequence on its way: its sampling state and what it has put out."""
+    """A running sequence: its sampling state and its output."""
 
     problem: Problem
     seed: int
@@ -59,7 +59,7 @@ class Decoding:
 
 @dataclass
 class Node:
-    """A tree node: whose it is, the draft tokens down to it, its children by token, the token sampled there."""
+    """A tree node: its sequence, the draft tokens down to it, its children by token, the token sampled there."""
 
     owner: int
     path: Output
@@ -155,7 +155,7 @@ def random_children(seed: int) -> Propose:
 
 
 def coupled_children(draft: TableModel, width: int) -> Propose:
-    """Proposes what a draft model would: its best tokens by the target's own noise and filters."""
+    """Proposes like a draft model: its best tokens by the target's own noise and filters."""
 
     def propose(decodings: list[Decoding], level: list[Node], implementation: Implementation) -> list[list[int]]:
         rows = [implementation.rekey(decodings[n.owner].row(n.path), len(n.path)) for n in level]

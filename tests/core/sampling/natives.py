@@ -1,4 +1,4 @@
-"""The sampling kernels under test: the native ones (a skip where no compiler is at hand) and broken builds of them."""
+"""The sampling kernels under test: the native ones (skipped without a compiler) and broken builds of them."""
 
 from __future__ import annotations
 

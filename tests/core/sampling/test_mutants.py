@@ -94,7 +94,7 @@ def seed_ignored(row: RowSampling, depth: int) -> RowSampling:
 
 @dataclass(frozen=True)
 class Mutant:
-    """What is broken, and the check and problem that must show it."""
+    """A fault, and the check and problem that must show it."""
 
     make: Callable[[], Implementation]
     check: Check

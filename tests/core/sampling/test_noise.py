@@ -24,7 +24,7 @@ from verify_kernels.noise import (
 
 U64 = st.integers(0, 2**64 - 1)
 
-# Known answers of Philox4x32-10 from the Random123 distribution: (counter, key, result).
+# Published outputs of Philox4x32-10 from the Random123 distribution: (counter, key, result).
 KNOWN_ANSWERS = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),

@@ -1,4 +1,4 @@
-"""The reference sampler against torch and plain Python: what the native one is compared with must itself be right."""
+"""The reference sampler against torch and plain Python, since the native one is compared with it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_filters_agree_with_torch(seed: int, p: float, k: int) -> None:
     keep = ids[:k] if k else ids
     cumulative = torch.softmax(values[: len(keep)], 0).cumsum(0)
     if bool(((cumulative - p).abs() < 1e-6).any()):
-        return  # on the edge, where float32 exp may fall on either side
+        return  # on the edge, where float32 exp may round to either side
     expected = keep[: int((cumulative < p).sum()) + 1]
     assert survivors(z.tolist(), top_p=p, top_k=k) == expected.tolist()
 

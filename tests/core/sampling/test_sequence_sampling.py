@@ -28,7 +28,7 @@ def sequence(stopping: StoppingParams | None = None, prompt: tuple[int, ...] = (
 
 
 def processed(row: Any) -> list[float]:
-    """What a row makes of twenty zeros and ones."""
+    """The row's output for twenty zeros and ones."""
     return processed_logits(np.arange(20, dtype=np.float32) % 3 - 1, row).tolist()
 
 
@@ -155,7 +155,7 @@ GOLDEN = 18220876575004849820
 
 
 class StubGrammar:
-    """Allows 3 to 6, and after a path that ends in 6 only the end token; remembers what was committed."""
+    """Allows 3 to 6, and after a path that ends in 6 only the end token; records what was committed."""
 
     error, finished = "", False
 

@@ -50,7 +50,7 @@ def test_splitting_changes_nothing(rules: TextRules, text: str, data: st.DataObj
 
 @given(rules=RULES, text=CODE)
 def test_the_remaining_text_is_a_prefix_that_no_rule_cuts(rules: TextRules, text: str) -> None:
-    rules = dataclasses.replace(rules, suffix="")  # what a suffix leaves may end like the suffix once more
+    rules = dataclasses.replace(rules, suffix="")  # text before a suffix may end like the suffix again
     left, _ = cut(rules, text)
     assert text.startswith(left)
     assert cut(rules, left) == (left, None)
@@ -140,7 +140,7 @@ def test_brackets_of_real_code(rules: TextRules, text: str, left: str) -> None:
     [
         ("\n    return total\n", "x += 1\n    return total\n", "x += 1"),
         ("\n    return total\n", "x += 1\n    return totals\n", "x += 1\n    return totals\n"),
-        ("\n    return total\n", "x += 1\n    return tot", "x += 1"),  # the end came in the middle of it
+        ("\n    return total\n", "x += 1\n    return tot", "x += 1"),  # the end falls inside it
         ("\n    return total\n", "x += 1\n    re", "x += 1\n    re"),  # too little text to decide
         (")\n", "x)\n", "x"),
         (")\n", "x)", "x"),
@@ -194,7 +194,7 @@ def test_text_that_no_rule_cuts_is_kept() -> None:
     cutter = TextCutter(TextRules(max_lines=1, closers="", min_indent=4, blank_line=True))
     assert cutter.feed("a)\n\n", binding=False) is None
     assert cutter.safe == 4
-    found = cutter.feed("b")  # left of the block, and begins behind what is certain
+    found = cutter.feed("b")  # less indented than the block, and starts after the certain text
     assert found is not None
     assert found.place == 4
 

@@ -32,7 +32,9 @@ def install() -> bool:
     _from_npm_alone(code / "npm-shrinkwrap.json")
     npm(code, "install", "--omit=dev", "--no-audit", "--no-fund", "--ignore-scripts")
     npm(code, "rebuild", *NATIVE)
-    (code / "node_modules.asar").symlink_to("node_modules")  # where extensions look for VS Code's own packages
+    (code / "node_modules.asar").symlink_to(
+        "node_modules"
+    )  # the folder in which extensions find VS Code's own packages
     npm(fresh, "rebuild", "argon2", "--build-from-source")
     shutil.rmtree(HOME, ignore_errors=True)
     os.replace(fresh, HOME)
@@ -40,7 +42,7 @@ def install() -> bool:
 
 
 def _from_npm_alone(lock: Path) -> None:
-    """Let what is locked to a commit elsewhere come from npm, in the same version."""
+    """Replace packages locked to a commit elsewhere by npm's of the same version."""
     text = json.loads(lock.read_text(encoding="utf-8"))
     for entry in text["packages"].values():
         if str(entry.get("resolved", "")).startswith("git+"):

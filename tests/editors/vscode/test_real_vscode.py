@@ -57,7 +57,7 @@ def said(state: str) -> str:
 
 
 class Code:
-    """A VS Code of one user, with one document; what is seen when it is used."""
+    """A VS Code of one user, with one document; records what the user sees."""
 
     def __init__(self, home: Path, url: str) -> None:
         self.home, self.url = home, url
@@ -82,7 +82,7 @@ class Code:
 
 @asynccontextmanager
 async def code(home: Path, extensions: Path, server: str) -> AsyncIterator[Code]:
-    """VS Code with our extension, whose setting is the gRPC address ``server``."""
+    """VS Code with specdec's extension, whose setting is the gRPC address ``server``."""
     document, settings = home / "project" / "a.py", home / "user" / "User" / "settings.json"
     for file, text in ((document, TEXT), (settings, json.dumps({**SETTINGS, "specdec.server": server}))):
         file.parent.mkdir(parents=True)

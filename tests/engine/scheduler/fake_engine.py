@@ -1,7 +1,7 @@
-"""An engine without a model: it writes what a page slot would hold, and checks every promise of the scheduler.
+"""An engine without a model: it writes what a page slot would store, and checks every promise of the scheduler.
 
-The KV of a token depends on all tokens before it, so a slot's content is a hash chained from the salt; if a page
-ever shows a sequence content that is not its own chain's, sharing, eviction or preemption went wrong.
+The KV of a token depends on all tokens before it, so a slot's content is a hash chained from the salt. If a page ever
+shows a sequence content of another chain, sharing, eviction or preemption went wrong.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from verify_kernels.forward_batch import PAGE_SIZE
 BLOCKS = [random.Random(seed).choices(range(9), k=PAGE_SIZE) for seed in range(3)]
 # Texts of equal pages in different order, so that a page is tempting after the wrong beginning too.
 TEXTS = [[token for block in order for token in BLOCKS[int(block)]] for order in ("0120120", "0210210", "1110122")]
-REJECTED = -1  # what a draft node that was not accepted leaves in its slot
+REJECTED = -1  # left in its slot by a draft node that was not accepted
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What plan() started from."""
+    """The state before plan()."""
 
     running: list[Sequence]
     decoding: set[Sequence]
@@ -59,7 +59,7 @@ class FakeEngine:
         self.scheduler = Scheduler(self.kv, self.limits, clock=lambda: self.now)
         self.live: list[Sequence] = []
         self.room: dict[Sequence, int] = {}  # tokens each may still emit
-        self.chain: dict[Sequence, list[int]] = {}  # what each token's slot has to hold
+        self.chain: dict[Sequence, list[int]] = {}  # the expected content of each token's slot
         self.target = [[0] * PAGE_SIZE for _ in range(pages)]
         self.draft = [[0] * PAGE_SIZE for _ in range(pages)]
         self.wanted: dict[Sequence, int] = {}
@@ -141,7 +141,8 @@ class FakeEngine:
             assert self.scheduler.running
 
     def check(self) -> None:
-        """The block tables are consistent, and every computed slot of a running sequence holds what its tokens say."""
+        """Check that the block tables are consistent, and that every computed slot of a running sequence matches its
+        tokens."""
         check_pages(self.kv, self.live)
         assert set(self.scheduler.running) | set(self.scheduler.waiting) == set(self.live)
         assert len(self.scheduler.running) + len(self.scheduler.waiting) == len(self.live)
@@ -243,7 +244,7 @@ class FakeEngine:
         return any(s.request is seq.request and s is not seq and s.n_computed < s.n_prompt - 1 for s in self.live)
 
     def _write(self, plan: StepPlan) -> None:
-        """What the forward leaves in the slots: the chain's KV, then the tree's."""
+        """The slots written by the forward: the chain's KV, then the tree's."""
         for entry in plan.entries:
             seq, start = entry.seq, entry.seq.n_computed
             committed = entry.prefill + int(entry.samples)

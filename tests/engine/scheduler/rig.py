@@ -84,7 +84,7 @@ class Rig:
         return seq
 
     def squeeze(self, left: int = 0) -> Sequence:
-        """Take all available pages but ``left``, as if by a sequence the scheduler does not know; returns it."""
+        """Take all available pages but ``left``, as if by a sequence unknown to the scheduler, which it returns."""
         hog = make_samples(make_request([0], name="hog"))[0]
         assert self.kv.ensure(hog, (self.kv.n_free - left) * 64)
         return hog

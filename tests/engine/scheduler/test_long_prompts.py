@@ -1,4 +1,4 @@
-"""Long prompts on a virtual clock: what streams notice of them, what short requests wait for, who starves."""
+"""Long prompts on a virtual clock: their effect on streams, the waits of short requests, and starvation."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_short_requests_behind_a_long_one_take_three_times_as_long_plus_a_chunk(
     for _ in range(6):
         for _ in range(4):
             chunk_s = sim.tick() / 1e3
-        began = sim.now - chunk_s  # it came when the last step had just begun
+        began = sim.now - chunk_s  # it arrived just after the last step started
         short = sim.ask(length, 8)
         while short not in sim.done_s:
             sim.tick()

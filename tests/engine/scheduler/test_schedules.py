@@ -15,7 +15,7 @@ SALTS = ("", "alice", "bob")
 
 
 class ScheduleMachine(RuleBasedStateMachine):
-    """Hypothesis chooses what happens; the fake engine checks it; at the end everything must finish."""
+    """Hypothesis chooses the events; the fake engine checks them; at the end everything must finish."""
 
     @initialize(
         seed=st.integers(0, 1 << 32),
@@ -79,7 +79,7 @@ TestSchedules.settings = settings(max_examples=150, stateful_step_count=30, dead
 
 
 def _random_schedule(seed: int) -> dict[str, int]:
-    """One schedule of about 60 events; what it met, to show that the schedules are worth running."""
+    """One schedule of about 60 events. Returns what occurred, to show that the schedules cover enough."""
     rng = random.Random(seed)
     engine = FakeEngine(
         rng,

@@ -87,7 +87,7 @@ class Step(StepRows):
         return self.depth.shape[0]
 
     def padded(self, rows: int, entries: int, pages: int, garbage: int) -> Step:
-        """The same step in a larger tier; what pads it is ``garbage``."""
+        """The same step in a larger tier, padded with ``garbage``."""
 
         def grown(tensor: Tensor, *shape: int) -> Tensor:
             full = torch.full(shape, garbage, dtype=tensor.dtype, device=tensor.device)

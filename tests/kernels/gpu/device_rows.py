@@ -72,7 +72,7 @@ def pool_slot(entry: BatchEntry, row: int) -> int:
 
 
 def choices(rng: np.random.Generator, entry: BatchEntry, root: int, vocab: int) -> list[int]:
-    """Sampled tokens under which walks go deep: most rows choose what one of their children holds."""
+    """Sampled tokens that lead to deep walks: most rows choose the token of one of their children."""
     sampled = rng.integers(0, vocab, len(entry.tokens)).tolist()
     for row in range(max(root, 0) + 1, len(entry.tokens)):
         if rng.random() < 0.6:

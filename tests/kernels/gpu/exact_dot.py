@@ -15,11 +15,10 @@ from triton.runtime import interpreter
 
 @contextmanager
 def exact_dot() -> Iterator[None]:
-    """The interpreter multiplies float32 tiles with the host's BLAS, which on some processors adds up a row in another
-    order when it has other neighbours: the tests of a kernel's bits would judge that library. In float64 the products
-    of 16-bit numbers are exact and the sums so close that they round to the same float32 in any order.
-    Where kernels are compiled nothing is touched: other versions of Triton have other insides.
-    """
+    """The interpreter multiplies float32 tiles with the host's BLAS, which on some processors sums a row in another
+    order when its neighbours differ: tests of a kernel's bits would test that library. In float64 the products of
+    16-bit numbers are exact and the sums so close that they round to the same float32 in any order. Compiled kernels
+    are not touched: other versions of Triton have other internals."""
     if torch.cuda.is_available():
         yield
         return

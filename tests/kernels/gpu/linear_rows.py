@@ -1,4 +1,4 @@
-"""What the tests of the linear kernels share: random operands, float64 oracles, rows in batches."""
+"""Shared helpers of the tests of the linear kernels: random operands, float64 oracles, rows in batches."""
 
 from __future__ import annotations
 

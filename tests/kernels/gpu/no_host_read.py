@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# What Python itself asks of a tensor, and what hands its values to Python or numpy.
+# Methods of a tensor that Python itself calls, and those that return values to Python or numpy.
 READS = (
     "item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__complex__", "__index__",
     "__contains__", "__repr__", "__format__",
@@ -29,12 +29,12 @@ class HostReadError(AssertionError):
 
 
 class NoHostRead:
-    """Context manager: `HostReadError` where a device tensor's values are wanted on the host.
+    """Context manager: raises `HostReadError` if a device tensor's values are read on the host.
 
-    ``device`` "cuda" or "meta": tensors there are the device's, copies from there are reads, but for a non-blocking
-    copy into pinned memory, which is how a step's results leave. ``device`` "cpu" is for Triton's interpreter: every
-    tensor counts as the device's, and reads by the interpreter itself do not count.
-    `paused` lets the host read what has arrived.
+    ``device`` "cuda" or "meta": tensors there are the device's, and copies from there are reads, except a non-blocking
+    copy into pinned memory, which returns a step's results. ``device`` "cpu" is for Triton's interpreter: every tensor
+    counts as the device's, and reads by the interpreter itself do not count. `paused` lets the host read what has
+    arrived.
     """
 
     def __init__(self, device: str) -> None:
@@ -68,7 +68,7 @@ class NoHostRead:
             raise HostReadError(f"Tensor.{name}() on {args[0].device}: a step must not wait for the device")
 
     def check_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Of an operator as torch runs it, however it came to be called."""
+        """Check an operator as torch runs it, however it was called."""
         if self._paused or not self._device_tensors((args, kwargs)):
             return
         if func in _MASKED:

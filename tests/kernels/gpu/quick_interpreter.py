@@ -17,15 +17,13 @@ from tests.kernels.gpu.exact_dot import exact_dot
 
 @contextmanager
 def quick_interpreter() -> Iterator[None]:
-    """The interpreter patches triton's language at each call of a device function, although the kernel
-    that calls it has had it replaced: in here it does so once per launch. Where kernels are compiled nothing is
-    touched.
-    """
+    """The interpreter patches triton's language at each call of a device function, although the calling kernel already
+    did; here it does so once per launch. Compiled kernels are not touched."""
     if torch.cuda.is_available():
         yield
         return
     patch: Callable[[Any], Any] = interpreter._patch_lang
-    whole = FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core})  # what any device function can see
+    whole = FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core})  # names visible to any device function
     active: list[Any] = []
 
     def once(function: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the sampling tests share: the sampler under test, comparisons with the oracle, hard rows."""
+"""Shared helpers of the sampling tests: the sampler under test, comparisons with the oracle, hard rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def differences(
     width: int,
     only: Sequence[str] = ("sample", "greedy", "children", "logprobs"),
 ) -> list[str]:
-    """Where ``kernels`` and the oracle do not agree to the bit."""
+    """Where ``kernels`` and the oracle differ in any bit."""
     oracle = ReferenceSampling()
     tokens = oracle.sample(logits, rows, 1)
     asked = {

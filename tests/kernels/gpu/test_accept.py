@@ -24,7 +24,7 @@ N_PAGES = 64
 
 @dataclass(slots=True)
 class Accepted:
-    """What the host's verifier would find for one entry."""
+    """What the host's verifier returns for one entry."""
 
     rows: list[int]
     emitted: list[int]

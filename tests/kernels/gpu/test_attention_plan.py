@@ -90,7 +90,7 @@ def test_every_tile_of_every_row_is_read_once(
             last = (entry.ctx + len(path_of(entry.parents, row)) - 1) // 64
             splits.setdefault((index, row), []).append((split, first))
             if end == committed and committed % 4 and last > committed:
-                continue  # the short chunk: such a row has that segment of its own
+                continue  # the short chunk: such a row has its own segment
             read.update((index, row, tile) for tile in range(first, end))
     for index, entry in enumerate(entries):
         for row in range(len(entry.parents)):

@@ -28,7 +28,7 @@ RUNS = pytest.mark.parametrize("run", [write_kv, reference_write_kv], ids=["kern
 EPS = 1e-6
 N_PAGES = 12
 POSITIONS = 400
-# The interpreter cuts bfloat16 off where a GPU rounds it.
+# The interpreter truncates bfloat16, and a GPU rounds it.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 UNTOUCHED = 7.0
 
@@ -110,7 +110,7 @@ def slots_of(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def check(case: Case) -> None:
-    """All live rows are where they should be, all else is untouched."""
+    """Check that all live rows are in place, and that everything else is unchanged."""
     q, k, v = oracle(case)
     tolerance = TOLERANCE[case.q_out.dtype]
     live, (page, lane) = case.rows.live, slots_of(case)
@@ -194,7 +194,7 @@ def eighths(device: torch.device, heads: int) -> tuple[DeviceRows, Tensor, Tenso
 @RUNS
 def test_float8_pool_stores_value_over_scale(device, run):  # type: ignore[no-untyped-def]
     rows, values, scale = eighths(device, 3)
-    normal = values.abs() >= 2.0**-6  # the interpreter knows no subnormal e4m3
+    normal = values.abs() >= 2.0**-6  # the interpreter has no subnormal e4m3
     case = make(rows, (1, 3), 64, torch.float32, FP8)
     case.qkv[0, 64:] = torch.cat([values * scale[:, None], -values * scale[:, None].flip(0)]).flatten()
     case.run(run, k_scale=scale, v_scale=scale.flip(0).contiguous())
@@ -273,7 +273,7 @@ def test_slots_past_the_table_and_invalid_positions_are_ignored(device, run):  #
     rest[page, :, :2] = UNTOUCHED
     assert (rest == UNTOUCHED).all()
     q = case.qkv[2, :64]
-    torch.testing.assert_close(case.q_out[2, 0], q)  # held at position 0, where nothing turns
+    torch.testing.assert_close(case.q_out[2, 0], q)  # at position 0, where the rotation is the identity
     assert case.q_out.isfinite().all()
 
 

@@ -88,7 +88,8 @@ def test_chains_that_overlap_themselves(device, run, shift, length):  # type: ig
     seed=st.integers(0, 9999),
 )
 def test_accepted_rows_are_stored_where_plain_decode_stores_them(device, shapes, seed):  # type: ignore[no-untyped-def]
-    """accept and move_kv together: the walk's row at depth d ends up at slot root + d, the rest of the pool stays."""
+    """accept and move_kv together: the walk's row at depth d moves to slot root + d, and the rest of the pool is
+    unchanged."""
     rng = np.random.default_rng(seed)
     shapes = [(ctx, max(chain, 1), nodes) for ctx, chain, nodes in shapes]
     entries, roots = random_entries(rng, shapes, N_PAGES, vocab=3)

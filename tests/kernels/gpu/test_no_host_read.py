@@ -32,7 +32,7 @@ def _double_kernel(x, out, SIZE: tl.constexpr):
 
 
 class Tensors:
-    """What a step holds: values, their indices, a mask, one number."""
+    """The tensors of a step: values, their indices, a mask, one number."""
 
     def __init__(self, device: str | torch.device) -> None:
         self.x = torch.ones(4, 8, device=device)

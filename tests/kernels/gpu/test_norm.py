@@ -14,7 +14,8 @@ from tests.kernels.gpu.reference.row_ops import add_norm as reference_add_norm
 from verify_kernels.gpu.norm import add_norm
 
 EPS = 1e-5
-# The interpreter cuts bfloat16 off where a GPU rounds it: two such steps of 2^-7 lie between a kernel and the truth.
+# The interpreter truncates bfloat16, and a GPU rounds it: two such steps of 2^-7 separate a kernel from the exact
+# value.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 3e-2}
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -1,4 +1,4 @@
-"""Rows and weights in fp8: nearest values, scales that are safe at the ends, rows that know nothing of each other."""
+"""Rows and weights in fp8: nearest values, safe scales at the limits, independent rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(x: Any, prologue: Prologue = "none", norm: Any = None, kernel: Any = qua
 
 
 def exact(x: Any, prologue: Prologue, norm: Any) -> Any:
-    """What is to be quantised, in float64."""
+    """The values to quantise, in float64."""
     y = x.double()
     if prologue == "rms":
         return y / (y.square().mean(dim=1, keepdim=True) + EPS).sqrt() * norm.double()

@@ -117,7 +117,7 @@ def test_a_row_keeps_its_results_in_any_batch(kernels: TritonSampling) -> None:
 
 
 def edited_rows(vocab: int) -> list[RowSampling]:
-    """Two sequences with all edits; of the first two nodes, one with a grammar's mask of its own."""
+    """Two sequences with all edits; of the first two nodes, one with its own grammar mask."""
     rng = np.random.default_rng(4)
     rows = []
     for seed in (1, 2):
@@ -150,7 +150,7 @@ def test_edits_equal_the_oracles_and_leave_no_trace(device: torch.device, kernel
 
 
 def fill(table: SamplingTable, rows: list[RowSampling]) -> SamplingNeeds:
-    """Send ``rows`` to a table that is there already."""
+    """Send ``rows`` to an existing table."""
     used = table.write(rows, SamplingPool(rows))
     table.device_buffer[:used].copy_(table.host_buffer[:used])
     return SamplingNeeds.of(rows)

@@ -30,7 +30,7 @@ SMALL = Geometry(2, 1)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """What two results must share; a plain comparison takes -0 for 0."""
+    """The bits to compare; a plain comparison treats -0 as 0."""
     return tensor.contiguous().view(torch.uint8)
 
 
@@ -72,7 +72,7 @@ def test_tree_nodes_equal_plain_decode(
     check_nodes(device, geometry, [(ctx, chain, drafted)], seed, 2)
 
 
-# Contexts where the last tile of a path, its segment (256) or its block (1024) is another than the root's.
+# Contexts in which the last tile of a path, its segment (256) or its block (1024) differs from the root's.
 @pytest.mark.parametrize(
     ("geometry", "ctx"),
     [
@@ -97,7 +97,7 @@ def test_tree_of_more_than_64_rows(device: torch.device) -> None:
 
 @pytest.mark.parametrize(("geometry", "cut"), [(SMALL, 1), (SMALL, 24), (replace(SMALL, window=50), 17)])
 def test_chunks_of_a_prompt(device: torch.device, geometry: Geometry, cut: int) -> None:
-    """A chain in one chunk and in two, the second one where the first is cache."""
+    """A chain in one chunk and in two, where the second attends to the first in the cache."""
     ctx, n = 40, 30 if device.type == "cpu" else 180  # interpreted kernels are slow
     pages = [int(p) for p in np.random.default_rng(cut).permutation(PAGES)[:4]]
     layer = Layer.random(geometry, n, PAGES, cut, device)
@@ -109,7 +109,7 @@ def test_chunks_of_a_prompt(device: torch.device, geometry: Geometry, cut: int) 
 
 @pytest.mark.parametrize("window", [0, 700])
 def test_the_split_into_work_does_not_show(device: torch.device, window: int) -> None:
-    """Plans as fine as can be, and coarse ones, whose blocks are folded in registers."""
+    """The finest plans, and coarse ones, whose blocks are merged in registers."""
     geometry = Geometry(3, 3, dtype=torch.float32, window=window)
     entries = random_entries(np.random.default_rng(5), [(1100, 0, 2), (330, 0, 0)], PAGES)
     step = Step.of(entries, device)
@@ -174,7 +174,7 @@ def test_batch_padding_and_positions_do_not_show(device: torch.device) -> None:
 @settings(max_examples=4, phases=NO_SHRINKING)
 @given(seed=st.integers(0, 2**31), ctx=st.integers(20, 80), accepted=st.integers(1, 6))
 def test_accepted_rows_leave_the_same_bits(device: torch.device, seed: int, ctx: int, accepted: int) -> None:
-    """After a walk its rows are cache: what follows sees them through pages instead of lists."""
+    """After a walk its rows are in the cache: later rows read them through pages instead of lists."""
     rng = np.random.default_rng(seed)
     (entry,) = random_entries(rng, [(ctx, 0, 9)], PAGES, deep=0.7)
     layer = Layer.random(SMALL, 10, PAGES, seed, device)

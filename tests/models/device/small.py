@@ -23,8 +23,8 @@ TINY = replace(RANDOM_SHAPES["tiny"], n_heads=2, n_kv_heads=1, intermediate_size
 SLOW_INTERPRETED = () if torch.cuda.is_available() else (pytest.mark.slow,)
 PAGES = 12
 MAX_ROWS, MAX_POSITIONS = 96, 320
-# No configuration asks for float32, and no chip is compiled for it: with it a forward is compared with the CPU's, to
-# more digits than 16 bits have.
+# No configuration uses float32, and no chip has it compiled. It compares a forward with the CPU's to more digits than
+# 16 bits have.
 FLOAT32 = DeviceTypes("fp32", torch.float32, fp8=False, int4=False)
 
 

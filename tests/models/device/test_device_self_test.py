@@ -79,7 +79,7 @@ def by_plan(decoder: PathDecoder, batch: ForwardBatch, row: int, value: float) -
 
 
 def one_key(decoder: PathDecoder, batch: ForwardBatch, row: int, value: float) -> float:
-    """What logits need not show: only one row's cache, which is none of those whose logits are looked at."""
+    """A fault that logits need not show: only in one row's cache, and not of a row whose logits are compared."""
     return value + 1 if batch.rows > 128 and batch.entry_ctx[0] == 0 and row == 37 else value
 
 
@@ -113,7 +113,7 @@ def test_limited_memory_shortens_the_test(pages: int, max_rows: int, max_positio
 
 
 def test_the_kernels_pass() -> None:
-    """In the interpreter, with a short prompt: plans, places and pieces at once."""
+    """In the interpreter, with a short prompt: plans, positions and pieces together."""
     with quick_interpreter():
         decoder = device_decoder(shape(n_layers=1), "fp16")
         assert device_self_test(decoder, prompt=70) == "bitwise"

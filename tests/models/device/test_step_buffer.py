@@ -1,4 +1,4 @@
-"""What is sent is what was given, padded, at addresses that stay."""
+"""Steps arrive padded and otherwise unchanged, at stable addresses."""
 
 from __future__ import annotations
 

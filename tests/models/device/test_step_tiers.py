@@ -14,7 +14,7 @@ TIERS = StepTiers(12, 300, 200, 1029)
 @given(st.integers(1, 12), st.integers(1, 300), st.integers(0, 200), st.integers(1, 1029))
 def test_a_tier_contains_its_step(entries: int, rows: int, samples: int, pages: int) -> None:
     tier = TIERS.of(entries, rows, samples, pages)
-    assert (tier.samples == 0) == (samples == 0)  # nothing is sampled where nothing is wanted
+    assert (tier.samples == 0) == (samples == 0)  # no row is sampled if none is wanted
     assert entries <= tier.entries <= min(12, 2 * entries)
     assert rows <= tier.rows <= min(300, 2 * rows)
     assert samples <= tier.samples <= min(200, 2 * samples)

@@ -56,7 +56,7 @@ def test_every_tile_is_on_one_rank_and_the_embedding_on_the_first() -> None:
         for spec in (*tiles.values(), embed):
             assert (covered[spec.offset : spec.offset + spec.nbytes] == 1).all(), spec.name
         assert [any(spec.name == "embed" for spec in arrays) for arrays, _ in shares] == [True, False]
-        # and each is read from where it stands
+        # and each is read at its offset
         whole = model.file.read(lambda done: None).bytes_view()
         for arrays, copies in shares:
             own = model.file.read_parts(arrays, copies, lambda done: None).bytes_view()

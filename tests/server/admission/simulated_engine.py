@@ -1,4 +1,4 @@
-"""An engine of known costs in time that is a number: what becomes of requests when more come than it can do."""
+"""A simulated engine with known costs: what happens to requests under overload."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class StubClient:
         return stream
 
     def abort(self, request_id: str) -> bool:
-        """As the engine: each open sample ends with what it has."""
+        """Like the engine: each open sample ends with its output."""
         engine_id = self._table.engine_id(request_id)
         if engine_id is not None:
             self._abort_by_engine_id(engine_id)

@@ -114,7 +114,7 @@ async def test_concurrent_requests_of_a_key() -> None:
     third = doors.admit(who, ask("3"), "doc")  # takes the first one's place
     with pytest.raises(RateLimitedError):
         doors.admit(who, ask("4"))
-    first.close()  # superseded before: its place was given away already
+    first.close()  # superseded before: its slot was already released
     with pytest.raises(RateLimitedError):
         doors.admit(who, ask("4"))
     client.say(finished(client.given[1], 1))
@@ -159,7 +159,7 @@ async def test_a_newer_request_supersedes_the_older_one() -> None:
     assert len(await rest_of(newer)) == 1
     assert doors.in_flight == client.in_flight == 0
     doors.admit(who, ask("third"), "doc").close()
-    assert client.aborted == ["t/old", "t/third"]  # who ended by itself is not superseded any more
+    assert client.aborted == ["t/old", "t/third"]  # a finished request cannot be superseded
 
 
 async def test_a_completed_request_is_not_superseded() -> None:
@@ -227,7 +227,7 @@ async def test_the_queue_is_bounded_in_tokens() -> None:
 
 
 async def test_retry_after_estimates_the_length_of_the_queue() -> None:
-    """Before anything was measured, what has waited for long will wait for as long again."""
+    """Without measurements, a request that has waited for long will wait for as long again."""
     clock, client = Clock(), StubClient()
     doors = admission(client, clock, max_queued_tokens=25)
     first = doors.admit(ANYBODY, ask("1", prompt=tuple(range(40))))
@@ -240,7 +240,7 @@ async def test_retry_after_estimates_the_length_of_the_queue() -> None:
     await finish_some(doors := admission(client, clock), client, clock)
     waiting = doors.admit(ANYBODY, ask("3", prompt=tuple(range(2000))))  # 10 ms a token
     refused = doors.admit(ANYBODY, ask("4"))
-    client.refuse("4", QueueFullError(1, 1.0))  # the engine only knows how often one ends
+    client.refuse("4", QueueFullError(1, 1.0))  # only the engine knows how often one ends
     with pytest.raises(QueueFullError, match=r"queue is full \(1 requests\); retry in 20\.0 s") as told:
         await rest_of(refused)
     assert told.value.retry_after_s == pytest.approx(20.0)
@@ -318,7 +318,7 @@ async def test_a_request_that_cannot_meet_its_deadline_is_not_started() -> None:
     with pytest.raises(LateError) as caught:
         doors.admit(ANYBODY, ask("late", deadline_s=4.0))
     assert caught.value.needed_s == pytest.approx(6.1 * LATE_MARGIN)
-    doors.admit(ANYBODY, ask("first", deadline_s=4.0, priority=1)).close()  # goes before those that wait
+    doors.admit(ANYBODY, ask("first", deadline_s=4.0, priority=1)).close()  # is scheduled before those that wait
     for stream in (*busy, *waiting):
         stream.close()
 
@@ -375,7 +375,8 @@ async def test_a_resumed_request_is_forecast_by_its_remaining_tokens_and_does_no
             doors.admit(ANYBODY, request)
         return caught.value.needed_s / LATE_MARGIN
 
-    # Of 25 tokens to read each takes 10 ms, and of the 21 that are likely 6 are missing, the first of them with those.
+    # Of 25 tokens to prefill each takes 10 ms; of the 21 likely output tokens 6 remain, and the first arrives with the
+    # prefill.
     assert needed_s(resumed("half", 15, deadline_s=0.1)) == pytest.approx(0.25 + 0.5)
     assert needed_s(resumed("nearly", 20, deadline_s=0.1)) == pytest.approx(0.3)
     before = needed_s(ask("whole", deadline_s=0.1))
@@ -394,14 +395,14 @@ async def test_nothing_is_shed_without_measurements_or_reason() -> None:
     doors = admission(client, clock)
     hopeless = ask("h", deadline_s=0.001, stopping=StoppingParams(max_tokens=1000, ignore_eos=True))
     running = doors.admit(ANYBODY, ask("running"))
-    doors.admit(ANYBODY, hopeless).close()  # nothing is known yet
+    doors.admit(ANYBODY, hopeless).close()  # nothing is measured yet
     running.close()
     await finish_some(doors, client, clock)
     doors.admit(ANYBODY, hopeless).close()  # an idle engine accepts every request
     running = doors.admit(ANYBODY, ask("running"))
     with pytest.raises(LateError):
         doors.admit(ANYBODY, hopeless)
-    clock.now += 60  # what was true a minute ago
+    clock.now += 60  # a minute-old measurement
     doors.admit(ANYBODY, hopeless).close()
     running.close()
     trusting = admission(client, clock, shed_late=False)

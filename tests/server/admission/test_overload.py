@@ -1,4 +1,4 @@
-"""Four times as much as an engine can do: what it does is still worth nearly as much as at its peak."""
+"""Four times the capacity of an engine: its goodput stays close to its peak."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Flooded:
 
 
 async def peak(costs: Costs, seed: int) -> tuple[float, float, float]:
-    """Tokens and requests per second of a closed loop of twice as many as run at once... and the p99 of a full one."""
+    """Tokens and requests per second of a closed loop with twice as many clients as run concurrently... and the p99 of
+    a full one."""
     engine, draw = SimulatedEngine(costs, seed), Random(seed)
     while engine.clock.now < 1120.0:
         while len(engine.running) + len(engine.waiting) < costs.batch:
@@ -40,7 +41,7 @@ async def peak(costs: Costs, seed: int) -> tuple[float, float, float]:
 
 
 def good_tokens(jobs: list[Job], begin_s: float, end_s: float, limit_s: float) -> int:
-    """Tokens that came between two times, of answers within the limit."""
+    """Tokens that arrived between two times, of answers within the limit."""
     return sum(
         count
         for job in jobs

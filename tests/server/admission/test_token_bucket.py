@@ -1,4 +1,4 @@
-"""Rates over any schedule, against what they mean."""
+"""Rates over any schedule, against their definition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_over_any_period_at_most_a_burst_plus_the_rate_is_admitted(
         if bucket.wait_s(now) == 0:
             bucket.take(amount, now)
             taken, last = taken + amount, amount
-    # The last one may be beyond the limit; those before it were begun within.
+    # The last one may exceed the limit; those before it were admitted within it.
     assert taken - last <= max(1.0, per_minute) + per_minute * now / 60 + 1e-6
 
 

@@ -41,7 +41,7 @@ class Certificates:
             ca.write_bytes(self.ca_pem)
 
     def client_context(self, *, shows: bool = False) -> ssl.SSLContext:
-        """A client's context that trusts this authority; ``shows`` a certificate of its own."""
+        """A client's context that trusts this authority; ``shows`` its own certificate."""
         context = ssl.create_default_context(cafile=self.ca)
         if shows:
             context.load_cert_chain(self.client)

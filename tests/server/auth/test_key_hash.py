@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from server.auth.keys import KeyHash, new_key
 
-# Costs as small as they may be: what is tested is not how long it takes.
+# The lowest possible costs: the duration is not under test.
 CHEAP = KeyHash.parse("scrypt:2:1:1:c2FsdHNhbHQ=:" + "A" * 43 + "=")
 
 

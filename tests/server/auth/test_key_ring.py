@@ -1,4 +1,4 @@
-"""Whose a key is, and how changes of the file take effect."""
+"""Which holder a key belongs to, and how changes of the file take effect."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_guesses_at_slow_hashes_are_bounded(tmp_path: Path) -> None:
     found = ring(path)
     guesses = [asyncio.create_task(found.find(f"sd-guess-{i}")) for i in range(SLOW_CHECKS + 3)]
     await asyncio.sleep(0)
-    assert (await found.find(fast)).name == "fast"  # who has a fast one does not wait
+    assert (await found.find(fast)).name == "fast"  # a fast one does not wait
     results = await asyncio.gather(*guesses, return_exceptions=True)
     busy = [r for r in results if isinstance(r, KeyChecksBusyError)]
     assert len(busy) == 3

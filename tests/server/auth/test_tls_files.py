@@ -1,4 +1,4 @@
-"""TLS for sockets of this process: what a handshake shows and asks for, before and after the files change."""
+"""TLS for sockets of this process: what a handshake presents and requires, before and after the files change."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class CodeTokenizer:
         raise NotImplementedError
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Bytes, and names where special tokens are not skipped; what is no text shows as U+FFFD."""
+        """Bytes, and names where special tokens are not skipped; invalid text shows as U+FFFD."""
         data = b"".join(self.token_bytes(i) for i in ids if not (skip_special and i in self.special_ids))
         try:
             return data.decode("utf-8", "surrogatepass")

@@ -63,7 +63,7 @@ class Editor:
         return (await self.read()).ready
 
     async def ask(self, **fields: Any) -> int:
-        """Ask for a completion; at an offset of the document "a.py" when ``offset`` and ``version`` are given."""
+        """Request a completion; at an offset of the document "a.py" when ``offset`` and ``version`` are given."""
         self.asks += 1
         if "offset" in fields:
             place = pb.Cursor(uri="a.py", offset=fields.pop("offset"), version=fields.pop("version", 1))
@@ -77,7 +77,7 @@ class Editor:
         return message
 
     async def answer(self, ask_id: int) -> tuple[pb.SuggestionStarted, str, pb.SuggestionFinished]:
-        """All of an ask's answer; nothing else may come in between."""
+        """Return the complete answer to a request; no other message may arrive in between."""
         started, text = None, ""
         while True:
             message = await self.read()
@@ -106,7 +106,7 @@ async def running(tokenizer: Callable[[], Any] = CodeTokenizer) -> AsyncIterator
 
 
 async def failed(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
-    """What the call ends with."""
+    """Return the error with which the call ends."""
     try:
         while await call.read() is not grpc.aio.EOF:
             pass

@@ -78,7 +78,7 @@ class ScriptedRequest:
 
 
 class ScriptedEngine:
-    """Collects what is submitted, in order."""
+    """Collects submitted requests, in order."""
 
     def __init__(self) -> None:
         self.requests: list[ScriptedRequest] = []

@@ -180,7 +180,7 @@ async def test_a_repeated_request_at_the_same_place() -> None:
     again = await desk.ask(GAP)
     assert (again.origin, await read(again)) == (Origin.CONTINUED, "turn")
     chance = replace(OPTIONS, sampling=SamplingParams(temperature=1.0))
-    for count in (2, 3):  # where chance decides, asking again is asking for another one
+    for count in (2, 3):  # with a random seed, a repeated request is a new one
         await desk.ask(GAP, chance)
         assert len(desk.engine.requests) == count
         desk.engine.last.finish()
@@ -217,7 +217,7 @@ async def test_stop_rules_of_the_cursor_cut_a_continued_generation() -> None:
     assert len(desk.engine.requests) == 1
 
 
-# What stands in front of the gap, the word it ends in, what is expected behind that, the former suggestion
+# The text before the cursor, the word in which it ends, the text expected after it, the former suggestion
 DRAFTS = {
     "renamed": (GAP.prefix + "turn c", " c", " + b", "turn a + b"),
     "typed through": (GAP.prefix + "turn a + b", "", "", "turn a + b"),

@@ -1,4 +1,4 @@
-"""Stops that follow from where the cursor is, and documents that edits keep in step."""
+"""Stops that follow from the position of the cursor, and documents that edits keep in sync."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ TEXT = st.text("abé世😀\n()", max_size=40)
         ("x = 1  # (see ", "\n", "", "#"),
         ('"""Reads (', "\n", "", '"""'),
         ("a) b] (", "", ")", ""),
-        ("{" + "x\n" * 2000 + "(", "", ")", ""),  # the brace is too far away to be looked at
-        ("(", "x\n" * 1000, "", ""),  # what closes it may come later
+        ("{" + "x\n" * 2000 + "(", "", ")", ""),  # the brace is too far away to be inspected
+        ("(", "x\n" * 1000, "", ""),  # its closing bracket may come later
     ],
 )
 def test_unmatched_brackets_may_be_closed(prefix: str, suffix: str, closers: str, quote: str) -> None:

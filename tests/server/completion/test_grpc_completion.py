@@ -1,4 +1,4 @@
-"""CompletionService over real sockets, with an engine in a process of its own."""
+"""CompletionService over real sockets, with an engine in a separate process."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_every_bad_field_is_named() -> None:
 
 
 def test_an_interrupted_completion_resumes() -> None:
-    """What the engine makes of it is in tests/engine/test_resume.py."""
+    """The engine's part is tested in tests/engine/test_resume.py."""
     resume = options_pb2.ResumeOptions(token_ids=[1, 2], text_characters=3, numeric_fingerprint="f")
     options = read_options(pb.CompleteRequest(fim=fim(), resume=resume), violations := ViolationCollector())
     assert not violations.found

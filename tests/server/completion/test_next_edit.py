@@ -232,7 +232,7 @@ async def test_edits_over_grpc() -> None:
         assert events[-1].finished.finish_reason == result_pb2.FINISH_REASON_EOS
         assert events[-1].finished.usage.prediction_form == "sweep"
         edits = [TextEdit(event.edit.start, event.edit.end, event.edit.text) for event in events[1:-1]]
-        # what would take back the change of the definition is left out
+        # context that would undo the change of the definition is omitted
         wanted = BOOK.replace("values", "numbers").replace("mean(numbers)", "mean(values)")
         assert applied(BOOK, edits) == wanted
         assert await server.idle(submitted=1, aborted=0)

@@ -52,7 +52,8 @@ def test_the_budget_holds_and_the_nearest_text_is_kept(gap: Gap, budget: int) ->
     kept = bytes(packed.ids[pre + 1 : suf] + packed.ids[mid + 1 :]) + packed.healing_prefix.encode()
     assert gap.prefix.encode().endswith(kept)
     assert gap.suffix.encode().startswith(bytes(packed.ids[suf + 1 : mid]))
-    # A quarter of the room may stay empty so that the prompt's begin can stay, and what a border leaves over.
+    # A quarter of the budget may stay unused so that the start of the prompt stays the same, and the remainder of a
+    # boundary.
     if len(kept) < len(gap.prefix.encode()) and not gap.files and not gap.repo:
         assert len(kept) >= budget // 8
     assert not packed.healing_prefix or gap.prefix.endswith(packed.healing_prefix)

@@ -51,7 +51,7 @@ async def serving(config: EngineConfig, tokenizer: Any) -> AsyncIterator[Server]
 
 
 async def fresh(server: Server, prefix: str, max_tokens: int) -> tuple[str, list[int]]:
-    """Text and ids of a request that knows nothing of any session."""
+    """Text and ids of a request without any session."""
     request = pb.CompleteRequest(
         fim=options_pb2.FimPrompt(prefix=prefix), completion=PLAIN,
         stopping=options_pb2.StoppingOptions(max_tokens=max_tokens),

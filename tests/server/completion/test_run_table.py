@@ -1,4 +1,4 @@
-"""Equal requests share a run, equal prompts are computed once, and who leaves last ends it."""
+"""Equal requests share a run, equal prompts are prefilled once, and the last reader to leave ends the run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_equal_requests_are_coalesced() -> None:
     engine.last.finish()
     assert await read(later) == "one two"
     later.leave()
-    again, joined = await table.start(ANYBODY, GREEDY)  # what has ended is not kept
+    again, joined = await table.start(ANYBODY, GREEDY)  # a finished run is not kept
     assert (joined, len(engine.requests)) == (False, 2)
     again.leave()
     assert (engine.running, table.in_flight) == (0, 0)
@@ -119,7 +119,7 @@ async def test_a_prompt_is_prefilled_once() -> None:
     assert len(engine.requests) == 1  # they wait for its prefix
     engine.last.say("x")
     await settle()
-    assert len(engine.requests) == 2  # the next one finds it, and so do those behind
+    assert len(engine.requests) == 2  # the next one finds it, and so do those after it
     engine.last.say("y")
     await settle()
     assert len(engine.requests) == 3

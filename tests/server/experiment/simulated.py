@@ -1,4 +1,4 @@
-"""Experiments that were never run: records drawn from known distributions."""
+"""Simulated experiments: records drawn from known distributions."""
 
 from __future__ import annotations
 

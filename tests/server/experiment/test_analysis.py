@@ -1,4 +1,4 @@
-"""Verdicts from records: what they are, and what they are not misled by."""
+"""Verdicts from records: what they are, and what does not mislead them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_blocks_are_the_units_of_a_switchback() -> None:
     assert high is not None
     assert alone.primary.ratio_bounds[0] is not None
     assert alone.primary.ratio_bounds[1] is not None
-    # taking requests as independent would claim far more than is known
+    # treating requests as independent would overstate the evidence
     assert high - low > 1.3 * (alone.primary.ratio_bounds[1] - alone.primary.ratio_bounds[0])
 
 
@@ -125,7 +125,7 @@ def test_warm_up_foreign_arms_and_duplicates_are_excluded_and_reported() -> None
     log.records[30] = replace(log.records[30], warm_up=True)
     log.repeated, log.lost_bytes = 3, 17
     result = analyse(plan, log)
-    assert [arm.requests for arm in result.arms] == [49, 49]  # also without what was paired with the one of the warm-up
+    assert [arm.requests for arm in result.arms] == [49, 49]  # also without the pair of the one in the warm-up
     notes = " ".join(result.notes)
     alone = "pairs without the other request: 1"
     for part in ("records excluded, other arms: 1", "warm-up: 21", alone, "not counted: 3", "17 bytes"):

@@ -1,4 +1,4 @@
-"""Plans are read as they are written, and refused with the line of what is wrong."""
+"""Plans are parsed, and rejected with the line of the error."""
 
 from __future__ import annotations
 

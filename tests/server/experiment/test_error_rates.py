@@ -91,7 +91,7 @@ def peeking_alarms(runs: int, pairs: int) -> tuple[int, int]:
     rng = np.random.default_rng(2)
     times = np.arange(1.0, pairs + 1)
     low, high = below_bounds(times, 0.5, ALPHA / 2, 100)
-    # the bounds on counts as ranks (from 0) of ordered values; `pairs` where there is no bound
+    # the bounds on counts as ranks (from 0) of ordered values; `pairs` for no bound
     lows, highs = np.ceil(low).astype(int) - 1, np.floor(high).astype(int)
     fixed = [quantile_ranks(int(t), 0.5, ALPHA) for t in times]
     alarms = [0, 0]
@@ -171,7 +171,7 @@ def planned_power(runs: int, seed: int) -> tuple[int, float]:
 
 def test_a_planted_change_is_found_with_the_planned_power() -> None:
     hits, power = planned_power(40, 1)
-    # the plan knows one capture only: its own power is uncertain by a few hundredths
+    # the plan has one capture only: its own power is uncertain by a few hundredths
     assert hits >= binom.ppf(0.001, 40, power - 0.1)
     assert hits <= binom.ppf(0.999, 40, min(0.99, power + 0.1))
 

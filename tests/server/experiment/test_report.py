@@ -26,7 +26,7 @@ VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 
 class _Page(HTMLParser):
-    """Text, tags and attributes; fails where tags do not close in order."""
+    """Text, tags and attributes; fails if tags do not close in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

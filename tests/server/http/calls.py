@@ -1,4 +1,4 @@
-"""Calls without a socket: what a dialect's reader makes of a body."""
+"""Calls without a socket: what a dialect's reader returns for a body."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Found = TypeVar("Found")
 
 
 class Fim:
-    """Puts 1, 2 and 3 around the texts; 7 ends what fills the gap."""
+    """Puts 1, 2 and 3 around the texts; 7 ends the generated middle."""
 
     fills_in, max_context = True, 64
 
@@ -49,7 +49,7 @@ class Fim:
 
 
 class Told(FakeTokenizer):
-    """Keeps what it was given to encode last."""
+    """Records the last text that it encoded."""
 
     def __init__(self) -> None:
         super().__init__(has_tools=True)
@@ -62,12 +62,12 @@ class Told(FakeTokenizer):
 
 
 def make_context(tokenizer: FakeTokenizer | None = None, fim: Any = None, limit: int = 1 << 20) -> ServerContext:
-    """A server over an engine that is known but not there."""
+    """A server whose engine is known but not running."""
     return ServerContext(Models([make_model(tokenizer, fim)]), lambda: ("ready", True), limit)
 
 
 def make_model(tokenizer: FakeTokenizer | None = None, fim: Any = None) -> ServedModel:
-    """A model whose engine is known but not there."""
+    """A model whose engine is known but not running."""
     info = replace(INFO, indexes=("mine",))
     model = ServedModel(
         cast(EngineClient, SimpleNamespace(info=info, engine=SimpleNamespace(info=info), file_errors=Counter()))
@@ -77,7 +77,7 @@ def make_model(tokenizer: FakeTokenizer | None = None, fim: Any = None) -> Serve
 
 
 def code_context() -> ServerContext:
-    """A server whose model can fill in the middle of a text."""
+    """A server whose model supports fill-in-the-middle."""
     server: Any = make_context(CodeTokenizer())  # type: ignore[arg-type]
     model = server.models.first
     model.client.info = replace(model.info, vocab_size=300)
@@ -112,7 +112,7 @@ def asked(
     headers: dict[str, str] | None = None,
     server: ServerContext | None = None,
 ) -> Found:
-    """What ``reader`` makes of ``body``."""
+    """Return what ``reader`` returns for ``body``."""
 
     async def read() -> Found:
         call = make_call(json.dumps(body).encode(), headers, server)
@@ -123,7 +123,7 @@ def asked(
 
 
 def violations(reader: Callable[[Call], Awaitable[Any]], body: Any) -> list[FieldViolation]:
-    """What ``reader`` finds wrong."""
+    """Return the errors of ``reader``."""
     try:
         asked(reader, body)
     except InvalidRequestError as error:

@@ -13,6 +13,6 @@ from tests.server.http.harness import Server, running
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A ready server whose model knows chat, tools, and how to fill in."""
+    """A ready server whose model supports chat, tools, and fill-in-the-middle."""
     with running(lambda: FakeTokenizer(has_tools=True), fim=Fim()) as found:
         yield found

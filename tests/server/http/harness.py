@@ -1,4 +1,4 @@
-"""A whole server in a thread of its own, asked over a real socket."""
+"""A whole server in a separate thread, called over a real socket."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Server:
 
 
 def events(data: bytes) -> list[Any]:
-    """What a stream's bytes say; checks the framing to the letter."""
+    """Parse the events of a stream; checks the framing byte by byte."""
     assert data.endswith(b"\n\n")
     found: list[Any] = []
     for event in data[:-2].split(b"\n\n"):

@@ -1,4 +1,4 @@
-"""What the model can do is found out, not assumed."""
+"""The model's capabilities are detected, not assumed."""
 
 from __future__ import annotations
 

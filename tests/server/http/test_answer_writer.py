@@ -32,7 +32,7 @@ def ask(server: Server, first_line: str, *headers: str, times: int = 1) -> bytes
 
 
 def parse(said: bytes, times: int = 1) -> list[tuple[h11.Response, bytes]]:
-    """Heads and bodies, as a client's h11 reads them: it refuses what is framed wrongly."""
+    """Heads and bodies, parsed by a client's h11, which rejects wrong framing."""
     client, found = h11.Connection(h11.CLIENT), []
     for number in range(times):
         client.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
@@ -72,7 +72,7 @@ def test_http_1_0_streams_end_with_the_connection(server: Server) -> None:
 
 
 class Wire:
-    """A transport that keeps what is written."""
+    """A transport that records what is written."""
 
     def __init__(self) -> None:
         self.data, self.writes = b"", 0

@@ -1,4 +1,4 @@
-"""Bodies: what is read out of them, and that nothing breaks the reader."""
+"""Bodies: how their fields are read, and that nothing breaks the reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a browser sends for somebody else's page does nothing here; what programs send is served as ever."""
+"""Requests that a browser sends for another site's page have no effect; requests of programs are served."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def test_a_rebound_host_name_is_rejected(server: Server, host: str) -> None:
         {"content_type": "application/x-www-form-urlencoded"},  # curl -d
         {"content_type": "text/plain"},
         {"content_type": "application/json; charset=utf-8"},
-        {"content_type": "application/json", "origin": "app://obsidian.md"},  # browsers ask before; this is a program
+        {
+            "content_type": "application/json",
+            "origin": "app://obsidian.md",
+        },  # browsers send a preflight; this is a program
         {"content_type": "application/json", "origin": "chrome-extension://abc", "sec_fetch_site": "none"},
         {"content_type": "text/plain", "sec_fetch_mode": "cors"},  # Node's fetch
     ],

@@ -1,4 +1,4 @@
-"""A body of /v1/chat/completions is what the engine is given."""
+"""How a body of /v1/chat/completions becomes an engine request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 
 def request(**fields: Any) -> Request:
-    """The request of a body that asks "hi"."""
+    """The engine request of a body with the message "hi"."""
     return asked(parse_chat, {"messages": HI, **fields}, {"x-request-id": "r"}).request
 
 

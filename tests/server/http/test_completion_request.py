@@ -1,4 +1,4 @@
-"""A body of /v1/completions is what the engine is given, field by field."""
+"""How a body of /v1/completions becomes an engine request, field by field."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def usage(prompt: int, output: int, cached: int = 3, accepted: int = 0, rejected
 
 
 def checked(answer: dict[str, Any], kind: str = "text_completion", prefix: str = "cmpl-") -> dict[str, Any]:
-    """``answer`` without what differs each time, which is looked at here."""
+    """Check the values of ``answer`` that differ each time, and return the rest."""
     assert answer.pop("id").startswith(prefix)
     assert abs(answer.pop("created") - time.time()) < 60
     assert answer.pop("object") == kind

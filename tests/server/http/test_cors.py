@@ -1,4 +1,4 @@
-"""Pages of other origins may call the server where the configuration names them, and nowhere else."""
+"""Pages of other origins may call the server only if the configuration names them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BODY = {"prompt": "ab", "max_tokens": 1}
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str]]:
-    """A server that wants keys and lets one origin in; and a key."""
+    """A server that requires keys and allows one origin; and a key."""
     path = tmp_path_factory.mktemp("keys") / "keys.yaml"
     key = make_key(path, "page")
     with running(keys_file=path, cors_origins=(OURS,)) as server:

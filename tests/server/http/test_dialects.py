@@ -1,4 +1,4 @@
-"""Dialects that share a path, and what an endpoint's fault looks like."""
+"""Dialects that share a path, and the form of an endpoint's errors."""
 
 from __future__ import annotations
 

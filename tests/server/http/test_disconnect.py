@@ -20,7 +20,7 @@ STAGES = [
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server of its own: its engine's count of aborts begins at 0."""
+    """A separate server, so that its engine's count of aborts starts at 0."""
     with running() as found:
         yield found
 

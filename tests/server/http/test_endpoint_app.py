@@ -14,7 +14,7 @@ from tests.server.http.calls import make_context
 
 
 class Exchange:
-    """A call whose body has come, and whose client leaves when `left` is set."""
+    """A call whose body has arrived, and whose client disconnects when `left` is set."""
 
     def __init__(self, *, stubborn: bool = False) -> None:
         self.left, self.begun, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -70,7 +70,7 @@ async def test_a_shutdown_during_a_disconnect_cancels_the_task(turns: int) -> No
     call = Exchange()
     await call.begun.wait()
     call.left.set()
-    for _ in range(turns):  # meanwhile the one who waits for the client sees it leave
+    for _ in range(turns):  # meanwhile the task that waits for the client sees it disconnect
         await asyncio.sleep(0)
     call.task.cancel()
     await asyncio.wait([call.task])

@@ -69,7 +69,7 @@ def test_a_too_long_chat_names_its_messages(server: Server) -> None:
 
 def test_retry_after_is_a_header(server: Server) -> None:
     response = server.client.post(COMPLETIONS, json={"prompt": "a", "cache_salt": "full", "stream": True})
-    assert response.status_code == 429  # a stream that has not begun has a status of its own
+    assert response.status_code == 429  # a stream that has not started has its own status
     assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("3", "2500")
 
 

@@ -1,4 +1,4 @@
-"""A stream whose headers wait for the first token: what fails before is a status of its own, on every port."""
+"""Streams with deferred headers: an error before the first token is a status, on every port."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_client_with_a_key_is_served_over_tls(guarded: Guarded) -> None:
     answer = guarded.server.client.post(
         COMPLETIONS, json={"prompt": "a"}, headers={"x-api-key": guarded.keys["free"], "x-request-id": "mine"}
     )
-    assert answer.json()["id"] == "cmpl-mine"  # not the name that the engine knows it by
+    assert answer.json()["id"] == "cmpl-mine"  # not the name under which the engine registered it
 
 
 def test_an_unknown_client_is_401_without_details(guarded: Guarded) -> None:

@@ -34,7 +34,7 @@ class Real:
         self._generation = generation_pb2_grpc.GenerationServiceStub(grpc.insecure_channel(grpc_address))
 
     def over_grpc(self, **prompt: Any) -> pb.Sample:
-        """What gRPC answers."""
+        """Return gRPC's answer."""
         request = pb.GenerateRequest(
             sampling=options.SamplingOptions(**SAMPLING),
             stopping=options.StoppingOptions(max_tokens=TOKENS),

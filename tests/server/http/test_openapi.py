@@ -1,4 +1,4 @@
-"""The OpenAPI document describes what is served, and calls made from it meet no fault."""
+"""The OpenAPI document describes what is served, and requests generated from it cause no server error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``echo`` with ``logprobs``: what the model thinks of the prompt, on a real engine."""
+"""``echo`` with ``logprobs``: log-probabilities of the prompt, on a real engine."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_long_prompts_are_scored_in_windows(server: Server, monkeypatch: pytest.
 
 
 def test_windows_are_scored_one_by_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt of end tokens has a window for each: they are never all there at once."""
+    """A prompt of end tokens has a window for each: they never exist all together."""
     asked, answered = 0, 0
 
     async def one_answer(call: Call, requests: Sequence[Request]) -> tuple[list[Sample], Totals]:

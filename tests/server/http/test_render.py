@@ -1,4 +1,4 @@
-"""What a request's prompt is in tokens, as routers ask for it before they choose a server."""
+"""A request's prompt in tokens, as routers request it before they choose a server."""
 
 from __future__ import annotations
 

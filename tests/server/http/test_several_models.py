@@ -49,13 +49,13 @@ TALK = [{"role": "user", "content": "a"}]
 
 @pytest.fixture(scope="module")
 def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `server` captures requests."""
+    """The folder in which `server` captures requests."""
     return tmp_path_factory.mktemp("captures")
 
 
 @pytest.fixture(scope="module")
 def server(captures: Path) -> Iterator[Server]:
-    """chat comes first and fim can fill in; all tests but those that end an engine or need keys share it."""
+    """chat is the first model and fim can fill in; tests that neither end an engine nor need keys share the server."""
     with several(capture_dir=captures, capture_prompts=True) as found:
         yield found
 
@@ -297,7 +297,7 @@ def test_memory_is_divided_among_the_models() -> None:
     with running_serving(serving(config), wait=False) as server, live(server):
         with pytest.raises(EngineStartError, match=f"^fim: memory: .*lower engines.fim.kv_tokens from {1 << 33}"):
             server.run(server.serving.wait_ready())
-        # What only a model that is not loaded may be or do is not refused for good by one that is.
+        # A request that only an unloaded model may support is not rejected permanently by a loaded one.
         assert server.refused(COMPLETIONS, model="book-2", prompt="a")[0] == 503
         assert server.refused("/v1/fim/completions", prompt="a", suffix="b")[0] == 503
         assert server.refused("/v1/fim/completions", model="chat", prompt="a", suffix="b")[0] == 422

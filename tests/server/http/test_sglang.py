@@ -1,4 +1,4 @@
-"""SGLang's /v1/loads, asked as its gateway asks."""
+"""SGLang's /v1/loads, called as its gateway does."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def streamed(form: ToolForm, text: str, cuts: Sequence[int]) -> list[Part]:
 
 
 def folded(parts: Sequence[Part]) -> list[Out]:
-    """Texts joined, calls by name and arguments, those that are not whole by their text."""
+    """Texts joined, calls by name and arguments, incomplete ones by their text."""
     out: list[Out] = []
     name = arguments = ""
     for part in parts:

@@ -41,7 +41,7 @@ def test_tool_choice_becomes_a_grammar(parse: Any) -> None:
 
 
 class MistralTokenizer(FakeTokenizer):
-    """One whose marks of calls are special tokens."""
+    """A tokenizer whose call markers are special tokens."""
 
     def special_id(self, name: str) -> int | None:
         return BOS if name == "[TOOL_CALLS]" else None
@@ -105,7 +105,7 @@ def stream(form: ToolForm, pieces: list[str], agent: str = "", **fields: Any) ->
 
 
 def test_golden_transcripts() -> None:
-    """Chunk by chunk what OpenAI streams: the call's beginning, then its arguments as they are written."""
+    """The chunks of OpenAI's stream: the start of the call, then its arguments as they are generated."""
     for form, pieces in {
         ToolForm.HERMES: ["Ok.\n<tool", '_call>{"name": "look", "arg', 'uments": {"at"', ": 1", "}}\n</tool", "_call>"],
         ToolForm.MISTRAL_ARGS: ["Ok.", "[TOOL_CALLS]look", '[ARGS]{"at"', ": 1", "}"],

@@ -1,4 +1,4 @@
-"""What a router does with KV events: it follows them, and asks again for those it missed."""
+"""A router's use of KV events: it follows them, and requests the missed ones again."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CacheView:
 
 
 class Follower:
-    """Subscribed to ``endpoint``; asks ``replay`` for what it missed."""
+    """Subscribed to ``endpoint``; requests missed messages from ``replay``."""
 
     def __init__(self, endpoint: str, replay: str | None = None, topic: str = "") -> None:
         self._context = zmq.asyncio.Context()
@@ -70,7 +70,7 @@ class Follower:
         self.view, self.next, self.topics = CacheView(), 0, set[bytes]()
 
     async def take(self, timeout_s: float = 10.0) -> list[dict[str, Any]]:
-        """The next message's events, after those it had missed, which are applied too."""
+        """The next message's events, after applying the missed ones."""
         topic, number_bytes, payload = await asyncio.wait_for(self._sub.recv_multipart(), timeout_s)
         number, events = int.from_bytes(number_bytes, "big"), decoded(payload)
         self.topics.add(topic)
@@ -82,7 +82,7 @@ class Follower:
         return events
 
     async def catch_up(self) -> list[int]:
-        """Take all that is kept from the first number missed; returns which came."""
+        """Take all stored messages from the first missed number; returns those received."""
         assert self._replay is not None
         came = []
         with self._context.socket(zmq.DEALER) as asking:

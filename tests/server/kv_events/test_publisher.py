@@ -27,7 +27,7 @@ def config(folder: Path, **more: Any) -> KvEventsConfig:
 
 @asynccontextmanager
 async def published(settings: KvEventsConfig) -> AsyncIterator[tuple[KvEventPublisher, Follower]]:
-    """A publisher, and who follows it and has got its first message."""
+    """A publisher, and a subscriber that has its first message."""
     publisher = KvEventPublisher(settings)
     publisher.open()
     assert settings.endpoint is not None
@@ -134,7 +134,7 @@ async def test_a_slow_subscriber_misses_messages_that_others_get(
                     pack_batch([BlocksStored([number.to_bytes(16, "big")], None, [0] * 20_000, "")], "map")
                 )
                 (event,) = await follower.take()
-                assert event["block_hashes"] == [number]  # at once, and none is missing
+                assert event["block_hashes"] == [number]  # immediately, and none is missing
             assert publisher.counts.overflows >= 1
             read = 0
             while sleeper.poll(100):

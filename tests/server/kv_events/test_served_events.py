@@ -1,4 +1,4 @@
-"""Events of a whole server: what a router knows through requests, flushes, and the death of an engine."""
+"""Events of a whole server: what a router learns through requests, flushes, and the crash of an engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.server.kv_events.subscriber import Follower
 
 @asynccontextmanager
 async def followed(folder: Path, **more: Any) -> AsyncIterator[tuple[Serving, Follower, Harness]]:
-    """A server whose events are followed from the first one on."""
+    """A server whose events are followed from the first one."""
     events = KvEventsConfig(endpoint=f"ipc://{folder}/pub", replay_endpoint=f"ipc://{folder}/replay", **more)
     serving = Serving(
         make_config(kv_events=events, http_port=0), lambda _: FakeTokenizer(), factory=CACHING, policy=quick_policy()
@@ -54,7 +54,7 @@ async def ask(server: Harness, text: str, **rest: Any) -> None:
 
 
 async def known(serving: Serving, follower: Follower, blocks: set[int]) -> None:
-    """Wait until who follows knows just ``blocks``, by messages or by asking again."""
+    """Wait until the follower has exactly ``blocks``, by messages or by replay."""
     async with asyncio.timeout(15):
         while set(follower.view.blocks) != blocks:
             await follower.catch_up()

@@ -50,7 +50,7 @@ class Editor:
     async def hello(
         self, options: dict[str, Any], encodings: Sequence[str] = ("utf-16",), *, inline: bool = True
     ) -> types.InitializeResult:
-        """Initialize, and say so."""
+        """Initialize, and send the notification."""
         told = types.InitializeParams(
             capabilities=types.ClientCapabilities(
                 general=types.GeneralClientCapabilities(
@@ -98,7 +98,7 @@ class Editor:
         menu: types.SelectedCompletionInfo | None = None,
         uri: str = URI,
     ) -> list[types.InlineCompletionItem]:
-        """What is suggested at a place."""
+        """Return the suggestions at a position."""
         params = types.InlineCompletionParams(
             types.InlineCompletionContext(kind, menu),
             types.TextDocumentIdentifier(uri),
@@ -138,7 +138,7 @@ async def running(port: int = 0, **config: Any) -> AsyncIterator[Addressed]:
 async def editing(
     address: str, options: dict[str, Any] | None = None, *, args: Sequence[str] = (), wait: str = "ready", **more: Any
 ) -> AsyncIterator[Editor]:
-    """An editor with a language server of its own, which must end in order."""
+    """An editor with its own language server, which must exit cleanly."""
     editor = Editor()
     await editor.client.start_io(*LSP, "--server", address, *args)
     try:
@@ -165,7 +165,7 @@ def position(text: str, place: int) -> tuple[int, int]:
 
 
 def without(cut: str) -> tuple[str, tuple[int, int]]:
-    """The book without its last ``cut``, and the position where that was."""
+    """The book without its last ``cut``, and the position of that text."""
     place = BOOK.rindex(cut)
     text = BOOK[:place] + BOOK[place + len(cut) :]
     return text, position(text, place)

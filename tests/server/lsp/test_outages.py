@@ -1,4 +1,4 @@
-"""The server goes and comes; standard output stays clean; the process ends as it should."""
+"""The server stops and restarts; standard output stays clean; the process exits as it should."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_after_a_lost_stream_documents_are_found_again() -> None:
         assert await editor.complete(line, character)
         pid = server.serving.client.engine.pid
         assert pid is not None
-        os.kill(pid, 9)  # the engine; the front end stays, and ends the stream at the next ask
+        os.kill(pid, 9)  # the engine; the front end stays, and ends the stream at the next request
         editor.edit((line, character), (line, character), "to")
         async with asyncio.timeout(30):
             while not (items := await editor.complete(line, character + 2)):

@@ -1,4 +1,4 @@
-"""Documents follow the editor: positions in every encoding, edits, and what is sent of them."""
+"""Documents follow the editor: positions in every encoding, edits, and the text that is sent."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_edits_apply_in_order(text: str, edits: list[tuple[object, str]], encodi
 
 
 def bring(copy: TextDocument, document: OpenDocument, held: int) -> int:
-    """Do to the server's copy what it would be sent."""
+    """Apply to the server's copy what it would receive."""
     edits = document.edits_since(held)
     if edits is None:
         copy.text = document.text

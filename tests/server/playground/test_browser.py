@@ -47,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def browse(tmp_path_factory: pytest.TempPathFactory) -> Browse:
-    """What a visitor of a server saw, by scenario."""
+    """Return what a visitor of a server sees, by scenario."""
     found, shots = packages(WEB), tmp_path_factory.mktemp("shots")
 
     def run(server: Server, scenario: str, *more: str) -> dict[str, Any]:

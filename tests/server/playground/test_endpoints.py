@@ -1,4 +1,4 @@
-"""What the page is served as: to whom, from where, for how long."""
+"""How the page is served: to whom, from where, for how long."""
 
 from __future__ import annotations
 

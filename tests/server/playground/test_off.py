@@ -1,4 +1,4 @@
-"""Without the page the server is what it was before there was one."""
+"""Without the page the server is otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HTML = {"accept": "text/html"}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A server whose configuration takes the page away."""
+    """A server whose configuration disables the page."""
     with running(page=False) as found:
         yield found
 

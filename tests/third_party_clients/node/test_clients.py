@@ -27,14 +27,14 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A ready server whose model knows chat, tools, and how to fill in."""
+    """A ready server whose model supports chat, tools, and fill-in-the-middle."""
     with running(lambda: FakeTokenizer(has_tools=True), fim=Fim()) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def drive(server: Server) -> Drive:
-    """Runs a scenario; what its client saw."""
+    """Run a scenario; returns what its client received."""
     folder = fetched(Path(__file__).parent, "drive.mjs")
 
     def run(scenario: str) -> Any:

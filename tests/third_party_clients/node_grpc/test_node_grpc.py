@@ -34,7 +34,7 @@ def program() -> Path:
 
 
 async def drive(program: Path, server: SecureServer, scenario: str, *more: str, host: str = "127.0.0.1") -> Any:
-    """What the program saw."""
+    """Return what the program received."""
     address = server.address.replace("127.0.0.1", host)
     process = await asyncio.create_subprocess_exec(
         "node", str(program / "drive.js"), address, scenario, str(ROOT), str(GOOGLE), *more,

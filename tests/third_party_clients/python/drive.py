@@ -1,7 +1,7 @@
-"""Runs one client against a server and prints what it saw, as JSON: ``python drive.py URL MODEL CLIENT``.
+"""Runs one client against a server and prints what it received, as JSON: ``python drive.py URL MODEL CLIENT``.
 
-It runs in an environment of its own, with the packages of requirements.txt. Every client asks the same questions as
-plainly as its own documentation does, greedily, so that all must see the same text.
+It runs in a separate environment, with the packages of requirements.txt. Every client sends the same requests as
+plainly as its own documentation does, greedily, so that all must receive the same text.
 """
 
 from __future__ import annotations

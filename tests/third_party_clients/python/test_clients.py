@@ -43,7 +43,7 @@ def plain(url: str) -> Iterator[Seen]:
 
 @pytest.fixture(scope="module")
 def drive(url: str) -> Drive:
-    """What a client saw."""
+    """Return what a client received."""
     if not PYTHON.is_installed():
         pytest.skip("the clients are not installed: `make clients`")
 

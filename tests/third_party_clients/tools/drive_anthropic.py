@@ -1,4 +1,4 @@
-"""What Anthropic's own client makes of a server: ``drive_anthropic.py URL MODEL``."""
+"""Anthropic's own client against a server: ``drive_anthropic.py URL MODEL``."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def refused(client: Any, **options: Any) -> dict[str, Any]:
 
 
 def main(url: str, model: str) -> None:
-    """Print what was seen, as JSON."""
+    """Print what was received, as JSON."""
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}
     messages = [{"role": "user", "content": "Count from one to nine in words."}]

@@ -1,4 +1,4 @@
-"""What OpenAI's own client makes of a server's Responses API: ``drive_responses.py URL MODEL``."""
+"""OpenAI's own client against a server's Responses API: ``drive_responses.py URL MODEL``."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def refused(ask: Callable[[], Any]) -> dict[str, Any]:
 
 
 def main(url: str, model: str) -> None:
-    """Print what was seen, as JSON."""
+    """Print what was received, as JSON."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     parsed = client.responses.parse(model=model, input="Choose a colour.", text_format=Choice, max_output_tokens=40)
     found = {

@@ -1,4 +1,4 @@
-"""What clients make of tools in /v1/chat/completions: ``drive_tools.py URL MODEL``."""
+"""Clients' use of tools in /v1/chat/completions: ``drive_tools.py URL MODEL``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def with_langchain(url: str, model: str) -> dict[str, Any]:
 
 
 def with_mistral(url: str, model: str) -> dict[str, Any]:
-    """Mistral's, whose word for "required" is "any"."""
+    """Mistral's, whose value for "required" is "any"."""
     client = Mistral(server_url=url, api_key="none")
     asked: dict[str, Any] = {
         "model": model, "messages": [{"role": "user", "content": QUESTION}], "tools": [WEATHER], "temperature": 0,
@@ -92,7 +92,7 @@ def with_mistral(url: str, model: str) -> dict[str, Any]:
 
 
 def main(url: str, model: str) -> None:
-    """Print what was seen, as JSON."""
+    """Print what was received, as JSON."""
     seen = {"openai": with_openai, "langchain": with_langchain, "mistral": with_mistral}
     print(json.dumps({name: client(url, model) for name, client in seen.items()}))
 

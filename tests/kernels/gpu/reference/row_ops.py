@@ -1,4 +1,4 @@
-"""What is done row by row, in plain torch: norms, gates, fp8 rounding, embeddings and gathered rows."""
+"""Row-wise operations in plain torch: norms, gates, fp8 rounding, embeddings and gathered rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole server with keys, both faces, an operator, and an engine that notes what it gets."""
+"""A whole server with keys, HTTP and gRPC, an operator, and an engine that records its requests."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ assignment: {mode: hash}
 
 @dataclass
 class LiveServer:
-    """``folder``: of the experiments. ``key``: an operator's; ``user_key``: somebody else's; ``code_key``: of who may
-    use the index `code` alone; ``address``: of gRPC."""
+    """``folder``: of the experiments. ``key``: an operator's; ``user_key``: another user's; ``code_key``: of a user
+    limited to the index `code`; ``address``: of gRPC."""
 
     serving: Serving
     folder: Path
@@ -75,11 +75,11 @@ class LiveServer:
         return messages, {str(k): str(v) for k, v in await call.trailing_metadata()}
 
     def got(self) -> list[dict[str, Any]]:
-        """What the engine got."""
+        """Return the requests that the engine received."""
         return noted(self.notes)
 
     def records(self, name: str = "widths") -> list[Record]:
-        """What was written of an experiment so far."""
+        """Return the records of an experiment so far."""
         return read_records(self.folder / name).records if RECORD_FILES.paths(self.folder / name) else []
 
     async def comes_to(self, condition: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""What operators do with live experiments, over gRPC, over HTTP and at the command line."""
+"""Operators' use of live experiments, over gRPC, over HTTP and at the command line."""
 
 from __future__ import annotations
 

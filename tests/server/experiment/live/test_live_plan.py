@@ -1,4 +1,4 @@
-"""What a running server cannot do is refused, with the line and the reason."""
+"""Plans that a running server does not support are rejected with the line and the reason."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_request_with_its_own_setting_is_unchanged_in_either_arm() -> None:
     assert free()
     assert free(speculation=SpeculationParams(max_depth=2), session="s", cache_salt="z")
     assert not free(priority=1)
-    assert not free(speculation=SpeculationParams(width=2))  # though it is what an arm would give
+    assert not free(speculation=SpeculationParams(width=2))  # though an arm would set the same value
 
 
 def test_a_live_aa_is_by_request_and_one_with_pairs_is_not() -> None:

@@ -1,4 +1,4 @@
-"""What Claude Code 2.1 sends, its texts shortened, and what it needs of the answer."""
+"""Requests of Claude Code 2.1, with shortened texts, and what it needs of the answer."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_streamed_response(server: Server) -> None:
 
 def test_stop_reasons(server: Server) -> None:
     assert server.ask(MESSAGES, messages=HI, max_tokens=0)["content"] == []
-    for asked in ({"max_tokens": 99}, {}):  # the fake has no more to say, as at the end of its context
+    for asked in ({"max_tokens": 99}, {}):  # the fake has no more text, as at the end of its context
         assert server.ask(MESSAGES, messages=HI, **asked)["stop_reason"] == "model_context_window_exceeded"
 
     def end(reason: FinishReason, matched: str | int | None = None, called: bool = False) -> tuple[str, str | None]:

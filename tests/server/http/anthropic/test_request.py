@@ -1,4 +1,4 @@
-"""A body of /v1/messages is what the engine is given."""
+"""How a body of /v1/messages becomes an engine request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The request of Continue's deepseek provider, and what it reads of the answer."""
+"""The request of Continue's deepseek provider, and the fields of the answer that it reads."""
 
 from __future__ import annotations
 

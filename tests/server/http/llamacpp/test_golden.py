@@ -1,4 +1,4 @@
-"""The requests of llama.vscode, llama.vim, Continue and Tabby's server, to the letter, and what each reads."""
+"""Verbatim requests of llama.vscode, llama.vim, Continue and Tabby's server, and the fields that each reads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def server() -> Iterator[Server]:
 
 
 def typed(answer: dict[str, Any]) -> None:
-    """What llama.vscode's LlamaResponse declares."""
+    """The fields that llama.vscode's LlamaResponse declares."""
     assert isinstance(answer["content"], str)
     assert isinstance(answer["generation_settings"], dict)
     assert type(answer["tokens_cached"]) is int
@@ -126,7 +126,7 @@ def test_a_model_without_fill_in_the_middle_is_an_error(plain: Server) -> None:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Server]:
-    """A server whose model has no tokens for gaps, and knows no chat."""
+    """A server whose model supports neither fill-in-the-middle nor chat."""
     with book_server(lambda: CodeTokenizer(())) as found:
         yield found
 

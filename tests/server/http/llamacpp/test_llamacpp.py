@@ -1,4 +1,4 @@
-"""llama.cpp's fields, and what becomes of them."""
+"""llama.cpp's fields, and their effects."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_stop_conditions() -> None:
     assert completion(n_indent=2).request.stopping.rules == TextRules(min_indent=2)
     rules = infill().request.stopping.rules
     assert rules is not None
-    assert (rules.min_indent, rules.suffix) == (None, "\nz")  # the indentation is the client's to ask for
+    assert (rules.min_indent, rules.suffix) == (None, "\nz")  # the client requests the indentation itself
 
 
 def test_infill_with_extra_context() -> None:

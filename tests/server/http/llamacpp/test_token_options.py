@@ -127,6 +127,6 @@ def test_an_error_names_the_field_of_the_body(server: Server) -> None:
 
 
 def test_requests_with_another_bias_are_not_coalesced() -> None:
-    """Two asks that differ in it alone are two asks."""
+    """Two requests that differ in it alone are distinct."""
     one, other = (asked(parse_completion, {"prompt": "a", "logit_bias": [[97, b]]}).request for b in (1.0, 2.0))
     assert one.sampling != other.sampling

@@ -1,4 +1,4 @@
-"""The requests of Continue's mistral provider, of minuet's codestral, and what each reads of the answer."""
+"""The requests of Continue's mistral provider, of minuet's codestral, and the fields of the answer that each reads."""
 
 from __future__ import annotations
 

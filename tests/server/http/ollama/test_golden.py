@@ -21,7 +21,7 @@ def post(server: Server, path: str, body: dict[str, Any], **headers: str) -> str
 
 
 def as_continue_reads(text: str) -> list[dict[str, Any]]:
-    """It parts the stream at line breaks, drops what follows the last one, and gives up at an ``error``."""
+    """Split the stream at line breaks, drop the text after the last one, and give up at an ``error``."""
     found = [json.loads(line) for line in text.split("\n")[:-1] if line.strip()]
     assert all("error" not in part for part in found)
     return found

@@ -1,4 +1,4 @@
-"""What clients ask about the server and its model."""
+"""Clients' queries about the server and its model."""
 
 from __future__ import annotations
 

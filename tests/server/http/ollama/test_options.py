@@ -1,4 +1,4 @@
-"""What the objects of a body come to in the engine's request."""
+"""How the objects of a body become fields of the engine's request."""
 
 from __future__ import annotations
 

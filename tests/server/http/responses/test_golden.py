@@ -1,4 +1,4 @@
-"""What Codex 0.169 sends, its texts shortened, and what it needs of the answer."""
+"""Requests of Codex 0.169, with shortened texts, and what it needs of the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A body of /v1/responses is what the engine is given."""
+"""How a body of /v1/responses becomes an engine request."""
 
 from __future__ import annotations
 

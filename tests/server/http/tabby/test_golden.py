@@ -35,7 +35,7 @@ def test_the_agent_connects(server: Server) -> None:
     assert isinstance(health["device"], str)
     version = re.search(r"(\d+)\.(\d+)\.(\d+)", health["version"]["git_describe"])
     assert version is not None
-    assert tuple(map(int, version.groups())) >= (0, 9, 0)  # else it would not ask for settings
+    assert tuple(map(int, version.groups())) >= (0, 9, 0)  # otherwise it would not request settings
     wanted = {"arch": str, "cpu_info": str, "cpu_count": int, "cuda_devices": list, "models": dict}
     assert all(isinstance(health[name], kind) for name, kind in wanted.items())
     assert all(isinstance(text, str) for text in health["version"].values())

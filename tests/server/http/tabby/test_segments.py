@@ -1,4 +1,4 @@
-"""What segments come to as a gap."""
+"""How segments become a fill-in-the-middle prompt."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def specdec(*words: str) -> Result:
 
 
 def captured(folder: Path, *words: str) -> list[dict[str, Any]]:
-    """The lines of a trace of all that came."""
+    """The lines of a trace of all received requests."""
     out = folder.parent / "trace.jsonl"
     done = specdec("capture", str(folder), "--out", str(out), *words)
     assert done.exit_code == 0, done.output

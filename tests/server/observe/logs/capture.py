@@ -1,4 +1,4 @@
-"""What a server logs, as lines."""
+"""The log of a server, as lines."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Lines:
 
     @property
     def all(self) -> list[dict[str, Any]]:
-        """Every line; each must be JSON of its own."""
+        """Every line; each must be valid JSON."""
         return [json.loads(line) for line in self.text.splitlines()]
 
     def of(self, message: str, **fields: Any) -> list[dict[str, Any]]:
-        """Those of the log of calls that say ``message`` and hold ``fields``."""
+        """Return the lines of the call log with this ``message`` and these ``fields``."""
         own = [line for line in self.all if (line["logger"], line["message"]) == ("specdec.calls", message)]
         return [line for line in own if fields.items() <= line.items()]
 

@@ -31,14 +31,14 @@ def test_no_text_writes_control_characters_to_a_terminal(value: str) -> None:
 
 
 def test_text_from_callers_cannot_control_a_terminal() -> None:
-    """C1 controls do what an escape and a letter do: U+009B begins a sequence."""
+    """C1 controls act like an escape and a letter: U+009B starts a sequence."""
     sent = "a\x1b[2J\x7f\x85\x9b31m\u2028b"
     record = logging.LogRecord("l", logging.INFO, "f", 1, "m", (), None)
     record.fields = {"given": sent}
     said = TextLines().format(record), JsonLines().format(record)
     for line in said:
         assert line.isprintable()
-    assert json.loads(said[1])["given"] == sent  # still what it was, for who reads the JSON
+    assert json.loads(said[1])["given"] == sent  # unchanged for readers of the JSON
     assert r"\x9b31m" in said[0]
 
 

@@ -129,7 +129,8 @@ def test_every_format_has_the_same_names(server: Server) -> None:
         assert response.headers["content-type"].startswith("application/openmetrics-text")
         names = {sample.name for family in parse_openmetrics(response.text) for sample in family.samples}
         assert names == scrape(plain).names()
-    # OpenMetrics has no colon in a name: what Prometheus asks for is then passed over, or vLLM's names were others.
+    # OpenMetrics has no colon in a name: otherwise Prometheus's preferred format would be skipped, or vLLM's names
+    # would differ.
     server.ask(prompt="hello")
     response = server.client.get("/metrics", headers=headers)
     assert response.headers["content-type"].startswith("text/plain")

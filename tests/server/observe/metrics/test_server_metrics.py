@@ -1,4 +1,4 @@
-"""What is counted of requests, call by call and event by event, with a clock of the test's own."""
+"""What is counted of requests, call by call and event by event, with the test's own clock."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_latencies_are_measured_at_event_arrival() -> None:
     record.saw(make_finished(1, 2, FinishReason.LENGTH))
     record.ended(complete=True)
     assert (metrics.ttft.count, metrics.ttft.total) == (1, 1.5)  # from the call's begin, once for all samples
-    assert (metrics.gap.count, metrics.gap.total) == (1, 1.0)  # within a sample, and only where tokens came
+    assert (metrics.gap.count, metrics.gap.total) == (1, 1.0)  # within a sample, and only for events with tokens
     assert (metrics.tpot.count, metrics.tpot.total) == (2, 1.0 / 3 + 0.0)
     assert (metrics.queue.count, metrics.queue.total) == (1, 0.25)
     assert (metrics.e2e.count, metrics.e2e.total) == (1, 3.5)

@@ -1,4 +1,4 @@
-"""A server over a real engine: its metrics are what its answers say."""
+"""A server over a real engine: its metrics match its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: which spans, under which parents, with which attributes; and nothing of it where it is off."""
+"""Traces: which spans, under which parents, with which attributes; and nothing if disabled."""
 
 from __future__ import annotations
 
