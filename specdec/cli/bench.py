@@ -14,7 +14,15 @@ import click
 from bench.engine_runs import FIXED_GRID
 from bench.peers import ENGINES, PEER_WORKLOADS
 from bench.workloads import CONCURRENT_NAMES, WORKLOAD_NAMES
-from specdec.cli.bench_output import json_option, print_figures, print_json, print_table, progress_line
+from specdec.cli.bench_output import (
+    count_option,
+    json_option,
+    number_option,
+    print_figures,
+    print_json,
+    print_table,
+    progress_line,
+)
 from specdec.cli.bench_serve import serve_load_command
 from specdec.cli.bench_server import (
     frontend_command,
@@ -40,14 +48,14 @@ ARM_TOKENS = 20480  # of KV cache per arm: all arms run at the same time
     "--workload", "workloads", type=click.Choice(WORKLOAD_NAMES + CONCURRENT_NAMES), multiple=True,
     help="May be repeated; default: all without a slash. `concurrent` is all four mixes.",
 )  # fmt: skip
-@click.option("--prompts", type=click.IntRange(min=1), default=8, show_default=True, help="Per workload.")
+@count_option("--prompts", default=8, help="Per workload.")
 @click.option(
     "--at-once", type=click.IntRange(2, 64), default=8, show_default=True, help="Concurrent requests of `concurrent`."
 )
 @click.option(
     "--max-tokens", type=click.IntRange(min=8), help="Length limit of an answer; default: each workload's own."
 )
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy.")
+@number_option("--temperature", default=0.0, help="0: greedy.")
 @click.option("--fixed", is_flag=True, help="Also run a grid of fixed settings; takes about four times as long.")
 @click.option(
     "--setting", "settings", type=click.Choice([arm.name for arm in FIXED_GRID]), multiple=True,
@@ -115,9 +123,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--workload", "workloads", type=click.Choice(PEER_WORKLOADS), multiple=True,
     help="May be repeated; default: all of them.",
 )  # fmt: skip
-@click.option("--prompts", type=click.IntRange(min=1), default=4, show_default=True, help="Per workload.")
-@click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True, help="Length of an answer.")
-@click.option("--threads", type=click.IntRange(min=0), default=0, show_default=True, help="Per engine; 0: all cores.")
+@count_option("--prompts", default=4, help="Per workload.")
+@count_option("--max-tokens", default=64, least=2, help="Length of an answer.")
+@count_option("--threads", default=0, least=0, help="Per engine; 0: all cores.")
 @click.option(
     "--cache-dir",
     type=click.Path(path_type=Path),
@@ -236,17 +244,9 @@ KV_DTYPES = ("fp32", "bf16", "int8")
 
 @click.command("perplexity")
 @engine_options
-@click.option(
-    "--tokens", type=click.IntRange(min=1), default=4096, show_default=True, help="Tokens of real text to score."
-)
-@click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens of a window.")
-@click.option(
-    "--given",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Tokens at the start of a window that are not scored.",
-)
+@count_option("--tokens", default=4096, help="Tokens of real text to score.")
+@count_option("--window", default=512, least=2, help="Tokens of a window.")
+@count_option("--given", default=1, help="Tokens at the start of a window that are not scored.")
 @click.option("--text", type=click.File(encoding="utf-8"), help="Text to score; default: code of Python's library.")
 @click.option(
     "--of", type=click.Choice(["weights", "kv"]), default="weights", show_default=True, help="What the types are of."

@@ -1,4 +1,4 @@
-"""Output of the `specdec bench` commands: progress lines, then one JSON object or tables."""
+"""Options and output of the `specdec bench` commands: progress lines, then one JSON object or tables."""
 
 from __future__ import annotations
 
@@ -12,6 +12,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def count_option(*names: str, default: int, help: str, least: int = 1) -> Decorator:
+    """An option that takes a whole number from ``least``."""
+    return click.option(*names, type=click.IntRange(min=least), default=default, show_default=True, help=help)
+
+
+def number_option(*names: str, default: float, help: str, least: float = 0) -> Decorator:
+    """An option that takes a number from ``least``."""
+    return click.option(*names, type=click.FloatRange(min=least), default=default, show_default=True, help=help)
 
 
 def progress_line(console: Console | None = None) -> Callable[[str], None]:

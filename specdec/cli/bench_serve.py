@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench.serve import ARRIVALS, SERVE_WORKLOADS
+from specdec.cli.bench_output import count_option, number_option
 from specdec.cli.options import check_folder, credential_options, pop_credentials
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 _REPORTING = (
-    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy."),
+    number_option("--temperature", default=0.0, help="0: greedy."),
     click.option(
         "--speculation",
         type=click.Choice(["auto", "on", "off"]),
@@ -42,9 +43,7 @@ _REPORTING = (
     click.option(
         "--price-per-hour", type=click.FloatRange(min=0), default=0.0, help="Dollars, for tokens per dollar."
     ),
-    click.option(
-        "--warm-up", type=click.IntRange(min=0), default=4, show_default=True, help="Uncounted requests before the run."
-    ),
+    count_option("--warm-up", default=4, least=0, help="Uncounted requests before the run."),
     click.option(
         "--timeout", type=_POSITIVE, default=120.0, show_default=True, help="Time limit of a request in seconds."
     ),
@@ -70,13 +69,7 @@ def reporting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("serve")
 @click.option("--url", required=True, help="grpc://HOST:PORT (specdec), or http://HOST:PORT/v1 (any OpenAI endpoint).")
 @click.option("--workload", type=click.Choice(SERVE_WORKLOADS), default="humaneval", show_default=True)
-@click.option(
-    "--concurrency",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Closed loop: concurrent requests.",
-)
+@count_option("--concurrency", default=1, help="Closed loop: concurrent requests.")
 @click.option(
     "--requests", type=click.IntRange(min=1), help="Closed loop: number of requests; default 32 without --duration."
 )

@@ -10,7 +10,16 @@ from typing import Any
 import click
 
 from bench.serve import SERVE_WORKLOADS
-from specdec.cli.bench_output import json_option, print_faults, print_figures, print_json, print_table, progress_line
+from specdec.cli.bench_output import (
+    count_option,
+    json_option,
+    number_option,
+    print_faults,
+    print_figures,
+    print_json,
+    print_table,
+    progress_line,
+)
 from specdec.cli.options import engine_options, server_options
 from specdec.config import Config, EngineConfig
 
@@ -19,23 +28,9 @@ LIMITS = {"added_ttft_ms": 1.0, "cpu_ms_per_message": 0.15, "cpu_share": 0.15}
 
 @click.command("frontend")
 @click.option("--face", "protocols", type=click.Choice(["grpc", "http"]), multiple=True, help="Default: both.")
-@click.option(
-    "--requests",
-    type=click.IntRange(min=4),
-    default=60,
-    show_default=True,
-    help="Requests of the first part, one at a time.",
-)
-@click.option(
-    "--streams",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="Concurrent streams of the second part.",
-)
-@click.option(
-    "--seconds", type=click.FloatRange(min=2), default=10.0, show_default=True, help="Duration of the second part."
-)
+@count_option("--requests", default=60, least=4, help="Requests of the first part, one at a time.")
+@count_option("--streams", default=64, help="Concurrent streams of the second part.")
+@number_option("--seconds", default=10.0, least=2, help="Duration of the second part.")
 @json_option
 def frontend_command(protocols: tuple[str, ...], as_json: bool, **plan: Any) -> None:
     """Measure the front end's latency and processor time, with an engine that computes nothing."""
@@ -60,12 +55,10 @@ def _cell(value: Any) -> str:
 
 @click.command("typing")
 @engine_options
-@click.option("--keys", type=click.IntRange(min=8), default=80, show_default=True, help="Keys per file.")
+@count_option("--keys", default=80, least=8, help="Keys per file.")
 @click.option("--keys-per-s", type=click.FloatRange(min=0.5), default=8.0, show_default=True)
 @click.option("--stretches", type=click.IntRange(1, 6), default=2, show_default=True, help="Number of files.")
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Length limit of a suggestion."
-)
+@count_option("--max-tokens", default=32, help="Length limit of a suggestion.")
 @json_option
 def typing_command(engine_config: EngineConfig, as_json: bool, **plan: Any) -> None:
     """Type real files key by key in an editor session, and measure how long suggestions take."""
@@ -97,15 +90,9 @@ LEAST_GOODPUT = 0.9
     show_default=True,
     help="Concurrent requests of a closed loop that searches the peak; may be repeated.",
 )
-@click.option(
-    "--peak-seconds", "peak_s", type=click.FloatRange(min=1), default=30.0, show_default=True, help="Of each."
-)
-@click.option(
-    "--factor", type=click.FloatRange(min=1), default=4.0, show_default=True, help="Arrival rate over the peak rate."
-)
-@click.option(
-    "--minutes", type=click.FloatRange(min=0.05), default=3.0, show_default=True, help="Duration of the overload."
-)
+@number_option("--peak-seconds", "peak_s", default=30.0, least=1, help="Of each.")
+@number_option("--factor", default=4.0, least=1, help="Arrival rate over the peak rate.")
+@number_option("--minutes", default=3.0, least=0.05, help="Duration of the overload.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=32, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the arrivals.")
 @json_option
@@ -167,13 +154,10 @@ MOST_GAP_MS, MOST_SLOWDOWN = 100.0, 3.0
 
 @click.command("long-prompt")
 @server_options
-@click.option("--streams", type=click.IntRange(min=1), default=4, show_default=True, help="Concurrent streams.")
-@click.option("--tokens", type=click.IntRange(min=64), default=3600, show_default=True, help="Length of the prompt.")
+@count_option("--streams", default=4, help="Concurrent streams.")
+@count_option("--tokens", default=3600, least=64, help="Length of the prompt.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
-@click.option(
-    "--long-tokens", type=click.IntRange(min=64), default=8000, show_default=True,
-    help="Length of the prompt that short requests wait behind.",
-)  # fmt: skip
+@count_option("--long-tokens", default=8000, least=64, help="Length of the prompt that short requests wait behind.")
 @json_option
 def long_prompt_command(config: Config, as_json: bool, **options: Any) -> None:
     """Measure the gaps of streams during the prefill of a long prompt, and the wait of short requests behind it.
@@ -201,9 +185,7 @@ def long_prompt_command(config: Config, as_json: bool, **options: Any) -> None:
 @server_options
 @click.option("--minutes", type=click.FloatRange(min=0.01), default=60.0, show_default=True)
 @click.option("--clients", type=click.IntRange(min=1), default=12, show_default=True)
-@click.option(
-    "--shift", type=click.FloatRange(min=0.5), default=60.0, show_default=True, help="Seconds between samples."
-)
+@number_option("--shift", default=60.0, least=0.5, help="Seconds between samples.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random visits.")
 @json_option
 def soak_command(config: Config, minutes: float, clients: int, shift: float, seed: int, as_json: bool) -> None:
