@@ -39,7 +39,7 @@ PROMPT = "Once upon a time there was a small engine"
 SMALL = 60  # lines; smaller modules with one importer are listed
 CEILINGS = {
     "modules": 337,
-    "lines": 81_500,
+    "lines": 81_100,
     "largest": 700,
     "cycles": 0,
     "step": 21,
@@ -53,6 +53,7 @@ def product_files() -> dict[str, int]:
     """Path -> lines of every written source file, without tests, documents, examples and generated files."""
     listed = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     names = [n for n in listed.splitlines() if n.endswith(SOURCES) and "_pb2" not in n and not n.startswith(ELSEWHERE)]
+    names = [n for n in names if "/test/" not in n]  # the tests of the page and of the extension
     paths = {name: REPOSITORY / name for name in names}
     return {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in paths.items() if path.exists()}
 
