@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ _LIMITED = METHODS | {
 }
 """Methods whose messages are read within the limits; those of health checks may come without a key."""
 _INLINE_BYTES = 1 << 15  # a message up to this size is unpacked on the event loop, in 5 ms at most
+_LARGE_BYTES = 1 << 20  # larger ones are unpacked one at a time: each takes the interpreter for some 10 ms
 
 
 def with_behaviour(handler: Handler, behaviour: Behaviour) -> Handler:
@@ -169,6 +171,7 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, budget: BodyBudget) -> None:
+        self._large = asyncio.Lock()
         self._budget, self._reads = budget, MessageReads(2 * budget.limit // budget.longest)
 
     async def intercept_service(
@@ -196,7 +199,7 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
                 return await refuse(context, error)
             if data is grpc.aio.EOF:
                 return await refuse(context, _unreadable("is missing"))
-            request = await _unpack(read, data)
+            request = await self._unpack(read, data)
             del data
             if isinstance(request, InvalidRequestError):
                 return await refuse(context, request)
@@ -209,13 +212,19 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
             while (data := await context.read()) is not grpc.aio.EOF:
                 with self._budget.body() as body:
                     await body.reserve(len(data))
-                    request = await _unpack(read, data)
+                    request = await self._unpack(read, data)
                 del data
                 if isinstance(request, InvalidRequestError):
                     raise request
                 yield request
 
         return await behaviour(unpacked(), context)
+
+    async def _unpack(self, read: Read, data: bytes) -> Any:
+        if len(data) <= _INLINE_BYTES:
+            return read(data)
+        async with self._large if len(data) > _LARGE_BYTES else nullcontext():
+            return await asyncio.to_thread(read, data)
 
 
 async def _forgetting(behaviour: Behaviour, messages: AsyncIterator[bytes], context: Context) -> Any:
@@ -240,10 +249,6 @@ def _read(deserializer: Callable[[bytes], Any], descriptor: Descriptor, data: by
         return _unreadable("is no message of this method; build it from the .proto files served")
     except InvalidRequestError as error:
         return error.with_traceback(None)
-
-
-async def _unpack(read: Read, data: bytes) -> Any:
-    return read(data) if len(data) <= _INLINE_BYTES else await asyncio.to_thread(read, data)
 
 
 def _unreadable(problem: str) -> InvalidRequestError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ from server.auth.file_watch import FileWatch
 from server.body_budget import BodyBudget, MessageReads
 from server.errors import BodiesFullError
 from server.grpc import server as grpc_server
-from server.grpc.interceptors import METHODS
+from server.grpc.interceptors import METHODS, MessageInterceptor
 from server.grpc.wire_limits import MAX_WIRE_FIELDS, check_wire
 from server.http import http_server
 from server.http.http_server import HttpServer
@@ -236,6 +237,20 @@ async def test_stalled_messages_are_dropped_except_the_oldest(monkeypatch: pytes
     arrives.set()
     await asyncio.gather(*newer)
     assert not reads._reading
+
+
+async def test_large_messages_are_unpacked_one_at_a_time() -> None:
+    messages, running, most = MessageInterceptor(BodyBudget()), 0, 0
+
+    def read(_: bytes) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.01)  # others begin meanwhile, if they may
+        running -= 1
+
+    await asyncio.gather(*(messages._unpack(read, bytes(2 << 20)) for _ in range(4)))
+    assert most == 1
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
