@@ -243,8 +243,8 @@ class FakeEngine:
         if script == "bug":
             raise RuntimeError("a secret of the inside")
         if bytes(i for i in request.prompt_ids if i < 256).endswith(b"whoami"):
-            told = f"{request.cache_salt} {request.request_id.partition(':')[2]} {request.priority}"
-            request = dataclasses.replace(request, prompt_ids=tuple(told.encode()))
+            fields = f"{request.cache_salt} {request.request_id.partition(':')[2]} {request.priority}"
+            request = dataclasses.replace(request, prompt_ids=tuple(fields.encode()))
         if script == "odd" and request.speculation.width == 2:  # no true engine may let tokens depend on the width
             request = dataclasses.replace(request, prompt_ids=tuple(reversed(request.prompt_ids)))
         self._submits += 1

@@ -39,15 +39,15 @@ def words(command: str) -> list[str]:
     return found
 
 
-def resolve(asked: list[str]) -> tuple[click.Command, list[str]]:
+def resolve(arguments: list[str]) -> tuple[click.Command, list[str]]:
     """The command with which ``asked``, the words after `specdec`, starts, and the rest of it."""
     command: click.Command = cli
-    while isinstance(command, click.Group) and asked and not asked[0].startswith("-"):
-        found = command.get_command(click.Context(command), asked[0])
+    while isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
+        found = command.get_command(click.Context(command), arguments[0])
         if found is None:
             break
-        command, asked = found, asked[1:]
-    return command, asked
+        command, arguments = found, arguments[1:]
+    return command, arguments
 
 
 def options(command: click.Command) -> set[str]:
@@ -71,9 +71,9 @@ def test_the_documents_contain_commands() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("asked", SHOWN)
-def test_commands_and_their_options_exist(asked: list[str]) -> None:
-    command, rest = resolve(asked[1:])
+@pytest.mark.parametrize("arguments", SHOWN)
+def test_commands_and_their_options_exist(arguments: list[str]) -> None:
+    command, rest = resolve(arguments[1:])
     if isinstance(command, click.Group) and not command.invoke_without_command:
         assert rest in (["--help"], ["--version"]), f"{command.name} has no such command"
     given = {word.split("=")[0] for word in rest if re.match(r"--?[a-z]", word)}

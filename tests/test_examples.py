@@ -47,8 +47,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            said = "".join(process.stdout.readline() for _ in range(3))
-            yield Real(re.findall(r"gRPC +(\S+)", said)[0], re.findall(r"HTTP +(http://[^/]+)", said)[0])
+            output = "".join(process.stdout.readline() for _ in range(3))
+            yield Real(re.findall(r"gRPC +(\S+)", output)[0], re.findall(r"HTTP +(http://[^/]+)", output)[0])
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
@@ -76,10 +76,10 @@ def figure(pattern: str, text: str) -> int:
 
 @pytest.mark.parametrize("mode", ["auto", "on", "off"])
 def test_grpc_stream(mode: str, real: Real, run: Run) -> None:
-    said = run("grpc_stream.py", "--server", real.grpc, "--speculation", mode, "--max-tokens", "40", "aaaa aaaa aaaa")
-    assert figure(r"\[(\d+) tokens of prompt", said) > 20
-    tokens, steps = figure(r"\[(\d+) tokens in", said), figure(r"\[(\d+) steps", said)
-    accepted, drafted = figure(r"\[(\d+) of \d+ draft", said), figure(r"\[\d+ of (\d+) draft", said)
+    output = run("grpc_stream.py", "--server", real.grpc, "--speculation", mode, "--max-tokens", "40", "aaaa aaaa aaaa")
+    assert figure(r"\[(\d+) tokens of prompt", output) > 20
+    tokens, steps = figure(r"\[(\d+) tokens in", output), figure(r"\[(\d+) steps", output)
+    accepted, drafted = figure(r"\[(\d+) of \d+ draft", output), figure(r"\[\d+ of (\d+) draft", output)
     assert 0 < steps <= tokens <= 40
     assert accepted <= drafted
     assert (drafted > 0) or mode != "on"
@@ -94,9 +94,9 @@ def test_the_stream_reports_errors(real: Real, run: Run) -> None:
 def test_openai_prediction(real: Real, run: Run, tmp_path: Path) -> None:
     old = tmp_path / "old.py"
     old.write_text("def add(a, b):\n    return a + b\n")
-    said = run("openai_prediction.py", "--server", real.http, "--max-tokens", "24", str(old), "Rename add to plus.")
-    assert 0 < figure(r"\[(\d+) steps\]", said) <= figure(r"\[(\d+) tokens\]", said) <= 24
-    came, rest = figure(r"prediction: (\d+) came", said), figure(r"came out, (\d+) did not", said)
+    output = run("openai_prediction.py", "--server", real.http, "--max-tokens", "24", str(old), "Rename add to plus.")
+    assert 0 < figure(r"\[(\d+) steps\]", output) <= figure(r"\[(\d+) tokens\]", output) <= 24
+    came, rest = figure(r"prediction: (\d+) came", output), figure(r"came out, (\d+) did not", output)
     assert came + rest == len(old.read_bytes())  # the model's tokens are bytes
 
 
@@ -126,9 +126,9 @@ def test_grammar(real: Real, run: Run) -> None:
 
 
 def test_own_drafter(run: Run) -> None:
-    said = run("own_drafter.py", "--target", TARGET, "--max-tokens", "48")
-    assert figure(r"\[(\d+) steps without", said) > figure(r", (\d+) with bigrams", said) > 0
-    assert figure(r"\[(\d+) of", said) > 0
+    output = run("own_drafter.py", "--target", TARGET, "--max-tokens", "48")
+    assert figure(r"\[(\d+) steps without", output) > figure(r", (\d+) with bigrams", output) > 0
+    assert figure(r"\[(\d+) of", output) > 0
 
 
 def test_the_own_drafter_can_be_served() -> None:
@@ -144,10 +144,10 @@ def test_the_own_drafter_can_be_served() -> None:
 def test_compare_off_auto(real: Real, run: Run, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one two one two one two\n\nabc abc abc\n")
-    said = run("compare_off_auto.py", "--server", real.grpc, "--max-tokens", "16", str(prompts)).splitlines()
-    assert [line.split()[0] for line in said[1:3]] == ["16", "16"]
-    assert re.fullmatch(r"all: \d+ ms off, \d+ ms auto, ratio [\d.]+", said[3])
-    assert len(said) == 4
+    output = run("compare_off_auto.py", "--server", real.grpc, "--max-tokens", "16", str(prompts)).splitlines()
+    assert [line.split()[0] for line in output[1:3]] == ["16", "16"]
+    assert re.fullmatch(r"all: \d+ ms off, \d+ ms auto, ratio [\d.]+", output[3])
+    assert len(output) == 4
     prompts.write_text("\n")
     with pytest.raises(SystemExit, match="holds no prompt"):
         run("compare_off_auto.py", "--server", real.grpc, str(prompts))

@@ -43,7 +43,7 @@ def test_a_real_server_streams_and_shuts_down_cleanly(tmp_path: Path) -> None:
             address = re.findall(r"gRPC +(\S+)", lines[1])[0]
             off, auto = (generate("--server", address, "--speculation", mode) for mode in ("off", "auto"))
             here = generate("--kv-tokens", "2048")
-            told = [json.loads(line) for line in trace("--server", address, "--limit", "1000", "--json").splitlines()]
+            steps = [json.loads(line) for line in trace("--server", address, "--limit", "1000", "--json").splitlines()]
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
@@ -55,6 +55,6 @@ def test_a_real_server_streams_and_shuts_down_cleanly(tmp_path: Path) -> None:
     assert drafted["num_accepted_draft_tokens"] > 0
     assert drafted["num_steps"] < plain["num_steps"]
     kept = [json.loads(line) for line in trace("show", str(file), "--limit", "1000", "--json").splitlines()]
-    assert kept == told
-    assert sum(step["realised_tokens"] for step in told) >= 2 * len(off["token_ids"])
+    assert kept == steps
+    assert sum(step["realised_tokens"] for step in steps) >= 2 * len(off["token_ids"])
     assert "0 differences" in trace("replay", str(file))

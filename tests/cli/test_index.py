@@ -29,9 +29,9 @@ def test_index_builds_and_updates(tmp_path: Path, target: str) -> None:
     code.mkdir()
     (code / "a.py").write_text("def f(): pass\n")
     (code / "b.txt").write_text("text\n")
-    told = run(str(code), "--only", "*.py", "--out", out, "--target", target, "--json")
-    assert told.exit_code == 0, told.output
-    first: dict[str, Any] = json.loads(told.stdout)
+    result = run(str(code), "--only", "*.py", "--out", out, "--target", target, "--json")
+    assert result.exit_code == 0, result.output
+    first: dict[str, Any] = json.loads(result.stdout)
     assert (first["files"], first["read"], first["written"]) == (1, 1, True)
     assert first["bytes"] == Path(out).stat().st_size
     assert "1 files, none changed" in run("--out", out, "--target", target).stdout
@@ -44,9 +44,9 @@ def test_mistakes_are_reported(tmp_path: Path, target: str) -> None:
     assert "nothing to index" in run("--out", str(out), "--target", target).stderr
     assert "does not exist" in run(str(tmp_path / "none"), "--out", str(out)).stderr
     out.write_text("something else\n" * 9)
-    told = run(str(tmp_path), "--out", str(out), "--target", target)
-    assert told.exit_code == 1
-    assert "x.index is no index" in told.stderr
+    result = run(str(tmp_path), "--out", str(out), "--target", target)
+    assert result.exit_code == 1
+    assert "x.index is no index" in result.stderr
     assert out.read_text().startswith("something else")  # any other file is not replaced
 
 
@@ -71,5 +71,5 @@ def test_a_bad_flag_is_reported() -> None:
         pop_config({"drafter": (), "index": ("a/b=file",), "config_file": None})
     with pytest.raises(ConfigError, match="names `index`, but indexes gives none"):
         pop_config({"drafter": ("index",), "index": (), "config_file": None})
-    told = CliRunner().invoke(cli, ["generate", "x", "--server", "localhost:1", "--index", "a=file"])
-    assert "takes the NAME of one of the server's" in told.stderr
+    result = CliRunner().invoke(cli, ["generate", "x", "--server", "localhost:1", "--index", "a=file"])
+    assert "takes the NAME of one of the server's" in result.stderr

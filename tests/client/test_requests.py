@@ -124,8 +124,8 @@ def test_fill_in_the_middle_uses_the_servers_sampling_by_default() -> None:
     assert (message.scheduling.priority, message.scheduling.supersedes_key) == (2, "k")
     assert (message.output.logprobs, message.prediction.text, message.grammar.regex) == (3, "old", "a+")
     assert message.speculation.mode == SpeculationOptions.MODE_OFF
-    told = completion_message(Fim("p"), CompletionHints(), {"sampling": SamplingParams(temperature=0.5)})
-    assert told.sampling.temperature == 0.5
+    encoded = completion_message(Fim("p"), CompletionHints(), {"sampling": SamplingParams(temperature=0.5)})
+    assert encoded.sampling.temperature == 0.5
     plain = completion_message(Fim("p"), CompletionHints(), {})
     assert {field.name for field, _ in plain.ListFields() if field.name in ("prediction", "grammar")} == set()
     modes = {name.removeprefix("MODE_").lower() for name, _ in completion.CompletionOptions.Mode.items()}

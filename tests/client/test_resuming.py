@@ -104,14 +104,14 @@ async def test_several_samples_resume_independently() -> None:
         events = await gather(client, sampling=SamplingParams(n=3, seed=5))
     texts = {index: "".join(e.text for e in events if isinstance(e, Delta) and e.index == index) for index in range(3)}
     assert texts == {0: "ax", 1: "b", 2: "cx"}
-    asked = {(request.sampling.seed, request.sampling.n, *request.resume.token_ids) for request in script.asked[1:]}
-    assert asked == {(5, 1, 1), (sample_seed(5, 2), 1, 3)}
+    resumed = {(request.sampling.seed, request.sampling.n, *request.resume.token_ids) for request in script.asked[1:]}
+    assert resumed == {(5, 1, 1), (sample_seed(5, 2), 1, 3)}
     assert sorted(event.index for event in events if isinstance(event, Finished)) == [0, 1, 2]
 
 
 async def test_calls_of_many_samples_do_not_interfere() -> None:
     def rest(request: pb.GenerateStreamRequest) -> list[Any]:
-        if sum(asked.request_id == request.request_id for asked in script.asked) > 1:
+        if sum(resumed.request_id == request.request_id for resumed in script.asked) > 1:
             return [DuplicateRequestError("it is in flight; choose another")]
         return [started(), delta("x", 9), finished()]
 

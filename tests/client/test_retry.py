@@ -128,14 +128,14 @@ async def test_retryable_errors_are_retried(errors: Sequence[Any]) -> None:
 async def test_other_errors_are_raised_immediately_with_all_details(error: Any, reason: str) -> None:
     script = Script(error, error)
     async with talking(script) as (connection, unary, streaming):
-        told = await failure(connection.unary(unary, b""))
+        raised = await failure(connection.unary(unary, b""))
         assert len(script.times) == 1
         same = await failure(whole(connection, streaming))
-    assert (told.reason, told.reached, str(same)) == (reason, True, str(told))
+    assert (raised.reason, raised.reached, str(same)) == (reason, True, str(raised))
     if isinstance(error, InvalidRequestError):
-        assert (told.violations, "a.b: is bad" in str(told)) == ((FieldViolation("a.b", "is bad"),), True)
+        assert (raised.violations, "a.b: is bad" in str(raised)) == ((FieldViolation("a.b", "is bad"),), True)
     if isinstance(error, QueueFullError):
-        assert (told.retry_after_s, told.metadata["limit"]) == (3600, "1")
+        assert (raised.retry_after_s, raised.metadata["limit"]) == (3600, "1")
 
 
 async def test_the_number_of_retries_is_limited() -> None:
@@ -217,7 +217,7 @@ def test_incomplete_credentials_are_rejected(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workspace", "session", "told"),
+    ("workspace", "session", "expected"),
     [
         ("", "", {}),
         ("", "Größe 7%", {"x-session-id": "Gr%C3%B6%C3%9Fe%207%25"}),
@@ -226,7 +226,7 @@ def test_incomplete_credentials_are_rejected(tmp_path: Any) -> None:
     ],
 )
 async def test_a_call_has_headers_that_keep_it_on_one_server(
-    workspace: str, session: str, told: dict[str, str]
+    workspace: str, session: str, expected: dict[str, str]
 ) -> None:
     script = Script()
     request = generation_pb2.GenerateRequest()
@@ -237,7 +237,7 @@ async def test_a_call_has_headers_that_keep_it_on_one_server(
         stream = connection.stream(lambda at: at.unary_stream("/a.B/S", **as_bytes), request)
         assert [message async for message in stream] == [b"answer"]
     for metadata in script.metadata:
-        assert {name: value for name, value in metadata.items() if name.startswith("x-")} == told
+        assert {name: value for name, value in metadata.items() if name.startswith("x-")} == expected
     assert len(script.metadata) == 2
 
 

@@ -299,11 +299,11 @@ def test_a_failed_server_start_is_reported_without_rays_stack(fleet: Fleet) -> N
         "specdec.errors.ModelError: the server ended with status 1; its log ends with: no model\nof that name\n"
     )
     fleet.ray.apps["coder.blue"] = fleet.ray.app("DEPLOY_FAILED", "REPLICA_STARTUP_FAILED", message)
-    said = "the server ended with status 1; its log ends with: no model\nof that name"
+    error_text = "the server ended with status 1; its log ends with: no model\nof that name"
     with pytest.raises(ModelError) as caught:
         fleet.ray_serve.is_complete("coder.blue")
-    assert str(caught.value) == f"coder.blue: {said}"
-    assert fleet.ray_serve.failures() == {"coder.blue": f"DEPLOY_FAILED: {said}"}
+    assert str(caught.value) == f"coder.blue: {error_text}"
+    assert fleet.ray_serve.failures() == {"coder.blue": f"DEPLOY_FAILED: {error_text}"}
 
 
 def test_a_change_that_cannot_be_recorded_is_not_started(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

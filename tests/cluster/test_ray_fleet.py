@@ -145,9 +145,9 @@ def test_replicas_with_another_fingerprint_do_not_replace_serving_ones(fleet: Ra
     fleet.model["releases"]["blue"] = fleet.release(engine={"dtype": "fp32"})
     fleet.rewrite()
     try:
-        said = fleet.command("rollout", fails=True)
-        assert "numbers-fp32" in said
-        assert "a release of its own" in said
+        output = fleet.command("rollout", fails=True)
+        assert "numbers-fp32" in output
+        assert "a release of its own" in output
         assert set(former.values()) <= set(fleet.server_pids().values())
         assert asyncio.run(calls(fleet.url, at_once=2, while_=lambda n: n < 20)).complete == 20
     finally:

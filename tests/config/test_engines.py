@@ -61,12 +61,12 @@ def test_invalid_fields_are_named(tmp_path: Path, text: str, message: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("asked", "cores", "threads"),
+    ("requested", "cores", "threads"),
     [((0, 0), 2, (1, 1)), ((0, 0), 5, (3, 2)), ((0, 0, 0), 2, (1, 1, 1)), ((3, 0), 8, (3, 5)), ((2, 2), 2, (2, 2)),
      ((2, 0), 2, (2, 1))],
 )  # fmt: skip
-def test_cores_are_shared(asked: tuple[int, ...], cores: int, threads: tuple[int, ...]) -> None:
-    engines = {str(place): EngineConfig(threads=number) for place, number in enumerate(asked)}
+def test_cores_are_shared(requested: tuple[int, ...], cores: int, threads: tuple[int, ...]) -> None:
+    engines = {str(place): EngineConfig(threads=number) for place, number in enumerate(requested)}
     shared = with_shared_cores(engines, cores)
     assert tuple(engine.threads for engine in shared.values()) == threads
 

@@ -44,7 +44,7 @@ class Tally:
     tokens: int = 0
     ms: float = 0.0
     verified: int = 0
-    asked: dict[str, int] = field(default_factory=dict)
+    active: dict[str, int] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -144,12 +144,12 @@ class Growth:
 
 def worth_expanding(growing: list[Growth]) -> list[Growth]:
     """As `draft.model.worth_expanding`, for the growths of this module."""
-    asked = sorted(growing, key=Growth.reached, reverse=True)
-    expansion = asked[0].task.expansion if asked else None
+    active = sorted(growing, key=Growth.reached, reverse=True)
+    expansion = active[0].task.expansion if active else None
     if expansion is None:
         return growing
-    depth = asked[0].tree.depths[asked[0].frontier[0]]
-    return asked[: trees_to_expand(expansion, [math.exp(growth.reached()) for growth in asked], depth)]
+    depth = active[0].tree.depths[active[0].frontier[0]]
+    return active[: trees_to_expand(expansion, [math.exp(growth.reached()) for growth in active], depth)]
 
 
 def walk(tree: TokenTree, position: int) -> list[int]:

@@ -61,8 +61,8 @@ def test_the_documents_list_every_alert() -> None:
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
     assert set(re.findall(r"`(Specdec\w+)`", text)) == alerts
     thresholds = yaml.safe_load((DEPLOY / "prometheus/thresholds.yml").read_text())
-    told = dict(re.findall(r"`(specdec:\w+:\w+)` ([\d.]+)", text))
-    assert told == {rule["record"]: rule["expr"] for group in thresholds["groups"] for rule in group["rules"]}
+    documented = dict(re.findall(r"`(specdec:\w+:\w+)` ([\d.]+)", text))
+    assert documented == {rule["record"]: rule["expr"] for group in thresholds["groups"] for rule in group["rules"]}
 
 
 def test_the_documents_list_the_exported_metrics(exported: Scrape) -> None:
@@ -83,8 +83,10 @@ def test_every_label_of_a_query_is_one_of_its_metrics(exported: Scrape) -> None:
     for query in queries():
         known = BUILT_IN.union(*(labels[name] for name in METRIC.findall(query)))
         for grouped, selected in LABELS.findall(query):
-            asked = [part.strip() for part in grouped.split(",")] if grouped else re.findall(r"(\w+)\s*=~?", selected)
-            assert set(asked) <= known, query
+            used_labels = (
+                [part.strip() for part in grouped.split(",")] if grouped else re.findall(r"(\w+)\s*=~?", selected)
+            )
+            assert set(used_labels) <= known, query
 
 
 def test_queries_are_balanced_and_panels_do_not_overlap() -> None:

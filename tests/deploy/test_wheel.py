@@ -113,5 +113,5 @@ def test_commands_work_outside_of_the_checkout(installed: Installed) -> None:
 
 def test_a_users_modules_of_these_names_keep_working(installed: Installed) -> None:
     (installed.work / "server.py").write_text("MINE = True\n")
-    told = installed.run("python", "-c", "import specdec.client, server, verify_kernels; print(server.MINE)")
-    assert told == "True\n"
+    output = installed.run("python", "-c", "import specdec.client, server, verify_kernels; print(server.MINE)")
+    assert output == "True\n"

@@ -113,15 +113,15 @@ def test_kept_kv_equals_recomputed_kv(seed: int) -> None:
     texts = [torn_text(rng) for _ in range(2)]
     sequences = [make_sequence(texts[i % 2][: rng.choice((1, 2, 5, 120, 200))]) for i in range(3)]
     for _ in range(8):
-        asked = [sequence for sequence in sequences if rng.random() < 0.8]
-        tasks = [task_for(sequence, temperature=rng.choice(TEMPERATURES)) for sequence in asked]
-        for sequence in asked:
+        drafted = [sequence for sequence in sequences if rng.random() < 0.8]
+        tasks = [task_for(sequence, temperature=rng.choice(TEMPERATURES)) for sequence in drafted]
+        for sequence in drafted:
             forgets.pending_prefill(sequence)
             forgets._readers[sequence].computed = 0
         assert all(map(same, keeps.propose(tasks), forgets.propose(tasks)))
         for reader in keeps._readers.values():
-            told = [] if reader.paged is None else reader.paged.tokens
-            assert told == reader.text.ids[: len(told)], "pages are filed under tokens that are not theirs"
+            stored = [] if reader.paged is None else reader.paged.tokens
+            assert stored == reader.text.ids[: len(stored)], "pages are filed under tokens that are not theirs"
         for i, sequence in enumerate(sequences):
             text, at = texts[i % 2], len(sequence.tokens)
             sequence.tokens += text[at : at + rng.choice((1, 1, 1, 2, 5, 70))]
@@ -136,7 +136,7 @@ def test_kept_kv_equals_recomputed_kv(seed: int) -> None:
         books_are_closed(drafter)
 
 
-def heard(drafter: CrossVocabularyDrafter, prompt: Seq[int], salt: str) -> int:
+def prefill(drafter: CrossVocabularyDrafter, prompt: Seq[int], salt: str) -> int:
     """Tokens that must be read of a new sequence with this prompt, which is then drafted for and ended."""
     sequence = make_sequence(prompt, cache_salt=salt)
     pending = drafter.pending_prefill(sequence)
@@ -147,10 +147,10 @@ def heard(drafter: CrossVocabularyDrafter, prompt: Seq[int], salt: str) -> int:
 
 def test_a_prefix_is_found_by_its_own_salt_only() -> None:
     drafter, prompt = cross_drafter("permuted"), words(200, 8)
-    first = heard(drafter, prompt, "a")
-    assert heard(drafter, prompt, "b") == first
-    assert heard(drafter, prompt, "a") <= first - 128
-    assert heard(drafter, prompt, "b") <= first - 128
+    first = prefill(drafter, prompt, "a")
+    assert prefill(drafter, prompt, "b") == first
+    assert prefill(drafter, prompt, "a") <= first - 128
+    assert prefill(drafter, prompt, "b") <= first - 128
     books_are_closed(drafter)
 
 

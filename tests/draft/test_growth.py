@@ -90,11 +90,11 @@ def test_any_levels_equal_the_whole_tree(seed: int, count: int) -> None:
             open_nodes = [n for n in range(1, len(growth.tokens)) if n not in growth.chain]
             pool = fresh if rng.random() < 0.8 else open_nodes
             growth.frontier = rng.sample(pool, min(len(pool), rng.randint(1, WIDEST_LEVEL)))
-        asked = [growth for growth in growths if growth.frontier]
-        fed, logits = feed(shared_decoder(), asked)
-        assert fed == asked
+        growing = [growth for growth in growths if growth.frontier]
+        fed, logits = feed(shared_decoder(), growing)
+        assert fed == growing
         if logits is None:
-            assert not asked
+            assert not growing
             break
         at = 0
         values = logits.numpy().copy()

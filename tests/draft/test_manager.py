@@ -194,13 +194,13 @@ def test_an_invalid_pending_prefill_is_a_fault() -> None:
         assert not panel.may_propose("d", sequence)
 
 
-@pytest.mark.parametrize(("owes", "told"), [(7, 7), (-3, 0), (2.5, 2)])
-def test_a_pending_prefill_is_returned(owes: float, told: int) -> None:
+@pytest.mark.parametrize(("owes", "expected"), [(7, 7), (-3, 0), (2.5, 2)])
+def test_a_pending_prefill_is_returned(owes: float, expected: int) -> None:
     drafter = Scripted("d", chain(5), model_based=True)
     drafter.owes = owes
     panel = DrafterManager([drafter], VOCAB)
     (sequence,) = begun(panel, [1])
-    assert panel.pending_prefill("d", sequence) == told
+    assert panel.pending_prefill("d", sequence) == expected
     assert panel.may_propose("d", sequence)
 
 
@@ -326,10 +326,10 @@ def test_only_allowed_drafters_get_a_sequence() -> None:
 def test_a_drafter_that_declines_a_sequence_gets_no_updates(fails: bool) -> None:
     """Neither does one that raises, and it affects neither the other drafter nor the request."""
     a, b = Scripted("a", chain(1)), Scripted("b", chain(2))
-    asked: list[Sequence] = []
+    requested: list[Sequence] = []
 
     def serves(sequence: Sequence) -> bool:
-        asked.append(sequence)
+        requested.append(sequence)
         if fails:
             raise RuntimeError("serves")
         return False
@@ -337,7 +337,7 @@ def test_a_drafter_that_declines_a_sequence_gets_no_updates(fails: bool) -> None
     a.serves = serves  # type: ignore[attr-defined]
     panel = DrafterManager([a, b], VOCAB)
     (sequence,) = begun(panel, [1])
-    assert asked == [sequence]
+    assert requested == [sequence]
     assert (panel.may_propose("a", sequence), panel.may_propose("b", sequence)) == (False, True)
     assert tokens(ask(panel, "b", sequence)) == [[1, 2]]
     panel.observe(sequence, [1])

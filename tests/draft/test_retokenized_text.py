@@ -40,7 +40,7 @@ def tiny_pair(backwards: bool = False) -> Pair:
     return paired(*pair[::-1]) if backwards else paired(*pair)
 
 
-def said(tokenizer: Tokenizer, ids: list[int]) -> bytes:
+def text_of(tokenizer: Tokenizer, ids: list[int]) -> bytes:
     return b"".join(tokenizer.token_bytes(token) for token in ids)
 
 
@@ -67,7 +67,7 @@ def test_the_text_is_the_same(text: str, seed: int, backwards: bool) -> None:
     ids = cut(pair[0], text, rng)
     retokenized = tell(pair, ids, rng, rng.randint(0, len(ids)))
     assert retokenized.whole
-    assert said(pair[1], retokenized.ids) == text.encode()
+    assert text_of(pair[1], retokenized.ids) == text.encode()
 
 
 @settings(max_examples=60)
@@ -79,11 +79,11 @@ def test_a_partial_character_is_held_back(text: str, seed: int) -> None:
     retokenized = RetokenizedText(*pair, [])
     for at, token in enumerate(ids):
         retokenized.extend([token])
-        heard = said(pair[0], ids[: at + 1])
-        read = said(pair[1], retokenized.ids)
-        assert heard.startswith(read)
-        assert retokenized.whole == (read == heard)
-        assert len(heard) - len(read) < 4
+        observed = text_of(pair[0], ids[: at + 1])
+        read = text_of(pair[1], retokenized.ids)
+        assert observed.startswith(read)
+        assert retokenized.whole == (read == observed)
+        assert len(observed) - len(read) < 4
 
 
 @settings(max_examples=60)
@@ -94,8 +94,8 @@ def test_invalid_bytes_are_replaced(data: bytes, text: str, seed: int) -> None:
     by_bytes = {target.token_bytes(t): t for t in range(target.vocab_size) if t not in target.special_ids}
     ids = [by_bytes[bytes([byte])] for byte in data] + cut(target, text, rng)
     retokenized = tell(pair, ids, rng, rng.randint(0, len(ids)))
-    whole = said(target, ids).decode(errors="replace")
-    read = said(draft, retokenized.ids).decode()
+    whole = text_of(target, ids).decode(errors="replace")
+    read = text_of(draft, retokenized.ids).decode()
     assert read == whole if retokenized.whole else whole.startswith(read)
 
 
@@ -113,7 +113,7 @@ def test_special_tokens_keep_their_meaning(pieces: list[str], seed: int) -> None
         twin = bridge.to_draft[token]
         expected += (draft.token_bytes(twin) if twin >= 0 else b"") + piece.encode()
     retokenized = tell(pair, ids, rng, rng.randint(0, len(ids)))
-    assert said(draft, retokenized.ids) == expected
+    assert text_of(draft, retokenized.ids) == expected
     assert retokenized.whole
 
 
@@ -136,7 +136,7 @@ def test_a_word_in_two_tokens_is_retokenized() -> None:
     first, second = target.encode("jumped", add_special=False)
     retokenized = RetokenizedText(*pair, [first])
     before = list(retokenized.ids)
-    assert said(draft, before) == b"jump"
+    assert text_of(draft, before) == b"jump"
     assert retokenized.extend([second]) == 0
     assert retokenized.ids == draft.encode("jumped", add_special=False)
     assert len(retokenized.ids) == 1
@@ -226,7 +226,7 @@ def test_real_vocabularies(seed: int, backwards: bool) -> None:
     if seed > 1:  # also words split where no tokenizer would
         ids = [t for i in range(0, len(text), 5) for t in pair[0].encode(text[i : i + 5], add_special=False)]
     retokenized = tell(pair, ids, rng)
-    assert said(pair[1], retokenized.ids).decode() == text
+    assert text_of(pair[1], retokenized.ids).decode() == text
     whole = pair[1].encode(text, add_special=False)
     blocks = difflib.SequenceMatcher(None, retokenized.ids, whole, autojunk=False).get_matching_blocks()
     assert sum(block.size for block in blocks) >= 0.99 * len(whole)

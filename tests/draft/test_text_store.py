@@ -185,8 +185,8 @@ def request(salt: str = "", session: str = "") -> Request:
     return Request("r", (1, 2), cache_salt=salt, session=session)
 
 
-def seen(of: TextLibrary, asked: Request, part: list[int]) -> bool:
-    return any(holds(store, part) for store in of.stores(asked))
+def seen(of: TextLibrary, owner: Request, part: list[int]) -> bool:
+    return any(holds(store, part) for store in of.stores(owner))
 
 
 def test_salts_are_isolated() -> None:

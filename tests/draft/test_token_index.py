@@ -119,9 +119,9 @@ def damage(path: Path, kind: str) -> None:
 def test_a_damaged_file_is_reported(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path / "index", [[1, 2, 3, 1, 2]])
     damage(path, kind)
-    with pytest.raises(ConfigError, match=r"specdec index PATH") as told:
+    with pytest.raises(ConfigError, match=r"specdec index PATH") as error:
         TokenIndex(path)
-    assert str(path) in str(told.value)
+    assert str(path) in str(error.value)
 
 
 def test_a_missing_file_is_rejected(tmp_path: Path) -> None:

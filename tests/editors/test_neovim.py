@@ -34,8 +34,10 @@ return table.concat(found, '|')
 
 def version(program: str) -> tuple[int, int]:
     """Major and minor."""
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
-    found = re.search(r"NVIM v(\d+)\.(\d+)", told)
+    version_text = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, check=False, timeout=20
+    ).stdout
+    found = re.search(r"NVIM v(\d+)\.(\d+)", version_text)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 

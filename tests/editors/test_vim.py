@@ -38,8 +38,8 @@ def can_run_jobs() -> bool:
     """Return whether Vim is installed, and was built with jobs and channels."""
     if not VIM:
         return False
-    told = subprocess.run([VIM, "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
-    return "+job" in told and "+channel" in told and "+reltime" in told
+    version = subprocess.run([VIM, "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
+    return "+job" in version and "+channel" in version and "+reltime" in version
 
 
 pytestmark = [
@@ -58,9 +58,9 @@ def test_fill_in_the_middle_with_extra_context(tmp_path: Path) -> None:
             "endpoint": f"{server.url}/infill", "lnum": line + 1, "col": character, "other": str(other),
             "replies": str(replies),
         }  # fmt: skip
-        told = [part for name, value in values.items() for part in ("--cmd", f"let g:{name} = {json.dumps(value)}")]
+        settings = [part for name, value in values.items() for part in ("--cmd", f"let g:{name} = {json.dumps(value)}")]
         subprocess.run(
-            [VIM, "-N", "-u", "NONE", "-i", "NONE", "-n", "-T", "dumb", "--not-a-term", *told, "-S", SCRIPT, file],
+            [VIM, "-N", "-u", "NONE", "-i", "NONE", "-n", "-T", "dumb", "--not-a-term", *settings, "-S", SCRIPT, file],
             stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60,
         )  # fmt: skip
     warmed, filled = replies.read_text(encoding="utf-8").splitlines()

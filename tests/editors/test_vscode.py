@@ -62,7 +62,7 @@ class TestExtension:
         found = json.loads(out)
         assert found["texts"] == [[LINE], [LINE[3:]]]
         assert (found["states"], found["code"]) == (["ready"], 0)
-        told = found["capabilities"]
-        assert (told["inlineCompletionProvider"], told["positionEncoding"]) == ({}, "utf-16")
-        assert told["textDocumentSync"]["change"] == 2
+        capabilities = found["capabilities"]
+        assert (capabilities["inlineCompletionProvider"], capabilities["positionEncoding"]) == ({}, "utf-16")
+        assert capabilities["textDocumentSync"]["change"] == 2
         assert (outcomes.accepted, outcomes.partially_accepted) == (1, 1)

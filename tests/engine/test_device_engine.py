@@ -77,20 +77,20 @@ def device_parts(kv_dtype: str = "auto") -> EngineParts:
     return dataclasses.replace(parts, drafters=[FanDrafter(SMALL.vocab_size)])
 
 
-def ask(name: str, length: int, tokens: int = 5, **fields: Any) -> Request:
+def make_request(name: str, length: int, tokens: int = 5, **fields: Any) -> Request:
     stopping = fields.pop("stopping", StoppingParams(max_tokens=tokens, ignore_eos=True))
     prompt = tuple(7 * i % 250 for i in range(length))
     return Request(name, prompt, SamplingParams(**fields.pop("sampling", {"temperature": 0.0})), stopping, **fields)
 
 
 REQUESTS = [
-    ask("greedy", 66, output=OutputParams(logprobs=3)),
-    ask("sampled", 5, sampling={"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 5}),
-    ask("edited", 9, sampling={
+    make_request("greedy", 66, output=OutputParams(logprobs=3)),
+    make_request("sampled", 5, sampling={"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 5}),
+    make_request("edited", 9, sampling={
         "temperature": 0.6, "seed": 3, "repetition_penalty": 1.2, "presence_penalty": 0.3, "logit_bias": ((9, 2.0),),
     }, output=OutputParams(logprobs=0)),
-    ask("grammar", 3, grammar=GrammarParams(GrammarKind.REGEX, "[a-d]+x?"), sampling={"temperature": 1.0, "seed": 8},
-        stopping=SHORT),
+    make_request("grammar", 3, grammar=GrammarParams(GrammarKind.REGEX, "[a-d]+x?"),
+        sampling={"temperature": 1.0, "seed": 8}, stopping=SHORT),
 ]  # fmt: skip
 
 
@@ -98,8 +98,8 @@ REQUESTS = [
 def plain(name: str, kv_dtype: str = "auto") -> Outcome:
     """The answer to one of ``REQUESTS`` alone, by plain decode."""
     with quick_interpreter():
-        asked = [request for request in REQUESTS if request.request_id == name]
-        return ConditionsRunner(device_parts(kv_dtype=kv_dtype)).run(PLAIN, asked)[name, 0]
+        selected = [request for request in REQUESTS if request.request_id == name]
+        return ConditionsRunner(device_parts(kv_dtype=kv_dtype)).run(PLAIN, selected)[name, 0]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,10 @@ def test_float32_agrees_with_the_cpu() -> None:
     with mock.patch.object(DeviceTypes, "of", return_value=FLOAT32):
         device = built(config())
     runners = [ConditionsRunner(dataclasses.replace(parts, drafters=[])) for parts in (host, device)]
-    requests = [ask("greedy", 9, 2, output=OutputParams(logprobs=3)), dataclasses.replace(REQUESTS[2], stopping=SHORT)]
+    requests = [
+        make_request("greedy", 9, 2, output=OutputParams(logprobs=3)),
+        dataclasses.replace(REQUESTS[2], stopping=SHORT),
+    ]
     expected, got = (runner.run(BatchConditions("together", concurrency=4), requests) for runner in runners)
     for key, outcome in expected.items():
         assert got[key].tokens == outcome.tokens, key
@@ -254,7 +257,7 @@ def test_a_broken_row_fails_its_request_alone() -> None:
     kept, embed[299] = embed[299].clone(), torch.nan
     try:
         engine = Engine(parts)
-        broken = dataclasses.replace(ask("broken", 1), prompt_ids=(1, 299, *range(8)))
+        broken = dataclasses.replace(make_request("broken", 1), prompt_ids=(1, 299, *range(8)))
         events = run_all(engine, [broken, sound])
         assert [event.request_id for event in failures(events)] == ["broken"]
         again = run_all(engine, [dataclasses.replace(sound, request_id="again")])
@@ -282,7 +285,7 @@ def test_a_sampling_error_fails_its_request_alone() -> None:
 
 
 def test_prefill_alone_needs_no_sampling() -> None:
-    events = run_all(Engine(device_parts()), [ask("prompt", 9, stopping=StoppingParams(max_tokens=0))])
+    events = run_all(Engine(device_parts()), [make_request("prompt", 9, stopping=StoppingParams(max_tokens=0))])
     assert not failures(events)
 
 
@@ -318,18 +321,18 @@ def test_a_warm_up_leaves_no_trace() -> None:
 def test_a_warm_up_leaves_nothing_to_compile() -> None:
     """Every form of the samplers' kernels that a step can have, and as many rows as any tile of few takes."""
     parts = device_parts()
-    decoder, asked = parts.decoder, []
+    decoder, selected = parts.decoder, []
     assert isinstance(decoder, DeviceDecoder)
 
     class Noting(DeviceVerifier):
         def queue(self, rows: StepRows, samplings: list[RowSampling], tops: Seq[int | None]) -> Any:
-            asked.append((rows.batch.rows, SamplingNeeds.of(samplings), tops[0]))
+            selected.append((rows.batch.rows, SamplingNeeds.of(samplings), tops[0]))
             return mock.MagicMock(), mock.MagicMock()
 
     warm_up(Noting(decoder), decoder)
     for noise, filters in ((False, False), (True, False), (True, True)):
-        assert (1, SamplingNeeds(noise, filters, edits=True, masks=True), TOP) in asked
-        assert all(asked.count((rows, SamplingNeeds(noise, filters), None)) >= RUNS for rows in (1, 32, 64))
+        assert (1, SamplingNeeds(noise, filters, edits=True, masks=True), TOP) in selected
+        assert all(selected.count((rows, SamplingNeeds(noise, filters), None)) >= RUNS for rows in (1, 32, 64))
 
 
 @pytest.mark.parametrize("top", [None, 2])

@@ -100,9 +100,9 @@ def test_each_drafter_contributes(drafter: str) -> None:
 def test_the_head_observes_the_targets_hidden_states() -> None:
     (head,) = [d for d in every_parts().drafters if isinstance(d, HeadDrafter)]
     assert head.digest
-    heard: list[tuple[int, int]] = []
+    observed: list[tuple[int, int]] = []
     listen = head.features
-    head.features = lambda seq, start, rows: (heard.append((start, rows.shape[0])), listen(seq, start, rows))  # type: ignore[method-assign,func-returns-value,assignment]
+    head.features = lambda seq, start, rows: (observed.append((start, rows.shape[0])), listen(seq, start, rows))  # type: ignore[method-assign,func-returns-value,assignment]
     try:
         prompt = tuple(range(5, 105))
         ConditionsRunner(every_parts()).run(
@@ -110,7 +110,7 @@ def test_the_head_observes_the_targets_hidden_states() -> None:
         )
     finally:
         head.features = listen  # type: ignore[method-assign]
-    ends = [start + n for start, n in heard]
-    assert heard[0][0] == 0
-    assert [start for start, _ in heard[1:]] == ends[:-1]  # no gap, no overlap
+    ends = [start + n for start, n in observed]
+    assert observed[0][0] == 0
+    assert [start for start, _ in observed[1:]] == ends[:-1]  # no gap, no overlap
     assert ends[-1] == 100 + 40 - 1

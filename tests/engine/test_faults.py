@@ -43,9 +43,9 @@ def requests(mode: SpeculationMode, drafters: tuple[str, ...] | None = None, fir
 def all_plain() -> dict[str, tuple[int, ...]]:
     """The answers of each request without drafting. They are generated before an engine has pages in use, because all
     engines share the pools of one decoder."""
-    asked = [*requests(OFF), *requests(OFF, first=COUNT)]
-    events = run_all(tiny_engine(), asked)
-    return {request.request_id: tuple(tokens_of(events, request.request_id)) for request in asked}
+    pending = [*requests(OFF), *requests(OFF, first=COUNT)]
+    events = run_all(tiny_engine(), pending)
+    return {request.request_id: tuple(tokens_of(events, request.request_id)) for request in pending}
 
 
 def plain(name: str) -> tuple[int, ...]:

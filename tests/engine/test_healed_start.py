@@ -28,7 +28,9 @@ ASCII = tuple(
 )
 
 
-def ask(name: str, prompt: tuple[int, ...], healing_prefix: str, mode: SpeculationMode, **sampling: float) -> Request:
+def make_request(
+    name: str, prompt: tuple[int, ...], healing_prefix: str, mode: SpeculationMode, **sampling: float
+) -> Request:
     return Request(
         name, prompt, SamplingParams(seed=5, allowed_token_ids=ASCII, **sampling),  # type: ignore[arg-type]
         StoppingParams(max_tokens=20, ignore_eos=True), speculation=SpeculationParams(mode),
@@ -47,14 +49,16 @@ def test_healing_the_same_text_changes_nothing(data: st.DataObject, mode: Specul
     before."""
     sampling = {"temperature": temperature}
     engine = tiny_engine()
-    events = run_all(engine, [ask("whole", PROMPT, "", SpeculationMode.OFF, **sampling)])
-    said, text = tokens_of(events, "whole"), text_of(events, "whole")
+    events = run_all(engine, [make_request("whole", PROMPT, "", SpeculationMode.OFF, **sampling)])
+    generated, text = tokens_of(events, "whole"), text_of(events, "whole")
     keep = data.draw(st.integers(0, 12))
-    begun = TOKENIZER.decode(said[:keep])
+    begun = TOKENIZER.decode(generated[:keep])
     typed = data.draw(st.integers(len(begun), min(len(text) - 1, len(begun) + 9)))
-    events = run_all(engine, [ask("healed", (*PROMPT, *said[:keep]), text[len(begun) : typed], mode, **sampling)])
+    events = run_all(
+        engine, [make_request("healed", (*PROMPT, *generated[:keep]), text[len(begun) : typed], mode, **sampling)]
+    )
     again = tokens_of(events, "healed")
-    assert again[: len(said) - keep] == said[keep:]
+    assert again[: len(generated) - keep] == generated[keep:]
     assert text_of(events, "healed").startswith(text[typed:])
     assert finish_of(events, "healed").usage.output_tokens == 20
 
@@ -67,9 +71,9 @@ def test_any_prefix_is_healed(start: str, mode: SpeculationMode) -> None:
         speculation=SpeculationParams(mode), healing_prefix=start,
     )  # fmt: skip
     events = run_all(tiny_engine(), [request])
-    said = b"".join(TOKENIZER.token_bytes(t) for t in tokens_of(events, "r") if t not in TOKENIZER.special_ids)
-    assert said.startswith(start.encode())
-    assert text_of(events, "r") == said.decode(errors="replace")[len(start) :]
+    generated = b"".join(TOKENIZER.token_bytes(t) for t in tokens_of(events, "r") if t not in TOKENIZER.special_ids)
+    assert generated.startswith(start.encode())
+    assert text_of(events, "r") == generated.decode(errors="replace")[len(start) :]
 
 
 @given(text=st.binary(min_size=1, max_size=6))
@@ -99,7 +103,7 @@ def test_positions_along_a_path() -> None:
 
 def test_a_satisfied_constraint_costs_nothing() -> None:
     served = tiny_engine()
-    served.submit(ask("r", PROMPT, "ret", SpeculationMode.OFF, temperature=0.0))
+    served.submit(make_request("r", PROMPT, "ret", SpeculationMode.OFF, temperature=0.0))
     served.step()
     (sequence,) = served._requests.live["r"]
     while sequence.sampling.grammar is not None:

@@ -65,8 +65,10 @@ def test_the_fingerprint_covers_exactly_what_determines_the_bits(folder: Path, t
         _fingerprint(folder, tmp_path / "a", kv_dtype="int8"),
         _fingerprint(folder, tmp_path / "a", kernels="reference"),
     ]
-    told = [str(FingerprintMismatchError.between(ours, other)).partition("what differs: ")[2] for other in others]
-    assert [text.partition(";")[0] for text in told] == [
+    differences = [
+        str(FingerprintMismatchError.between(ours, other)).partition("what differs: ")[2] for other in others
+    ]
+    assert [text.partition(";")[0] for text in differences] == [
         "weights", "weights, numeric types", "numeric types", "kernels or processor",
     ]  # fmt: skip
 

@@ -87,7 +87,7 @@ def requests(draw: st.DrawFn) -> Request:
     )
 
 
-def told(events: list[Any]) -> list[Delta]:
+def deltas_of(events: list[Any]) -> list[Delta]:
     return [event for event in events if isinstance(event, Delta)]
 
 
@@ -110,9 +110,9 @@ def test_resumed_and_new_tokens_equal_the_whole_answer(
     request = replace(request, speculation=SpeculationParams(modes[0]))
     whole = run_all(tiny_engine(), [request])
     tokens, text, end = tokens_of(whole, "r"), text_of(whole, "r"), finish_of(whole, "r")
-    rows = [row for delta in told(whole) for row in delta.logprobs]
+    rows = [row for delta in deltas_of(whole) for row in delta.logprobs]
     if between_steps:
-        came = told(whole)[: round(cut * len(told(whole)))]
+        came = deltas_of(whole)[: round(cut * len(deltas_of(whole)))]
         had, characters = [token for delta in came for token in delta.token_ids], sum(len(delta.text) for delta in came)
     else:
         had, characters = tokens[: round(cut * len(tokens))], 0
@@ -120,7 +120,7 @@ def test_resumed_and_new_tokens_equal_the_whole_answer(
     rest = run_all(tiny_engine(), [again])
     assert had + tokens_of(rest, "r") == tokens
     assert text[:characters] + text_of(rest, "r") == text
-    assert [row for delta in told(rest) for row in delta.logprobs] == (rows[len(had) :] if rows else [])
+    assert [row for delta in deltas_of(rest) for row in delta.logprobs] == (rows[len(had) :] if rows else [])
     other = finish_of(rest, "r")
     assert (other.reason, other.matched_stop) == (end.reason, end.matched_stop)
     assert (other.usage.output_tokens, other.usage.prompt_tokens) == (len(tokens), len(PROMPT))
@@ -130,7 +130,7 @@ def test_resumed_and_new_tokens_equal_the_whole_answer(
 def test_the_text_of_resumed_tokens_is_not_sent_again() -> None:
     request = Request("r", PROMPT, SamplingParams(seed=4), StoppingParams(max_tokens=24, stop=("zzzz",)))
     whole = run_all(tiny_engine(), [request])
-    came = told(whole)[:11]
+    came = deltas_of(whole)[:11]
     had = [token for delta in came for token in delta.token_ids]
     rest = run_all(tiny_engine(), [resumed(request, had, None)])
     assert "".join(delta.text for delta in came) + text_of(rest, "r") == text_of(whole, "r")
@@ -209,7 +209,7 @@ def test_a_request_interrupted_twice_and_preempted_is_complete() -> None:
         engine = tiny_engine()
         engine.submit(resumed(request, had, len(text)) if had else request)
         while engine.has_work() and len(had) < most:
-            for delta in told(engine.step()):
+            for delta in deltas_of(engine.step()):
                 had, text = [*had, *delta.token_ids], text + delta.text
             engine.preempt_newest()
         engine.close()

@@ -20,7 +20,7 @@ from tests.engine.tiny_engine import finish_of, run_all, tiny_engine, tiny_parts
 PROMPT = tuple(tiny_parts().tokenizer.encode("one two three one two three one two"))
 
 
-def ask(mode: SpeculationMode, trees: bool, temperature: float = 0.0) -> Request:
+def make_request(mode: SpeculationMode, trees: bool, temperature: float = 0.0) -> Request:
     return Request(
         "r", PROMPT, SamplingParams(temperature=temperature, seed=3), StoppingParams(max_tokens=24, ignore_eos=True),
         OutputParams(trees=trees), SpeculationParams(mode),
@@ -30,8 +30,8 @@ def ask(mode: SpeculationMode, trees: bool, temperature: float = 0.0) -> Request
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("mode", list(SpeculationMode))
 def test_trees_record_the_source_of_each_token(mode: SpeculationMode, temperature: float) -> None:
-    events = run_all(tiny_engine(), [ask(mode, True, temperature)])
-    said, last = [], PROMPT[-1]
+    events = run_all(tiny_engine(), [make_request(mode, True, temperature)])
+    generated, last = [], PROMPT[-1]
     nodes = accepted = 0
     for delta in (e for e in events if isinstance(e, Delta) and e.token_ids):
         tree = delta.tree
@@ -50,15 +50,18 @@ def test_trees_record_the_source_of_each_token(mode: SpeculationMode, temperatur
             assert delta.token_ids[-1] not in [t for t, p in zip(tree.tokens, tree.parents, strict=True) if p == at]
         assert tree.verify_ms > 0
         nodes, accepted, last = nodes + len(tree.tokens) - 1, accepted + len(tree.accepted), delta.token_ids[-1]
-        said += delta.token_ids
+        generated += delta.token_ids
     stats = finish_of(events, "r").stats
     assert (nodes, accepted) == (stats.num_draft_tokens, stats.num_accepted_draft_tokens)
     assert (nodes > 0) == (mode is SpeculationMode.ON) or mode is SpeculationMode.AUTO
-    assert said == tokens_of(run_all(tiny_engine(), [ask(SpeculationMode.OFF, False, temperature)]), "r")
+    assert generated == tokens_of(run_all(tiny_engine(), [make_request(SpeculationMode.OFF, False, temperature)]), "r")
 
 
 def test_trees_cost_nothing_unless_requested() -> None:
-    shown, plain = ask(SpeculationMode.ON, True), replace(ask(SpeculationMode.ON, False), request_id="plain")
+    shown, plain = (
+        make_request(SpeculationMode.ON, True),
+        replace(make_request(SpeculationMode.ON, False), request_id="plain"),
+    )
     events = run_all(tiny_engine(), [shown, plain])
     assert all(e.tree is None for e in events if isinstance(e, Delta) and e.request_id == "plain")
     assert tokens_of(events, "plain") == tokens_of(events, "r")

@@ -70,9 +70,9 @@ def test_every_rule_ends_some_text() -> None:
         FinishReason.SUFFIX: TextRules(suffix=")\n"),
     }
     for reason, rule in rules.items():
-        asked = [request(str(seed), SpeculationMode.ON, seed, rules=rule) for seed in range(8)]
-        events = run_all(tiny_engine(), asked)
-        ends = [finish_of(events, r.request_id) for r in asked]
+        requests = [request(str(seed), SpeculationMode.ON, seed, rules=rule) for seed in range(8)]
+        events = run_all(tiny_engine(), requests)
+        ends = [finish_of(events, r.request_id) for r in requests]
         assert reason in {end.reason for end in ends}
         short = next(end for end in ends if end.reason is reason)
         assert short.usage.output_tokens == len(tokens_of(events, short.request_id)) <= 40
@@ -99,8 +99,8 @@ def test_a_time_limit_ends_with_the_partial_output(limit: str) -> None:
     done = finish_of(events, "r")
     assert done.reason is FinishReason.TIME_LIMIT
     assert 3 <= done.usage.output_tokens < 40
-    told = tiny_parts().tokenizer.decode(tokens_of(events, "r"))
-    assert text_of(events, "r") == told
+    decoded = tiny_parts().tokenizer.decode(tokens_of(events, "r"))
+    assert text_of(events, "r") == decoded
     assert engine.load().free_pages == engine.load().total_pages
 
 

@@ -99,12 +99,12 @@ async def step_times_ms(channel: grpc.aio.Channel, after: int) -> dict[int, floa
 async def test_the_longest_lists_with_other_running_streams() -> None:
     async with fuzzed_server() as fuzzed, grpc.aio.insecure_channel(fuzzed.server.grpc_address) as channel:
         settled = await settled_bytes(fuzzed.server)
-        beside = [asyncio.create_task(bystander(channel)) for _ in range(2)]
+        bystanders = [asyncio.create_task(bystander(channel)) for _ in range(2)]
         with livez_watch(fuzzed.server.http_port):
             worst = await throw_lists(fuzzed, channel)
-        for task in beside:
+        for task in bystanders:
             task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        await asyncio.gather(*bystanders, return_exceptions=True)
         ratio, name, longest, usual = max(worst)
         print(f"longest step {longest:.1f} ms, {ratio:.1f} times the median of {usual:.1f} ms, with {name}")
         await fuzzed.unharmed()

@@ -44,8 +44,8 @@ async def throw_messages(fuzzed: FuzzedServer, count: int, seed: int) -> None:
                     await _call(channel, method, sent)
                 except grpc.aio.AioRpcError as error:
                     if error.code() in _BROKEN and error.details() != _OUR_OWN:
-                        told = f"{error.code().name}: {(error.details() or '')[:300]}"
-                        return f"{method.full_name} (seed {seed}, number {number}): {told}; sent {sent!r:.600}"
+                        status = f"{error.code().name}: {(error.details() or '')[:300]}"
+                        return f"{method.full_name} (seed {seed}, number {number}): {status}; sent {sent!r:.600}"
                 return None
 
             await fuzzed.throw(count, one)

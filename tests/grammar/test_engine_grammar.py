@@ -57,7 +57,9 @@ def engine() -> Engine:
     return tiny_engine(parts())
 
 
-def ask(grammar: GrammarParams, name: str = "r", seed: int = 1, temperature: float = 1.0, **changes: Any) -> Request:
+def make_request(
+    grammar: GrammarParams, name: str = "r", seed: int = 1, temperature: float = 1.0, **changes: Any
+) -> Request:
     sampling = SamplingParams(temperature=temperature, seed=seed, **changes.pop("sampling", {}))
     stopping = changes.pop("stopping", StoppingParams(max_tokens=80))
     prompt = tuple(parts().tokenizer.encode("def add(first, second):"))
@@ -70,7 +72,7 @@ def outputs(events: list[RequestEvent], name: str = "r", n: int = 1) -> list[tup
 
 @pytest.mark.parametrize("grammar", [SCHEMA, LOOSE], ids=["compact", "spaced"])
 def test_json_with_a_schema_always_parses(grammar: GrammarParams) -> None:
-    requests = [ask(grammar, f"r{seed}", seed, 0.0 if seed == 0 else 1.5) for seed in range(8)]
+    requests = [make_request(grammar, f"r{seed}", seed, 0.0 if seed == 0 else 1.5) for seed in range(8)]
     events = run_all(engine(), requests)
     assert not failures(events)
     ended = [r.request_id for r in requests if finish_of(events, r.request_id).reason is FinishReason.EOS]
@@ -89,15 +91,15 @@ def test_drafts_do_not_change_constrained_output(drafters: tuple[str, ...], temp
     changes = {"sampling": {"n": 3, "repetition_penalty": 1.1}, "temperature": temperature}
     off = SpeculationParams(mode=SpeculationMode.OFF)
     on = SpeculationParams(mode=SpeculationMode.ON, drafters=drafters, max_nodes=7)
-    plain = run_all(engine(), [ask(LOOSE, speculation=off, **changes)])
-    drafted = run_all(engine(), [ask(LOOSE, speculation=on, **changes)])
+    plain = run_all(engine(), [make_request(LOOSE, speculation=off, **changes)])
+    drafted = run_all(engine(), [make_request(LOOSE, speculation=on, **changes)])
     assert outputs(plain, n=3) == outputs(drafted, n=3)
     assert [finish_of(plain, "r", i).reason for i in range(3)] == [finish_of(drafted, "r", i).reason for i in range(3)]
 
 
 def test_forced_text_is_accepted_whole() -> None:
     on = SpeculationParams(mode=SpeculationMode.ON, drafters=("grammar",), max_nodes=7)
-    events = run_all(engine(), [ask(SCHEMA, speculation=on)])
+    events = run_all(engine(), [make_request(SCHEMA, speculation=on)])
     stats = finish_of(events, "r").stats
     assert stats.num_draft_tokens > 10
     assert stats.num_accepted_draft_tokens == stats.num_draft_tokens
@@ -105,23 +107,25 @@ def test_forced_text_is_accepted_whole() -> None:
 
 
 def test_stop_strings_min_tokens_and_ignore_eos() -> None:
-    stopped = run_all(engine(), [ask(YES_NO, stopping=StoppingParams(max_tokens=40, stop=(" indeed", " thanks")))])
+    stopped = run_all(
+        engine(), [make_request(YES_NO, stopping=StoppingParams(max_tokens=40, stop=(" indeed", " thanks")))]
+    )
     assert text_of(stopped, "r") in ("yes", "no")
     assert finish_of(stopped, "r").reason is FinishReason.STOP_STRING
-    longer = run_all(engine(), [ask(YES_NO, stopping=StoppingParams(max_tokens=40, min_tokens=20))])
+    longer = run_all(engine(), [make_request(YES_NO, stopping=StoppingParams(max_tokens=40, min_tokens=20))])
     assert text_of(longer, "r") in ("yes indeed", "no thanks")
     assert finish_of(longer, "r").reason is FinishReason.EOS
     assert len(tokens_of(longer, "r")) == 21
-    endless = run_all(engine(), [ask(YES_NO, stopping=StoppingParams(max_tokens=30, ignore_eos=True))])
+    endless = run_all(engine(), [make_request(YES_NO, stopping=StoppingParams(max_tokens=30, ignore_eos=True))])
     assert text_of(endless, "r") in ("yes indeed", "no thanks")
     assert finish_of(endless, "r").reason is FinishReason.LENGTH
     assert len(tokens_of(endless, "r")) == 30
 
 
 def test_a_preempted_sequence_keeps_its_grammar_state() -> None:
-    plain = outputs(run_all(engine(), [ask(LOOSE)]))
+    plain = outputs(run_all(engine(), [make_request(LOOSE)]))
     shaken = engine()
-    shaken.submit(ask(LOOSE))
+    shaken.submit(make_request(LOOSE))
     events: list[RequestEvent] = []
     for step in range(2000):
         if not shaken.has_work():
@@ -140,15 +144,15 @@ def test_a_rejected_grammar_leaves_no_state() -> None:
         (GrammarParams(GrammarKind.CHOICE, "[]"), {}, "grammar"),
         (YES_NO, {"allowed_token_ids": (5,)}, "sampling.allowed_token_ids"),
     ):
-        (failed,) = run_all(ours, [ask(bad, sampling=sampling)])
+        (failed,) = run_all(ours, [make_request(bad, sampling=sampling)])
         assert isinstance(failed, Failed)
         assert failed.reason == InvalidRequestError.reason
         ((named, description),) = failed.details
         assert (named, f"{named}: {description}") == (field, failed.message)
         with pytest.raises(InvalidRequestError, match=field):  # stored by the first call
-            ours.submit(ask(bad, sampling=sampling))
+            ours.submit(make_request(bad, sampling=sampling))
         assert not ours.has_work()
-    assert text_of(run_all(ours, [ask(YES_NO)]), "r") in ("yes indeed", "no thanks")
+    assert text_of(run_all(ours, [make_request(YES_NO)]), "r") in ("yes indeed", "no thanks")
 
 
 @pytest.mark.parametrize("slow", ["grammar", "healing"])
@@ -166,9 +170,13 @@ def test_the_engine_steps_while_a_request_is_prepared(slow: str, monkeypatch: py
     monkeypatch.setattr(compiler.CheckProcess, "check", wait_then(compiler.CheckProcess.check))
     monkeypatch.setattr(compiler, "TokenSpelling", wait_then(compiler.TokenSpelling))
     ours = tiny_engine(dataclasses.replace(parts(), grammars=None))
-    stream = dataclasses.replace(ask(YES_NO, "stream", stopping=StoppingParams(max_tokens=40, ignore_eos=True)))
+    stream = dataclasses.replace(
+        make_request(YES_NO, "stream", stopping=StoppingParams(max_tokens=40, ignore_eos=True))
+    )
     ours.submit(dataclasses.replace(stream, grammar=None))
-    request = ask(GrammarParams(GrammarKind.CHOICE, '["held up"]'), "held", stopping=StoppingParams(max_tokens=20))
+    request = make_request(
+        GrammarParams(GrammarKind.CHOICE, '["held up"]'), "held", stopping=StoppingParams(max_tokens=20)
+    )
     if slow == "healing":
         request = dataclasses.replace(request, grammar=None, healing_prefix="ret")
     ours.submit(request)
@@ -205,7 +213,7 @@ def test_cancelled_requests_release_their_grammar_slots(monkeypatch: pytest.Monk
     ours = tiny_engine(dataclasses.replace(parts(), grammars=None))
 
     def choice(number: int, name: str, **changes: Any) -> Request:
-        return ask(GrammarParams(GrammarKind.CHOICE, f'["choice {number}"]'), name, **changes)
+        return make_request(GrammarParams(GrammarKind.CHOICE, f'["choice {number}"]'), name, **changes)
 
     ours.submit(choice(0, "checked"))
     assert began.wait(60)
@@ -240,7 +248,8 @@ def test_all_grammars_of_a_step_share_one_time_budget(monkeypatch: pytest.Monkey
         return tree
 
     requests = [
-        ask(LOOSE, f"r{i}", seed=i, speculation=SpeculationParams(SpeculationMode.ON, max_nodes=12)) for i in range(8)
+        make_request(LOOSE, f"r{i}", seed=i, speculation=SpeculationParams(SpeculationMode.ON, max_nodes=12))
+        for i in range(8)
     ]
     usual = run_all(engine(), requests)
     monkeypatch.setattr(GrammarState, "mask", slow)
@@ -262,6 +271,6 @@ def test_all_grammars_of_a_step_share_one_time_budget(monkeypatch: pytest.Monkey
 def test_allowed_ids_that_block_the_grammar_fail_their_request_alone() -> None:
     tokenizer = parts().tokenizer
     fork = {"allowed_token_ids": (*(t for t in range(384) if tokenizer.token_bytes(t)[:1] in (b"y", b"n")), EOS)}
-    events = run_all(engine(), [ask(YES_NO, "dead", sampling=fork), ask(YES_NO, "live")])
+    events = run_all(engine(), [make_request(YES_NO, "dead", sampling=fork), make_request(YES_NO, "live")])
     assert [failed.request_id for failed in failures(events)] == ["dead"]
     assert text_of(events, "live") in ("yes indeed", "no thanks")

@@ -21,7 +21,7 @@ KIND = GrammarKind
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "said"),
+    ("kind", "text", "message"),
     [
         (KIND.JSON_SCHEMA, '{"type": "thing"}', "Invalid type: thing"),
         (KIND.JSON_SCHEMA, "[1]", "must be a JSON object"),
@@ -43,12 +43,12 @@ KIND = GrammarKind
         (KIND.CHOICE, r'["\ud800"]', "surrogate"),
     ],
 )
-def test_a_bad_grammar_is_rejected_by_name(kind: GrammarKind, text: str, said: str) -> None:
+def test_a_bad_grammar_is_rejected_by_name(kind: GrammarKind, text: str, message: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         compiler().compile(GrammarParams(kind, text))
     (violation,) = caught.value.violations
     assert violation.field == "grammar"
-    assert said in violation.description
+    assert message in violation.description
     assert len(violation.description) < 400
     assert "\n" not in violation.description
 
@@ -232,11 +232,11 @@ def test_use_does_not_change_a_cached_grammar() -> None:
 def test_unusable_allowed_ids_are_rejected() -> None:
     params, a = GrammarParams(KIND.REGEX, "a+"), byte_level().encode("a")[0]
     compiler().compile(params, (a, EOS))
-    for allowed, said in (((a,), "end token"), ((a + 1, EOS), "none of them can begin")):
+    for allowed, message in (((a,), "end token"), ((a + 1, EOS), "none of them can begin")):
         with pytest.raises(InvalidRequestError) as caught:
             compiler().compile(params, allowed)
         assert caught.value.violations[0].field == "sampling.allowed_token_ids"
-        assert said in caught.value.violations[0].description
+        assert message in caught.value.violations[0].description
 
 
 def test_a_vocabulary_without_grammar_support_does_not_prevent_a_start(

@@ -71,9 +71,9 @@ def test_tools_and_calls_are_rendered_like_transformers(folder: Path, tokenizer:
         {"role": "tool", "content": "found"},
     ]
     for tools in (TOOLS, None):
-        asked: dict[str, Any] = {"tools": tools, "add_generation_prompt": True, "return_dict": False}
-        assert tokenizer.render_chat(sent, tools=tools) == oracle.apply_chat_template(taken, tokenize=False, **asked)
-        assert tokenizer.encode_chat(sent, tools=tools) == oracle.apply_chat_template(taken, **asked)
+        options: dict[str, Any] = {"tools": tools, "add_generation_prompt": True, "return_dict": False}
+        assert tokenizer.render_chat(sent, tools=tools) == oracle.apply_chat_template(taken, tokenize=False, **options)
+        assert tokenizer.encode_chat(sent, tools=tools) == oracle.apply_chat_template(taken, **options)
 
 
 @given(text=TEXT)
@@ -92,9 +92,9 @@ def test_if_a_template_does_not_support_tools_a_message_describes_them(tokenizer
     silent = Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo(chat_template=plain))
     assert not silent.has_tool_template
     assert silent.render_chat([{"role": "user", "content": "a"}]) == "a"
-    told = silent.render_chat([{"role": "user", "content": "a"}], tools=TOOLS)
-    assert told.endswith("</tool_call>a")
-    assert '"name": "look"' in told
+    rendered = silent.render_chat([{"role": "user", "content": "a"}], tools=TOOLS)
+    assert rendered.endswith("</tool_call>a")
+    assert '"name": "look"' in rendered
     assert not Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo()).has_tool_template
 
 

@@ -50,14 +50,14 @@ def _entry(contents: list[bytes] = CONTENT, sha256: str | None = None) -> Catalo
 
 
 def test_parts_are_joined_in_order_and_removed(tmp_path: Path) -> None:
-    index, entry, heard = FakeIndex(CONTENT), _entry(), []
+    index, entry, reported = FakeIndex(CONTENT), _entry(), []
     fetcher = Fetcher(tmp_path, index)
     assert not fetcher.is_complete(entry)
-    path = fetcher.fetch(entry, lambda *event: heard.append(event))
+    path = fetcher.fetch(entry, lambda *event: reported.append(event))
     assert path.read_bytes() == b"first part, second part, third"
     assert fetcher.is_complete(entry)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.gguf", "tiny.gguf.checked", "tiny.lock"]
-    fetched = [done for label, done, total in heard if label == "fetching tiny" and total == entry.size]
+    fetched = [done for label, done, total in reported if label == "fetching tiny" and total == entry.size]
     assert fetched == sorted(fetched)
     assert (fetched[0], fetched[-1]) == (0, entry.size)
     assert fetcher.fetch(entry) == path
@@ -89,13 +89,13 @@ def test_a_damaged_kept_part_is_fetched_again(tmp_path: Path) -> None:
 
 
 def test_a_modified_file_is_checked_again_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    index, entry, heard = FakeIndex(CONTENT), _entry(), []
+    index, entry, reported = FakeIndex(CONTENT), _entry(), []
     path = Fetcher(tmp_path, index).fetch(entry)
     os.utime(path, ns=(1, 1))  # another time, the same content
     for expected in ({"checking tiny"}, set()):
-        heard.clear()
-        assert Fetcher(tmp_path, index).fetch(entry, lambda label, *_: heard.append(label)) == path
-        assert set(heard) == expected
+        reported.clear()
+        assert Fetcher(tmp_path, index).fetch(entry, lambda label, *_: reported.append(label)) == path
+        assert set(reported) == expected
     assert len(index.asked) == 3
     path.write_bytes(path.read_bytes().swapcase())  # of the same size
     assert Fetcher(tmp_path, index).fetch(entry).read_bytes() == b"".join(CONTENT)
@@ -151,12 +151,12 @@ def test_only_one_process_fetches(tmp_path: Path) -> None:
         assert go_on.wait(30)
         return index(requirement, folder, on_bytes)
 
-    def hear(label: str, done: int, total: int) -> None:
+    def report(label: str, done: int, total: int) -> None:
         if label == "waiting for tiny":
             waited.set()
 
     first = threading.Thread(target=Fetcher(tmp_path, slow).fetch, args=(entry,))
-    second = threading.Thread(target=Fetcher(tmp_path, index).fetch, args=(entry, hear))
+    second = threading.Thread(target=Fetcher(tmp_path, index).fetch, args=(entry, report))
     first.start()
     assert entered.wait(30)
     second.start()

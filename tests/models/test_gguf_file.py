@@ -101,12 +101,12 @@ def test_progress_reaches_the_end(tiny: Tiny, tmp_path: Path) -> None:
     from specdec.models.gguf import GGUFSource
 
     write_tiny_gguf(tiny("llama"), tmp_path / "m.gguf")
-    heard: list[tuple[str, int, int]] = []
-    pack_model(GGUFSource(GGUFFile(tmp_path / "m.gguf")), "int8", lambda *event: heard.append(event))
-    assert {label for label, _, _ in heard} == {"packing m (int8)"}
-    done = [count for _, count, _ in heard]
+    reported: list[tuple[str, int, int]] = []
+    pack_model(GGUFSource(GGUFFile(tmp_path / "m.gguf")), "int8", lambda *event: reported.append(event))
+    assert {label for label, _, _ in reported} == {"packing m (int8)"}
+    done = [count for _, count, _ in reported]
     assert done == sorted(done)
-    assert done[-1] == heard[-1][2] > 0
+    assert done[-1] == reported[-1][2] > 0
 
 
 def _random_rows(kind: Kind, rows: int, columns: int) -> np.ndarray:

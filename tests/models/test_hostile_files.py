@@ -40,9 +40,9 @@ def refusal(folder: Path) -> str:
     """Return the error, which is one line."""
     with pytest.raises(ModelError) as caught:
         load_model(str(folder), dtype="int8", cache_dir=folder.parent / "cache")
-    said = str(caught.value)
-    assert "\n" not in said
-    return said
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
 def _changed(name: str, **values: Any) -> Callable[[dict[str, Any]], None]:
@@ -304,5 +304,5 @@ def test_a_quantisation_of_missing_weights_is_rejected(folder: Path) -> None:
     data = json.loads(path.read_text())
     data["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 7}
     path.write_text(json.dumps(data))
-    said = refusal(folder)
-    assert "quantization_config (gptq, group_size 7), but none of the weights is quantised" in said
+    message = refusal(folder)
+    assert "quantization_config (gptq, group_size 7), but none of the weights is quantised" in message

@@ -43,17 +43,17 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
 
 
 def test_hub_ids(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requested = []
 
     def snapshot(repository: str, **options: Any) -> str:
-        asked.append((repository, options["allow_patterns"]))
+        requested.append((repository, options["allow_patterns"]))
         return str(tiny("llama"))
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     loaded = load_model("some-org/Some-Model", dtype="int8", cache_dir=tmp_path)
     assert loaded.name == "Some-Model"
-    assert [repository for repository, _ in asked] == ["some-org/Some-Model"]
-    assert "*.safetensors" in asked[0][1]
+    assert [repository for repository, _ in requested] == ["some-org/Some-Model"]
+    assert "*.safetensors" in requested[0][1]
 
     def offline(repository: str, **options: Any) -> str:
         raise ConnectionError("no route\nto host")
@@ -67,29 +67,29 @@ def test_hub_ids(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_hub_model_is_pinned_to_the_first_fetched_commit(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit, asked = "0123456789abcdef" * 2 + "01234567", []
+    commit, requested = "0123456789abcdef" * 2 + "01234567", []
     folder = Path(shutil.copytree(tiny("llama"), tmp_path / "snapshots" / commit))
 
     def snapshot(repository: str, **options: Any) -> str:
-        asked.append(options["revision"])
+        requested.append(options["revision"])
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     for name in ("some-org/Some-Model", "some-org/Some-Model", "some-org/Other"):
         assert fetch_from_hub(name, tmp_path / "hub") == folder
-    assert asked == [None, commit, None]
+    assert requested == [None, commit, None]
     (tmp_path / "hub" / "some-org--Some-Model").unlink()
     fetch_from_hub("some-org/Some-Model", tmp_path / "hub")
-    assert asked[3:] == [None]
+    assert requested[3:] == [None]
 
 
 def test_an_invalid_pin_is_replaced_and_a_failed_write_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    commit, asked, pins = "0123456789" * 4, [], tmp_path / "hub"
+    commit, requested, pins = "0123456789" * 4, [], tmp_path / "hub"
 
     def snapshot(repository: str, **options: Any) -> str:
-        asked.append(options["revision"])
+        requested.append(options["revision"])
         return str(tmp_path / "snapshots" / commit)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
@@ -101,7 +101,7 @@ def test_an_invalid_pin_is_replaced_and_a_failed_write_is_reported(
         assert (pins / "some-org--Some-Model").read_text() == commit + "\n"
     (pins / "some-org--Other").mkdir()  # neither readable nor replaceable
     assert fetch_from_hub("some-org/Other", pins).name == commit
-    assert asked == [None] * 5
+    assert requested == [None] * 5
     assert "some-org/Other: commit 0123456789" in caplog.text
     assert sorted(path.name for path in pins.iterdir()) == ["some-org--Other", "some-org--Some-Model"]
 

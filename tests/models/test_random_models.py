@@ -54,7 +54,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine(build_parts(config))
 
 
-def ask(name: str, prompt: str = "def f(x):", tokens: int = 200, **fields: Any) -> Request:
+def make_request(name: str, prompt: str = "def f(x):", tokens: int = 200, **fields: Any) -> Request:
     return Request(name, tuple(prompt.encode()), stopping=StoppingParams(max_tokens=tokens), **fields)
 
 
@@ -101,8 +101,8 @@ def test_the_tokenizer_loads_without_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_engine_generates(engine: Engine, temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, seed=7)
-    requests = [ask(f"r{i}", f"text {i}", sampling=sampling) for i in range(2)]
-    events = run_all(engine, [*requests, ask("off", "text 0", sampling=sampling, speculation=OFF)])
+    requests = [make_request(f"r{i}", f"text {i}", sampling=sampling) for i in range(2)]
+    events = run_all(engine, [*requests, make_request("off", "text 0", sampling=sampling, speculation=OFF)])
     first, second, off = (tokens_of(events, name) for name in ("r0", "r1", "off"))
     assert first == off
     assert first != second
@@ -113,7 +113,9 @@ def test_an_engine_generates(engine: Engine, temperature: float) -> None:
 
 
 def test_logits_are_neither_flat_nor_certain(engine: Engine) -> None:
-    events = run_all(engine, [ask("r", sampling=SamplingParams(temperature=0.0), output=OutputParams(logprobs=2))])
+    events = run_all(
+        engine, [make_request("r", sampling=SamplingParams(temperature=0.0), output=OutputParams(logprobs=2))]
+    )
     found = [entry for event in events if isinstance(event, Delta) for entry in event.logprobs or ()]
     assert len(found) == 200
     best = sorted(entry.logprob for entry in found)
@@ -123,6 +125,6 @@ def test_logits_are_neither_flat_nor_certain(engine: Engine) -> None:
 
 def test_a_grammar_can_end_an_answer(engine: Engine) -> None:
     grammar = GrammarParams(GrammarKind.CHOICE, '["yes", "no"]')
-    events = run_all(engine, [ask("g", sampling=SamplingParams(seed=1), grammar=grammar)])
+    events = run_all(engine, [make_request("g", sampling=SamplingParams(seed=1), grammar=grammar)])
     assert text_of(events, "g") in ("yes", "no")
     assert finish_of(events, "g").reason == "eos"

@@ -79,13 +79,13 @@ def test_rows_equal_those_of_the_whole_table(dtype: Any, family: str, tiny: Tiny
 def test_scattered_rows_are_read_in_small_ranges() -> None:
     """Ids of rare tokens are spread over the whole table, whose float32 copy would not fit in memory together with the
     weights."""
-    asked: list[int] = []
+    read_rows: list[int] = []
 
     class Table:
         config, name = ModelConfig("llama", 150_000, 2, 1, 1, 1, 2, 2, 64, 1e-6, RopeConfig(1e4), 1.0), "m"
 
         def rows(self, role: str, low: int, high: int) -> torch.Tensor:
-            asked.append(high - low)
+            read_rows.append(high - low)
             return torch.arange(low, high, dtype=torch.float32)[:, None].expand(-1, 2)
 
     ids = np.array([0, 3, *range(4000, 4200), 70_000, 90_000, 90_001, 149_999], np.int32)
@@ -93,7 +93,7 @@ def test_scattered_rows_are_read_in_small_ranges() -> None:
     assert source.rows("lm_head", 0, len(ids))[:, 1].tolist() == ids.tolist()
     assert source.rows("lm_head", 1, 3)[:, 0].tolist() == [3, 4000]
     assert source.rows("embed", 5, 9)[:, 0].tolist() == [5, 6, 7, 8]
-    assert max(asked) <= 4096
+    assert max(read_rows) <= 4096
 
 
 def test_another_vocabulary_is_not_truncated(tiny: Tiny, tmp_path: Path) -> None:

@@ -129,13 +129,13 @@ async def test_records_are_lost_on_a_full_disk_and_written_with_free_space(tmp_p
         await server.ask("before")
         await server.recorded(1)
         disk.fill()
-        asked = 0
+        sent = 0
         while not await lost_records(server):  # until the last page of the file is full
             assert (await server.ask("x" * 30)).headers["x-specdec-arm"]
-            asked += 1
+            sent += 1
         disk.free()
         status = await server.experiments.get("widths")
-        written = asked + 1 - await lost_records(server)
+        written = sent + 1 - await lost_records(server)
         assert (status.state, sum(status.records.values())) == ("running", written)
         await server.ask("after")
         assert len(await server.recorded(written + 1)) == written + 1

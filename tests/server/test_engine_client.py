@@ -265,15 +265,15 @@ async def test_a_request_that_crashes_the_engine_is_retried_once_alone_and_then_
     poison, innocent = make_request("p", salt="die"), make_request("i", b"innocent", "slow")
     async with running_client() as client:
         for restarts in (1, 2):
-            beside = asyncio.create_task(collect(client, innocent))
+            concurrent = asyncio.create_task(collect(client, innocent))
             await in_flight(client)
             with pytest.raises(EngineDeadError):
                 await collect(client, poison)
             if restarts == 1:
                 with pytest.raises(EngineDeadError):
-                    await beside
+                    await concurrent
             else:  # it had ended before the poison was sent
-                assert isinstance((await beside)[-1], Finished)
+                assert isinstance((await concurrent)[-1], Finished)
             while client.engine.restarts < restarts:
                 await asyncio.sleep(0.01)
             await client.engine.wait_ready()

@@ -130,7 +130,7 @@ class Cutter:
         self._connections += 1
         budget = self._draw.randrange(700, 5000)
         upstream, to_server = await asyncio.open_connection("127.0.0.1", port)
-        asked = asyncio.create_task(self._forward(client, to_server))
+        forwarding = asyncio.create_task(self._forward(client, to_server))
         try:
             while budget > 0 and (data := await upstream.read(budget)):
                 budget -= len(data)
@@ -140,7 +140,7 @@ class Cutter:
         except ConnectionError:
             pass
         finally:
-            asked.cancel()
+            forwarding.cancel()
             if self._connections % 2:
                 writer.transport.abort()
             else:

@@ -43,9 +43,9 @@ def request(*drafters: str, salt: str = "s", tokens: int = 40, **sampling: Any) 
     )
 
 
-async def answer(stubs: Any, asked: pb.GenerateRequest) -> tuple[list[int], int, tuple[int, int]]:
+async def answer(stubs: Any, message: pb.GenerateRequest) -> tuple[list[int], int, tuple[int, int]]:
     """Tokens, prompt tokens from the cache, draft tokens verified and accepted."""
-    (sample,) = (await stubs.generation.Generate(asked)).samples
+    (sample,) = (await stubs.generation.Generate(message)).samples
     stats = sample.metrics.speculative_decoding
     return (
         list(sample.token_ids), sample.usage.cached_tokens, (stats.num_draft_tokens, stats.num_accepted_draft_tokens)
@@ -59,13 +59,13 @@ async def test_no_tenant_hits_the_cache_of_another_also_after_a_swap(tmp_path: P
     boss = make_key(path, "boss", "ops", admin=True)
     async with secure_server(real_config(path), factory=DEFAULT_FACTORY, tokenizer=tokenizer) as server:
         async with server.stubs(one) as mine, server.stubs(again) as colleague, server.stubs(other) as stranger:
-            await no_tenant_hits_what_another_left(mine, colleague, stranger)
+            await check_isolation(mine, colleague, stranger)
         async with server.stubs(boss) as stubs:
             await a_draft_is_swapped_under_running_calls(stubs)
         assert server.client.engine.restarts == 0
 
 
-async def no_tenant_hits_what_another_left(mine: Any, colleague: Any, stranger: Any) -> None:
+async def check_isolation(mine: Any, colleague: Any, stranger: Any) -> None:
     tokens, cached, first = await answer(mine, request("suffix"))
     assert cached == 0
     same, cached, second = await answer(colleague, request("suffix"))  # pages, session and texts are the tenant's
@@ -82,10 +82,10 @@ async def no_tenant_hits_what_another_left(mine: Any, colleague: Any, stranger: 
 
 async def a_draft_is_swapped_under_running_calls(stubs: Any) -> None:
     asks = [request(tokens=200, temperature=1.0, seed=i) for i in range(3)]
-    undisturbed = [(await answer(stubs, asked))[0] for asked in asks]
+    undisturbed = [(await answer(stubs, message))[0] for message in asks]
     for draft in (drafts()["same"], drafts()["other"], ""):
         await stubs.admin.FlushCache(admin.FlushCacheRequest())
-        running = [asyncio.ensure_future(answer(stubs, asked)) for asked in asks]
+        running = [asyncio.ensure_future(answer(stubs, message)) for message in asks]
         await asyncio.sleep(0.05)
         swapped = await stubs.admin.SwapDraft(admin.SwapDraftRequest(draft=draft))
         assert swapped.draft == (Path(draft).name if draft else "")

@@ -27,7 +27,7 @@ from tests.server.harness import Harness, rich, running_client, running_server, 
 from tests.server.test_engine_client import collect, make_request
 
 
-def told(step: int) -> StepTrace:
+def expected(step: int) -> StepTrace:
     """The fields that a reader gets of the fake engine's step with one sequence."""
     return dataclasses.replace(fake_step(step, 1), replay={})
 
@@ -55,8 +55,8 @@ def test_trace_messages_have_and_keep_the_fields_of_a_trace() -> None:
 
     assert [f.name for f in pb.StepTrace.DESCRIPTOR.fields] == names(StepTrace)
     assert [f.name for f in pb.DrafterTrace.DESCRIPTOR.fields] == names(DrafterTrace)
-    message = pb.StepTrace.FromString(trace_message(told(7)).SerializeToString())
-    assert step_of(message) == told(7)
+    message = pb.StepTrace.FromString(trace_message(expected(7)).SerializeToString())
+    assert step_of(message) == expected(7)
 
 
 async def test_the_last_steps_newest_last() -> None:
@@ -66,7 +66,7 @@ async def test_the_last_steps_newest_last() -> None:
         steps = await client.trace(3)
         kept = await client.trace(MAX_TRACE_STEPS)
         at_once = await asyncio.gather(*(client.trace(n) for n in (1, 2, 3)))
-    assert steps == [told(n) for n in (48, 49, 50)]
+    assert steps == [expected(n) for n in (48, 49, 50)]
     assert [step.step for step in kept] == list(range(51 - TRACE_STEPS, 51))
     assert [len(found) for found in at_once] == [1, 2, 3]
 
@@ -133,7 +133,7 @@ async def test_grpc_returns_steps_and_names_a_bad_limit() -> None:
                 await server.traces.GetTrace(pb.GetTraceRequest(limit=limit))
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert [v.field for v in rich(caught.value)[BadRequest].field_violations] == ["limit"]
-    assert step_of(everything.steps[-1]) == told(60)
+    assert step_of(everything.steps[-1]) == expected(60)
     assert len(everything.steps) == len(by_default.steps) == TRACE_STEPS
 
 
@@ -160,6 +160,6 @@ async def test_http_returns_steps_and_names_a_bad_limit() -> None:
             )
         await generate(server, salt="untold")
         assert (await asyncio.to_thread(get, port, "/trace"))[0] == 503
-    wanted = dataclasses.asdict(told(6))
+    wanted = dataclasses.asdict(expected(6))
     del wanted["replay"]
     assert (status, [step["step"] for step in steps], steps[-1]) == (200, [5, 6], wanted)

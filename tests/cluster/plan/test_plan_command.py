@@ -68,7 +68,7 @@ def test_a_trace_at_its_own_times_and_at_a_rate(path: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ((), "give --profile"),
         (("--profile", "P"), "give --trace FILE, or --rate"),
@@ -84,10 +84,10 @@ def test_a_trace_at_its_own_times_and_at_a_rate(path: str, tmp_path: Path) -> No
         (("export", "--out", "x", "--captured", "P"), "--captured needs --decisions"),
     ],
 )
-def test_impossible_plans_are_reported(path: str, words: tuple[str, ...], said: str) -> None:
+def test_impossible_plans_are_reported(path: str, words: tuple[str, ...], message: str) -> None:
     done = specdec(*(path if word == "P" else word for word in words))
     assert done.exit_code != 0
-    assert said in " ".join(done.output.replace("│", " ").split())
+    assert message in " ".join(done.output.replace("│", " ").split())
 
 
 def test_an_export_of_a_real_engine_can_be_planned_with(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def said(state: str) -> str:
+def labels(state: str) -> str:
     """Return the status bar's label for screen readers, and its tooltip."""
     return f"specdec: {state}. Click to switch suggestions on or off."
 
@@ -113,7 +113,7 @@ async def test_a_suggestion_is_shown_shrinks_while_typing_and_is_accepted(extens
     async with running() as server, code(tmp_path, extensions, server.address) as editor:
         seen = [look async for look in editor.use("take")]
         outcomes = server.serving.models.first.completion.outcomes.total
-    assert seen == [{"status": said("book"), "whole": LINE[1:], "rest": LINE[3:]}]
+    assert seen == [{"status": labels("book"), "whole": LINE[1:], "rest": LINE[3:]}]
     assert editor.document.read_text(encoding="utf-8") == BOOK
     assert (outcomes.accepted, outcomes.rejected) == (1, 0)
     assert outcomes.shown >= 1
@@ -131,7 +131,7 @@ async def test_a_word_is_accepted_and_the_rest_is_not(extensions: Path, tmp_path
 async def test_the_status_bar_switches_suggestions_off_and_on(extensions: Path, tmp_path: Path) -> None:
     async with running() as server, code(tmp_path, extensions, server.address) as editor:
         seen = [look async for look in editor.use("toggle")]
-    assert seen == [{"off": said("off"), "silent": 0, "on": said("book"), "whole": LINE[2:]}]
+    assert seen == [{"off": labels("off"), "silent": 0, "on": labels("book"), "whole": LINE[2:]}]
 
 
 async def test_an_unreachable_server_is_reported_and_found_when_it_starts(
@@ -143,4 +143,4 @@ async def test_an_unreachable_server_is_reported_and_found_when_it_starts(
         async with running(port=unused_tcp_port):
             second = [look async for look in looks]
     assert f"no specdec server answers at 127.0.0.1:{unused_tcp_port}; start one" in first["status"]
-    assert second == [{"status": said("book"), "whole": LINE[1:]}]
+    assert second == [{"status": labels("book"), "whole": LINE[1:]}]

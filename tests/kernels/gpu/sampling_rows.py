@@ -39,13 +39,13 @@ def differences(
     """Where ``kernels`` and the oracle differ in any bit."""
     oracle = ReferenceSampling()
     tokens = oracle.sample(logits, rows, 1)
-    asked = {
+    requested = {
         "sample": lambda k: (k.sample(logits, rows, 1),),
         "greedy": lambda k: (k.greedy(logits, 1),),
         "children": lambda k: k.children(logits, rows, width, 1),
         "logprobs": lambda k: k.logprobs(logits, tokens, min(width, 20), 1),
     }
-    found = {name: (asked[name](kernels), asked[name](oracle)) for name in only}
+    found = {name: (requested[name](kernels), requested[name](oracle)) for name in only}
     return [f"{name}: {ours} is {theirs}" for name, (ours, theirs) in found.items() if not same(ours, theirs)]
 
 

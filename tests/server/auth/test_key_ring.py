@@ -184,16 +184,16 @@ def test_the_file_is_polled(tmp_path: Path) -> None:
 def test_scoped_names_of_tenants_never_collide() -> None:
     one, two = Principal("k", "a"), Principal("l", "a.b")
     texts = ["", "x", "b/x", "/x", "a/x"]
-    said = [p.scoped(text) for p in (one, two) for text in texts]
-    assert len(set(said)) == len(said)
+    scoped_texts = [p.scoped(text) for p in (one, two) for text in texts]
+    assert len(set(scoped_texts)) == len(scoped_texts)
     assert [ANYBODY.scoped(text) for text in texts] == texts
     own = one.scope_request(Request("id", (1,), cache_salt="s", session="e", priority=3))
     assert (own.request_id, own.cache_salt, own.session, own.priority) == ("a/id", "a/s", "e", 3)
 
 
 def test_a_key_can_be_limited_to_some_indexes() -> None:
-    def indexes_of(principal: Principal, asked: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        request = Request("id", (1,), speculation=SpeculationParams(indexes=asked))
+    def indexes_of(principal: Principal, requested: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        request = Request("id", (1,), speculation=SpeculationParams(indexes=requested))
         return principal.scope_request(request).speculation.indexes
 
     assert indexes_of(Principal("k", "a"), None) is None
@@ -202,6 +202,6 @@ def test_a_key_can_be_limited_to_some_indexes() -> None:
     assert indexes_of(bound, None) == ("x", "y")
     assert indexes_of(bound, ("y",)) == ("y",)
     assert indexes_of(none, None) == ()
-    for principal, asked in ((bound, ("y", "z")), (none, ("x",))):
+    for principal, requested in ((bound, ("y", "z")), (none, ("x",))):
         with pytest.raises(PermissionDeniedError, match=r"speculation\.indexes: this key may not use"):
-            indexes_of(principal, asked)
+            indexes_of(principal, requested)

@@ -38,7 +38,7 @@ async def listening(files: TlsFiles) -> AsyncIterator[int]:
         server.close()
 
 
-async def says(port: int, context: ssl.SSLContext, name: str = "localhost") -> str:
+async def greeting(port: int, context: ssl.SSLContext, name: str = "localhost") -> str:
     """Return what the server sends, or the error of the handshake."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
@@ -52,12 +52,12 @@ async def says(port: int, context: ssl.SSLContext, name: str = "localhost") -> s
 async def test_a_new_certificate_is_used_from_the_next_connection(tmp_path: Path) -> None:
     old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
     async with listening(watched(old.cert, old.key)) as port:
-        assert await says(port, old.client_context()) == "hello"
-        assert await says(port, new.client_context()) != "hello"
+        assert await greeting(port, old.client_context()) == "hello"
+        assert await greeting(port, new.client_context()) != "hello"
         new.install(old.cert, old.key)
-        assert await says(port, new.client_context()) == "hello"
-        assert await says(port, new.client_context(), "127.0.0.1") == "hello"  # no name is sent with an address
-        assert await says(port, old.client_context()) == "SSLCertVerificationError"
+        assert await greeting(port, new.client_context()) == "hello"
+        assert await greeting(port, new.client_context(), "127.0.0.1") == "hello"  # no name is sent with an address
+        assert await greeting(port, old.client_context()) == "SSLCertVerificationError"
 
 
 async def test_connections_stay_open_while_certificate_and_authority_change(tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ async def test_clients_of_the_current_authority_are_accepted(tmp_path: Path) -> 
 
     async with listening(watched(server.cert, server.key, authorities)) as port:
         for shown, welcome in ((old, True), (new, False), (None, False)):
-            assert (await says(port, client(shown)) == "hello") == welcome
+            assert (await greeting(port, client(shown)) == "hello") == welcome
         authorities.write_bytes(new.ca_pem)
         for shown, welcome in ((new, True), (old, False), (None, False)):
-            assert (await says(port, client(shown)) == "hello") == welcome
+            assert (await greeting(port, client(shown)) == "hello") == welcome
 
 
 @asynccontextmanager
@@ -163,11 +163,11 @@ async def test_an_inconsistent_pair_of_files_changes_nothing(tmp_path: Path, cap
     before = files.current()
     async with listening(files) as port:
         old.cert.write_bytes(new.cert.read_bytes())  # the key follows a moment later
-        assert await says(port, old.client_context()) == "hello"
+        assert await greeting(port, old.client_context()) == "hello"
         assert files.current() == before
         assert "not a certificate and its key" in caplog.text
         old.key.write_bytes(new.key.read_bytes())
-        assert await says(port, new.client_context()) == "hello"
+        assert await greeting(port, new.client_context()) == "hello"
     found = files.current()
     assert (found.cert, found.key) == (new.cert.read_bytes(), new.key.read_bytes())
 

@@ -52,7 +52,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def said(desk: Desk, text: str, *, done: bool = False) -> None:
+async def generate(desk: Desk, text: str, *, done: bool = False) -> None:
     """The first request generates ``text``."""
     await desk.ask(GAP)
     desk.engine.requests[0].say(text)
@@ -79,7 +79,7 @@ async def test_complete_suggestion() -> None:
 
 async def test_typed_text_that_matches_the_generation_is_skipped() -> None:
     desk = Desk()
-    await said(desk, "turn a")
+    await generate(desk, "turn a")
     suggestion = await desk.ask(desk.typed("tur"))
     reading = asyncio.create_task(read(suggestion))
     await settle()
@@ -92,7 +92,7 @@ async def test_typed_text_that_matches_the_generation_is_skipped() -> None:
 
 async def test_a_complete_suggestion_is_typed_through_without_the_engine() -> None:
     desk = Desk()
-    await said(desk, "turn a + b", done=True)
+    await generate(desk, "turn a + b", done=True)
     for typed in ("t", "turn a", "turn a + "):
         suggestion = await desk.ask(desk.typed(typed))
         assert await read(suggestion) == "turn a + b"[len(typed) :]
@@ -104,7 +104,7 @@ async def test_a_complete_suggestion_is_typed_through_without_the_engine() -> No
 
 async def test_typing_ahead_of_the_generation_waits_for_it() -> None:
     desk = Desk()
-    await said(desk, "tu")
+    await generate(desk, "tu")
     asking = asyncio.create_task(desk.ask(desk.typed("turn a")))
     await settle()
     assert not asking.done()
@@ -129,7 +129,7 @@ async def test_before_the_first_token_any_typing_starts_a_new_generation() -> No
 @pytest.mark.parametrize("how", ["other", "ends", "fails", "far"])
 async def test_typing_that_differs_starts_a_new_generation(how: str) -> None:
     desk = Desk()
-    await said(desk, "tu")
+    await generate(desk, "tu")
     typed = "turn a" if how != "far" else "turn " + "a" * 20
     asking = asyncio.create_task(desk.ask(desk.typed(typed)))
     await settle()
@@ -160,7 +160,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 async def test_any_other_change_cancels_the_generation_first(change: str) -> None:
     desk = Desk()
-    await said(desk, "turn a")
+    await generate(desk, "turn a")
     gap, options = CHANGES[change]
     suggestion = await desk.ask(gap, options)
     assert suggestion.origin is Origin.NEW
@@ -169,14 +169,14 @@ async def test_any_other_change_cancels_the_generation_first(change: str) -> Non
 
 async def test_changes_of_other_files_keep_the_generation() -> None:
     desk = Desk()
-    await said(desk, "turn a")
+    await generate(desk, "turn a")
     suggestion = await desk.ask(replace(desk.typed("t"), files=(ContextFile("x.py", "x"),)))
     assert suggestion.origin is Origin.CONTINUED
 
 
 async def test_a_repeated_request_at_the_same_place() -> None:
     desk = Desk()
-    await said(desk, "turn", done=True)
+    await generate(desk, "turn", done=True)
     again = await desk.ask(GAP)
     assert (again.origin, await read(again)) == (Origin.CONTINUED, "turn")
     chance = replace(OPTIONS, sampling=SamplingParams(temperature=1.0))
@@ -233,7 +233,7 @@ DRAFTS = {
 async def test_the_rest_of_the_last_suggestion_is_the_next_prediction(how: str) -> None:
     desk = Desk()
     prefix, word, draft, text = DRAFTS[how]
-    await said(desk, text, done=how != "in part")
+    await generate(desk, text, done=how != "in part")
     gap = replace(GAP, prefix=prefix)
     await desk.ask(gap if how != "in part" else replace(gap, suffix="\n"))
     request = desk.engine.last.request
@@ -243,7 +243,7 @@ async def test_the_rest_of_the_last_suggestion_is_the_next_prediction(how: str) 
 
 async def test_an_empty_suggestion_does_not_replace_the_prediction() -> None:
     desk = Desk()
-    await said(desk, "turn a")
+    await generate(desk, "turn a")
     for prefix in (GAP.prefix + "x", GAP.prefix + "xy"):
         await desk.ask(replace(GAP, prefix=prefix))
         assert bytes(desk.engine.last.request.prediction_ids).decode() == " re" + prefix[len(GAP.prefix) :] + " a"
@@ -264,7 +264,7 @@ async def test_equal_requests_of_two_editors_share_one_sequence() -> None:
 
 async def test_a_rejected_request_leaves_nothing_running() -> None:
     desk = Desk()
-    await said(desk, "turn a")
+    await generate(desk, "turn a")
 
     def refuse(request: Request) -> None:
         raise InvalidRequestError([FieldViolation("x", "bad")])
@@ -287,7 +287,7 @@ async def test_cancelling_a_request_at_any_point(typed: str) -> None:
     for steps in range(12):
         desk = Desk()
         desk.service = service_on(desk.engine)
-        await said(desk, "tu")
+        await generate(desk, "tu")
         asking = asyncio.create_task(desk.ask(desk.typed(typed)))
         for _ in range(steps):
             await asyncio.sleep(0)

@@ -66,9 +66,9 @@ def test_stop_rules_of_a_position(gap: Gap, rules: TextRules) -> None:
 
 
 def test_requested_rules_are_kept() -> None:
-    asked = TextRules(max_lines=3, min_indent=0, closers="}", suffix="zz")
-    options = CompletionOptions(stopping=StoppingParams(rules=asked))
-    assert gap_rules(Gap("    f(", "x"), options) == asked
+    requested = TextRules(max_lines=3, min_indent=0, closers="}", suffix="zz")
+    options = CompletionOptions(stopping=StoppingParams(rules=requested))
+    assert gap_rules(Gap("    f(", "x"), options) == requested
     off = CompletionOptions(dedent=False, bracket=False, suffix=False)
     assert gap_rules(Gap("    f(", "x"), off) is None
     assert len(gap_rules(Gap("", "x" * 9000), CompletionOptions()).suffix) == 512  # type: ignore[union-attr]

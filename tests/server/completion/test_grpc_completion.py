@@ -152,10 +152,10 @@ async def test_outcomes_are_reported() -> None:
 
         shown = await server.completion.ReportOutcome(report(outcome=pb.OUTCOME_SHOWN, shown_ms=120))
         assert shown.known
-        told = await server.completion.ReportOutcome(
+        reply = await server.completion.ReportOutcome(
             report(outcome=pb.OUTCOME_PARTIALLY_ACCEPTED, accepted_characters=5, shown_ms=900)
         )
-        figures = told.session
+        figures = reply.session
         assert (figures.suggested, figures.shown, figures.partially_accepted) == (1, 1, 1)
         assert (figures.shown_characters, figures.accepted_characters, figures.shown_ms) == (len(text), 5, 900)
         other = report(outcome=pb.OUTCOME_SHOWN)

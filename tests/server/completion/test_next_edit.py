@@ -217,7 +217,7 @@ def test_applying_the_edits_turns_the_file_into_the_answer(
     assert all(a.end <= b.start for a, b in pairwise(edits))
 
 
-def asked(**fields: Any) -> pb.PredictEditRequest:
+def make_request(**fields: Any) -> pb.PredictEditRequest:
     recent = pb.RecentEdit(path="book.py", before="def mean(numbers):\n", after="def mean(values):\n")
     defaults = {"path": "book.py", "text": BOOK, "cursor": BOOK.index("if not"), "recent": [recent]}
     return pb.PredictEditRequest(**{**defaults, **fields})
@@ -225,7 +225,7 @@ def asked(**fields: Any) -> pb.PredictEditRequest:
 
 async def test_edits_over_grpc() -> None:
     async with running() as server:
-        events = [event async for event in server.completion.PredictEdit(asked(request_id="mine"))]
+        events = [event async for event in server.completion.PredictEdit(make_request(request_id="mine"))]
         kinds = [event.WhichOneof("event") for event in events]
         assert (kinds[0], kinds[-1], {*kinds[1:-1]}) == ("started", "finished", {"edit"})
         assert events[0].started.request_id == "mine"
@@ -239,7 +239,7 @@ async def test_edits_over_grpc() -> None:
 
 
 async def test_every_bad_field_of_a_predicted_edit_is_named() -> None:
-    bad = asked(cursor=10_000, unit=9, max_prompt_tokens=3)
+    bad = make_request(cursor=10_000, unit=9, max_prompt_tokens=3)
     bad.sampling.n = 2
     async with running() as server:
         error = await failed(server.completion.PredictEdit(bad))

@@ -112,8 +112,8 @@ async def test_a_reconnected_client_finds_its_documents_and_ends_the_old_stream(
     service = service_on(engine)
     former = service.sessions.open(ME, "s")
     former.keep("a", TextDocument("text", 3))
-    anew = service.sessions.open(ME, "s")
-    assert anew.documents["a"].version == 3
+    reopened = service.sessions.open(ME, "s")
+    assert reopened.documents["a"].version == 3
     assert former.documents == {}
     assert service.sessions.open(("other", "salt"), "s").documents == {}
     assert len(service.sessions.open(ME, "").session_id) == 32

@@ -72,13 +72,13 @@ async def test_a_continued_suggestion_equals_a_fresh_request() -> None:
         found = packer.pack(Gap(prefix), FillMode.MIDDLE_OR_PREFIX, budget)
         return list(found.ids), found.healing_prefix
 
-    def begins(ids: list[int], said: list[int], prompt: list[int]) -> bool:
+    def begins(ids: list[int], generated: list[int], prompt: list[int]) -> bool:
         """Return whether ``ids`` are the prompt and the first generated tokens."""
-        return ids == [*prompt, *said][: len(ids)] and len(ids) >= len(prompt)
+        return ids == [*prompt, *generated][: len(ids)] and len(ids) >= len(prompt)
 
     prefix = ABOVE + "sho"
     async with serving(config, tokenizer) as server:
-        text, said = await fresh(server, prefix, 24)
+        text, generated = await fresh(server, prefix, 24)
         assert len(text) > 20
         editor = Editor(server)
         await editor.set_up(completion=PLAIN, stopping=options_pb2.StoppingOptions(max_tokens=24))
@@ -87,7 +87,7 @@ async def test_a_continued_suggestion_equals_a_fresh_request() -> None:
         assert suggested == text
         prompt, _ = packed(prefix)
         places = range(1, len(text) - 4)
-        agreed = [typed for typed in places if begins(packed(prefix + text[:typed])[0], said, prompt)]
+        agreed = [typed for typed in places if begins(packed(prefix + text[:typed])[0], generated, prompt)]
         assert len(agreed) >= 0.8 * len(places)
         for typed in places:
             place = options_pb2.FimPrompt(prefix=prefix + text[:typed])
@@ -98,7 +98,7 @@ async def test_a_continued_suggestion_equals_a_fresh_request() -> None:
             if typed in agreed and typed % 4 == 1:  # in the middle of words too
                 anew, ids = await fresh(server, prefix + text[:typed], 24)
                 # The limit leaves room for the word's respelling, which takes a token more for some than for others.
-                assert anew.startswith(rest) or (rest.startswith(anew) and len(said) - len(ids) <= 1)
+                assert anew.startswith(rest) or (rest.startswith(anew) and len(generated) - len(ids) <= 1)
         draft = await editor.ask(
             ask=pb.CompletionAsk(id=99, fim=options_pb2.FimPrompt(prefix=prefix + "colours)  # x\n" + "show("))
         )

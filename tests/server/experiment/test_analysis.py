@@ -217,7 +217,7 @@ def test_validity_overrides_guardrails_which_override_the_metric() -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "ratio", "said"),
+    ("label", "ratio", "effect"),
     [
         ("e2e_ms@p50", 0.63, "Better: auto answers 37.0% sooner in the median; 95% interval 31.0% to 42.0%."),
         ("ttft_ms@p95", 0.63, "Better: auto begins to answer 37.0% sooner at p95; 95% interval 31.0% to 42.0%."),
@@ -226,10 +226,10 @@ def test_validity_overrides_guardrails_which_override_the_metric() -> None:
         ("e2e_ms@p50", 1.0, "Undecided: the change of e2e_ms@p50 is between -10.0% and +12.0% (95% interval); more"),
     ],
 )
-def test_the_headline_states_the_effect_for_callers(label: str, ratio: float, said: str) -> None:
+def test_the_headline_states_the_effect_for_callers(label: str, ratio: float, effect: str) -> None:
     target = _target().model_copy(update={"label": label, "ratio": ratio})
     interval = {0.63: Interval(0.58, 0.69), 1.27: Interval(1.2, 1.3), 1.0: Interval(0.9, 1.12)}[ratio]
-    assert decide(target, lambda alpha: interval, 0.02, 0.05, 8, [], [], "auto").headline.startswith(said)
+    assert decide(target, lambda alpha: interval, 0.02, 0.05, 8, [], [], "auto").headline.startswith(effect)
 
 
 def test_exit_codes_are_the_documented_ones() -> None:

@@ -220,15 +220,15 @@ def test_the_sequence_for_a_share_is_valid_on_every_path_and_inverts_its_likelih
 
 
 def test_equivalence_needs_the_wider_of_two_levels_inside_the_margin() -> None:
-    asked: list[float] = []
+    requested: list[float] = []
 
     def ratio(alpha: float) -> Interval:
-        asked.append(alpha)
+        requested.append(alpha)
         return Interval(0.99, 1.015)
 
     assert equivalent(ratio, 0.02, 0.05)
     assert not equivalent(ratio, 0.01, 0.05)
-    assert asked == [0.1, 0.1]
+    assert requested == [0.1, 0.1]
     assert not equivalent(lambda alpha: Interval(1.0, 1.0), 0.0, 0.05)
 
 

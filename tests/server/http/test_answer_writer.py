@@ -31,14 +31,14 @@ def ask(server: Server, first_line: str, *headers: str, times: int = 1) -> bytes
         return found
 
 
-def parse(said: bytes, times: int = 1) -> list[tuple[h11.Response, bytes]]:
+def parse(received: bytes, times: int = 1) -> list[tuple[h11.Response, bytes]]:
     """Heads and bodies, parsed by a client's h11, which rejects wrong framing."""
     client, found = h11.Connection(h11.CLIENT), []
     for number in range(times):
         client.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
         client.send(h11.EndOfMessage())
         if number == 0:
-            client.receive_data(said)
+            client.receive_data(received)
             client.receive_data(b"")
         head = client.next_event()
         assert isinstance(head, h11.Response)
@@ -59,8 +59,8 @@ def text_of(body: bytes) -> str:
 
 
 def test_a_stream_is_chunked_and_the_connection_stays_open(server: Server) -> None:
-    said = ask(server, "POST /v1/completions HTTP/1.1", times=3)
-    for head, body in parse(said, 3):
+    received = ask(server, "POST /v1/completions HTTP/1.1", times=3)
+    for head, body in parse(received, 3):
         assert dict(head.headers)[b"transfer-encoding"] == b"chunked"
         assert text_of(body).endswith("hello")
 

@@ -82,9 +82,9 @@ def test_logprobs(server: Server) -> None:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     wanted = [{**token(c, -0.5), "top_logprobs": [token(c, -0.5), token("\x01", -1.25)]} for c in ECHO]
-    asked = {"messages": HI, "logprobs": True, "top_logprobs": 2}
-    assert server.ask(CHAT, **asked)["choices"][0]["logprobs"] == {"content": wanted, "refusal": None}
-    chunks = [chunk["choices"][0]["logprobs"] for chunk in kinds(server, **asked)]
+    fields = {"messages": HI, "logprobs": True, "top_logprobs": 2}
+    assert server.ask(CHAT, **fields)["choices"][0]["logprobs"] == {"content": wanted, "refusal": None}
+    chunks = [chunk["choices"][0]["logprobs"] for chunk in kinds(server, **fields)]
     assert chunks == [None, *({"content": [one], "refusal": None} for one in wanted), None]
 
 

@@ -39,11 +39,11 @@ def allowed(response: httpx.Response) -> str | None:
 def test_by_default_no_origin_is_allowed() -> None:
     with running() as server:
         assert server.serving._config.server.cors_origins == ()
-        asked = preflight(server, OURS)
-        assert asked.status_code == 405
+        preflighted = preflight(server, OURS)
+        assert preflighted.status_code == 405
         answered = server.client.post(COMPLETIONS, json=BODY, headers={"origin": OURS})
         assert answered.status_code == 200
-        assert not [name for r in (asked, answered) for name in r.headers if name.startswith("access-control")]
+        assert not [name for r in (preflighted, answered) for name in r.headers if name.startswith("access-control")]
 
 
 def test_a_preflight_needs_no_key(keyed: tuple[Server, str]) -> None:

@@ -141,7 +141,7 @@ def test_a_retried_call_whose_engine_dies_again_is_not_retryable(server: Server)
 
 @pytest.mark.parametrize("path", STREAMS)
 def test_deferred_headers_do_not_change_the_stream(server: Server, path: str) -> None:
-    def told(headers: dict[str, str]) -> tuple[int, Any, list[bytes]]:
+    def outcome(headers: dict[str, str]) -> tuple[int, Any, list[bytes]]:
         sent = body(path, "") | {"seed": 1}
         response = server.client.post(path, json=sent, headers={"x-request-id": "one", **headers})
         kept = re.sub(
@@ -149,7 +149,7 @@ def test_deferred_headers_do_not_change_the_stream(server: Server, path: str) ->
         )
         return response.status_code, response.headers["content-type"], kept.splitlines()
 
-    held, plain = told(HOLD), told({HOLD_HEADER: "0"})
+    held, plain = outcome(HOLD), outcome({HOLD_HEADER: "0"})
     assert held == plain
     assert held[0] == 200
 

@@ -56,7 +56,7 @@ def test_probes() -> None:
         assert "date" in response.headers
 
 
-async def told_over_grpc(port: int) -> str:
+async def error_over_grpc(port: int) -> str:
     async with Client(f"127.0.0.1:{port}", retry=RetryPolicy(attempts=1)) as client:
         with pytest.raises(CallError) as caught:
             await client.info(10.0)
@@ -67,8 +67,10 @@ async def told_over_grpc(port: int) -> str:
 
 def test_another_protocol_gets_an_error_that_names_the_port(server: Server) -> None:
     """In a form that its protocol has."""
-    told = asyncio.run(told_over_grpc(server.port))
-    assert told == f"UNIMPLEMENTED: {HTTP_PORT}, which speaks HTTP/1.1; gRPC has a port of its own, 8400 by default"
+    error_text = asyncio.run(error_over_grpc(server.port))
+    assert (
+        error_text == f"UNIMPLEMENTED: {HTTP_PORT}, which speaks HTTP/1.1; gRPC has a port of its own, 8400 by default"
+    )
     hello = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.create_default_context()
     with pytest.raises(ssl.SSLWantReadError):
@@ -86,12 +88,12 @@ def test_http_2_is_rejected_however_it_is_split(cuts: list[int], length: int) ->
     sent += bytes([0, 0, 2, 1, 4, 0, 0, 0, 5, 1, 2]) + length.to_bytes(3) + bytes([0] * 6)
     ends = sorted({min(cut, len(sent)) for cut in cuts} | {len(sent)})
     refusal = Http2Refusal()
-    said = b"".join(refusal.answer(sent[low:high]) for low, high in itertools.pairwise([0, *ends]))
+    received = b"".join(refusal.answer(sent[low:high]) for low, high in itertools.pairwise([0, *ends]))
     kinds = []
-    while said:
-        size = int.from_bytes(said[:3])
-        kinds.append((said[3], said[4], said[8]))
-        said = said[9 + size :]
+    while received:
+        size = int.from_bytes(received[:3])
+        kinds.append((received[3], received[4], received[8]))
+        received = received[9 + size :]
     assert kinds == [(4, 0, 0), (4, 1, 0), (1, 5, 5)]
     for _ in range(4):
         assert refusal.answer(bytes(1 << 14)) == b""
@@ -152,8 +154,8 @@ def test_bodies_arrive_whole_in_chunks_or_after_expect_continue(server: Server) 
 
 
 def test_pipelined_calls_are_answered_in_order(server: Server) -> None:
-    said = talk(server, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 2 + HEAD + b"\r\n" + BODY, until=b'"idle"')
-    assert said.count(b"HTTP/1.1 200") == 3
+    received = talk(server, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 2 + HEAD + b"\r\n" + BODY, until=b'"idle"')
+    assert received.count(b"HTTP/1.1 200") == 3
 
 
 def test_a_too_large_body_is_413_with_and_without_a_length() -> None:
@@ -203,9 +205,9 @@ SMUGGLED = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
     ],
 )
 def test_ambiguous_framing_is_rejected_and_closes_the_connection(server: Server, request_bytes: bytes) -> None:
-    said = talk(server, request_bytes + SMUGGLED)
-    assert said.startswith(b"HTTP/1.1 400")
-    assert said.count(b"HTTP/1.1 ") == 1
+    received = talk(server, request_bytes + SMUGGLED)
+    assert received.startswith(b"HTTP/1.1 400")
+    assert received.count(b"HTTP/1.1 ") == 1
 
 
 def test_trailers_are_parsed_strictly(server: Server) -> None:

@@ -46,10 +46,10 @@ def test_streams_list_ignored_fields(server: Server) -> None:
 
 def test_fields_that_a_dialect_reads_cause_no_warning(server: Server) -> None:
     grammar = 'root ::= "a"'
-    asked = server.ask("/v1/completions", prompt="a", max_tokens=2, grammar=grammar, n=2, echo=True)
-    assert [note["param"] for note in asked["warnings"]] == ["grammar"]
-    asked = server.ask("/completion", prompt="a", n_predict=2, grammar=grammar, max_tokens=5)
-    assert [note["param"] for note in asked["warnings"]] == ["max_tokens"]
+    response = server.ask("/v1/completions", prompt="a", max_tokens=2, grammar=grammar, n=2, echo=True)
+    assert [note["param"] for note in response["warnings"]] == ["grammar"]
+    response = server.ask("/completion", prompt="a", n_predict=2, grammar=grammar, max_tokens=5)
+    assert [note["param"] for note in response["warnings"]] == ["max_tokens"]
 
 
 def test_every_listed_field_is_ignored_by_some_dialect() -> None:

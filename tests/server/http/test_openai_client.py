@@ -53,8 +53,8 @@ def real() -> Iterator[Real]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            said = "".join(process.stdout.readline() for _ in range(3))
-            yield Real(re.findall(r"gRPC +(\S+)", said)[0], re.findall(r"HTTP +(http://[^/]+)", said)[0])
+            reply = "".join(process.stdout.readline() for _ in range(3))
+            yield Real(re.findall(r"gRPC +(\S+)", reply)[0], re.findall(r"HTTP +(http://[^/]+)", reply)[0])
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
@@ -63,11 +63,17 @@ def real() -> Iterator[Real]:
 def test_completions_equal_those_of_grpc(real: Real) -> None:
     wanted = real.over_grpc(text=PROMPT)
     assert len(wanted.token_ids) == TOKENS
-    asked: dict[str, Any] = {"model": "smollm2-135m", "prompt": PROMPT, "max_tokens": TOKENS, "logprobs": 2, **SAMPLING}
+    fields: dict[str, Any] = {
+        "model": "smollm2-135m",
+        "prompt": PROMPT,
+        "max_tokens": TOKENS,
+        "logprobs": 2,
+        **SAMPLING,
+    }
     extra = {"return_token_ids": True}
     for mode in ("auto", "off"):
         body = {**extra, "speculation": {"mode": mode}}
-        whole = real.client.completions.create(**asked, extra_body=body)
+        whole = real.client.completions.create(**fields, extra_body=body)
         (choice,) = whole.choices
         assert (choice.text, choice.model_extra["token_ids"]) == (wanted.text, list(wanted.token_ids))
         assert choice.finish_reason == "length"
@@ -80,7 +86,7 @@ def test_completions_equal_those_of_grpc(real: Real) -> None:
         assert "".join(choice.logprobs.tokens or []) == wanted.text
         text, ids, usage = "", [], None
         stream = real.client.completions.create(
-            **asked, extra_body=body, stream=True, stream_options={"include_usage": True}
+            **fields, extra_body=body, stream=True, stream_options={"include_usage": True}
         )
         for chunk in stream:
             usage = chunk.usage
@@ -95,18 +101,18 @@ def test_completions_equal_those_of_grpc(real: Real) -> None:
 def test_chats_equal_those_of_grpc(real: Real) -> None:
     messages = [options.ChatMessage(**message) for message in QUESTION]
     wanted = real.over_grpc(chat=options.ChatPrompt(messages=messages))
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": "", "messages": QUESTION, "max_completion_tokens": TOKENS, "logprobs": True, "top_logprobs": 2,
         **SAMPLING, "extra_body": {"return_token_ids": True},
     }  # fmt: skip
-    whole = real.client.chat.completions.create(**asked)
+    whole = real.client.chat.completions.create(**fields)
     (choice,) = whole.choices
     assert choice.message.role == "assistant"
     assert (choice.message.content, choice.model_extra["token_ids"]) == (wanted.text, list(wanted.token_ids))
     assert choice.logprobs is not None
     assert [row.logprob for row in choice.logprobs.content or []] == [row.logprob for row in wanted.logprobs]
     text, roles, ends = "", [], []
-    for chunk in real.client.chat.completions.create(**asked, stream=True):
+    for chunk in real.client.chat.completions.create(**fields, stream=True):
         (part,) = chunk.choices
         text += part.delta.content or ""
         roles += [part.delta.role] if part.delta.role else []
@@ -124,18 +130,18 @@ TOOL = {
 
 
 def test_a_tool_call_is_generated_with_drafts(real: Real) -> None:
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": "", "messages": QUESTION, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False,
         "seed": 1, "extra_body": {"speculation": {"mode": "on", "drafters": ["grammar"]}},
     }  # fmt: skip
-    whole = real.client.chat.completions.create(**asked)
+    whole = real.client.chat.completions.create(**fields)
     (choice,) = whole.choices
     (call,) = choice.message.tool_calls or []
     assert (choice.finish_reason, choice.message.content, call.function.name) == ("tool_calls", None, "get_weather")
     assert json.loads(call.function.arguments)["unit"] in ("celsius", "kelvin")
     stats = whole.model_extra["metrics"]["speculative_decoding"]
     assert stats["num_accepted_draft_tokens"] > 0.5 * whole.usage.completion_tokens  # type: ignore[union-attr]
-    with real.client.chat.completions.stream(**asked) as stream:
+    with real.client.chat.completions.stream(**fields) as stream:
         pieces = [e.arguments_delta for e in stream if e.type == "tool_calls.function.arguments.delta"]
     streamed = stream.get_final_completion().choices[0]
     (again,) = streamed.message.tool_calls or []
@@ -144,15 +150,17 @@ def test_a_tool_call_is_generated_with_drafts(real: Real) -> None:
     answered = [
         *QUESTION, streamed.message.to_dict(), {"role": "tool", "tool_call_id": again.id, "content": "20 degrees"},
     ]  # fmt: skip
-    said = real.client.chat.completions.create(**asked | {"messages": answered, "tool_choice": "none", "max_tokens": 8})
-    assert said.choices[0].message.content
+    reply = real.client.chat.completions.create(
+        **fields | {"messages": answered, "tool_choice": "none", "max_tokens": 8}
+    )
+    assert reply.choices[0].message.content
     named = {"type": "function", "function": {"name": "get_wether"}}
     with pytest.raises(openai.BadRequestError, match="get_wether"):
-        real.client.chat.completions.create(**asked | {"tool_choice": named})
+        real.client.chat.completions.create(**fields | {"tool_choice": named})
     bad = {"type": "object", "properties": {"unit": {"type": "unknown"}}}
     tools = [{"type": "function", "function": {"name": "get_weather", "parameters": bad}}]
     with pytest.raises(openai.BadRequestError) as refused:
-        real.client.chat.completions.create(**asked | {"tools": tools})
+        real.client.chat.completions.create(**fields | {"tools": tools})
     assert refused.value.param == "tools"
 
 
@@ -219,22 +227,22 @@ def test_the_client_raises_its_own_errors(real: Real) -> None:
 
 
 def test_streams_contain_the_tree_of_each_step(real: Real) -> None:
-    asked: dict[str, Any] = {"model": "", "prompt": "one two one two one two", "max_tokens": 24, "temperature": 0}
-    plain = real.client.completions.create(**asked).choices[0].text
+    fields: dict[str, Any] = {"model": "", "prompt": "one two one two one two", "max_tokens": 24, "temperature": 0}
+    plain = real.client.completions.create(**fields).choices[0].text
     extra = {"return_step_trees": True, "return_token_ids": True, "speculation": {"mode": "on"}}
     text, drafted = "", ""
-    for chunk in real.client.completions.create(**asked, stream=True, extra_body=extra):
+    for chunk in real.client.completions.create(**fields, stream=True, extra_body=extra):
         for part in chunk.choices:
             text += part.text
             tree = (part.model_extra or {}).get("step_tree")
             if tree is None:
                 assert not part.model_extra.get("token_ids")  # a beginning, or an end
                 continue
-            said = [tree["nodes"][node] for node in tree["accepted"]]
-            assert [node["token_id"] for node in said] == part.model_extra["token_ids"][: len(said)]
+            reply = [tree["nodes"][node] for node in tree["accepted"]]
+            assert [node["token_id"] for node in reply] == part.model_extra["token_ids"][: len(reply)]
             assert all(node["sources"] and 0 <= node["chance"] <= 1 for node in tree["nodes"][1:])
-            drafted += "".join(node["text"] for node in said)
+            drafted += "".join(node["text"] for node in reply)
     assert text == plain
     assert 0 < len(drafted) < len(text)
     with pytest.raises(openai.BadRequestError, match="return_step_trees"):
-        real.client.completions.create(**asked, extra_body=extra)
+        real.client.completions.create(**fields, extra_body=extra)

@@ -68,35 +68,35 @@ def test_long_prompts_are_scored_in_windows(server: Server, monkeypatch: pytest.
 
 def test_windows_are_scored_one_by_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt of end tokens has a window for each: they never exist all together."""
-    asked, answered = 0, 0
+    original, answered = 0, 0
 
     async def one_answer(call: Call, requests: Sequence[Request]) -> tuple[list[Sample], Totals]:
         nonlocal answered
-        assert asked - answered == len(requests) <= 2
+        assert original - answered == len(requests) <= 2
         answered += len(requests)
         return [
             Sample(0, i, logprobs=[TokenLogprobs(len(r.prompt_ids), 0.0)]) for i, r in enumerate(requests)
         ], Totals()
 
     def counted(*args: Any) -> Iterator[Request]:
-        nonlocal asked
+        nonlocal original
         for request in scoring_requests(*args):
-            asked += 1
+            original += 1
             yield request
 
     monkeypatch.setattr(prompt_logprobs, "whole_answer", one_answer)
     monkeypatch.setattr(prompt_logprobs, "scoring_requests", counted)
     echoed = server.ask(prompt=[[2] * 40, [2] * 3], max_tokens=0, echo=True, logprobs=0)["choices"]
     assert [len(choice["logprobs"]["tokens"]) for choice in echoed] == [40, 3]
-    assert (asked, answered) == (41, 41)
+    assert (original, answered) == (41, 41)
 
 
 def test_sampling_parameters_do_not_change_prompt_logprobs(server: Server) -> None:
     plain = logprobs(server, prompt=PROMPT, max_tokens=0, echo=True)
     body = {"presence_penalty": 2.0, "logit_bias": {"5": 100.0}, "stop_token_ids": [41], "seed": 3, "temperature": 2}
     assert logprobs(server, prompt=PROMPT, max_tokens=0, echo=True, **body) == plain
-    asked = Request("r", tuple(PROMPT), SamplingParams(n=3), StoppingParams(stop=("a",)), OutputParams(logprobs=2))
-    (found,) = scoring_requests(asked)
+    original = Request("r", tuple(PROMPT), SamplingParams(n=3), StoppingParams(stop=("a",)), OutputParams(logprobs=2))
+    (found,) = scoring_requests(original)
     assert (found.sampling.n, found.stopping.stop, found.output.logprobs) == (1, (), 2)
 
 

@@ -39,7 +39,7 @@ ROUTERS = {"vllm-router": VLLM_ROUTER, "smg": SMG, "production-stack": PRODUCTIO
 PATHS: dict[str, dict[str, Any]] = {"/v1/completions": COMPLETIONS, "/v1/chat/completions": CHAT}
 
 
-def said(answer: dict[str, Any]) -> Any:
+def content_of(answer: dict[str, Any]) -> Any:
     return [choice.get("message", choice.get("text")) for choice in answer["choices"]], answer["usage"]["total_tokens"]
 
 
@@ -48,7 +48,7 @@ def said(answer: dict[str, Any]) -> Any:
 def test_fields_added_by_routers_change_nothing(server: Server, path: str, router: str) -> None:
     plain = server.ask(path, **PATHS[path])
     routed = server.ask(path, **PATHS[path], **ROUTERS[router])
-    assert said(routed) == said(plain)
+    assert content_of(routed) == content_of(plain)
     assert "warnings" not in routed
     events = server.stream(path, **PATHS[path], **ROUTERS[router])
     assert events[-1] == "[DONE]"

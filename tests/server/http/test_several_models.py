@@ -79,8 +79,8 @@ def test_every_dialect_routes_by_name(server: Server, channel: grpc.Channel, nam
     if model == "fim":
         assert found["choices"][0]["text"] == written
     assert server.ask("/completion", model=name, prompt=prompt, n_predict=12)["model"] == model
-    told = server.ask("/api/generate", model=name, prompt=prompt, raw=True, stream=False)
-    assert (told["model"], told["done"]) == (name, True)
+    result = server.ask("/api/generate", model=name, prompt=prompt, raw=True, stream=False)
+    assert (result["model"], result["done"]) == (name, True)
     assert server.client.get("/props", params={"model": name}).json()["model_alias"] == model
     assert server.client.get(f"/v1/models/{name}").json()["root"] == ENGINES[model]["target"]
     answer = generation_pb2_grpc.GenerationServiceStub(channel).Generate(pb.GenerateRequest(text=prompt, model=name))
@@ -141,9 +141,9 @@ def test_experiments_are_per_model_and_key_limits_are_shared(tmp_path: Path) -> 
         address = ("--server", f"127.0.0.1:{server.grpc_port}", "--key-file", str(key_file))
 
         def ab(*words: str) -> str:
-            told = CliRunner().invoke(cli, ["ab", *words, *address])
-            assert told.exit_code == 0, told.output
-            return told.stdout
+            result = CliRunner().invoke(cli, ["ab", *words, *address])
+            assert result.exit_code == 0, result.output
+            return result.stdout
 
         assert ab("start", str(plan), "--model", "chat").startswith("widths: running")
         assert (folder / "chat" / "widths").is_dir()
@@ -151,7 +151,7 @@ def test_experiments_are_per_model_and_key_limits_are_shared(tmp_path: Path) -> 
         server.client.headers.update(one)
         for model in ("fim", "chat"):
             server.ask(COMPLETIONS, model=model, prompt="a", max_tokens=1)
-        assert server.comes_to(lambda: "narrow 1" in (told := ab("status", "--model", "chat")) or "wide 1" in told)
+        assert server.comes_to(lambda: "narrow 1" in (result := ab("status", "--model", "chat")) or "wide 1" in result)
         assert ab("stop", "widths", "--model", "chat").startswith("widths: stopped")
 
         slow = {"model": "fim", "prompt": BOOK[:9], "max_tokens": 99, "cache_salt": "slow", "stream": True}
@@ -305,8 +305,8 @@ def test_memory_is_divided_among_the_models() -> None:
 
 def test_the_page_can_choose_a_model(server: Server) -> None:
     for name, fills in (("chat", False), ("fim", True)):
-        told = server.client.get("/page/info", params={"model": name}).json()
-        assert (told["model"], told["models"], told["fills_in"]) == (name, ["chat", "fim"], fills)
+        result = server.client.get("/page/info", params={"model": name}).json()
+        assert (result["model"], result["models"], result["fills_in"]) == (name, ["chat", "fim"], fills)
         assert server.client.get("/trace", params={"model": name, "limit": 5}).status_code == 200
     assert server.client.get("/page/info").json()["model"] == "chat"
     for path in ("/page/info", "/trace"):
@@ -325,8 +325,8 @@ def test_the_client_and_the_command_address_a_model_by_name(server: Server) -> N
     asyncio.run(ask())
     for name, target in (("codestral", "book-2"), ("", "echo-1")):
         args = ["generate", "--server", address, "--json", "--max-tokens", "3", *(["--model", name] if name else [])]
-        told = CliRunner().invoke(cli, [*args, BOOK[:9]])
-        assert (told.exit_code, json.loads(told.stdout)["model"]) == (0, target)
+        result = CliRunner().invoke(cli, [*args, BOOK[:9]])
+        assert (result.exit_code, json.loads(result.stdout)["model"]) == (0, target)
     assert "x: no such" in CliRunner().invoke(cli, ["generate", "--model", "x", "a"]).stderr
 
 

@@ -33,7 +33,7 @@ def test_an_idle_server_reports_its_capacity(server: Server) -> None:
 
 
 def test_running_requests_are_counted(server: Server) -> None:
-    def told() -> tuple[int, int]:
+    def counts() -> tuple[int, int]:
         (rank,) = server.client.get(GATEWAY).json()["loads"]
         return rank["num_running_reqs"], rank["num_waiting_reqs"]
 
@@ -41,8 +41,8 @@ def test_running_requests_are_counted(server: Server) -> None:
     with server.client.stream("POST", COMPLETIONS, json=body) as response:
         lines = response.iter_lines()
         next(lines)
-        assert told() == (1, 0)
-    assert server.comes_to(lambda: told() == (0, 0))
+        assert counts() == (1, 0)
+    assert server.comes_to(lambda: counts() == (0, 0))
 
 
 def test_requested_sections_are_returned(server: Server) -> None:

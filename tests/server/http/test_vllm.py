@@ -9,10 +9,10 @@ TALK = [{"role": "user", "content": "hi"}]
 
 
 def test_tokenize_a_text(server: Server) -> None:
-    told = {"max_model_len": 128, "token_strs": None}
-    assert server.ask("/tokenize", prompt="a!") == told | {"count": 3, "tokens": [BOS, 97, 255]}
+    expected = {"max_model_len": 128, "token_strs": None}
+    assert server.ask("/tokenize", prompt="a!") == expected | {"count": 3, "tokens": [BOS, 97, 255]}
     found = server.ask("/tokenize", model="fake", prompt="a", add_special_tokens=False, return_token_strs=True)
-    assert found == told | {"count": 1, "tokens": [97], "token_strs": ["a"]}
+    assert found == expected | {"count": 1, "tokens": [97], "token_strs": ["a"]}
 
 
 def test_tokenize_a_conversation(server: Server) -> None:

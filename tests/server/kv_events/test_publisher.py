@@ -164,19 +164,19 @@ async def test_invalid_replay_requests_are_ignored(tmp_path: Path) -> None:
 
 
 async def test_oversized_requests_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, asked = config(tmp_path), []
+    settings, requested = config(tmp_path), []
     async with published(settings) as (publisher, _):
-        monkeypatch.setattr(publisher, "_begin_replay", lambda parts: asked.append(parts[-1]))
+        monkeypatch.setattr(publisher, "_begin_replay", lambda parts: requested.append(parts[-1]))
         context = zmq.asyncio.Context()
         bad = context.socket(zmq.DEALER)
         assert settings.replay_endpoint is not None
         bad.connect(settings.replay_endpoint)
         await bad.send_multipart([b"", bytes(1 << 20)])
         async with asyncio.timeout(10):
-            while not asked:
+            while not requested:
                 await bad.send_multipart([b"", bytes(8)])
                 await asyncio.sleep(0.05)
-        assert set(asked) == {bytes(8)}
+        assert set(requested) == {bytes(8)}
         context.destroy(linger=0)
 
 

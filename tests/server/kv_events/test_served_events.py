@@ -53,7 +53,7 @@ async def ask(server: Harness, text: str, **rest: Any) -> None:
         pass
 
 
-async def known(serving: Serving, follower: Follower, blocks: set[int]) -> None:
+async def follows(serving: Serving, follower: Follower, blocks: set[int]) -> None:
     """Wait until the follower has exactly ``blocks``, by messages or by replay."""
     async with asyncio.timeout(15):
         while set(follower.view.blocks) != blocks:
@@ -73,9 +73,9 @@ async def test_a_router_learns_what_is_cached(tmp_path: Path, form: str) -> None
     async with followed(tmp_path, format=form) as (serving, follower, server):
         first, second = "a" * 200, "a" * 70 + "b" * 130
         await ask(server, first)
-        await known(serving, follower, set(blocks_of(first)))
+        await follows(serving, follower, set(blocks_of(first)))
         await ask(server, second)
-        await known(serving, follower, {*blocks_of(first), *blocks_of(second)})
+        await follows(serving, follower, {*blocks_of(first), *blocks_of(second)})
         await ask(server, "c" * 500)  # fills the cache: the rest goes
         fresh = blocks_of("c" * 500)
         async with asyncio.timeout(15):
@@ -93,20 +93,20 @@ async def test_a_router_learns_what_is_cached(tmp_path: Path, form: str) -> None
 async def test_a_crashed_engine_has_an_empty_cache(tmp_path: Path) -> None:
     async with followed(tmp_path) as (serving, follower, server):
         await ask(server, "a" * 200)
-        await known(serving, follower, set(blocks_of("a" * 200)))
+        await follows(serving, follower, set(blocks_of("a" * 200)))
         assert serving.client.engine.pid is not None
         assert serving.client.engine.cache_feed is not None
         counts = serving.client.engine.cache_feed.counts
         before = counts.messages
         os.kill(serving.client.engine.pid, signal.SIGKILL)
-        await known(serving, follower, set())
+        await follows(serving, follower, set())
         states = serving.client.engine.watch()
         async with asyncio.timeout(15):
             while await states.get() != EngineState.READY or not serving.client.engine.restarts:
                 pass
         assert counts.messages == before + 2  # when it died, and when the next one began
         await ask(server, "b" * 200)
-        await known(serving, follower, set(blocks_of("b" * 200)))
+        await follows(serving, follower, set(blocks_of("b" * 200)))
         whole = Follower(f"ipc://{tmp_path}/pub", f"ipc://{tmp_path}/replay")
         numbers = await whole.catch_up()  # one count over both engines, and the same end
         assert numbers == list(range(len(numbers)))
@@ -117,7 +117,7 @@ async def test_a_crashed_engine_has_an_empty_cache(tmp_path: Path) -> None:
 async def test_metrics_count_messages(tmp_path: Path) -> None:
     async with followed(tmp_path) as (serving, follower, server):
         await ask(server, "a" * 200)
-        await known(serving, follower, set(blocks_of("a" * 200)))
+        await follows(serving, follower, set(blocks_of("a" * 200)))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.addresses.http_port}") as client:
             text = (await client.get("/metrics")).text
         figures = dict(line.split() for line in text.splitlines() if line.startswith("specdec_kv_event"))

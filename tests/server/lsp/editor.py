@@ -51,7 +51,7 @@ class Editor:
         self, options: dict[str, Any], encodings: Sequence[str] = ("utf-16",), *, inline: bool = True
     ) -> types.InitializeResult:
         """Initialize, and send the notification."""
-        told = types.InitializeParams(
+        initialize_params = types.InitializeParams(
             capabilities=types.ClientCapabilities(
                 general=types.GeneralClientCapabilities(
                     position_encodings=[types.PositionEncodingKind(name) for name in encodings]
@@ -63,7 +63,7 @@ class Editor:
             workspace_folders=[FOLDER],
             initialization_options=options,
         )
-        result = await self.client.initialize_async(told)
+        result = await self.client.initialize_async(initialize_params)
         self.offered = result.capabilities
         self.client.initialized(types.InitializedParams())
         return result

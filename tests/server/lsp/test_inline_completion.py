@@ -98,9 +98,9 @@ async def test_a_nonexistent_line_is_rejected() -> None:
         for line in (3, 99):
             with pytest.raises(
                 JsonRpcException, match=f"position.line: {line} is beyond the document, .* 3 lines"
-            ) as told:
+            ) as status:
                 await editor.complete(line, 0)
-            assert told.value.code == types.ErrorCodes.InvalidParams
+            assert status.value.code == types.ErrorCodes.InvalidParams
         await editor.complete(2, 0)
         await editor.complete(1, 99)  # the line's end, as LSP has it
 
@@ -108,8 +108,8 @@ async def test_a_nonexistent_line_is_rejected() -> None:
 async def test_server_capabilities() -> None:
     async with running() as server:
         async with editing(server.address, wait="") as editor:
-            told = await editor.until("ready")
-            assert (told["model"], told["message"]) == ("book", "")
+            status = await editor.until("ready")
+            assert (status["model"], status["message"]) == ("book", "")
         async with editing(server.address, encodings=("utf-8", "utf-16")) as editor:
             text, (line, _) = without(LINE)
             editor.open('"é😀"\n' + text)
@@ -137,7 +137,7 @@ async def test_a_newer_request_supersedes_and_a_cancel_ends() -> None:
     async with running() as server, editing(server.address, SLOW) as editor:
         editor.open(text)
         first = asyncio.create_task(editor.complete(line, character))
-        await asked(server)
+        await generating(server)
         editor.edit((line, character), (line, character), "tot")
         [item] = await editor.complete(line, character + 3)
         assert (await first, item.insert_text) == ([], LINE[3:])
@@ -152,7 +152,7 @@ async def test_a_newer_request_supersedes_and_a_cancel_ends() -> None:
         assert await server.idle(submitted=2, aborted=1)  # once it is certain that no request continues it
 
 
-async def asked(server: Addressed) -> None:
+async def generating(server: Addressed) -> None:
     """Wait for some text that a newer request can continue."""
     completion = server.serving.models.first.completion
     async with asyncio.timeout(20):
@@ -163,7 +163,7 @@ async def asked(server: Addressed) -> None:
 async def cancelled(server: Addressed, editor: Editor, params: types.InlineCompletionParams) -> None:
     """SuggestionRequest, and take it back."""
     future = editor.client.protocol.send_request(types.TEXT_DOCUMENT_INLINE_COMPLETION, params, msg_id="taken-back")
-    await asked(server)
+    await generating(server)
     editor.client.protocol.notify(types.CANCEL_REQUEST, types.CancelParams("taken-back"))
     with pytest.raises(JsonRpcException) as caught:
         await asyncio.wait_for(asyncio.wrap_future(future), 20)
@@ -195,11 +195,11 @@ async def test_outcomes_are_reported() -> None:
             types.ExecuteCommandParams(ACCEPT_COMMAND, item.command.arguments)
         )
         items = [await editor.complete(line, character) for _ in range(2)]
-        told = [{"item": {"command": {"arguments": found.command.arguments}}} for [found] in items if found.command]
-        notify(DID_SHOW, told[0])
-        notify(DID_ACCEPT_PART, {**told[0], "acceptedLength": 5})
-        notify(DID_SHOW, told[1])
-        notify(DID_DISMISS, told[1])
+        status = [{"item": {"command": {"arguments": found.command.arguments}}} for [found] in items if found.command]
+        notify(DID_SHOW, status[0])
+        notify(DID_ACCEPT_PART, {**status[0], "acceptedLength": 5})
+        notify(DID_SHOW, status[1])
+        notify(DID_DISMISS, status[1])
         notify(DID_SHOW, {"item": {"insertText": "of another server"}})
         await editor.complete(line, character)
         outcomes = server.serving.models.first.completion.outcomes.total

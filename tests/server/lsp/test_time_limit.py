@@ -15,7 +15,7 @@ from specdec.api.v1 import completion_pb2 as pb
 
 def link_to(live: LiveSession, limit_ms: float | None) -> SessionLink:
     """A link with a session whose server side is the test."""
-    notices = Notices(lambda text: None, lambda *told: None)
+    notices = Notices(lambda text: None, lambda *args: None)
     link = SessionLink(lambda: pytest.fail("it connected"), Settings(time_limit_ms=limit_ms), notices)
     link._live, link._ready = live, True
     return link
@@ -33,17 +33,17 @@ def say(live: LiveSession, ask_id: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "given"),
+    ("generated", "given"),
     [
         ("one two thr", "one two"), ("one two ", "one two"), ("one, two.", "one, two."), ("line\n  ne", "line\n"),
         ("Wör", None), ("", None),
     ],
 )  # fmt: skip
-async def test_at_the_limit_the_partial_answer_is_cut_at_a_word(said: str, given: str | None) -> None:
+async def test_at_the_limit_the_partial_answer_is_cut_at_a_word(generated: str, given: str | None) -> None:
     live, request = made()
     waiting = asyncio.create_task(link_to(live, 20.0).complete(request))
     await asyncio.sleep(0)
-    say(live, 1, said)
+    say(live, 1, generated)
     assert await waiting == (None if given is None else Answer("s", given))
 
 
@@ -58,13 +58,13 @@ async def test_an_answer_within_the_limit_is_complete() -> None:
 
 async def test_a_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "SILENT_S", 0.01)
-    for heard in (False, True):
+    for received in (False, True):
         live, request = made()
         link = link_to(live, 1.0)
         reconnected = asyncio.Event()
         monkeypatch.setattr(link, "reconnect", reconnected.set)
         assert await link.complete(request) is None
-        if heard:
+        if received:
             live._take(pb.CompleteSessionResponse(finished=pb.SuggestionFinished(ask_id=1)))
             await asyncio.sleep(0.05)
             assert not reconnected.is_set()

@@ -96,10 +96,14 @@ def test_its_policy_allows_this_origin_only(server: Server) -> None:
 
 
 def test_engine_description(server: Server) -> None:
-    told = server.client.get("/page/info").json()
+    page_info = server.client.get("/page/info").json()
     info = server.serving.client.info
-    assert (told["model"], told["drafters"], told["max_context"]) == (info.target, [*info.drafters], info.max_context)
-    assert told["models"] == [info.target]
+    assert (page_info["model"], page_info["drafters"], page_info["max_context"]) == (
+        info.target,
+        [*info.drafters],
+        info.max_context,
+    )
+    assert page_info["models"] == [info.target]
 
 
 def test_the_page_needs_no_key_but_its_calls_do(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def texts(chunks: list[dict[str, Any]]) -> str:
     return "".join(chunk["choices"][0]["text"] for chunk in chunks)
 
 
-def said(chunks: list[dict[str, Any]]) -> str:
+def text_of(chunks: list[dict[str, Any]]) -> str:
     """The same of a chat, but for a last chunk with nothing but the usage."""
     return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
 
@@ -61,7 +61,7 @@ def test_openai(drive: Drive) -> None:
     assert found["completion"]["choices"][0]["text"] == texts(found["completionStream"]) == f"{BEGIN}hel"
     assert found["completion"]["usage"]["completion_tokens"] == 4
     assert found["gap"]["choices"][0]["text"] == "\x01a\x02b"
-    assert found["chat"]["choices"][0]["message"]["content"] == said(found["chatStream"]) == "user:h"
+    assert found["chat"]["choices"][0]["message"]["content"] == text_of(found["chatStream"]) == "user:h"
     assert found["chatStream"][-1]["usage"]["completion_tokens"] == 6
     assert [model["id"] for model in found["models"]] == ["fake"]
     assert [(found[name]["kind"], found[name]["status"]) for name in ("missing", "bad", "full")] == [
@@ -81,7 +81,7 @@ def test_continue(drive: Drive) -> None:
     assert len(found) == 6
     for seen in found.values():
         assert seen["completion"]["choices"][0]["text"] == texts(seen["completionStream"]) == f"{BEGIN}hel"
-        assert seen["chat"]["choices"][0]["message"]["content"] == said(seen["chatStream"]) == "user:h"
+        assert seen["chat"]["choices"][0]["message"]["content"] == text_of(seen["chatStream"]) == "user:h"
         assert [model["id"] for model in seen["models"]] == ["fake"]
 
 

@@ -42,18 +42,18 @@ def openai(url: str) -> dict[str, Any]:
         people: int
 
     client = OpenAI(base_url=f"{url}/v1", api_key=KEY)
-    asked: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": LIMIT}
-    chat = client.chat.completions.create(**asked, messages=MESSAGES)
-    stream = client.chat.completions.create(**asked, messages=MESSAGES, stream=True)
+    settings: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": LIMIT}
+    chat = client.chat.completions.create(**settings, messages=MESSAGES)
+    stream = client.chat.completions.create(**settings, messages=MESSAGES, stream=True)
     parsed = client.chat.completions.parse(
         model=MODEL, temperature=0, messages=MESSAGES, response_format=City, max_tokens=200
     )
-    scored = client.completions.create(**asked, prompt=PROMPT, echo=True, logprobs=1)
-    gap = client.completions.create(**asked, prompt=BEFORE, suffix=BEHIND)
+    scored = client.completions.create(**settings, prompt=PROMPT, echo=True, logprobs=1)
+    gap = client.completions.create(**settings, prompt=BEFORE, suffix=BEHIND)
     return {
         "chat": chat.choices[0].message.content,
         "stream": joined(chunk.choices[0].delta.content for chunk in stream if chunk.choices),
-        "text": client.completions.create(**asked, prompt=PROMPT).choices[0].text,
+        "text": client.completions.create(**settings, prompt=PROMPT).choices[0].text,
         "parsed": type(parsed.choices[0].message.parsed).__name__,
         "echo": joined(scored.choices[0].logprobs.tokens),
         "gap": gap.choices[0].text,
@@ -94,27 +94,27 @@ def anthropic(url: str) -> dict[str, Any]:
     from anthropic import Anthropic
 
     client = Anthropic(base_url=url, api_key=KEY)
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "model": MODEL,
         "max_tokens": LIMIT,
         "messages": MESSAGES,
         "extra_body": {"temperature": 0},
     }
-    with client.messages.stream(**asked) as stream:
+    with client.messages.stream(**settings) as stream:
         streamed = joined(stream.text_stream)
-    return {"chat": client.messages.create(**asked).content[0].text, "stream": streamed}
+    return {"chat": client.messages.create(**settings).content[0].text, "stream": streamed}
 
 
 def mistralai(url: str) -> dict[str, Any]:
     from mistralai.client import Mistral
 
     client = Mistral(server_url=url, api_key=KEY)
-    asked: dict[str, Any] = {"model": MODEL, "max_tokens": LIMIT, "temperature": 0, "messages": MESSAGES}
-    with client.chat.stream(**asked) as stream:
+    settings: dict[str, Any] = {"model": MODEL, "max_tokens": LIMIT, "temperature": 0, "messages": MESSAGES}
+    with client.chat.stream(**settings) as stream:
         streamed = joined(event.data.choices[0].delta.content for event in stream if event.data.choices)
     gap = client.fim.complete(model=MODEL, prompt=BEFORE, suffix=BEHIND, max_tokens=LIMIT, temperature=0)
     return {
-        "chat": client.chat.complete(**asked).choices[0].message.content,
+        "chat": client.chat.complete(**settings).choices[0].message.content,
         "stream": streamed,
         "gap": gap.choices[0].message.content,
         "models": [model.id for model in client.models.list().data],
@@ -140,9 +140,9 @@ def ollama(url: str) -> dict[str, Any]:
 def langchain_openai(url: str) -> dict[str, Any]:
     from langchain_openai import ChatOpenAI, OpenAI
 
-    asked: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": KEY, "model": MODEL, "temperature": 0}
-    chat, text = ChatOpenAI(**asked, max_tokens=LIMIT), OpenAI(**asked, max_tokens=LIMIT)
-    structured = ChatOpenAI(**asked, max_tokens=200).with_structured_output(
+    settings: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": KEY, "model": MODEL, "temperature": 0}
+    chat, text = ChatOpenAI(**settings, max_tokens=LIMIT), OpenAI(**settings, max_tokens=LIMIT)
+    structured = ChatOpenAI(**settings, max_tokens=200).with_structured_output(
         {"title": "City", **SCHEMA}, method="json_schema"
     )
     return {
@@ -164,19 +164,19 @@ def litellm(url: str) -> dict[str, Any]:
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     from litellm import completion, text_completion
 
-    asked: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "max_tokens": LIMIT}
+    settings: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "max_tokens": LIMIT}
     ours: dict[str, Any] = {"model": f"openai/{MODEL}", "api_base": f"{url}/v1", "api_key": KEY}
-    stream = completion(**ours, **asked, stream=True)
+    stream = completion(**ours, **settings, stream=True)
     text = text_completion(
         model=f"text-completion-openai/{MODEL}", api_base=f"{url}/v1", api_key=KEY, prompt=PROMPT, temperature=0,
         max_tokens=LIMIT,
     )  # fmt: skip
     return {
-        "chat": completion(**ours, **asked).choices[0].message.content,
+        "chat": completion(**ours, **settings).choices[0].message.content,
         "stream": joined(chunk.choices[0].delta.content for chunk in stream),
         "text": text.choices[0].text,
-        "ollama": completion(model=f"ollama_chat/{MODEL}", api_base=url, **asked).choices[0].message.content,
-        "vllm": completion(model=f"hosted_vllm/{MODEL}", api_base=f"{url}/v1", **asked).choices[0].message.content,
+        "ollama": completion(model=f"ollama_chat/{MODEL}", api_base=url, **settings).choices[0].message.content,
+        "vllm": completion(model=f"hosted_vllm/{MODEL}", api_base=f"{url}/v1", **settings).choices[0].message.content,
     }
 
 
@@ -184,13 +184,13 @@ def llama_index(url: str) -> dict[str, Any]:
     from llama_index.core.llms import ChatMessage
     from llama_index.llms.openai_like import OpenAILike
 
-    asked: dict[str, Any] = {"model": MODEL, "api_base": f"{url}/v1", "api_key": KEY, "temperature": 0}
-    chat = OpenAILike(**asked, max_tokens=LIMIT, is_chat_model=True)
+    settings: dict[str, Any] = {"model": MODEL, "api_base": f"{url}/v1", "api_key": KEY, "temperature": 0}
+    chat = OpenAILike(**settings, max_tokens=LIMIT, is_chat_model=True)
     messages = [ChatMessage(role="user", content=QUESTION)]
     return {
         "chat": chat.chat(messages).message.content,
         "stream": joined(part.delta for part in chat.stream_chat(messages)),
-        "text": OpenAILike(**asked, max_tokens=LIMIT).complete(PROMPT).text,
+        "text": OpenAILike(**settings, max_tokens=LIMIT).complete(PROMPT).text,
     }
 
 
@@ -275,10 +275,10 @@ def lm_eval(url: str) -> dict[str, Any]:
 
     model = LocalCompletionsAPI(base_url=f"{url}/v1/completions", model=MODEL, max_length=512)
     answers = [" Paris", " banana"]
-    asked = [Instance("loglikelihood", {}, (PROMPT, answer), at) for at, answer in enumerate(answers)]
+    settings = [Instance("loglikelihood", {}, (PROMPT, answer), at) for at, answer in enumerate(answers)]
     until = {"until": ["\n"], "max_gen_toks": LIMIT}
     return {
-        "scores": [[float(score), bool(greedy)] for score, greedy in model.loglikelihood(asked)],
+        "scores": [[float(score), bool(greedy)] for score, greedy in model.loglikelihood(settings)],
         "rolling": float(model.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (QUESTION,), 0)])[0]),
         "until": model.generate_until([Instance("generate_until", {}, (PROMPT, until), 0)])[0],
     }

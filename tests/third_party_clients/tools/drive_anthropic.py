@@ -23,10 +23,10 @@ GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}  # the client has no
 
 def text(client: Any, **options: Any) -> dict[str, Any]:
     """The same question whole and streamed."""
-    asked = {"max_tokens": 24, "messages": [{"role": "user", "content": "Name three colours."}], **GREEDY}
-    asked |= options
-    whole = client.messages.create(**asked)
-    with client.messages.stream(**asked) as stream:
+    fields = {"max_tokens": 24, "messages": [{"role": "user", "content": "Name three colours."}], **GREEDY}
+    fields |= options
+    whole = client.messages.create(**fields)
+    with client.messages.stream(**fields) as stream:
         pieces = list(stream.text_stream)
         final = stream.get_final_message()
     return {"whole": whole.to_dict(), "pieces": pieces, "final": final.to_dict()}
@@ -34,20 +34,20 @@ def text(client: Any, **options: Any) -> dict[str, Any]:
 
 def tools(client: Any, **options: Any) -> dict[str, Any]:
     """A tool is called, and its result sent back."""
-    asked = {
+    fields = {
         "max_tokens": 64, **GREEDY, "tools": [WEATHER], "messages": QUESTION,
         "tool_choice": {"type": "tool", "name": "get_weather"}, **options,
     }  # fmt: skip
-    called = client.messages.create(**asked)
-    with client.messages.stream(**asked) as stream:
+    called = client.messages.create(**fields)
+    with client.messages.stream(**fields) as stream:
         kinds = [event.type for event in stream]
         streamed = stream.get_final_message()
     (call,) = [block for block in called.content if block.type == "tool_use"]
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "Sunny, 25 degrees."}
     more = [{"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
-    said = client.messages.create(**asked | {"messages": [*QUESTION, *more], "tool_choice": {"type": "none"}})
+    answer = client.messages.create(**fields | {"messages": [*QUESTION, *more], "tool_choice": {"type": "none"}})
     return {
-        "called": called.to_dict(), "streamed": streamed.to_dict(), "kinds": kinds, "said": said.to_dict(),
+        "called": called.to_dict(), "streamed": streamed.to_dict(), "kinds": kinds, "said": answer.to_dict(),
         "name": call.name, "input": call.input,
     }  # fmt: skip
 

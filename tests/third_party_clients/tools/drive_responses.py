@@ -28,17 +28,17 @@ class Choice(BaseModel):
 
 def text(client: Any, **options: Any) -> dict[str, Any]:
     """The same question whole and streamed."""
-    asked = {"input": "Name three colours.", "instructions": "Be brief.", "max_output_tokens": 24, "temperature": 0}
-    asked |= options
-    whole = client.responses.create(**asked)
-    with client.responses.stream(**asked) as stream:
+    body = {"input": "Name three colours.", "instructions": "Be brief.", "max_output_tokens": 24, "temperature": 0}
+    body |= options
+    whole = client.responses.create(**body)
+    with client.responses.stream(**body) as stream:
         kinds, pieces, last = [], [], None
         for event in stream:
             kinds.append(event.type)
             last = event
             if event.type == "response.output_text.delta":
                 pieces.append(event.delta)
-    raw = [event.type for event in client.responses.create(**asked, stream=True)]
+    raw = [event.type for event in client.responses.create(**body, stream=True)]
     return {
         "whole": whole.to_dict(), "text": whole.output_text, "pieces": pieces, "kinds": kinds, "raw": raw,
         "last": last.response.to_dict(),
@@ -47,19 +47,19 @@ def text(client: Any, **options: Any) -> dict[str, Any]:
 
 def tools(client: Any, **options: Any) -> dict[str, Any]:
     """A function is called, and its result sent back."""
-    asked = {
+    body = {
         "tools": [WEATHER], "max_output_tokens": 64, "temperature": 0, **options,
         "tool_choice": {"type": "function", "name": "get_weather"},
     }  # fmt: skip
-    called = client.responses.create(input=QUESTION, **asked)
-    with client.responses.stream(input=QUESTION, **asked) as stream:
+    called = client.responses.create(input=QUESTION, **body)
+    with client.responses.stream(input=QUESTION, **body) as stream:
         kinds = [event.type for event in stream]
         streamed = stream.get_final_response()
     (call,) = [item for item in called.output if item.type == "function_call"]
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny, 25 degrees."}
-    said = client.responses.create(input=[*QUESTION, *called.output, result], **asked | {"tool_choice": "none"})
+    answer = client.responses.create(input=[*QUESTION, *called.output, result], **body | {"tool_choice": "none"})
     return {
-        "called": called.to_dict(), "streamed": streamed.to_dict(), "kinds": kinds, "said": said.output_text,
+        "called": called.to_dict(), "streamed": streamed.to_dict(), "kinds": kinds, "said": answer.output_text,
         "arguments": json.loads(call.arguments),
     }  # fmt: skip
 

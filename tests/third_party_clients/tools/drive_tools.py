@@ -28,26 +28,26 @@ def with_openai(url: str, model: str) -> dict[str, Any]:
     """OpenAI's own: a call, the same as a stream, the result sent back, and refusals."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": model, "messages": messages, "tools": [WEATHER], "tool_choice": "required", "temperature": 0,
         "parallel_tool_calls": False, "max_tokens": 64,
     }  # fmt: skip
-    called = client.chat.completions.create(**asked).choices[0]
-    with client.chat.completions.stream(**asked) as stream:
+    called = client.chat.completions.create(**body).choices[0]
+    with client.chat.completions.stream(**body) as stream:
         kinds = [event.type for event in stream]
     streamed = stream.get_final_completion().choices[0]
     call = called.message.tool_calls[0]
     messages = [*messages, called.message, {"role": "tool", "tool_call_id": call.id, "content": RESULT}]
-    said = client.chat.completions.create(**asked | {"messages": messages, "tool_choice": "none"}).choices[0]
+    reply = client.chat.completions.create(**body | {"messages": messages, "tool_choice": "none"}).choices[0]
     refused = []
     named = {"type": "function", "function": {"name": "other"}}
     for bad in ({"tool_choice": named}, {"tools": [WEATHER, WEATHER]}, {"tools": [], "tool_choice": "required"}):
         try:
-            client.chat.completions.create(**asked | bad)
+            client.chat.completions.create(**body | bad)
         except openai.BadRequestError as error:
             refused.append(error.param)
     return {
-        "called": called.to_dict(), "streamed": streamed.to_dict(), "kinds": kinds, "said": said.message.content,
+        "called": called.to_dict(), "streamed": streamed.to_dict(), "kinds": kinds, "said": reply.message.content,
         "refused": refused,
     }  # fmt: skip
 
@@ -62,32 +62,32 @@ def with_langchain(url: str, model: str) -> dict[str, Any]:
     for piece in pieces[1:]:
         streamed += piece
     answer = ToolMessage(RESULT, tool_call_id=called.tool_calls[0]["id"])
-    said = chat.bind_tools([WEATHER], tool_choice="none").invoke([HumanMessage(QUESTION), called, answer])
+    reply = chat.bind_tools([WEATHER], tool_choice="none").invoke([HumanMessage(QUESTION), called, answer])
     structured = chat.with_structured_output({"title": "place", **SCHEMA}, method="function_calling").invoke(QUESTION)
     return {
         "called": called.tool_calls, "streamed": streamed.tool_calls, "invalid": called.invalid_tool_calls,
-        "reason": called.response_metadata["finish_reason"], "said": said.content, "structured": structured,
+        "reason": called.response_metadata["finish_reason"], "said": reply.content, "structured": structured,
     }  # fmt: skip
 
 
 def with_mistral(url: str, model: str) -> dict[str, Any]:
     """Mistral's, whose value for "required" is "any"."""
     client = Mistral(server_url=url, api_key="none")
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": model, "messages": [{"role": "user", "content": QUESTION}], "tools": [WEATHER], "temperature": 0,
         "tool_choice": "any", "parallel_tool_calls": False, "max_tokens": 64,
     }  # fmt: skip
-    called = client.chat.complete(**asked).choices[0]
-    pieces = [event.data.choices[0] for event in client.chat.stream(**asked)]
+    called = client.chat.complete(**body).choices[0]
+    pieces = [event.data.choices[0] for event in client.chat.stream(**body)]
     calls = [call for piece in pieces for call in piece.delta.tool_calls or []]
     call = called.message.tool_calls[0]
     answer = {"role": "tool", "tool_call_id": call.id, "name": call.function.name, "content": RESULT}
-    talk = [*asked["messages"], called.message, answer]
-    said = client.chat.complete(**asked | {"messages": talk, "tool_choice": "none"}).choices[0]
+    talk = [*body["messages"], called.message, answer]
+    reply = client.chat.complete(**body | {"messages": talk, "tool_choice": "none"}).choices[0]
     return {
         "name": call.function.name, "arguments": json.loads(call.function.arguments), "reason": called.finish_reason,
         "streamed": [call.function.name, "".join(call.function.arguments for call in calls)],
-        "end": pieces[-1].finish_reason, "said": said.message.content,
+        "end": pieces[-1].finish_reason, "said": reply.message.content,
     }  # fmt: skip
 
 

@@ -78,11 +78,11 @@ async def test_over_grpc(server: LiveServer) -> None:
     seen = (await get(pb.GetExperimentRequest(name="widths"), metadata=meta)).experiment
     assert sum(arm.records for arm in seen.arms) == 10
     assert dict(seen.left_out) == {"set their own options": 1}
-    told = await result(pb.GetExperimentResultRequest(name="widths", report=True), metadata=meta)
-    assert told.verdict in ("better", "worse", "equivalent", "undecided", "invalid")
-    assert told.headline
-    assert sum(arm.requests for arm in Analysis.model_validate_json(told.result_json).arms) == 10
-    assert told.report_html.startswith("<!DOCTYPE html>") or "<html" in told.report_html
+    reply = await result(pb.GetExperimentResultRequest(name="widths", report=True), metadata=meta)
+    assert reply.verdict in ("better", "worse", "equivalent", "undecided", "invalid")
+    assert reply.headline
+    assert sum(arm.requests for arm in Analysis.model_validate_json(reply.result_json).arms) == 10
+    assert reply.report_html.startswith("<!DOCTYPE html>") or "<html" in reply.report_html
     ended = (await stop(pb.StopExperimentRequest(name="widths"), metadata=meta)).experiment
     assert (ended.state, bool(ended.reason)) == (pb.EXPERIMENT_STATE_STOPPED, True)
     listed = (await every(pb.ListExperimentsRequest(), metadata=meta)).experiments

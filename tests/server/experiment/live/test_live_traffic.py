@@ -28,28 +28,28 @@ async def test_arms_differ_in_the_engine_and_are_reported_by_both_apis(server: L
     before = await server.ask("before")
     assert "x-specdec-arm" not in before.headers
     await started(server)
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     for i in range(12):
         answer = await server.ask(f"h{i}", stream=bool(i % 2))
         assert answer.status_code == 200
-        told[f"h{i}"] = answer.headers["x-specdec-arm"]
+        reported[f"h{i}"] = answer.headers["x-specdec-arm"]
         messages, trailers = await server.stream(f"g{i}")
         assert messages[0].started.arm == trailers["x-specdec-arm"]
-        told[f"g{i}"] = messages[0].started.arm
+        reported[f"g{i}"] = messages[0].started.arm
     whole = server.generation.Generate(
         generation_pb2.GenerateRequest(text="w", request_id="w"), metadata=server.metadata()
     )
     await whole
-    told["w"] = str(dict(await whole.trailing_metadata())["x-specdec-arm"])
-    assert set(told.values()) == set(WIDTHS)
+    reported["w"] = str(dict(await whole.trailing_metadata())["x-specdec-arm"])
+    assert set(reported.values()) == set(WIDTHS)
     got = {note["text"]: note for note in server.got()}
     assert (got["before"]["width"], got["before"]["priority"]) == (None, 0)
-    for text, arm in told.items():
+    for text, arm in reported.items():
         assert got[text]["width"] == WIDTHS[arm]
         assert got[text]["priority"] == (3 if arm == "widths=wide" else 0)
     records = await server.recorded(25)
     assert len({record.request for record in records}) == len(records) == 25
-    assert Counter(f"widths={record.arm}" for record in records) == Counter(told.values())
+    assert Counter(f"widths={record.arm}" for record in records) == Counter(reported.values())
     await server.experiments.stop("widths")
     assert "x-specdec-arm" not in (await server.ask("after")).headers
     assert len(server.records()) == 25
@@ -219,11 +219,13 @@ async def test_two_experiments_on_two_settings_run_together(tmp_path: Path) -> N
         await started(server, depths)
         seen = set()
         for i in range(24):
-            told = dict(part.split("=") for part in (await server.ask(f"t{i}")).headers["x-specdec-arm"].split(", "))
+            reported = dict(
+                part.split("=") for part in (await server.ask(f"t{i}")).headers["x-specdec-arm"].split(", ")
+            )
             note = next(note for note in server.got() if note["text"] == f"t{i}")
-            assert note["width"] == WIDTHS[f"widths={told['widths']}"]
-            assert note["depth"] == {"a": None, "b": 4}[told["depths"]]
-            seen.add((told["widths"], told["depths"]))
+            assert note["width"] == WIDTHS[f"widths={reported['widths']}"]
+            assert note["depth"] == {"a": None, "b": 4}[reported["depths"]]
+            seen.add((reported["widths"], reported["depths"]))
         assert len(seen) == 4
         assert len(await server.recorded(24)) == len(await server.recorded(24, "depths")) == 24
 

@@ -31,7 +31,7 @@ HEADERS = {"anthropic-version": "2023-06-01", "anthropic-beta": "interleaved-thi
 
 
 def test_claude_code(server: Server) -> None:
-    said = "[Bash]system:x: y\nYou are;user:<r>\nhi;system:types;"
+    expected = "[Bash]system:x: y\nYou are;user:<r>\nhi;system:types;"
     with server.client.stream("POST", f"{MESSAGES}?beta=true", json=CLAUDE_CODE, headers=HEADERS) as response:
         text = response.read().decode()
         assert response.status_code == 200
@@ -44,4 +44,4 @@ def test_claude_code(server: Server) -> None:
     first, *_ = server.named_stream(f"{MESSAGES}?beta=true", **CLAUDE_CODE)
     assert [note["param"] for note in first["message"]["warnings"]] == ["thinking", "context_management"]
     whole = server.ask(f"{MESSAGES}?beta=true", **CLAUDE_CODE | {"stream": False})
-    assert whole["content"] == [{"type": "text", "text": said}]
+    assert whole["content"] == [{"type": "text", "text": expected}]

@@ -43,7 +43,7 @@ def test_fields(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert request(**fields) == dataclasses.replace(PLAIN, **wanted)
 
 
-def told(**fields: Any) -> Told:
+def encoded(**fields: Any) -> Told:
     tokenizer = Told()
     asked(parse_messages, {"messages": HI, **fields}, server=make_context(tokenizer))
     return tokenizer
@@ -51,7 +51,7 @@ def told(**fields: Any) -> Told:
 
 def test_a_conversation_with_tools() -> None:
     cached = {"cache_control": {"type": "ephemeral"}}
-    found = told(
+    found = encoded(
         system=[{"type": "text", "text": "Be", **cached}, {"type": "text", "text": "brief."}],
         messages=[
             {"role": "user", "content": [
@@ -90,7 +90,7 @@ def test_a_conversation_with_tools() -> None:
 def test_tool_choice() -> None:
     for choice in (None, {"type": "auto"}):
         assert asked(parse_messages, {"messages": HI, "tools": [TOOL], "tool_choice": choice}).tools
-    assert told(tools=[TOOL], tool_choice={"type": "none"}).tools is None
+    assert encoded(tools=[TOOL], tool_choice={"type": "none"}).tools is None
 
 
 def test_tool_choice_that_forces_a_call() -> None:
@@ -113,13 +113,13 @@ def test_assistant_prefill_is_continued() -> None:
 
 
 def test_an_assistant_prefill_after_an_unanswered_call_is_rejected() -> None:
-    found = told(
+    found = encoded(
         messages=[*HI, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}]
     )
     assert [message["role"] for message in found.messages] == ["user", "assistant"]
 
 
-def said(role: str, *blocks: Any) -> dict[str, Any]:
+def turn(role: str, *blocks: Any) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(blocks)}]}
 
 
@@ -133,19 +133,19 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("messages[0].content", {"messages": [{"role": "user"}]}),
     ("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),
     ("messages[0].content", {"messages": [{"role": "user", "content": ["x"]}]}),
-    ("messages[0].content[0].type", said("user", {"text": "x"})),
-    ("messages[0].content[0].type", said("user", {"type": "image", "source": {}})),
-    ("messages[0].content[0].type", said("assistant", {"type": "tool_result", "tool_use_id": "t"})),
-    ("messages[0].content[0].type", said("user", {"type": "tool_use", "id": "t", "name": "f", "input": {}})),
-    ("messages[0].content[1].text", said("user", {"type": "text", "text": "x"}, {"type": "text"})),
-    ("messages[0].content[0].tool_use_id", said("user", {"type": "tool_result"})),
+    ("messages[0].content[0].type", turn("user", {"text": "x"})),
+    ("messages[0].content[0].type", turn("user", {"type": "image", "source": {}})),
+    ("messages[0].content[0].type", turn("assistant", {"type": "tool_result", "tool_use_id": "t"})),
+    ("messages[0].content[0].type", turn("user", {"type": "tool_use", "id": "t", "name": "f", "input": {}})),
+    ("messages[0].content[1].text", turn("user", {"type": "text", "text": "x"}, {"type": "text"})),
+    ("messages[0].content[0].tool_use_id", turn("user", {"type": "tool_result"})),
     ("messages[0].content[0].content[0].type",
-     said("user", {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]})),
-    ("messages[0].content[0].id", said("assistant", {"type": "tool_use", "name": "f", "input": {}})),
-    ("messages[0].content[0].name", said("assistant", {"type": "tool_use", "id": "t", "input": {}})),
-    ("messages[0].content[0].input", said("assistant", {"type": "tool_use", "id": "t", "name": "f"})),
-    ("messages[0].content[0].input", said("assistant", {"type": "tool_use", "id": "t", "name": "f", "input": "x"})),
-    ("messages", said("assistant", {"type": "tool_use", "id": "t", "name": "f", "input": DEEP})),
+     turn("user", {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]})),
+    ("messages[0].content[0].id", turn("assistant", {"type": "tool_use", "name": "f", "input": {}})),
+    ("messages[0].content[0].name", turn("assistant", {"type": "tool_use", "id": "t", "input": {}})),
+    ("messages[0].content[0].input", turn("assistant", {"type": "tool_use", "id": "t", "name": "f"})),
+    ("messages[0].content[0].input", turn("assistant", {"type": "tool_use", "id": "t", "name": "f", "input": "x"})),
+    ("messages", turn("assistant", {"type": "tool_use", "id": "t", "name": "f", "input": DEEP})),
     ("system", {"system": 5}), ("system[0].type", {"system": [{"type": "image"}]}),
     ("tools", {"tools": {}}), ("tools", {"tools": [5]}), ("tools[0].name", {"tools": [{}]}),
     ("tools[0].name", {"tools": [{**TOOL, "name": 5}]}),

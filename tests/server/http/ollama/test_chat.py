@@ -40,11 +40,11 @@ def calls_of(text: str, arguments: Any = None) -> list[dict[str, Any]]:
 
 
 def test_tool_calls_have_objects_as_arguments(server: Server) -> None:
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": CALL}], "tools": TOOLS}
-    (whole,) = [server.ask(CHAT, stream=False, **asked)["message"]]
+    fields: dict[str, Any] = {"messages": [{"role": "user", "content": CALL}], "tools": TOOLS}
+    (whole,) = [server.ask(CHAT, stream=False, **fields)["message"]]
     assert whole["content"].startswith("[look]user:")
     assert [call["function"] for call in whole["tool_calls"]] == calls_of(CALL)
-    found = [line["message"] for line in lines(server, CHAT, **asked)]
+    found = [line["message"] for line in lines(server, CHAT, **fields)]
     assert all(set(message) <= {"role", "content", "tool_calls"} for message in found)
     assert "".join(message["content"] for message in found) == whole["content"]
     streamed = [call for message in found for call in message.get("tool_calls", [])]
@@ -61,9 +61,9 @@ def test_tool_calls_are_numbered_across_the_response(server: Server) -> None:
     assert [call["function"]["index"] for call in whole] == [0, 1]
 
 
-@pytest.mark.parametrize(("said", "arguments"), [("[1]", {"value": [1]}), ('"no JSON"', {"value": "no JSON"})])
-def test_tool_arguments_that_are_not_an_object(server: Server, said: str, arguments: dict[str, Any]) -> None:
-    text = f'<tool_call>{{"name": "look", "arguments": {said}}}</tool_call>'
+@pytest.mark.parametrize(("generated", "arguments"), [("[1]", {"value": [1]}), ('"no JSON"', {"value": "no JSON"})])
+def test_tool_arguments_that_are_not_an_object(server: Server, generated: str, arguments: dict[str, Any]) -> None:
+    text = f'<tool_call>{{"name": "look", "arguments": {generated}}}</tool_call>'
     body: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "tools": TOOLS}
     (call,) = server.ask(CHAT, stream=False, **body)["message"]["tool_calls"]
     assert call["function"]["arguments"] == arguments

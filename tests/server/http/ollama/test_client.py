@@ -22,12 +22,12 @@ def client(server: Server) -> Iterator[ollama.Client]:
 
 
 def test_generate(client: ollama.Client) -> None:
-    asked: dict[str, Any] = {"model": "fake", "prompt": "hi", "options": {"num_predict": 6, "temperature": 0}}
-    whole = client.generate(**asked)
+    body: dict[str, Any] = {"model": "fake", "prompt": "hi", "options": {"num_predict": 6, "temperature": 0}}
+    whole = client.generate(**body)
     assert (whole.response, whole.done, whole.done_reason, whole.eval_count) == ("user:h", True, "length", 6)
     assert whole.context is not None
     assert whole.total_duration is not None
-    parts = list(client.generate(**asked, stream=True))
+    parts = list(client.generate(**body, stream=True))
     assert "".join(part.response or "" for part in parts) == whole.response
     assert (parts[-1].done, parts[-1].context) == (True, whole.context)
     assert client.generate("fake", "a", suffix="b").response == "\x01a\x02b\x03"
@@ -69,15 +69,15 @@ def test_the_client_raises_its_own_errors(client: ollama.Client) -> None:
 
 
 def test_logprobs(client: ollama.Client) -> None:
-    asked: dict[str, Any] = {"model": "fake", "logprobs": True, "top_logprobs": 2, "options": {"num_predict": 3}}
+    body: dict[str, Any] = {"model": "fake", "logprobs": True, "top_logprobs": 2, "options": {"num_predict": 3}}
     for whole, parts in (
-        (client.generate(**asked, prompt="hi"), list(client.generate(**asked, prompt="hi", stream=True))),
-        (client.chat(**asked, messages=HI), list(client.chat(**asked, messages=HI, stream=True))),
+        (client.generate(**body, prompt="hi"), list(client.generate(**body, prompt="hi", stream=True))),
+        (client.chat(**body, messages=HI), list(client.chat(**body, messages=HI, stream=True))),
     ):
-        told = whole.logprobs or []
-        assert [(row.token, row.logprob) for row in told] == [("u", -0.5), ("s", -0.5), ("e", -0.5)]
-        assert [[top.token for top in row.top_logprobs or []] for row in told] == [[t, "\x01"] for t in "use"]
-        assert [row for part in parts for row in part.logprobs or []] == told
+        reported = whole.logprobs or []
+        assert [(row.token, row.logprob) for row in reported] == [("u", -0.5), ("s", -0.5), ("e", -0.5)]
+        assert [[top.token for top in row.top_logprobs or []] for row in reported] == [[t, "\x01"] for t in "use"]
+        assert [row for part in parts for row in part.logprobs or []] == reported
     assert client.generate("fake", "hi").logprobs is None
 
 

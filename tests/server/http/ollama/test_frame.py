@@ -10,15 +10,15 @@ from specdec.core.types import Finished, FinishReason, SpeculationStats, Timings
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"),
+    ("reason", "expected"),
     [
         (FinishReason.EOS, "stop"), (FinishReason.STOP_STRING, "stop"), (FinishReason.STOP_TOKEN, "stop"),
         (FinishReason.LENGTH, "length"), (FinishReason.ABORTED, "abort"),
     ],
 )  # fmt: skip
-def test_done_reasons_and_no_duration_is_0(reason: FinishReason, told: str) -> None:
+def test_done_reasons_and_no_duration_is_0(reason: FinishReason, expected: str) -> None:
     end = Finished("r", 0, reason, None, Usage(), SpeculationStats(), Timings())
     found = Frame("m").end({"response": ""}, Totals(), end)
-    assert (found["model"], found["response"], found["done"], found["done_reason"]) == ("m", "", True, told)
+    assert (found["model"], found["response"], found["done"], found["done_reason"]) == ("m", "", True, expected)
     assert all(found[name] == 1 for name in found if name.endswith("_duration"))
     assert (found["prompt_eval_count"], found["eval_count"]) == (0, 0)

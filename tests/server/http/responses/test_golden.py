@@ -12,14 +12,19 @@ SCHEMA = {
 FUNCTION = {"type": "function", "name": "exec_command", "description": "Runs", "strict": False, "parameters": SCHEMA}
 
 
-def said(role: str, text: str) -> dict[str, Any]:
+def message(role: str, text: str) -> dict[str, Any]:
     return {"type": "message", "id": "msg_01", "role": role, "content": [{"type": "input_text", "text": text}]}
 
 
 CODEX: dict[str, Any] = {
     "model": "fake",
     "stream": True,
-    "input": [said("developer", "You are"), said("developer", "<s>"), said("user", "<e>"), said("user", "hi")],
+    "input": [
+        message("developer", "You are"),
+        message("developer", "<s>"),
+        message("user", "<e>"),
+        message("user", "hi"),
+    ],
     "tools": [
         FUNCTION,
         {"type": "namespace", "name": "agents", "tools": [{**FUNCTION, "name": "close_agent"}]},

@@ -44,7 +44,7 @@ def test_fields(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert request(**fields) == dataclasses.replace(PLAIN, **wanted)
 
 
-def told(**fields: Any) -> Told:
+def encoded(**fields: Any) -> Told:
     tokenizer = Told()
     asked(parse_responses, {"input": "hi", **fields}, server=make_context(tokenizer))
     return tokenizer
@@ -52,7 +52,7 @@ def told(**fields: Any) -> Told:
 
 def test_a_conversation_with_tools() -> None:
     answered = {"type": "output_text", "text": "So.", "annotations": [], "logprobs": []}
-    found = told(
+    found = encoded(
         instructions="Be brief.",
         input=[
             {"role": "developer", "content": "Be kind."},
@@ -80,7 +80,7 @@ def test_a_conversation_with_tools() -> None:
     ]  # fmt: skip
     function = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}
     assert found.tools == [{"type": "function", "function": function}]
-    assert told(tools=[TOOL], tool_choice="none").tools is None
+    assert encoded(tools=[TOOL], tool_choice="none").tools is None
 
 
 def test_tool_choice_that_forces_a_call() -> None:

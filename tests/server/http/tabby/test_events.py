@@ -11,7 +11,7 @@ from tests.server.http.harness import Server
 from tests.server.http.tabby.book_server import EVENTS, body, total
 
 
-def tell(server: Server, completion: str, kind: str, query: str = "", **more: Any) -> None:
+def report(server: Server, completion: str, kind: str, query: str = "", **more: Any) -> None:
     """An event; the answer has no body, which clients read as text."""
     data = {"type": kind, "completion_id": completion, "choice_index": 0, **more}
     response = server.client.post(EVENTS + query, json=data)
@@ -21,11 +21,11 @@ def tell(server: Server, completion: str, kind: str, query: str = "", **more: An
 def test_the_last_event_counts(server: Server) -> None:
     before = (total(server).shown, total(server).accepted, total(server).rejected, total(server).shown_characters)
     completion = server.ask(**body())["id"]
-    tell(server, completion, "view", view_id="view-cmpl-1")
+    report(server, completion, "view", view_id="view-cmpl-1")
     assert (total(server).shown, total(server).shown_characters) == (before[0] + 1, before[3] + len(LINE))
-    tell(server, completion, "dismiss", view_id="view-cmpl-1", elapsed=250)
+    report(server, completion, "dismiss", view_id="view-cmpl-1", elapsed=250)
     assert (total(server).rejected, total(server).accepted) == (before[2] + 1, before[1])
-    tell(server, completion, "select", view_id="view-cmpl-1", elapsed=1234.5)
+    report(server, completion, "select", view_id="view-cmpl-1", elapsed=1234.5)
     now = total(server)
     assert (now.shown, now.accepted, now.rejected) == (before[0] + 1, before[1] + 1, before[2])
     assert now.accepted_characters >= len(LINE)
@@ -34,27 +34,27 @@ def test_the_last_event_counts(server: Server) -> None:
 @pytest.mark.parametrize(("query", "more"), [("?select_kind=line", {}), ("", {"select_kind": "line"})])
 def test_accepting_a_line_is_a_partial_acceptance(server: Server, query: str, more: dict[str, Any]) -> None:
     before = (total(server).partially_accepted, total(server).accepted)
-    tell(server, server.ask(**body())["id"], "select", query, elapsed=1, **more)
+    report(server, server.ask(**body())["id"], "select", query, elapsed=1, **more)
     assert (total(server).partially_accepted, total(server).accepted) == (before[0] + 1, before[1])
 
 
 def test_the_display_time_is_recorded(server: Server) -> None:
     before, completion = total(server).shown_ms, server.ask(**body())["id"]
-    tell(server, completion, "select", elapsed=40)
+    report(server, completion, "select", elapsed=40)
     assert total(server).shown_ms == before + 40
 
 
 def test_an_event_needs_the_salt_of_its_completion(server: Server) -> None:
     before, completion = total(server).shown, server.ask(**body(cache_salt="mine"))["id"]
-    tell(server, completion, "view")
+    report(server, completion, "view")
     assert total(server).shown == before
-    tell(server, completion, "view", cache_salt="mine")
+    report(server, completion, "view", cache_salt="mine")
     assert total(server).shown == before + 1
 
 
 def test_an_event_of_an_unknown_completion_is_accepted(server: Server) -> None:
     before = total(server).shown
-    tell(server, "cmpl-unknown", "view")
+    report(server, "cmpl-unknown", "view")
     assert total(server).shown == before
 
 

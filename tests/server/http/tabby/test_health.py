@@ -15,7 +15,7 @@ from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import Fim, make_context, receiving
 
 
-def told(kernels: str, has_chat: bool = True) -> dict[str, Any]:
+def health_of(kernels: str, has_chat: bool = True) -> dict[str, Any]:
     """The answer of a server whose engine runs on ``kernels``."""
     server: Any = make_context(FakeTokenizer(has_chat=has_chat), fim=Fim())
     model = server.models.first
@@ -33,7 +33,7 @@ def told(kernels: str, has_chat: bool = True) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("kernels", "device"), [("native", "cpu"), ("reference", "cpu"), ("triton", "cuda")])
 def test_the_device_is_the_models_device(kernels: str, device: str) -> None:
-    found = told(kernels)
+    found = health_of(kernels)
     assert found["device"] == device
     assert {kind: model["local"]["device"] for kind, model in found["models"].items()} == {
         "completion": device, "chat": device,
@@ -41,6 +41,6 @@ def test_the_device_is_the_models_device(kernels: str, device: str) -> None:
 
 
 def test_a_model_without_chat_offers_no_chat() -> None:
-    found = told("native", has_chat=False)
+    found = health_of("native", has_chat=False)
     assert list(found["models"]) == ["completion"]
     assert "chat_model" not in found

@@ -35,11 +35,11 @@ def test_text_from_callers_cannot_control_a_terminal() -> None:
     sent = "a\x1b[2J\x7f\x85\x9b31m\u2028b"
     record = logging.LogRecord("l", logging.INFO, "f", 1, "m", (), None)
     record.fields = {"given": sent}
-    said = TextLines().format(record), JsonLines().format(record)
-    for line in said:
+    formatted = TextLines().format(record), JsonLines().format(record)
+    for line in formatted:
         assert line.isprintable()
-    assert json.loads(said[1])["given"] == sent  # unchanged for readers of the JSON
-    assert r"\x9b31m" in said[0]
+    assert json.loads(formatted[1])["given"] == sent  # unchanged for readers of the JSON
+    assert r"\x9b31m" in formatted[0]
 
 
 def test_exceptions_are_part_of_their_line() -> None:

@@ -140,8 +140,8 @@ def test_power_of_two_counts_become_a_histogram(values: list[int]) -> None:
     for value in values:
         counts.add(value)
         whole.add(value)
-    told = Histogram.by_powers(counts.counts(), 8, sum(values))
-    assert (told.buckets(), told.count, told.total) == (whole.buckets(), len(values), sum(values))
+    exported = Histogram.by_powers(counts.counts(), 8, sum(values))
+    assert (exported.buckets(), exported.count, exported.total) == (whole.buckets(), len(values), sum(values))
 
 
 def test_calls_and_errors() -> None:

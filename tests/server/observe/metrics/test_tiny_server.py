@@ -51,12 +51,14 @@ def make_request(name: str, mode: SpeculationMode, n: int, prompt: range) -> Req
 
 def test_the_metrics_match_the_answers(server: Server) -> None:
     prompt = range(5, 135)
-    asked = [
+    requests = [
         make_request("a", SpeculationMode.ON, 1, prompt),
         make_request("b", SpeculationMode.ON, 2, prompt),
         make_request("c", SpeculationMode.OFF, 1, range(200, 240)),
     ]
-    finished = [event for request in asked for event in server.run(ask(server, request)) if isinstance(event, Finished)]
+    finished = [
+        event for request in requests for event in server.run(ask(server, request)) if isinstance(event, Finished)
+    ]
     assert len(finished) == 4
     first_of_each = {end.request_id: end for end in reversed(finished) if end.index == 0}
     idle = server.comes_to(lambda: server.load.running_requests == 0 and server.load.steps > 0)
