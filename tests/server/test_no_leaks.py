@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 from contextlib import suppress
@@ -101,6 +102,7 @@ async def test_no_resource_is_leaked(total: int, faults: int) -> None:
     model = ServedModel(client)
     await client.engine.start()
     await client.engine.wait_ready()
+    gc.collect()  # what earlier tests left would close meanwhile
     tasks, threads, descriptors = len(asyncio.all_tasks()), threading.active_count(), process.num_fds()
     soak = Soak(model, total, faults)
     await soak.run()
@@ -120,6 +122,6 @@ async def test_no_resource_is_leaked(total: int, faults: int) -> None:
     assert model.completion.runs.in_flight == 0
     assert client.unread_bytes == 0
     assert threading.active_count() <= threads
-    assert process.num_fds() == descriptors
+    assert process.num_fds() <= descriptors
     await client.engine.close()
     model.close()
