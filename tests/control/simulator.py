@@ -39,7 +39,7 @@ class Skilled:
 
 @dataclass(slots=True)
 class Tally:
-    """The totals of a run. asked: steps in which each drafter ran; verified: draft nodes."""
+    """The totals of a run. active: steps in which each drafter ran; verified: draft nodes."""
 
     tokens: int = 0
     ms: float = 0.0
@@ -243,7 +243,7 @@ class Simulation:
             for request in plan.requests:
                 work = step.drafted[request.drafter] = self._draft(request, step, drafting)
                 if request.proposing:
-                    tally.asked[request.drafter] = tally.asked.get(request.drafter, 0) + 1
+                    tally.active[request.drafter] = tally.active.get(request.drafter, 0) + 1
                 for i, tree in enumerate(work.trees):
                     if tree is not None and request.drafter in self._pending[i]:
                         self._pending[i][request.drafter] = 0

@@ -126,14 +126,14 @@ def test_a_free_drafter_that_suffices_disables_an_expensive_one() -> None:
     simulation = Simulation(made)
     simulation.run(WARM_UP)
     tally = simulation.run(STEPS)
-    assert tally.asked.get("costly", 0) < STEPS / 10
-    assert tally.asked["free"] == STEPS
+    assert tally.active.get("costly", 0) < STEPS / 10
+    assert tally.active["free"] == STEPS
 
 
 def test_forced_turns_verify_every_proposal() -> None:
     made = world("steep", USELESS, 2.0, 2)
     tally = Simulation(made).run(20, forced=True)
-    assert tally.asked["m"] == 20
+    assert tally.active["m"] == 20
     assert tally.verified >= 20 * 2 * 20
 
 
@@ -171,11 +171,11 @@ def test_measured_time_disables_a_drafter_that_the_gate_accepts() -> None:
     """The time that the drafter reports is incomplete: the propose stage takes 200 ms more."""
     simulation = Simulation(world("flat", GOOD, 5.0, 1))
     simulation.run(WARM_UP)
-    believed = simulation.run(WARM_UP).asked["m"]
+    believed = simulation.run(WARM_UP).active["m"]
     simulation.overhead_ms = 200.0
     simulation.run(WARM_UP)
     assert believed > 0.9 * WARM_UP
-    assert simulation.run(WARM_UP).asked.get("m", 0) < 0.3 * WARM_UP
+    assert simulation.run(WARM_UP).active.get("m", 0) < 0.3 * WARM_UP
 
 
 def test_decisions_are_a_function_of_the_inputs() -> None:

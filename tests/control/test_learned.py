@@ -115,7 +115,7 @@ def test_a_drafter_known_not_to_pay_is_probed_at_most_once_after_a_restart() -> 
     known = after(0.1, 12)
     simulation = Simulation(alone, started(alone, known), lengths=(32, 32), prompt=160)
     first, later = simulation.serve(2), simulation.serve(6)
-    assert first.asked.get("m", 0) <= 8
+    assert first.active.get("m", 0) <= 8
     assert later.rate >= 0.99 / alone.verify_ms(1)
     together = Simulation(four, started(four, known), lengths=(32, 32), prompt=160).serve(8)
     assert together.rate >= 0.99 * 4 / four.verify_ms(4)
