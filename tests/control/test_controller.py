@@ -139,12 +139,12 @@ def test_the_time_to_run_lookup_drafters_counts(draft_ms: float, least: int, mos
     assert least <= times <= most
 
 
-@pytest.mark.parametrize("wish", [{"forced": True}, {"first": True}])
-def test_lookup_drafters_always_run_in_mode_on_and_for_first_tokens(wish: dict[str, bool]) -> None:
+@pytest.mark.parametrize(("wish", "decision"), [({"forced": True}, "free"), ({"first": True}, "free"), ({}, "off")])
+def test_costly_lookup_drafters_run_in_mode_on_and_for_first_tokens_only(wish: dict[str, bool], decision: str) -> None:
     controller, one = lookup_controller(), make_one(**wish)
-    controller._lookup_ms = 1e6
+    controller.estimates.lookup_ms = 1e6
     (request,) = controller.decide(StepInputs(controller.estimates.prices([0]), [one])).requests
-    assert request.decisions == ["free"]
+    assert request.decisions == [decision]
 
 
 def test_the_cost_of_prefilling_a_long_text_is_learned() -> None:
