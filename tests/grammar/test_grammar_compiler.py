@@ -229,6 +229,26 @@ def test_use_does_not_change_a_cached_grammar() -> None:
     assert not start(params).finished
 
 
+def test_a_long_forced_text_is_split_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, lengths, text = byte_level(), list[int](), "hello world " * 300
+    encode = Tokenizer.encode
+
+    def noted(its: Tokenizer, part: str, **options: bool) -> list[int]:
+        lengths.append(len(part))
+        return encode(its, part, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+    ours, written = GrammarCompiler(tokenizer, VOCAB_SIZE), list[int]()
+    state = ours.compile(GrammarParams(KIND.EBNF, f'start: "{text}"'))
+    while not state.finished:
+        forced = [token for token in state.forced((), 16) if token != EOS]
+        state.commit(forced)
+        written += forced
+    assert b"".join(map(tokenizer.token_bytes, written)).decode() == text
+    assert 0 < max(lengths) <= grammar_compiler.MAX_FORCED_CHARACTERS + 1
+    ours.close()
+
+
 def test_unusable_allowed_ids_are_rejected() -> None:
     params, a = GrammarParams(KIND.REGEX, "a+"), byte_level().encode("a")[0]
     compiler().compile(params, (a, EOS))
