@@ -37,7 +37,7 @@ serve: model ## set up, fetch the default model, start the server (ARGS="--grpc-
 test: model ## set up, then run the test suite
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-explore: model ## the suite with examples nobody has tried yet (ARGS="tests/server -k fuzz" for a part)
+explore: model ## the suite with new random examples (ARGS="tests/server -k fuzz" for a part)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile=explore $(ARGS)
 
 aot: setup ## compile every GPU kernel for four architectures, no GPU needed; no spills, shared memory within limits

@@ -20,7 +20,7 @@ SLOW_S = 5.0  # a body that takes longer to arrive may be cut off for others
 START_S = 1.0  # the start of a body, in which no speed is expected
 _LOOK_S = 0.5  # between looks for slow bodies while somebody waits
 _READ_LOOK_S = 0.02  # between looks for late messages
-PROMPT_LOOKS, SLOW_LOOKS = 2, 250  # that a message, or one of the oldest half, may take to arrive
+PROMPT_LOOKS, SLOW_LOOKS = 2, 250  # looks after which a message is late; the second is for the oldest ones
 _TRIM_AFTER_S = 2.0  # from the end of a large body to the return of its memory, when its readers are done too
 _LARGE_BYTES = 1 << 18  # bodies from this size on leave memory behind in the C library when they are freed
 
@@ -109,7 +109,7 @@ class BodyBudget:
                 self._trim_later()
 
     def complete(self, body: Body, room: int) -> None:
-        """``body`` arrives no longer and keeps ``room`` bytes."""
+        """``body`` is complete and keeps ``room`` bytes."""
         self._arriving.pop(body, None)
         self.used -= body.held - room
         body.held = room
@@ -174,7 +174,7 @@ class BodyBudget:
 
 
 class MessageReads:
-    """The places of gRPC messages that arrive, each of which may take the memory of the longest one.
+    """Places for gRPC messages while they arrive; each may take the memory of the longest message.
 
     gRPC does not say how much of a message has arrived, so calls that send nothing look like large messages.
     While more than three quarters of the places are taken, messages that are late are ended: the half that came first
@@ -221,7 +221,7 @@ class MessageReads:
             self._look_timer = asyncio.get_running_loop().call_later(_READ_LOOK_S, self._look)
 
     def _look(self) -> None:
-        """End what is late. Looks are counted, and not seconds, in which the server itself may have been busy."""
+        """End late messages. Looks are counted, not seconds: the server itself may have been busy in these."""
         self._look_timer = None
         for rank, read in enumerate(list(self._reading)):
             self._reading[read] += 1

@@ -34,7 +34,7 @@ class Families:
 
     def gauge(self, name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
         """A number that rises and falls. labels: more labels of its sample."""
-        return self._filled(GaugeMetricFamily, name, text, (), {(): value}, labels or {})
+        return self._filled(GaugeMetricFamily, name, text, (), {(): value}, labels)
 
     def gauges(self, name: str, text: str, label: str | tuple[str, ...], values: Mapping[Any, float]) -> Metric:
         """Numbers that rise and fall."""
@@ -65,7 +65,7 @@ class Families:
         self, kind: Any, name: str, text: str, label: str | tuple[str, ...], values: Mapping[Any, Any],
         labels: Mapping[str, str] | None = None,
     ) -> Metric:  # fmt: skip
-        common = self._labels | dict(labels or {})
+        common = {**self._labels, **(labels or {})}
         names = (label,) if isinstance(label, str) else label
         family: Any = kind(self._prefix + name, text, labels=(*common, *names))
         for key, value in values.items():

@@ -53,7 +53,7 @@ class Submitter(Protocol):
 
 
 class CoalescedRequest:
-    """One reader's view of a request: its events, and what they say of sample 0. `leave` it."""
+    """One reader's view of a request: its events, and the text and end of sample 0. Call `leave` after reading."""
 
     text: str  # of sample 0, as far as it was read
     has_tokens: bool  # of any sample
@@ -68,7 +68,7 @@ class CoalescedRequest:
         self._source.close()
 
     async def read(self) -> AsyncGenerator[RequestEvent]:
-        """The events, from the first one on, once.
+        """The events from the first one on; iterate once.
 
         Raises:
             RequestError: the request was refused, or it failed.
@@ -84,7 +84,7 @@ class CoalescedRequest:
 
 
 MAX_HISTORY_BYTES = 1 << 20
-"""Of a running answer, kept for further readers; a longer one gets no more of them."""
+"""Events of a running answer that are kept for further readers; a longer answer accepts no more readers."""
 
 
 class SharedAnswer:
@@ -125,7 +125,7 @@ class SharedAnswer:
         return self._started or until_s == self.until_s
 
     def join(self, ticket: Ticket) -> None:
-        """Pass all events to ``ticket``, from the first one on. What it does not read counts as that of `first`."""
+        """Pass all events to ``ticket``, from the first one on. Its unread events count against `first`'s limit."""
         ticket.unread = self._source.unread
         ticket.on_ticket_end = self._reader_ended
         self._readers.append(ticket)
@@ -199,7 +199,7 @@ class RequestCoalescer:
     A request that would get the answer of one in flight joins it; a request whose prompt is being computed waits until
     the prefix cache has it. Callers share with their own tenant and cache salt only.
 
-    Nobody is delayed by a less important request: the priority and the deadline of a request in the engine are fixed,
+    A request never waits for a less important one: the priority and the deadline of a request in the engine are fixed,
     so a request of higher priority than its twin is submitted itself, and so is one with a nearer deadline while
     the twin is not scheduled. Both get the same tokens, and share cached pages. Nor does a request wait for the prompt
     of one with a grammar, which may take longer to compile than the prompt to compute.

@@ -1,4 +1,4 @@
-"""Next edits: the prompt for the window around a cursor, and the edits in what the model writes for it."""
+"""Next edits: builds the prompt for the window around a cursor, and finds the edits in the model's answer."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class EditPlace:
 
     @cached_property
     def window(self) -> range:
-        """The lines that the model writes anew."""
+        """The lines that the model rewrites."""
         line, last = self.cursor_line, len(self.lines) - 1
         if not self.lines[last]:
             last = max(line, last - 1)  # the empty text after the last line break is no line to rewrite

@@ -17,8 +17,8 @@ from specdec.errors import ConfigError, SpecdecError
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
     """Exactly one of ``text``, ``ids`` (the target's tokens), ``chat`` and ``gap`` is given. ``prediction``: text the
-    answer is expected to be like, ``session``: who asks, "" for nobody in particular. ``salt``: caches and draft texts
-    are shared only with an equal one, by servers that know of it. ``fixed``: the answer has ``max_tokens`` tokens,
+    answer is expected to be like, ``session``: the editor or conversation, "" for none. ``salt``: servers that
+    support it share caches and draft texts only between equal ones. ``fixed``: the answer has ``max_tokens`` tokens,
     wherever the model would end it. ``sampling`` None: at the endpoint's temperature; ``seed`` None: the server's.
     ``model``: one of several that the server has; empty: the endpoint's.
     """
@@ -159,7 +159,7 @@ class Endpoint(Protocol):
         """
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 METRICS = ("ttft", "tpot", "itl", "e2e")

@@ -1,6 +1,6 @@
 """Prompt forms of next-edit models, and predictions from prompts in these forms.
 
-Such a model gets a window of a file and writes the whole window anew, mostly unchanged. So the window's current text,
+Such a model gets a window of a file and rewrites the whole window, mostly unchanged. So the window's current text,
 which the prompt contains, predicts the answer.
 """
 

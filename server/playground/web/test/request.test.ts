@@ -29,7 +29,7 @@ test("a model is named where there is a choice", () => {
   assert.deepEqual([of(), of(""), of("fim")], [undefined, undefined, "fim"]);
 });
 
-test("what cannot be sent is told by its field", () => {
+test("an invalid value is reported by its field", () => {
   const form = { ...emptyForm(), kind: "raw" as const };
   const field = (part: object) => faultOf({ ...form, ...part })?.field;
   assert.equal(field({ prompt: "" }), "prompt");

@@ -53,7 +53,7 @@ function drafted(number: number, words: string[], source = "suffix", salt = "", 
   return run;
 }
 
-test("what was drafted from an earlier answer is told, and nothing else", () => {
+test("a note names only text drafted from an earlier answer", () => {
   const words = ["red ", "green ", "blue ", "white "];
   const first = drafted(1, words);
   const found = fromEarlier(drafted(2, words), [first]);
