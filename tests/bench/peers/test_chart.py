@@ -40,6 +40,20 @@ def report(workload: str, **times: float | None) -> dict[str, Any]:
     return {"workloads": {workload: arms}, "engines": {arm: {"weights": "<int8>"} for arm in times}}
 
 
+def test_of_an_engines_drafting_settings_the_fastest_is_drawn() -> None:
+    given = report("edit", ours=10.0, plain=40.0, mod=20.0, simple=30.0) | {"notes": []}
+    given["workloads"]["chat"] = {
+        "plain": {"median_ms": 30.0},
+        "mod": {"median_ms": 33.0},
+        "simple": {"median_ms": 31.0},
+    }
+    for arm in ("mod", "simple"):
+        given["engines"][arm]["plain"] = "plain"
+    assert list(bars(time_per_token_chart(given))) == [
+        "edits, ours: 10 ms", "edits, plain: 40 ms", "edits, mod: 20 ms", "chat, plain: 30 ms", "chat, simple: 31 ms",
+    ]  # fmt: skip
+
+
 def test_names_and_notes_are_shown() -> None:
     svg = time_per_token_chart(report("edit", ours=10.0, gone=None) | {"notes": ["a & b"]})
     assert list(bars(svg)) == ["edits, ours: 10 ms"]

@@ -64,6 +64,9 @@ def test_the_tables_and_the_json_hold_all_of_it() -> None:
     assert "| fast | Q4_K_M | 30.0 | 30.0 | 1.00 | 0.50 | 50 | 33 | - |" in text
     assert "| fast n-gram | Q4_K_M | 10.0 | 10.0 | 0.33 | 0.17 | 45 | 25 (2 of 3 prompts) | 1 of 2 |" in text
     assert "| gone | bf16 | - | - | - | - | - | - | - |" in text
+    assert (
+        "Fastest of the others: fast, 30.0 ms per token, 1.00 times specdec auto's." in text
+    )  # the draft arm failed once
     for line in ("- without gone: no ~/y", "- left out fim: no such tokens", "- cpu: a quick one",
                  "- fast n-gram on chat/3: HTTP 400: too long",
                  "- fast, fast n-gram: llama 1; `~/x/llama-server -m 'a b'`", "- slow: v; `vllm`"):  # fmt: skip
