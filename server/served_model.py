@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from time import time
 
 from server.admission import Admission
-from server.async_tokenizer import AsyncTokenizer
+from server.async_tokenizer import LARGE_CHARACTERS, AsyncTokenizer
 from server.auth.access import Access
 from server.auth.principal import Principal
 from server.completion.coalescing import EventSource
@@ -27,7 +27,6 @@ from server.engine_supervisor import EngineStartError, EngineState
 from server.errors import DrainingError, FileErrors, UnknownModelError
 from server.experiment.live.experiments import Experiments
 from server.interfaces import TokenizerLike
-from server.large_texts import LARGE_CHARACTERS
 from server.prometheus import Registry
 from server.request_stream import RequestStream, Ticket
 from specdec.config import EngineConfig, ServerConfig

@@ -1,4 +1,4 @@
-"""The engines that are compared, with their settings: specdec, llama.cpp, vLLM."""
+"""The engines that are compared (specdec, llama.cpp, vLLM), with their settings and the models in their formats."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,14 +17,57 @@ from typing import Any
 from gguf import LlamaFileType
 
 import specdec
-from bench.peers.conversion import exported
 from bench.peers.install import Environment
 from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Arm, PeerError, PeerPrompt, PeersPlan
 from bench.peers.peer_process import HttpPeer, no_fields
+from specdec.child_python import module_command, module_environment
 from specdec.models.gguf import GGUFFile
 from specdec.models.hf import weight_files
 from specdec.models.progress import Progress
 from specdec.models.resolve import resolve
+
+_SHOWN = 300  # characters of the converter's output in an error
+
+
+def exported(source: Path, target: Path) -> Path:
+    """The folder ``target``, written by `export` in a process of its own unless it exists.
+
+    Raises:
+        PeerError: the conversion failed; includes the end of its output.
+    """
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    words = [*module_command("bench.peers.engines"), str(source), str(target)]
+    done = subprocess.run(
+        words, env=module_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise PeerError(f"{source.name} could not be converted: {done.stdout.strip()[-_SHOWN:]}")
+    return target
+
+
+def export(source: Path, folder: Path) -> None:
+    """Write a complete Hugging Face checkpoint in bf16 to ``folder``, or nothing."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        source.parent, gguf_file=source.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
+    # The dequantised model still refers to its quantiser, which refuses to save it.
+    model.hf_quantizer, model.is_quantized = None, False
+    model.config.__dict__.pop("quantization_config", None)
+    model.save_pretrained(unfinished)
+    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(unfinished)
+    unfinished.rename(folder)
+
+
+if __name__ == "__main__":
+    export(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.hold_headers import HOLD_HEADER, holds
 from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError, Refusal
-from server.http.ignored_fields import ignored_fields
+from server.http.fields import ignored_fields
 from server.json_body import (
     LARGE_BYTES,
     Body,

@@ -1,12 +1,16 @@
-"""Body fields that several dialects share, and the readers of a call's body and conversation."""
+"""Body fields that several dialects share, the readers of a call's body, and warnings about fields without effect."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from server.http.tool_use import TOOLS, ToolUse
 from server.json_body import Body
 from server.request_fields import (
+    MAX_SHOWN,
+    MAX_UNKNOWN,
     SPECULATION,
     TEXT,
     Field,
@@ -85,3 +89,69 @@ COMMON: Table = (
 )
 _MESSAGE = with_fields({"role": {**TEXT, "minLength": 1}, "content": either(TEXT, {"type": "array"})}, "role")
 CONVERSATION: Table = (Field("messages", listed(_MESSAGE, minItems=1)), *TOOLS)
+
+
+_LIKENESS = 0.83  # of two names, as difflib computes it, from 0 to 1: a letter or two differ
+
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
+# Each with further values that request nothing. A field that the endpoint reads is never reported.
+_MEANING: Mapping[str, tuple[Any, ...]] = {
+    # vLLM, OpenAI, Mistral
+    "use_beam_search": (), "length_penalty": (1,), "early_stopping": (), "best_of": (1,), "n": (1,), "bad_words": (),
+    "logits_processors": (), "prompt_logprobs": (), "prompt_embeds": (), "truncate_prompt_tokens": (-1,),
+    "echo": (), "suffix": (), "tools": (), "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,),
+    "functions": (), "function_call": ("auto", "none"), "audio": (), "modalities": (["text"],),
+    "web_search_options": (), "verbosity": ("medium",), "reasoning_effort": ("none",), "thinking_token_budget": (),
+    "chat_template": (), "chat_template_kwargs": (), "documents": (), "continue_final_message": (),
+    "add_generation_prompt": (True,), "spaces_between_special_tokens": (True,), "guided_whitespace_pattern": (),
+    "safe_prompt": (), "prompt_mode": (),
+    # grammars, where another dialect's name is used
+    "grammar": (), "json_schema": (), "response_format": ({"type": "text"},), "guided_json": (), "guided_regex": (),
+    "guided_choice": (), "guided_grammar": (), "structured_outputs": (), "format": (), "regex": (), "ebnf": (),
+    # limits, likewise
+    "max_tokens": (), "max_completion_tokens": (), "max_new_tokens": (), "n_predict": (-1,), "num_predict": (-1,),
+    # llama.cpp, Ollama
+    "lora": (), "mirostat": (), "dynatemp_range": (), "typical_p": (1,), "xtc_probability": (), "top_n_sigma": (-1,),
+    "dry_multiplier": (), "tfs_z": (1,), "image_data": (), "grammar_lazy": (), "images": (),
+    # Anthropic, OpenAI's Responses
+    "thinking": ({"type": "disabled"},), "mcp_servers": (), "context_management": (), "max_tool_calls": (),
+    # SGLang, TGI and others
+    "lora_path": (), "adapter_id": (), "stop_regex": (), "no_stop_trim": (), "session_params": (),
+    "custom_logit_processor": (), "watermark": (), "truncate": (), "top_a": (), "smoothing_factor": (),
+}  # fmt: skip
+
+
+def ignored_fields(data: Mapping[str, Any], known: Table, *, every: bool = False) -> Iterator[tuple[str, str]]:
+    """Names of fields that are ignored and should not be ignored in silence, each with what is wrong with it.
+
+    known: the fields that the endpoint reads.
+    every: also unknown fields that resemble none of them.
+    """
+    yield from _of_object(data, known, every)
+    for each in known:
+        inner = data.get(each.name)
+        if each.fields and isinstance(inner, dict):
+            for name, problem in _of_object(inner, each.fields, every):
+                yield f"{each.name}.{name}", problem
+
+
+def _of_object(data: Mapping[str, Any], known: Table, every: bool) -> Iterator[tuple[str, str]]:
+    read = {each.name for each in known}
+    plain = {_plain(name): name for name in read}
+    compared = 0
+    for name, value in data.items():
+        if name in read or value is None:
+            continue
+        if name in _MEANING:
+            if value not in _NOTHING and value not in _MEANING[name]:
+                yield name, "is not served here"
+        elif compared < MAX_UNKNOWN:
+            compared += 1
+            likely = get_close_matches(_plain(name[:MAX_SHOWN]), plain, n=1, cutoff=_LIKENESS)
+            if likely or every:
+                hint = f" (did you mean {plain[likely[0]]}?)" if likely else ""
+                yield name[:MAX_SHOWN], f"is not known{hint}"
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")

@@ -1,12 +1,14 @@
-"""OpenAI's /v1/completions: its body, its streamed answer, its whole answer."""
+"""OpenAI's /v1/completions: its body, its streamed and its whole answer, log-probabilities of the prompt's tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
-from server.http.answering import MEDIA_TYPE, Sample, Totals, answer
+from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, whole_answer
 from server.http.call import Call
 from server.http.openai_format import (
     SHARED,
@@ -21,7 +23,6 @@ from server.http.openai_format import (
     stream_options,
     usage,
 )
-from server.http.prompt_logprobs import prompt_logprobs
 from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields
 from server.request_fields import (
@@ -38,7 +39,18 @@ from server.request_fields import (
     text_field,
 )
 from server.served_model import ServedModel
-from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, StoppingParams, TokenLogprobs
+from specdec.core.types import (
+    Delta,
+    Finished,
+    GrammarKind,
+    GrammarParams,
+    OutputParams,
+    Request,
+    RequestEvent,
+    SamplingParams,
+    StoppingParams,
+    TokenLogprobs,
+)
 from specdec.engine.validation import check_requests
 
 MAX_PROMPTS = 128
@@ -254,3 +266,50 @@ async def complete(call: Call) -> None:
         form = CompletionAnswer(head, parsed, call.model.tokenizer.loaded, scores)
         share = bool(call.data.get("suffix"))  # editors ask for the same gap several times at once
         await answer(call, parsed.requests, form, stream=parsed.streaming.stream, share=share)
+
+
+WINDOW = 1024  # tokens of one grammar, whose text is bounded
+
+
+def _windows(ids: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """``ids`` without the first as ranges. An end token ends a range, because no grammar continues after one."""
+    begin = 1
+    for end in range(2, len(ids) + 1):
+        if end == len(ids) or end - begin == WINDOW or ids[end - 1] in ends:
+            yield begin, end
+            begin = end
+
+
+def scoring_requests(request: Request, ends: Sequence[int] = ()) -> Iterator[Request]:
+    """Requests whose outputs together are the prompt of ``request`` without its first token. ``ends``: the model's end
+    tokens. They are made one by one, since each holds a copy of the prompt."""
+    ids, logprobs = request.prompt_ids, request.output.logprobs
+    for begin, end in _windows(ids, ends):
+        wanted = ids[begin:end]
+        yield dataclasses.replace(
+            request,
+            request_id=f"{request.request_id}-prompt{begin}",
+            prompt_ids=ids[:begin],
+            prediction_ids=(),
+            sampling=SamplingParams(temperature=0.0),
+            stopping=StoppingParams(max_tokens=len(wanted), ignore_eos=True),
+            output=OutputParams(logprobs=logprobs, text=False),
+            grammar=GrammarParams(GrammarKind.EBNF, "start: " + " ".join(f"<[{token}]>" for token in wanted)),
+        )
+
+
+async def prompt_logprobs(call: Call, requests: Sequence[Request]) -> list[list[TokenLogprobs]]:
+    """For each request, the log-probabilities of its prompt's tokens from the second on.
+
+    Prompts are scored concurrently, and the windows of each prompt in order, so that each finds its prefix cached.
+
+    Raises:
+        RequestError: the engine refuses a request or fails.
+    """
+    found: list[list[TokenLogprobs]] = [[] for _ in requests]
+    for asked in zip_longest(*(scoring_requests(request, call.model.info.eos_ids) for request in requests)):
+        samples, _ = await whole_answer(call, [request for request in asked if request is not None])
+        left = [rows for rows, request in zip(found, asked, strict=True) if request is not None]
+        for rows, sample in zip(left, samples, strict=True):
+            rows += sample.logprobs
+    return found

@@ -8,9 +8,18 @@ from time import time
 from typing import Any
 
 from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, named_event
-from server.http.blocks import Block, Blocks, Step, Steps
 from server.http.call import Call, Endpoint
-from server.http.conversation import Conversation, needed_text, read_flat_tools, read_named_tool, read_text
+from server.http.conversation import (
+    Block,
+    Blocks,
+    Conversation,
+    Step,
+    Steps,
+    needed_text,
+    read_flat_tools,
+    read_named_tool,
+    read_text,
+)
 from server.http.errors import Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, STREAM, encode_messages
 from server.http.openai_format import ChatLogprobs, OpenAIErrors, extras, set_logprobs

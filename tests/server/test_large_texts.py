@@ -12,10 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.http import call as http_call
-from server.http.call import Call
-from server.json_body import ParsingCost
-from server.large_texts import (
+from server.async_tokenizer import (
     LARGE_CHARACTERS,
     MOST_CHARACTERS,
     LargeTextQueueFullError,
@@ -24,6 +21,9 @@ from server.large_texts import (
     check_length,
     text_length,
 )
+from server.http import call as http_call
+from server.http.call import Call
+from server.json_body import ParsingCost
 from specdec.core.fields import MAX_PROMPT_TOKENS
 from specdec.errors import InvalidRequestError
 from tests.server.auth.key_files import make_key

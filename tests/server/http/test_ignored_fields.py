@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server.http.app import ENDPOINTS
-from server.http.ignored_fields import _MEANING, ignored_fields
+from server.http.fields import _MEANING, ignored_fields
 from server.request_fields import MAX_UNKNOWN
 from tests.server.http.calls import Fim
 from tests.server.http.harness import Server, running

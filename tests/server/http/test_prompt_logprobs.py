@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from server.engine_process import DEFAULT_FACTORY
-from server.http import prompt_logprobs
+from server.http import openai_completions
 from server.http.answering import Sample, Totals
 from server.http.call import Call
-from server.http.prompt_logprobs import scoring_requests
+from server.http.openai_completions import scoring_requests
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.core.types import OutputParams, Request, SamplingParams, StoppingParams, TokenLogprobs
 from specdec.models.resolve import load_tokenizer
@@ -61,7 +61,7 @@ def test_prompt_logprobs_equal_those_of_generated_tokens(server: Server) -> None
 def test_long_prompts_are_scored_in_windows(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"prompt": PROMPT, "max_tokens": 1, "echo": True}
     whole = logprobs(server, **body)
-    monkeypatch.setattr(prompt_logprobs, "WINDOW", 4)
+    monkeypatch.setattr(openai_completions, "WINDOW", 4)
     assert [len(r.prompt_ids) for r in scoring_requests(Request("r", tuple(PROMPT)))] == [1, 5, 9]
     assert logprobs(server, **body) == whole
 
@@ -84,8 +84,8 @@ def test_windows_are_scored_one_by_one(server: Server, monkeypatch: pytest.Monke
             original += 1
             yield request
 
-    monkeypatch.setattr(prompt_logprobs, "whole_answer", one_answer)
-    monkeypatch.setattr(prompt_logprobs, "scoring_requests", counted)
+    monkeypatch.setattr(openai_completions, "whole_answer", one_answer)
+    monkeypatch.setattr(openai_completions, "scoring_requests", counted)
     echoed = server.ask(prompt=[[2] * 40, [2] * 3], max_tokens=0, echo=True, logprobs=0)["choices"]
     assert [len(choice["logprobs"]["tokens"]) for choice in echoed] == [40, 3]
     assert (original, answered) == (41, 41)
