@@ -13,6 +13,7 @@ from typing import Any
 from lsprotocol import types
 
 from server.lsp.documents import (
+    ACCEPT_COMMAND,
     DocumentTable,
     OpenDocument,
     PositionEncoding,
@@ -23,6 +24,7 @@ from server.lsp.documents import (
     read_settings,
     secret,
 )
+from server.lsp.inline_edits import InlineEdits
 from server.lsp.session import Answer, LinkState, Notices, SessionLink, SuggestionRequest
 from specdec.client.client import Client, Outcome
 
@@ -106,7 +108,6 @@ class Outcomes:
 
 CHOICES = 3  # suggestions on explicit request
 _WORD = re.compile(r"[A-Za-z0-9_]+\Z")  # of one unit per character in every encoding
-ACCEPT_COMMAND = "specdec.didAcceptCompletion"
 
 
 class Completer:
@@ -214,9 +215,10 @@ class Workplace:
         settings, self._problems = read_settings(plain(params.initialization_options))
         self.project = Project(folders_of(params))
         self.documents = DocumentTable(self.project, encoding)
-        self.link = SessionLink(connect, settings, notices)
+        self.link = SessionLink(connect, settings, notices, on_ready=lambda: self.edits.review())
         self.outcomes = Outcomes(self.link.report)
         self.completer = Completer(self.documents, self.link, self.outcomes, settings)
+        self.edits = InlineEdits(self.documents, self.link, notices, settings)
         self._reporting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -232,12 +234,14 @@ class Workplace:
             self._reporting.cancel()
             await asyncio.wait([self._reporting])
             self._reporting = None
+        self.edits.cancel()
         await self.link.close()
 
     def configure(self, given: Any) -> None:
         """The editor's settings changed."""
         if isinstance(given, dict):
             self.completer.settings, self._problems = read_settings(given, self.completer.settings)
+            self.edits.settings = self.completer.settings
             self.link.configure(self.completer.settings)
             self._apply()
 
@@ -247,14 +251,23 @@ class Workplace:
     def change_document(self, params: types.DidChangeTextDocumentParams) -> None:
         document = self.documents.get(params.text_document.uri)
         if document is not None:
-            document.apply(params.content_changes)
+            document.version = params.text_document.version
+            self.edits.apply(document, params.content_changes)
+
+    def focus(self, uri: str) -> None:
+        """The user looks at a document now."""
+        document = self.documents.get(uri)
+        if document is not None:
+            document.use()
 
     def close_document(self, uri: str) -> None:
         document = self.documents.close(uri)
         if document is not None:
+            self.edits.cancel()
             self.link.forget(document)
 
     def _apply(self) -> None:
+        self.edits.review()
         self._notices.over("settings")
         if self._problems:
             self._notices.warn("settings", "; ".join(self._problems))

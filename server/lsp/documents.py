@@ -33,6 +33,7 @@ def plain(value: Any) -> Any:
 
 
 SECTION = "specdec"
+ACCEPT_COMMAND = "specdec.didAcceptCompletion"  # an editor runs it once it inserted a suggestion or an edit
 _SECRETS = (".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_ed25519")
 
 
@@ -54,6 +55,8 @@ class Settings(BaseModel):
     context_characters: Annotated[int, Field(ge=0, le=1 << 20)] = 6000
     exclude: Annotated[tuple[str, ...], Field(strict=False)] = _SECRETS  # file names that are never sent
     disabled_languages: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    next_edits: bool = True
+    edit_model: str = ""  # predicts edits; empty: ``model``, if it is trained to
     model: str = ""
     cache_salt: str = ""
     indexes: Annotated[tuple[str, ...], Field(strict=False)] = ()  # of the server, to draft from; empty: all allowed
@@ -91,6 +94,12 @@ class PositionEncoding(StrEnum):
         codec, width = ("utf-8", 1) if self is PositionEncoding.UTF8 else ("utf-16-le", 2)
         return len(text.encode(codec)[: units * width].decode(codec, "ignore"))
 
+    def units_of(self, text: str) -> int:
+        """The length of ``text``, which contains no lone surrogates."""
+        if self is PositionEncoding.UTF32 or text.isascii():
+            return len(text)
+        return len(text.encode()) if self is PositionEncoding.UTF8 else len(text.encode("utf-16-le")) // 2
+
 
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -117,6 +126,11 @@ class SyncedText:
         end = self._starts[line + 1] if line + 1 < len(self._starts) else len(self.text)
         shown = self.text[start:end].rstrip("\r\n")
         return start + self._encoding.place_in(shown, character)
+
+    def position(self, place: int) -> types.Position:
+        """The position of an index."""
+        line = bisect_right(self._starts, place) - 1
+        return types.Position(line, self._encoding.units_of(self.text[self._starts[line] : place]))
 
     def replace(self, start: int, end: int, text: str) -> None:
         starts = self._starts
@@ -157,8 +171,11 @@ class _Logged(NamedTuple):
 class OpenDocument:
     """A document of the editor, with the log of its recent edits."""
 
-    def __init__(self, uri: str, name: str, language: str, text: str, encoding: PositionEncoding) -> None:
+    def __init__(
+        self, uri: str, name: str, language: str, text: str, encoding: PositionEncoding, version: int = 0
+    ) -> None:
         self.uri, self.language = uri, language
+        self.version = version  # the editor's number of the text
         self.name = name  # for the server and the model
         self._encoding = encoding
         self._content = SyncedText(text, encoding)
@@ -174,6 +191,14 @@ class OpenDocument:
 
     def place(self, position: types.Position) -> int:
         return self._content.place(position.line, position.character)
+
+    def range_of(self, start: int, end: int) -> types.Range:
+        """The range between two indices."""
+        return types.Range(self._content.position(start), self._content.position(end))
+
+    def use(self) -> None:
+        """The user looks at the document now."""
+        self.used_ms = _now_ms()
 
     def apply(self, changes: Iterable[types.TextDocumentContentChangeEvent]) -> None:
         for change in changes:
@@ -284,7 +309,7 @@ class DocumentTable:
         name = self.project.name_of(item.uri)
         taken = {document.name for document in self._documents.values()}
         name = next(n for n in (name, *(f"{i}/{name}" for i in range(2, len(taken) + 3))) if n not in taken)
-        found = OpenDocument(item.uri, name, item.language_id, item.text, self._encoding)
+        found = OpenDocument(item.uri, name, item.language_id, item.text, self._encoding, item.version)
         self._documents[item.uri] = found
         return found
 

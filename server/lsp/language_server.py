@@ -10,14 +10,16 @@ from typing import Any, BinaryIO
 
 from cattrs import ClassValidationError, transform_error
 from lsprotocol import types
+from pydantic import ValidationError
 from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
 import specdec
-from server.lsp.completer import ACCEPT_COMMAND, Workplace
-from server.lsp.documents import BeyondDocumentError, PositionEncoding, plain
-from server.lsp.session import LinkState, Notices
+from server.lsp.completer import Workplace
+from server.lsp.documents import ACCEPT_COMMAND, BeyondDocumentError, PositionEncoding, plain
+from server.lsp.inline_edits import INLINE_EDIT, InlineEditParams
+from server.lsp.session import LinkState, Notices, Status
 from specdec.client.client import Client
 
 _LOG = logging.getLogger(__name__)
@@ -53,12 +55,15 @@ class InlineProtocol(LanguageServerProtocol):
         yield self.fm.features[types.TEXT_DOCUMENT_DID_CLOSE], (params,), None
 
 
-# The first three are Copilot's names, so that clients written for its language server report outcomes here too.
+# The first four are Copilot's names, so that clients written for its language server report outcomes here too.
 DID_SHOW = "textDocument/didShowCompletion"
 DID_ACCEPT_PART = "textDocument/didPartiallyAcceptCompletion"
 DID_ACCEPT = "textDocument/didAcceptCompletion"
+DID_FOCUS = "textDocument/didFocus"
 DID_DISMISS = "textDocument/didDismissCompletion"
 STATUS = "specdec/didChangeStatus"
+COPILOT_STATUS = "didChangeStatus"
+_KINDS = {LinkState.READY: "Normal", LinkState.BUSY: "Normal", LinkState.AWAY: "Error"}
 
 
 class InlineLanguageServer(LanguageServer):
@@ -80,6 +85,7 @@ class InlineLanguageServer(LanguageServer):
         self._on(DID_SHOW, lambda work, params: work.outcomes.shown(_suggestion_id(params)))
         self._on(DID_DISMISS, lambda work, params: work.outcomes.dismissed(_suggestion_id(params)))
         self._on(DID_ACCEPT_PART, _accept_part)
+        self._on(DID_FOCUS, lambda work, params: work.focus(params.text_document.uri))
 
     def report_server_error(self, error: Exception, source: Any) -> None:
         """Log the error. pygls would show it to the user, at every key."""
@@ -89,8 +95,12 @@ class InlineLanguageServer(LanguageServer):
         def show(text: str) -> None:
             self.window_show_message(types.ShowMessageParams(types.MessageType.Warning, f"specdec: {text}"))
 
-        def status(state: LinkState, text: str, model: str) -> None:
-            self.protocol.notify(STATUS, {"state": state.value, "message": text, "model": model})
+        def status(now: Status) -> None:
+            self.protocol.notify(
+                STATUS, {"state": now.state, "message": now.message, "model": now.model, "nextEdits": now.no_edits}
+            )
+            busy, kind = now.state is LinkState.BUSY, _KINDS.get(now.state, "Inactive")
+            self.protocol.notify(COPILOT_STATUS, {"busy": busy, "kind": kind, "message": now.message or now.no_edits})
 
         return Notices(show, status)
 
@@ -132,6 +142,19 @@ class InlineLanguageServer(LanguageServer):
                 return []
             try:
                 return await self.workplace.completer.complete(params)
+            except BeyondDocumentError as error:
+                raise JsonRpcInvalidParams(str(error)) from None
+
+        @self.feature(INLINE_EDIT)
+        async def next_edit(params: Any) -> dict[str, Any]:
+            if self.workplace is None:
+                return {"edits": []}
+            try:
+                asked = InlineEditParams.model_validate(plain(params))
+                return {"edits": await self.workplace.edits.next_edit(asked)}
+            except ValidationError as error:
+                problems = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+                raise JsonRpcInvalidParams("; ".join(problems)) from None
             except BeyondDocumentError as error:
                 raise JsonRpcInvalidParams(str(error)) from None
 

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import re
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import grpc
@@ -61,7 +61,7 @@ _FILL = {
     "middle_or_prefix": pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX,
     "prefix": pb.CompletionOptions.MODE_PREFIX,
 }
-_SPECULATION = {
+SPECULATION = {
     "auto": options_pb2.SpeculationOptions.MODE_AUTO,
     "on": options_pb2.SpeculationOptions.MODE_ON,
     "off": options_pb2.SpeculationOptions.MODE_OFF,
@@ -78,7 +78,7 @@ def setup_message(settings: Settings, session_id: str) -> pb.CompleteSessionRequ
             finish_line=True,
         ),
         speculation=options_pb2.SpeculationOptions(
-            mode=_SPECULATION[settings.speculation], indexes=settings.indexes
+            mode=SPECULATION[settings.speculation], indexes=settings.indexes
         ),
         unit=pb.OFFSET_UNIT_CODE_POINT,
     )  # fmt: skip
@@ -92,17 +92,30 @@ Show = Callable[[str], None]
 class LinkState(StrEnum):
     CONNECTING = "connecting"
     READY = "ready"
+    BUSY = "busy"  # ready, and a request runs
     AWAY = "away"
     OFF = "off"
 
 
-class Notices:
-    """Messages to the user. ``show`` displays a warning, ``status`` a state, its description and the model's name."""
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The state of an editor's connection, for its status bar."""
 
-    def __init__(self, show: Show, status: Callable[[LinkState, str, str], None]) -> None:
+    state: LinkState
+    message: str = ""
+    model: str = ""  # of the session
+    no_edits: str = ""  # why no edits are predicted; empty: they are
+
+
+class Notices:
+    """Messages to the user. ``show`` displays a warning, ``status`` what changed in the status."""
+
+    def __init__(self, show: Show, status: Callable[[Status], None]) -> None:
         self._show, self._status = show, status
         self._said: dict[str, str] = {}
-        self._last: tuple[LinkState, str, str] | None = None
+        self._now: Status | None = None
+        self._last: Status | None = None
+        self._no_edits, self._running = "", 0
 
     def warn(self, subject: str, text: str) -> None:
         """Show ``text``, unless a warning about ``subject`` was shown and is not over."""
@@ -115,9 +128,33 @@ class Notices:
         self._said.pop(subject, None)
 
     def state(self, state: LinkState, text: str = "", model: str = "") -> None:
-        if self._last != (state, text, model):
-            self._last = (state, text, model)
-            self._status(state, text, model)
+        self._now = Status(state, text, model)
+        self._publish()
+
+    def edits(self, trouble: str) -> None:
+        """Why no edits are predicted; empty: they are."""
+        self._no_edits = trouble
+        self._publish()
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """A request runs in the block."""
+        self._running += 1
+        self._publish()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            self._publish()
+
+    def _publish(self) -> None:
+        if self._now is None:
+            return
+        running = self._running > 0 and self._now.state is LinkState.READY
+        status = replace(self._now, state=LinkState.BUSY if running else self._now.state, no_edits=self._no_edits)
+        if self._last != status:
+            self._last = status
+            self._status(status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,13 +358,20 @@ class SessionLink:
     loop."""
 
     def __init__(
-        self, connect: Callable[[], Client], settings: Settings, notices: Notices, pauses: Reconnect | None = None
+        self,
+        connect: Callable[[], Client],
+        settings: Settings,
+        notices: Notices,
+        pauses: Reconnect | None = None,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
+        """on_ready: called when the server has set up a session."""
         self._connect, self._settings, self._notices = connect, settings, notices
-        self._pauses = pauses or Reconnect()
+        self._pauses, self._on_ready = pauses or Reconnect(), on_ready
         self._client: Client | None = None
         self._live: LiveSession | None = None
         self._ready = False
+        self.model = ""  # of the session; empty before it is set up
         self._session_id = ""
         self._trouble = ""
         self._poked = asyncio.Event()
@@ -368,6 +412,11 @@ class SessionLink:
             self._serving.cancel()
         self._poked.set()
 
+    @property
+    def client(self) -> Client | None:
+        """The client of the session; None while there is none."""
+        return self._client if self._ready else None
+
     def forget(self, document: OpenDocument) -> None:
         if self._live is not None:
             self._live.forget(document)
@@ -383,7 +432,8 @@ class SessionLink:
         ask_id, answer = live.complete(request, on_text)
         limit, later = self._settings.time_limit_ms, asyncio.get_running_loop().call_later
         try:
-            done, _ = await asyncio.wait([answer], timeout=SILENT_S + _NO_LIMIT_S if limit is None else limit / 1e3)
+            with self._notices.busy():
+                done, _ = await asyncio.wait([answer], timeout=SILENT_S + _NO_LIMIT_S if limit is None else limit / 1e3)
         except asyncio.CancelledError:
             later(GRACE_S, live.cancel, ask_id)
             raise
@@ -474,6 +524,8 @@ class SessionLink:
 
     def _set_up(self, ready: pb.SessionReady) -> None:
         self._session_id, self._ready, self._trouble = ready.session_id, True, ""
+        self.model = ready.model
+        self._on_ready()
         self._notices.over("server")
         self._notices.over("refused")
         self._notices.state(

@@ -179,12 +179,18 @@ class TextTokenizer(Protocol):
         """Id of the special token ``name``; None: there is none."""
 
 
-def form_of(model: str, tokenizer: TextTokenizer) -> NextEditForm:
-    """The form of prompts for ``model``: that of the longest part of its name that a form knows. Without one, Sweep's
-    if the vocabulary can mark files as Sweep does, and ``plain`` otherwise."""
+def trained_form(model: str) -> NextEditForm | None:
+    """The form that a model of this name is trained on: that of the longest part of the name that a form has."""
     named = [(len(part), form) for form in FORMS for part in form.models if part in model.lower()]
-    if named:
-        return max(named, key=lambda item: item[0])[1]
+    return max(named, key=lambda item: item[0])[1] if named else None
+
+
+def form_of(model: str, tokenizer: TextTokenizer) -> NextEditForm:
+    """The form of prompts for ``model``: what it is trained on. Without one, Sweep's if the vocabulary can mark files
+    as Sweep does, and ``plain`` otherwise."""
+    trained = trained_form(model)
+    if trained is not None:
+        return trained
     forms = {form.name: form for form in FORMS}
     return forms["plain" if tokenizer.special_id(forms["sweep"].files) is None else "sweep"]
 

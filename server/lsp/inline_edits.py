@@ -1,0 +1,328 @@
+"""Predicts an editor's next edits: the user's recent changes, the requests, and the edits given one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from lsprotocol import types
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from server.completion.documents import MAX_CHARACTERS
+from server.lsp.documents import ACCEPT_COMMAND, DocumentTable, OpenDocument, Settings, secret
+from server.lsp.session import SPECULATION, Notices, SessionLink
+from specdec.api.v1 import completion_pb2 as pb
+from specdec.client.client import Client
+from specdec.client.connection import CallError
+from specdec.models.next_edit import trained_form
+
+INLINE_EDIT = "textDocument/copilotInlineEdit"  # Copilot's name, which its clients send
+_Unsigned = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, extra="ignore")
+
+
+class _Position(_Message):
+    line: _Unsigned
+    character: _Unsigned
+
+
+class _Range(_Message):
+    start: _Position
+
+
+class _Diagnostic(_Message):
+    range: _Range
+    message: str
+
+
+class _Document(_Message):
+    uri: str
+    version: int | None = None
+
+
+class _Context(_Message):
+    trigger_kind: types.InlineCompletionTriggerKind = types.InlineCompletionTriggerKind.Automatic
+    diagnostics: list[_Diagnostic] = []  # as in LSP's `CodeActionContext`; Copilot's clients send none
+
+
+class InlineEditParams(_Message):
+    """The parameters of `INLINE_EDIT`. version: that of the text which the position refers to."""
+
+    text_document: _Document
+    position: _Position
+    context: _Context = _Context()
+
+
+RECENT_EDITS, EDIT_CHARACTERS = 16, 4096  # kept, and of one with its context; the server reads no more
+_CONTEXT_LINES = 3  # unchanged lines on each side of an edit
+_EDIT_LINES = 20  # an edit that would change more lines is two
+
+
+@dataclass(slots=True)
+class _Run:
+    """Changes in one place of a document, which together are one edit."""
+
+    document: OpenDocument
+    before: str  # the text before the first of them
+    first: int  # lines that they changed, in the text after the last of them
+    last: int
+
+    def extend(self, document: OpenDocument, change: types.TextDocumentContentChangePartial) -> bool:
+        """Add a change of the same or the next line; returns False if it is elsewhere."""
+        start, end = change.range.start.line, change.range.end.line
+        if document is not self.document or start > self.last + 1 or end < self.first - 1:
+            return False
+        first, last = min(self.first, start), max(self.last, end) - (end - start) + change.text.count("\n")
+        if last - first >= _EDIT_LINES:
+            return False
+        self.first, self.last = first, last
+        return True
+
+    def edit(self, text: str) -> pb.RecentEdit | None:
+        """The edit that led to ``text``; None if it changed nothing or is too long."""
+        old, new = self.before.split("\n"), text.split("\n")
+        start, below = max(0, self.first - _CONTEXT_LINES), max(0, len(new) - 1 - self.last - _CONTEXT_LINES)
+        before, after = ("\n".join(lines[start : len(lines) - below]) + "\n" for lines in (old, new))
+        if before == after or len(before) + len(after) > EDIT_CHARACTERS:
+            return None
+        return pb.RecentEdit(path=self.document.name, before=before, after=after)
+
+
+class EditHistory:
+    """What the user changed, oldest first, in all documents. Changes in one place are one edit."""
+
+    def __init__(self) -> None:
+        self._edits: deque[pb.RecentEdit] = deque(maxlen=RECENT_EDITS)
+        self._run: _Run | None = None
+
+    def changed(self, document: OpenDocument, before: str, change: types.TextDocumentContentChangeEvent) -> None:
+        """Record a change. before: the document's text before it."""
+        fresh = None
+        if isinstance(change, types.TextDocumentContentChangePartial):
+            if self._run is not None and self._run.extend(document, change):
+                return
+            start = change.range.start.line
+            fresh = _Run(document, before, start, start + change.text.count("\n"))
+        # Another program replaced a text that is sent as a whole.
+        self._close(before if self._run is not None and self._run.document is document else None)
+        self._run = fresh
+
+    def recent(self) -> list[pb.RecentEdit]:
+        """The edits until now."""
+        last = None if self._run is None else self._run.edit(self._run.document.text)
+        return [*self._edits, *([] if last is None else [last])][-RECENT_EDITS:]
+
+    def _close(self, text: str | None) -> None:
+        """End the run, which led to ``text``; None: to its document's text."""
+        run, self._run = self._run, None
+        edit = None if run is None else run.edit(run.document.text if text is None else text)
+        if edit is not None:
+            self._edits.append(edit)
+
+
+DEBOUNCE_SHARE = 0.25  # of the expected time of an answer: typing then wastes little of the server's time
+MAX_DEBOUNCE_S = 0.3
+_LAST_WEIGHT = 0.3  # of the last answer in the estimate
+
+
+class Latency:
+    """Estimates the time of the next answer from those of the last ones."""
+
+    def __init__(self) -> None:
+        self.expected_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """An answer took so long until its first edit, or its end."""
+        weight = _LAST_WEIGHT if self.expected_s else 1.0
+        self.expected_s += weight * (seconds - self.expected_s)
+
+    def debounce_s(self, least_s: float) -> float:
+        """Time without a change before a request is sent."""
+        return max(least_s, min(MAX_DEBOUNCE_S, self.expected_s * DEBOUNCE_SHARE))
+
+
+class _Prediction:
+    """An answer of the server while it comes. Its edits apply one after the other."""
+
+    def __init__(
+        self, client: Client, document: OpenDocument, message: pb.PredictEditRequest, latency: Latency
+    ) -> None:
+        self.document, self.request_id = document, message.request_id
+        self.text = document.text  # the document's text once every edit that was given is applied
+        self._message, self._latency = message, latency
+        self._given, self._shift = 0, 0  # edits, and by how much they moved what follows them
+        self._edits: asyncio.Queue[pb.TextEdit | None] = asyncio.Queue()
+        self._reading = asyncio.create_task(self._read(client), name="lsp-next-edit")
+
+    def cancel(self) -> None:
+        """End the request."""
+        self._reading.cancel()
+
+    def is_taken(self, document: OpenDocument) -> bool:
+        """Whether every edit that was given is in ``document``, and nothing else changed."""
+        return self._given > 0 and document is self.document and document.text == self.text
+
+    async def next(self) -> pb.TextEdit | None:
+        """The next edit, with offsets in the text after those before it; None: there is none.
+
+        Raises:
+            CallError: the server does not answer.
+        """
+        edit = await self._edits.get()
+        if edit is None:
+            self._edits.put_nowait(None)
+            await asyncio.wait([self._reading])
+            if not self._reading.cancelled() and (error := self._reading.exception()) is not None:
+                raise error
+            return None
+        self._given += 1
+        found = pb.TextEdit(start=edit.start + self._shift, end=edit.end + self._shift, text=edit.text)
+        self.text = self.text[: found.start] + found.text + self.text[found.end :]
+        self._shift += len(edit.text) - (edit.end - edit.start)
+        return found
+
+    async def _read(self, client: Client) -> None:
+        begun_s, answered = time.monotonic(), False
+        try:
+            async with aclosing(client.completion.predict_edit(self._message)) as events:
+                async for event in events:
+                    if event.HasField("started"):
+                        continue
+                    if not answered:
+                        answered = True
+                        self._latency.add(time.monotonic() - begun_s)
+                    if event.HasField("edit"):
+                        self._edits.put_nowait(event.edit)
+        finally:
+            self._edits.put_nowait(None)
+
+
+class InlineEdits:
+    """Answers requests for the next edit. A newer request or a change ends the one before, except that after a taken
+    edit the rest of its answer comes without another request. ``settings`` may be replaced."""
+
+    def __init__(self, documents: DocumentTable, link: SessionLink, notices: Notices, settings: Settings) -> None:
+        self._documents, self._link, self._notices = documents, link, notices
+        self.settings = settings
+        self.history = EditHistory()
+        self._latency = Latency()
+        self._prediction: _Prediction | None = None
+        self._latest = 0
+
+    def apply(self, document: OpenDocument, changes: Iterable[types.TextDocumentContentChangeEvent]) -> None:
+        """Change ``document`` and record what changed."""
+        recorded = not secret(document.name, self.settings)
+        for change in changes:
+            before = document.text
+            document.apply([change])
+            if recorded:
+                self.history.changed(document, before, change)
+        found = self._prediction
+        if found is not None and (found.document is not document or found.text != document.text):
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End the running request."""
+        if self._prediction is not None:
+            self._prediction.cancel()
+            self._prediction = None
+
+    def review(self) -> None:
+        """The settings or the model changed."""
+        self._notices.edits(self._why_not())
+
+    async def next_edit(self, params: InlineEditParams) -> list[dict[str, Any]]:
+        """The next edit in Copilot's form, or none. The position refers to the document at the time of the call.
+
+        Raises:
+            BeyondDocumentError: the document has no such line.
+        """
+        document = self._documents.get(params.text_document.uri)
+        if document is None or params.text_document.version not in (None, document.version):
+            return []
+        invoked = params.context.trigger_kind is types.InlineCompletionTriggerKind.Invoked
+        place = document.completed_at(types.Position(params.position.line, params.position.character))
+        if not self._wanted(document, invoked):
+            return []
+        self._latest += 1
+        turn, revision = self._latest, document.revision
+        try:
+            found, edit = self._prediction, None
+            if found is not None and found.is_taken(document):
+                edit = await self._next(found)
+            if edit is None:
+                self.cancel()
+                if not invoked:
+                    await asyncio.sleep(self._latency.debounce_s(self.settings.debounce_ms / 1e3))
+                client = self._link.client
+                if client is None or turn != self._latest or document.revision != revision:
+                    return []
+                message = self._message(document, place, params)
+                found = self._prediction = _Prediction(client, document, message, self._latency)
+                edit = await self._next(found)
+        except CallError as error:
+            self._notices.edits(str(error))
+            return []
+        except asyncio.CancelledError:
+            if turn == self._latest:
+                self.cancel()
+            raise
+        if found is None or edit is None or turn != self._latest or document.revision != revision:
+            return []
+        return [_item(document, edit, found.request_id)]
+
+    def _why_not(self) -> str:
+        settings, model = self.settings, self._link.model
+        if not settings.next_edits:
+            return "nextEdits is off"
+        if not settings.edit_model and model and trained_form(model) is None:
+            return f"the model {model} is not trained on next edits; name one that is in editModel"
+        return ""
+
+    def _wanted(self, document: OpenDocument, invoked: bool) -> bool:
+        mode = self.settings.mode
+        if self._why_not() or mode == "off" or (mode == "manual" and not invoked):
+            return False
+        if document.language in self.settings.disabled_languages or len(document.text) > MAX_CHARACTERS:
+            return False
+        return not secret(document.name, self.settings)
+
+    async def _next(self, prediction: _Prediction) -> pb.TextEdit | None:
+        with self._notices.busy():
+            edit = await prediction.next()
+        self.review()
+        return edit
+
+    def _message(self, document: OpenDocument, place: int, params: InlineEditParams) -> pb.PredictEditRequest:
+        settings = self.settings
+        shown = sorted(params.context.diagnostics, key=lambda d: abs(d.range.start.line - params.position.line))
+        message = pb.PredictEditRequest(
+            request_id=uuid.uuid4().hex, model=settings.edit_model or settings.model or self._link.model,
+            path=document.name, text=document.text, cursor=place, unit=pb.OFFSET_UNIT_CODE_POINT,
+            recent=self.history.recent(), extra=self._documents.beside(document, settings),
+            diagnostics=[pb.Diagnostic(line=d.range.start.line, message=d.message) for d in shown],
+        )  # fmt: skip
+        if settings.max_prompt_tokens is not None:
+            message.max_prompt_tokens = settings.max_prompt_tokens
+        message.speculation.mode, message.cache.salt = SPECULATION[settings.speculation], settings.cache_salt
+        message.speculation.indexes.extend(settings.indexes)
+        return message
+
+
+def _item(document: OpenDocument, edit: pb.TextEdit, request_id: str) -> dict[str, Any]:
+    return {
+        "text": edit.text,
+        "range": document.range_of(edit.start, edit.end),
+        "textDocument": {"uri": document.uri, "version": document.version},
+        "command": types.Command("Accept", ACCEPT_COMMAND, arguments=[request_id]),
+    }

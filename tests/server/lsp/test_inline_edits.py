@@ -1,0 +1,309 @@
+"""`textDocument/copilotInlineEdit`: what the server is asked, and which of its edits the editor gets."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+import pytest
+from lsprotocol import types
+from pygls.exceptions import JsonRpcException
+
+from server.lsp.documents import ACCEPT_COMMAND, DocumentTable, OpenDocument, PositionEncoding, Project, Settings
+from server.lsp.inline_edits import (
+    EDIT_CHARACTERS,
+    INLINE_EDIT,
+    MAX_DEBOUNCE_S,
+    RECENT_EDITS,
+    InlineEditParams,
+    InlineEdits,
+    Latency,
+)
+from server.lsp.session import LinkState, Notices, Status
+from specdec.api.v1 import completion_pb2 as pb
+from specdec.client.connection import CallError
+from tests.fake_engine import BOOK
+from tests.server.lsp.editor import FOLDER, URI, Editor, editing, position, running
+
+OPTIONS = {"editModel": "book"}  # it replaces "values" by "numbers"
+AT = position(BOOK, BOOK.index("values):"))
+
+
+async def predict(editor: Editor, at: tuple[int, int] = AT, **fields: Any) -> list[Any]:
+    """Ask for the next edit at a position, as Copilot's clients do."""
+    place = {"line": at[0], "character": at[1]}
+    params = {
+        "textDocument": {"uri": URI, "version": editor.version}, "position": place, "context": {"triggerKind": 2},
+    }  # fmt: skip
+    async with asyncio.timeout(20):
+        return list((await editor.client.protocol.send_request_async(INLINE_EDIT, {**params, **fields})).edits)
+
+
+def rename(editor: Editor) -> None:
+    """Type another name of the parameter, key by key."""
+    line, start = AT
+    editor.edit((line, start), (line, start + len("values")), "")
+    for i, key in enumerate("numbers"):
+        editor.edit((line, start + i), (line, start + i), key)
+
+
+async def test_the_edits_come_one_by_one_as_they_are_taken() -> None:
+    async with running() as server, editing(server.address, OPTIONS) as editor:
+        editor.open(BOOK)
+        rename(editor)
+        text, taken = BOOK.replace("mean(values)", "mean(numbers)"), 0
+        while edits := await predict(editor):
+            [edit] = edits
+            taken += 1
+            assert (edit.textDocument.uri, edit.textDocument.version) == (URI, editor.version)
+            assert (edit.command.command, len(edit.command.arguments)) == (ACCEPT_COMMAND, 1)
+            start, end = ((at.line, at.character) for at in (edit.range.start, edit.range.end))
+            head, tail = (len("".join(text.splitlines(True)[:line])) + character for line, character in (start, end))
+            text = text[:head] + edit.text + text[tail:]
+            editor.edit(start, end, edit.text)
+        assert text == BOOK.replace("values", "numbers")
+        assert taken > 1
+        # an answer's other edits need no other request; after its last one the server is asked again
+        assert await server.idle(submitted=2, aborted=0)
+
+
+async def test_a_bad_request_gets_an_error_that_names_the_field() -> None:
+    async with running() as server, editing(server.address, OPTIONS) as editor:
+        editor.open(BOOK)
+        for fields, problem in (
+            ({"position": {"line": -1, "character": 0}}, "position.line: "),
+            ({"textDocument": {}}, "textDocument.uri: "),
+            ({"position": {"line": 99, "character": 0}}, "position.line: 99 is beyond the document"),
+        ):
+            with pytest.raises(JsonRpcException, match=problem) as refused:
+                await predict(editor, **fields)
+            assert refused.value.code == types.ErrorCodes.InvalidParams
+        assert await predict(editor)
+
+
+async def test_the_status_says_what_runs_and_why_no_edits_come() -> None:
+    async with running() as server, editing(server.address) as editor:
+        editor.open(BOOK)
+        assert await predict(editor) == []
+        assert "book is not trained on next edits" in editor.statuses[-1]["nextEdits"]
+        for settings, found in (({"nextEdits": False}, "nextEdits is off"), ({"nextEdits": True, **OPTIONS}, "")):
+            editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams(settings))
+            assert bool(await predict(editor)) == (found == "")
+            assert editor.statuses[-1]["nextEdits"] == found
+        assert [status["state"] for status in editor.statuses[-2:]] == ["busy", "ready"]
+        editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams({"editModel": "absent"}))
+        assert await predict(editor) == []
+        assert "absent" in editor.statuses[-1]["nextEdits"]
+    async with running() as server, editing(server.address, {**OPTIONS, "disabledLanguages": ["python"]}) as editor:
+        editor.open(BOOK)
+        assert await predict(editor) == []
+        assert await server.idle(submitted=0)
+
+
+class Server:
+    """The server's side of predictions, which the test answers."""
+
+    model = "sweep-next-edit-1.5b"
+
+    def __init__(self) -> None:
+        self.client = self.completion = self
+        self.asked: list[pb.PredictEditRequest] = []
+        self.answers: asyncio.Queue[pb.TextEdit | CallError | None] = asyncio.Queue()
+        self.running = 0
+
+    async def predict_edit(self, message: pb.PredictEditRequest) -> AsyncGenerator[pb.PredictEditResponse, None]:
+        self.asked.append(message)
+        self.running += 1
+        try:
+            while answer := await self.answers.get():
+                if isinstance(answer, CallError):
+                    raise answer
+                yield pb.PredictEditResponse(edit=answer)
+        finally:
+            self.running -= 1
+
+
+class Desk:
+    """The language server's part for next edits, with two open documents."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.server, self.statuses = Server(), list[Status]()
+        self.table = DocumentTable(Project([FOLDER]), PositionEncoding.UTF16)
+        notices = Notices(lambda text: None, self.statuses.append)
+        notices.state(LinkState.READY)
+        link: Any = self.server
+        self.edits = InlineEdits(self.table, link, notices, Settings.model_validate({"debounceMs": 0, **settings}))
+        lines = "".join(f"line {i}\n" for i in range(60))
+        self.document, self.other = (self.open(name, lines) for name in ("a.py", "b.py"))
+
+    def open(self, name: str, text: str) -> OpenDocument:
+        return self.table.open(types.TextDocumentItem(f"{FOLDER.uri}/{name}", "python", 1, text))
+
+    def change(self, line: int, text: str, *, lines: int = 0, document: OpenDocument | None = None) -> None:
+        """Insert ``text`` at a line's begin in place of so many lines."""
+        where = types.Range(types.Position(line, 0), types.Position(line + lines, 0))
+        self.edits.apply(document or self.document, [types.TextDocumentContentChangePartial(where, text)])
+
+    def ask(self, line: int = 0, **context: Any) -> asyncio.Task[list[dict[str, Any]]]:
+        document = {"uri": self.document.uri, "version": self.document.version}
+        params = {"textDocument": document, "position": {"line": line, "character": 0}, "context": context}
+        return asyncio.create_task(self.edits.next_edit(InlineEditParams.model_validate(params)))
+
+    async def asked(self, count: int) -> pb.PredictEditRequest:
+        """The server's request number ``count``, once it has come."""
+        async with asyncio.timeout(10):
+            while len(self.server.asked) < count:
+                await asyncio.sleep(0)
+        return self.server.asked[count - 1]
+
+
+EDIT = pb.TextEdit(start=0, end=4, text="LINE")
+
+
+def changed_lines(edit: pb.RecentEdit) -> tuple[list[str], list[str]]:
+    """The lines that an edit removed and added."""
+    lines = list(difflib.ndiff(edit.before.splitlines(), edit.after.splitlines()))
+    removed, added = ([line[2:] for line in lines if line[0] == mark] for mark in "-+")
+    return removed, added
+
+
+async def test_the_server_gets_what_the_user_changed_and_sees_the_user_changed_and_sees() -> None:
+    desk = Desk()
+    for key in reversed("word "):
+        desk.change(10, key)
+    desk.change(11, "", lines=1)  # the next line: the same edit
+    desk.change(40, "far\n")
+    desk.change(2, "else", document=desk.other)
+    desk.change(0, "secret", document=desk.open(".env", "x\n"))
+    message_range = {"start": {"line": 7, "character": 1}, "end": {"line": 7, "character": 2}}
+    asking = desk.ask(11, diagnostics=[{"range": message_range, "message": "unused"}])
+    message = await desk.asked(1)
+    assert [(edit.path, *changed_lines(edit)) for edit in message.recent] == [
+        ("a.py", ["line 10", "line 11"], ["word line 10"]),
+        ("a.py", [], ["far"]),
+        ("b.py", ["line 2"], ["elseline 2"]),
+    ]
+    assert all(len(edit.before) < 100 for edit in message.recent)
+    assert (message.path, message.text, message.model) == ("a.py", desk.document.text, Server.model)
+    assert [file.filename for file in message.extra] == ["b.py"]
+    assert [(one.line, one.message) for one in message.diagnostics] == [(7, "unused")]
+    assert message.text[message.cursor :].startswith("line 12\n")
+    asking.cancel()
+
+
+async def test_recent_edits_are_few_and_short() -> None:
+    desk = Desk()
+    for i in range(3 * RECENT_EDITS):
+        desk.change(i % 2 * 30, "x")
+    desk.change(50, "y" * EDIT_CHARACTERS)  # pasted
+    desk.change(0, "z")
+    desk.change(0, "z" * 4, document=desk.other)
+    desk.edits.apply(desk.other, [types.TextDocumentContentChangeWholeDocument("read again\n")])
+    recent = desk.edits.history.recent()
+    assert len(recent) == RECENT_EDITS
+    assert (recent[-1].path, recent[-2].path) == ("b.py", "a.py")
+    assert not any("y" in edit.after for edit in recent)
+    desk.change(0, "again ", document=desk.other)
+    desk.edits.apply(desk.other, [_deleted(6)])
+    assert desk.edits.history.recent() == recent  # typed and deleted: no edit
+
+
+def _deleted(characters: int) -> types.TextDocumentContentChangePartial:
+    return types.TextDocumentContentChangePartial(types.Range(types.Position(0, 0), types.Position(0, characters)), "")
+
+
+@pytest.mark.parametrize("by", ["change", "change elsewhere", "newer request", "cancel", "close"])
+async def test_what_the_user_does_next_ends_the_request(by: str) -> None:
+    desk = Desk()
+    first = desk.ask()
+    await desk.asked(1)
+    if by == "newer request":
+        newer = desk.ask(5)
+        await desk.asked(2)
+        desk.server.answers.put_nowait(EDIT)
+        assert len(await newer) == 1
+    elif by == "cancel":
+        first.cancel()
+    elif by == "close":
+        desk.edits.cancel()
+    else:
+        desk.change(50, "x", document=desk.other if by == "change elsewhere" else None)
+    await asyncio.wait([first])
+    assert first.cancelled() if by == "cancel" else first.result() == []
+    await asyncio.sleep(0)
+    assert desk.server.running == (by == "newer request")
+
+
+async def test_an_answer_to_another_text_is_dropped() -> None:
+    desk = Desk()
+    desk.document.version = 7
+    params = {"textDocument": {"uri": desk.document.uri, "version": 6}, "position": {"line": 0, "character": 0}}
+    assert await desk.edits.next_edit(InlineEditParams.model_validate(params)) == []
+    assert desk.server.asked == []
+    asking = desk.ask()
+    await desk.asked(1)
+    desk.server.answers.put_nowait(EDIT)
+    desk.document.apply([_deleted(1)])  # after the answer came, before it is given
+    assert await asking == []
+
+
+async def test_the_rest_of_an_answer_waits_until_the_first_edit_is_taken() -> None:
+    desk = Desk()
+    for edit in (EDIT, pb.TextEdit(start=7, end=11, text="second line"), None):
+        desk.server.answers.put_nowait(edit)
+    [first] = await desk.ask()
+    desk.edits.apply(desk.document, [types.TextDocumentContentChangePartial(first["range"], first["text"])])
+    [second] = await desk.ask()
+    assert (second["text"], second["range"]) == ("second line", types.Range(types.Position(1, 0), types.Position(1, 4)))
+    assert len(desk.server.asked) == 1
+    desk.change(30, "other")  # the second one is not taken
+    again = desk.ask()
+    await desk.asked(2)
+    again.cancel()
+
+
+async def test_an_error_of_the_server_is_the_status_until_it_answers() -> None:
+    desk = Desk()
+    desk.server.answers.put_nowait(CallError(grpc.StatusCode.UNIMPLEMENTED, "no such method", reached=True))
+    assert await desk.ask() == []
+    assert "no such method" in desk.statuses[-1].no_edits
+    desk.server.answers.put_nowait(None)
+    assert await desk.ask() == []
+    assert desk.statuses[-1] == Status(LinkState.READY)
+
+
+@pytest.mark.parametrize(
+    ("settings", "context", "wanted"),
+    [
+        ({"mode": "manual"}, {"triggerKind": 2}, False),
+        ({"mode": "manual"}, {"triggerKind": 1}, True),
+        ({"mode": "off"}, {"triggerKind": 1}, False),
+        ({"disabledLanguages": ["python"]}, {"triggerKind": 1}, False),
+        ({"exclude": ["a.*"]}, {"triggerKind": 1}, False),
+        ({}, {}, True),
+    ],
+)
+async def test_settings_decide_where_edits_are_predicted(
+    settings: dict[str, Any], context: dict[str, Any], wanted: bool
+) -> None:
+    desk = Desk(**settings)
+    desk.server.answers.put_nowait(EDIT)
+    assert bool(await desk.ask(**context)) == wanted
+    assert len(desk.server.asked) == wanted
+
+
+def test_the_debounce_follows_the_latency_within_bounds() -> None:
+    latency = Latency()
+    assert latency.debounce_s(0.01) == 0.01
+    latency.add(0.4)
+    assert latency.debounce_s(0.01) == pytest.approx(0.1)
+    for _ in range(20):
+        latency.add(60.0)
+    assert latency.debounce_s(0.01) == MAX_DEBOUNCE_S
+    for _ in range(40):
+        latency.add(0.08)
+    assert latency.debounce_s(0.01) == pytest.approx(0.02, rel=0.1)
+    assert latency.debounce_s(0.5) == 0.5
