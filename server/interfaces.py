@@ -102,6 +102,7 @@ class TokenizerLike(Protocol):
     """Text to ids and back; safe to use from several threads."""
 
     special_ids: frozenset[int]
+    end_id: int | None  # ends every text to be embedded; None: nothing does
 
     @property
     def longest_token(self) -> int:

@@ -142,9 +142,9 @@ def pack_event(event: RequestEvent) -> tuple[Any, ...]:
             return (_DELTA, request_id, index, token_ids, text, rows, None if tree is None else _values(tree))
         case Started():
             return (_STARTED, *_values(event))
-        case Finished(request_id, index, reason, matched_stop, usage, stats, timings):
+        case Finished(request_id, index, reason, matched_stop, usage, stats, timings, embedding):
             figures = (_values(usage), _values(stats), _values(timings))
-            return (_FINISHED, request_id, index, reason.value, matched_stop, *figures)
+            return (_FINISHED, request_id, index, reason.value, matched_stop, *figures, embedding)
         case Failed():
             return (_FAILED, *_values(event))
 
@@ -163,7 +163,7 @@ def unpack_event(parts: Sequence[Any]) -> RequestEvent:
     if kind == _STARTED:
         return Started(*rest)
     if kind == _FINISHED:
-        request_id, index, reason, matched, usage, stats, timings = rest
+        request_id, index, reason, matched, usage, stats, timings, embedding = rest
         return Finished(
             request_id,
             index,
@@ -172,6 +172,7 @@ def unpack_event(parts: Sequence[Any]) -> RequestEvent:
             Usage(*usage),
             _rebuilt(SpeculationStats, stats),
             Timings(*timings),
+            embedding,
         )
     if kind == _FAILED:
         return Failed(*rest)

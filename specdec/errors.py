@@ -150,6 +150,19 @@ class QueueFullError(RequestError):
         return [self.limit, self.retry_after_s, self.items]
 
 
+class GenerationNotSupportedError(RequestError):
+    """The model was made for embeddings."""
+
+    reason = "GENERATION_NOT_SUPPORTED"
+    http_status, grpc_code, field = 422, "FAILED_PRECONDITION", "model"
+
+    def __init__(self, target: str) -> None:
+        super().__init__(
+            f"{target[:200]} makes embeddings and generates no text; send the call to another model, such as one of "
+            "the server's `engines`"
+        )
+
+
 class DuplicateRequestError(RequestError):
     """A request with this id is already in flight."""
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cluster.plan.drafts import DraftLaw, SimulatedDrafting
@@ -64,6 +66,10 @@ class SimulatedVerifier:
 
     def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
         """Not called, since no hidden states are kept."""
+        raise NotImplementedError
+
+    def final_states(self, index: int, rows: range) -> NDArray[np.float64]:
+        """Not called, since no simulated request asks for an embedding."""
         raise NotImplementedError
 
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:

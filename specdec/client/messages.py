@@ -23,6 +23,7 @@ from specdec.core.types import (
     Finished,
     FinishReason,
     OutputParams,
+    Pooling,
     Request,
     SamplingParams,
     SpeculationParams,
@@ -97,6 +98,21 @@ def fill_prompt(message: PromptMessage, prompt: Prompt) -> None:
     else:
         message.token_ids.SetInParent()
         message.token_ids.ids.extend(token for token in prompt if isinstance(token, int))
+
+
+def embed_message(
+    inputs: Sequence[str | Sequence[int]], dimensions: int | None, pooling: Pooling | None
+) -> pb.EmbedRequest:
+    """The message of `Client.embed`."""
+    message = pb.EmbedRequest(dimensions=dimensions)
+    for each in inputs:
+        if isinstance(each, str):
+            message.inputs.add(text=each)
+        else:
+            message.inputs.add(token_ids=options.TokenIds(ids=each))
+    if pooling is not None:
+        message.pooling = pb.Pooling.Value(f"POOLING_{pooling.name}")
+    return message
 
 
 def chat_message(turns: Sequence[ChatTurn]) -> options.ChatPrompt:
@@ -215,7 +231,7 @@ def info_of(m: model.GetServerInfoResponse) -> EngineInfo:
         max_context=m.max_context, vocab_size=m.vocab_size, kv_tokens=m.kv_tokens, max_batch=m.max_batch,
         drafters=tuple(m.drafters), eos_ids=tuple(m.eos_token_ids), threads=m.threads, version=m.version, tp=m.tp,
         kv_dtype=m.kv_dtype, weight_bytes=m.weight_bytes, memory_bytes=m.memory_bytes,
-        numeric_fingerprint=m.numeric_fingerprint,
+        numeric_fingerprint=m.numeric_fingerprint, pooling=m.pooling, embedding_size=m.embedding_size,
     )  # fmt: skip
 
 

@@ -43,8 +43,10 @@ class PagedTokens:
 
     __slots__ = (
         "draft_computed",
+        "most_cached",
         "n_computed",
         "n_draft_published",
+        "n_pending",
         "n_published",
         "page_keys",
         "pages",
@@ -55,7 +57,9 @@ class PagedTokens:
     def __init__(self, tokens: Iterable[int], salt: str) -> None:
         self.tokens = list(tokens)
         self.salt = salt
-        self.n_computed = 0  # leading tokens with target KV in the cache, at most len(tokens) - 1
+        self.n_computed = 0  # leading tokens with target KV in the cache, at most len(tokens) - n_pending
+        self.n_pending = 1  # 0 if the last token is computed too, for its hidden state
+        self.most_cached: int | None = None  # leading tokens that the prefix cache may provide; None: all
         self.draft_computed = 0  # the same for the draft model's KV
         self.pages: list[int] = []  # page i holds slots 64 i .. 64 i + 63
         self.page_keys: list[bytes] = []  # keys of the leading full pages, as far as they were needed
@@ -63,8 +67,8 @@ class PagedTokens:
 
     @property
     def prefilling(self) -> bool:
-        """Whether a token before the pending one lacks its KV."""
-        return self.n_computed < len(self.tokens) - 1
+        """Whether a token other than the pending one lacks its KV."""
+        return self.n_computed < len(self.tokens) - self.n_pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +306,7 @@ class KvCacheManager:
 
     def uncached(self, seq: PagedTokens) -> int:
         """Tokens before the pending one that are not cached."""
-        return len(seq.tokens) - 1 - self._find_all(seq.tokens, seq.salt, seq.page_keys).n_tokens
+        return len(seq.tokens) - 1 - self._find_for(seq).n_tokens
 
     def fits(self, seq: PagedTokens, reserve: int = 0) -> bool:
         """Whether `admit` would succeed."""
@@ -386,11 +390,16 @@ class KvCacheManager:
 
     def _fitting(self, seq: PagedTokens, reserve: int) -> PrefixHit | None:
         """The cached prefix, or None if pages for the other tokens and ``reserve`` more are not available."""
-        hit = self._find_all(seq.tokens, seq.salt, seq.page_keys)
+        hit = self._find_for(seq)
         references = self._pool.references
         idle_hits = sum(1 for page in hit.pages if references[page] == 0)
         missing = pages_for(len(seq.tokens)) - len(hit.pages)
         return None if missing + idle_hits + reserve > self.n_free else hit
+
+    def _find_for(self, seq: PagedTokens) -> PrefixHit:
+        """The cached prefix that ``seq`` may use; takes no reference."""
+        tokens = seq.tokens if seq.most_cached is None else seq.tokens[: seq.most_cached + 1]
+        return self._find_all(tokens, seq.salt, seq.page_keys)
 
     def _find(self, tokens: Seq[int], salt: str, keys: list[bytes]) -> PrefixHit:
         """Cached full pages; takes no reference. keys: of the leading pages, extended as needed."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specdec.config import SpeculationConfig
 from specdec.control.inputs import SequenceHistory
 from specdec.core.kv_cache import PagedTokens
@@ -24,6 +27,7 @@ from specdec.core.types import (
 )
 from specdec.errors import FieldViolation, InvalidRequestError, StageError
 from specdec.grammar.token_healing import TokenHealing
+from specdec.models.embedding import Pooler
 from specdec.models.tokenizer import Tokenizer
 
 
@@ -80,6 +84,7 @@ class Sequence(PagedTokens):
         "n_resumed",
         "pauses",
         "phase",
+        "pooler",
         "preemptions",
         "queued_prefill",
         "rank",
@@ -109,6 +114,10 @@ class Sequence(PagedTokens):
         self.request, self.index, self.seed, self.arrival_s = request, index, seed, arrival_s
         self._tokenizer, self._vocab_size, self._max_context = tokenizer, vocab_size, max_context
         self.n_prompt = len(self.tokens)
+        self.pooler: Pooler | None = None
+        if request.pooling is not None:
+            self.pooler, self.n_pending = Pooler(request.pooling, self.n_prompt), 0
+            self.most_cached = self.pooler.most_cached
         self.sampling = self._new_sampling(grammar)
         self._healing = grammar if isinstance(grammar, TokenHealing) else None
         self._stop_tokens = frozenset(request.stopping.stop_token_ids)
@@ -144,7 +153,7 @@ class Sequence(PagedTokens):
         forced = wish.mode is SpeculationMode.ON
         nodes = min(FIXED_NODES, ours.max_nodes) if forced else ours.max_nodes
         depth = min(FIXED_DEPTH, ours.max_depth) if forced else ours.max_depth
-        self.drafts = ours.enabled and wish.mode is not SpeculationMode.OFF
+        self.drafts = ours.enabled and wish.mode is not SpeculationMode.OFF and self.pooler is None
         self.max_nodes = nodes if wish.max_nodes is None else wish.max_nodes
         self.max_depth = depth if wish.max_depth is None else wish.max_depth
         self.width = ours.width if wish.width is None else wish.width
@@ -168,8 +177,14 @@ class Sequence(PagedTokens):
 
     @property
     def prefill_only(self) -> bool:
-        """Whether the request only fills the prefix cache and emits no token."""
-        return self.request.stopping.max_tokens == 0
+        """Whether the request emits no token: it fills the prefix cache, or returns an embedding."""
+        return self.pooler is not None or self.request.stopping.max_tokens == 0
+
+    def pool(self, states: NDArray[np.float64]) -> None:
+        """Add the final hidden states of further tokens to the embedding. states: [tokens, hidden]."""
+        assert self.pooler is not None
+        self.pooler.add(states)
+        self.most_cached = self.pooler.most_cached
 
     def _resume(self, resume: ResumeParams) -> None:
         """Commit the resumed tokens as output. If they are the whole answer, `ending` is set."""

@@ -237,6 +237,13 @@ class ResumeParams:
     )
 
 
+class Pooling(StrEnum):
+    """How the final hidden states of a text's tokens become its embedding."""
+
+    LAST = "last"  # that of the last token
+    MEAN = "mean"  # their mean
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request to an engine."""
@@ -278,6 +285,8 @@ class Request:
     """The end of the prompt's text, left out of ``prompt_ids`` because it may be one token together with what follows.
     The output's first tokens spell it and count as output; its text begins behind it."""
     resume: ResumeParams | None = None
+    pooling: Pooling | None = None
+    """Returns an embedding of the prompt and generates nothing. None: generates."""
 
     @property
     def tokens_to_read(self) -> int:
@@ -405,6 +414,7 @@ class Finished:
     usage: Usage
     stats: SpeculationStats
     timings: Timings
+    embedding: bytes = b""  # float32 values in little-endian order, of Euclidean length 1; empty: not requested
 
 
 @dataclass(slots=True)
@@ -503,6 +513,8 @@ class EngineInfo:
     weight_bytes: int = 0  # 0: unknown
     numeric_fingerprint: str = ""  # 32 hex digits; engines with the same one answer a request with the same bits
     tp: int = 1  # processes that share the target
+    pooling: str = ""  # of a model made for embeddings (`Pooling`) or for reranking ("rank"); empty: it generates text
+    embedding_size: int = 0  # values of an embedding; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)

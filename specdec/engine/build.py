@@ -44,6 +44,7 @@ from specdec.errors import ConfigError
 from specdec.grammar.compiler import GrammarCompiler
 from specdec.models.catalogue import with_named_draft
 from specdec.models.decoder import KvPool
+from specdec.models.embedding import pooling_by_name
 from specdec.models.fim import FimParser
 from specdec.models.progress import Progress
 from specdec.models.vocabulary_cut import most_frequent
@@ -274,6 +275,8 @@ def assemble(
         indexes=tuple(config.indexes) if any(d.name == IndexDrafter.name for d in drafters) else (),
         memory_bytes=budget.needed,
         weight_bytes=budget.weight_bytes,
+        pooling=target.tokenizer.pooling or pooling_by_name(target.name),
+        embedding_size=target.config.hidden_size,
         numeric_fingerprint=numeric_fingerprint(target, kv_dtype, platform.mode, platform.arithmetic),
     )  # fmt: skip
     if platform.kernels == "native":

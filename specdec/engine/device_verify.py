@@ -101,6 +101,11 @@ class DeviceVerifier:
         rows = [*range(first, first + prefill + 1), *(first + prefill + node for node in acceptance.nodes)]
         return self._decoder.aux_hidden_states[rows[:count]].float().cpu()
 
+    def final_states(self, index: int, rows: range) -> NDArray[np.float64]:
+        """See `StepVerifier.final_states`."""
+        first = self._first_rows[index]
+        return self._decoder.final_states(slice(first + rows.start, first + rows.stop))
+
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
         """See `StepVerifier.start`."""
         rows = StepRows.of(entries, trees)

@@ -372,4 +372,7 @@ def _breakdown(sequence: Sequence) -> tuple[str, str]:
         return "GRAMMAR_TOO_COMPLEX", f"grammar: {grammar.error}; simplify it"
     if grammar is not None and request.sampling.allowed_token_ids:
         return "NO_TOKEN_LEFT", "sampling.allowed_token_ids: none of them may follow in the grammar here; allow more"
-    return "MODEL_BROKEN", "the model returned no finite logit for this request; the weights or the prompt are broken"
+    return (
+        "MODEL_BROKEN",
+        "the model returned no finite logit or hidden state for this request; the weights or the prompt are broken",
+    )

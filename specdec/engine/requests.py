@@ -91,8 +91,11 @@ class RequestTable:
         timings.prefill_ms = (token - first) * 1e3
         timings.decode_ms = (now - token) * 1e3
         request_id, stop = sequence.request.request_id, ending.matched_stop
+        pooler, pooled = sequence.pooler, ending.reason is FinishReason.LENGTH
+        embedding = pooler.embedding() if pooler is not None and pooled else b""
+        usage = _usage(sequence)
         self._events.append(
-            Finished(request_id, sequence.index, ending.reason, stop, _usage(sequence), sequence.stats, timings)
+            Finished(request_id, sequence.index, ending.reason, stop, usage, sequence.stats, timings, embedding)
         )
 
     def finish_unstarted(self, request: Request, reason: FinishReason, queue_ms: float) -> None:

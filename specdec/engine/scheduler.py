@@ -97,7 +97,7 @@ class PromptRoom:
         """Give ``seq`` up to ``most`` more prompt rows, and its pending token if they complete the prompt; None: no row
         is left."""
         entry = self.entries.get(seq) or PlanEntry(seq, 0, 0, False)
-        remaining = len(seq.tokens) - 1 - seq.n_computed - entry.prefill
+        remaining = len(seq.tokens) - seq.n_pending - seq.n_computed - entry.prefill
         more = min(remaining, most, self.chunk, self.rows)
         samples = more == remaining and more < self.rows and not (seq.prefill_only or entry.samples)
         if not more and not samples:

@@ -38,7 +38,7 @@ class StepResult:
     prefilled: list[Sequence] = field(default_factory=list)
     """Prefill-only sequences that are complete."""
     broken: list[Sequence] = field(default_factory=list)
-    """Sequences that had no usable logit."""
+    """Sequences that had no usable logit, or no finite embedding."""
     faults: list[tuple[Sequence, StageError]] = field(default_factory=list)
     """Sequences in whose stages an exception was raised; at most one fault per sequence."""
     sequences: int = 0
@@ -199,8 +199,11 @@ class Step:
         seq, start = entry.seq, entry.seq.n_computed
         if tree is None:
             seq.n_computed += entry.prefill
+            if seq.pooler is not None and (wanted := seq.pooler.wanted(start, seq.n_computed)):
+                seq.pool(self._verifier.final_states(index, wanted))
             if seq.prefill_only and not seq.prefilling:
-                result.prefilled.append(seq)
+                whole = seq.pooler is None or seq.pooler.is_finite
+                (result.prefilled if whole else result.broken).append(seq)
         else:
             self._take(seq, tree, acceptance, result)
         self._pass_features(index, entry, acceptance, start)

@@ -15,12 +15,19 @@ from specdec.core.types import (
     EngineInfo,
     GrammarKind,
     GrammarParams,
+    Pooling,
     Request,
     ResumeParams,
     SpeculationParams,
     StoppingParams,
 )
-from specdec.errors import FieldViolation, FingerprintMismatchError, PromptTooLongError, ViolationCollector
+from specdec.errors import (
+    FieldViolation,
+    FingerprintMismatchError,
+    GenerationNotSupportedError,
+    PromptTooLongError,
+    ViolationCollector,
+)
 
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_SCHEMA_BYTES = 1 << 16  # tested with the compiler's stack, see `specdec.grammar.compiler`
@@ -39,10 +46,13 @@ def check_requests(
     others stay as they are.
 
     Raises:
+        GenerationNotSupportedError: they generate, and the model was made for embeddings.
         FingerprintMismatchError: they resume a stream of an engine with another numeric fingerprint.
         InvalidRequestError: fields are out of range; each one is listed.
         PromptTooLongError: nothing else is wrong, but a prompt and one new token exceed the context.
     """
+    if requests[0].pooling is None and info.pooling in tuple(Pooling):
+        raise GenerationNotSupportedError(info.target)
     _check_fingerprint(requests[0], info)
     collector = ViolationCollector() if violations is None else violations
     found = [*_option_violations(requests[0], info)]

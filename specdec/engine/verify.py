@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.core.sampling import Sampler
@@ -85,6 +86,9 @@ class StepVerifier(Protocol):
         """Hidden states of the last step's entry ``index``: the first ``count`` of its prompt rows, root and accepted
         path, float32 [count, layers * hidden] in CPU memory."""
 
+    def final_states(self, index: int, rows: range) -> NDArray[np.float64]:
+        """Hidden states after the final norm of ``rows`` of the last step's entry ``index``, [rows, hidden]."""
+
     @property
     def overlaps(self) -> bool:
         """Whether `start` returns before the result is there."""
@@ -119,6 +123,11 @@ class Verifier:
         first = self._first_rows[index]
         rows = [*range(first, first + prefill + 1), *(first + prefill + node for node in acceptance.nodes)]
         return self._decoder.aux_hidden_states[rows[:count]]
+
+    def final_states(self, index: int, rows: range) -> NDArray[np.float64]:
+        """See `StepVerifier.final_states`."""
+        first = self._first_rows[index]
+        return self._decoder.final_states(slice(first + rows.start, first + rows.stop))
 
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
         """See `StepVerifier.start`; the result is there on return."""

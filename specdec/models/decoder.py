@@ -48,6 +48,16 @@ def _scaled(inverse: Tensor, scaling: tuple[str | float, ...]) -> Tensor:
     raise ValueError(f"rope scaling {kind!r} is not known")
 
 
+def final_norm(states: Tensor, weight: Tensor, eps: float) -> NDArray[np.float64]:
+    """``states`` [rows, hidden_size] after the final norm.
+
+    Rows are computed one by one, because the order of a sum over several could depend on their number.
+    """
+    scale = weight.double().cpu().numpy()
+    rows = [row / np.sqrt(np.square(row).mean() + eps) * scale for row in states.double().cpu().numpy()]
+    return np.stack(rows)
+
+
 class PagedPool(Protocol):
     """A KV pool."""
 
@@ -74,6 +84,9 @@ class TargetDecoder(BatchLimits, Protocol):
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
         """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab] of ``logit_rows``."""
+
+    def final_states(self, rows: slice) -> NDArray[np.float64]:
+        """The last forward's ``rows`` after the final norm, [rows, hidden_size] in CPU memory."""
 
     def check(self) -> None:
         """Raises `RankLostError` if one of its processes is gone."""
@@ -268,6 +281,10 @@ class Decoder:
         self.backend.gather_rows(self._x, np.asarray(logit_rows, np.int32), self._chosen)
         self._lm_head(len(logit_rows))
         return self._logits[: len(logit_rows)]
+
+    def final_states(self, rows: slice) -> NDArray[np.float64]:
+        """See `TargetDecoder.final_states`."""
+        return final_norm(self._x[rows], self.weights.final_norm, self.config.norm_eps)
 
     def check(self) -> None:
         """Does nothing: there is no other process."""

@@ -8,11 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.models.config import ModelConfig
-from specdec.models.decoder import check_batch, check_limits, rope_tables
+from specdec.models.decoder import check_batch, check_limits, final_norm, rope_tables
 from specdec.models.device_step import StepArrays, StepBuffer, StepTier, StepTiers
 from specdec.models.device_weights import DeviceLinear, DeviceModel
 from specdec.models.weights import LayerWeights
@@ -161,6 +163,11 @@ class DeviceNetwork:
         """The first ``samples`` rows that `logits` computed last."""
         return self._logits[:samples]
 
+    @property
+    def residual(self) -> Tensor:
+        """The rows after the last layer, before the final norm, as `hidden` computed them last."""
+        return self._x
+
     def _attend(self, index: int, layer: LayerWeights[DeviceLinear], x: Tensor, step: StepArrays) -> None:
         c, rows = self._config, step.tier.rows
         sliding = bool(c.sliding_layers and c.sliding_layers[index])
@@ -224,6 +231,10 @@ class DeviceDecoder:
     def aux_hidden_states(self) -> Tensor:
         """Inputs of the auxiliary layers by the last forward, on the device, in the rows' type."""
         return self.network.aux_hidden_states
+
+    def final_states(self, rows: slice) -> NDArray[np.float64]:
+        """See `TargetDecoder.final_states`; waits for the device."""
+        return final_norm(self.network.residual[rows], self.model.weights.final_norm, self.config.norm_eps)
 
     def plan_coarsely(self, coarse: bool | None) -> None:
         """Plan attention in long stretches, in short ones, or, None, in the faster way. Results are the same."""

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import well_formed
+from specdec.models.embedding import gguf_pooling
 from specdec.models.gguf import GGUFFile
 from specdec.models.tokenizer import TokenizerInfo
 
@@ -80,7 +81,8 @@ def _converted(file: GGUFFile, meta: dict[str, Any]) -> tuple[str, TokenizerInfo
     else:
         raise UnsupportedModelError(f"{file.path}: tokenizer kind '{kind}' is not supported; use the model's HF folder")
     _add_named(tokenizer, tokens, types)
-    return tokenizer.to_str(), _info(meta, tokens, types, begins=kind == "llama")
+    info = _info(meta, tokens, types, begins=kind == "llama")
+    return tokenizer.to_str(), replace(info, pooling=gguf_pooling(meta, file.path))
 
 
 def _byte_level(file: GGUFFile, tokens: list[str], types: list[int]) -> Tokenizer:
@@ -182,12 +184,13 @@ def _info(meta: dict[str, Any], tokens: list[str], types: list[int], *, begins: 
         eos_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
         chat_template=template,
         template_variables={name: tokens[i] for name, i in named.items() if i is not None},
+        end_id=given("eos") if meta.get("tokenizer.ggml.add_eos_token") else None,
     )
 
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1  # of cached tokenizers; raise it when the conversion changes, so that older ones are not used
+_FORMAT = 2  # of cached tokenizers; raise it when the conversion changes, so that older ones are not used
 
 
 class TokenizerCache:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import MAX_MERGES, MAX_TOKENIZER_BYTES, check_regular, read_text_file, well_formed
 from specdec.models.config import MAX_LAYERS, ModelConfig, RopeConfig
+from specdec.models.embedding import folder_pooling, pooling_folder
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 
 if TYPE_CHECKING:
@@ -239,6 +240,8 @@ class _Reader:
         for key in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
             if self.data.get(key):
                 raise UnsupportedModelError(f"{self.name}: '{key}' is not supported; use another model")
+        if self.data.get("is_causal") is False:
+            raise UnsupportedModelError(f"{self.name}: 'is_causal' false is not supported; use a causal model")
 
     def _int(self, key: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
         value = self.data.get(key, default)
@@ -539,6 +542,7 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
         bos = _token_id(data, named.get("bos_token"), config.bos_id)
         eos = _token_id(data, named.get("eos_token"), None)
         adds = _template_adds(data.get("post_processor"), named.get("bos_token"))
+        end = eos if settings.get("add_eos_token") else _template_end(data.get("post_processor"))
         if bos is not None and not 0 <= bos < config.vocab_size:
             raise ModelError(f"{folder}: begin token {bos} is none of the model's {config.vocab_size}; fetch it again")
         ends = dict.fromkeys((*config.eos_ids, *(() if eos is None else (eos,))))
@@ -549,6 +553,8 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
         eos_ids=known,
         chat_template=template,
         template_variables=named,
+        end_id=end,
+        pooling=_pooling(folder),
     )
     try:
         return Tokenizer.like(like, serialised, info)
@@ -573,6 +579,29 @@ def _template_adds(processor: dict[str, Any] | None, bos: str | None) -> bool:
         return any(_template_adds(step, bos) for step in processor["processors"])
     first: dict[str, Any] = next(iter(processor.get("single") or []), {})
     return first.get("SpecialToken", {}).get("id") == bos
+
+
+def _template_end(processor: dict[str, Any] | None) -> int | None:
+    """The id of the token that the post-processor puts after a text; None if there is none."""
+    if processor is None:
+        return None
+    if processor.get("type") == "Sequence":
+        found = [_template_end(step) for step in processor["processors"]]
+        return next((end for end in found if end is not None), None)
+    last: dict[str, Any] = next(reversed(processor.get("single") or []), {})
+    name = last.get("SpecialToken", {}).get("id")
+    return None if name is None else int(processor["special_tokens"][name]["ids"][0])
+
+
+def _pooling(folder: Path) -> str:
+    """`EngineInfo.pooling`, from the files of sentence-transformers if there are any."""
+    path = folder / "modules.json"
+    if not path.exists():
+        return folder_pooling(folder, None, {})
+    with well_formed(str(path)):
+        modules = json.loads(read_text_file(path))
+    place = pooling_folder(folder, modules)
+    return folder_pooling(folder, modules, {} if place is None else read_json(place / "config.json"))
 
 
 def _content(token: Any) -> str | None:

@@ -28,6 +28,8 @@ class TokenizerInfo:
     eos_ids: tuple[int, ...] = ()
     chat_template: str | None = None  # Jinja source
     template_variables: dict[str, str] = field(default_factory=dict)  # special tokens by name, such as bos_token
+    end_id: int | None = None  # ends every text to be embedded
+    pooling: str = ""  # as `EngineInfo.pooling`
 
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -118,7 +120,7 @@ class Tokenizer:
         self.bos_id = info.bos_id
         self._prefix = [info.bos_id] if info.add_bos and info.bos_id is not None else []
         self.add_bos = bool(self._prefix)
-        self.eos_ids = info.eos_ids
+        self.eos_ids, self.end_id, self.pooling = info.eos_ids, info.end_id, info.pooling
 
     @staticmethod
     def like(known: Tokenizer | None, serialised: str, info: TokenizerInfo) -> Tokenizer:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.core.tree import TokenTree
@@ -32,6 +34,10 @@ class LateVerifier:
     def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
         """As the CPU's."""
         return self._inner.features(index, prefill, acceptance, count)
+
+    def final_states(self, index: int, rows: range) -> NDArray[np.float64]:
+        """As the CPU's."""
+        return self._inner.final_states(index, rows)
 
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
         """Only records the work."""

@@ -101,6 +101,8 @@ class GetServerInfoResponse(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     NUMERIC_FINGERPRINT_FIELD_NUMBER: _builtins.int
     TP_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
+    EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     target: _builtins.str
     draft: _builtins.str
@@ -133,6 +135,10 @@ class GetServerInfoResponse(_message.Message):
     """
     tp: _builtins.int
     """Processes that the target is split over (engine.tp); `threads` counts the threads of all."""
+    pooling: _builtins.str
+    """Of a model made for embeddings (last or mean) or for reranking (rank). Empty: it generates text."""
+    embedding_size: _builtins.int
+    """Values of an embedding."""
     @_builtins.property
     def drafters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -159,10 +165,12 @@ class GetServerInfoResponse(_message.Message):
         memory_bytes: _builtins.int = ...,
         numeric_fingerprint: _builtins.str = ...,
         tp: _builtins.int = ...,
+        pooling: _builtins.str = ...,
+        embedding_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "draft", b"draft", "drafters", b"drafters", "dtype", b"dtype", "engine_restarts", b"engine_restarts", "eos_token_ids", b"eos_token_ids", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "kv_tokens", b"kv_tokens", "max_batch", b"max_batch", "max_context", b"max_context", "memory_bytes", b"memory_bytes", "numeric_fingerprint", b"numeric_fingerprint", "numeric_mode", b"numeric_mode", "target", b"target", "threads", b"threads", "tp", b"tp", "version", b"version", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "draft", b"draft", "drafters", b"drafters", "dtype", b"dtype", "embedding_size", b"embedding_size", "engine_restarts", b"engine_restarts", "eos_token_ids", b"eos_token_ids", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "kv_tokens", b"kv_tokens", "max_batch", b"max_batch", "max_context", b"max_context", "memory_bytes", b"memory_bytes", "numeric_fingerprint", b"numeric_fingerprint", "numeric_mode", b"numeric_mode", "pooling", b"pooling", "target", b"target", "threads", b"threads", "tp", b"tp", "version", b"version", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__draft: _TypeAlias = _typing.Literal["draft"]  # noqa: Y015
     _WhichOneofArgType__draft: _TypeAlias = _typing.Literal["_draft", b"_draft"]  # noqa: Y015

@@ -113,6 +113,10 @@ class ParallelDecoder:
         self._own.embed(batch)
         return self._run(Command(self._moves.source, self._moves.target, batch, logit_rows))
 
+    def final_states(self, rows: slice) -> NDArray[np.float64]:
+        """See `TargetDecoder.final_states`."""
+        return self._own.final_states(rows)
+
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """See `Decoder.move_kv`."""
         self._own.move_kv(source, target)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.models.config import ModelConfig
-from specdec.models.decoder import KvPool, attention_spec, aux_columns, rope_tables
+from specdec.models.decoder import KvPool, attention_spec, aux_columns, final_norm, rope_tables
 from specdec.models.tensor_parallel.shares import RankShare
 from specdec.models.weights import LayerWeights, ModelWeights
 from verify_kernels.backend import AddRowsSpec, Backend, GateSpec, LinearSpec, Prologue, RowsOp
@@ -227,6 +227,10 @@ class ShardDecoder:
             self._lm_head(len(logit_rows))
         self._ranks.meet()
         return self._logits[: len(logit_rows)]
+
+    def final_states(self, rows: slice) -> NDArray[np.float64]:
+        """See `TargetDecoder.final_states`."""
+        return final_norm(self._x[rows], self.weights.final_norm, self.share.config.norm_eps)
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """As `Decoder.move_kv`, for this rank's heads."""
