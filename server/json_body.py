@@ -71,8 +71,8 @@ def read_object(data: bytes) -> dict[str, Any]:
 
 
 def write_json(value: Any) -> bytes:
-    """``value`` as compact JSON."""
-    return orjson.dumps(value)
+    """``value`` as compact JSON; numpy arrays become lists."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 MAX_DEPTH = 64

@@ -31,6 +31,7 @@ from server.prometheus import Registry
 from server.request_stream import RequestStream, Ticket
 from specdec.config import EngineConfig, ServerConfig
 from specdec.core.types import EngineInfo, Request
+from specdec.models.embedding import RANK
 from specdec.models.next_edit import WindowReader
 from specdec.models.resolve import is_here
 
@@ -70,6 +71,8 @@ class Task(Enum):
     ANY = "any"
     FILL = "fill"
     CHAT = "chat"
+    EMBED = "embed"
+    RERANK = "rerank"
 
 
 class DrainGate:
@@ -215,8 +218,11 @@ class ServedModel:
 
     def can(self, task: Task) -> bool:
         """Whether the model is known to be able to do ``task``."""
-        if task is Task.ANY:
-            return True
+        pooling = self.info.pooling if self.client.engine.is_known else ""
+        if task in (Task.EMBED, Task.RERANK):
+            return bool(pooling) and (pooling == RANK) == (task is Task.RERANK)
+        if pooling or task is Task.ANY:
+            return not pooling
         return self.tokenizer.is_loaded and (
             self.fills_in if task is Task.FILL else self.tokenizer.loaded.has_chat_template
         )

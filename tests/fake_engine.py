@@ -57,6 +57,7 @@ MAX_CONTEXT = 128
 VOCAB_SIZE = 256
 WEIGHT_BYTES = 4_321
 FINGERPRINT = "0123456789abcdef"
+EMBEDDING_SIZE = 4
 TRACE_STEPS = 40
 PREFILL_STEPS = 200
 FLUSHED = 7
@@ -66,6 +67,7 @@ INFO = EngineInfo(
     target="fake", draft="fake-draft", dtype="int8", kernels="reference", numeric_mode="bitwise",
     max_context=MAX_CONTEXT, vocab_size=VOCAB_SIZE, kv_tokens=4096, max_batch=8, drafters=("suffix",), eos_ids=(0,),
     threads=1, version="0", kv_dtype="fp32", weight_bytes=WEIGHT_BYTES, numeric_fingerprint=FINGERPRINT,
+    embedding_size=EMBEDDING_SIZE,
 )  # fmt: skip
 
 
@@ -461,7 +463,14 @@ def _finished(running: _Running, index: int, reason: FinishReason) -> Finished:
         ),
         SpeculationStats(5, 3, 6, 3, [1, 1, 1], {"suffix": DrafterStats(4, 3), "idle": DrafterStats()}),
         Timings(0.5, 1.5, 2.5, 0.25, 0.75),
+        embedding_of(request) if request.pooling is not None and reason is FinishReason.LENGTH else b"",
     )  # fmt: skip
+
+
+def embedding_of(request: Request) -> bytes:
+    """`EMBEDDING_SIZE` values that follow from the prompt and the pooling."""
+    values = [*answer_to(request.prompt_ids, EMBEDDING_SIZE - 1), len(str(request.pooling))]
+    return (np.array(values) / np.linalg.norm(values)).astype("<f4").tobytes()
 
 
 def fake_step(step: int, sequences: int) -> StepTrace:

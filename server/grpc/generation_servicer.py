@@ -20,7 +20,7 @@ from server.grpc.messages import (
     started_message,
     timings_message,
 )
-from server.grpc.request_reader import PromptMessage, parse_generate, parse_prefill, read_chat
+from server.grpc.request_reader import PromptMessage, parse_embed, parse_generate, parse_prefill, read_chat
 from server.hold_headers import DeferredHeaders
 from server.observe.records import current_arm
 from server.request_stream import RequestStream
@@ -86,6 +86,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             return response
 
     @guarded
+    async def Embed(self, request: generation_pb2.EmbedRequest, context: Context) -> generation_pb2.EmbedResponse:
+        model = self._models.find(request.model, Task.EMBED)
+        with model.gate.enter():
+            asked, requests = await parse_embed(request, model)
+            requests = [_with_deadline(each, context) for each in requests]
+            response = generation_pb2.EmbedResponse(model=model.name)
+            for values, usage in await asked.run(requests):
+                response.embeddings.add(
+                    values=values, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens
+                )
+            return response
+
+    @guarded
     async def Abort(self, request: generation_pb2.AbortRequest, context: Context) -> generation_pb2.AbortResponse:
         violations = ViolationCollector()
         violations.check(bool(request.request_id), "request_id", "must not be empty")
@@ -142,12 +155,20 @@ def _admit(
     Raises:
         RequestError: no time is left, the caller is not allowed, or the engine refuses it.
     """
-    remaining = context.time_remaining()
-    if remaining is not None:
-        if remaining <= 0:
-            raise DeadlinePassedError
-        request = dataclasses.replace(request, deadline_s=remaining)
+    request = _with_deadline(request, context)
     return model.admission.admit(current_caller(), request, supersedes_key=scheduling.supersedes_key)
+
+
+def _with_deadline(request: Request, context: Context) -> Request:
+    """``request`` with the rest of the call's time as its deadline.
+
+    Raises:
+        DeadlinePassedError: no time is left.
+    """
+    remaining = context.time_remaining()
+    if remaining is not None and remaining <= 0:
+        raise DeadlinePassedError
+    return request if remaining is None else dataclasses.replace(request, deadline_s=remaining)
 
 
 def _stream_message(event: RequestEvent, model: str) -> generation_pb2.GenerateStreamResponse:

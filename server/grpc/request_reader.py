@@ -12,6 +12,7 @@ from server.auth.principal import current_caller
 from server.completion.documents import ContextFile, Gap
 from server.completion.prompt_packer import PackedPrompt
 from server.completion.requests import CompletionOptions
+from server.embedding import EmbeddingCall, check_count, embedded_ids
 from server.served_model import ServedModel
 from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import generation_pb2 as pb
@@ -22,6 +23,7 @@ from specdec.core.types import (
     EngineInfo,
     GrammarParams,
     OutputParams,
+    Pooling,
     Request,
     ResumeParams,
     SamplingParams,
@@ -93,6 +95,23 @@ async def parse_prefill(message: pb.PrefillRequest, model: ServedModel) -> Reque
     )
     validate(request, model.info, violations)
     return request
+
+
+async def parse_embed(message: pb.EmbedRequest, model: ServedModel) -> tuple[EmbeddingCall, list[Request]]:
+    """Return the options of ``message`` and a request per text; raises as `parse_generate`."""
+    model.check_name(message.model)
+    violations, prompts = ViolationCollector(), []
+    dimensions = message.dimensions if message.HasField("dimensions") else None
+    asked = EmbeddingCall.of(model, _POOLINGS.get(message.pooling), dimensions, violations)
+    if check_count(len(message.inputs), violations, "inputs"):
+        for each in message.inputs:
+            given = each.text if each.WhichOneof("input") == "text" else each.token_ids.ids
+            prompts.append(await embedded_ids(model, given))
+    options = {"priority": message.scheduling.priority, "cache_salt": message.cache.salt}
+    return asked, asked.requests(uuid.uuid4().hex, prompts, options, violations, "inputs")
+
+
+_POOLINGS = {pb.POOLING_LAST: Pooling.LAST, pb.POOLING_MEAN: Pooling.MEAN}
 
 
 async def read_chat(chat: options.ChatPrompt, model: ServedModel, violations: ViolationCollector) -> list[int]:

@@ -19,12 +19,13 @@ from server.auth.access import KEY_HEADERS, http_caller
 from server.auth.principal import set_caller
 from server.http.anthropic import ANTHROPIC, AnthropicErrors
 from server.http.call import Call, Endpoint, ErrorStyle, ServerContext
+from server.http.embeddings import EMBEDDINGS
 from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFoundError, refusal_of
 from server.http.llamacpp import LLAMACPP
 from server.http.mistral import MISTRAL
 from server.http.next_edit import NEXT_EDIT
 from server.http.ollama import OLLAMA, OllamaErrors
-from server.http.openai import DEEPSEEK, EMBEDDINGS, OPENAI
+from server.http.openai import DEEPSEEK, OPENAI
 from server.http.openai_format import OpenAIErrors
 from server.http.operator_endpoints import EXPERIMENTS, METRICS, PROBES
 from server.http.playground import PLAYGROUND

@@ -1,19 +1,24 @@
-"""Ollama's dialect: /api/generate, /api/chat, and what its clients ask about models."""
+"""Ollama's dialect: /api/generate, /api/chat, /api/embed, and what its clients ask about models."""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
+from server.embedding import EmbeddingCall, check_count, embedded_ids
 from server.errors import UnknownModelError
 from server.http.answering import Sample, Totals, answer
 from server.http.call import Call, Endpoint
+from server.http.embeddings import DIMENSIONS, POOLING
 from server.http.errors import Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, read_conversation
 from server.http.openai_format import ChatLogprobs, extras, set_logprobs
@@ -28,6 +33,7 @@ from server.request_fields import (
     OBJECT,
     PREDICTION,
     TEXT,
+    TEXTS,
     Field,
     Schema,
     Table,
@@ -431,6 +437,58 @@ async def chat(call: Call) -> None:
         await _answer(call, await parse_chat(call), message)
 
 
+_EMBED: Table = (
+    *_NAMES,
+    flag_field("truncate", "Cut texts to the context; false refuses longer ones.", default=True),
+    object_field("options", OPTION_FIELDS),
+    POOLING,
+)
+_INPUT = Field("input", {**TEXTS, "description": "None: nothing is embedded."}, Body.texts)
+EMBED_FIELDS: Table = (*_EMBED, _INPUT, DIMENSIONS)
+OLD_EMBED_FIELDS: Table = (*_EMBED, text_field("prompt", "None: nothing is embedded."))
+
+
+async def _embedded(call: Call, table: Table, name: str) -> tuple[list[NDArray[np.float32]], int]:
+    """The embeddings of the field ``name`` of a call, and the number of their tokens.
+
+    Raises:
+        RequestError: it cannot be served; the error names every bad field.
+    """
+    body, fields = await call.read_request(table)
+    own, model = fields.own, call.model
+    asked = EmbeddingCall.of(model, own.get("pooling"), own.get("dimensions"), body.violations)
+    given = own.get(name) or ()
+    texts = [given] if isinstance(given, str) else [*given] if given != ("",) else []
+    if texts:
+        check_count(len(texts), body.violations, name)
+    body.violations.raise_if_any()
+    if not texts:
+        return [], 0
+    call.field_names |= {"prompt": name, "prompt.token_ids": name}
+    longest = model.info.max_context - 1 if own["truncate"] else None
+    prompts = [await embedded_ids(model, text, longest) for text in texts]
+    found = await asked.run(asked.requests(f"ollama-{call.request_id}", prompts, {}, body.violations, name))
+    return [row for row, _ in found], sum(usage.prompt_tokens for _, usage in found)
+
+
+async def embed(call: Call) -> None:
+    """Embeddings of texts."""
+    with call.model.gate.enter():
+        began_s = time.perf_counter()
+        rows, tokens = await _embedded(call, EMBED_FIELDS, "input")
+        spent = _nanoseconds((time.perf_counter() - began_s) * 1e3)
+        durations = {"total_duration": spent, "load_duration": 1, "prompt_eval_count": tokens}
+        name = call.data.get("model") or call.data.get("name") or call.model.name
+        await call.reply(200, {"model": name, "embeddings": rows, **durations, **call.notes()})
+
+
+async def embed_one(call: Call) -> None:
+    """The embedding of one text, as older clients ask for it."""
+    with call.model.gate.enter():
+        rows, _ = await _embedded(call, OLD_EMBED_FIELDS, "prompt")
+        await call.reply(200, {"embedding": rows[0] if rows else [], **call.notes()})
+
+
 FAMILY = "specdec"
 
 
@@ -507,6 +565,8 @@ async def show(call: Call) -> None:
 
 
 def _capabilities(model: ServedModel) -> list[str]:
+    if model.can(Task.EMBED):
+        return ["embedding"]
     tokenizer = model.tokenizer.loaded
     can: dict[str, Any] = {"insert": model.fills_in, "tools": tokenizer.has_tool_template}
     return ["completion", *(name for name, able in can.items() if able)]
@@ -540,6 +600,16 @@ _ERRORS = OllamaErrors()
 OLLAMA = (
     Endpoint("POST", "/api/generate", generate, _ERRORS, "Ollama: continue a text", GENERATE_FIELDS),
     Endpoint("POST", "/api/chat", chat, _ERRORS, "Ollama: answer in a conversation", CHAT_FIELDS, task=Task.CHAT),
+    Endpoint("POST", "/api/embed", embed, _ERRORS, "Ollama: embeddings of texts", EMBED_FIELDS, task=Task.EMBED),
+    Endpoint(
+        "POST",
+        "/api/embeddings",
+        embed_one,
+        _ERRORS,
+        "Ollama: the embedding of a text",
+        OLD_EMBED_FIELDS,
+        task=Task.EMBED,
+    ),
     Endpoint("POST", "/api/show", show, _ERRORS, "Ollama: what the model can do", _NAMES),
     Endpoint("GET", "/api/tags", tags, _ERRORS, "Ollama: the models served"),
     Endpoint("GET", "/api/ps", running, _ERRORS, "Ollama: the models loaded"),

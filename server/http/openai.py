@@ -1,5 +1,4 @@
-"""Endpoints of OpenAI's dialect, their bodies' schemas, /v1/models, /v1/embeddings refused in words, and DeepSeek's
-/beta/completions."""
+"""Endpoints of OpenAI's dialect, their bodies' schemas, /v1/models, and DeepSeek's /beta/completions."""
 
 from __future__ import annotations
 
@@ -9,9 +8,8 @@ from server.http.call import Call, Endpoint
 from server.http.openai_chat import CHAT_FIELDS, chat
 from server.http.openai_completions import COMPLETION_FIELDS, complete
 from server.http.openai_format import OpenAIErrors
-from server.request_fields import TEXT, TEXTS, Field, text_field
+from server.request_fields import TEXT
 from server.served_model import ServedModel, Task
-from specdec.errors import RequestError
 
 
 async def list_models(call: Call) -> None:
@@ -72,28 +70,6 @@ OPENAI = (
 )  # fmt: skip
 
 
-class NoEmbeddingsError(RequestError):
-    """The server has no embedding model. SDKs do not retry after this status."""
-
-    reason = "EMBEDDINGS_NOT_SUPPORTED"
-    http_status = 422
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this server runs a model that generates text, and makes no embeddings; point the client's embedding model "
-            "at a server of an embedding model"
-        )
-
-
-async def embed(call: Call) -> None:
-    """Refuse the call."""
-    raise NoEmbeddingsError
-
-
-EMBEDDINGS = (
-    Endpoint("POST", "/v1/embeddings", embed, _ERRORS, "Refused: the model makes no embeddings",
-             (text_field("model"), Field("input", TEXTS))),
-)  # fmt: skip
 DEEPSEEK = (
     Endpoint("POST", "/beta/completions", complete, _ERRORS, "DeepSeek: fill a gap", COMPLETION_FIELDS, ("prompt",)),
 )

@@ -55,7 +55,8 @@ from specdec.engine.validation import check_requests
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
-_RULE = "must be text, a list of token ids, or a list of such"
+PROMPTS = either(TEXTS, IDS, listed(IDS))
+PROMPT_RULE = "must be text, a list of token ids, or a list of such"
 
 
 def completion_fields(default_tokens: int) -> Table:
@@ -64,7 +65,7 @@ def completion_fields(default_tokens: int) -> Table:
         *SHARED,
         *param_fields(OutputParams),
         param_field(StoppingParams, "max_tokens", default=default_tokens),
-        Field("prompt", either(TEXTS, IDS, listed(IDS)), Body.raw),
+        Field("prompt", PROMPTS, Body.raw),
         text_field("suffix", "What follows the gap to be filled."),
         flag_field("echo"),
         flag_field("add_special_tokens", default=True),
@@ -92,9 +93,9 @@ async def read_prompts(body: Body, fields: RequestFields, model: ServedModel) ->
         FimNotSupportedError: there is a suffix, and the model cannot fill in.
     """
     own = fields.own
-    given, suffix = _listed(own.get("prompt")), own.get("suffix")
+    given, suffix = listed_prompts(own.get("prompt")), own.get("suffix")
     if given is None:
-        body.refuse("prompt", _RULE)
+        body.refuse("prompt", PROMPT_RULE)
         given = []
     if len(given) > MAX_PROMPTS:
         body.refuse("prompt", f"at most {MAX_PROMPTS} prompts, got {len(given)}; send the others separately")
@@ -116,7 +117,8 @@ async def read_prompts(body: Body, fields: RequestFields, model: ServedModel) ->
     return prompts
 
 
-def _listed(value: Any) -> list[str | list[int]] | None:
+def listed_prompts(value: Any) -> list[str | list[int]] | None:
+    """The texts and lists of token ids in a body's value; None: it is neither, nor a list of them."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
