@@ -113,6 +113,9 @@ def _engine(now: Snapshot) -> Iterator[Metric]:
     yield _OURS.gauge("kv_pages_used", "Pages that running requests hold.", load.total_pages - load.free_pages)
     yield _OURS.gauge("kv_usage_ratio", "Fraction of the KV pages in use.", load.kv_usage)
     yield _OURS.gauge("prefix_hit_ratio", "Fraction of all prompt tokens found in the prefix cache.", load.hit_rate)
+    yield _OURS.gauge("kv_disk_bytes", "Bytes of the prefix cache on disk.", load.disk_bytes)
+    pages = {"written": load.disk_pages_written, "read": load.disk_pages_read, **load.disk_pages_missed}
+    yield _OURS.counters("kv_disk_pages", "Pages of the prefix cache on disk, by outcome.", "outcome", pages)
     if now.info is not None:
         info = now.info
         labels = {

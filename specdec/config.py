@@ -109,6 +109,11 @@ class EngineConfig(BaseModel):
         0, ge=0, description="tokens the KV cache holds, from 128, rounded up to pages of 64; 0: by free memory"
     )
     prefix_cache: bool = Field(True, description="prompts that begin alike share their KV cache")
+    kv_disk_bytes: int | None = Field(
+        None, ge=0, description="bytes of prefix cache on disk, which a restart keeps; CPU without `tp` only; 0: none; "
+        "null: `specdec serve` without keys_file takes 4 GiB or a quarter of the free space, else none",
+    )  # fmt: skip
+    kv_disk_folder: Path | None = Field(None, description="folder for kv_disk_bytes; null: `prefix` in cache_dir")
 
     max_batch: int = Field(
         16, ge=1, le=256, description="sequences decoded together, at most", json_schema_extra={"unit": "sequences"}

@@ -43,7 +43,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     config = tmp_path_factory.mktemp("serve") / "specdec.yaml"
     config.write_text(FAST)
     command = [sys.executable, "-m", "specdec.cli.main", "serve", "--config", str(config), "--target", TARGET]
-    command += ["--quiet", "--grpc-port", "0", "--http-port", "0"]
+    command += ["--quiet", "--grpc-port", "0", "--http-port", "0", "--kv-disk-bytes", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

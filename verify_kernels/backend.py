@@ -56,6 +56,10 @@ class KvTensors:
             if scale is not None:
                 yield scale.unsqueeze(-2)
 
+    def page_bytes(self) -> list[NDArray[np.uint8]]:
+        """The memory of every tensor of all layers as [layers, pages, bytes]."""
+        return [each.flatten(2).view(torch.uint8).numpy() for each in self._fields() if each is not None]
+
     def _fields(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         return self.k, self.v, self.k_scale, self.v_scale
 

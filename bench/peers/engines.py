@@ -122,6 +122,7 @@ def _specdec(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> lis
     """Only the arm that speculates gets predictions, sessions and the draft model."""
     base = [sys.executable, "-m", "specdec.cli.main", "serve", "--target", target.ref]
     base += ["--device", "cpu", "--threads", str(plan.threads), "--cache-dir", str(plan.cache_dir), "--quiet"]
+    base += ["--kv-disk-bytes", "0"]
     base += ["--host", "127.0.0.1", "--grpc-port", "0", "--http-port", "{port}"]
     env = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     settings = {

@@ -10,7 +10,7 @@ import shutil
 import ssl
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from specdec.cli.options import (
     pop_credentials,
     server_option,
 )
-from specdec.config import EngineConfig, ServerConfig
+from specdec.config import Config, EngineConfig, ServerConfig
 
 if TYPE_CHECKING:
     from server.serving import Addresses
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # Flag, and the field of the configuration that it sets.
 _MORE = (
     ("--alias", "engine.aliases"),
+    ("--kv-disk-bytes", "engine.kv_disk_bytes"),
     ("--keys-file", "server.keys_file"),
     ("--tls-cert", "server.tls_cert"),
     ("--tls-key", "server.tls_key"),
@@ -59,6 +60,8 @@ _SCREEN = {
     "Network": ("--host", "--grpc-port", "--http-port", "--port", "--keys-file", "--quiet"),
 }
 _OPEN = ServerConfig()
+_DISK_BYTES = 4 << 30  # of prefix cache for a server of one user, if nothing else is configured
+_DISK_SHARE = 1 / 4  # of the free space, at most
 
 
 def _more_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,7 +84,7 @@ def serve_command(quiet: bool, **values: Any) -> None:
     _take_synonyms(values, "engine__target", "MODEL, --model and --target", "model", "named")
     _take_synonyms(values, "server__http_port", "--port and --http-port", "port")
     chosen = values["engine__target"] is not None or values["config_file"] is not None
-    config = pop_config(values)
+    config = with_disk_cache(pop_config(values))
     import uvloop
 
     from server.observe.logs import configure_logs
@@ -123,6 +126,21 @@ def _take_synonyms(values: dict[str, Any], name: str, flags: str, *synonyms: str
     if len(given) > 1:
         raise click.UsageError(f"{flags} mean the same: give one of them")
     values[name] = given[0] if given else None
+
+
+def with_disk_cache(config: Config) -> Config:
+    """``config`` with a prefix cache on disk for engines that do not say, if no keys tell several users apart."""
+
+    def completed(engine: EngineConfig) -> EngineConfig:
+        if engine.kv_disk_bytes is not None:
+            return engine
+        most = _DISK_BYTES
+        with suppress(OSError):  # without the folder there is nothing to fill
+            most = int(min(most, _DISK_SHARE * shutil.disk_usage(engine.cache_dir.expanduser()).free))
+        return engine.model_copy(update={"kv_disk_bytes": 0 if config.server.keys_file else most})
+
+    engines = {name: completed(engine) for name, engine in config.engines.items()}
+    return config.model_copy(update={"engine": completed(config.engine), "engines": engines})
 
 
 def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server: ServerConfig = _OPEN) -> list[str]:

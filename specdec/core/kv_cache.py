@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Protocol
 
 from specdec.core.cache_events import CacheRecorder
 from verify_kernels.forward_batch import PAGE_SIZE
@@ -238,6 +239,30 @@ class PrefixIndex:
         self.draft_ready[page] = 0
 
 
+class PageWatcher(Protocol):
+    """Follows which pages hold cached content. Called by the engine's thread; must not raise."""
+
+    def stored(self, page: int, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
+        """The content of ``page`` is cached under ``key`` and will not change until it is `removed`."""
+
+    def removed(self, page: int) -> None:
+        """``page`` may be written to from now on."""
+
+
+@dataclass(slots=True)
+class PageLoad:
+    """Pages that something other than a forward fills, for a prompt that begins with cached ones."""
+
+    tokens: Seq[int]
+    salt: str
+    keys: list[bytes]
+    """Of all its pages, the cached ones first."""
+    cached: list[int]
+    """Cached pages, which keep a reference until the load ends."""
+    pages: list[int]
+    """Pages to fill, which hold nothing yet."""
+
+
 class KvCacheManager:
     """Block tables over ``n_pages`` pages; a page id names a page in the target's pool and in the draft model's.
 
@@ -256,19 +281,17 @@ class KvCacheManager:
         self.prefix_cache = prefix_cache
         self._partial_blocks = prefix_cache and partial_blocks
         self._index = PrefixIndex(n_pages)
-        self._pool = PagePool(n_pages, self._index.remove)
+        self._pool = PagePool(n_pages, self._evicted)
         self._recorder: CacheRecorder | None = None
+        self._watcher: PageWatcher | None = None
 
     def record(self, recorder: CacheRecorder) -> None:
         """Record every full page that enters or leaves the cache from now on."""
-        index = self._index
+        self._recorder = recorder
 
-        def evict(page: int) -> None:
-            if (key := index.key(page)) is not None:
-                self._pass_on(lambda recorder: recorder.removed(key))
-            index.remove(page)
-
-        self._recorder, self._pool.on_evict = recorder, evict
+    def watch(self, watcher: PageWatcher) -> None:
+        """Report every full page that enters or leaves the cache from now on."""
+        self._watcher = watcher
 
     def _pass_on(self, event: Callable[[CacheRecorder], None]) -> None:
         """Pass an event to the recorder. One that raises is dropped, since its events have a gap."""
@@ -384,6 +407,38 @@ class KvCacheManager:
         self._pass_on(lambda recorder: recorder.flushed())
         return count
 
+    def begin_load(self, tokens: Seq[int], salt: str, source: Container[bytes], reserve: int) -> PageLoad | None:
+        """Take pages for the first full pages of ``tokens[:-1]`` that are not cached and whose keys are in ``source``,
+        so far as ``reserve`` pages stay available; None: for none."""
+        if not self.prefix_cache:
+            return None
+        keys: list[bytes] = []
+        cached = self._find(tokens, salt, keys).pages
+        depth, full = len(cached), (len(tokens) - 1) // PAGE_SIZE
+        while depth < full:
+            self._keys_to(tokens, salt, keys, depth)
+            if keys[depth] not in source:
+                break
+            depth += 1
+        idle_hits = sum(1 for page in cached if self._pool.references[page] == 0)
+        count = min(depth - len(cached), self.n_free - idle_hits - reserve)
+        if count <= 0:
+            return None
+        for page in cached:
+            self._pool.retain(page)
+        return PageLoad(tokens, salt, keys[: len(cached) + count], cached, self._pool.take(count))
+
+    def end_load(self, load: PageLoad, n_filled: int) -> None:
+        """Cache the first ``n_filled`` pages of a load and free the others."""
+        index, first = self._index, len(load.cached)
+        for depth in range(first, first + n_filled):
+            if index.page(load.keys[depth]) is None:
+                tokens = load.tokens[depth * PAGE_SIZE : (depth + 1) * PAGE_SIZE]
+                parent = load.keys[depth - 1] if depth else None
+                self._add_page(load.pages[depth - first], load.keys[depth], parent, tokens, load.salt)
+        for page in reversed(load.cached + load.pages):  # the deepest are evicted first
+            self._pool.drop(page, keep=index.key(page) is not None)
+
     def forget_drafts(self) -> None:
         """Mark the draft model's KV as lost after a swap. The caller sets ``draft_computed`` of sequences to 0."""
         self._index.forget_drafts()
@@ -465,11 +520,24 @@ class KvCacheManager:
     def _add_one(self, seq: PagedTokens, depth: int) -> None:
         keys, page = seq.page_keys, seq.pages[depth]
         parent = keys[depth - 1] if depth else None
-        self._index.add(page, keys[depth], parent)
+        tokens = seq.tokens[depth * PAGE_SIZE : (depth + 1) * PAGE_SIZE]
+        self._add_page(page, keys[depth], parent, tokens, seq.salt)
         self._index.draft_ready[page] = depth < seq.n_draft_published
+
+    def _add_page(self, page: int, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
+        self._index.add(page, key, parent)
         if self._recorder is not None:
-            tokens = seq.tokens[depth * PAGE_SIZE : (depth + 1) * PAGE_SIZE]
-            self._pass_on(lambda recorder: recorder.stored(keys[depth], parent, tokens, seq.salt))
+            self._pass_on(lambda recorder: recorder.stored(key, parent, tokens, salt))
+        if self._watcher is not None:
+            self._watcher.stored(page, key, parent, tokens, salt)
+
+    def _evicted(self, page: int) -> None:
+        """An idle page loses its content."""
+        if (key := self._index.key(page)) is not None:
+            self._pass_on(lambda recorder: recorder.removed(key))
+            if self._watcher is not None:
+                self._watcher.removed(page)
+        self._index.remove(page)
 
 
 def _common_prefix(a: Seq[int], b: Seq[int]) -> int:

@@ -539,6 +539,10 @@ class EngineLoad:
     step_sequences: int = 0
     steps_by_sequences: tuple[int, ...] = ()  # by k: steps of more than 2^(k-1) and at most 2^k sequences
     steps_by_rows: tuple[int, ...] = ()  # the same by rows
+    disk_bytes: int = 0  # now, of the prefix cache's files
+    disk_pages_written: int = 0
+    disk_pages_read: int = 0
+    disk_pages_missed: dict[str, int] = field(default_factory=dict)  # by cause; `folder`: 1 if it cannot be used
 
     @property
     def kv_usage(self) -> float:

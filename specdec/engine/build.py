@@ -27,6 +27,7 @@ from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sampling import Sampler
 from specdec.core.types import EngineInfo
 from specdec.engine.build_parallel import ParallelPlatform
+from specdec.engine.disk_cache import open_disk_cache
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.memory import (
     draft_kv_dtype,
@@ -301,7 +302,8 @@ def assemble(
         verifier,
         grammars=grammars,
     )
-    return _with_profile(parts, LearnedProfile(config.cache_dir, target.digest) if remember else None)
+    parts = _with_profile(parts, LearnedProfile(config.cache_dir, target.digest) if remember else None)
+    return dataclasses.replace(parts, disk=open_disk_cache(config, info.numeric_fingerprint, kv, decoder))
 
 
 def _costs_key(config: EngineConfig, info: EngineInfo, target: str, drafters: Sequence[Drafter]) -> list[object]:

@@ -91,10 +91,15 @@ class Engine:
         if request.sampling.seed is None:
             request = replace(request, sampling=replace(request.sampling, seed=draw_seed()))
         arrival_s, prepared = self._parts.clock(), self._preparation.start(request)
-        if prepared is None or prepared.done():
+        pages = None
+        if (disk := self._parts.disk) is not None:
+            disk.set_idle(False)
+            disk.end_loads()
+            pages = disk.start(request.prompt_ids, request.cache_salt, reserve=len(self._scheduler.running))
+        if (prepared is None or prepared.done()) and pages is None:
             self._admit(request, arrival_s, prepared)
         else:
-            self._preparation.hold(request, arrival_s, prepared)
+            self._preparation.hold(request, arrival_s, prepared, pages)
 
     def _admit(self, request: Request, arrival_s: float, prepared: Future[Any] | None) -> None:
         """Queue a prepared request. Raises RequestError if it is refused; any other error ends it with `Failed`."""
@@ -172,6 +177,8 @@ class Engine:
         broken.
         """
         self._expire()
+        if (disk := self._parts.disk) is not None:
+            disk.end_loads()
         self._admit_prepared()
         if self._requests.live:
             result = self._step.run()
@@ -180,6 +187,8 @@ class Engine:
             self._report(result)
         if not self._requests.live:
             self._step.flush()
+            if disk is not None:
+                disk.set_idle(True)
         self._speculation.save_if_due(self._parts.clock())
         if not self._requests and self._preparation.waiting:
             self._preparation.wait()
@@ -216,11 +225,20 @@ class Engine:
             prefix_hit_tokens=self._throughput.hit_tokens,
             prompt_tokens=self._throughput.prompt_tokens,
         )
+        if (disk := self._parts.disk) is not None:
+            disk.end_loads()
+            load = disk.added_to(load)
+        elif self._parts.config.kv_disk_bytes:
+            load = dataclasses.replace(load, disk_pages_missed={"folder": 1})
         return self._totals.added_to(load)
 
     def flush_cache(self) -> int:
-        """Evict the cached pages that no running request uses; returns how many."""
-        return self._kv.flush()
+        """Evict the cached pages that no running request uses, and erase those on disk; returns how many were
+        evicted."""
+        count = self._kv.flush()
+        if self._parts.disk is not None:
+            self._parts.disk.flush()
+        return count
 
     def record_cache(self, recorder: CacheRecorder) -> None:
         """Record every page that enters or leaves the prefix cache from now on."""
@@ -271,12 +289,14 @@ class Engine:
         return self._speculation.learned()
 
     def close(self) -> None:
-        """End every request, close the trace file and write the profile cache."""
+        """End every request, close the trace file, and write the profile cache and the pages that go to disk."""
         for request_id in [*self._requests.live, *self._preparation.waiting]:
             self.abort(request_id)
         self._step.flush()
         self._speculation.close()
         self._grammars.close()
+        if self._parts.disk is not None:
+            self._parts.disk.close()
 
     def _expire(self) -> None:
         """End the sequences whose deadline or time limit has passed."""

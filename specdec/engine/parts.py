@@ -17,6 +17,7 @@ from specdec.control.trace import TRACE_STEPS
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sampling import Sampler
 from specdec.core.types import MAX_QUEUED_REQUESTS, EngineInfo
+from specdec.engine.disk_cache import DiskCache
 from specdec.engine.profile_cache import LearnedProfile
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.propose import Drafting
@@ -57,6 +58,8 @@ class EngineParts:
     """Makes the propose stage; a simulation has its own."""
     grammars: GrammarCompiler | None = None
     """None: the engine makes its own."""
+    disk: DiskCache | None = None
+    """Copies `kv` to files; None: what leaves its memory is lost."""
     trace_steps: int = TRACE_STEPS
     """Steps that the decision trace keeps in memory; 0: none."""
     max_queued_requests: int = MAX_QUEUED_REQUESTS

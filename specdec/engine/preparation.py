@@ -1,4 +1,4 @@
-"""Requests that wait for their grammar or the table of token healing, which another thread makes."""
+"""Requests that wait for other threads: for their grammar, the table of token healing, or their pages from disk."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from specdec.core.sampling import TokenGrammar
 from specdec.core.types import FinishReason, Request
+from specdec.engine.disk_cache import DiskLoad
 from specdec.errors import QueueFullError
 from specdec.grammar.compiler import RETRY_S, GrammarCompiler
 from specdec.grammar.token_healing import TokenHealing
@@ -27,7 +28,15 @@ class WaitingRequest:
     request: Request
     arrival_s: float
     """By the engine's clock."""
-    prepared: Future[Any]
+    prepared: Future[Any] | None
+    """Of its grammar or token healing."""
+    pages: DiskLoad | None
+    """Its pages on disk."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it waits for nothing any more."""
+        return (self.prepared is None or self.prepared.done()) and (self.pages is None or self.pages.ended)
 
     def expired(self, now: float) -> FinishReason | None:
         """Its ending if its deadline or time limit has passed at ``now``."""
@@ -55,20 +64,20 @@ class RequestPreparation:
             return self._grammars.start(request.grammar, request.cache_salt)
         return self._grammars.spelling() if request.healing_prefix else None
 
-    def hold(self, request: Request, arrival_s: float, prepared: Future[Any]) -> None:
-        """Keep ``request`` until it is prepared.
+    def hold(self, request: Request, arrival_s: float, prepared: Future[Any] | None, pages: DiskLoad | None) -> None:
+        """Keep ``request`` until it is prepared and ``pages`` are cached.
 
         Raises:
             QueueFullError: too many requests wait.
         """
         if len(self.waiting) >= self._max_waiting:
             raise QueueFullError(self._max_waiting, RETRY_S)
-        self.waiting[request.request_id] = WaitingRequest(request, arrival_s, prepared)
+        self.waiting[request.request_id] = WaitingRequest(request, arrival_s, prepared, pages)
 
     def drop(self, request_id: str) -> WaitingRequest | None:
         """Remove a waiting request, and its grammar if no other request waits for it; None: no such request waits."""
         dropped = self.waiting.pop(request_id, None)
-        if dropped is None or dropped.request.grammar is None:
+        if dropped is None or dropped.prepared is None or dropped.request.grammar is None:
             return dropped
         if all(other.prepared is not dropped.prepared for other in self.waiting.values()):
             dropped.prepared.cancel()
@@ -87,11 +96,13 @@ class RequestPreparation:
         if not self.waiting:
             return
         began = time.perf_counter()
-        for request_id in [name for name, waiting in self.waiting.items() if waiting.prepared.done()]:
+        for request_id in [name for name, waiting in self.waiting.items() if waiting.is_ready]:
             yield self.waiting.pop(request_id)
             if time.perf_counter() - began > ADMISSION_S:
                 return
 
     def wait(self) -> None:
         """Wait up to `IDLE_WAIT_S` until a request is prepared."""
-        wait([waiting.prepared for waiting in self.waiting.values()], IDLE_WAIT_S, FIRST_COMPLETED)
+        prepared = [each.prepared for each in self.waiting.values() if each.prepared is not None]
+        filled = [each.pages.filled for each in self.waiting.values() if each.pages is not None]
+        wait([future for future in (*prepared, *filled) if not future.done()], IDLE_WAIT_S, FIRST_COMPLETED)

@@ -34,7 +34,7 @@ def trace(*args: str) -> str:
 def test_a_real_server_streams_and_shuts_down_cleanly(tmp_path: Path) -> None:
     file = tmp_path / "trace"
     command = [*SPECDEC, "serve", "--grpc-port", "0", "--http-port", "0", "--kv-tokens", "2048", "--quiet"]
-    command += ["--trace-file", str(file)]
+    command += ["--trace-file", str(file), "--kv-disk-bytes", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

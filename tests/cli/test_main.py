@@ -107,6 +107,20 @@ class _Stopped:
         """Nothing."""
 
 
+@pytest.mark.parametrize(
+    ("words", "least"),
+    [([], 1), (["--kv-disk-bytes", "5"], 5), (["--keys-file", "k"], 0), (["--kv-disk-bytes", "0"], 0)],
+)
+def test_the_prefix_cache_goes_to_disk_for_a_server_of_one_user(
+    words: list[str], least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs: list[Config] = []
+    monkeypatch.setattr(serving, "Serving", lambda config, *_, **__: configs.append(config) or _Stopped())
+    assert CliRunner().invoke(cli, ["serve", "--quiet", *words]).exit_code == 0
+    found = configs[0].engine.kv_disk_bytes
+    assert found == least if words else least <= found <= 4 << 30
+
+
 @pytest.mark.parametrize("words", [["serve", "a", "--target", "b"], ["serve", "--port", "1", "--http-port", "2"]])
 def test_two_spellings_of_an_option_are_rejected(words: list[str]) -> None:
     result = CliRunner().invoke(cli, words)

@@ -98,7 +98,9 @@ def test_commands_work_outside_of_the_checkout(installed: Installed) -> None:
     assert "generate" in installed.run("specdec", "--help")
     assert "it fits" in installed.run("specdec", "doctor", *TINY)
     here = json.loads(installed.run("specdec", "generate", "hello", "--max-tokens", "4", "--json", *TINY))
-    with installed.start(["specdec", "serve", "--grpc-port", "0", "--http-port", "0", "--quiet", *TINY]) as process:
+    with installed.start(
+        ["specdec", "serve", "--grpc-port", "0", "--http-port", "0", "--kv-disk-bytes", "0", "--quiet", *TINY]
+    ) as process:
         assert process.stdout is not None
         try:
             lines = [process.stdout.readline() for _ in range(5)]

@@ -17,7 +17,7 @@ MODEL = "qwen2.5-coder-0.5b"  # it calls tools
 def url() -> Iterator[str]:
     """The HTTP address of a server with `MODEL`."""
     command = [sys.executable, "-m", "specdec.cli.main", "serve", "--grpc-port", "0", "--http-port", "0"]
-    command += ["--target", MODEL, "--kv-tokens", "8192", "--quiet"]
+    command += ["--target", MODEL, "--kv-tokens", "8192", "--kv-disk-bytes", "0", "--quiet"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -49,7 +49,7 @@ class Real:
 def real() -> Iterator[Real]:
     """A server of SmolLM2."""
     command = [sys.executable, "-m", "specdec.cli.main", "serve", "--grpc-port", "0", "--http-port", "0"]
-    command += ["--kv-tokens", "2048", "--quiet"]
+    command += ["--kv-tokens", "2048", "--kv-disk-bytes", "0", "--quiet"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -1,0 +1,256 @@
+"""The prefix cache's second tier: pages are copied to files beside the steps, and back into pages before admission."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.config import EngineConfig
+from specdec.core.kv_cache import KvCacheManager, PageLoad, root_key
+from specdec.core.types import EngineLoad
+from specdec.engine.page_files import DamagedPageError, PageFiles, StoredPage, packed
+from specdec.models.decoder import Decoder, TargetDecoder
+from verify_kernels.forward_batch import PAGE_SIZE
+
+logger = logging.getLogger(__name__)
+
+WRITE_SHARE = 0.01
+"""Share of the time that the writer works while requests run; it works without a pause while none do."""
+DRAIN_S = 3.0
+"""Seconds that `DiskCache.close` writes for; a server kills an engine that takes longer than 5 s to close."""
+RETRY_S = 30.0
+"""Seconds without writing after a write failed, as on a full disk."""
+FOLDER = "prefix"
+"""Of the pages, in the cache folder."""
+
+
+@dataclass(slots=True, eq=False)
+class DiskLoad:
+    """Pages that are read for a request."""
+
+    load: PageLoad
+    filled: Future[int]
+    """How many of the pages, from the first, have been filled."""
+    ended: bool = False
+    """Whether these are cached now."""
+
+
+class DiskCache:
+    """Follows ``kv`` and copies its full pages to ``files``; fills pages for prompts that these hold.
+
+    One thread writes and one reads; neither holds a lock that a step waits for longer than one page takes. A page on
+    disk has the target's keys and values only, so a draft model reads the prompt again.
+
+    memory: `KvTensors.page_bytes` of the target.
+    """
+
+    def __init__(self, files: PageFiles, kv: KvCacheManager, memory: Seq[NDArray[np.uint8]]) -> None:
+        self._files, self._kv, self._memory = files, kv, memory
+        self._cached: dict[int, StoredPage] = {}  # by page; its content does not change while its entry stays
+        self._pending: OrderedDict[int, None] = OrderedDict()  # cached pages to write, oldest first
+        self._loads: list[DiskLoad] = []
+        self._written = self._read = 0
+        self._missed: Counter[str] = Counter()
+        self._erasing = threading.Lock()  # a page is not appended after it was flushed
+        self._retry_s = 0.0  # monotonic time until which nothing is written
+        self._rewrites = kv.n_total * 2 <= files.capacity_pages
+        self._idle, self._work = threading.Event(), threading.Event()
+        self._idle.set()
+        self._closing, self._buffer = False, files.buffer()
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="disk-cache-read")
+        self._writer = threading.Thread(target=self._write_pending, name="disk-cache-write", daemon=True)
+        self._writer.start()
+        kv.watch(self)
+
+    def stored(self, page: int, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
+        """Queue a page that entered the cache."""
+        root = root_key(salt)
+        self._cached[page] = StoredPage(key, parent or root, root, packed(tokens))
+        if key not in self._files:
+            self._pending[page] = None
+            self._work.set()
+
+    def removed(self, page: int) -> None:
+        """Forget a page that left the cache. One that is not yet written is lost."""
+        self._cached.pop(page, None)
+        if page in self._pending:
+            self._pending.pop(page, None)
+            self._missed["evicted"] += 1
+
+    def set_idle(self, idle: bool) -> None:
+        """Set whether no request runs."""
+        if idle:
+            self._idle.set()
+        else:
+            self._idle.clear()
+
+    def start(self, tokens: Seq[int], salt: str, reserve: int) -> DiskLoad | None:
+        """Begin to read the pages of a prompt that are on disk and not in memory; None: there are none.
+
+        reserve: pages that stay available to running sequences.
+        """
+        load = self._kv.begin_load(tokens, salt, self._files, reserve)
+        if load is None:
+            return None
+        started = DiskLoad(load, self._reader.submit(self._fill, load))
+        self._loads.append(started)
+        return started
+
+    def end_loads(self) -> None:
+        """Cache the pages of the loads that are done."""
+        for each in [each for each in self._loads if each.filled.done()]:
+            self._loads.remove(each)
+            n_filled = 0
+            try:
+                n_filled = each.filled.result()
+            except Exception:
+                logger.exception("pages could not be read from disk")
+            self._kv.end_load(each.load, n_filled)
+            self._read += n_filled
+            each.ended = True
+
+    def flush(self) -> None:
+        """Erase all pages on disk; those that are being read are dropped. Called after the cache itself was flushed."""
+        with self._erasing:
+            self._pending.clear()
+            self._files.erase()
+        for each in self._loads:
+            each.filled.cancel()
+        for each in self._loads:
+            if not each.filled.cancelled():
+                each.filled.exception()  # waits for it
+            self._kv.end_load(each.load, 0)
+            each.ended = True
+        self._loads.clear()
+
+    def added_to(self, load: EngineLoad) -> EngineLoad:
+        """``load`` with the figures of this cache."""
+        return replace(
+            load,
+            disk_bytes=self._files.n_bytes,
+            disk_pages_written=self._written,
+            disk_pages_read=self._read,
+            disk_pages_missed=dict(self._missed),
+        )
+
+    def close(self) -> None:
+        """Write the pages that are not yet on disk, for up to `DRAIN_S`."""
+        deadline_s = time.monotonic() + DRAIN_S
+        self._closing = True
+        self._work.set()
+        self._idle.set()
+        self._reader.shutdown(wait=False, cancel_futures=True)
+        self._writer.join(DRAIN_S)
+        if self._writer.is_alive():
+            return  # a disk that does not answer
+        while self._pending and time.monotonic() < deadline_s:
+            self._write_next(self._buffer)
+        if self._pending:
+            logger.warning("disk cache: %d pages were not written within %g s", len(self._pending), DRAIN_S)
+        self._files.close()
+
+    def _write_pending(self) -> None:
+        """The writer's thread."""
+        while self._work.wait() and not self._closing:
+            if not self._pending:
+                self._work.clear()
+                if not self._pending:  # else one was queued in between
+                    continue
+            began = time.perf_counter()
+            self._write_next(self._buffer)
+            self._idle.wait((time.perf_counter() - began) * (1 / WRITE_SHARE - 1))
+
+    def _write_next(self, buffer: bytearray) -> None:
+        """Write the oldest page of the queue; one that leaves the cache meanwhile is lost."""
+        try:
+            page, _ = self._pending.popitem(last=False)
+        except KeyError:  # the engine's thread took the last one out
+            return
+        entry = self._cached.get(page)
+        if entry is None or entry.key in self._files:
+            return
+        if time.monotonic() < self._retry_s:
+            self._missed["write_error"] += 1
+            return
+        start, payload = 0, np.frombuffer(self._files.payload(buffer), np.uint8)
+        for tensor in self._memory:
+            layers, _, size = tensor.shape
+            payload[start : start + layers * size].reshape(layers, size)[:] = tensor[:, page]
+            start += layers * size
+        with self._erasing:
+            if self._cached.get(page) is not entry:  # the copy may be of another content
+                self._missed["evicted"] += 1
+                return
+            try:
+                lost = self._files.append(entry, buffer)
+            except OSError as error:
+                logger.warning("disk cache: pages are not written for %g s: %s", RETRY_S, error)
+                self._retry_s = time.monotonic() + RETRY_S
+                self._missed["write_error"] += 1
+                return
+        self._written += 1
+        if lost and self._rewrites:
+            self._queue_again(set(lost))
+
+    def _queue_again(self, lost: set[bytes]) -> None:
+        """Queue the pages in memory whose copies were removed with the oldest segment: they are in use."""
+        for page, entry in self._cached.copy().items():
+            if entry.key in lost:
+                self._pending[page] = None
+
+    def _fill(self, load: PageLoad) -> int:
+        """Read the pages of ``load`` in order until one cannot be used; returns how many were read."""
+        buffer, root = self._files.buffer(), root_key(load.salt)
+        payload, first = np.frombuffer(self._files.payload(buffer), np.uint8), len(load.cached)
+        for place, page in enumerate(load.pages):
+            depth = first + place
+            tokens = load.tokens[depth * PAGE_SIZE : (depth + 1) * PAGE_SIZE]
+            parent = load.keys[depth - 1] if depth else root
+            try:
+                self._files.read(StoredPage(load.keys[depth], parent, root, packed(tokens)), buffer)
+            except (KeyError, OSError, DamagedPageError) as error:
+                reasons = {KeyError: "removed", DamagedPageError: "damaged"}
+                self._missed[reasons.get(type(error), "unreadable")] += 1
+                return place
+            start = 0
+            for tensor in self._memory:
+                layers, _, size = tensor.shape
+                tensor[:, page] = payload[start : start + layers * size].reshape(layers, size)
+                start += layers * size
+        return len(load.pages)
+
+
+def open_disk_cache(
+    config: EngineConfig, fingerprint: str, kv: KvCacheManager, decoder: TargetDecoder
+) -> DiskCache | None:
+    """The configured disk cache; None: it is off, or cannot be used, which is logged.
+
+    fingerprint: the numeric one, by which pages of other bits are kept apart.
+    """
+    if not config.kv_disk_bytes or not config.prefix_cache:
+        return None
+    if not isinstance(decoder, Decoder):
+        logger.warning("engine.kv_disk_bytes: ignored, since only the cache of a CPU's single process goes to disk")
+        return None
+    folder = config.kv_disk_folder or config.cache_dir / FOLDER
+    memory = decoder.pool.tensors.page_bytes()
+    payload_bytes = sum(tensor.shape[0] * tensor.shape[2] for tensor in memory)
+    try:
+        files = PageFiles(Path(folder).expanduser(), fingerprint, payload_bytes, config.kv_disk_bytes)
+    except BlockingIOError:
+        logger.warning("disk cache: off, since another process uses %s for the same model", folder)
+    except (OSError, ValueError) as error:
+        logger.warning("disk cache: off: %s", error)
+    else:
+        logger.info("disk cache: %d pages of %d tokens in %s", len(files), PAGE_SIZE, folder)
+        return DiskCache(files, kv, memory)
+    return None

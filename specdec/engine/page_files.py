@@ -1,0 +1,320 @@
+"""Pages of the prefix cache in files: append-only segments per salt, in a bounded folder that one process owns."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xxhash
+
+from specdec.core.kv_cache import KEY_BYTES
+from verify_kernels.forward_batch import PAGE_SIZE
+
+_MAGIC = b"specdec pages 1\n"  # raise the number when the layout changes
+_DIGEST_BYTES = 8  # of XXH3, 64 bits
+_SUFFIX = ".pages"
+_TOKEN_BYTES = 4 * PAGE_SIZE
+_RECORD = struct.Struct(f"<{KEY_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{_TOKEN_BYTES}s{_DIGEST_BYTES}s")
+_RECORD_BYTES = _RECORD.size + _DIGEST_BYTES  # the fields, then their own digest
+_SEGMENTS = 16  # that a full folder is cut into; the oldest is removed at a time
+_MAX_SEGMENT_BYTES = 256 << 20
+
+
+class DamagedPageError(Exception):
+    """A record's bytes are not those that were written for the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPage:
+    """What identifies a page's content."""
+
+    key: bytes
+    parent: bytes
+    """The key before it; of the first page of a chain, ``root``."""
+    root: bytes
+    """The key of its salt."""
+    tokens: bytes
+    """Its token ids, as `packed` returns them."""
+
+
+def packed(tokens: Sequence[int]) -> bytes:
+    """The token ids of a page as bytes: int32, little-endian."""
+    return array("i", tokens).tobytes()
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A file of records of one salt: a header, then records of equal size."""
+
+    path: Path
+    root: bytes
+    keys: list[bytes] = field(default_factory=list)
+    """By place of the record; ``b""`` for a damaged one."""
+    n_bytes: int = 0
+
+
+class PageFiles:
+    """The pages of one numeric fingerprint: ``folder / fingerprint / SALT-NUMBER.pages``.
+
+    Thread-safe. Before a page is used, its digest, its key, the key before it, its salt and its tokens are compared.
+    Nothing is synchronised to the disk: what a crash of the system damages is a `DamagedPageError` later.
+
+    payload_bytes: of a page's keys and values. max_bytes: of all segments below ``folder``, those of other fingerprints
+    included unless another process owns them. The oldest are removed first.
+
+    Raises:
+        OSError: the folder cannot be used; a `BlockingIOError`: another process owns it.
+        ValueError: ``max_bytes`` is less than two pages need.
+    """
+
+    def __init__(self, folder: Path, fingerprint: str, payload_bytes: int, max_bytes: int) -> None:
+        self.record_bytes = _RECORD_BYTES + payload_bytes
+        self._header = _MAGIC + fingerprint.encode()[:32].ljust(32) + struct.pack("<Q", payload_bytes)
+        self._header_bytes = len(self._header) + KEY_BYTES
+        if max_bytes < 2 * (self._header_bytes + self.record_bytes):
+            raise ValueError(f"a page needs {self.record_bytes} bytes on disk, so {max_bytes} are too few")
+        self._max_bytes, self._segment_bytes = max_bytes, min(_MAX_SEGMENT_BYTES, max_bytes // _SEGMENTS)
+        self._folder = folder / fingerprint
+        self._mutex = threading.Lock()
+        self._index: dict[bytes, tuple[Segment, int]] = {}
+        self._segments: OrderedDict[int, Segment] = OrderedDict()  # by number, oldest first
+        self._open: dict[bytes, Segment] = {}  # by salt's key, the segment that takes its next page
+        self._file: tuple[Segment, int] | None = None  # the segment that was written last, and its descriptor
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        _check_private(self._folder)
+        self._lock = _locked(self._folder)
+        try:
+            self._scan()
+            self._others = _other_segments(folder, self._folder)
+            self._n_bytes = sum(segment.n_bytes for segment in self._segments.values())
+            self._n_bytes += sum(n_bytes for _, n_bytes in self._others)
+            self._make_room()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all segments."""
+        return self._n_bytes
+
+    @property
+    def capacity_pages(self) -> int:
+        """Pages that the bound allows."""
+        return self._max_bytes // self.record_bytes
+
+    def buffer(self) -> bytearray:
+        """A buffer for one record."""
+        return bytearray(self.record_bytes)
+
+    @staticmethod
+    def payload(buffer: bytearray) -> memoryview:
+        """The part of a record that holds the page's keys and values."""
+        return memoryview(buffer)[_RECORD_BYTES:]
+
+    def append(self, page: StoredPage, buffer: bytearray) -> list[bytes]:
+        """Write ``page``, whose payload is in ``buffer``; returns keys that were removed to make room.
+
+        Raises:
+            OSError: it cannot be written; nothing has changed.
+        """
+        digest = xxhash.xxh3_64_digest(self.payload(buffer))
+        fields = _RECORD.pack(page.key, page.parent, page.root, page.tokens, digest)
+        buffer[:_RECORD_BYTES] = fields + xxhash.xxh3_64_digest(fields)
+        with self._mutex:
+            if page.key in self._index:
+                return []
+            segment = self._open.get(page.root)
+            if segment is None or segment.n_bytes + self.record_bytes > self._segment_bytes:
+                segment = self._new_segment(page.root)
+            if self._file is None or self._file[0] is not segment:
+                self._close_file()
+                self._file = segment, os.open(segment.path, os.O_WRONLY | os.O_CLOEXEC)
+            count = os.pwrite(self._file[1], buffer, segment.n_bytes)
+            if count != len(buffer):  # a full disk; the next write goes to the same place
+                raise OSError(f"{segment.path}: only {count} of {len(buffer)} bytes were written")
+            self._index[page.key] = segment, len(segment.keys)
+            segment.keys.append(page.key)
+            segment.n_bytes += self.record_bytes
+            self._n_bytes += self.record_bytes
+            return self._make_room()
+
+    def read(self, page: StoredPage, buffer: bytearray) -> None:
+        """Read ``page`` into ``buffer``.
+
+        Raises:
+            KeyError: it is not stored any more.
+            DamagedPageError: its record holds something else; it is forgotten.
+            OSError: its record cannot be read; it is forgotten.
+        """
+        segment, place = self._index[page.key]
+        try:
+            descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                count = os.preadv(descriptor, [buffer], self._header_bytes + place * self.record_bytes)
+            finally:
+                os.close(descriptor)
+            digest = xxhash.xxh3_64_digest(self.payload(buffer))
+            wanted = _RECORD.pack(page.key, page.parent, page.root, page.tokens, digest)
+            if count != self.record_bytes or buffer[: _RECORD.size] != wanted:
+                raise DamagedPageError(f"{segment.path}: record {place}")
+        except (OSError, DamagedPageError):
+            with self._mutex:
+                self._index.pop(page.key, None)
+            raise
+
+    def erase(self) -> None:
+        """Remove every page of this fingerprint."""
+        with self._mutex:
+            while self._segments:
+                self._remove_oldest()
+
+    def sync(self) -> None:
+        """Pass what was appended to the disk. Raises OSError."""
+        with self._mutex:
+            if self._file is not None:
+                os.fdatasync(self._file[1])
+
+    def close(self) -> None:
+        """Close the files and let another process own the folder."""
+        with self._mutex:
+            self._close_file()
+            os.close(self._lock)
+
+    def _new_segment(self, root: bytes) -> Segment:
+        number = next(reversed(self._segments), 0) + 1
+        path = self._folder / f"{root.hex()}-{number:010d}{_SUFFIX}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            count = os.write(descriptor, self._header + root)
+        finally:
+            os.close(descriptor)
+        if count != self._header_bytes:
+            raise OSError(f"{path}: only {count} of {self._header_bytes} bytes were written")
+        segment = self._segments[number] = self._open[root] = Segment(path, root, n_bytes=self._header_bytes)
+        self._n_bytes += segment.n_bytes
+        return segment
+
+    def _make_room(self) -> list[bytes]:
+        """Remove the oldest segments until the bound is kept; returns the keys that are lost."""
+        lost: list[bytes] = []
+        while self._n_bytes > self._max_bytes and (self._others or len(self._segments) > 1):
+            if self._others:
+                path, n_bytes = self._others.pop(0)
+                self._n_bytes -= n_bytes
+                _remove_unowned(path)
+            else:
+                lost += self._remove_oldest()
+        return lost
+
+    def _remove_oldest(self) -> list[bytes]:
+        _, segment = self._segments.popitem(last=False)
+        if self._open.get(segment.root) is segment:
+            del self._open[segment.root]
+        if self._file is not None and self._file[0] is segment:
+            self._close_file()
+        with suppress(OSError):
+            segment.path.unlink(missing_ok=True)
+        self._n_bytes -= segment.n_bytes
+        lost = [key for place, key in enumerate(segment.keys) if self._index.get(key) == (segment, place)]
+        for key in lost:
+            del self._index[key]
+        return lost
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            os.close(self._file[1])
+            self._file = None
+
+    def _scan(self) -> None:
+        """Index the records of the folder's segments by their headers; the pages themselves are not read."""
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            root, _, number = path.stem.rpartition("-")
+            try:
+                segment = Segment(path, bytes.fromhex(root))
+                self._scan_segment(segment)
+                self._segments[int(number)] = segment
+            except (OSError, ValueError):  # unreadable, or of another make
+                with suppress(OSError):
+                    path.unlink()
+        self._segments = OrderedDict(sorted(self._segments.items()))
+        for segment in self._segments.values():
+            self._open[segment.root] = segment
+            for place, key in enumerate(segment.keys):
+                if key:
+                    self._index[key] = segment, place
+
+    def _scan_segment(self, segment: Segment) -> None:
+        """Fill ``segment`` from its file. A last record that was not written to its end does not count.
+
+        Raises:
+            ValueError: it is not a segment of this fingerprint and layout.
+            OSError: it cannot be read.
+        """
+        descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if os.pread(descriptor, self._header_bytes, 0) != self._header + segment.root:
+                raise ValueError(f"{segment.path}: not a segment of this cache")
+            count = (os.fstat(descriptor).st_size - self._header_bytes) // self.record_bytes
+            segment.n_bytes = self._header_bytes + count * self.record_bytes
+            for place in range(count):
+                fields = os.pread(descriptor, _RECORD_BYTES, self._header_bytes + place * self.record_bytes)
+                sound = xxhash.xxh3_64_digest(fields[: _RECORD.size]) == fields[_RECORD.size :]
+                segment.keys.append(fields[:KEY_BYTES] if sound else b"")
+        finally:
+            os.close(descriptor)
+
+
+def _check_private(folder: Path) -> None:
+    """Raise PermissionError if another user could read or replace the pages in ``folder``."""
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder}: must belong to this user alone, with mode 0700")
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor of the folder's lock, which ends with the process; BlockingIOError: another process has it."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _other_segments(folder: Path, own: Path) -> list[tuple[Path, int]]:
+    """Segments of other fingerprints with their bytes, oldest first, without those that a process owns."""
+    found = []
+    for other in folder.iterdir():
+        if other == own or not other.is_dir():
+            continue
+        with suppress(OSError):
+            os.close(_locked(other))
+            found += [(path, path.stat()) for path in other.glob(f"*{_SUFFIX}")]
+    return [(path, stat.st_size) for path, stat in sorted(found, key=lambda each: each[1].st_mtime)]
+
+
+def _remove_unowned(path: Path) -> None:
+    """Remove a segment of another fingerprint unless a process owns it by now."""
+    with suppress(OSError):
+        descriptor = _locked(path.parent)
+        try:
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)

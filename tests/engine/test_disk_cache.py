@@ -1,0 +1,275 @@
+"""The disk cache under real engines: tokens are those of a cold run, whatever was stored, damaged or flushed."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import random
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from specdec.config import EngineConfig, KvDtype
+from specdec.core.kv_cache import KvCacheManager, PagedTokens
+from specdec.core.types import EngineLoad, Finished, Request, SamplingParams, StoppingParams
+from specdec.engine.disk_cache import DiskCache, open_disk_cache
+from specdec.engine.engine import Engine
+from specdec.engine.page_files import PageFiles
+from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts, tokens_of
+
+PAGES = 40
+
+
+def engine_on(folder: Path, kv_dtype: KvDtype = "auto", room: int = 64 << 20, pages: int = PAGES) -> Engine:
+    """An engine that was just started, with its disk cache in ``folder``."""
+    parts = tiny_parts(kv_dtype=kv_dtype)
+    for tensor in parts.decoder.pool.tensors.page_bytes():  # type: ignore[attr-defined]
+        tensor[:] = 1  # the memory is that of the engine before
+    config = parts.config.model_copy(update={"kv_disk_bytes": room, "kv_disk_folder": folder})
+    kv = KvCacheManager(pages, prefix_cache=True)
+    info = dataclasses.replace(parts.info, max_context=min(parts.info.max_context, pages * 64 - 64))
+    disk = open_disk_cache(config, info.numeric_fingerprint, kv, parts.decoder)
+    return Engine(dataclasses.replace(parts, config=config, info=info, kv=kv, disk=disk))
+
+
+def request(name: str, length: int, salt: str = "", seed: int = 1, temperature: float = 0.0) -> Request:
+    """A prompt whose beginning all prompts of ``seed`` share."""
+    tokens = random.Random(seed).choices(range(1, 300), k=length)
+    return Request(
+        name, tuple(tokens), SamplingParams(seed=7, temperature=temperature),
+        StoppingParams(max_tokens=6, ignore_eos=True),
+        cache_salt=salt,
+    )  # fmt: skip
+
+
+def answer(engine: Engine, asked: Request) -> tuple[list[int], int]:
+    """Its tokens, and how many of its prompt's came from the cache."""
+    events = run_all(engine, [asked])
+    (end,) = [event for event in events if isinstance(event, Finished)]
+    return tokens_of(events, asked.request_id), end.usage.cached_tokens
+
+
+def cold(asked: Request, kv_dtype: KvDtype = "auto") -> list[int]:
+    return answer(tiny_engine(tiny_parts(kv_dtype=kv_dtype)), asked)[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "prefix"
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "int8"])
+def test_a_restarted_engine_has_the_full_pages_of_prompts_and_answers(folder: Path, kv_dtype: KvDtype) -> None:
+    asked = request("a", 300, temperature=1.0)
+    engine = engine_on(folder, kv_dtype)
+    assert answer(engine, asked) == (cold(asked, kv_dtype), 0)
+    engine.close()
+    engine = engine_on(folder, kv_dtype)
+    assert answer(engine, asked) == (cold(asked, kv_dtype), 256)
+    load = engine.load()
+    assert (load.disk_pages_read, load.disk_pages_missed) == (4, {})
+    longer = request("b", 400, temperature=1.0)
+    assert answer(engine, longer) == (cold(longer, kv_dtype), 300)  # from memory, with the last page in part
+    engine.close()
+
+
+def test_a_salt_another_model_and_another_type_find_nothing(folder: Path) -> None:
+    engine = engine_on(folder)
+    answer(engine, request("a", 300, "tenant"))
+    engine.close()
+    for salt, kv_dtype, cached in (
+        ("", "auto", 0),
+        ("other", "auto", 0),
+        ("tenant", "int8", 0),
+        ("tenant", "auto", 256),
+    ):
+        engine = engine_on(folder, kv_dtype)  # type: ignore[arg-type]
+        assert answer(engine, request("a", 300, salt))[1] == cached
+        engine.flush_cache() if cached else None
+        engine.close()
+
+
+def test_a_flush_erases_the_disk_too(folder: Path) -> None:
+    engine, asked = engine_on(folder), request("a", 300)
+    answer(engine, asked)
+    engine.close()
+    engine = engine_on(folder)
+    engine.submit(asked)  # its pages are being read
+    engine.flush_cache()
+    assert not list(folder.glob("*/*.pages"))
+    assert tokens_of(run_all(engine, []), "a") == cold(asked)
+    engine.flush_cache()
+    engine.close()
+    engine = engine_on(folder)
+    assert answer(engine, asked) == (cold(asked), 0)
+    engine.close()
+
+
+def test_what_was_evicted_comes_back_from_disk(folder: Path) -> None:
+    engine, first = engine_on(folder, pages=8), request("first", 300)
+    answer(engine, first)
+    engine.close()
+    engine = engine_on(folder, pages=8)
+    for number in range(3):  # each needs most of the memory
+        answer(engine, request(f"other {number}", 400, seed=number + 2))
+    assert answer(engine, first) == (cold(first), 256)
+    assert engine.load().disk_pages_read == 4
+    engine.close()
+
+
+class EvictedWhileCopied:
+    """Memory of one tensor. The page of ``seq`` leaves the cache while the writer copies it."""
+
+    shape = (2, PAGES, 8)
+
+    def __init__(self, kv: KvCacheManager, seq: PagedTokens) -> None:
+        self._kv, self._seq, self.copied = kv, seq, threading.Event()
+
+    def __getitem__(self, at: object) -> NDArray[np.uint8]:
+        self._kv.release(self._seq)
+        self._kv.flush()
+        self.copied.set()
+        return np.ones((2, 8), np.uint8)
+
+
+def test_a_page_that_is_evicted_while_it_is_copied_is_not_stored(folder: Path) -> None:
+    kv, seq = KvCacheManager(PAGES, prefix_cache=True), PagedTokens(range(70), "")
+    memory = EvictedWhileCopied(kv, seq)
+    files = PageFiles(folder, "f" * 32, 16, 1 << 20)
+    disk = DiskCache(files, kv, [memory])  # type: ignore[list-item]
+    kv.admit(seq)
+    seq.n_computed = 69
+    kv.publish(seq)
+    assert memory.copied.wait(60)
+    disk.close()
+    load = disk.added_to(EngineLoad())
+    assert (len(files), load.disk_pages_written, load.disk_pages_missed) == (0, 0, {"evicted": 1})
+
+
+def _no_space(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "full")
+
+
+def _damage(change: Callable[[bytearray], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        for path in folder.glob("*/*.pages"):
+            data = bytearray(path.read_bytes())
+            change(data)
+            path.write_bytes(data)
+
+    return damage
+
+
+def _flip_third_page(data: bytearray) -> None:
+    data[len(data) * 5 // 8] ^= 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "least", "most", "causes"),
+    [
+        (_damage(_flip_third_page), 64, 192, {"damaged"}),
+        (_damage(lambda data: data.__delitem__(slice(len(data) // 2, None))), 64, 128, set()),
+        (_damage(lambda data: data.clear()), 0, 0, set()),
+        (shutil.rmtree, 0, 0, set()),
+        (lambda folder: (folder.rename(folder.with_name("away")), folder.write_text("a file")), 0, 0, {"folder"}),
+        (lambda folder: [each.chmod(0o777) for each in folder.iterdir()], 0, 0, {"folder"}),
+    ],
+    ids=["flipped", "cut off", "emptied", "removed", "no folder", "open to others"],
+)
+def test_damage_is_a_miss(
+    folder: Path, damage: Callable[[Path], None], least: int, most: int, causes: set[str]
+) -> None:
+    engine, asked = engine_on(folder), request("a", 300)
+    answer(engine, asked)
+    engine.close()
+    damage(folder)
+    engine = engine_on(folder)
+    tokens, cached = answer(engine, asked)
+    assert tokens == cold(asked)
+    assert least <= cached <= most
+    assert set(engine.load().disk_pages_missed) == causes
+    engine.close()
+
+
+def test_files_that_vanish_while_the_engine_runs_are_a_miss(folder: Path) -> None:
+    engine, asked = engine_on(folder), request("a", 300)
+    answer(engine, asked)
+    engine.close()
+    engine = engine_on(folder)
+    shutil.rmtree(folder)
+    assert answer(engine, asked) == (cold(asked), 0)
+    assert engine.load().disk_pages_missed["unreadable"] == 1
+    engine.close()
+
+
+def test_a_full_disk_and_a_second_engine_cost_nothing_but_the_pages(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, asked = engine_on(folder), request("a", 300)
+    second = engine_on(folder)
+    assert answer(second, asked) == (cold(asked), 0)
+    assert second.load().disk_pages_missed == {"folder": 1}
+    second.close()
+    monkeypatch.setattr(os, "pwrite", _no_space)
+    assert answer(engine, asked) == (cold(asked), 0)
+    engine.close()
+    load = engine.load()
+    assert (load.disk_pages_written, load.disk_pages_missed) == (0, {"write_error": 4})
+
+
+def test_without_the_setting_nothing_is_written(tmp_path: Path) -> None:
+    parts = tiny_parts()
+    assert EngineConfig().kv_disk_bytes is None
+    for room in (None, 0):
+        config = parts.config.model_copy(update={"kv_disk_bytes": room, "kv_disk_folder": tmp_path})
+        assert open_disk_cache(config, "f" * 32, KvCacheManager(PAGES, prefix_cache=True), parts.decoder) is None
+    assert not list(tmp_path.iterdir())
+
+
+steps = st.one_of(
+    st.tuples(st.just("ask"), st.integers(1, 430), st.sampled_from(["", "x"]), st.integers(1, 3)),
+    st.sampled_from([("flush",), ("restart",), ("preempt",), ("abort",)]),
+)
+
+
+@settings(max_examples=25)
+@given(st.lists(steps, min_size=2, max_size=10), st.sampled_from([1 << 20, 64 << 20]))
+def test_tokens_are_those_of_a_cold_run_in_any_order_of_events(actions: list, room: int) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="specdec-disk-"))
+    engine, asked = engine_on(folder, room=room, pages=9), {}
+    events = []
+    try:
+        for number, (kind, *details) in enumerate(actions):
+            if kind == "ask":
+                length, salt, seed = details
+                asked[f"r{number}"] = request(f"r{number}", length, salt, seed, temperature=0.8)
+                engine.submit(asked[f"r{number}"])
+            elif kind == "flush":
+                engine.flush_cache()
+            elif kind == "restart":
+                events += run_all(engine, [])
+                engine.close()
+                engine = engine_on(folder, room=room, pages=9)
+            elif kind == "preempt":
+                engine.preempt_newest()
+            elif asked:
+                name = next(reversed(asked))
+                if engine.abort(name):
+                    del asked[name]
+            for _ in range(3):
+                events += engine.step() if engine.has_work() else []
+        events += run_all(engine, [])
+        engine.close()
+    finally:
+        shutil.rmtree(folder)
+    for name, one in asked.items():
+        assert tokens_of(events, name) == cold(one)

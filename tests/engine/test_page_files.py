@@ -1,0 +1,218 @@
+"""Pages on disk: what is read is what was written for the same tokens, or nothing, whatever happened to the files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.core.kv_cache import page_key, root_key
+from specdec.engine.page_files import DamagedPageError, PageFiles, StoredPage, packed
+
+PAYLOAD, MODEL, OTHER = 100, "ab" * 16, "cd" * 16
+ROOM = 1 << 16
+
+
+def page(number: int, salt: str = "") -> StoredPage:
+    tokens = [number] * 64
+    root = root_key(salt)
+    return StoredPage(page_key(root, tokens), root, root, packed(tokens))
+
+
+def content(each: StoredPage) -> bytes:
+    return random.Random(each.key).randbytes(PAYLOAD)
+
+
+def write(files: PageFiles, each: StoredPage) -> list[bytes]:
+    buffer = files.buffer()
+    files.payload(buffer)[:] = content(each)
+    return files.append(each, buffer)
+
+
+def readable(files: PageFiles, each: StoredPage) -> bool:
+    """Whether the page can be read; wrong content fails the test."""
+    buffer = files.buffer()
+    try:
+        files.read(each, buffer)
+    except (KeyError, OSError, DamagedPageError):
+        assert each.key not in files
+        return False
+    assert bytes(files.payload(buffer)) == content(each)
+    return True
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="specdec-pages-"))
+    yield path
+    shutil.rmtree(path)
+
+
+def opened(folder: Path, fingerprint: str = MODEL, room: int = ROOM) -> PageFiles:
+    return PageFiles(folder, fingerprint, PAYLOAD, room)
+
+
+pages = st.builds(page, st.integers(0, 30), st.sampled_from(["", "x"]))
+accidents = st.sampled_from(["none", "cut", "flip", "extend", "swap"])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.lists(pages, max_size=12), accidents, st.randoms()), min_size=1, max_size=4))
+def test_any_damage_between_runs_costs_pages_and_nothing_else(runs: list) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="specdec-pages-"))
+    sound = True
+    try:
+        for batch, accident, chance in runs:
+            files = opened(folder)
+            for each in batch:
+                write(files, each)
+                assert readable(files, each)
+            written = {each.key for each in batch}
+            files.close()
+            segments = sorted(folder.glob("*/*.pages"))
+            if segments and accident != "none":
+                sound = False
+                damage(chance.choice(segments), accident, chance)
+            files = opened(folder)
+            for number in range(31):
+                for salt in ("", "x"):
+                    found = readable(files, page(number, salt))
+                    assert found or not sound or page(number, salt).key not in written
+            files.close()
+    finally:
+        shutil.rmtree(folder)
+
+
+def damage(path: Path, accident: str, chance: random.Random) -> None:
+    """Change a segment as a crash, a bad disk or a stranger might."""
+    data = bytearray(path.read_bytes())
+    at = chance.randrange(len(data))
+    if accident == "cut":
+        del data[at:]
+    elif accident == "flip":
+        data[at] ^= 1 << chance.randrange(8)
+    elif accident == "extend":
+        data += bytes(chance.randrange(1000))
+    else:
+        half = len(data) // 2
+        data[half:], data[:half] = data[:half], data[half:]
+    path.write_bytes(data)
+
+
+def test_a_page_is_not_returned_for_other_tokens_parents_or_salts(folder: Path) -> None:
+    files, stored = opened(folder), page(1)
+    write(files, stored)
+    for changed in (
+        StoredPage(stored.key, stored.parent, stored.root, packed([2] * 64)),
+        StoredPage(stored.key, page(2).key, stored.root, stored.tokens),
+        StoredPage(stored.key, stored.parent, root_key("x"), stored.tokens),
+    ):
+        files.close()
+        files = opened(folder)
+        assert readable(files, stored)
+        with pytest.raises(DamagedPageError):
+            files.read(changed, files.buffer())
+    assert page(1, "x").key not in files
+
+
+def test_another_model_finds_nothing_and_the_oldest_segments_make_room(folder: Path) -> None:
+    first = opened(folder)
+    for number in range(40):
+        write(first, page(number))
+    first.close()
+    second = opened(folder, OTHER, room=ROOM // 2)
+    assert not any(readable(second, page(number)) for number in range(40))
+    lost = [key for number in range(100, 300) for key in write(second, page(number))]
+    assert not list((folder / MODEL).glob("*.pages"))
+    total = sum(path.stat().st_size for path in folder.glob("*/*.pages"))
+    assert total == second.n_bytes <= ROOM // 2
+    kept = [number for number in range(100, 300) if readable(second, page(number))]
+    assert kept == list(range(300 - len(kept), 300))
+    assert lost == [page(number).key for number in range(100, 300 - len(kept))]
+
+
+def test_files_are_private_and_belong_to_one_process(folder: Path) -> None:
+    files = opened(folder)
+    write(files, page(1))
+    modes = {path.stat().st_mode & 0o777 for path in (folder / MODEL).iterdir()}
+    assert modes == {0o600}
+    assert (folder / MODEL).stat().st_mode & 0o777 == 0o700
+    with pytest.raises(BlockingIOError):
+        opened(folder)
+    files.close()
+    (folder / MODEL).chmod(0o755)
+    with pytest.raises(PermissionError):
+        opened(folder)
+
+
+def test_erased_pages_are_gone_for_good(folder: Path) -> None:
+    files = opened(folder)
+    for number in range(50):
+        write(files, page(number, "x" * (number % 2)))
+    files.erase()
+    assert not list(folder.glob("*/*.pages"))
+    assert (len(files), files.n_bytes) == (0, 0)
+    write(files, page(7))
+    files.close()
+    files = opened(folder)
+    assert [number for number in range(50) if readable(files, page(number))] == [7]
+
+
+def test_a_full_disk_leaves_what_was_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, real = opened(folder), os.pwrite
+    write(files, page(1))
+
+    def half(descriptor: int, data: bytes, offset: int) -> int:
+        real(descriptor, bytes(data)[: len(data) // 2], offset)
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "pwrite", half)
+    with pytest.raises(OSError, match="full"):
+        write(files, page(2))
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: real(descriptor, bytes(data)[:9], offset))
+    with pytest.raises(OSError, match="only 9 of"):
+        write(files, page(2))
+    monkeypatch.undo()
+    assert page(2).key not in files
+    write(files, page(3))
+    files.close()
+    files = opened(folder)
+    assert [number for number in range(5) if readable(files, page(number))] == [1, 3]
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from tests.engine.test_page_files import opened, page, write
+files = opened(Path(sys.argv[1]))
+print("open", flush=True)
+for number in range(10**9):
+    write(files, page(number % 200, "xy"[number // 7 % 2]))
+"""
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_process_killed_while_it_writes_leaves_only_whole_pages(folder: Path, kills: int) -> None:
+    chance, found = random.Random(3), 0
+    for _ in range(kills):
+        with subprocess.Popen([sys.executable, "-c", _WRITER, str(folder)], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"open\n"
+            with suppress(subprocess.TimeoutExpired):
+                writer.wait(chance.random() * 0.05)
+            writer.kill()
+        files = opened(folder, room=ROOM)
+        found += sum(readable(files, page(number, salt)) for number in range(200) for salt in "xy")
+        files.close()
+    assert found
