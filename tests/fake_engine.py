@@ -96,6 +96,18 @@ class Echo:
         return ids, bytes(ids).decode("latin-1"), FinishReason.LENGTH if self.tokens >= self._limit else None
 
 
+class Judge:
+    """Generates the first allowed token. The log-probability of "n" is -1, that of "y" is minus the number of "x"."""
+
+    def __init__(self, request: Request, index: int) -> None:
+        self.tokens, self._token = 0, request.sampling.allowed_token_ids[0]
+        self.logprob = -1.0 if self._token == ord("n") else -float(request.prompt_ids.count(ord("x")))
+
+    def advance(self) -> tuple[list[int], str, FinishReason | None]:
+        self.tokens += 1
+        return [self._token], "", FinishReason.LENGTH
+
+
 MAX_LETTERS = 16
 
 
@@ -392,8 +404,8 @@ class FakeEngine:
         ids, text, ended = running.samples[index].advance()
         events: list[RequestEvent] = []
         if ids:
-            wanted = request.output.logprobs is not None
-            logprobs = [TokenLogprobs(t, -0.5, [(t, -0.5), (1, -1.25)]) for t in ids] if wanted else []
+            wanted, p = request.output.logprobs is not None, getattr(running.samples[index], "logprob", -0.5)
+            logprobs = [TokenLogprobs(t, p, [(t, p), (1, -1.25)]) for t in ids] if wanted else []
             events.append(Delta(request.request_id, index, ids, text if request.output.text else "", logprobs))
         if ended is not None:
             events.append(_finished(running, index, ended))
@@ -554,14 +566,20 @@ def scripted(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
     )  # fmt: skip
 
 
-CHAT, CODER = "echo-1", "book-2"
+CHAT, CODER, EMBEDDER, RERANKER = "echo-1", "book-2", "embedder-3", "reranker-4"
 MACHINE_BYTES, NEEDED_BYTES = 4 << 50, 2 << 50
 
 
 def several(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
-    """Two engines of one server: `CHAT` echoes, `CODER` is the book. Both have memory on a machine of a few petabytes;
-    a ``kv_tokens`` that leaves too little for the other one does not fit."""
+    """Engines of one server: `CHAT` echoes, `CODER` is the book, `EMBEDDER` embeds, `RERANKER` judges. Two of them have
+    memory on a machine of a few petabytes; a ``kv_tokens`` that leaves too little for the other one does not fit."""
     engine = (book if config.target == CODER else echo)(config, progress)
+    if config.target in (EMBEDDER, RERANKER):
+        pooling = {EMBEDDER: "last", RERANKER: "rank"}[config.target]
+        info = dataclasses.replace(INFO, pooling=pooling, max_batch=2, max_context=1024)
+        engine = FakeEngine(config, info, Judge if config.target == RERANKER else Echo)
+        engine.engine_info = dataclasses.replace(info, target=config.target, threads=config.threads)
+        return engine
     needed = NEEDED_BYTES + config.kv_tokens
     if needed + config.spare_bytes > MACHINE_BYTES:
         raise ModelError(f"memory: too little; lower engine.kv_tokens from {config.kv_tokens}")
