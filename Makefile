@@ -13,7 +13,7 @@ COUNT ?= 10000
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test explore aot test-slow soak fuzz attack lint format bench bench-engine peers vscode vsix promtool setup-cluster test-cluster clients gpu verify proto playground map structure clean
+.PHONY: help setup model serve test explore aot test-slow soak fuzz attack lint format bench bench-engine peers vscode vsix promtool setup-cluster test-cluster clients gpu gpu-wheels verify proto playground map structure clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -99,9 +99,11 @@ clients: setup ## clients of others on a real server; installs them into the cac
 	$(BIN)/python -m tests.third_party_clients.environments
 	$(BIN)/python -m pytest -q -m slow tests/third_party_clients $(ARGS)
 
-gpu: setup ## on a machine with a GPU: its tests, then the kernel benches (ARGS="--json FILE" for a report)
-	$(BIN)/python -m pytest -q -m gpu
-	$(BIN)/python -m bench.kernels $(ARGS)
+gpu: ## all that needs a GPU: kernels, verify, benches; continues where it stopped (ARGS="--minutes 9"); no network
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu_session $(ARGS)
+
+gpu-wheels: setup ## fetch what `make gpu` imports on a machine without a network (ARGS="--python 3.12") into .wheels
+	$(BIN)/python -m tests.gpu_session.wheels .wheels $(ARGS)
 
 verify: model ## check path identity: the same tokens with and without speculation, in any batch
 	$(BIN)/specdec verify --target $(MODEL) $(ARGS)

@@ -60,6 +60,18 @@ RANDOM_SHAPES: dict[str, ModelConfig] = {
         intermediate_size=8960,
         tie_embeddings=True,
     ),
+    "qwen2.5-coder-0.5b": replace(
+        _QWEN,
+        vocab_size=151936,
+        hidden_size=896,
+        n_layers=24,
+        n_heads=14,
+        n_kv_heads=2,
+        head_dim=64,
+        intermediate_size=4864,
+        attn_scale=64**-0.5,
+        tie_embeddings=True,
+    ),
     "qwen2.5-coder-7b": _QWEN,
     "qwen2.5-coder-32b": replace(
         _QWEN, hidden_size=5120, n_layers=64, n_heads=40, n_kv_heads=8, intermediate_size=27648

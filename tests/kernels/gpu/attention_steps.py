@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from hypothesis import Phase
 from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
@@ -16,7 +15,6 @@ from verify_kernels.gpu.attention_workspace import AttentionWorkspace
 from verify_kernels.gpu.kernel_launch import FP8, StepRows
 from verify_kernels.gpu.tree_attention import tree_attention
 
-NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # interpreted kernels take seconds a step
 Shape = tuple[int, int, int]  # ctx, chain rows below the root, draft nodes
 
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.kernels.gpu.attention_steps import NO_SHRINKING, Geometry, Layer, Step, attend, dense_oracle, random_entries
+from tests.kernels.gpu.attention_steps import Geometry, Layer, Step, attend, dense_oracle, random_entries
+from tests.kernels.gpu.no_shrinking import NO_SHRINKING
 from tests.kernels.gpu.reference import attention as reference
 from tests.kernels.gpu.reference import attention as reference_plan
 from verify_kernels.gpu.attention_plan import attention_plan

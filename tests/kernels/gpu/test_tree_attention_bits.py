@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.gpu.attention_steps import (
-    NO_SHRINKING,
     Geometry,
     Layer,
     Shape,
@@ -23,6 +22,7 @@ from tests.kernels.gpu.attention_steps import (
     random_entries,
     with_committed,
 )
+from tests.kernels.gpu.no_shrinking import NO_SHRINKING
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry
 
 PAGES = 40
