@@ -240,6 +240,7 @@ def load_of(m: model.GetLoadResponse) -> EngineLoad:
     values = _named(m, tuple(f.name for f in fields(EngineLoad)))
     for name in ("steps_by_sequences", "steps_by_rows"):
         values[name] = tuple(values[name])
+    values["disk_pages_missed"] = dict(values["disk_pages_missed"])
     return EngineLoad(**values)
 
 

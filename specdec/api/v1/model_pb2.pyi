@@ -265,6 +265,26 @@ Global___GetLoadRequest: _TypeAlias = GetLoadRequest  # noqa: Y015
 class GetLoadResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class DiskPagesMissedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
     WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
     FREE_PAGES_FIELD_NUMBER: _builtins.int
@@ -283,6 +303,10 @@ class GetLoadResponse(_message.Message):
     STEP_SEQUENCES_FIELD_NUMBER: _builtins.int
     STEPS_BY_SEQUENCES_FIELD_NUMBER: _builtins.int
     STEPS_BY_ROWS_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_PAGES_WRITTEN_FIELD_NUMBER: _builtins.int
+    DISK_PAGES_READ_FIELD_NUMBER: _builtins.int
+    DISK_PAGES_MISSED_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     free_pages: _builtins.int
@@ -305,10 +329,16 @@ class GetLoadResponse(_message.Message):
     commit_ms: _builtins.float
     step_sequences: _builtins.int
     """Sequences of all steps; entry k: steps with more than 2^(k-1) and at most 2^k sequences; the same by rows."""
+    disk_bytes: _builtins.int
+    """Of the prefix cache on disk: bytes of its files, pages written and read, and pages lost or not used, by cause."""
+    disk_pages_written: _builtins.int
+    disk_pages_read: _builtins.int
     @_builtins.property
     def steps_by_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def steps_by_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def disk_pages_missed(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
         self,
         *,
@@ -330,10 +360,14 @@ class GetLoadResponse(_message.Message):
         step_sequences: _builtins.int = ...,
         steps_by_sequences: _abc.Iterable[_builtins.int] | None = ...,
         steps_by_rows: _abc.Iterable[_builtins.int] | None = ...,
+        disk_bytes: _builtins.int = ...,
+        disk_pages_written: _builtins.int = ...,
+        disk_pages_read: _builtins.int = ...,
+        disk_pages_missed: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_ms", b"commit_ms", "draft_ms", b"draft_ms", "draft_rows", b"draft_rows", "drafting_steps", b"drafting_steps", "free_pages", b"free_pages", "plan_ms", b"plan_ms", "prefix_hit_tokens", b"prefix_hit_tokens", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "step_rows", b"step_rows", "step_sequences", b"step_sequences", "steps", b"steps", "steps_by_rows", b"steps_by_rows", "steps_by_sequences", b"steps_by_sequences", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "verify_ms", b"verify_ms", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_ms", b"commit_ms", "disk_bytes", b"disk_bytes", "disk_pages_missed", b"disk_pages_missed", "disk_pages_read", b"disk_pages_read", "disk_pages_written", b"disk_pages_written", "draft_ms", b"draft_ms", "draft_rows", b"draft_rows", "drafting_steps", b"drafting_steps", "free_pages", b"free_pages", "plan_ms", b"plan_ms", "prefix_hit_tokens", b"prefix_hit_tokens", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "step_rows", b"step_rows", "step_sequences", b"step_sequences", "steps", b"steps", "steps_by_rows", b"steps_by_rows", "steps_by_sequences", b"steps_by_sequences", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "verify_ms", b"verify_ms", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
