@@ -6,11 +6,13 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from server.completion.documents import ContextFile, OffsetUnit, TextEdit, check_length, place_of
 from server.completion.prompt_packer import PromptPacker
 from server.interfaces import TokenizerLike
+from specdec.core.fields import MAX_STOP_TEXT
 from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent
 from specdec.errors import ViolationCollector
 from specdec.models.next_edit import NextEditForm, form_of
@@ -25,6 +27,7 @@ MAX_PATH = 1024  # characters
 SPARE_TOKENS = 128  # that the new window may be longer than the current one
 MOST_LINES = 256  # of an answer in which nothing is settled; beyond, edits wait for its end
 ANCHOR_LINES = 2  # equal lines, with a letter or digit each, that complete the edits before them
+_FENCE = "```"  # instruct models put code between two
 _INSTRUCTION = (
     "Predict what the developer changes next. Answer with the text of the editable region after that change, and with "
     "nothing else. Leave the region as it is if nothing follows from the recent edits."
@@ -204,7 +207,7 @@ class EditPrompt:
         stopping = replace(
             base.stopping,
             max_tokens=max_tokens,
-            stop=(*base.stopping.stop, *((form.stop,) if form.stop else ())),
+            stop=(*base.stopping.stop, *self._stops()),
             stop_token_ids=(*base.stopping.stop_token_ids, *stop_ids),
         )
         return replace(
@@ -214,6 +217,21 @@ class EditPrompt:
             prediction_ids=tuple(expected),
             prediction_form=form.name,
         )
+
+    def _stops(self) -> Iterator[str]:
+        """The form's own stop, and texts by which a model that is not trained on it continues after the window."""
+        form, place = self.form, self.place
+        if form.stop:
+            yield form.stop
+        window = "\n" + place.shown(place.window)
+        below = place.lines[place.window.stop :]
+        anchors = list(islice((i for i, line in enumerate(below) if _has_word(line)), ANCHOR_LINES))
+        if len(anchors) == ANCHOR_LINES:
+            continued = "\n" + "\n".join(below[: anchors[-1] + 1])
+            if continued not in window and len(continued) <= MAX_STOP_TEXT:
+                yield continued
+        if form.path_lines and f"\n{_FENCE}" not in window:  # after its path, the answer begins without a fence
+            yield f"\n{_FENCE}"
 
     def _ids(self, budget: int, owner: str) -> tuple[int, ...]:
         form, begin = self.form, self._tokenizer.encode("", add_special=True)
@@ -246,6 +264,10 @@ def _problems(place: EditPlace) -> str:
 
 def _line(text: str) -> str:
     return text if text.endswith("\n") else text + "\n"
+
+
+def _has_word(line: str) -> bool:
+    return any(map(str.isalnum, line))
 
 
 def _around(place: EditPlace) -> tuple[range, range]:
@@ -306,7 +328,6 @@ def _window(place: EditPlace, form: NextEditForm) -> list[Piece]:
 
 
 _OWN_ENDS = (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.STOP_STRING)
-_FENCE = "```"  # instruct models put code between two
 NO_EDITS = "NO_EDITS"  # what Zeta writes when it changes nothing
 
 
@@ -372,7 +393,7 @@ class EditReader:
         for tag, a, b, c, d in difflib.SequenceMatcher(None, old, self._new, autojunk=False).get_opcodes():
             if tag != "equal":
                 changes.append((a, b, c, d))
-            elif sum(any(map(str.isalnum, line)) for line in old[a:b]) >= ANCHOR_LINES:
+            elif sum(map(_has_word, old[a:b])) >= ANCHOR_LINES:
                 settled, done = list(changes), (b, d)
         edits = self._edits(settled)
         self._at += done[0]

@@ -24,7 +24,7 @@ from server.completion.next_edit import (
 from server.completion.prompt_packer import PromptPacker
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import result_pb2
-from specdec.core.types import Request
+from specdec.core.types import Request, StoppingParams
 from specdec.errors import ViolationCollector
 from specdec.models.next_edit import expected_answer
 from tests.fake_engine import BOOK
@@ -79,6 +79,27 @@ def test_the_prompt_has_the_models_format_and_predicts_the_window(
     assert FILE.removesuffix("\n") in tokenizer.decode(request.prediction_ids)
     assert "def f(w, h):" in tokenizer.decode(request.prompt_ids)
     assert request.stopping.max_tokens == len(request.prediction_ids) + 128
+
+
+LONG = "".join(f"line_{i} = {i}\n" for i in range(40))
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "stops"),
+    [
+        (LONG, "m", ("\nline_26 = 26\nline_27 = 27", "\n```")),
+        (LONG.replace("line_26 = 26", "\n#"), "m", ("\n\n#\nline_27 = 27\nline_28 = 28", "\n```")),
+        (LONG, "zeta", ("<|editable_region_end|>", "\nline_26 = 26\nline_27 = 27")),
+        (LONG.replace("line_10 = 10", "```"), "m", ("\nline_26 = 26\nline_27 = 27",)),
+        (LONG.replace("line_10 = 10\nline_11 = 11", "line_26 = 26\nline_27 = 27"), "m", ("\n```",)),
+        ("\n".join(LONG.splitlines()[:27]), "m", ("\n```",)),
+    ],
+    ids=["below", "lines without a word", "trained", "fence in the window", "lines also in the window", "too few"],
+)
+def test_a_model_that_continues_after_the_window_is_stopped(text: str, model: str, stops: tuple[str, ...]) -> None:
+    place = EditPlace("a.py", text, text.index("line_15"))
+    found = prompt_of(place, model).request(Request("r", (), stopping=StoppingParams(stop=("mine",)))).stopping.stop
+    assert found == ("mine", *(("<|file_sep|>",) if model == "m" else ()), *stops)
 
 
 def test_context_over_the_budget_is_omitted_and_special_tokens_stay_text() -> None:
