@@ -75,6 +75,7 @@ class Answer:
     e2e_ms: float = 0.0
     text: str = ""
     error: str = ""  # the reason if there is no answer
+    tokens_per_step: float | None = None  # None: the engine does not report it
 
     @property
     def decoded(self) -> int:

@@ -264,4 +264,6 @@ def answer_of(record: Record) -> Answer:
     """
     if not record.prompt_tokens:
         raise PeerError("the stream ended without its usage")
-    return Answer(record.output_tokens, record.ttft_ms, record.e2e_ms, record.text)
+    return Answer(
+        record.output_tokens, record.ttft_ms, record.e2e_ms, record.text, tokens_per_step=record.tokens_per_step
+    )

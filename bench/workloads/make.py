@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain, islice, zip_longest
 
-from bench.workloads import CONCURRENT_NAMES, MIXES
+from bench.workloads import CONCURRENT_NAMES, FETCHED_NAMES, MIXES
+from bench.workloads.next_edit import edit_prompts
 from bench.workloads.prompts import HOLES, KINDS, TYPED, tokenised
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, uncounted
 from specdec.models.tokenizer import Tokenizer
@@ -24,6 +25,8 @@ def prompts_of(kind: str, tokenizer: Tokenizer, count: int, max_tokens: int | No
     Raises:
         WorkloadUnavailableError: the prompts are not installed, or the model cannot use them.
     """
+    if kind in FETCHED_NAMES:
+        return edit_prompts(tokenizer, count, max_tokens)
     requests = KINDS[kind](max_tokens)
     if kind in SESSION_SIZE:
         size = SESSION_SIZE[kind]
@@ -39,7 +42,7 @@ def prompts_of(kind: str, tokenizer: Tokenizer, count: int, max_tokens: int | No
 def make_workload(
     name: str, tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Note, at_once: int = AT_ONCE
 ) -> list[Workload]:
-    """The workload ``name`` (of `WORKLOAD_NAMES` or `CONCURRENT_NAMES`), or each mix of ``concurrent``.
+    """The workload ``name`` (see `bench.workloads`), or each mix of ``concurrent``.
 
     count: counted prompts, as far as there are so many. max_tokens: replaces each workload's own limit. note: receives
     every omitted part with the reason. at_once: concurrent prompts of a concurrent workload.
@@ -56,7 +59,7 @@ def make_workload(
         prompts = _mixed(tokenizer, count, max_tokens, note)
     elif name in SESSION_SIZE:  # the first requests of a session are warm-up enough
         prompts = prompts_of(name, tokenizer, count, max_tokens)
-    elif name in KINDS:
+    elif name in KINDS or name in FETCHED_NAMES:
         prompts = prompts_of(name, tokenizer, count + 1, max_tokens)
         prompts = uncounted(prompts[:1]) + prompts[1:]
     else:

@@ -13,7 +13,7 @@ import click
 
 from bench.engine_runs import FIXED_GRID
 from bench.peers import ENGINES, PEER_WORKLOADS
-from bench.workloads import CONCURRENT_NAMES, WORKLOAD_NAMES
+from bench.workloads import CONCURRENT_NAMES, FETCHED_NAMES, WORKLOAD_NAMES
 from specdec.cli.bench_output import (
     count_option,
     json_option,
@@ -25,6 +25,7 @@ from specdec.cli.bench_output import (
 )
 from specdec.cli.bench_serve import serve_load_command
 from specdec.cli.bench_server import (
+    edits_command,
     frontend_command,
     long_prompt_command,
     overload_command,
@@ -45,8 +46,8 @@ ARM_TOKENS = 20480  # of KV cache per arm: all arms run at the same time
 @click.command("engine")
 @engine_options
 @click.option(
-    "--workload", "workloads", type=click.Choice(WORKLOAD_NAMES + CONCURRENT_NAMES), multiple=True,
-    help="May be repeated; default: all without a slash. `concurrent` is all four mixes.",
+    "--workload", "workloads", type=click.Choice(WORKLOAD_NAMES + FETCHED_NAMES + CONCURRENT_NAMES), multiple=True,
+    help="May be repeated; default: all but next_edit and those with a slash. `concurrent` is all four mixes.",
 )  # fmt: skip
 @count_option("--prompts", default=8, help="Per workload.")
 @click.option(
@@ -289,6 +290,6 @@ def bench_group() -> None:
 
 for _command in (
     step_command, perplexity_command, engine_command, serve_load_command, peers_command, frontend_command,
-    typing_command, overload_command, long_prompt_command, soak_command,
+    typing_command, edits_command, overload_command, long_prompt_command, soak_command,
 ):  # fmt: skip
     bench_group.add_command(_command)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from bench.serve import SERVE_WORKLOADS
+from bench.workloads import EDIT_FORMS, EDIT_ROADS
 from specdec.cli.bench_output import (
     count_option,
     json_option,
@@ -73,6 +74,60 @@ def typing_command(engine_config: EngineConfig, as_json: bool, **plan: Any) -> N
     print_table(["figure", *quantiles], rows, f"{figures['target']}: waiting for a suggestion")
     counts = ("keys", "answered", "answered_with_text", "answered_before_next_key", "continued", "prompt_rows_per_key")
     print_figures(figures, counts, 26)
+
+
+@click.command("edits")
+@engine_options
+@count_option("--prompts", default=20, help="Edits, at most 29.")
+@click.option(
+    "--road", "roads", type=click.Choice(EDIT_ROADS), multiple=True,
+    help="May be repeated; default: all. llama.cpp gets PredictEdit's prompts; `make peers` installs it.",
+)  # fmt: skip
+@click.option(
+    "--form", "forms", type=click.Choice(EDIT_FORMS), multiple=True, default=("sweep", "zeta"), show_default=True,
+    help="Prompt form of plain completions; several take turns.",
+)  # fmt: skip
+@json_option
+def edits_command(
+    engine_config: EngineConfig, prompts: int, roads: tuple[str, ...], forms: tuple[str, ...], as_json: bool
+) -> None:
+    """Predict real next edits with speculation off and auto, and compare with llama.cpp.
+
+    Each prompt is read before it counts, as in a running session. The edits are those between releases of packages
+    that the first use fetches."""
+    from rich.console import Console
+
+    from bench.edits_bench import EditsPlan, measure_edits, over_off
+    from specdec.cli.progress_bar import ProgressBar
+
+    console = Console(stderr=True)
+    with ProgressBar(console) as progress:
+        plan = EditsPlan(prompts, roads or EDIT_ROADS, forms)
+        figures = asyncio.run(measure_edits(engine_config, plan, progress_line(console), progress))
+    if as_json:
+        print_json(figures)
+        return
+    rows = [
+        [road, arm, *(_quantiles(found[name]) for name in _EDIT_TIMES), *(str(found[name]) for name in _EDIT_COUNTS)]
+        for road, arms in figures["roads"].items()
+        for arm, found in arms.items()
+    ]
+    heads = ["road", "engine", *(f"{name} p50 / p90" for name in _EDIT_TIMES), *_EDIT_COUNTS]
+    print_table(heads, rows, f"{figures['target']}: {figures['edits']} real edits")
+    print_figures(figures, ("unchanged_lines_right",))
+    for road in figures["roads"]:
+        if found := over_off(figures["roads"], road):
+            click.echo(f"{road}: auto over off, p50 / p90 {_quantiles(found)}")
+    if figures["over_llama"]:
+        click.echo(f"PredictEdit auto over llama.cpp, p50 / p90 {_quantiles(figures['over_llama'])}")
+
+
+_EDIT_TIMES = ("first_edit_ms", "whole_ms", "read_ms")
+_EDIT_COUNTS = ("tokens", "tokens_per_step", "lines_right", "edits_right", "same_as_off")
+
+
+def _quantiles(found: dict[str, float]) -> str:
+    return f"{found['p50']:.4g} / {found['p90']:.4g}" if found["n"] else "-"
 
 
 LEAST_GOODPUT = 0.9

@@ -1,0 +1,253 @@
+"""Predicts real next edits through PredictEdit and through plain completions, speculation off beside auto."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from bench.engine_bench import BenchError, Say
+from bench.local_server import LocalServer
+from bench.machine import host_facts
+from bench.peers.engines import MAKERS, find_model
+from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Answer, Arm, Peer, PeerError, PeerPrompt, PeersPlan
+from bench.peers.peer_process import HttpPeer
+from bench.peers.peers_report import PeersRun
+from bench.peers.peers_session import PeersBench
+from bench.workloads import EDIT_ROADS
+from bench.workloads.next_edit import EditPrompts, NextEdit, apply_edits, next_edits, workload_folder
+from server.completion.documents import TextEdit
+from server.completion.next_edit import EditReader
+from specdec.api.params import fill_params
+from specdec.api.v1 import completion_pb2 as pb
+from specdec.client.client import Client
+from specdec.client.connection import CallError
+from specdec.client.messages import stats_of
+from specdec.config import Config, EngineConfig, ServerConfig
+from specdec.core.types import SpeculationMode, SpeculationParams
+from specdec.load.figures import rounded, spread
+from specdec.models.progress import Progress
+from specdec.models.resolve import load_tokenizer
+from specdec.models.tokenizer import Tokenizer
+
+PREDICT_EDIT, COMPLETIONS, LLAMA = EDIT_ROADS
+LLAMA_ARM = "llama.cpp ngram-mod"  # the fastest on edits of its kinds of drafts that need no model
+_MODES = {OURS_OFF: SpeculationMode.OFF, OURS_AUTO: SpeculationMode.AUTO}
+
+
+@dataclass(frozen=True, slots=True)
+class EditsPlan:
+    """What is measured."""
+
+    prompts: int = 20
+    roads: tuple[str, ...] = EDIT_ROADS
+    forms: tuple[str, ...] = ("sweep", "zeta")  # of the prompts through plain completions, in turn
+
+
+class ReadAhead:
+    """An engine that reads each prompt before the question counts, as in a running session.
+
+    ``read_ms``: time of that reading, by prompt.
+    """
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer, self.arm, self.needs_bytes = peer, peer.arm, peer.needs_bytes
+        self.start, self.end, self.facts = peer.start, peer.end, peer.facts
+        self.pause, self.resume = peer.pause, peer.resume
+        self.read_ms: dict[str, float] = {}
+
+    async def ask(self, prompt: PeerPrompt) -> Answer:
+        """As `Peer.ask`."""
+        if prompt.counted:
+            reading = await self.peer.ask(dataclasses.replace(prompt, max_tokens=1, counted=False))
+            self.read_ms[prompt.name] = reading.e2e_ms
+        return await self.peer.ask(prompt)
+
+
+class CompletionsPeer(HttpPeer):
+    """Plain completions of a server that runs already. The off arm leaves no texts to draft from, so both share their
+    prefix cache."""
+
+    def __init__(self, server: LocalServer, mode: str) -> None:
+        arm = Arm(mode, OURS, "as served", OURS_OFF)
+        extra = {"cache_salt": COMPLETIONS, "speculation": {"mode": _MODES[mode]}}
+        super().__init__(arm, (), Path(), version="", fields=lambda _: extra)
+        self._base = f"http://127.0.0.1:{server.http_port}"
+
+    async def start(self) -> None:
+        """Does nothing, like the other methods here: the server runs, and takes no time when it is idle."""
+
+    def pause(self) -> None:
+        """See `start`."""
+
+    def resume(self) -> None:
+        """See `start`."""
+
+
+class PredictEditPeer(CompletionsPeer):
+    """PredictEdit of the same server. An answer's text is the file after the edits, its first text the first edit."""
+
+    def __init__(self, server: LocalServer, mode: str, client: Client, edits: Seq[NextEdit]) -> None:
+        super().__init__(server, mode)
+        self._client, self._edits = client, {edit.name: edit for edit in edits}
+
+    async def ask(self, prompt: PeerPrompt) -> Answer:
+        """As `Peer.ask`."""
+        place, began, first_s = self._edits[prompt.name].place, time.perf_counter(), 0.0
+        edits: list[TextEdit] = []
+        try:
+            async with aclosing(self._client.completion.predict_edit(self._message(prompt))) as messages:
+                async for message in messages:
+                    if message.HasField("edit"):
+                        first_s = first_s or time.perf_counter() - began
+                        edits.append(TextEdit(message.edit.start, message.edit.end, message.edit.text))
+        except CallError as error:
+            raise PeerError(str(error)) from None
+        took_s, ended = time.perf_counter() - began, message.finished
+        tokens = ended.usage.output_tokens
+        steps = stats_of(ended.metrics).num_steps
+        text = apply_edits(place.text, edits)
+        return Answer(
+            tokens, (first_s or took_s) * 1e3, took_s * 1e3, text, tokens_per_step=tokens / steps if steps else None
+        )
+
+    def _message(self, prompt: PeerPrompt) -> pb.PredictEditRequest:
+        place = self._edits[prompt.name].place
+        message = pb.PredictEditRequest(path=place.path, text=place.text, cursor=place.cursor)
+        message.recent.extend(pb.RecentEdit(path=e.path, before=e.before, after=e.after) for e in place.recent)
+        message.stopping.max_tokens, message.cache.salt = prompt.max_tokens, PREDICT_EDIT
+        fill_params(message.speculation, SpeculationParams(_MODES[self.arm.name]))
+        return message
+
+
+class EditsBench:
+    """Asks for each edit on every road. One road after the other; its engines in turn, edit by edit.
+
+    edits: the first one warms the engines up and does not count.
+    """
+
+    def __init__(self, plan: EditsPlan, edits: Seq[NextEdit], tokenizer: Tokenizer, say: Say) -> None:
+        self._plan, self._edits, self._prompts, self._say = plan, edits, EditPrompts(tokenizer), say
+
+    async def run(self, engine: EngineConfig, progress: Progress) -> dict[str, Any]:
+        """The figures of every road, as JSON types.
+
+        Raises:
+            BenchError: an engine failed.
+            ChildServerError: the server did not start.
+        """
+        config = Config(engine=engine, server=ServerConfig(grpc_port=0, http_port=0))
+        found: dict[str, dict[str, Any]] = {}
+        async with LocalServer(config) as server, Client(server.grpc_address) as client:
+            info = await client.info()
+            for road in self._plan.roads:
+                if road == LLAMA:
+                    peers = _llama(engine, info.threads, progress)
+                else:
+                    predicts = road == PREDICT_EDIT
+                    peers = [
+                        PredictEditPeer(server, mode, client, self._edits)
+                        if predicts
+                        else CompletionsPeer(server, mode)
+                        for mode in _MODES
+                    ]
+                found[road] = await self.road(peers, self._plan.forms if road == COMPLETIONS else ("",))
+        return {
+            **host_facts(), "target": info.target, "dtype": info.dtype, "threads": info.threads,
+            "edits": len(self._edits) - 1, "unchanged_lines_right": self._lines_right({}), "roads": found,
+            "over_llama": _over(found, (PREDICT_EDIT, OURS_AUTO), (LLAMA, LLAMA_ARM)),
+        }  # fmt: skip
+
+    async def road(self, peers: Seq[Peer], forms: Seq[str]) -> dict[str, Any]:
+        """Figures of each of ``peers``, which get the prompts in ``forms`` in turn; raises as `run`."""
+        prompts = [self._prompt(edit, form) for edit, form in zip(self._edits, cycle(forms), strict=False)]
+        prompts[0] = dataclasses.replace(prompts[0], counted=False)
+        reading, run = [ReadAhead(peer) for peer in peers], PeersRun(arms=[peer.arm for peer in peers])
+        await PeersBench(reading, self._say).run(prompts, run)
+        problems = [*run.missing.values(), *run.faults()]
+        if problems:
+            raise BenchError("; ".join(problems))
+        return {peer.arm.name: self._figures(peer, prompts[1:], run) for peer in reading}
+
+    def _prompt(self, edit: NextEdit, form: str) -> PeerPrompt:
+        request = self._prompts.request(edit, form)
+        stopping = request.stopping
+        assert stopping.max_tokens is not None  # it follows from the window's length
+        return PeerPrompt(
+            form, edit.name, request.prompt_ids, stopping.max_tokens, stopping.stop, stopping.stop_token_ids
+        )
+
+    def _figures(self, peer: ReadAhead, prompts: Seq[PeerPrompt], run: PeersRun) -> dict[str, Any]:
+        """Of one arm; `whole_ms` by prompt, and everything else over all prompts."""
+        places = {edit.name: edit.place for edit in self._edits}
+        answers = {prompt.name: run.answers[peer.arm.name, prompt.name] for prompt in prompts}
+        off = {prompt.name: run.answers.get((OURS_OFF, prompt.name)) for prompt in prompts}
+        predicts = isinstance(peer.peer, PredictEditPeer)
+        texts = {
+            prompt.name: answers[prompt.name].text if predicts else self._text_after(prompt, answers[prompt.name])
+            for prompt in prompts
+        }
+        edited = [answers[name] for name, text in texts.items() if predicts and text != places[name].text]
+        steps = sum(answer.tokens / answer.tokens_per_step for answer in answers.values() if answer.tokens_per_step)
+        return {
+            "first_edit_ms": spread([answer.ttft_ms for answer in edited]),
+            "whole_ms": spread([answer.e2e_ms for answer in answers.values()]),
+            "read_ms": spread(list(peer.read_ms.values())),
+            "tokens": sum(answer.tokens for answer in answers.values()),
+            "tokens_per_step": rounded(sum(a.tokens for a in answers.values()) / steps) if steps else None,
+            "lines_right": self._lines_right(texts),
+            "edits_right": sum(texts[edit.name] == edit.after for edit in self._edits[1:]),
+            "same_as_off": sum(plain is not None and plain.text == answers[name].text for name, plain in off.items()),
+            "by_edit": {name: {"ms": rounded(a.e2e_ms), "tokens": a.tokens} for name, a in answers.items()},
+        }
+
+    def _text_after(self, prompt: PeerPrompt, answer: Answer) -> str:
+        """The file after the edits in an answer that is the window's new text."""
+        edit = next(edit for edit in self._edits if edit.name == prompt.name)
+        reader = EditReader(self._prompts.prompt(edit, prompt.workload))
+        ended = answer.tokens < prompt.max_tokens
+        return apply_edits(edit.place.text, [*reader.feed(answer.text), *reader.end(complete=ended)])
+
+    def _lines_right(self, texts: Mapping[str, str]) -> float:
+        """Mean over the edits of `NextEdit.lines_right`. texts: by edit the file as predicted; default: unchanged."""
+        return round(statistics.mean(e.lines_right(texts.get(e.name, e.place.text)) for e in self._edits[1:]), 4)
+
+
+def _llama(engine: EngineConfig, threads: int, progress: Progress) -> list[HttpPeer]:
+    folder, target = engine.cache_dir.expanduser(), engine.target
+    model = find_model(target, folder, progress)
+    try:
+        made = MAKERS[LLAMA](PeersPlan(target, None, folder, threads, (), (LLAMA,)), model, None)
+    except PeerError as error:
+        raise BenchError(str(error)) from None
+    return [peer for peer in made if peer.arm.name == LLAMA_ARM]
+
+
+def _over(
+    roads: Mapping[str, dict[str, Any]], ours: tuple[str, str], base: tuple[str, str]
+) -> dict[str, float | int] | None:
+    """Time of ``ours`` (road and arm) over that of ``base``, edit by edit; None: one of them was not measured."""
+    if not all(road in roads for road, _ in (ours, base)):
+        return None
+    mine, theirs = (roads[road][arm]["by_edit"] for road, arm in (ours, base))
+    return spread([mine[name]["ms"] / theirs[name]["ms"] for name in mine])
+
+
+def over_off(roads: Mapping[str, dict[str, Any]], road: str) -> dict[str, float | int] | None:
+    """Time of an answer with speculation over that without, edit by edit."""
+    return _over(roads, (road, OURS_AUTO), (road, OURS_OFF))
+
+
+async def measure_edits(engine: EngineConfig, plan: EditsPlan, say: Say, progress: Progress) -> dict[str, Any]:
+    """JSON-able figures of predicted edits; raises as `EditsBench.run`, and WorkloadUnavailableError."""
+    edits = next_edits(workload_folder())
+    counted = edits[: min(plan.prompts, len(edits) - 1)]
+    tokenizer = load_tokenizer(engine.target, engine.cache_dir.expanduser())
+    return await EditsBench(plan, [edits[-1], *counted], tokenizer, say).run(engine, progress)
