@@ -21,6 +21,7 @@ from server.completion.coalescing import EventSource
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import RequestMaker
 from server.completion.service import CompletionService, OutcomeLog
+from server.completion.time_budget import TimeBudget
 from server.engine_client import EngineClient
 from server.engine_process import return_freed_memory
 from server.engine_supervisor import EngineStartError, EngineState
@@ -161,7 +162,9 @@ class ServedModel:
         self.admission = Admission(client, config, beside=beside.admission if beside else None)
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
         outcomes = OutcomeLog() if beside is None else beside.completion.outcomes
-        self.completion = CompletionService(RequestMaker(), _Submitter(client, self.admission), outcomes)
+        self.completion = CompletionService(
+            RequestMaker(TimeBudget(self)), _Submitter(client, self.admission), outcomes
+        )
         self.experiments = Experiments(
             config.experiments, client, self.admission, lambda ids: self.tokenizer.loaded.decode(ids), errors
         )
@@ -210,6 +213,18 @@ class ServedModel:
         """Whether a request would be accepted now."""
         ready = self.client.engine.state == EngineState.READY
         return ready and self.tokenizer.is_loaded and not self.gate.is_closed
+
+    def prompt_ms(self) -> tuple[float, ...]:
+        """As `EngineLoad.prompt_ms`."""
+        return self.client.engine.load.prompt_ms
+
+    def forecast_s(self) -> float:
+        """Expected seconds until a request submitted now starts."""
+        return self.admission.forecast_s
+
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return self.admission.in_flight
 
     @property
     def fills_in(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import suppress
 from copy import copy
@@ -15,9 +16,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from server.auth.principal import Principal
+from server.completion.time_budget import TimeBudget
 from server.errors import GenerationFailedError
 from server.request_stream import Ticket, UnreadEvents, weight_of
-from specdec.core.types import Delta, Finished, Request, RequestEvent, SpeculationParams, Started
+from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, SpeculationParams, Started
 from specdec.errors import RequestError
 
 
@@ -104,8 +106,12 @@ class SharedAnswer:
         self.first.unread = source.unread
         self.first.on_ticket_end = self._reader_ended
         self.until_s = until_s
+        self.scope = ""  # of the prompt in the prefix cache
         self.is_computed = asyncio.Event()  # the prompt, or the request has ended
+        self.cached_tokens: int | None = None  # of the prompt, once it is scheduled
+        self.ttft_ms: float | None = None  # once the prompt is computed; infinite if no token was asked for
         self.ended = self._started = self._has_tokens = False
+        self._began_s = time.monotonic()
         self._source, self._on_change = source, on_change
         self.priority = request.priority
         self._history: list[RequestEvent] = []
@@ -176,9 +182,13 @@ class SharedAnswer:
         for ticket in list(self._readers):
             ticket.push(copy(event))
         self._started = self._started or isinstance(event, Started | Delta)
-        if isinstance(event, Delta) and not self._has_tokens:
-            self._has_tokens = True
+        if isinstance(event, Started):
+            self.cached_tokens = event.cached_tokens
+        elif isinstance(event, Delta) and not self._has_tokens:
+            self._has_tokens, self.ttft_ms = True, (time.monotonic() - self._began_s) * 1e3
             self._changed()
+        elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH and self.ttft_ms is None:
+            self.ttft_ms = math.inf
 
     def _end(self) -> None:
         if not self.ended:
@@ -205,8 +215,9 @@ class RequestCoalescer:
     of one with a grammar, which may take longer to compile than the prompt to compute.
     """
 
-    def __init__(self, submitter: Submitter) -> None:
-        self._submitter = submitter
+    def __init__(self, submitter: Submitter, times: TimeBudget | None = None) -> None:
+        """times: learns from the requests that it limits."""
+        self._submitter, self._times = submitter, times
         self._equal: dict[Hashable, SharedAnswer] = {}
         self._prompts: dict[Hashable, SharedAnswer] = {}
         self._runs: set[SharedAnswer] = set()
@@ -239,6 +250,7 @@ class RequestCoalescer:
         hold = first is not None and first.precedes(priority, until_s)
         source = self._submitter.submit(principal, request, supersedes_key, hold=hold)
         run = SharedAnswer(source, replace(request, priority=priority), until_s, self._changed)
+        run.scope = principal.scoped(request.cache_salt)
         self._runs.add(run)
         if equal is not None:
             self._equal[owner, equal] = run
@@ -266,6 +278,9 @@ class RequestCoalescer:
     def _changed(self, run: SharedAnswer) -> None:
         for prompt in [prompt for prompt, first in self._prompts.items() if first is run]:
             del self._prompts[prompt]
+        if self._times is not None and run.ttft_ms is not None and run.cached_tokens is not None:
+            self._times.observe(run.scope, run.first.request, run.cached_tokens, run.ttft_ms)
+            run.ttft_ms = None
         if run.ended:
             self._runs.discard(run)
             for equal in [equal for equal, other in self._equal.items() if other is run]:
@@ -280,5 +295,5 @@ def _equal_key(request: Request) -> Request | None:
         return None
     return replace(
         request, request_id="", speculation=SpeculationParams(), priority=0, deadline_s=None, prediction_ids=(),
-        session="", target_tpot_ms=None,
+        session="", target_tpot_ms=None, omitted=None,
     )  # fmt: skip

@@ -261,6 +261,25 @@ class EditorSession:
         self._run = GenerationRun(gap, options, shared_run)
         return Suggestion(suggestion_id, self._run, 0, None, Origin.SHARED if shared else Origin.NEW)
 
+    async def read_ahead(
+        self, gap: Gap, options: CompletionOptions, principal: Principal, check: Callable[[Request], None]
+    ) -> None:
+        """Compute the prompts for ``gap`` into the prefix cache; cancel it to stop. check: as in `suggest`.
+
+        Raises:
+            RequestError: a request was refused, or it failed.
+        """
+        async for request in self._maker.read_ahead(gap, options, principal):
+            check(request)
+            run, _ = await self._runs.start(principal, request)
+            try:
+                async for _ in run.read():
+                    pass
+            finally:
+                run.leave()
+            if run.finished is None or run.finished.reason is not FinishReason.LENGTH:
+                return  # aborted by somebody else
+
     def stop(self) -> None:
         """End the generation; its text remains available for drafts."""
         if self._run is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from server.completion.documents import ContextFile, OffsetUnit, TextEdit, check_length, place_of
 from server.completion.prompt_packer import PromptPacker
+from server.completion.time_budget import Objective
 from server.interfaces import TokenizerLike
 from specdec.core.fields import MAX_STOP_TEXT
 from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent
@@ -182,6 +183,13 @@ class EditPlace:
 Piece = tuple[str, bool]
 
 
+@dataclass(frozen=True, slots=True)
+class _PackedEdit:
+    ids: tuple[int, ...]
+    omitted: tuple[int, ...]  # as in `Request`
+    n_healing_tokens: int = 0
+
+
 class EditPrompt:
     """The prompt for one place in a model's form."""
 
@@ -190,11 +198,13 @@ class EditPrompt:
         self.place, self.form = place, form_of(model, tokenizer)
         self._tokenizer, self._packer = tokenizer, packer
 
-    def request(self, base: Request, owner: str = "", max_prompt_tokens: int | None = None) -> Request:
+    def request(
+        self, base: Request, owner: str = "", max_prompt_tokens: int | None = None, ttft: Objective | None = None
+    ) -> Request:
         """``base`` with the prompt, its stops, and the window as its prediction; at most ``max_prompt_tokens``, except
         that the window is always whole. Files are left out first, then the oldest edits. Encodes: call it in a thread.
 
-        owner: scope of cached encodings.
+        owner: scope of cached encodings. ttft: limits the prompt further.
         """
         form, tokenizer = self.form, self._tokenizer
         answer = form.answer_head + self.place.shown(self.place.window) + form.answer_tail
@@ -210,9 +220,15 @@ class EditPrompt:
             stop=(*base.stopping.stop, *self._stops()),
             stop_token_ids=(*base.stopping.stop_token_ids, *stop_ids),
         )
+        if ttft is None:
+            packed, omitted = self._pack(budget, owner), None
+        else:
+            packed = ttft.choose(lambda within: self._pack(within, owner), budget)
+            omitted = packed.omitted
         return replace(
             base,
-            prompt_ids=self._ids(budget, owner),
+            prompt_ids=packed.ids,
+            omitted=omitted,
             stopping=stopping,
             prediction_ids=tuple(expected),
             prediction_form=form.name,
@@ -233,7 +249,7 @@ class EditPrompt:
         if form.path_lines and f"\n{_FENCE}" not in window:  # after its path, the answer begins without a fence
             yield f"\n{_FENCE}"
 
-    def _ids(self, budget: int, owner: str) -> tuple[int, ...]:
+    def _pack(self, budget: int, owner: str) -> _PackedEdit:
         form, begin = self.form, self._tokenizer.encode("", add_special=True)
         layout = _blocks if form.path_lines else _fim if form.files else _excerpt
         recent = [edit for edit in self.place.recent[-RECENT_EDITS:] if edit.is_short]
@@ -245,7 +261,8 @@ class EditPrompt:
             del recent[0]
         mark = self._encode([(form.files, True)], owner)
         files = self._packer.pack_files(self.place.files, mark, max(0, room), owner)
-        return (*begin, *head, *files, *tail)
+        lines = self._packer.omitted_lines(self.place.files, files.texts)
+        return _PackedEdit((*begin, *head, *files.ids, *tail), (0, 0, lines, len(self.place.recent) - len(recent)))
 
     def _encode(self, pieces: Sequence[Piece], owner: str) -> tuple[int, ...]:
         ids: list[int] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from server.completion.documents import ContextFile, FillMode, Gap
 from server.completion.prompt_parts import PrefixParts, UserText
@@ -30,6 +30,14 @@ SMALLEST_PART = 32  # least tokens of a truncated context file
 CHARACTERS_PER_TOKEN = 8  # more than any text has on average
 
 
+@dataclass(frozen=True, slots=True)
+class PackedFiles:
+    """Context files of a prompt."""
+
+    ids: list[int]
+    texts: list[tuple[int, ...]]  # the ids of each file's text, without what announces it
+
+
 class ContextPacker:
     """Chooses context files by relevance and orders them independently of it, so that a client that ranks its files
     differently at each keystroke still gets the same prompt."""
@@ -37,14 +45,14 @@ class ContextPacker:
     def __init__(self, text: UserText) -> None:
         self._text = text
 
-    def pack(self, files: Sequence[tuple[ContextFile, tuple[int, ...]]], room: int, owner: str) -> list[int]:
-        """Ids of the files, each after the ids paired with it, at most ``room`` in all.
+    def pack(self, files: Sequence[tuple[ContextFile, tuple[int, ...]]], room: int, owner: str) -> PackedFiles:
+        """The files, each after the ids paired with it, at most ``room`` tokens in all.
 
         Files with the highest score come first, then the newest, then the last listed. The first file that does not fit
         is truncated after a line, and the remaining files are left out.
         """
         order = sorted(range(len(files)), key=lambda i: (files[i][0].score, files[i][0].time_ms, i), reverse=True)
-        chosen: list[tuple[tuple[str, int], tuple[int, ...]]] = []
+        chosen: list[tuple[tuple[str, int], tuple[int, ...], int]] = []
         for i in order:
             file, opening = files[i]
             ids = opening + self._ids(file, room, owner)
@@ -52,12 +60,12 @@ class ContextPacker:
             if not fits:
                 ids = ids[: self._text.line_end(ids, len(opening), room)] if room >= SMALLEST_PART else ()
             if len(ids) > len(opening):
-                chosen.append(((file.name, zlib.crc32(file.text.encode("utf-8", "surrogatepass"))), ids))
+                chosen.append(((file.name, zlib.crc32(file.text.encode("utf-8", "surrogatepass"))), ids, len(opening)))
                 room -= len(ids)
             if not fits:
                 break
         chosen.sort()
-        return [token for _, ids in chosen for token in ids]
+        return PackedFiles([token for _, ids, _ in chosen for token in ids], [ids[at:] for _, ids, at in chosen])
 
     def _ids(self, file: ContextFile, room: int, owner: str) -> tuple[int, ...]:
         shown = file.text[: max(1, room) * CHARACTERS_PER_TOKEN]
@@ -73,6 +81,11 @@ class PackedPrompt:
     ends: tuple[int, ...]  # token ids that end the filling
     healing_prefix: str = ""  # the word that the gap is in: left out of ``ids``, the filling begins with it
     n_healing_tokens: int = 0  # tokens of ``healing_prefix`` by itself
+    omitted: tuple[int, ...] | None = None  # as in `Request`
+    # Ids of the text before the gap, of that after it, and of the context files, for `PromptPacker.omitted`
+    shown: tuple[Sequence[int], Sequence[int], Sequence[tuple[int, ...]]] = field(
+        default=((), (), ()), compare=False, repr=False
+    )
 
 
 class FimNotSupportedError(RequestError):
@@ -125,10 +138,25 @@ class PromptPacker:
 
     def pack_files(
         self, files: Sequence[ContextFile], mark: tuple[int, ...], room: int, owner: str = ""
-    ) -> tuple[int, ...]:
-        """Ids of context files, each after ``mark`` and a line with its name, at most ``room`` in all."""
+    ) -> PackedFiles:
+        """Context files, each after ``mark`` and a line with its name, at most ``room`` tokens in all."""
         opened = [(file, (*mark, *self._text.encode(file.name + "\n", owner))) for file in files if file.text.strip()]
-        return tuple(self._context.pack(opened, room, owner))
+        return self._context.pack(opened, room, owner)
+
+    def omitted(self, gap: Gap, packed: PackedPrompt) -> tuple[int, ...]:
+        """As `Request.omitted`: what the prompt does not show of ``gap``."""
+        prefix, suffix, files = packed.shown
+        return (
+            max(0, gap.prefix.count("\n") - packed.healing_prefix.count("\n") - self._text.line_breaks(prefix)),
+            max(0, gap.suffix.count("\n") - self._text.line_breaks(suffix)),
+            self.omitted_lines(gap.files, files),
+            0,
+        )
+
+    def omitted_lines(self, files: Sequence[ContextFile], texts: Sequence[Sequence[int]]) -> int:
+        """Lines of ``files`` that ``texts``, as in `PackedFiles`, lack."""
+        lines = sum(file.text.count("\n") + (not file.text.endswith("\n")) for file in files if file.text.strip())
+        return max(0, lines - sum(map(self._text.line_breaks, texts)))
 
     def budget(self, wanted: int | None, max_tokens: int) -> int:
         """Tokens for a prompt: ``wanted`` or the default, within the context minus ``max_tokens``, of which at most a
@@ -167,15 +195,18 @@ class PromptPacker:
             heal=heal, spaced=tokens.template.spaced, owner=owner,
         )  # fmt: skip
         suffix, context = self._beside(gap, tokens, parts, room, owner)
-        above, head = parts.fit(room - len(suffix) - len(context))
-        ids = self._layout(tokens, frame, context, above, suffix, head)
+        above, head = parts.fit(room - len(suffix) - len(context.ids))
+        ids = self._layout(tokens, frame, context.ids, above, suffix, head)
         n_healing_tokens = len(self._text.encode(parts.healing_prefix, owner)) if parts.healing_prefix else 0
-        return PackedPrompt(tuple(ids), tokens.fills_in, tokens.ends, parts.healing_prefix, n_healing_tokens)
+        shown = ([*above, *head], suffix, context.texts)
+        return PackedPrompt(
+            tuple(ids), tokens.fills_in, tokens.ends, parts.healing_prefix, n_healing_tokens, shown=shown
+        )
 
     def _beside(
         self, gap: Gap, tokens: FimTokens, parts: PrefixParts, room: int, owner: str
-    ) -> tuple[list[int], list[int]]:
-        """Ids of suffix and context."""
+    ) -> tuple[list[int], PackedFiles]:
+        """Ids of the suffix, and the context."""
         step = max(1, room // 8)
         needed = parts.n_above + max(len(parts.head), room // 8) if parts.whole else room
         spare = max(0, room // 2 - needed) // step * step

@@ -77,6 +77,10 @@ class UserText:
                 return count
         return high
 
+    def line_breaks(self, ids: Iterable[int]) -> int:
+        """Line breaks in the text of ``ids``."""
+        return sum(self._tokenizer.token_bytes(i).count(b"\n") for i in ids)
+
     def _parted(self, at: int) -> list[int]:
         """Ids of the probe, encoded in two parts."""
         return self._encode(_PROBE[:at], False) + self._encode(_PROBE[at:], False)

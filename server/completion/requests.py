@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+import uuid
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from server.auth.principal import Principal, current_caller
+from server.auth.principal import Limits, Principal, current_caller
 from server.completion.documents import FillMode, Gap
 from server.completion.prompt_packer import PackedPrompt, PromptPacker
+from server.completion.time_budget import FINE_BUDGET, Objective, TimeBudget, budgets, cached_tokens
 from specdec.core.text_stops import CLOSERS, CLOSING, CodeReader
 from specdec.core.types import (
     GrammarParams,
@@ -24,6 +27,8 @@ from specdec.core.types import (
 from specdec.errors import EngineDeadError
 
 DEFAULT_MAX_TOKENS = 128
+LEAST_PRIORITY = -(1 << 31)  # of a prompt that is read ahead
+IDLE_POLL_S = 0.05  # between looks whether the engine has other requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class CompletionOptions:
 
     mode: FillMode = FillMode.MIDDLE
     max_prompt_tokens: int | None = None  # None: the packer's default
+    ttft_ms: float | None = None  # milliseconds to the first token, which limit the prompt; None: no limit
     dedent: bool = True  # end where the text leaves the gap's block
     bracket: bool = True  # end where the text closes a bracket that it did not open
     suffix: bool = True  # end where the text repeats the text after the gap
@@ -136,9 +142,11 @@ def gap_rules(gap: Gap, options: CompletionOptions) -> TextRules | None:
 
 
 class RequestMaker:
-    """Makes prompts that fill gaps and derives the stops. ``packer`` is set once the model is loaded."""
+    """Makes prompts that fill gaps and derives the stops. ``packer`` is set once the model is loaded. ``time`` limits
+    the prompts of requests with an objective of time to first token."""
 
-    def __init__(self) -> None:
+    def __init__(self, time: TimeBudget | None = None) -> None:
+        self.time = time or TimeBudget()
         self._packer: PromptPacker | None = None
 
     @property
@@ -156,9 +164,11 @@ class RequestMaker:
     def packer(self, packer: PromptPacker) -> None:
         self._packer = packer
 
-    async def pack_between(self, prefix: str, suffix: str, max_tokens: int = 1) -> PackedPrompt:
+    async def pack_between(
+        self, prefix: str, suffix: str, max_tokens: int = 1, *, salt: str = "", ttft_ms: float | None = None
+    ) -> PackedPrompt:
         """A prompt that asks for what is missing between two texts, as much of both as leaves room for ``max_tokens``;
-        no token is healed.
+        no token is healed. salt, ttft_ms: as in `CompletionOptions`.
 
         Raises:
             FimNotSupportedError: the model cannot fill in.
@@ -168,7 +178,10 @@ class RequestMaker:
             Gap(prefix, suffix, head_from=len(prefix)),
             self.packer.budget(self.packer.max_context, max_tokens),
         )
-        return await self._pack(gap, FillMode.MIDDLE, budget, current_caller().tenant, heal=False)
+        principal = current_caller()
+        if ttft_ms is None:
+            return await self._pack(gap, FillMode.MIDDLE, budget, principal.tenant, heal=False)
+        return await self._pack(gap, FillMode.MIDDLE, budget, principal.scoped(salt), heal=False, ttft_ms=ttft_ms)
 
     async def pack(self, gap: Gap, options: CompletionOptions, principal: Principal) -> PackedPrompt:
         """The prompt for ``gap``; long texts are encoded in a thread.
@@ -179,12 +192,23 @@ class RequestMaker:
         """
         budget = self.packer.budget(options.max_prompt_tokens, options.stopping.max_tokens or 1)
         owner, heal = principal.scoped(options.cache_salt), options.grammar is None
-        return await self._pack(gap, options.mode, budget, owner, heal=heal)
+        return await self._pack(gap, options.mode, budget, owner, heal=heal, ttft_ms=options.ttft_ms)
 
-    async def _pack(self, gap: Gap, mode: FillMode, budget: int, owner: str, *, heal: bool) -> PackedPrompt:
-        if self.packer.is_quick(gap, owner):
-            return self.packer.pack(gap, mode, budget, owner, heal=heal)
-        return await asyncio.to_thread(self.packer.pack, gap, mode, budget, owner, heal=heal)
+    async def _pack(
+        self, gap: Gap, mode: FillMode, budget: int, owner: str, *, heal: bool, ttft_ms: float | None = None
+    ) -> PackedPrompt:
+        packer = self.packer
+
+        def pack(within: int) -> PackedPrompt:
+            return packer.pack(gap, mode, within, owner, heal=heal)
+
+        def pack_in_time(objective: Objective) -> PackedPrompt:
+            packed = objective.choose(pack, budget)
+            return replace(packed, omitted=packer.omitted(gap, packed))
+
+        objective = self.time.objective(owner, ttft_ms)
+        make = partial(pack, budget) if objective is None else partial(pack_in_time, objective)
+        return make() if packer.is_quick(gap, owner) else await asyncio.to_thread(make)
 
     async def make(
         self, gap: Gap, options: CompletionOptions, principal: Principal, request_id: str, draft: str = ""
@@ -213,5 +237,32 @@ class RequestMaker:
             target_tpot_ms=options.target_tpot_ms,
             grammar=options.grammar,
             healing_prefix=packed.healing_prefix,
+            omitted=packed.omitted,
             resume=options.resume,
         )
+
+    async def read_ahead(self, gap: Gap, options: CompletionOptions, principal: Principal) -> AsyncIterator[Request]:
+        """Requests that compute the prompts for ``gap`` into the prefix cache, those of small budgets first, part by
+        part. Each waits until the engine has nothing else to do; submit it before the next one.
+
+        A key with limits gets none: they would count against its limits. Raises as `pack`.
+        """
+        if principal.limits != Limits():
+            return
+        owner = principal.scoped(options.cache_salt)
+        budget = self.packer.budget(options.max_prompt_tokens, options.stopping.max_tokens or 1)
+        for within in sorted(each for each in budgets(budget) if each >= min(budget, FINE_BUDGET)):
+            options = replace(options, max_prompt_tokens=within, ttft_ms=None)
+            ids = (await self.pack(gap, options, principal)).ids
+            while (known := cached_tokens(self.time.computed.of(owner), ids)) < len(ids):
+                while self.time.engine.in_flight():
+                    await asyncio.sleep(IDLE_POLL_S)
+                yield Request(
+                    uuid.uuid4().hex,
+                    ids[: known + self.time.part()],
+                    stopping=StoppingParams(max_tokens=0),
+                    priority=LEAST_PRIORITY,
+                    cache_salt=options.cache_salt,
+                    session=options.session,
+                    omitted=(0, 0, 0, 0),
+                )

@@ -182,7 +182,7 @@ class CompletionService:
     def __init__(self, maker: RequestMaker, submitter: Submitter, outcomes: OutcomeLog | None = None) -> None:
         """submitter: the way to the engine. outcomes: may be shared with other models."""
         self.maker = maker
-        self.runs = RequestCoalescer(submitter)
+        self.runs = RequestCoalescer(submitter, maker.time)
         self.outcomes = outcomes or OutcomeLog()
         self.sessions = SessionTable(self._new_session)
 

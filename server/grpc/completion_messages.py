@@ -71,6 +71,7 @@ def read_options(message: pb.CompleteRequest | pb.SessionSetup, violations: Viol
     return CompletionOptions(
         mode=_MODES.get(made.mode, FillMode.MIDDLE),
         max_prompt_tokens=tokens,
+        ttft_ms=read_ttft(made, "completion.", violations),
         dedent=made.stop_at_dedent if made.HasField("stop_at_dedent") else True,
         bracket=made.stop_at_bracket if made.HasField("stop_at_bracket") else True,
         suffix=made.stop_at_suffix if made.HasField("stop_at_suffix") else True,
@@ -82,6 +83,17 @@ def read_options(message: pb.CompleteRequest | pb.SessionSetup, violations: Viol
         resume=None if whole is None else read_resume(whole, violations),
         **read_own(message, violations),
     )
+
+
+def read_ttft(
+    message: pb.CompletionOptions | pb.PredictEditRequest, path: str, violations: ViolationCollector
+) -> float | None:
+    """Return the objective of time to first token in milliseconds, if there is one. path: of the message."""
+    if not message.HasField("ttft_ms"):
+        return None
+    good = math.isfinite(message.ttft_ms) and message.ttft_ms > 0
+    violations.check(good, f"{path}ttft_ms", "must be a positive number of milliseconds; leave it out for no objective")
+    return message.ttft_ms
 
 
 def read_place(message: pb.PredictEditRequest, violations: ViolationCollector) -> EditPlace:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -28,6 +29,7 @@ from server.grpc.completion_messages import (
     read_options,
     read_outcome,
     read_place,
+    read_ttft,
     read_unit,
     suggestion_delta,
     suggestion_dropped,
@@ -63,6 +65,7 @@ class CompletionSession:
         self._options, self._unit, self._supersedes_key = CompletionOptions(), OffsetUnit.CODE_POINT, ""
         self._asked: asyncio.Task[None] | None = None
         self._open_ask: int | None = None  # its end is not sent yet
+        self._reading_ahead = False  # whether the current request is to read ahead
 
     def _use(self, model: ServedModel) -> None:
         self._service, self._model = model.completion, model
@@ -104,6 +107,7 @@ class CompletionSession:
             raise InvalidRequestError([FieldViolation("setup", "the first message must set up the session")])
         self._service.sessions.used(self._owner, session)
         action, ask_id = message.WhichOneof("action"), message.ask.id
+        was_reading = self._reading_ahead
         if action is not None:
             await self._drop(result.FINISH_REASON_SUPERSEDED if action == "ask" else result.FINISH_REASON_ABORTED)
         if action == "ask":
@@ -116,12 +120,15 @@ class CompletionSession:
             await self._out.put(ask_refused(ask_id, error))
             return
         if action == "cancel":
-            session.stop()
+            if not was_reading:
+                session.stop()
         elif not known or (action == "ask" and gap is None):
             self._open_ask = None
             await self._out.put(self._resync(session, message))
         elif gap is not None:
-            self._asked = asyncio.create_task(self._answer(session, ask_id, gap), name="completion-ask")
+            self._reading_ahead = message.ask.read_ahead
+            answer = self._read_ahead if self._reading_ahead else self._answer
+            self._asked = asyncio.create_task(answer(session, ask_id, gap), name="completion-ask")
 
     async def _set_up(self, setup: pb.SessionSetup) -> None:
         if self._session is None:
@@ -230,12 +237,26 @@ class CompletionSession:
         except Exception as error:  # raised again in the call's own task
             await put(error)
 
+    async def _read_ahead(self, session: EditorSession, ask_id: int, gap: Gap) -> None:
+        check = partial(validate, info=self._model.info, violations=ViolationCollector())
+        try:
+            with self._model.gate.enter():
+                await session.read_ahead(gap, self._options, self._principal, check)
+            await self._out.put(suggestion_dropped(ask_id, result.FINISH_REASON_LENGTH))
+        except (EngineDeadError, DrainingError) as error:
+            await self._out.put(error)
+        except RequestError as error:
+            await self._out.put(ask_refused(ask_id, error))
+        except Exception as error:  # raised again in the call's own task
+            await self._out.put(error)
+        self._open_ask = None
+
     async def _drop(self, reason: result.FinishReason.ValueType) -> None:
         """Stop answering the current request. Its generation continues until the session reuses or stops it."""
         if self._asked is not None:
             self._asked.cancel()
             await asyncio.wait([self._asked])
-            self._asked = None
+            self._asked, self._reading_ahead = None, False
         if self._open_ask is not None:
             dropped, self._open_ask = self._open_ask, None
             await self._out.put(suggestion_dropped(dropped, reason))
@@ -322,11 +343,13 @@ async def _read_edit(
     model.check_name(message.model)
     violations = ViolationCollector()
     place, base = read_place(message, violations), read_edit_request(message, violations)
+    ttft_ms = read_ttft(message, "", violations)
     violations.raise_if_any()
     prompt = EditPrompt(place, model.info.target, model.tokenizer.loaded, model.completion.maker.packer)
     owner = current_caller().scoped(base.cache_salt)
     budget = message.max_prompt_tokens if message.HasField("max_prompt_tokens") else None
-    request = await asyncio.to_thread(prompt.request, base, owner, budget)
+    ttft = model.completion.maker.time.objective(owner, ttft_ms)
+    request = await asyncio.to_thread(prompt.request, base, owner, budget, ttft)
     validate(request, model.info, violations)
     return _with_deadline(request, context), EditReader(prompt)
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from specdec.control.estimates.costs import CostTable, MachineSpeed
 from specdec.control.params import DEFAULT_PARAMS, ControlParams
 
+PROMPT_SIZES = 6  # of `PrefillPace.alone_ms`, from 1 to 1,024 rows
+
 
 @dataclass(slots=True)
 class DecodeLoad:
@@ -93,6 +95,16 @@ class PrefillPace:
                 high = middle - 1
         self._skipped = 0 if low else self._skipped + 1
         return low
+
+    def alone_ms(self) -> tuple[float, ...]:
+        """By k, the expected milliseconds of a forward of 4^k prompt rows that runs alone; empty before any forward."""
+        if not self._costs.known:
+            return ()
+        first_ms, speed = self._costs.ms(1), self._speed
+        rows = (4**k for k in range(PROMPT_SIZES))
+        return tuple(
+            first_ms * (1.0 + speed.reading) + (self._costs.ms(count) - first_ms) * (1.0 + speed.rows) for count in rows
+        )
 
     def observe(self, step: StepTimes) -> None:
         """Update from a finished step."""

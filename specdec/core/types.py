@@ -267,6 +267,9 @@ class Request:
     """What the caller expects the output to resemble. Changes how fast tokens come, never which."""
     prediction_form: str = ""
     """The next-edit form whose window is the prediction; empty: the prediction is the caller's, or there is none."""
+    omitted: tuple[int, ...] | None = None
+    """What its time objective left out of the prompt, as in `Usage`: lines before the gap, after it and of other files,
+    recent edits. None: it has no such objective."""
     session: str = param(
         "", Text(MAX_NAME, NAME_RULE), "An editor or a conversation; also the header x-session-id.", path="session.id"
     )
@@ -353,6 +356,11 @@ class Usage:
     pauses: int = 0  # times it left the batch to another prompt during its prefill
     resumed_tokens: int = 0  # output tokens that came with the request
     prediction_form: str = ""  # as in `Request`
+    # What the time objective left out of the prompt
+    omitted_prefix_lines: int = 0
+    omitted_suffix_lines: int = 0
+    omitted_file_lines: int = 0
+    omitted_edits: int = 0
 
 
 @dataclass(slots=True)
@@ -539,6 +547,8 @@ class EngineLoad:
     step_sequences: int = 0
     steps_by_sequences: tuple[int, ...] = ()  # by k: steps of more than 2^(k-1) and at most 2^k sequences
     steps_by_rows: tuple[int, ...] = ()  # the same by rows
+    # By k: expected milliseconds of a forward of 4^k prompt tokens that runs alone; empty: unknown
+    prompt_ms: tuple[float, ...] = ()
     disk_bytes: int = 0  # now, of the prefix cache's files
     disk_pages_written: int = 0
     disk_pages_read: int = 0

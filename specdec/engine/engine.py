@@ -224,6 +224,7 @@ class Engine:
             tokens_per_second=self._throughput.per_second(self._parts.clock()),
             prefix_hit_tokens=self._throughput.hit_tokens,
             prompt_tokens=self._throughput.prompt_tokens,
+            prompt_ms=self._pace.alone_ms(),
         )
         if (disk := self._parts.disk) is not None:
             disk.end_loads()

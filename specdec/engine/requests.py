@@ -118,6 +118,7 @@ def _usage(sequence: Sequence) -> Usage:
     predicted = len(sequence.request.prediction_ids)
     stats = sequence.stats.by_drafter.get(PredictionDrafter.name)
     accepted = 0 if stats is None else min(predicted, stats.num_accepted_draft_tokens)
+    prefix_lines, suffix_lines, file_lines, edits = sequence.request.omitted or (0, 0, 0, 0)
     return Usage(
         prompt_tokens=sequence.n_prompt,
         cached_tokens=sequence.cached_tokens,
@@ -128,4 +129,8 @@ def _usage(sequence: Sequence) -> Usage:
         pauses=sequence.pauses,
         resumed_tokens=sequence.n_resumed,
         prediction_form=sequence.request.prediction_form,
+        omitted_prefix_lines=prefix_lines,
+        omitted_suffix_lines=suffix_lines,
+        omitted_file_lines=file_lines,
+        omitted_edits=edits,
     )

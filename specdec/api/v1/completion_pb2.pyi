@@ -111,6 +111,7 @@ class CompletionOptions(_message.Message):
     STOP_AT_DEDENT_FIELD_NUMBER: _builtins.int
     STOP_AT_BRACKET_FIELD_NUMBER: _builtins.int
     STOP_AT_SUFFIX_FIELD_NUMBER: _builtins.int
+    TTFT_MS_FIELD_NUMBER: _builtins.int
     mode: Global___CompletionOptions.Mode.ValueType
     max_prompt_tokens: _builtins.int
     """Maximum tokens of the prompt, at least 64. Default 2048, or less if the model's context is shorter."""
@@ -122,6 +123,10 @@ class CompletionOptions(_message.Message):
     """
     stop_at_suffix: _builtins.bool
     """End where the text begins to repeat what follows the gap, unless stopping.suffix is set. Default true."""
+    ttft_ms: _builtins.float
+    """Milliseconds to the first token. The prompt contains as much text as is expected to be computed in this time; text
+    that the prefix cache holds takes none. Usage reports what was left out. Unset: no objective.
+    """
     def __init__(
         self,
         *,
@@ -130,10 +135,11 @@ class CompletionOptions(_message.Message):
         stop_at_dedent: _builtins.bool | None = ...,
         stop_at_bracket: _builtins.bool | None = ...,
         stop_at_suffix: _builtins.bool | None = ...,
+        ttft_ms: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_stop_at_bracket", b"_stop_at_bracket", "_stop_at_dedent", b"_stop_at_dedent", "_stop_at_suffix", b"_stop_at_suffix", "max_prompt_tokens", b"max_prompt_tokens", "stop_at_bracket", b"stop_at_bracket", "stop_at_dedent", b"stop_at_dedent", "stop_at_suffix", b"stop_at_suffix"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_stop_at_bracket", b"_stop_at_bracket", "_stop_at_dedent", b"_stop_at_dedent", "_stop_at_suffix", b"_stop_at_suffix", "_ttft_ms", b"_ttft_ms", "max_prompt_tokens", b"max_prompt_tokens", "stop_at_bracket", b"stop_at_bracket", "stop_at_dedent", b"stop_at_dedent", "stop_at_suffix", b"stop_at_suffix", "ttft_ms", b"ttft_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_stop_at_bracket", b"_stop_at_bracket", "_stop_at_dedent", b"_stop_at_dedent", "_stop_at_suffix", b"_stop_at_suffix", "max_prompt_tokens", b"max_prompt_tokens", "mode", b"mode", "stop_at_bracket", b"stop_at_bracket", "stop_at_dedent", b"stop_at_dedent", "stop_at_suffix", b"stop_at_suffix"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_stop_at_bracket", b"_stop_at_bracket", "_stop_at_dedent", b"_stop_at_dedent", "_stop_at_suffix", b"_stop_at_suffix", "_ttft_ms", b"_ttft_ms", "max_prompt_tokens", b"max_prompt_tokens", "mode", b"mode", "stop_at_bracket", b"stop_at_bracket", "stop_at_dedent", b"stop_at_dedent", "stop_at_suffix", b"stop_at_suffix", "ttft_ms", b"ttft_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_prompt_tokens: _TypeAlias = _typing.Literal["max_prompt_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_prompt_tokens: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens"]  # noqa: Y015
@@ -143,6 +149,8 @@ class CompletionOptions(_message.Message):
     _WhichOneofArgType__stop_at_dedent: _TypeAlias = _typing.Literal["_stop_at_dedent", b"_stop_at_dedent"]  # noqa: Y015
     _WhichOneofReturnType__stop_at_suffix: _TypeAlias = _typing.Literal["stop_at_suffix"]  # noqa: Y015
     _WhichOneofArgType__stop_at_suffix: _TypeAlias = _typing.Literal["_stop_at_suffix", b"_stop_at_suffix"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_ms: _TypeAlias = _typing.Literal["ttft_ms"]  # noqa: Y015
+    _WhichOneofArgType__ttft_ms: _TypeAlias = _typing.Literal["_ttft_ms", b"_ttft_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_prompt_tokens) -> _WhichOneofReturnType__max_prompt_tokens | None: ...
     @_typing.overload
@@ -151,6 +159,8 @@ class CompletionOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_at_dedent) -> _WhichOneofReturnType__stop_at_dedent | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_at_suffix) -> _WhichOneofReturnType__stop_at_suffix | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_ms) -> _WhichOneofReturnType__ttft_ms | None: ...
 
 Global___CompletionOptions: _TypeAlias = CompletionOptions  # noqa: Y015
 
@@ -475,9 +485,14 @@ class CompletionAsk(_message.Message):
     FIM_FIELD_NUMBER: _builtins.int
     EXTRA_FIELD_NUMBER: _builtins.int
     REPO_NAME_FIELD_NUMBER: _builtins.int
+    READ_AHEAD_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the client; the answers repeat it."""
     repo_name: _builtins.str
+    read_ahead: _builtins.bool
+    """Suggest nothing, but compute prompts with more and more text into the prefix cache, in small parts while the server
+    has nothing else to do, until the next action. Answered by SuggestionFinished.
+    """
     @_builtins.property
     def cursor(self) -> Global___Cursor: ...
     @_builtins.property
@@ -496,10 +511,11 @@ class CompletionAsk(_message.Message):
         fim: _options_pb2.FimPrompt | None = ...,
         extra: _abc.Iterable[_options_pb2.ContextFile] | None = ...,
         repo_name: _builtins.str = ...,
+        read_ahead: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "fim", b"fim", "place", b"place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "extra", b"extra", "fim", b"fim", "id", b"id", "place", b"place", "repo_name", b"repo_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "extra", b"extra", "fim", b"fim", "id", b"id", "place", b"place", "read_ahead", b"read_ahead", "repo_name", b"repo_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_place: _TypeAlias = _typing.Literal["cursor", "fim"]  # noqa: Y015
     _WhichOneofArgType_place: _TypeAlias = _typing.Literal["place", b"place"]  # noqa: Y015
@@ -966,6 +982,7 @@ class PredictEditRequest(_message.Message):
     CACHE_FIELD_NUMBER: _builtins.int
     SCHEDULING_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    TTFT_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Identifies the request in logs and for Abort; unique among running requests. Empty: the server creates one."""
     model: _builtins.str
@@ -982,6 +999,8 @@ class PredictEditRequest(_message.Message):
     """Tokens of the prompt at most, at least 64. Default 2048, less where the model's context is shorter. The lines around
     the cursor are always shown; other texts are left out first, then the oldest edits.
     """
+    ttft_ms: _builtins.float
+    """As in CompletionOptions. The lines around the cursor are always whole."""
     @_builtins.property
     def recent(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecentEdit]:
         """What the user changed, oldest first. An edit that only takes the last one back is not predicted."""
@@ -1027,14 +1046,20 @@ class PredictEditRequest(_message.Message):
         cache: _options_pb2.CacheOptions | None = ...,
         scheduling: _options_pb2.SchedulingOptions | None = ...,
         session: _options_pb2.SessionOptions | None = ...,
+        ttft_ms: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "cache", b"cache", "max_prompt_tokens", b"max_prompt_tokens", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_ttft_ms", b"_ttft_ms", "cache", b"cache", "max_prompt_tokens", b"max_prompt_tokens", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "ttft_ms", b"ttft_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "cache", b"cache", "cursor", b"cursor", "diagnostics", b"diagnostics", "extra", b"extra", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "path", b"path", "recent", b"recent", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_ttft_ms", b"_ttft_ms", "cache", b"cache", "cursor", b"cursor", "diagnostics", b"diagnostics", "extra", b"extra", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "path", b"path", "recent", b"recent", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "ttft_ms", b"ttft_ms", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_prompt_tokens: _TypeAlias = _typing.Literal["max_prompt_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_prompt_tokens: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_ms: _TypeAlias = _typing.Literal["ttft_ms"]  # noqa: Y015
+    _WhichOneofArgType__ttft_ms: _TypeAlias = _typing.Literal["_ttft_ms", b"_ttft_ms"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_prompt_tokens) -> _WhichOneofReturnType__max_prompt_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_ms) -> _WhichOneofReturnType__ttft_ms | None: ...
 
 Global___PredictEditRequest: _TypeAlias = PredictEditRequest  # noqa: Y015
 

@@ -307,6 +307,7 @@ class GetLoadResponse(_message.Message):
     DISK_PAGES_WRITTEN_FIELD_NUMBER: _builtins.int
     DISK_PAGES_READ_FIELD_NUMBER: _builtins.int
     DISK_PAGES_MISSED_FIELD_NUMBER: _builtins.int
+    PROMPT_MS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     free_pages: _builtins.int
@@ -339,6 +340,10 @@ class GetLoadResponse(_message.Message):
     def steps_by_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def disk_pages_missed(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def prompt_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Entry k: expected milliseconds of a forward of 4^k prompt tokens that runs alone; empty: unknown."""
+
     def __init__(
         self,
         *,
@@ -364,10 +369,11 @@ class GetLoadResponse(_message.Message):
         disk_pages_written: _builtins.int = ...,
         disk_pages_read: _builtins.int = ...,
         disk_pages_missed: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        prompt_ms: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_ms", b"commit_ms", "disk_bytes", b"disk_bytes", "disk_pages_missed", b"disk_pages_missed", "disk_pages_read", b"disk_pages_read", "disk_pages_written", b"disk_pages_written", "draft_ms", b"draft_ms", "draft_rows", b"draft_rows", "drafting_steps", b"drafting_steps", "free_pages", b"free_pages", "plan_ms", b"plan_ms", "prefix_hit_tokens", b"prefix_hit_tokens", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "step_rows", b"step_rows", "step_sequences", b"step_sequences", "steps", b"steps", "steps_by_rows", b"steps_by_rows", "steps_by_sequences", b"steps_by_sequences", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "verify_ms", b"verify_ms", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_ms", b"commit_ms", "disk_bytes", b"disk_bytes", "disk_pages_missed", b"disk_pages_missed", "disk_pages_read", b"disk_pages_read", "disk_pages_written", b"disk_pages_written", "draft_ms", b"draft_ms", "draft_rows", b"draft_rows", "drafting_steps", b"drafting_steps", "free_pages", b"free_pages", "plan_ms", b"plan_ms", "prefix_hit_tokens", b"prefix_hit_tokens", "prompt_ms", b"prompt_ms", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "step_rows", b"step_rows", "step_sequences", b"step_sequences", "steps", b"steps", "steps_by_rows", b"steps_by_rows", "steps_by_sequences", b"steps_by_sequences", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "verify_ms", b"verify_ms", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -142,6 +142,10 @@ class Usage(_message.Message):
     PAUSES_FIELD_NUMBER: _builtins.int
     RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
     PREDICTION_FORM_FIELD_NUMBER: _builtins.int
+    OMITTED_PREFIX_LINES_FIELD_NUMBER: _builtins.int
+    OMITTED_SUFFIX_LINES_FIELD_NUMBER: _builtins.int
+    OMITTED_FILE_LINES_FIELD_NUMBER: _builtins.int
+    OMITTED_EDITS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """Prompt tokens whose KV came from the prefix cache."""
@@ -158,6 +162,13 @@ class Usage(_message.Message):
     """Tokens of output_tokens that the request contained (ResumeOptions)."""
     prediction_form: _builtins.str
     """The prompt's next-edit form, if its window served as the prediction; else empty."""
+    omitted_prefix_lines: _builtins.int
+    """What ttft_ms left out of the prompt: lines before the gap or the cursor's lines, lines after it, lines of other
+    files, and recent edits.
+    """
+    omitted_suffix_lines: _builtins.int
+    omitted_file_lines: _builtins.int
+    omitted_edits: _builtins.int
     def __init__(
         self,
         *,
@@ -170,10 +181,14 @@ class Usage(_message.Message):
         pauses: _builtins.int = ...,
         resumed_tokens: _builtins.int = ...,
         prediction_form: _builtins.str = ...,
+        omitted_prefix_lines: _builtins.int = ...,
+        omitted_suffix_lines: _builtins.int = ...,
+        omitted_file_lines: _builtins.int = ...,
+        omitted_edits: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "pauses", b"pauses", "prediction_form", b"prediction_form", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens", "resumed_tokens", b"resumed_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "cached_tokens", b"cached_tokens", "omitted_edits", b"omitted_edits", "omitted_file_lines", b"omitted_file_lines", "omitted_prefix_lines", b"omitted_prefix_lines", "omitted_suffix_lines", b"omitted_suffix_lines", "output_tokens", b"output_tokens", "pauses", b"pauses", "prediction_form", b"prediction_form", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens", "resumed_tokens", b"resumed_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

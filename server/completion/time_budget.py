@@ -1,0 +1,215 @@
+"""Prompts for an objective of time to first token: as much text as is computed in that time."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from specdec.core.types import Request
+
+QUANTUM, FINE_BUDGET = 32, 256  # tokens: the step between small budgets, and the largest of these
+COARSE_RATIO = 4  # of larger budgets to the next one below
+WARM_SHARE = 0.5  # of a prompt that must be cached for it to be preferred to a longer one
+
+
+def budgets(largest: int) -> Iterator[int]:
+    """Budgets in tokens, in descending order from ``largest`` on.
+
+    There are few, so that a prompt starts at the same place while the measured times drift, and reading ahead visits
+    each large one once.
+    """
+    budget = largest
+    while budget > FINE_BUDGET:
+        yield budget
+        budget = max(budget // COARSE_RATIO, FINE_BUDGET)
+    yield budget
+    yield from range((budget - 1) // QUANTUM * QUANTUM, 0, -QUANTUM)
+
+
+REMEMBERED = 16  # prompts of an owner
+OWNERS = 256
+PAGE = 64  # tokens; the prefix cache shares whole pages, and a prompt's last part with prompts that continue it
+
+
+class ComputedPrompts:
+    """The prompts that the prefix cache lately got, by owner. The engine need not be asked: where it has evicted one,
+    its next answer shows it."""
+
+    def __init__(self) -> None:
+        self._by_owner: OrderedDict[str, OrderedDict[tuple[int, ...], None]] = OrderedDict()
+
+    def add(self, owner: str, ids: tuple[int, ...]) -> None:
+        """Add a prompt that was computed. It replaces the ones that it continues."""
+        prompts = self._by_owner.setdefault(owner, OrderedDict())
+        self._by_owner.move_to_end(owner)
+        for old in [old for old in prompts if ids[: len(old)] == old]:
+            del prompts[old]
+        prompts[ids] = None
+        if len(prompts) > REMEMBERED:
+            prompts.popitem(last=False)
+        if len(self._by_owner) > OWNERS:
+            self._by_owner.popitem(last=False)
+
+    def forget(self, owner: str) -> None:
+        """Drop the prompts of an owner: the cache has lost some."""
+        self._by_owner.pop(owner, None)
+
+    def of(self, owner: str) -> tuple[tuple[int, ...], ...]:
+        """The prompts of an owner."""
+        return tuple(self._by_owner.get(owner, ()))
+
+
+def cached_tokens(prompts: Iterable[tuple[int, ...]], ids: tuple[int, ...]) -> int:
+    """The leading tokens of ``ids`` that a prefix cache with ``prompts`` holds."""
+    most = 0
+    for known in prompts:
+        equal = _common(known, ids)
+        most = max(most, equal if equal == len(known) else equal // PAGE * PAGE)
+    return most
+
+
+def _common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    """Tokens that both begin with, by binary search: slices compare faster than items."""
+    low, high = 0, min(len(first), len(second)) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class Prompt(Protocol):
+    """A prompt packed within a budget."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Its tokens."""
+
+    @property
+    def n_healing_tokens(self) -> int:
+        """Tokens that are decoded before the first new text."""
+
+
+P = TypeVar("P", bound=Prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """The time to first token that a request asks for, and what decides about its prompt at that moment."""
+
+    allowed_ms: float  # without the queue
+    times: tuple[float, ...]  # by k: expected milliseconds of 4^k prompt tokens; empty: unknown
+    known: tuple[tuple[int, ...], ...]  # prompts in the prefix cache
+
+    def choose(self, pack: Callable[[int], P], largest: int) -> P:
+        """The prompt of the largest of `budgets` that is expected to give its first text in time, or of the smallest.
+        Instead of it, one of at least half its budget that is mostly cached: it saves work.
+
+        pack: makes the prompt within a budget.
+        """
+        chosen: P | None = None
+        least = 0.0  # budget of the prompts that are preferred if they are cached
+        for budget in budgets(largest):
+            if budget < least:
+                break
+            prompt = pack(budget)
+            cached = cached_tokens(self.known, prompt.ids)
+            more = max(1, len(prompt.ids) - cached)
+            fits = expected_ms(self.times, more) + prompt.n_healing_tokens * expected_ms(self.times, 1)
+            if fits <= self.allowed_ms and cached >= WARM_SHARE * len(prompt.ids):
+                return prompt
+            if fits <= self.allowed_ms and chosen is None:
+                chosen, least = prompt, budget / 2
+        return prompt if chosen is None else chosen
+
+
+def expected_ms(times: Sequence[float], tokens: int) -> float:
+    """Milliseconds to compute ``tokens`` tokens by ``times``, as in `Objective`; 0 if they are unknown."""
+    if not times:
+        return 0.0
+    at = next((k for k in range(1, len(times)) if tokens <= 4**k), len(times) - 1)
+    slope = (times[at] - times[at - 1]) / (4**at - 4 ** (at - 1))
+    return times[at - 1] + slope * (tokens - 4 ** (at - 1))
+
+
+SLOWER_WEIGHT, FASTER_WEIGHT = 0.3, 0.1  # so that about three of four requests meet the objective
+LEAST_SLOWDOWN, MOST_SLOWDOWN = 0.5, 16.0
+LEAST_OBSERVED = QUANTUM // 2  # computed tokens; the time of fewer is mostly not theirs
+PART_MS = 100.0  # expected time of a part of a prompt that is read ahead: the longest delay of another request
+LEAST_PART, LARGEST_PART = 16, 512  # tokens of such a part
+
+
+class Engine(Protocol):
+    """What the engine reports about its time."""
+
+    def prompt_ms(self) -> tuple[float, ...]:
+        """As `EngineLoad.prompt_ms`."""
+
+    def forecast_s(self) -> float:
+        """Expected seconds until a request submitted now starts."""
+
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """An engine of unknown speed, without other requests."""
+
+    def prompt_ms(self) -> tuple[float, ...]:
+        return ()
+
+    def forecast_s(self) -> float:
+        return 0.0
+
+    def in_flight(self) -> int:
+        return 0
+
+
+@dataclass(slots=True)
+class TimeBudget:
+    """Makes objectives from the engine's measured times and what its prefix cache holds. Belongs to one event loop.
+
+    ``slowdown`` is the time that prompts took over what the engine expects of a prompt that runs alone: it covers other
+    requests, the server and changes of the machine's speed.
+    """
+
+    engine: Engine = field(default_factory=Idle)
+    computed: ComputedPrompts = field(default_factory=ComputedPrompts)
+    slowdown: float = 1.0
+
+    def objective(self, owner: str, ttft_ms: float | None) -> Objective | None:
+        """The objective of a request that comes now; None: it has none. owner: scope of the prefix cache."""
+        if ttft_ms is None:
+            return None
+        return Objective(ttft_ms - self.engine.forecast_s() * 1e3, self._times(), self.computed.of(owner))
+
+    def part(self) -> int:
+        """Tokens of a part of a prompt that is read ahead."""
+        times = self._times()
+        fitting = (n for n in range(LARGEST_PART, LEAST_PART, -LEAST_PART) if expected_ms(times, n) <= PART_MS)
+        return next(fitting, LEAST_PART)
+
+    def observe(self, owner: str, request: Request, cached: int, ttft_ms: float) -> None:
+        """Update from a request whose prompt was computed. cached: tokens that the engine found in its cache. ttft_ms:
+        to its first token; infinite if it asks for none."""
+        if request.omitted is None:  # it has no objective
+            return
+        ids, computed = request.prompt_ids, self.computed
+        if cached + PAGE < cached_tokens(computed.of(owner), ids):
+            computed.forget(owner)
+        computed.add(owner, ids)
+        more = len(ids) - cached
+        expected = expected_ms(self._times(), more)
+        if more >= LEAST_OBSERVED and expected and math.isfinite(ttft_ms):
+            measured = min(max(self.slowdown * ttft_ms / expected, LEAST_SLOWDOWN), MOST_SLOWDOWN)
+            weight = SLOWER_WEIGHT if measured > self.slowdown else FASTER_WEIGHT
+            self.slowdown += weight * (measured - self.slowdown)
+
+    def _times(self) -> tuple[float, ...]:
+        return tuple(self.slowdown * ms for ms in self.engine.prompt_ms())
