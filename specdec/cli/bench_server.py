@@ -1,4 +1,4 @@
-"""`specdec bench frontend`, `typing`, `overload`, `long-prompt`, `soak`: each starts a server and measures it."""
+"""`specdec bench frontend`, `typing`, `overload`, `long-prompt`, `restart`, `soak`: each measures its own servers."""
 
 from __future__ import annotations
 
@@ -233,6 +233,35 @@ def long_prompt_command(config: Config, as_json: bool, **options: Any) -> None:
     print_table(["figure", *quantiles], rows, f"{figures['target']}: {figures['tokens']} tokens with streams")
     print_figures(figures, ("long_tokens", "long_s", "chunk_s"), 16)
     click.echo(f"{'allowed':16} gaps p99 {MOST_GAP_MS:g} ms, a short request {allowed_s:.3f} s")
+    sys.exit(0 if kept else 1)
+
+
+MOST_RESTART_RATIO, MOST_STEP_RATIO = 0.1, 1.02
+
+
+@click.command("restart")
+@server_options
+@count_option("--tokens", default=4000, least=64, help="Length of the prompt.")
+@count_option("--streams", default=4, help="Concurrent streams while pages are written.")
+@count_option("--output", default=200, least=8, help="Tokens of each stream.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Servers of each kind.")
+@json_option
+def restart_command(config: Config, as_json: bool, **options: Any) -> None:
+    """Measure the prefix cache on disk: the first token after a restart, and the steps while pages are written.
+
+    Exit code 1: the restart takes more than a tenth of the cold time, steps over 2 % longer, or tokens differ.
+    """
+    from bench.restart import RestartPlan, measure_restart
+
+    figures = asyncio.run(measure_restart(config, RestartPlan(**options), progress_line()))
+    kept = figures["restart_ratio"] <= MOST_RESTART_RATIO and figures["step_ratio"] <= MOST_STEP_RATIO
+    kept = kept and figures["same_tokens"]
+    if as_json:
+        print_json(figures)
+        sys.exit(0 if kept else 1)
+    print_figures(figures, [name for name in figures if not isinstance(figures[name], dict)], 16)
+    for name in ("step_plain_ms", "step_writing_ms"):
+        click.echo(f"{name:16} p50 {figures[name]['p50']:.3f}, p90 {figures[name]['p90']:.3f}, n {figures[name]['n']}")
     sys.exit(0 if kept else 1)
 
 
