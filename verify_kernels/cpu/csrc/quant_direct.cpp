@@ -27,7 +27,8 @@ __attribute__((noinline)) void direct_rows(const uint8_t* w, int units, const in
           asm volatile("" : "+r"(own));
 #pragma GCC unroll 16
           for (int i = LINES * G / F::GROUPS; i < LINES * (G + 1) / F::GROUPS; ++i)
-            __builtin_prefetch(unit + AHEAD + 64 * i, 0, 2);
+#pragma GCC unroll 3
+            for (const int distance : DISTANCES) __builtin_prefetch(unit + distance + 64 * i, 0, 2);
 #pragma GCC unroll 2
           for (int p = 0; p < S; ++p) {
             intv sum[MR][AT], run[MR][AT];

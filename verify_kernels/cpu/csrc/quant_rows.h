@@ -13,6 +13,14 @@ constexpr int CHUNK = 256;   // inputs whose sums are added up before the next, 
 constexpr int GROUPS = CHUNK / GROUP;
 constexpr int AHEAD = 8192;  // bytes before their use that weights are prefetched
 
+// The same for few rows, which wait for memory. Zen drops a prefetch while too many misses are under way, so a line is
+// prefetched again when it is nearer; a line that has arrived costs only the instruction.
+#if defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
+constexpr int DISTANCES[] = {16384, 8192, 4096};
+#else
+constexpr int DISTANCES[] = {AHEAD};
+#endif
+
 // A row's chunk: for each group 32 values, their scale and, per scale of the weights, a term of their sum: minus the sum
 // as a float if levels have no offset, else START less the offset times the sum. Rows of a chunk lie beside each other,
 // so that one address and constants reach all that are multiplied together.
