@@ -48,8 +48,8 @@ def _card(model: ServedModel) -> dict[str, Any]:
         "type": "base",
         "max_context_length": info.max_context,
         "capabilities": {
-            "completion_chat": tokenizer.has_chat_template,
-            "completion_fim": model.fills_in,
+            "completion_chat": model.can(Task.CHAT),
+            "completion_fim": model.can(Task.FILL),
             "function_calling": tokenizer.has_tool_template,
             "fine_tuning": False,
             "vision": False,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,15 @@ from bench.path_identity import PLAIN, BatchConditions, ConditionsRunner, Outcom
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sampling import SequenceSampling
-from specdec.core.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
+from specdec.core.types import (
+    GrammarKind,
+    GrammarParams,
+    OutputParams,
+    Pooling,
+    Request,
+    SamplingParams,
+    StoppingParams,
+)
 from specdec.engine import build_device, device_verify
 from specdec.engine.build import assemble, build_parts
 from specdec.engine.build_device import DevicePlatform, build_device_decoder, device_kv_dtype, device_needs
@@ -33,7 +42,7 @@ from specdec.models.device_step import PendingResult
 from specdec.models.device_weights import DeviceTypes
 from specdec.models.random_model import RANDOM_SHAPES
 from tests.engine.fan_drafter import FanDrafter
-from tests.engine.tiny_engine import failures, run_all, tokens_of
+from tests.engine.tiny_engine import failures, finish_of, run_all, tokens_of
 from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.quick_interpreter import quick_interpreter
 from tests.kernels.gpu.recorded_launches import recorded_launches
@@ -246,6 +255,23 @@ def test_float32_agrees_with_the_cpu() -> None:
         for (one, best), (other, others) in zip(got[key].logprobs, outcome.logprobs, strict=True):
             assert one == pytest.approx(other, abs=2e-3)
             assert [token for token, _ in best] == [token for token, _ in others]
+
+
+def test_embeddings_agree_with_the_cpu() -> None:
+    """Alone and beside a stream: the same bits."""
+    host = dataclasses.replace(build_parts(config(device="cpu", kv_dtype="fp32")), drafters=[])
+    with mock.patch.object(DeviceTypes, "of", return_value=FLOAT32):
+        device = dataclasses.replace(built(config()), drafters=[])
+    requests = [
+        make_request(pooling, 40, stopping=StoppingParams(max_tokens=0), pooling=pooling) for pooling in Pooling
+    ]
+    found = []
+    for parts, more in ((host, []), (device, []), (device, [make_request("stream", 9)])):
+        events = run_all(Engine(dataclasses.replace(parts, kv=KvCacheManager(12, prefix_cache=True))), requests + more)
+        found.append([finish_of(events, pooling).embedding for pooling in Pooling])
+    assert found[1] == found[2]
+    for one, other in zip(found[0], found[1], strict=True):
+        assert np.frombuffer(one, "<f4") @ np.frombuffer(other, "<f4") >= 0.9999
 
 
 def test_a_broken_row_fails_its_request_alone() -> None:

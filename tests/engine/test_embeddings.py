@@ -73,29 +73,22 @@ embeddings = st.tuples(prompts, st.sampled_from(POOLINGS), st.integers(0, 2))
     drawn=st.lists(embeddings, min_size=1, max_size=5),
     chunk=st.sampled_from([5, 33, 64]),
     pages=st.sampled_from([None, 8]),
-    repeated=st.booleans(),
-    preempts=st.booleans(),
+    cache=st.booleans(),
 )
 def test_bits_depend_on_the_prompt_only(
-    drawn: list[tuple[tuple[int, ...], Pooling, int]], chunk: int, pages: int | None, repeated: bool, preempts: bool
+    drawn: list[tuple[tuple[int, ...], Pooling, int]], chunk: int, pages: int | None, cache: bool
 ) -> None:
     """Beside a stream that drafts, in any chunks, with too few pages, and again from a warm cache."""
     parts = tiny_parts()
     alone = [solo(parts, prompt, pooling) for prompt, pooling, _ in drawn]
     stream = generate("stream", PROMPT[:20] * 3)
     tokens = tokens_of(run_all(tiny_engine(parts), [stream]), "stream")
-    engine = tiny_engine(parts, pages, prefill_chunk=chunk)
-    for _ in range(1 + repeated):
+    engine = tiny_engine(parts, pages, prefill_chunk=chunk, prefix_cache=cache)
+    for _ in range(2):
         asked = [
             embed(f"e{i}", prompt, pooling, priority=priority) for i, (prompt, pooling, priority) in enumerate(drawn)
         ]
-        for request in [stream, *asked]:
-            engine.submit(request)
-        events = engine.step()
-        if preempts:
-            for sequence in list(engine._scheduler.running)[-1:]:
-                engine._scheduler.preempt(sequence)
-        events += drain(engine)
+        events = run_all(engine, [stream, *asked])
         assert tokens_of(events, "stream") == tokens
         assert [ends(events)[f"e{i}"].embedding for i in range(len(drawn))] == alone
 
@@ -108,6 +101,18 @@ def test_a_cached_prompt_gives_the_same_bits(pooling: Pooling) -> None:
     assert again.embedding == solo(parts, PROMPT, pooling)
     # The mean needs every token's state, which the cache does not hold.
     assert again.usage.cached_tokens == (len(PROMPT) - 1 if pooling is Pooling.LAST else 0)
+
+
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_prompt_that_is_set_aside_gives_the_same_bits(pooling: Pooling, cache: bool) -> None:
+    engine = tiny_engine(prefill_chunk=16, prefix_cache=cache)
+    engine.submit(embed("a", PROMPT, pooling))
+    for _ in range(3):
+        engine.step()
+    engine._scheduler.preempt(engine._scheduler.running[0])
+    end = ends(drain(engine))["a"]
+    assert (end.embedding, end.usage.preemptions) == (solo(tiny_parts(), PROMPT, pooling), 1)
 
 
 def test_an_embedding_leaves_its_pages_to_later_requests() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import signal
 from collections.abc import Iterator
@@ -15,12 +16,13 @@ import torch
 from bench.path_identity import BatchConditions, ConditionsRunner, first_mismatches, make_requests
 from bench.workloads.workload import long_text
 from specdec.config import EngineConfig, SpeculationConfig
-from specdec.core.types import Request, SamplingParams, StoppingParams
+from specdec.core.kv_cache import KvCacheManager
+from specdec.core.types import Pooling, Request, SamplingParams, StoppingParams
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
 from specdec.errors import ConfigError, ModelError
 from specdec.models.tensor_parallel.parallel_decoder import ParallelDecoder
-from tests.engine.tiny_engine import drain
+from tests.engine.tiny_engine import drain, finish_of, run_all
 from tests.models.tiny import make_tiny_model
 from verify_kernels.cpu.shared_ranks import RankLostError
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
@@ -83,6 +85,18 @@ def test_tokens_and_logprobs_equal_those_of_one_process(two: tuple[EngineParts, 
         assert not first_mismatches(conditions.name, expected, outcomes)
     assert sum(outcome.accepted for outcome in outcomes.values()) > 20  # KV was moved, on all ranks
     assert cut.info.numeric_fingerprint == alone.info.numeric_fingerprint
+
+
+def test_embeddings_equal_those_of_one_process(two: tuple[EngineParts, EngineParts]) -> None:
+    found = []
+    for parts in two:
+        requests = [
+            Request(pooling, tuple(range(3, 90)), stopping=StoppingParams(max_tokens=0), pooling=pooling)
+            for pooling in Pooling
+        ]
+        events = run_all(Engine(dataclasses.replace(parts, kv=KvCacheManager(8, prefix_cache=True))), requests)
+        found.append([finish_of(events, pooling).embedding for pooling in Pooling])
+    assert found[0] == found[1]
 
 
 def test_a_rank_holds_its_share_only(two: tuple[EngineParts, EngineParts]) -> None:
