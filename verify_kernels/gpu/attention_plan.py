@@ -55,7 +55,7 @@ from verify_kernels.gpu.attention_workspace import (
     WORK_FIELDS,
     AttentionWorkspace,
 )
-from verify_kernels.gpu.kernel_launch import CompileCase, StepRows, check_rank
+from verify_kernels.gpu.kernel_launch import CompileCase, StepRows, check_rank, exchange
 
 
 @triton.jit
@@ -160,11 +160,11 @@ def scan_paths_kernel(
         for base in tl.range(anchor, n, ROWS):
             tl.store(leaf_of + base + i, n, mask=base + i < n)
             tl.store(has_child + base + i, 0, mask=base + i < n)
-        tl.debug_barrier()
+        exchange()
         for base in tl.range(chain, n, ROWS):
             above = tl.load(parent + base + i, mask=base + i < n, other=-1)
             tl.store(has_child + above, 1, mask=(base + i < n) & (above >= anchor) & (above < base + i))
-        tl.debug_barrier()
+        exchange()
         for base in tl.range(anchor, n, ROWS):
             row = base + i
             childless = tl.load(has_child + row, mask=row < n, other=1, cache_modifier=".cg") == 0
@@ -173,7 +173,7 @@ def scan_paths_kernel(
             left = walk_up(leaf, childless & (row > anchor), anchor, parent, depth, leaf_of, path, max_path)
             tl.atomic_min(leaf_of + leaf, leaf, mask=childless & (row == anchor))
             tl.store(diverge + row, left, mask=childless)
-        tl.debug_barrier()
+        exchange()
         chain_leaf = tl.minimum(tl.load(leaf_of + anchor, cache_modifier=".cg"), n - 1)
         tl.store(top + chain_leaf, 0)
         for base in tl.range(0, anchor, ROWS):
@@ -186,7 +186,7 @@ def scan_paths_kernel(
             over = tl.load(leaf_of + above, mask=known, other=-1, cache_modifier=".cg")
             first = tl.load(depth + row, mask=row < n, other=0)
             tl.store(top + own, first, mask=(row < n) & (own < n) & (own != over))
-        tl.debug_barrier()
+        exchange()
         count, deepest = 0, 0
         for base in tl.range(0, n, ROWS):
             row = base + i

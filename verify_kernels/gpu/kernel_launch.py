@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 ROW_TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -14,6 +15,32 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0  # the largest finite e4m3 value
 INDEX = (torch.int32,)
+
+
+OWN_OPTIONS = {"maxnreg": "cuda", "waves_per_eu": "hip"}  # launch options that the other backend refuses
+
+
+def launch_options(options: Mapping[str, Any], backend: str = "hip" if torch.version.hip else "cuda") -> dict[str, Any]:
+    """``options`` as ``backend`` takes them."""
+    return {name: value for name, value in options.items() if OWN_OPTIONS.get(name, backend) == backend}
+
+
+def exchange(_semantic: Any = None) -> None:
+    """In a kernel: a barrier after which a program's threads see what the others have stored in global memory.
+
+    AMD's barrier waits for no load or store that is under way, so that each thread waits for its own before it.
+    """
+    if _semantic is None:  # interpreted, where a program is one thread
+        return
+    if _semantic.builder.options.backend_name == "hip":
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)\nv_mov_b32 $0, $1", "=v,v,~{memory}", [_semantic.to_tensor(0)], tl.int32,
+            is_pure=False, pack=1, _semantic=_semantic,
+        )  # fmt: skip
+    tl.debug_barrier(_semantic=_semantic)
+
+
+exchange.__triton_builtin__ = True  # type: ignore[attr-defined]  # what triton's own functions of a kernel have
 
 
 def check_tensor(

@@ -21,6 +21,7 @@ from verify_kernels.gpu.kernel_launch import (
     check_rank,
     check_scales,
     check_tensor,
+    exchange,
 )
 
 _LARGEST = tl.constexpr(FP8_LARGEST)
@@ -134,7 +135,7 @@ def move_kv_kernel(
         v = tl.load(v_pool + taken, mask=mask, other=0)
         # Another thread's row may lie where this one's goes: all must be read before any is written. Chunks need no
         # such care, as no move's target is the source of a later one.
-        tl.debug_barrier()
+        exchange()
         tl.store(k_pool + given, k, mask=mask)
         tl.store(v_pool + given, v, mask=mask)
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import FP8, ROW_TYPES, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import FP8, ROW_TYPES, CompileCase, check_rank, check_tensor, exchange
 from verify_kernels.gpu.linear_plan import (
     DENSE_KINDS,
     LinearKind,
@@ -58,7 +58,7 @@ def store_partial(own, partial, counter, SPLIT_K: tl.constexpr):
     tile, tiles = tl.program_id(0), tl.num_programs(0)
     slot = (tl.program_id(1) * tiles + tile).to(tl.int64) * (columns * block_m)
     tl.store(partial + slot + at, own)
-    tl.debug_barrier()  # the counter is raised by one thread, after what all of them wrote
+    exchange()  # the counter is raised by one thread, after what all of them wrote
     arrived = tl.atomic_add(counter + tile, 1, sem="acq_rel", scope="gpu")
     return arrived == SPLIT_K - 1
 

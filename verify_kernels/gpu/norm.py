@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import ROW_TYPES, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import ROW_TYPES, CompileCase, check_rank, check_tensor, launch_options
 
 
 @triton.jit
@@ -72,7 +71,7 @@ def add_norm(
         return
     block = next(block for block in BLOCKS if block >= hidden)
     add_norm_kernel[(rows,)](
-        residual, y, post_norm, norm, out, hidden, eps, BLOCK=block, **_options(block, torch.version.hip is not None)
+        residual, y, post_norm, norm, out, hidden, eps, BLOCK=block, **launch_options(_options(block))
     )
 
 
@@ -100,15 +99,15 @@ def _case(block: int, rows: str, stream: str, given: list[str]) -> CompileCase:
         signature=signature,
         constexprs={"BLOCK": block, **absent},
         divisible=tuple(name for name in signature if name != "eps"),
-        options=_options(block, amd=False),
+        options=_options(block),
     )
 
 
-def _options(block: int, amd: bool) -> dict[str, int]:
-    """Launch options, a function of the row's width and the chip alone, as is the order of a row's sums."""
+def _options(block: int) -> dict[str, int]:
+    """Launch options, a function of the row's width alone, as is the order of a row's sums."""
     options = {"num_warps": min(16, block // VALUES_PER_WARP), "num_stages": 1, "enable_fp_fusion": False}
-    # ptxas would rather spill the widest rows than give up a second block beside this one; HIP refuses the option.
-    return options | {"maxnreg": WIDEST_REGISTERS} if block == MAX_HIDDEN and not amd else options
+    # ptxas would rather spill the widest rows than give up a second block beside this one.
+    return options | {"maxnreg": WIDEST_REGISTERS} if block == MAX_HIDDEN else options
 
 
 def _check(

@@ -10,7 +10,15 @@ import triton.language as tl
 from torch import Tensor
 
 from verify_kernels.backend import Prologue
-from verify_kernels.gpu.kernel_launch import FP8, FP8_LARGEST, ROW_TYPES, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import (
+    FP8,
+    FP8_LARGEST,
+    ROW_TYPES,
+    CompileCase,
+    check_rank,
+    check_tensor,
+    launch_options,
+)
 
 LEAST = 1e-30  # amax below which 448 / amax would overflow; such a row is zeros
 _LARGEST = tl.constexpr(FP8_LARGEST)
@@ -127,7 +135,7 @@ def quantize_rows(
     block = _block(k)
     quantize_rows_kernel[(rows,)](
         x, norm, q, scale, k, eps, PROLOGUE=prologue, BLOCK=block, WHOLE=k <= block,
-        **_options(block, x.dtype == torch.float32 and k > block and torch.version.hip is None),
+        **launch_options(_options(block, x.dtype == torch.float32 and k > block)),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import INDEX, CompileCase, check_tensor
+from verify_kernels.gpu.kernel_launch import INDEX, CompileCase, check_tensor, launch_options
 from verify_kernels.gpu.sampling_choose import choose_kernel, shorten_kernel
 from verify_kernels.gpu.sampling_scan import (
     apply_edits_kernel,
@@ -26,15 +26,9 @@ SHORTEN_WARPS = 8
 CHOOSE_WARPS = 4
 EDIT_WARPS = 8
 EXACT = {"enable_fp_fusion": False, "num_stages": 1}  # a fused multiply-add would be another rounding
-
-
-def _exact_in(registers: int) -> dict[str, int]:
-    """`EXACT`, in so many registers, of which ptxas, left alone, spills a few bytes so that more programs fit."""
-    return EXACT if torch.version.hip else EXACT | {"maxnreg": registers}
-
-
-MAXIMA_OPTIONS = _exact_in(64)
-ROW_OPTIONS = _exact_in(128)
+# With a bound on registers, for ptxas, left alone, spills a few bytes so that more programs fit.
+MAXIMA_OPTIONS = EXACT | {"maxnreg": 64}
+ROW_OPTIONS = EXACT | {"maxnreg": 128}
 
 _NOISE = ("inverse", "seed", "position")
 _FILTERS = ("top_k", "top_p", "log_min_p")
@@ -323,7 +317,8 @@ def _run(
     if variant.needs_peak:
         maxima_kernel[grid](
             logits, heat, t["inverse"], *mask, w.maxima, stride, vocab,
-            MASK=masks, GROUPS=plan.groups, GROUP=plan.group, num_warps=SCAN_WARPS, **MAXIMA_OPTIONS,
+            MASK=masks, GROUPS=plan.groups, GROUP=plan.group, num_warps=SCAN_WARPS,
+            **launch_options(MAXIMA_OPTIONS),
         )  # fmt: skip
         bounds_kernel[(rows,)](
             heat, *filters, w.maxima, peak, bound, plan.splits * plan.groups, vocab,
@@ -342,13 +337,14 @@ def _run(
             stride, vocab, width, plan.splits,
             NOISE=variant.noise, FILTERS=variant.filters, TOTAL=variant.total, WIDE=variant.wide,
             TOKENS=plan.tokens, SPLITS=plan.segments, COLUMNS=plan.columns(False),
-            num_warps=SHORTEN_WARPS, **ROW_OPTIONS,
+            num_warps=SHORTEN_WARPS, **launch_options(ROW_OPTIONS),
         )  # fmt: skip
     choose_kernel[(rows,)](
         logits, heat, *noise, peak if variant.total else None, w.places, w.counts, weights if variant.total else None,
         tokens, chosen, ids, values, stride, vocab, width, plan.splits,
         NOISE=variant.noise, TOTAL=variant.total, WIDE=variant.wide,
-        TOKENS=plan.tokens, SPLITS=plan.segments, COLUMNS=plan.columns(True), num_warps=CHOOSE_WARPS, **ROW_OPTIONS,
+        TOKENS=plan.tokens, SPLITS=plan.segments, COLUMNS=plan.columns(True), num_warps=CHOOSE_WARPS,
+        **launch_options(ROW_OPTIONS),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from verify_kernels.gpu.kernel_launch import exchange
 from verify_kernels.gpu.sampling_math import (
     DEAD,
     LAST_ID,
@@ -78,7 +79,7 @@ def _take(
         held += tl.sum(tl.where(kept, _amount(z, z_max, weighs), 0))
         low, high = _range(z, kept, low, high)
         left = append(spare, left, kept, token, TOKENS, SPLITS)
-    tl.debug_barrier()
+    exchange()
     return left, held, low, high
 
 
@@ -138,7 +139,7 @@ def _shorten(
         kept = present & ((order_key(z) >= middle) == upper)
         low, high = _range(z, kept, low, high)
         fewer = append(spare, fewer, kept, token, TOKENS, SPLITS)
-    tl.debug_barrier()
+    exchange()
     return fewer, low, high
 
 

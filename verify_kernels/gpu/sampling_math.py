@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from verify_kernels.gpu.kernel_launch import exchange
+
 LN2 = tl.constexpr(0.6931471805599453)
 _SQRT_HALF = tl.constexpr(0.7071067811865476)
 _ROUND_EVEN = tl.constexpr(0xD2511F53)
@@ -214,7 +216,7 @@ def append(places, counts, kept, token, TOKENS: tl.constexpr, SPLITS: tl.constex
     """
     split = tl.arange(0, SPLITS)[:, None]
     rank = tl.cumsum(kept.to(tl.int32), axis=1) - 1
-    tl.debug_barrier()
+    exchange()
     tl.store(places + split * TOKENS + counts[:, None] + rank, (token - split * TOKENS).to(tl.int16), mask=kept)
     return counts + tl.sum(kept.to(tl.int32), axis=1)
 

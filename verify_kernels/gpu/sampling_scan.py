@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from verify_kernels.gpu.kernel_launch import exchange
 from verify_kernels.gpu.sampling_math import (
     DEAD,
     allowed,
@@ -62,26 +63,26 @@ def apply_edits_kernel(
     _save(line, pool + path, n_path, saved_path, vocab, BLOCK)
     _save(line, pool + bias, n_bias, saved_bias, vocab, BLOCK)
     _save(line, pool + banned, n_banned, saved_banned, vocab, BLOCK)
-    tl.debug_barrier()
+    exchange()
     for start in range(0, n_bias, BLOCK):
         token, here = _entries(pool + bias, n_bias, start, vocab, BLOCK)
         x = tl.load(saved_bias + start + tl.arange(0, BLOCK), mask=here, other=0.0)
         tl.store(line + token, live(x), mask=here)
-    tl.debug_barrier()
+    exchange()
     repeat, over = tl.load(repetition + row), tl.load(inverse_repetition + row)
     once, each = tl.load(presence + row), tl.load(frequency + row)
     _penalise(line, pool + seen, n_seen, saved, repeat, over, once, each, vocab, BLOCK)
-    tl.debug_barrier()
+    exchange()
     _penalise(line, pool + path, n_path, saved_path, repeat, over, once, each, vocab, BLOCK)
     step = tl.maximum(tl.load(edit + _BIAS_STEP), 1)
     for start in range(0, n_bias, step):  # one by one where a token is biased twice: additions have an order
-        tl.debug_barrier()
+        exchange()
         token, here = _entries(pool + bias, n_bias, start, vocab, BLOCK)
         here &= tl.arange(0, BLOCK) < step
         value = tl.load(pool + bias + n_bias + start + tl.arange(0, BLOCK), mask=here, other=0)
         x = tl.load(line + token, mask=here, other=0.0) + value.to(tl.float32, bitcast=True)
         tl.store(line + token, x, mask=here)
-    tl.debug_barrier()
+    exchange()
     for start in range(0, n_banned, BLOCK):
         token, here = _entries(pool + banned, n_banned, start, vocab, BLOCK)
         tl.store(line + token, tl.full((BLOCK,), DEAD, tl.float32), mask=here)

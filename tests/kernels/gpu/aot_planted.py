@@ -83,5 +83,6 @@ def compile_cases() -> list[CompileCase]:
         replace(_SCALE, name="constexpr_typed", signature={**_SCALE.signature, "BLOCK": "i32"}),
         replace(_SCALE, name="divisible", divisible=("FACTOR",)),
         replace(_SCALE, name="option", options={"num_wraps": 4}),
+        replace(_SCALE, name="refused", options={"matrix_instr_nonkdim": 16}),
         replace(_SCALE, name="crash", constexprs={"FACTOR": _Bomb()}),
     ]

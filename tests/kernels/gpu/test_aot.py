@@ -103,7 +103,7 @@ def test_too_much_shared_memory_is_detected(planted: tuple[Any, Any]) -> None:
         ("both", "in the signature and in constexprs: n"),
         ("constexpr_typed", "constexpr arguments stand in the signature: BLOCK"),
         ("divisible", "divisible names no pointer or integer: FACTOR"),
-        ("option", "none of triton's: num_wraps"),
+        ("option", "refused by"),
         ("does_not_compile", "no_such_name"),
         ("crash", "the compiler died (exit code 7): planted crash"),
     ],
@@ -112,6 +112,38 @@ def test_faults_are_named(planted: tuple[Any, Any], case: str, words: str) -> No
     rows = rows_of(planted[1], case)
     assert set(rows) == {"sm_90", "gfx942"}
     assert all(words in row["problems"][0] for row in rows.values())
+
+
+def test_options_that_only_one_backend_takes_are_refused_by_the_other(planted: tuple[Any, Any]) -> None:
+    rows = rows_of(planted[1], "refused")
+    assert "refused by cuda: matrix_instr_nonkdim" in rows["sm_90"]["problems"][0]
+    assert rows["gfx942"]["problems"] == []
+
+
+def test_stores_are_released_before_a_counter_is_raised(tmp_path: Path) -> None:
+    """AMD's barrier waits for no store: without the wait, the last program would add sums still under way."""
+    script = """
+import triton
+from verify_kernels.gpu.aot.jobs import TARGETS, kernel_source, load_cases
+for module in ("linear", "linear_int4"):
+    cases = load_cases(f"verify_kernels.gpu.{module}")
+    case = next(case for case in cases if case.constexprs.get("SPLIT_K") == 2 and "gfx" in case.targets)
+    compiled = triton.compile(kernel_source(case), target=TARGETS["gfx942"].gpu, options=dict(case.options))
+    print(compiled.asm["amdgcn"], "<next kernel>")
+"""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    codes = done.stdout.split("<next kernel>")[:-1]
+    assert len(codes) == 2
+    for code in codes:
+        before = code[: code.index("global_atomic_add")].splitlines()
+        kinds = [
+            kind for line in before for kind in ("_store_", "vmcnt(0)", "s_barrier", "buffer_wbl2") if kind in line
+        ]
+        stored = len(kinds) - 1 - kinds[::-1].index("_store_")
+        wait, barrier = kinds.index("vmcnt(0)", stored), kinds.index("s_barrier", stored)
+        assert stored < wait < barrier < kinds.index("buffer_wbl2", stored)
 
 
 def test_compiler_output_is_reported(planted: tuple[Any, Any]) -> None:

@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction
 
-from verify_kernels.gpu.kernel_launch import CompileCase
+from verify_kernels.gpu.kernel_launch import CompileCase, launch_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,6 @@ def kernel_source(case: CompileCase) -> ASTSource:
     _refuse("arguments stand in the signature and in constexprs", set(case.signature) & set(constexprs), ())
     numbers = [name for name, kind in case.signature.items() if kind[0] in "*iu"]
     _refuse("divisible names no pointer or integer", case.divisible, numbers)
-    _refuse("options are none of triton's", case.options, _known_options())
     types = {name: case.signature.get(name, "constexpr") for name in kernel.arg_names}
     attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in case.divisible}
     return ASTSource(kernel, types, constexprs, attrs)
@@ -231,9 +230,15 @@ def _refuse(what: str, names: Any, known: Any) -> None:
         raise ValueError(f"{what}: {', '.join(wrong)}")
 
 
-def _known_options() -> set[str]:
-    """Of any chip: a case for all of them may carry what only some take."""
-    return {name for target in TARGETS.values() for name in vars(make_backend(target.gpu).parse_options({}))}
+def _launch_options(case: CompileCase, gpu: GPUTarget) -> dict[str, Any]:
+    """The options with which ``case`` is launched on ``gpu``.
+
+    Raises:
+        ValueError: a launch would refuse one; compilation alone ignores it.
+    """
+    options = launch_options(case.options, gpu.backend)
+    _refuse(f"launch options are refused by {gpu.backend}", options, vars(make_backend(gpu).parse_options({})))
+    return options
 
 
 def read_usage(compiled: Any) -> Usage:
@@ -282,7 +287,7 @@ def compile_job(job: Job) -> Row:
     start = time.monotonic()
     try:
         case = next(case for case in load_cases(job.module) if case.name == job.case)
-        compiled = triton.compile(kernel_source(case), target=target.gpu, options=dict(case.options))
+        compiled = triton.compile(kernel_source(case), target=target.gpu, options=_launch_options(case, target.gpu))
         usage = read_usage(compiled)
     except Exception as error:  # triton's compiler raises many types
         return Row(job, None, (f"does not compile: {type(error).__name__}: {error}",), time.monotonic() - start)
