@@ -24,7 +24,7 @@ from server.errors import (
     SwapUnderWayError,
     pack_error,
 )
-from server.interfaces import AdministeredEngine, CachingEngine, EngineLike, ProgressListener
+from server.interfaces import AdministeredEngine, CachingEngine, EngineLike, KeepingEngine, ProgressListener
 from server.ipc import Frame, ParentGoneError, ParentLink, pack_event, pack_info, pack_load, pack_trace, unpack_request
 from server.kv_event_messages import pack_batch
 from specdec.config import EngineConfig, KvEventsConfig
@@ -64,7 +64,7 @@ class DraftLoad:
             self._error = error
 
 
-FLUSH_CACHE, SWAP_DRAFT = "flush_cache", "swap_draft"
+FLUSH_CACHE, SWAP_DRAFT, KEEP_PROMPT = "flush_cache", "swap_draft", "keep_prompt"
 
 
 class EngineAdmin:
@@ -73,18 +73,22 @@ class EngineAdmin:
     def __init__(self, engine: EngineLike, link: ParentLink) -> None:
         self._engine, self._link = engine, link
         self._loading: DraftLoad | None = None
+        self._keeping: dict[int, Callable[[], tuple[int, int] | None]] = {}  # by number, the results of `keep_prompt`
 
     @property
     def busy(self) -> bool:
-        """Whether a draft model is loading."""
-        return self._loading is not None
+        """Whether a command is under way."""
+        return self._loading is not None or bool(self._keeping)
 
     def take(self, number: int, command: str, args: list[Any]) -> None:
         """Run or start ``command``; its answer carries ``number``."""
         self._answer(number, lambda: self._begin(number, command, args))
 
     def poll(self) -> None:
-        """Swap the draft model if it has loaded; called between steps."""
+        """Swap the draft model if it has loaded, and answer for prompts that are kept; called between steps."""
+        for number, result in list(self._keeping.items()):
+            if self._answer(number, result):
+                del self._keeping[number]
         loading = self._loading
         if loading is not None and loading.done:
             self._loading = None
@@ -92,6 +96,9 @@ class EngineAdmin:
 
     def _begin(self, number: int, command: str, args: list[Any]) -> Any:
         engine = self._engine
+        if command == KEEP_PROMPT and isinstance(engine, KeepingEngine):
+            self._keeping[number] = engine.keep_prompt(*args)
+            return None
         if not isinstance(engine, AdministeredEngine):
             raise NotAdministeredError(f"this engine does not know {command}")
         if command == FLUSH_CACHE:
@@ -110,8 +117,10 @@ class EngineAdmin:
         assert isinstance(self._engine, AdministeredEngine)  # checked by `_begin`
         return pack_info(self._engine.swap_draft(draft))
 
-    def _answer(self, number: int, work: Callable[[], Any]) -> None:
-        """Send the result of ``work`` or its error. None: the command continues, and is answered later."""
+    def _answer(self, number: int, work: Callable[[], Any]) -> bool:
+        """Send the result of ``work`` or its error. None: the command continues, and is answered later.
+
+        Returns whether it was answered."""
         result = error = None
         try:
             result = work()
@@ -122,11 +131,13 @@ class EngineAdmin:
         except Exception:
             _LOG.exception("an operator's command failed")
             error = pack_error(GenerationFailedError("INTERNAL", "the command failed; see the engine's log"))
-        if result is not None or error is not None:
-            self._link.send(Frame.ADMIN, number, error, result)
+        if result is None and error is None:
+            return False
+        self._link.send(Frame.ADMIN, number, error, result)
+        return True
 
 
-_LOADING_POLL_S = 0.02  # between looks of an idle engine whether a draft model has loaded
+_LOADING_POLL_S = 0.02  # between looks of an idle engine whether a command under way has ended
 
 
 class KvEventForwarder:

@@ -70,6 +70,21 @@ class AdministeredEngine(Protocol):
 
 
 @runtime_checkable
+class KeepingEngine(Protocol):
+    """An engine that keeps prompts on disk by name."""
+
+    def keep_prompt(
+        self, action: Any, owner: str, name: str, salt: str, tokens: list[int]
+    ) -> Callable[[], tuple[int, int] | None]:
+        """Begin to ``save``, ``restore`` or ``erase`` a prompt. Returns a function for later calls: the number of its
+        tokens that are kept, cached again or forgotten, and of bytes; None while this takes place.
+
+        Raises:
+            InvalidRequestError: nothing is saved under the name, or the prefix cache is not on disk.
+        """
+
+
+@runtime_checkable
 class CachingEngine(Protocol):
     """An engine that reports the contents of its prefix cache."""
 

@@ -407,11 +407,9 @@ class KvCacheManager:
         self._pass_on(lambda recorder: recorder.flushed())
         return count
 
-    def begin_load(self, tokens: Seq[int], salt: str, source: Container[bytes], reserve: int) -> PageLoad | None:
+    def begin_load(self, tokens: Seq[int], salt: str, source: Container[bytes], reserve: int) -> PageLoad:
         """Take pages for the first full pages of ``tokens[:-1]`` that are not cached and whose keys are in ``source``,
-        so far as ``reserve`` pages stay available; None: for none."""
-        if not self.prefix_cache:
-            return None
+        so far as ``reserve`` pages stay available. `end_load` must follow."""
         keys: list[bytes] = []
         cached = self._find(tokens, salt, keys).pages
         depth, full = len(cached), (len(tokens) - 1) // PAGE_SIZE
@@ -421,9 +419,7 @@ class KvCacheManager:
                 break
             depth += 1
         idle_hits = sum(1 for page in cached if self._pool.references[page] == 0)
-        count = min(depth - len(cached), self.n_free - idle_hits - reserve)
-        if count <= 0:
-            return None
+        count = max(0, min(depth - len(cached), self.n_free - idle_hits - reserve))
         for page in cached:
             self._pool.retain(page)
         return PageLoad(tokens, salt, keys[: len(cached) + count], cached, self._pool.take(count))

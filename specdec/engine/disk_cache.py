@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,8 @@ from numpy.typing import NDArray
 from specdec.config import EngineConfig
 from specdec.core.kv_cache import KvCacheManager, PageLoad, root_key
 from specdec.core.types import EngineLoad
-from specdec.engine.page_files import DamagedPageError, PageFiles, StoredPage, packed
+from specdec.engine.page_files import DamagedPageError, PageFiles, SavedPrompt, StoredPage, packed
+from specdec.errors import FieldViolation, InvalidRequestError
 from specdec.models.decoder import Decoder, TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -32,6 +35,8 @@ RETRY_S = 30.0
 FOLDER = "prefix"
 """Of the pages, in the cache folder."""
 
+KeepAction = Literal["save", "restore", "erase"]
+
 
 @dataclass(slots=True, eq=False)
 class DiskLoad:
@@ -42,6 +47,8 @@ class DiskLoad:
     """How many of the pages, from the first, have been filled."""
     ended: bool = False
     """Whether these are cached now."""
+    n_cached: int = 0
+    """Leading pages of the prompt that are cached then."""
 
 
 class DiskCache:
@@ -99,11 +106,56 @@ class DiskCache:
         reserve: pages that stay available to running sequences.
         """
         load = self._kv.begin_load(tokens, salt, self._files, reserve)
-        if load is None:
+        if not load.pages:
+            self._kv.end_load(load, 0)
             return None
-        started = DiskLoad(load, self._reader.submit(self._fill, load))
-        self._loads.append(started)
-        return started
+        return self._begin(load, self._fill, load)
+
+    def keep(
+        self, action: KeepAction, owner: str, name: str, salt: str, tokens: Seq[int]
+    ) -> Callable[[], tuple[int, int] | None]:
+        """Save the full pages of a prompt, restore what ``owner`` saved under ``name``, or forget it.
+
+        salt, tokens: of the prompt to save. Returns a function for later calls from the same thread: the number of
+        tokens that were saved, are cached again or were forgotten, and of bytes; None while this takes place.
+
+        Raises:
+            InvalidRequestError: nothing is saved under the name.
+        """
+        saved = self._files.saved
+        found = saved.read(owner, name)
+        if action == "save":
+            saved.remove(owner, name)
+            load = self._kv.begin_load(tokens, salt, self._files, 0)
+            begun = self._begin(load, self._save, load, owner, name)
+        elif found is None:
+            raise InvalidRequestError([FieldViolation("filename", "nothing is saved under this name")])
+        elif action == "erase":
+            saved.remove(owner, name)
+            return lambda: self._sized(found.tokens)
+        else:
+            load = self._kv.begin_load([*found.tokens, 0], found.salt, self._files, 0)  # the last token has no page
+            begun = self._begin(load, self._fill, load)
+
+        def result() -> tuple[int, int] | None:
+            self.end_loads()
+            if not begun.ended:
+                return None
+            if found is not None and action == "restore":
+                return self._sized(found.tokens[: begun.n_cached * PAGE_SIZE])
+            written = saved.read(owner, name)
+            return self._sized([] if written is None else written.tokens)
+
+        return result
+
+    def _sized(self, tokens: Seq[int]) -> tuple[int, int]:
+        """The number of ``tokens``, and of bytes on disk."""
+        return len(tokens), len(tokens) // PAGE_SIZE * self._files.record_bytes
+
+    def _begin(self, load: PageLoad, work: Callable[..., int], *args: object) -> DiskLoad:
+        begun = DiskLoad(load, self._reader.submit(work, *args))
+        self._loads.append(begun)
+        return begun
 
     def end_loads(self) -> None:
         """Cache the pages of the loads that are done."""
@@ -116,7 +168,7 @@ class DiskCache:
                 logger.exception("pages could not be read from disk")
             self._kv.end_load(each.load, n_filled)
             self._read += n_filled
-            each.ended = True
+            each.n_cached, each.ended = len(each.load.cached) + n_filled, True
 
     def flush(self) -> None:
         """Erase all pages on disk; those that are being read are dropped. Called after the cache itself was flushed."""
@@ -175,6 +227,10 @@ class DiskCache:
             page, _ = self._pending.popitem(last=False)
         except KeyError:  # the engine's thread took the last one out
             return
+        self._write(page, buffer)
+
+    def _write(self, page: int, buffer: bytearray) -> None:
+        """Write ``page`` unless it is on disk."""
         entry = self._cached.get(page)
         if entry is None or entry.key in self._files:
             return
@@ -206,6 +262,16 @@ class DiskCache:
         for page, entry in self._cached.copy().items():
             if entry.key in lost:
                 self._pending[page] = None
+
+    def _save(self, load: PageLoad, owner: str, name: str) -> int:
+        """Write the cached pages of ``load``, read its others, and save the prompt as far as it is on disk then."""
+        n_filled, buffer = self._fill(load), self._files.buffer()
+        for page in load.cached:
+            self._write(page, buffer)
+        keys = load.keys[: len(load.cached) + n_filled]
+        n_saved = next((place for place, key in enumerate(keys) if key not in self._files), len(keys))
+        self._files.saved.write(owner, name, SavedPrompt(load.salt, list(load.tokens[: n_saved * PAGE_SIZE])))
+        return n_filled
 
     def _fill(self, load: PageLoad) -> int:
         """Read the pages of ``load`` in order until one cannot be used; returns how many were read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import struct
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import xxhash
 
-from specdec.core.kv_cache import KEY_BYTES
+from specdec.core.kv_cache import KEY_BYTES, page_key, root_key
 from verify_kernels.forward_batch import PAGE_SIZE
 
 _MAGIC = b"specdec pages 1\n"  # raise the number when the layout changes
@@ -61,6 +62,71 @@ class Segment:
     n_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class SavedPrompt:
+    """The full pages of a prompt that somebody saved under a name."""
+
+    salt: str
+    tokens: list[int]
+
+
+class SavedPrompts:
+    """Prompts by owner and name, as small files in ``folder``. Their pages are the last to be removed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._keys: dict[Path, list[bytes]] = {}
+        for path in folder.glob("*.saved"):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                self._keys[path] = _keys_of(_read_saved(path))
+
+    def holds_any(self, keys: Sequence[bytes]) -> bool:
+        """Whether one of ``keys`` is of a saved prompt."""
+        return any(not set(saved).isdisjoint(keys) for saved in self._keys.copy().values())
+
+    def write(self, owner: str, name: str, prompt: SavedPrompt) -> None:
+        """Save ``prompt``, in place of what had the name. Raises OSError."""
+        path = self._path(owner, name)
+        new = path.with_suffix(".new")
+        new.touch(0o600)
+        new.write_text(json.dumps([prompt.salt, prompt.tokens]), encoding="ascii")
+        new.replace(path)
+        self._keys[path] = _keys_of(prompt)
+
+    def read(self, owner: str, name: str) -> SavedPrompt | None:
+        """The prompt; None: there is none, or its file is damaged."""
+        with suppress(OSError, ValueError, TypeError):
+            return _read_saved(self._path(owner, name))
+        return None
+
+    def remove(self, owner: str, name: str) -> None:
+        """Forget the prompt; its pages stay as those of any other."""
+        path = self._path(owner, name)
+        path.unlink(missing_ok=True)
+        self._keys.pop(path, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        for path in self._keys:
+            path.unlink(missing_ok=True)
+        self._keys.clear()
+
+    def _path(self, owner: str, name: str) -> Path:
+        return self._folder / f"{root_key(owner).hex()}-{root_key(name).hex()}.saved"
+
+
+def _read_saved(path: Path) -> SavedPrompt:
+    salt, tokens = json.loads(path.read_bytes())
+    return SavedPrompt(str(salt), array("i", tokens).tolist())
+
+
+def _keys_of(prompt: SavedPrompt) -> list[bytes]:
+    keys = [root_key(prompt.salt)]
+    for start in range(0, len(prompt.tokens), PAGE_SIZE):
+        keys.append(page_key(keys[-1], prompt.tokens[start : start + PAGE_SIZE]))
+    return keys[1:]
+
+
 class PageFiles:
     """The pages of one numeric fingerprint: ``folder / fingerprint / SALT-NUMBER.pages``.
 
@@ -94,6 +160,7 @@ class PageFiles:
         self._lock = _locked(self._folder)
         try:
             self._scan()
+            self.saved = SavedPrompts(self._folder)
             self._others = _other_segments(folder, self._folder)
             self._n_bytes = sum(segment.n_bytes for segment in self._segments.values())
             self._n_bytes += sum(n_bytes for _, n_bytes in self._others)
@@ -179,16 +246,11 @@ class PageFiles:
             raise
 
     def erase(self) -> None:
-        """Remove every page of this fingerprint."""
+        """Remove every page and saved prompt of this fingerprint."""
         with self._mutex:
+            self.saved.clear()
             while self._segments:
                 self._remove_oldest()
-
-    def sync(self) -> None:
-        """Pass what was appended to the disk. Raises OSError."""
-        with self._mutex:
-            if self._file is not None:
-                os.fdatasync(self._file[1])
 
     def close(self) -> None:
         """Close the files and let another process own the folder."""
@@ -211,7 +273,7 @@ class PageFiles:
         return segment
 
     def _make_room(self) -> list[bytes]:
-        """Remove the oldest segments until the bound is kept; returns the keys that are lost."""
+        """Remove the oldest segments until the bound is kept, those with saved prompts last; returns the lost keys."""
         lost: list[bytes] = []
         while self._n_bytes > self._max_bytes and (self._others or len(self._segments) > 1):
             if self._others:
@@ -223,7 +285,9 @@ class PageFiles:
         return lost
 
     def _remove_oldest(self) -> list[bytes]:
-        _, segment = self._segments.popitem(last=False)
+        older = list(self._segments)[:-1] or list(self._segments)
+        unsaved = (number for number in older if not self.saved.holds_any(self._segments[number].keys))
+        segment = self._segments.pop(next(unsaved, older[0]))
         if self._open.get(segment.root) is segment:
             del self._open[segment.root]
         if self._file is not None and self._file[0] is segment:

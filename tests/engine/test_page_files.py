@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.core.kv_cache import page_key, root_key
-from specdec.engine.page_files import DamagedPageError, PageFiles, StoredPage, packed
+from specdec.engine.page_files import DamagedPageError, PageFiles, SavedPrompt, StoredPage, packed
 
 PAYLOAD, MODEL, OTHER = 100, "ab" * 16, "cd" * 16
 ROOM = 1 << 16
@@ -167,6 +167,27 @@ def test_erased_pages_are_gone_for_good(folder: Path) -> None:
     files.close()
     files = opened(folder)
     assert [number for number in range(50) if readable(files, page(number))] == [7]
+
+
+def test_the_pages_of_saved_prompts_are_the_last_to_go_until_a_flush(folder: Path) -> None:
+    files, prompt = opened(folder), SavedPrompt("x", [1] * 64)
+    write(files, page(1, "x"))
+    files.saved.write("me", "name", prompt)
+    files.close()
+    files = opened(folder)
+    for number in range(2, 400):
+        write(files, page(number, "x"))
+    assert readable(files, page(1, "x"))
+    assert not readable(files, page(50, "x"))
+    assert readable(files, page(399, "x"))
+    assert files.n_bytes <= ROOM
+    assert (files.saved.read("me", "name"), files.saved.read("you", "name")) == (prompt, None)
+    files.erase()
+    assert files.saved.read("me", "name") is None
+    assert [path.name for path in (folder / MODEL).iterdir()] == ["lock"]
+    (folder / MODEL / "damaged.saved").write_text("[1")
+    files.close()
+    opened(folder).close()
 
 
 def test_a_full_disk_leaves_what_was_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
