@@ -68,6 +68,7 @@ def configure_logs(kind: LogFormat, level: int = logging.INFO, stream: TextIO | 
 
 
 LOGGER = "specdec.calls"
+MAX_LOGGED_IDS = 128  # of a call's requests; a call may embed thousands of texts
 
 Decode = Callable[[Sequence[int]], str]
 PromptText = Callable[[RequestRecord], str]
@@ -106,7 +107,7 @@ class CallLog(TelemetryListener):
         finished = [end for record in records for end in record.finished]
         times = [record.ttft_s for record in records if record.ttft_s is not None]
         found: dict[str, Any] = {
-            "request": ",".join(record.request.request_id for record in records),
+            "request": ",".join([record.request.request_id for record in records[:MAX_LOGGED_IDS]]),
             "prompt_tokens": sum(event.prompt_tokens for event in started),
             "cached_tokens": sum(event.cached_tokens for event in started),
             "output_tokens": sum(record.output_tokens for record in records),
