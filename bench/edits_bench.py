@@ -24,7 +24,6 @@ from bench.peers.peers_session import PeersBench
 from bench.workloads import EDIT_ROADS
 from bench.workloads.next_edit import EditPrompts, NextEdit, apply_edits, next_edits, workload_folder
 from server.completion.documents import TextEdit
-from server.completion.next_edit import EditReader
 from specdec.api.params import fill_params
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.client.client import Client
@@ -180,21 +179,17 @@ class EditsBench:
         request = self._prompts.request(edit, form)
         stopping = request.stopping
         assert stopping.max_tokens is not None  # it follows from the window's length
-        return PeerPrompt(
-            form, edit.name, request.prompt_ids, stopping.max_tokens, stopping.stop, stopping.stop_token_ids
-        )
+        ids = request.prompt_ids + self._prompts.head(edit, form)
+        return PeerPrompt(form, edit.name, ids, stopping.max_tokens, stopping.stop, stopping.stop_token_ids)
 
     def _figures(self, peer: ReadAhead, prompts: Seq[PeerPrompt], run: PeersRun) -> dict[str, Any]:
-        """Of one arm; `whole_ms` by prompt, and everything else over all prompts."""
+        """Of one arm. First edits and right lines only of PredictEdit, which returns edits."""
         places = {edit.name: edit.place for edit in self._edits}
         answers = {prompt.name: run.answers[peer.arm.name, prompt.name] for prompt in prompts}
         off = {prompt.name: run.answers.get((OURS_OFF, prompt.name)) for prompt in prompts}
         predicts = isinstance(peer.peer, PredictEditPeer)
-        texts = {
-            prompt.name: answers[prompt.name].text if predicts else self._text_after(prompt, answers[prompt.name])
-            for prompt in prompts
-        }
-        edited = [answers[name] for name, text in texts.items() if predicts and text != places[name].text]
+        texts = {name: answer.text for name, answer in answers.items() if predicts}
+        edited = [answers[name] for name, text in texts.items() if text != places[name].text]
         steps = sum(answer.tokens / answer.tokens_per_step for answer in answers.values() if answer.tokens_per_step)
         return {
             "first_edit_ms": spread([answer.ttft_ms for answer in edited]),
@@ -202,18 +197,11 @@ class EditsBench:
             "read_ms": spread(list(peer.read_ms.values())),
             "tokens": sum(answer.tokens for answer in answers.values()),
             "tokens_per_step": rounded(sum(a.tokens for a in answers.values()) / steps) if steps else None,
-            "lines_right": self._lines_right(texts),
-            "edits_right": sum(texts[edit.name] == edit.after for edit in self._edits[1:]),
+            "lines_right": self._lines_right(texts) if predicts else None,
+            "edits_right": sum(texts[e.name] == e.after for e in self._edits[1:]) if predicts else None,
             "same_as_off": sum(plain is not None and plain.text == answers[name].text for name, plain in off.items()),
             "by_edit": {name: {"ms": rounded(a.e2e_ms), "tokens": a.tokens} for name, a in answers.items()},
         }
-
-    def _text_after(self, prompt: PeerPrompt, answer: Answer) -> str:
-        """The file after the edits in an answer that is the window's new text."""
-        edit = next(edit for edit in self._edits if edit.name == prompt.name)
-        reader = EditReader(self._prompts.prompt(edit, prompt.workload))
-        ended = answer.tokens < prompt.max_tokens
-        return apply_edits(edit.place.text, [*reader.feed(answer.text), *reader.end(complete=ended)])
 
     def _lines_right(self, texts: Mapping[str, str]) -> float:
         """Mean over the edits of `NextEdit.lines_right`. texts: by edit the file as predicted; default: unchanged."""

@@ -232,6 +232,11 @@ class EditPrompts:
         base = Request(edit.name, (), SamplingParams(temperature=0.0), StoppingParams())
         return self.prompt(edit, form).request(base)
 
+    def head(self, edit: NextEdit, form: str) -> tuple[int, ...]:
+        """The mark that begins an answer in that form. Only a model that is trained on the form writes it by itself."""
+        mark = self.prompt(edit, form).form.answer_head
+        return tuple(self._tokenizer.encode(mark, add_special=False, parse_special=True)) if mark else ()
+
 
 def edit_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = None) -> list[BenchPrompt]:
     """``count`` prompts in the form that the vocabulary allows.

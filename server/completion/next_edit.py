@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 from server.completion.documents import ContextFile, OffsetUnit, TextEdit, check_length, place_of
@@ -28,7 +27,6 @@ MAX_PATH = 1024  # characters
 SPARE_TOKENS = 128  # that the new window may be longer than the current one
 MOST_LINES = 256  # of an answer in which nothing is settled; beyond, edits wait for its end
 ANCHOR_LINES = 2  # equal lines, with a letter or digit each, that complete the edits before them
-_FENCE = "```"  # instruct models put code between two
 _INSTRUCTION = (
     "Predict what the developer changes next. Answer with the text of the editable region after that change, and with "
     "nothing else. Leave the region as it is if nothing follows from the recent edits."
@@ -217,7 +215,7 @@ class EditPrompt:
         stopping = replace(
             base.stopping,
             max_tokens=max_tokens,
-            stop=(*base.stopping.stop, *self._stops()),
+            stop=(*base.stopping.stop, *filter(None, (form.stop, self.tail))),
             stop_token_ids=(*base.stopping.stop_token_ids, *stop_ids),
         )
         if ttft is None:
@@ -234,20 +232,17 @@ class EditPrompt:
             prediction_form=form.name,
         )
 
-    def _stops(self) -> Iterator[str]:
-        """The form's own stop, and texts by which a model that is not trained on it continues after the window."""
-        form, place = self.form, self.place
-        if form.stop:
-            yield form.stop
-        window = "\n" + place.shown(place.window)
-        below = place.lines[place.window.stop :]
-        anchors = list(islice((i for i, line in enumerate(below) if _has_word(line)), ANCHOR_LINES))
-        if len(anchors) == ANCHOR_LINES:
-            continued = "\n" + "\n".join(below[: anchors[-1] + 1])
-            if continued not in window and len(continued) <= MAX_STOP_TEXT:
-                yield continued
-        if form.path_lines and f"\n{_FENCE}" not in window:  # after its path, the answer begins without a fence
-            yield f"\n{_FENCE}"
+    @cached_property
+    def tail(self) -> str:
+        """The window's last lines, `ANCHOR_LINES` of them with a word: an answer with them is complete. Empty where the
+        window has them elsewhere too."""
+        lines = [self.place.lines[i] for i in self.place.window]
+        anchors = [i for i, line in enumerate(lines) if _has_word(line)][-ANCHOR_LINES:]
+        if len(anchors) < ANCHOR_LINES:
+            return ""
+        tail = "\n" + "".join(f"{line}\n" for line in lines[anchors[0] :])
+        once = f"\n{self.place.shown(self.place.window)}".count(tail) == 1
+        return tail if once and len(tail) <= MAX_STOP_TEXT else ""
 
     def _pack(self, budget: int, owner: str) -> _PackedEdit:
         form, begin = self.form, self._tokenizer.encode("", add_special=True)
@@ -345,6 +340,7 @@ def _window(place: EditPlace, form: NextEditForm) -> list[Piece]:
 
 
 _OWN_ENDS = (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.STOP_STRING)
+_FENCE = "```"  # instruct models put code between two
 NO_EDITS = "NO_EDITS"  # what Zeta writes when it changes nothing
 
 
@@ -356,7 +352,7 @@ class EditReader:
     """
 
     def __init__(self, prompt: EditPrompt) -> None:
-        self._place, self._form = prompt.place, prompt.form
+        self._place, self._form, self._tail = prompt.place, prompt.form, prompt.tail
         self._old = [self._place.lines[i] for i in self._place.window]
         self._cursor = "" if any(self._form.cursor in line for line in self._old) else self._form.cursor
         self._has_fences = any(line.startswith(_FENCE) for line in self._old)
@@ -369,7 +365,10 @@ class EditReader:
         """The edits that ``event`` completes."""
         if isinstance(event, Delta):
             return self.feed(event.text)
-        return self.end(complete=event.reason in _OWN_ENDS) if isinstance(event, Finished) else []
+        if not isinstance(event, Finished):
+            return []
+        edits = self.feed(self._tail) if self._tail and event.matched_stop == self._tail else []
+        return edits + self.end(complete=event.reason in _OWN_ENDS)
 
     def feed(self, text: str) -> list[TextEdit]:
         """The edits that ``text``, which continues the answer, completes."""

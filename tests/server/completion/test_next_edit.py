@@ -24,7 +24,7 @@ from server.completion.next_edit import (
 from server.completion.prompt_packer import PromptPacker
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import result_pb2
-from specdec.core.types import Request, StoppingParams
+from specdec.core.types import Finished, FinishReason, Request, SpeculationStats, StoppingParams, Timings, Usage
 from specdec.errors import ViolationCollector
 from specdec.models.next_edit import expected_answer
 from tests.fake_engine import BOOK
@@ -85,21 +85,30 @@ LONG = "".join(f"line_{i} = {i}\n" for i in range(40))
 
 
 @pytest.mark.parametrize(
-    ("text", "model", "stops"),
+    ("text", "tail"),
     [
-        (LONG, "m", ("\nline_26 = 26\nline_27 = 27", "\n```")),
-        (LONG.replace("line_26 = 26", "\n#"), "m", ("\n\n#\nline_27 = 27\nline_28 = 28", "\n```")),
-        (LONG, "zeta", ("<|editable_region_end|>", "\nline_26 = 26\nline_27 = 27")),
-        (LONG.replace("line_10 = 10", "```"), "m", ("\nline_26 = 26\nline_27 = 27",)),
-        (LONG.replace("line_10 = 10\nline_11 = 11", "line_26 = 26\nline_27 = 27"), "m", ("\n```",)),
-        ("\n".join(LONG.splitlines()[:27]), "m", ("\n```",)),
+        (LONG, "\nline_24 = 24\nline_25 = 25\n"),
+        (LONG.replace("line_25 = 25", "\n#"), "\nline_23 = 23\nline_24 = 24\n\n"),
+        (LONG.replace("line_10 = 10\nline_11 = 11", "line_24 = 24\nline_25 = 25"), ""),
+        ("\n" * 40, ""),
     ],
-    ids=["below", "lines without a word", "trained", "fence in the window", "lines also in the window", "too few"],
+    ids=["lines", "lines without a word", "lines that the window has elsewhere", "no lines with a word"],
 )
-def test_a_model_that_continues_after_the_window_is_stopped(text: str, model: str, stops: tuple[str, ...]) -> None:
-    place = EditPlace("a.py", text, text.index("line_15"))
-    found = prompt_of(place, model).request(Request("r", (), stopping=StoppingParams(stop=("mine",)))).stopping.stop
-    assert found == ("mine", *(("<|file_sep|>",) if model == "m" else ()), *stops)
+def test_the_windows_last_lines_end_the_answer(text: str, tail: str) -> None:
+    place = EditPlace("a.py", text, len("".join(text.splitlines(keepends=True)[:15])))
+    prompt = prompt_of(place)
+    request = prompt.request(Request("r", (), stopping=StoppingParams(stop=("mine",))))
+    assert request.stopping.stop == ("mine", "<|file_sep|>", *filter(None, (tail,)))
+    if not tail:
+        return
+    shown = place.shown(place.window)
+    changed = shown.replace("line_23 = 23\n", "line_23 = 'new'\n") if "line_23" not in tail else "a = 1\n" + shown
+    reader, event = (
+        EditReader(prompt),
+        Finished("r", 0, FinishReason.STOP_STRING, tail, Usage(), SpeculationStats(), Timings()),
+    )
+    edits = [*reader.feed(changed.partition(tail)[0]), *reader.take(event)]
+    assert applied(text, edits) == text.replace(shown, changed)
 
 
 def test_context_over_the_budget_is_omitted_and_special_tokens_stay_text() -> None:
