@@ -158,7 +158,7 @@ def _llama(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> list[
     base += ["--threads-batch", threads, "--ctx-size", str(_CONTEXT), "--parallel", "1"]
     base += ["--host", "127.0.0.1", "--port", "{port}"]
     kinds = _speculation_kinds(server)
-    settings = {"llama.cpp": []}
+    settings: dict[str, list[str]] = {"llama.cpp": []}
     settings |= {f"llama.cpp {kind}": ["--spec-type", kind] for kind in kinds if kind.startswith("ngram-")}
     if draft is not None and draft.path.suffix == ".gguf" and draft.path != file and "draft-simple" in kinds:
         words = ["--spec-type", "draft-simple", "--model-draft", str(draft.path), "--threads-draft", threads]

@@ -1,0 +1,101 @@
+"""The benchmark of next edits: figures by hand, and both APIs of a server whose model knows a text."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from bench.edits_bench import CompletionsPeer, EditsBench, EditsPlan, PredictEditPeer, over_off
+from bench.engine_bench import BenchError
+from bench.peers.peer import OURS_AUTO, OURS_OFF, Answer, PeerPrompt
+from bench.workloads.next_edit import EditPrompts, NextEdit
+from server.completion.next_edit import EditPlace
+from server.serving import Serving
+from specdec.client.client import Client
+from tests.bench.peers.peers import Actor
+from tests.fake_engine import BOOK, BOOKS
+from tests.server.completion.code_tokenizer import CodeTokenizer
+from tests.server.harness import make_config, quick_policy
+
+TEXT = "".join(f"line_{i} = {i}\n" for i in range(30))
+
+
+def edit(name: str, cursor: int = 0, text: str = TEXT) -> NextEdit:
+    return NextEdit(name, EditPlace(f"{name}.py", text, cursor), text.replace("line_3 =", "third ="))
+
+
+class TimedActor(Actor):
+    """Reads a prompt in 7 ms, then takes ``ms`` for an answer of 8 tokens."""
+
+    def __init__(self, name: str, calls: list[str], ms: float) -> None:
+        super().__init__(name, calls)
+        self._ms = ms
+
+    async def ask(self, prompt: PeerPrompt) -> Answer:
+        if prompt.max_tokens == 1:
+            self._calls.append(f"{self._name} reads {prompt.name}")
+            return Answer(1, 7.0, 7.0)
+        await super().ask(prompt)
+        return Answer(8, 5.0, self._ms, prompt.workload, tokens_per_step=4.0)
+
+
+def bench(plan: EditsPlan, edits: list[NextEdit]) -> EditsBench:
+    return EditsBench(plan, edits, cast(Any, CodeTokenizer()), lambda line: None)
+
+
+async def test_every_prompt_is_read_before_it_counts_and_forms_take_turns() -> None:
+    calls: list[str] = []
+    edits = [edit(name) for name in ("warm", "a", "b", "c")]
+    peers = [TimedActor(OURS_OFF, calls, 100.0), TimedActor(OURS_AUTO, calls, 25.0)]
+    figures = await bench(EditsPlan(), edits).road(peers, ("sweep", "zeta"))
+    asked = [call for call in calls if call.startswith(OURS_AUTO)]
+    reads = [f"{OURS_AUTO}{what}{name}" for name in "abc" for what in (" reads ", " ")]
+    assert asked == [f"{OURS_AUTO} warm (warm)", f"{OURS_AUTO} warm (warm)", *reads]
+    auto = figures[OURS_AUTO]
+    assert (auto["tokens"], auto["tokens_per_step"], auto["same_as_off"]) == (24, 4.0, 3)
+    assert (auto["whole_ms"]["p50"], auto["whole_ms"]["n"], auto["read_ms"]["p90"]) == (25.0, 3, 7.0)
+    found = over_off({"completions": figures}, "completions")
+    assert found is not None
+    assert found["p50"] == 0.25
+
+
+async def test_an_engine_that_fails_ends_the_run() -> None:
+    with pytest.raises(BenchError, match="can not ask"):
+        await bench(EditsPlan(), [edit("warm"), edit("a")]).road([Actor(OURS_OFF, [], breaks="ask")], ("",))
+
+
+async def test_both_apis_of_a_server() -> None:
+    """The model writes the window with ``numbers`` in place of ``values``."""
+    serving = Serving(make_config(http_port=0), lambda _: CodeTokenizer(), factory=BOOKS, policy=quick_policy())
+    addresses = await serving.start()
+    place = EditPlace("a.py", BOOK, BOOK.index("values"))
+    shown = place.shown(place.window)
+    right = BOOK.replace(shown, shown.replace("values", "numbers"))
+    edits = [NextEdit("warm", place, BOOK), NextEdit("a", place, right)]
+    try:
+        await serving.wait_ready()
+        async with Client(f"127.0.0.1:{addresses.grpc_port}") as client:
+            server = cast(Any, SimpleNamespace(http_port=addresses.http_port))
+            modes = (OURS_OFF, OURS_AUTO)
+            made = bench(EditsPlan(), edits)
+            predicted = await made.road([PredictEditPeer(server, mode, client, edits) for mode in modes], ("",))
+            completed = await made.road([CompletionsPeer(server, OURS_AUTO)], ("zeta",))
+    finally:
+        await serving.stop()
+    for arm in (OURS_OFF, OURS_AUTO):
+        assert (predicted[arm]["edits_right"], predicted[arm]["lines_right"], predicted[arm]["same_as_off"]) == (
+            1,
+            1,
+            1,
+        )
+        assert 0 < predicted[arm]["first_edit_ms"]["p50"] < predicted[arm]["whole_ms"]["p50"]
+    assert completed[OURS_AUTO]["tokens"] > 100
+    assert completed[OURS_AUTO]["lines_right"] is None
+
+
+def test_prompts_of_a_form_begin_the_answer_as_its_editors_do() -> None:
+    prompts = EditPrompts(cast(Any, CodeTokenizer()))
+    assert CodeTokenizer().decode(prompts.head(edit("a"), "zeta")) == "<|editable_region_start|>\n"
+    assert prompts.head(edit("a"), "sweep") == ()
