@@ -552,7 +552,9 @@ class EngineLoad:
     disk_bytes: int = 0  # now, of the prefix cache's files
     disk_pages_written: int = 0
     disk_pages_read: int = 0
-    disk_pages_missed: dict[str, int] = field(default_factory=dict)  # by cause; `folder`: 1 if it cannot be used
+    disk_pages_missed: dict[str, int] = field(
+        default_factory=dict
+    )  # by cause; `off`: 1 if it is configured and cannot be used
 
     @property
     def kv_usage(self) -> float:

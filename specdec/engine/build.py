@@ -303,7 +303,7 @@ def assemble(
         grammars=grammars,
     )
     parts = _with_profile(parts, LearnedProfile(config.cache_dir, target.digest) if remember else None)
-    return dataclasses.replace(parts, disk=open_disk_cache(config, info.numeric_fingerprint, kv, decoder))
+    return dataclasses.replace(parts, disk=open_disk_cache(config, info, kv, decoder))
 
 
 def _costs_key(config: EngineConfig, info: EngineInfo, target: str, drafters: Sequence[Drafter]) -> list[object]:

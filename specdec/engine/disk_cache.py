@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from specdec.config import EngineConfig
 from specdec.core.kv_cache import KvCacheManager, PageLoad, root_key
-from specdec.core.types import EngineLoad
+from specdec.core.types import EngineInfo, EngineLoad
 from specdec.engine.page_files import DamagedPageError, PageFiles, SavedPrompt, StoredPage, packed
 from specdec.errors import FieldViolation, InvalidRequestError
 from specdec.models.decoder import Decoder, TargetDecoder
@@ -296,22 +296,19 @@ class DiskCache:
 
 
 def open_disk_cache(
-    config: EngineConfig, fingerprint: str, kv: KvCacheManager, decoder: TargetDecoder
+    config: EngineConfig, info: EngineInfo, kv: KvCacheManager, decoder: TargetDecoder
 ) -> DiskCache | None:
-    """The configured disk cache; None: it is off, or cannot be used, which is logged.
-
-    fingerprint: the numeric one, by which pages of other bits are kept apart.
-    """
+    """The configured disk cache; None: it is off, or cannot be used, which is logged."""
     if not config.kv_disk_bytes or not config.prefix_cache:
         return None
-    if not isinstance(decoder, Decoder):
-        logger.warning("engine.kv_disk_bytes: ignored, since only the cache of a CPU's single process goes to disk")
+    if not isinstance(decoder, Decoder) or info.pooling:
+        logger.info("disk cache: off; only a model that generates text, in a single process on a CPU, has one")
         return None
     folder = config.kv_disk_folder or config.cache_dir / FOLDER
     memory = decoder.pool.tensors.page_bytes()
     payload_bytes = sum(tensor.shape[0] * tensor.shape[2] for tensor in memory)
     try:
-        files = PageFiles(Path(folder).expanduser(), fingerprint, payload_bytes, config.kv_disk_bytes)
+        files = PageFiles(Path(folder).expanduser(), info.numeric_fingerprint, payload_bytes, config.kv_disk_bytes)
     except BlockingIOError:
         logger.warning("disk cache: off, since another process uses %s for the same model", folder)
     except (OSError, ValueError) as error:

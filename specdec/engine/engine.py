@@ -232,7 +232,7 @@ class Engine:
             disk.end_loads()
             load = disk.added_to(load)
         elif self._parts.config.kv_disk_bytes:
-            load = dataclasses.replace(load, disk_pages_missed={"folder": 1})
+            load = dataclasses.replace(load, disk_pages_missed={"off": 1})
         return self._totals.added_to(load)
 
     def flush_cache(self) -> int:

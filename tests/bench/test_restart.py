@@ -20,4 +20,3 @@ async def test_a_restarted_server_has_the_prompt_and_answers_the_same() -> None:
     assert found["step_plain_ms"]["n"] > 0
     assert found["step_writing_ms"]["n"] > 0
     assert len(notes) == 3
-    assert not (CACHE / "prefix").exists()

@@ -7,9 +7,12 @@ import errno
 import os
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +40,7 @@ def engine_on(folder: Path, kv_dtype: KvDtype = "auto", room: int = 64 << 20, pa
     config = parts.config.model_copy(update={"kv_disk_bytes": room, "kv_disk_folder": folder})
     kv = KvCacheManager(pages, prefix_cache=True)
     info = dataclasses.replace(parts.info, max_context=min(parts.info.max_context, pages * 64 - 64))
-    disk = open_disk_cache(config, info.numeric_fingerprint, kv, parts.decoder)
+    disk = open_disk_cache(config, info, kv, parts.decoder)
     return Engine(dataclasses.replace(parts, config=config, info=info, kv=kv, disk=disk))
 
 
@@ -180,8 +183,8 @@ def _flip_third_page(data: bytearray) -> None:
         (_damage(lambda data: data.__delitem__(slice(len(data) // 2, None))), 64, 128, set()),
         (_damage(lambda data: data.clear()), 0, 0, set()),
         (shutil.rmtree, 0, 0, set()),
-        (lambda folder: (folder.rename(folder.with_name("away")), folder.write_text("a file")), 0, 0, {"folder"}),
-        (lambda folder: [each.chmod(0o777) for each in folder.iterdir()], 0, 0, {"folder"}),
+        (lambda folder: (folder.rename(folder.with_name("away")), folder.write_text("a file")), 0, 0, {"off"}),
+        (lambda folder: [each.chmod(0o777) for each in folder.iterdir()], 0, 0, {"off"}),
     ],
     ids=["flipped", "cut off", "emptied", "removed", "no folder", "open to others"],
 )
@@ -217,7 +220,7 @@ def test_a_full_disk_and_a_second_engine_cost_nothing_but_the_pages(
     engine, asked = engine_on(folder), request("a", 300)
     second = engine_on(folder)
     assert answer(second, asked) == (cold(asked), 0)
-    assert second.load().disk_pages_missed == {"folder": 1}
+    assert second.load().disk_pages_missed == {"off": 1}
     second.close()
     monkeypatch.setattr(os, "pwrite", _no_space)
     assert answer(engine, asked) == (cold(asked), 0)
@@ -231,7 +234,7 @@ def test_without_the_setting_nothing_is_written(tmp_path: Path) -> None:
     assert EngineConfig().kv_disk_bytes is None
     for room in (None, 0):
         config = parts.config.model_copy(update={"kv_disk_bytes": room, "kv_disk_folder": tmp_path})
-        assert open_disk_cache(config, "f" * 32, KvCacheManager(PAGES, prefix_cache=True), parts.decoder) is None
+        assert open_disk_cache(config, parts.info, KvCacheManager(PAGES, prefix_cache=True), parts.decoder) is None
     assert not list(tmp_path.iterdir())
 
 
@@ -273,3 +276,35 @@ def test_tokens_are_those_of_a_cold_run_in_any_order_of_events(actions: list, ro
         shutil.rmtree(folder)
     for name, one in asked.items():
         assert tokens_of(events, name) == cold(one)
+
+
+_SERVES = """
+import itertools, sys
+from pathlib import Path
+from tests.engine.test_disk_cache import answer, engine_on, request
+engine = engine_on(Path(sys.argv[1]))
+print("open", flush=True)
+for number in itertools.count():
+    answer(engine, request(f"{number}", 400, seed=int(sys.argv[2]) + number % 20, temperature=0.8))
+"""
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(200, marks=pytest.mark.slow)])
+def test_after_kills_at_random_moments_tokens_are_those_of_a_cold_run(folder: Path, kills: int) -> None:
+    chance, cached = random.Random(11), 0
+    for first in range(0, 20 * kills, 20):
+        words = [sys.executable, "-c", _SERVES, str(folder), str(first)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"open\n"
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(chance.random() / 2)
+            process.kill()
+        engine = engine_on(folder)
+        assert "off" not in engine.load().disk_pages_missed
+        prompts = [request(f"{seed}", 400, seed=seed, temperature=0.8) for seed in range(first, first + 20)]
+        found = [answer(engine, asked)[0] for asked in prompts]
+        cached += engine.load().disk_pages_read
+        engine.close()
+        assert found == [cold(asked) for asked in prompts]
+    assert cached
