@@ -24,6 +24,7 @@ from specdec.core.types import (
     SpeculationStats,
     Started,
     TokenLogprobs,
+    Usage,
 )
 from specdec.errors import RequestError
 
@@ -65,6 +66,7 @@ class Totals:
     rejected_prediction_tokens: int = 0
     resumed_tokens: int = 0  # output tokens that came with the call
     prediction_form: str = ""  # as in `Request`
+    omitted: dict[str, int] = field(default_factory=dict)  # of the last prompt, as `omitted_lines`
     finished: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
@@ -83,7 +85,16 @@ class Totals:
             self.accepted_prediction_tokens += event.usage.accepted_prediction_tokens
             self.rejected_prediction_tokens += event.usage.rejected_prediction_tokens
             self.prediction_form = event.usage.prediction_form
+            self.omitted = omitted_lines(event.usage)
             _add_stats(self.stats, event.stats)
+
+
+_OMITTED = ("omitted_prefix_lines", "omitted_suffix_lines", "omitted_file_lines", "omitted_edits")
+
+
+def omitted_lines(usage: Usage) -> dict[str, int]:
+    """What the objective of time to first token left out of the prompt, by the fields of `Usage`."""
+    return {name: count for name in _OMITTED if (count := getattr(usage, name))}
 
 
 def _add_stats(total: SpeculationStats, part: SpeculationStats) -> None:

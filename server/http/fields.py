@@ -11,6 +11,7 @@ from server.json_body import Body
 from server.request_fields import (
     MAX_SHOWN,
     MAX_UNKNOWN,
+    NUMBER,
     SPECULATION,
     TEXT,
     Field,
@@ -26,6 +27,20 @@ from server.served_model import ServedModel
 from specdec.core.fields import MAX_NAME
 from specdec.core.types import Request, SamplingParams, StoppingParams
 from specdec.errors import InvalidRequestError
+
+
+def _read_ttft(body: Body, name: str) -> float | None:
+    value = body.number(name)
+    if value is not None and value <= 0:
+        body.refuse(name, "must be a positive number of milliseconds; leave it out for no objective")
+    return value
+
+
+TTFT = Field(
+    "ttft_ms",
+    {**NUMBER, "exclusiveMinimum": 0, "description": "Milliseconds to the first token, which limit the prompt."},
+    _read_ttft,
+)
 
 
 async def read_conversation(

@@ -9,7 +9,7 @@ from typing import Any
 
 import specdec
 from server.auth.principal import current_caller
-from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, sse
+from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, omitted_lines, sse
 from server.http.call import Call, Endpoint
 from server.http.errors import Refusal
 from server.http.fields import CONVERSATION, read_conversation
@@ -82,6 +82,7 @@ def result(
         "stopping_word": stopped,
         "tokens_cached": usage.prompt_tokens + usage.output_tokens,
         "timings": timings(end),
+        **omitted_lines(usage),
         **parsed.notes,
     }
     if probabilities is not None:

@@ -11,7 +11,7 @@ from server.auth.principal import current_caller
 from server.completion.documents import ContextFile, Gap
 from server.completion.requests import CompletionOptions
 from server.http.call import Call
-from server.http.fields import COMMON, MODEL, STOPPING, STREAM
+from server.http.fields import COMMON, MODEL, STOPPING, STREAM, TTFT
 from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields
 from server.request_fields import (
@@ -133,6 +133,7 @@ INFILL_FIELDS: Table = (
     text_field("input_suffix"),
     text_field("prompt", "The cursor's line in front of it."),
     Field("input_extra", {**listed(_EXTRA), "description": "Other texts of the project."}),
+    TTFT,
 )
 COMPLETION_FIELDS: Table = (*_SHARED, Field("prompt", either(TEXT, IDS), Body.raw))
 
@@ -292,7 +293,7 @@ async def parse_infill(call: Call) -> LlamaRequest:
     body, fields = await _read_options(call, INFILL_FIELDS)
     gap = _gap(body, fields)
     # No end where the text leaves its block: clients say what they want in n_indent.
-    options = CompletionOptions(dedent=False, **fields.options())
+    options = CompletionOptions(dedent=False, ttft_ms=fields.own.get("ttft_ms"), **fields.options())
     body.violations.raise_if_any()
     request = await call.model.completion.maker.make(gap, options, current_caller(), f"infill-{call.request_id}")
     parsed = _parsed(call, fields, request)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from server.auth.principal import current_caller
@@ -14,7 +13,7 @@ from server.completion.next_edit import EditPlace, EditPrompt, EditReader, Recen
 from server.completion.prompt_packer import SMALLEST_BUDGET
 from server.http.answering import DONE, MEDIA_TYPE, Sample, Totals, answer, sse
 from server.http.call import Call, Endpoint
-from server.http.fields import COMMON, MODEL, STOPPING, STREAM
+from server.http.fields import COMMON, MODEL, STOPPING, STREAM, TTFT
 from server.http.openai_format import OpenAIErrors, answer_head, extras, finish_fields, usage
 from server.json_body import Body
 from server.request_fields import (
@@ -48,6 +47,7 @@ FIELDS: Table = (
     Field("extra", {**listed(_FILE), "description": "Other texts of the project."}),
     Field("diagnostics", listed(with_fields({"line": COUNT, "message": TEXT}))),
     integer_field("max_prompt_tokens", SMALLEST_BUDGET, INT31),
+    TTFT,
     STREAM,
     *param_fields(SamplingParams, "n", "temperature"),
     param_field(SamplingParams, "temperature", default=0.0),
@@ -99,8 +99,9 @@ async def parse_edit(call: Call) -> tuple[Request, EditReader, bool]:
     body.violations.raise_if_any()
     prompt = EditPrompt(place, model.info.target, model.tokenizer.loaded, model.completion.maker.packer)
     base = fields.request(f"edit-{call.request_id}", ())
-    make = partial(prompt.request, base, current_caller().scoped(base.cache_salt), fields.own.get("max_prompt_tokens"))
-    request = await asyncio.to_thread(make)
+    owner, budget = current_caller().scoped(base.cache_salt), fields.own.get("max_prompt_tokens")
+    ttft = model.completion.maker.time.objective(owner, fields.own.get("ttft_ms"))
+    request = await asyncio.to_thread(prompt.request, base, owner, budget, ttft)
     check_requests([request], model.info, body.violations)
     return request, EditReader(prompt), fields.own["stream"]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, whole_answer
 from server.http.call import Call
+from server.http.fields import TTFT
 from server.http.openai_format import (
     SHARED,
     Chunks,
@@ -67,6 +68,7 @@ def completion_fields(default_tokens: int) -> Table:
         param_field(StoppingParams, "max_tokens", default=default_tokens),
         Field("prompt", PROMPTS, Body.raw),
         text_field("suffix", "What follows the gap to be filled."),
+        TTFT,
         flag_field("echo"),
         flag_field("add_special_tokens", default=True),
         flag_field("parse_special", "Special tokens spelled out in the prompt are read as such.", default=True),
@@ -83,6 +85,7 @@ class Prompt:
     ids: tuple[int, ...]
     text: str | None = None  # None: the caller sent token ids
     ends: tuple[int, ...] = ()  # token ids that end what fills a gap
+    omitted: tuple[int, ...] | None = None  # as in `Request`
 
 
 async def read_prompts(body: Body, fields: RequestFields, model: ServedModel) -> list[Prompt]:
@@ -108,8 +111,11 @@ async def read_prompts(body: Body, fields: RequestFields, model: ServedModel) ->
         if not isinstance(prompt, str):
             prompts.append(Prompt(tuple(prompt)))
         elif suffix:
-            packed = await model.completion.maker.pack_between(prompt, suffix, fields.engine["stopping.max_tokens"])
-            prompts.append(Prompt(packed.ids, prompt, packed.ends))
+            packed = await model.completion.maker.pack_between(
+                prompt, suffix, fields.engine["stopping.max_tokens"], salt=fields.engine.get("cache_salt", ""),
+                ttft_ms=own.get("ttft_ms"),
+            )  # fmt: skip
+            prompts.append(Prompt(packed.ids, prompt, packed.ends, packed.omitted))
         else:
             special, parse = own["add_special_tokens"], own["parse_special"]
             ids = await model.tokenizer.encode(prompt, add_special=special, parse_special=parse)
@@ -156,7 +162,10 @@ async def parse_completion(call: Call, table: Table = COMPLETION_FIELDS) -> Comp
     streaming = stream_options(body, fields)
     request_id = f"cmpl-{call.request_id}"
     requests = tuple(
-        fields.request(request_id if len(prompts) < 2 else f"{request_id}-{i}", prompt.ids, prompt.ends)
+        dataclasses.replace(
+            fields.request(request_id if len(prompts) < 2 else f"{request_id}-{i}", prompt.ids, prompt.ends),
+            omitted=prompt.omitted,
+        )
         for i, prompt in enumerate(prompts or [Prompt(NO_PROMPT)])
     )
     echo = fields.own["echo"]

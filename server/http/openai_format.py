@@ -122,7 +122,7 @@ def usage_so_far(totals: Totals) -> dict[str, Any]:
 def usage(totals: Totals) -> dict[str, Any]:
     """OpenAI's ``usage``."""
     return usage_so_far(totals) | {
-        "prompt_tokens_details": {"cached_tokens": totals.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": totals.cached_tokens, **totals.omitted},
         "completion_tokens_details": {
             "accepted_prediction_tokens": totals.accepted_prediction_tokens,
             "rejected_prediction_tokens": totals.rejected_prediction_tokens,

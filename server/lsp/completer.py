@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import re
 import time
 from collections import OrderedDict
@@ -106,6 +107,7 @@ class Outcomes:
             self._unreported.put_nowait((suggestion_id, outcome, characters, shown_ms))
 
 
+PAUSE_S = 0.15  # without keys, after which prompts are read ahead
 CHOICES = 3  # suggestions on explicit request
 _WORD = re.compile(r"[A-Za-z0-9_]+\Z")  # of one unit per character in every encoding
 
@@ -117,6 +119,24 @@ class Completer:
         self._documents, self._link, self._outcomes = documents, link, outcomes
         self.settings = settings
         self._latest = 0
+        self._reading: asyncio.Task[None] | None = None
+
+    def touched(self, document: OpenDocument) -> None:
+        """The user does something in ``document``: stop reading ahead, and begin again after a pause of `PAUSE_S`."""
+        self.stop_reading()
+        if self.settings.ttft_ms and self._wanted(document, invoked=False):
+            self._reading = asyncio.create_task(self._read_ahead(document), name="lsp-read-ahead")
+
+    def stop_reading(self) -> None:
+        """Stop reading ahead."""
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    async def _read_ahead(self, document: OpenDocument) -> None:
+        await asyncio.sleep(PAUSE_S)
+        request = self._request_at(document, document.touched, None)
+        await self._link.read_ahead(dataclasses.replace(request, read_ahead=True))
 
     async def complete(self, params: types.InlineCompletionParams) -> list[types.InlineCompletionItem]:
         """At most one item, or `CHOICES` on explicit request. The position refers to the document at the time of the
@@ -129,6 +149,7 @@ class Completer:
         invoked = params.context.trigger_kind is types.InlineCompletionTriggerKind.Invoked
         if document is None or not self._wanted(document, invoked):
             return []
+        self.stop_reading()
         self._latest += 1
         turn, request = self._latest, self._request(document, params)
         if not invoked and self.settings.debounce_ms:
@@ -148,6 +169,8 @@ class Completer:
         finally:
             for task in others:
                 task.cancel()
+            if turn == self._latest:
+                self.touched(document)
         different = {answer.text: answer for answer in reversed(found) if answer.text.strip()}
         return [self._item(answer, params) for answer in reversed(different.values())]
 
@@ -187,6 +210,11 @@ class Completer:
         if menu is not None:
             start = document.place(menu.range.start)
             selected = (start, max(start, document.place(menu.range.end)), menu.text)
+        return self._request_at(document, place, selected)
+
+    def _request_at(
+        self, document: OpenDocument, place: int, selected: tuple[int, int, str] | None
+    ) -> SuggestionRequest:
         extra = tuple(self._documents.beside(document, self.settings))
         return SuggestionRequest(
             document, document.revision, place, selected, extra, self._documents.project.repository_of(document.uri)
@@ -235,6 +263,7 @@ class Workplace:
             await asyncio.wait([self._reporting])
             self._reporting = None
         self.edits.cancel()
+        self.completer.stop_reading()
         await self.link.close()
 
     def configure(self, given: Any) -> None:
@@ -248,22 +277,28 @@ class Workplace:
     def change_folders(self, event: types.WorkspaceFoldersChangeEvent) -> None:
         self.project.change(event.added, event.removed)
 
+    def open_document(self, item: types.TextDocumentItem) -> None:
+        self.completer.touched(self.documents.open(item))
+
     def change_document(self, params: types.DidChangeTextDocumentParams) -> None:
         document = self.documents.get(params.text_document.uri)
         if document is not None:
             document.version = params.text_document.version
             self.edits.apply(document, params.content_changes)
+            self.completer.touched(document)
 
     def focus(self, uri: str) -> None:
         """The user looks at a document now."""
         document = self.documents.get(uri)
         if document is not None:
             document.use()
+            self.completer.touched(document)
 
     def close_document(self, uri: str) -> None:
         document = self.documents.close(uri)
         if document is not None:
             self.edits.cancel()
+            self.completer.stop_reading()
             self.link.forget(document)
 
     def _apply(self) -> None:

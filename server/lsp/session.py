@@ -31,6 +31,7 @@ class SuggestionRequest:
     selected: tuple[int, int, str] | None = None  # the editor's menu would replace [start, end) with this text
     extra: tuple[options_pb2.ContextFile, ...] = ()  # excerpts of other documents
     repository: str = ""  # name of the project
+    read_ahead: bool = False  # suggest nothing, only compute the prompts
 
     @property
     def by_cursor(self) -> bool:
@@ -72,7 +73,9 @@ def setup_message(settings: Settings, session_id: str) -> pb.CompleteSessionRequ
     """The message that sets up a session, or changes it. ``session_id`` empty: the server chooses one."""
     setup = pb.SessionSetup(
         model=settings.model,
-        completion=pb.CompletionOptions(mode=_FILL[settings.fill], max_prompt_tokens=settings.max_prompt_tokens),
+        completion=pb.CompletionOptions(
+            mode=_FILL[settings.fill], max_prompt_tokens=settings.max_prompt_tokens, ttft_ms=settings.ttft_ms or None
+        ),
         stopping=options_pb2.StoppingOptions(
             max_tokens=settings.max_tokens, max_lines=settings.max_lines, time_limit_ms=settings.time_limit_ms,
             finish_line=True,
@@ -249,6 +252,11 @@ class LiveSession:
             self._send(pending)
         return pending.ask_id, pending.answer
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a request runs."""
+        return self._pending is not None
+
     def so_far(self, ask_id: int) -> Answer | None:
         """The text received for an unfinished request, without its last, incomplete word; None if there is none."""
         pending = self._pending
@@ -271,7 +279,7 @@ class LiveSession:
     def _send(self, pending: _Pending) -> None:
         request, document = pending.request, pending.request.document
         message = pb.CompleteSessionRequest()
-        message.ask.id = pending.ask_id
+        message.ask.id, message.ask.read_ahead = pending.ask_id, request.read_ahead
         if request.by_cursor:
             self._bring_up_to_date(document, message)
             message.ask.cursor.CopyFrom(pb.Cursor(uri=document.name, version=document.revision, offset=request.place))
@@ -446,6 +454,17 @@ class SessionLink:
         later(GRACE_S, live.cancel, ask_id)
         later(SILENT_S, self._reconnect_if_silent, live, live.heard)
         return live.so_far(ask_id)
+
+    async def read_ahead(self, request: SuggestionRequest) -> None:
+        """Let the server compute the prompts of a place while nothing else is requested; cancel it to stop."""
+        live = self._live if self._ready else None
+        if live is None or live.is_asked:
+            return
+        ask_id, answer = live.complete(request)
+        try:
+            await answer
+        finally:
+            live.cancel(ask_id)
 
     async def alternatives(self, request: SuggestionRequest, count: int) -> list[Answer]:
         """Up to ``count`` sampled texts for the same place. Ask once the text of `complete` has begun: the prompt is

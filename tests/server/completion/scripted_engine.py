@@ -42,9 +42,9 @@ class ScriptedRequest:
         """More text."""
         self._events.put_nowait(Delta(self.request.request_id, 0, list(text.encode()), text))
 
-    def start(self) -> None:
-        """The request is scheduled."""
-        self._events.put_nowait(Started(self.request.request_id, 7, len(self.request.prompt_ids), 0, 0.5))
+    def start(self, cached: int = 0) -> None:
+        """The request is scheduled; ``cached`` tokens of its prompt are computed already."""
+        self._events.put_nowait(Started(self.request.request_id, 7, len(self.request.prompt_ids), cached, 0.5))
 
     def finish(self, reason: FinishReason = FinishReason.EOS) -> None:
         """Its end."""

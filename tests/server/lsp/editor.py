@@ -142,7 +142,7 @@ async def editing(
     editor = Editor()
     await editor.client.start_io(*LSP, "--server", address, *args)
     try:
-        await editor.hello({"debounceMs": 0, "timeLimitMs": 20_000, **(options or {})}, **more)
+        await editor.hello({"debounceMs": 0, "timeLimitMs": 20_000, "ttftMs": 0, **(options or {})}, **more)
         if wait:
             await editor.until(wait)
         yield editor

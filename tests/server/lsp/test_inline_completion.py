@@ -257,3 +257,20 @@ async def test_documents_that_the_server_forgot_are_sent_again() -> None:
         editor.open("\n" + text, uris[0])
         [item] = await editor.complete(line + 1, character, uri=uris[0])
         assert item.insert_text == LINE
+
+
+async def test_a_pause_reads_ahead_and_a_key_ends_it() -> None:
+    text, (line, character) = without(LINE)
+    async with running() as server, editing(server.address, {"ttftMs": 400, **SLOW}) as editor:
+        runs = server.serving.models.first.completion.runs
+        editor.open(text)
+        async with asyncio.timeout(20):
+            while not runs.in_flight:  # nobody asked for a suggestion
+                await asyncio.sleep(0.01)
+        editor.edit((line, character), (line, character), "tot")
+        [item] = await editor.complete(line, character + 3)
+        assert item.insert_text == LINE[3:]  # not the answer of what was read ahead
+        known = server.serving.models.first.completion.maker.time.computed
+        async with asyncio.timeout(20):
+            while runs.in_flight or not known.of("slower"):  # the whole prompt is computed in the next pause
+                await asyncio.sleep(0.01)

@@ -4,7 +4,7 @@ import * as vscode from "vscode";
 export const SECTION = "specdec";
 
 const OPTIONS = [
-  "mode", "maxLines", "maxTokens", "timeLimitMs", "debounceMs", "maxPromptTokens", "fill", "speculation",
+  "mode", "maxLines", "maxTokens", "timeLimitMs", "debounceMs", "maxPromptTokens", "ttftMs", "fill", "speculation",
   "contextFiles", "contextCharacters", "exclude", "disabledLanguages", "model", "cacheSalt",
   "indexes",
 ] as const;
