@@ -65,6 +65,7 @@ RECENT = 3  # earlier changes that are shown
 MOST_LINES = 6  # of a change, before and after it
 APART = 3  # unchanged lines; changes with fewer between them are one
 CLEAR = 10  # unchanged lines on each side of the predicted change, so that its window holds no other
+HEAD_LINES = 2  # of the window, given as the start of an answer
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 _SHOWN = 200  # characters of pip's output in an error
 
@@ -233,9 +234,13 @@ class EditPrompts:
         return self.prompt(edit, form).request(base)
 
     def head(self, edit: NextEdit, form: str) -> tuple[int, ...]:
-        """The mark that begins an answer in that form. Only a model that is trained on the form writes it by itself."""
-        mark = self.prompt(edit, form).form.answer_head
-        return tuple(self._tokenizer.encode(mark, add_special=False, parse_special=True)) if mark else ()
+        """The mark that begins an answer in that form, and `HEAD_LINES` of the window; empty: there is no mark. A model
+        that is not trained on the form writes no window without them."""
+        mark, place, encode = self.prompt(edit, form).form.answer_head, edit.place, self._tokenizer.encode
+        if not mark:
+            return ()
+        lines = place.shown(place.window[:HEAD_LINES])
+        return (*encode(mark, add_special=False, parse_special=True), *encode(lines, add_special=False))
 
 
 def edit_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = None) -> list[BenchPrompt]:

@@ -97,5 +97,7 @@ async def test_both_apis_of_a_server() -> None:
 
 def test_prompts_of_a_form_begin_the_answer_as_its_editors_do() -> None:
     prompts = EditPrompts(cast(Any, CodeTokenizer()))
-    assert CodeTokenizer().decode(prompts.head(edit("a"), "zeta")) == "<|editable_region_start|>\n"
+    assert CodeTokenizer().decode(prompts.head(edit("a"), "zeta")) == (
+        "<|editable_region_start|>\nline_0 = 0\nline_1 = 1\n"
+    )
     assert prompts.head(edit("a"), "sweep") == ()
