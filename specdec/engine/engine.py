@@ -230,6 +230,7 @@ class Engine:
         )
         if (disk := self._parts.disk) is not None:
             disk.end_loads()
+            disk.set_idle(not self._requests.live)  # a refused request ran no step
             load = disk.added_to(load)
         elif self._parts.config.kv_disk_bytes:
             load = dataclasses.replace(load, disk_pages_missed={"off": 1})
