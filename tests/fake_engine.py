@@ -157,7 +157,7 @@ FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = 256, 257, 258  # ids of `CodeTokenizer`
 class BookText:
     """The book from the position where the prompt ends in it, a character a step, by the request's text rules. For a
     session request at a temperature above 0.5 it is the request's id. The answer to a next-edit prompt is the window,
-    with ``numbers`` in place of ``values``."""
+    with ``numbers`` in place of ``values``, and a value for ``sum``."""
 
     def __init__(self, request: Request, index: int) -> None:
         ids = request.prompt_ids
@@ -170,7 +170,8 @@ class BookText:
         if request.sampling.temperature > 0.5 and request.session:
             self._text = request.request_id
         if request.prediction_form:
-            self._text = bytes(request.prediction_ids).decode().replace("values", "numbers")
+            window = bytes(request.prediction_ids).decode()
+            self._text = window.replace("values", "numbers").replace("sum = \n", "sum = 0 + 0\n")
         self._limit, self._healed = request.stopping.max_tokens, len(request.healing_prefix)
         self._cutter = TextCutter(request.stopping.rules)
         self._shown = self.tokens = 0

@@ -117,6 +117,11 @@ class EditHistory:
         self._close(before if self._run is not None and self._run.document is document else None)
         self._run = fresh
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing changed yet."""
+        return self._run is None and not self._edits
+
     def recent(self) -> list[pb.RecentEdit]:
         """The edits until now."""
         last = None if self._run is None else self._run.edit(self._run.document.text)
@@ -252,7 +257,7 @@ class InlineEdits:
             return []
         invoked = params.context.trigger_kind is types.InlineCompletionTriggerKind.Invoked
         place = document.completed_at(types.Position(params.position.line, params.position.character))
-        if not self._wanted(document, invoked):
+        if not self._wanted(document, invoked) or (self.history.is_empty and not invoked):
             return []
         self._latest += 1
         turn, revision = self._latest, document.revision

@@ -23,7 +23,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="warning", show_default=True,
               help="Log level of standard error. User text is never logged.")  # fmt: skip
 def lsp_command(server: str, stdio: bool, log_level: str, **values: Any) -> None:
-    """Speak LSP 3.18 (textDocument/inlineCompletion) over standard input and output.
+    """Speak LSP 3.18 (textDocument/inlineCompletion), and Copilot's inline edits, over standard input and output.
 
     An editor starts it. Settings come from the editor: initializationOptions, or workspace/didChangeConfiguration under
     "specdec".

@@ -14,7 +14,7 @@ from server.completion.service import Acceptance
 from specdec.api.generate import ROOT
 from tests.editors.neovim import neovim
 from tests.fake_engine import BOOK
-from tests.server.lsp.editor import LSP, running, without
+from tests.server.lsp.editor import LSP, position, running, without
 
 RECIPE = ROOT / "server" / "editors" / "nvim" / "specdec.lua"
 LINE = "total = add(total, value)"
@@ -109,6 +109,69 @@ async def test_alternatives_and_lines(tmp_path: Path) -> None:
             await nvim.until(GHOST, REST)
             await nvim.type("<M-Down>")
             await nvim.until(TEXT, BOOK.rstrip("\n"))
+
+
+# What the diff of a predicted edit removes and adds, and the cursor's line.
+DIFF = """
+local found = {}
+for _, mark in ipairs(vim.api.nvim_buf_get_extmarks(0, -1, 0, -1, { details = true })) do
+  local row, column, more = mark[2], mark[3], mark[4]
+  if more.hl_group == 'DiffDelete' then
+    local text = vim.api.nvim_buf_get_text(0, row, column, more.end_row, more.end_col, {})
+    found[#found + 1] = '-' .. table.concat(text, '\\n')
+  end
+  for _, chunk in ipairs(more.virt_text or {}) do found[#found + 1] = '+' .. chunk[1] end
+  for _, line in ipairs(more.virt_lines or {}) do found[#found + 1] = '+' .. line[1][1] end
+end
+return table.concat(found, '|')
+"""
+ROW = "return vim.api.nvim_win_get_cursor(0)[1]"
+EDITS = {"debounceMs": 0, "editModel": "book"}
+
+
+async def test_predicted_edits_are_shown_dismissed_jumped_to_and_taken(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text(BOOK, encoding="utf-8")
+    line, character = position(BOOK, BOOK.index("values):"))
+    async with running() as server:
+        options = {"cmd": LSP, "server": server.address, "settings": EDITS}
+        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
+            await nvim.until("return specdec.status_text()", "specdec: ready")
+            await nvim.call("nvim_win_set_cursor", 0, [line + 1, character])
+            await nvim.type("cwnumbers<Esc>")
+            await nvim.until(DIFF, "-value|+number")
+            await nvim.type("<Esc>")
+            await nvim.until(DIFF, "")
+            await nvim.type("j")
+            assert await nvim.lua(DIFF) == ""
+            await nvim.type("x")  # another text
+            await nvim.until(DIFF, "-value|+number")
+            await nvim.type("u")
+            for row, diff in ((9, "-value|+number"), (12, "-value|+number"), (14, "-value|+number")):
+                await nvim.until(DIFF, diff)
+                await nvim.type("<Tab>")
+                await nvim.until(ROW, row)
+                await nvim.type("<Tab>")
+                await nvim.until(f"return vim.fn.getline({row}):find('values') == nil", True)
+            await nvim.until(TEXT, BOOK.replace("values", "numbers").rstrip("\n"))
+            await nvim.until(DIFF, "")
+
+
+async def test_an_insertion_predicted_at_the_cursor_is_ghost_text(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text(BOOK, encoding="utf-8")
+    async with running() as server:
+        settings = {**EDITS, "timeLimitMs": 0.001}  # no completion comes in time
+        options = {"cmd": LSP, "server": server.address, "settings": settings}
+        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
+            await nvim.until("return specdec.status_text()", "specdec: ready")
+            await nvim.call("nvim_win_set_cursor", 0, [5, 0])
+            await nvim.type("osum = ")
+            await nvim.until(GHOST, "0 + 0")
+            await nvim.type("<M-Right>")
+            await nvim.until(GHOST, " + 0")
+            await nvim.type("<Tab>")
+            await nvim.until(TEXT, BOOK.replace("\n\n\ndef mean", "\n\nsum = 0 + 0\n\ndef mean").rstrip("\n"))
 
 
 async def test_an_older_version_is_rejected_in_one_sentence() -> None:

@@ -61,7 +61,7 @@ class TestExtension:
             outcomes = server.serving.models.first.completion.outcomes.total
         found = json.loads(out)
         assert found["texts"] == [[LINE], [LINE[3:]]]
-        assert (found["states"], found["code"]) == (["ready"], 0)
+        assert ({*found["states"]}, found["states"][-1], found["code"]) == ({"ready", "busy"}, "ready", 0)
         capabilities = found["capabilities"]
         assert (capabilities["inlineCompletionProvider"], capabilities["positionEncoding"]) == ({}, "utf-16")
         assert capabilities["textDocumentSync"]["change"] == 2

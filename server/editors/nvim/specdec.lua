@@ -1,12 +1,13 @@
--- Inline completion from a specdec server. Copy to lua/specdec.lua in your configuration, and:
+-- Inline completion and predicted edits from a specdec server. Copy to lua/specdec.lua in your configuration, and:
 --   require('specdec').setup({ server = '127.0.0.1:8400' })
 -- It needs Neovim 0.10 or later.
 local M = {}
 
--- The language server's last status: { state, message, model }. For status lines.
+-- The language server's last status: { state, message, model, nextEdits }; nextEdits says why no edits are predicted.
 M.status = nil
 
 local METHOD = 'textDocument/inlineCompletion'
+local EDIT_METHOD = 'textDocument/copilotInlineEdit'
 local INVOKED, AUTOMATIC = 1, 2
 local namespace = vim.api.nvim_create_namespace('specdec')
 
@@ -19,7 +20,7 @@ local defaults = {
   root_markers = { '.git' },
   keys = {
     accept = '<Tab>', accept_word = '<M-Right>', accept_line = '<M-Down>', dismiss = '<C-]>',
-    invoke = '<M-Bslash>', next = '<M-]>', previous = '<M-[>',
+    dismiss_edit = '<Esc>', invoke = '<M-Bslash>', next = '<M-]>', previous = '<M-[>',
   },
 }
 
@@ -81,6 +82,7 @@ local function configuration(options)
     handlers = {
       ['specdec/didChangeStatus'] = function(_, status)
         M.status = status
+        vim.cmd.redrawstatus()
       end,
     },
   }
@@ -199,16 +201,20 @@ local function insert(text)
   vim.api.nvim_win_set_cursor(0, { row + #lines, last })
 end
 
+local function run_command(client, command)
+  if client and command then
+    local params = { command = command.command, arguments = command.arguments }
+    call(client, 'request', 'workspace/executeCommand', params, function() end)
+  end
+end
+
 local actions = {}
 
 function actions.accept()
   local rest, client, command = shown.text:sub(#shown.typed + 1), client_of(shown.buffer), shown.item.command
   insert(rest)
   hide()
-  if client and command then
-    local params = { command = command.command, arguments = command.arguments }
-    call(client, 'request', 'workspace/executeCommand', params, function() end)
-  end
+  run_command(client, command)
 end
 
 -- Inserts the part of the suggestion's rest that `first` returns. After a line end nothing is left on the line: the rest
@@ -248,9 +254,181 @@ function actions.dismiss()
   hide()
 end
 
+local edit_namespace = vim.api.nvim_create_namespace('specdec.edit')
+-- The displayed edit: its buffer and text version, the item, and the rows and byte columns (from 0) that it replaces.
+local predicted = nil
+local edit_waiting = nil -- the pending request: client, id
+local edit_place = nil -- cursor and text version of the last request
+local dismissed = nil -- the text version in which the user dismissed an edit
+
+local function hide_edit()
+  if predicted then
+    pcall(vim.api.nvim_buf_clear_namespace, predicted.buffer, edit_namespace, 0, -1)
+    predicted = nil
+  end
+end
+
+local function cancel_edit()
+  if edit_waiting then
+    call(edit_waiting.client, 'cancel_request', edit_waiting.id)
+    edit_waiting = nil
+  end
+end
+
+-- `lines` as lines of their own.
+local function virtual_lines(lines)
+  return vim.tbl_map(function(line)
+    return { { line, 'DiffAdd' } }
+  end, lines)
+end
+
+-- Draws the removed text highlighted, and the new text in the line if it is a part of one, else in lines of its own.
+local function draw_edit()
+  local edit, mark = predicted, {}
+  local lines = vim.split(edit.item.text, '\n', { plain = true })
+  local first = vim.api.nvim_buf_get_lines(edit.buffer, edit.row, edit.row + 1, false)[1] or ''
+  local last = vim.api.nvim_buf_get_lines(edit.buffer, edit.end_row, edit.end_row + 1, false)[1] or ''
+  local empty = edit.row == edit.end_row and edit.column == edit.end_column
+  if #lines == 1 then
+    mark = { virt_text = { { lines[1], 'DiffAdd' } }, virt_text_pos = 'inline' }
+  elseif empty and edit.column == 0 and lines[#lines] == '' then
+    mark = { virt_lines = virtual_lines(vim.list_slice(lines, 1, #lines - 1)), virt_lines_above = true }
+  elseif empty and edit.column == #first and lines[1] == '' then
+    mark = { virt_lines = virtual_lines(vim.list_slice(lines, 2)) }
+  else
+    lines[1] = first:sub(1, edit.column) .. lines[1]
+    lines[#lines] = lines[#lines] .. last:sub(edit.end_column + 1)
+    mark = { virt_lines = virtual_lines(lines) }
+  end
+  if not empty then
+    local removed = { end_row = edit.end_row, end_col = edit.end_column, hl_group = 'DiffDelete' }
+    vim.api.nvim_buf_set_extmark(edit.buffer, edit_namespace, edit.row, edit.column, removed)
+  end
+  vim.api.nvim_buf_set_extmark(edit.buffer, edit_namespace, edit.end_row, edit.end_column, mark)
+end
+
+-- Shows an insertion at the cursor as ghost text while typing, and any other edit as a small diff.
+local function show_edit(buffer, item, client)
+  local function column_of(position)
+    local line = vim.api.nvim_buf_get_lines(buffer, position.line, position.line + 1, false)[1] or ''
+    return byte_of(line, position.character, client.offset_encoding)
+  end
+  local from, to = item.range.start, item.range['end']
+  local column, end_column = column_of(from), column_of(to)
+  local row, cursor = unpack(vim.api.nvim_win_get_cursor(0))
+  local at_cursor = from.line == row - 1 and to.line == row - 1 and column == cursor and end_column == cursor
+  if at_cursor and vim.startswith(vim.api.nvim_get_mode().mode, 'i') then
+    if not shown and not waiting then
+      show(buffer, { { insertText = item.text, range = item.range, command = item.command } }, 1, client)
+    end
+    return
+  end
+  predicted = {
+    buffer = buffer, tick = vim.api.nvim_buf_get_changedtick(buffer), item = item,
+    row = from.line, column = column, end_row = to.line, end_column = end_column,
+  }
+  draw_edit()
+end
+
+local function problems(buffer)
+  return vim.tbl_map(function(found)
+    local start, stop = { line = found.lnum, character = found.col }, { line = found.end_lnum, character = found.end_col }
+    return { range = { start = start, ['end'] = stop }, message = found.message }
+  end, vim.diagnostic.get(buffer))
+end
+
+-- The language server waits for the next key and drops what belongs to an older text.
+local function request_edit(buffer, client)
+  local tick = vim.api.nvim_buf_get_changedtick(buffer)
+  local params = vim.lsp.util.make_position_params(0, client.offset_encoding)
+  params.textDocument.version = vim.lsp.util.buf_versions[buffer]
+  params.context = { triggerKind = AUTOMATIC, diagnostics = problems(buffer) }
+  local asked = {}
+  local sent, id = call(client, 'request', EDIT_METHOD, params, function(failed, result)
+    if edit_waiting ~= asked then
+      return
+    end
+    edit_waiting = nil
+    local item = not failed and result and result.edits[1]
+    if item and vim.api.nvim_get_current_buf() == buffer and vim.api.nvim_buf_get_changedtick(buffer) == tick then
+      show_edit(buffer, item, client)
+    end
+  end, buffer)
+  if sent then
+    asked.client, asked.id = client, id
+    edit_waiting = asked
+  end
+end
+
+-- Requests an edit after a change or a move of the cursor, unless one is displayed or was dismissed in this text.
+local function follow_edits(buffer)
+  local client = client_of(buffer)
+  local tick = vim.api.nvim_buf_get_changedtick(buffer)
+  local now = table.concat(vim.api.nvim_win_get_cursor(0), ':') .. ':' .. tick .. ':' .. buffer
+  if not client or buffer ~= vim.api.nvim_get_current_buf() or now == edit_place then
+    return
+  end
+  edit_place = now
+  if predicted and (predicted.buffer ~= buffer or predicted.tick ~= tick) then
+    hide_edit()
+  end
+  if not predicted and dismissed ~= tick then
+    cancel_edit()
+    request_edit(buffer, client)
+  end
+end
+
+-- Moves the cursor to the edit, or makes the edit if the cursor is in its lines.
+function actions.jump_or_take()
+  local edit = predicted
+  local row = vim.api.nvim_win_get_cursor(0)[1] - 1
+  if row < edit.row or row > edit.end_row then
+    vim.cmd("normal! m'")
+    return vim.api.nvim_win_set_cursor(0, { edit.row + 1, edit.column })
+  end
+  hide_edit()
+  local lines = vim.split(edit.item.text, '\n', { plain = true })
+  vim.api.nvim_buf_set_text(edit.buffer, edit.row, edit.column, edit.end_row, edit.end_column, lines)
+  local last = #lines == 1 and edit.column + #lines[1] or #lines[#lines]
+  vim.api.nvim_win_set_cursor(0, { edit.row + #lines, last })
+  run_command(client_of(edit.buffer), edit.item.command)
+end
+
+function actions.dismiss_edit()
+  dismissed = predicted.tick
+  hide_edit()
+end
+
+local function attach_edits(group)
+  vim.api.nvim_create_autocmd({ 'TextChanged', 'TextChangedI', 'CursorMoved', 'CursorMovedI' }, {
+    group = group,
+    callback = function(event)
+      follow_edits(event.buf)
+    end,
+  })
+  vim.api.nvim_create_autocmd('BufEnter', {
+    group = group,
+    callback = function(event)
+      local client = client_of(event.buf)
+      if client then
+        call(client, 'notify', 'textDocument/didFocus', { textDocument = { uri = vim.uri_from_bufnr(event.buf) } })
+      end
+    end,
+  })
+  vim.api.nvim_create_autocmd('BufLeave', {
+    group = group,
+    callback = function()
+      edit_place = nil
+      cancel_edit()
+      hide_edit()
+    end,
+  })
+end
+
 local function attach(options)
   local group = vim.api.nvim_create_augroup('specdec', { clear = true })
   timer = vim.uv.new_timer()
+  attach_edits(group)
   vim.api.nvim_create_autocmd({ 'InsertEnter', 'TextChangedI', 'CursorMovedI' }, {
     group = group,
     callback = function(event)
@@ -295,22 +473,25 @@ local function attach(options)
 end
 
 -- Maps `key` to `action(argument)`; the key keeps its meaning where that returns false.
-local function map(key, action, argument)
+local function map(key, action, argument, modes)
   if key then
-    vim.keymap.set('i', key, function()
+    vim.keymap.set(modes or 'i', key, function()
       return action(argument) and '' or key
     end, { expr = true, desc = 'specdec' })
   end
 end
 
--- Defers an action on the suggestion: a key mapping with `expr` must not change the text.
-local function later(name)
-  if not shown then
+-- Defers an action on the suggestion, or on the predicted edit: a key mapping with `expr` must not change the text.
+local function later(name, on_edit)
+  local function action()
+    return shown and name or predicted and on_edit
+  end
+  if not action() then
     return false
   end
   vim.schedule(function()
-    if shown then
-      actions[name]()
+    if action() then
+      actions[action()]()
     end
   end)
   return true
@@ -323,9 +504,16 @@ function M.setup(given)
   local options = vim.tbl_deep_extend('force', defaults, given or {})
   local keys = options.keys
   attach(options)
-  for _, name in ipairs({ 'accept', 'accept_word', 'accept_line', 'dismiss' }) do
-    map(keys[name], later, name)
+  local function key(name, on_edit, modes)
+    map(keys[name], function()
+      return later(name, on_edit)
+    end, nil, modes)
   end
+  key('accept', 'jump_or_take', { 'i', 'n' })
+  key('accept_word')
+  key('accept_line')
+  key('dismiss', 'dismiss_edit')
+  key('dismiss_edit', 'dismiss_edit', 'n')
   local function soon(action, argument)
     return function()
       vim.schedule(function()
@@ -337,6 +525,13 @@ function M.setup(given)
   map(keys.invoke, soon(request, INVOKED))
   map(keys.next, soon(cycle, 1))
   map(keys.previous, soon(cycle, -1))
+end
+
+-- The status as a text for a status line.
+function M.status_text()
+  local status = M.status or { state = 'connecting' }
+  local reason = status.message ~= '' and status.message or status.nextEdits
+  return 'specdec: ' .. status.state .. (reason and reason ~= '' and ' (' .. reason .. ')' or '')
 end
 
 -- The text that the accept key would insert; nil if nothing is displayed.

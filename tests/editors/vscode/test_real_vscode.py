@@ -19,14 +19,14 @@ from tests.editors.node_program import copy_with_packages, npm, packages
 from tests.editors.test_vscode import LINE, SOURCE
 from tests.editors.vscode.install import PROGRAM
 from tests.fake_engine import BOOK
-from tests.server.lsp.editor import running, without
+from tests.server.lsp.editor import position, running, without
 from tests.server.playground.test_browser import CHROMIUM
 from tests.server.playground.test_bundle import WEB
 
 HERE = Path(__file__).parent
 TEXT, (LINE_NUMBER, CHARACTER) = without(LINE)
 SETTINGS = {
-    "specdec.command": [sys.executable, "-m", "specdec.cli.main"], "specdec.debounceMs": 0,
+    "specdec.command": [sys.executable, "-m", "specdec.cli.main"], "specdec.debounceMs": 0, "specdec.nextEdits": False,
     "editor.quickSuggestions": {"other": "off"}, "workbench.startupEditor": "none", "telemetry.telemetryLevel": "off",
     "extensions.autoCheckUpdates": False, "extensions.autoUpdate": False,
 }  # fmt: skip
@@ -53,7 +53,7 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def labels(state: str) -> str:
     """Return the status bar's label for screen readers, and its tooltip."""
-    return f"specdec: {state}. Click to switch suggestions on or off."
+    return f"specdec: {state}. No next edits: nextEdits is off. Click to switch suggestions on or off."
 
 
 class Code:
@@ -63,12 +63,14 @@ class Code:
         self.home, self.url = home, url
         self.document = home / "project" / "a.py"
 
-    async def use(self, scenario: str) -> AsyncIterator[dict[str, Any]]:
-        """Return the observations of a scenario of use.mjs."""
+    async def use(
+        self, scenario: str, place: tuple[int, int] = (LINE_NUMBER, CHARACTER)
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Return the observations of a scenario of use.mjs at a line and column, counted from 0."""
         shot, url = self.home / f"{scenario}.png", f"{self.url}/?folder={self.document.parent}"
         process = await asyncio.create_subprocess_exec(
             "node", str(HERE / "use.mjs"), str(packages(WEB)), str(CHROMIUM), url, scenario,
-            str(self.document), f"{LINE_NUMBER + 1}:{CHARACTER + 1}", str(shot),
+            str(self.document), f"{place[0] + 1}:{place[1] + 1}", str(shot),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert process.stdout is not None
@@ -81,10 +83,14 @@ class Code:
 
 
 @asynccontextmanager
-async def code(home: Path, extensions: Path, server: str) -> AsyncIterator[Code]:
+async def code(
+    home: Path, extensions: Path, server: str, settings: dict[str, Any] | None = None
+) -> AsyncIterator[Code]:
     """VS Code with specdec's extension, whose setting is the gRPC address ``server``."""
-    document, settings = home / "project" / "a.py", home / "user" / "User" / "settings.json"
-    for file, text in ((document, TEXT), (settings, json.dumps({**SETTINGS, "specdec.server": server}))):
+    document, config = home / "project" / "a.py", home / "user" / "User" / "settings.json"
+    for file, text in (
+        (document, TEXT), (config, json.dumps({**SETTINGS, "specdec.server": server, **(settings or {})})),
+    ):  # fmt: skip
         file.parent.mkdir(parents=True)
         file.write_text(text, encoding="utf-8")
     process = await asyncio.create_subprocess_exec(
@@ -126,6 +132,26 @@ async def test_a_word_is_accepted_and_the_rest_is_not(extensions: Path, tmp_path
     assert seen == [{"whole": LINE[1:], "left": LINE[len("total") :]}]
     assert (outcomes.partially_accepted, outcomes.accepted_characters, outcomes.accepted) == (1, len("otal"), 0)
     assert editor.document.read_text(encoding="utf-8").splitlines()[LINE_NUMBER].strip() == "total"
+
+
+EDITS = {"specdec.nextEdits": True, "specdec.editModel": "book"}
+NO_GHOSTS = {"editor.inlineSuggest.enabled": False}
+
+
+async def test_predicted_edits_are_shown_dismissed_jumped_to_and_taken(extensions: Path, tmp_path: Path) -> None:
+    place = position(TEXT, TEXT.index("values):"))
+    async with running() as server, code(tmp_path, extensions, server.address, EDITS | NO_GHOSTS) as editor:
+        [seen] = [look async for look in editor.use("predict", place)]
+    assert seen == {"first": "number", "seen": [["number", line] for line in ("9", "12", "14")]}
+    assert editor.document.read_text(encoding="utf-8") == TEXT.replace("values", "numbers")
+
+
+async def test_a_predicted_insertion_at_the_cursor_is_ghost_text(extensions: Path, tmp_path: Path) -> None:
+    place = position(TEXT, TEXT.index("\n\n\ndef mean") + 1)
+    async with running() as server, code(tmp_path, extensions, server.address, EDITS) as editor:
+        seen = [look async for look in editor.use("insertion", place)]
+    assert seen == [{"whole": "0 + 0", "left": " + 0"}]
+    assert "\nsum = 0 + 0\n" in editor.document.read_text(encoding="utf-8")
 
 
 async def test_the_status_bar_switches_suggestions_off_and_on(extensions: Path, tmp_path: Path) -> None:

@@ -13,6 +13,20 @@ page.setDefaultTimeout(45000);
 
 const bar = page.locator('[id="specdec.specdec.specdec.status"] a');
 const ghost = page.locator(".ghost-text-decoration");
+/** The texts that the diff of a predicted edit adds: VS Code draws them by style. */
+const additions = () => page.locator(".view-lines span").evaluateAll((spans) =>
+  [...new Set(spans.map((span) => getComputedStyle(span, "::after").content))]
+    .filter((content) => content.startsWith('"') && content !== '""').map((content) => JSON.parse(content)));
+/** Until the diff adds something, or nothing. */
+async function diff(wanted = true) {
+  let texts = await additions();
+  while (texts.length > 0 !== wanted) {
+    await page.waitForTimeout(50);
+    texts = await additions();
+  }
+  return texts.join("|");
+}
+const line = async () => /Ln (\d+)/.exec(await page.locator('[id="status.editor.selection"]').innerText())[1];
 const tell = (seen) => console.log(JSON.stringify(seen));
 /** Until the status bar shows an icon. */
 const showing = (icon) => bar.locator(`.codicon-${icon}`).waitFor();
@@ -77,6 +91,52 @@ const scenarios = {
     await page.keyboard.press("Control+ArrowRight");
     const left = await suggested();
     await page.keyboard.press("Escape");
+    await ghost.first().waitFor({ state: "detached" });
+    await save();
+    tell({ whole, left });
+  },
+
+  async predict() {
+    await open();
+    await showing("sparkle");
+    await go();
+    for (const _ of "values") await page.keyboard.press("Delete");
+    await page.keyboard.type("numbers");
+    const first = await diff();
+    await page.keyboard.press("Escape");
+    await diff(false);
+    await page.keyboard.type("s");
+    await page.keyboard.press("Backspace");
+    const seen = [];
+    while (seen.length < 3) {
+      const text = await diff();
+      const at = await line();
+      await page.screenshot({ path: shot });
+      await page.keyboard.press("Tab");
+      while ((await line()) === at) await page.waitForTimeout(50);
+      seen.push([text, await line()]);
+      await page.keyboard.press("Tab");
+      await diff(false);
+    }
+    while ((await page.locator(".view-lines").innerText()).includes("values")) await page.waitForTimeout(50);
+    await save();
+    tell({ first, seen });
+  },
+
+  async insertion() {
+    await open();
+    await showing("sparkle");
+    await go();
+    await page.keyboard.type("sum = ");
+    await suggested(); // a completion or the prediction, whichever came first
+    await page.keyboard.press("Escape");
+    await ghost.first().waitFor({ state: "detached" });
+    await page.keyboard.press("ArrowLeft");
+    await page.keyboard.press("ArrowRight");
+    const whole = await suggested();
+    await page.keyboard.press("Control+ArrowRight");
+    const left = await suggested();
+    await page.keyboard.press("Tab");
     await ghost.first().waitFor({ state: "detached" });
     await save();
     tell({ whole, left });

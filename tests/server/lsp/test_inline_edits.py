@@ -81,12 +81,15 @@ async def test_a_bad_request_gets_an_error_that_names_the_field() -> None:
             with pytest.raises(JsonRpcException, match=problem) as refused:
                 await predict(editor, **fields)
             assert refused.value.code == types.ErrorCodes.InvalidParams
+        assert await predict(editor) == []  # nothing was changed
+        rename(editor)
         assert await predict(editor)
 
 
 async def test_the_status_says_what_runs_and_why_no_edits_come() -> None:
     async with running() as server, editing(server.address) as editor:
         editor.open(BOOK)
+        rename(editor)
         assert await predict(editor) == []
         assert "book is not trained on next edits" in editor.statuses[-1]["nextEdits"]
         for settings, found in (({"nextEdits": False}, "nextEdits is off"), ({"nextEdits": True, **OPTIONS}, "")):
@@ -99,6 +102,7 @@ async def test_the_status_says_what_runs_and_why_no_edits_come() -> None:
         assert "absent" in editor.statuses[-1]["nextEdits"]
     async with running() as server, editing(server.address, {**OPTIONS, "disabledLanguages": ["python"]}) as editor:
         editor.open(BOOK)
+        rename(editor)
         assert await predict(editor) == []
         assert await server.idle(submitted=0)
 
@@ -149,6 +153,7 @@ class Desk:
 
     def ask(self, line: int = 0, **context: Any) -> asyncio.Task[list[dict[str, Any]]]:
         document = {"uri": self.document.uri, "version": self.document.version}
+        context = context or {"triggerKind": 1}
         params = {"textDocument": document, "position": {"line": line, "character": 0}, "context": context}
         return asyncio.create_task(self.edits.next_edit(InlineEditParams.model_validate(params)))
 

@@ -2,12 +2,14 @@
 import * as vscode from "vscode";
 import { LanguageClient, type LanguageClientOptions, type ServerOptions } from "vscode-languageclient/node";
 import type { DynamicFeature, InitializeParams, StaticFeature } from "vscode-languageclient";
-import type { Item, Link } from "./link.js";
+import type { Edit, Item, Link } from "./link.js";
+import { NextEdits } from "./next_edits.js";
 import { Provider } from "./provider.js";
 import { SECTION, STARTING, options, start } from "./settings.js";
 import { type Status, StatusBar } from "./status_bar.js";
 
 const COMPLETE = "textDocument/inlineCompletion";
+const PREDICT = "textDocument/copilotInlineEdit";
 const DOCUMENTS = [{ scheme: "file" }, { scheme: "untitled" }, { scheme: "vscode-remote" }];
 
 // Without the client's own provider: `Provider` also reports outcomes.
@@ -33,11 +35,16 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
   const link: Link = {
     complete: async (params, token) =>
       client?.isRunning() ? client.sendRequest<Item[]>(COMPLETE, params, token) : null,
+    predict: async (params, token) =>
+      client?.isRunning() ? client.sendRequest<{ edits: Edit[] }>(PREDICT, params, token) : null,
     notify: (method, params) => void client?.sendNotification(method, params).catch(() => undefined),
   };
+  const edits = new NextEdits(link, (document, position) => provider.hasSuggested(document, position));
+  const provider = new Provider(link, (document, position) => edits.insertionAt(document, position));
   context.subscriptions.push(
     bar,
-    vscode.languages.registerInlineCompletionItemProvider(DOCUMENTS, new Provider(link)),
+    edits,
+    vscode.languages.registerInlineCompletionItemProvider(DOCUMENTS, provider),
     vscode.commands.registerCommand("specdec.restart", () => restart(bar)),
     vscode.commands.registerCommand("specdec.toggle", toggle),
     vscode.workspace.onDidChangeConfiguration(async (change) => {
@@ -59,7 +66,7 @@ export async function deactivate(): Promise<void> {
 
 async function restart(bar: StatusBar): Promise<void> {
   await deactivate();
-  bar.show({ state: "connecting", message: "", model: "" });
+  bar.show({ state: "connecting", message: "", model: "", nextEdits: "" });
   const { command, args } = start();
   const server: ServerOptions = { command, args };
   const clientOptions: LanguageClientOptions = { documentSelector: DOCUMENTS, initializationOptions: options() };
@@ -69,7 +76,7 @@ async function restart(bar: StatusBar): Promise<void> {
   try {
     await fresh.start();
   } catch (error) {
-    bar.show({ state: "away", message: `${command} cannot be started (${error})`, model: "" });
+    bar.show({ state: "away", message: `${command} cannot be started (${error})`, model: "", nextEdits: "" });
   }
 }
 

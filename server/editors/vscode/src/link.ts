@@ -29,7 +29,21 @@ export interface Params {
   context: { triggerKind: 1 | 2; selectedCompletionInfo?: { range: Range; text: string } };
 }
 
+/** A predicted change of a document. */
+export interface Edit {
+  text: string;
+  range: Range;
+  command: Command;
+}
+
+export interface EditParams {
+  textDocument: { uri: string; version: number };
+  position: Position;
+  context: { triggerKind: 1 | 2; diagnostics: { range: Range; message: string }[] };
+}
+
 export interface Link {
   complete(params: Params, token: CancellationToken): Promise<Item[] | { items: Item[] } | null>;
+  predict(params: EditParams, token: CancellationToken): Promise<{ edits: Edit[] } | null>;
   notify(method: string, params: object): void;
 }

@@ -1,6 +1,6 @@
 // Inline completion from the language server, and the outcome of suggestions.
 import * as vscode from "vscode";
-import type { Item, Link, Params, Range } from "./link.js";
+import type { Edit, Item, Link, Params, Range } from "./link.js";
 
 const SHOWN = "textDocument/didShowCompletion";
 const PARTLY_ACCEPTED = "textDocument/didPartiallyAcceptCompletion";
@@ -12,6 +12,7 @@ interface Given {
   text: string;
   uri: string;
   range: Range;
+  at: vscode.Position;
 }
 
 // VS Code calls the `handle...` methods if their proposed interface is enabled. Otherwise a suggestion counts as shown
@@ -20,7 +21,17 @@ export class Provider implements vscode.InlineCompletionItemProvider {
   private readonly given = new WeakMap<vscode.InlineCompletionItem, Given>();
   private last: Given | undefined;
 
-  constructor(private readonly link: Link) {}
+  /** predicted: the predicted insertion at a position, if there is one. */
+  constructor(
+    private readonly link: Link,
+    private readonly predicted: (document: vscode.TextDocument, position: vscode.Position) => Edit | undefined = () => undefined,
+  ) {}
+
+  /** Whether the text after a position was suggested for it. */
+  hasSuggested(document: vscode.TextDocument, position: vscode.Position): boolean {
+    const { last } = this;
+    return last?.uri === document.uri.toString() && last.at.isEqual(position);
+  }
 
   async provideInlineCompletionItems(
     document: vscode.TextDocument,
@@ -29,6 +40,10 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     token: vscode.CancellationToken,
   ): Promise<vscode.InlineCompletionItem[]> {
     this.settle(document, position);
+    const edit = this.predicted(document, position);
+    if (edit !== undefined) {
+      return [this.shown(document, position, { insertText: edit.text, range: edit.range, command: edit.command })];
+    }
     const answer = await this.link.complete(params(document, position, context), token).catch(() => null);
     if (answer === null || token.isCancellationRequested) {
       return [];
@@ -55,7 +70,7 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     const text = typeof item.insertText === "string" ? item.insertText : item.insertText.value;
     const range = item.range ?? { start: position, end: position };
     const made = new vscode.InlineCompletionItem(text, rangeOf(range), item.command);
-    const given = { item, text, uri: document.uri.toString(), range };
+    const given = { item, text, uri: document.uri.toString(), range, at: position };
     this.given.set(made, given);
     this.last = given;
     this.link.notify(SHOWN, { item });

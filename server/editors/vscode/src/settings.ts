@@ -5,7 +5,7 @@ export const SECTION = "specdec";
 
 const OPTIONS = [
   "mode", "maxLines", "maxTokens", "timeLimitMs", "debounceMs", "maxPromptTokens", "ttftMs", "fill", "speculation",
-  "contextFiles", "contextCharacters", "exclude", "disabledLanguages", "model", "cacheSalt",
+  "contextFiles", "contextCharacters", "exclude", "disabledLanguages", "nextEdits", "editModel", "model", "cacheSalt",
   "indexes",
 ] as const;
 const FILES = [["keyFile", "--key-file"], ["ca", "--ca"], ["cert", "--cert"], ["certKey", "--cert-key"]] as const;

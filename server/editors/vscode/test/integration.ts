@@ -36,6 +36,7 @@ async function main(): Promise<void> {
   await ready;
 
   const link: Link = {
+    predict: async () => null,
     complete: (params, token) => connection.sendRequest<Item[]>("textDocument/inlineCompletion", params, token),
     notify: (method, params) => void connection.sendNotification(method, params),
   };

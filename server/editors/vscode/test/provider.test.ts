@@ -16,6 +16,7 @@ function editor(answer: () => Item[] | { items: Item[] } | null = () => [ITEM]) 
   const asked: Params[] = [];
   const told: [string, object][] = [];
   const provider = new Provider({
+    predict: async () => null,
     complete: async (params) => {
       asked.push(params);
       return answer();

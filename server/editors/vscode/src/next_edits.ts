@@ -1,0 +1,176 @@
+// Predicted edits: shown as ghost text or as a small diff, jumped to and taken with one key.
+import * as vscode from "vscode";
+import type { Edit, Link } from "./link.js";
+
+const SHOWN = "specdec.editShown"; // the condition of the keybindings
+const FOCUSED = "textDocument/didFocus";
+const SETTLE_MS = 20; // one key changes the text and moves the cursor; the language server waits for the next key
+
+interface Shown {
+  editor: vscode.TextEditor;
+  edit: Edit;
+  range: vscode.Range;
+}
+
+export class NextEdits implements vscode.Disposable {
+  private readonly removed = vscode.window.createTextEditorDecorationType({
+    backgroundColor: new vscode.ThemeColor("diffEditor.removedTextBackground"),
+    textDecoration: "line-through",
+  });
+  private readonly added = vscode.window.createTextEditorDecorationType({});
+  private readonly parts: vscode.Disposable[];
+  private shown: Shown | undefined;
+  private insertion: (Shown & { version: number }) | undefined; // offered as ghost text
+  private dismissed = false; // since the last change
+  private version = -1; // of the text at the last request
+  private pending: vscode.CancellationTokenSource | undefined;
+  private timer: ReturnType<typeof setTimeout> | undefined;
+
+  /** hasGhost: whether a suggestion was shown at a position while typing. */
+  constructor(
+    private readonly link: Link,
+    private readonly hasGhost: (document: vscode.TextDocument, position: vscode.Position) => boolean,
+  ) {
+    this.parts = [
+      this.removed,
+      this.added,
+      vscode.commands.registerCommand("specdec.nextEdit", () => this.jumpOrTake()),
+      vscode.commands.registerCommand("specdec.dismissEdit", () => this.dismiss()),
+      vscode.workspace.onDidChangeTextDocument(({ document, contentChanges }) => this.changed(document, contentChanges)),
+      vscode.window.onDidChangeTextEditorSelection(({ textEditor }) => this.moved(textEditor)),
+      vscode.window.onDidChangeActiveTextEditor((editor) => this.focused(editor)),
+    ];
+  }
+
+  /** The predicted insertion at a position, which is ghost text there. */
+  insertionAt(document: vscode.TextDocument, position: vscode.Position): Edit | undefined {
+    const { insertion } = this;
+    const fits = insertion?.editor.document === document && insertion.version === document.version;
+    return fits && insertion.range.start.isEqual(position) ? insertion.edit : undefined;
+  }
+
+  dispose(): void {
+    this.stop();
+    this.clear();
+    this.parts.forEach((part) => part.dispose());
+  }
+
+  private changed(document: vscode.TextDocument, changes: readonly object[]): void {
+    if (changes.length > 0 && document === vscode.window.activeTextEditor?.document) {
+      this.dismissed = false;
+      this.clear();
+      this.later();
+    }
+  }
+
+  private moved(editor: vscode.TextEditor): void {
+    if (editor === vscode.window.activeTextEditor && this.shown === undefined && !this.dismissed) {
+      this.later();
+    }
+  }
+
+  private focused(editor: vscode.TextEditor | undefined): void {
+    this.stop();
+    this.clear();
+    if (editor !== undefined) {
+      this.link.notify(FOCUSED, { textDocument: { uri: editor.document.uri.toString() } });
+    }
+  }
+
+  private later(): void {
+    this.stop();
+    this.timer = setTimeout(() => void this.request(), SETTLE_MS);
+  }
+
+  private stop(): void {
+    clearTimeout(this.timer);
+    this.pending?.cancel();
+  }
+
+  private async request(): Promise<void> {
+    const editor = vscode.window.activeTextEditor;
+    if (editor === undefined) {
+      return;
+    }
+    const { document, selection } = editor;
+    const { version } = document;
+    const typed = version !== this.version;
+    this.version = version;
+    const source = (this.pending = new vscode.CancellationTokenSource());
+    const problems = vscode.languages.getDiagnostics(document.uri);
+    const answer = await this.link.predict({
+      textDocument: { uri: document.uri.toString(), version },
+      position: { line: selection.active.line, character: selection.active.character },
+      context: { triggerKind: 2, diagnostics: problems.map(({ range, message }) => ({ range, message })) },
+    }, source.token).catch(() => null);
+    const edit = answer?.edits[0];
+    if (edit !== undefined && !source.token.isCancellationRequested && document.version === version) {
+      this.show(editor, edit, typed);
+    }
+  }
+
+  // typed: the request followed a change. After a move of the cursor VS Code shows no suggestion.
+  private show(editor: vscode.TextEditor, edit: Edit, typed: boolean): void {
+    const { start, end } = edit.range;
+    const range = new vscode.Range(start.line, start.character, end.line, end.character);
+    const cursor = editor.selection.active;
+    if (range.isEmpty && range.start.isEqual(cursor)) {
+      if (!typed || !this.hasGhost(editor.document, cursor)) {
+        this.insertion = { editor, edit, range, version: editor.document.version };
+        void vscode.commands.executeCommand("editor.action.inlineSuggest.trigger");
+      }
+      return;
+    }
+    this.shown = { editor, edit, range };
+    editor.setDecorations(this.removed, range.isEmpty ? [] : [range]);
+    editor.setDecorations(this.added, additions(editor.document, range, edit.text));
+    void vscode.commands.executeCommand("setContext", SHOWN, true);
+  }
+
+  private clear(): void {
+    this.insertion = undefined;
+    if (this.shown !== undefined) {
+      this.shown.editor.setDecorations(this.removed, []);
+      this.shown.editor.setDecorations(this.added, []);
+      this.shown = undefined;
+      void vscode.commands.executeCommand("setContext", SHOWN, false);
+    }
+  }
+
+  private dismiss(): void {
+    this.dismissed = true;
+    this.stop();
+    this.clear();
+  }
+
+  private async jumpOrTake(): Promise<void> {
+    const { shown } = this;
+    if (shown === undefined) {
+      return;
+    }
+    const { editor, edit, range } = shown;
+    const { line } = editor.selection.active;
+    if (line < range.start.line || line > range.end.line) {
+      editor.selection = new vscode.Selection(range.start, range.start);
+      editor.revealRange(range, vscode.TextEditorRevealType.InCenterIfOutsideViewport);
+      return;
+    }
+    this.clear();
+    await editor.edit((builder) => builder.replace(range, edit.text));
+    const { command, arguments: values = [] } = edit.command;
+    await vscode.commands.executeCommand(command, ...values).then(undefined, () => undefined);
+  }
+}
+
+/** The new text, behind the lines that it replaces. VS Code draws no lines of its own: further ones follow the last. */
+function additions(document: vscode.TextDocument, range: vscode.Range, text: string): vscode.DecorationOptions[] {
+  const lines = text.split(/\r?\n/);
+  const rows = range.end.line - range.start.line + 1;
+  const shown = [...lines.slice(0, rows - 1), lines.slice(rows - 1).join(" ⏎ ")];
+  return shown.flatMap((contentText, i) => {
+    const line = range.start.line + i;
+    const end = line === range.end.line ? range.end : document.lineAt(line).range.end;
+    const after = { contentText, backgroundColor: new vscode.ThemeColor("diffEditor.insertedTextBackground") };
+    return contentText === "" ? [] : [{ range: new vscode.Range(end, end), renderOptions: { after } }];
+  });
+}
