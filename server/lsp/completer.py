@@ -14,7 +14,6 @@ from typing import Any
 from lsprotocol import types
 
 from server.lsp.documents import (
-    ACCEPT_COMMAND,
     DocumentTable,
     OpenDocument,
     PositionEncoding,
@@ -110,6 +109,7 @@ class Outcomes:
 PAUSE_S = 0.15  # without keys, after which prompts are read ahead
 CHOICES = 3  # suggestions on explicit request
 _WORD = re.compile(r"[A-Za-z0-9_]+\Z")  # of one unit per character in every encoding
+ACCEPT_COMMAND = "specdec.didAcceptCompletion"
 
 
 class Completer:
@@ -243,7 +243,7 @@ class Workplace:
         settings, self._problems = read_settings(plain(params.initialization_options))
         self.project = Project(folders_of(params))
         self.documents = DocumentTable(self.project, encoding)
-        self.link = SessionLink(connect, settings, notices, on_ready=lambda: self.edits.review())
+        self.link = SessionLink(connect, settings, notices)
         self.outcomes = Outcomes(self.link.report)
         self.completer = Completer(self.documents, self.link, self.outcomes, settings)
         self.edits = InlineEdits(self.documents, self.link, notices, settings)
@@ -283,7 +283,6 @@ class Workplace:
     def change_document(self, params: types.DidChangeTextDocumentParams) -> None:
         document = self.documents.get(params.text_document.uri)
         if document is not None:
-            document.version = params.text_document.version
             self.edits.apply(document, params.content_changes)
             self.completer.touched(document)
 
@@ -291,8 +290,24 @@ class Workplace:
         """The user looks at a document now."""
         document = self.documents.get(uri)
         if document is not None:
-            document.use()
+            self.documents.focus(uri)
             self.completer.touched(document)
+
+    async def next_edits(self, where: types.TextDocumentPositionParams, params: dict[str, Any]) -> list[dict[str, Any]]:
+        """At most one edit, in Copilot's form. params: of the request, whose version of the document the edit repeats.
+
+        Raises:
+            BeyondDocumentError: the document has no such line.
+        """
+        invoked = (params.get("context") or {}).get("triggerKind") == types.InlineCompletionTriggerKind.Invoked.value
+        uri = where.text_document.uri
+        found, document = await self.edits.next_edit(uri, where.position, invoked=invoked), self.documents.get(uri)
+        if found is None or document is None:
+            return []
+        edit, suggestion_id = found
+        command = types.Command("Accept", ACCEPT_COMMAND, arguments=[suggestion_id])
+        where_to = document.range_of(edit.start, edit.end)
+        return [{"text": edit.text, "range": where_to, "textDocument": params["textDocument"], "command": command}]
 
     def close_document(self, uri: str) -> None:
         document = self.documents.close(uri)
@@ -302,7 +317,6 @@ class Workplace:
             self.link.forget(document)
 
     def _apply(self) -> None:
-        self.edits.review()
         self._notices.over("settings")
         if self._problems:
             self._notices.warn("settings", "; ".join(self._problems))

@@ -33,7 +33,6 @@ def plain(value: Any) -> Any:
 
 
 SECTION = "specdec"
-ACCEPT_COMMAND = "specdec.didAcceptCompletion"  # an editor runs it once it inserted a suggestion or an edit
 _SECRETS = (".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_ed25519")
 
 
@@ -173,11 +172,8 @@ class _Logged(NamedTuple):
 class OpenDocument:
     """A document of the editor, with the log of its recent edits."""
 
-    def __init__(
-        self, uri: str, name: str, language: str, text: str, encoding: PositionEncoding, version: int = 0
-    ) -> None:
+    def __init__(self, uri: str, name: str, language: str, text: str, encoding: PositionEncoding) -> None:
         self.uri, self.language = uri, language
-        self.version = version  # the editor's number of the text
         self.name = name  # for the server and the model
         self._encoding = encoding
         self._content = SyncedText(text, encoding)
@@ -197,10 +193,6 @@ class OpenDocument:
     def range_of(self, start: int, end: int) -> types.Range:
         """The range between two indices."""
         return types.Range(self._content.position(start), self._content.position(end))
-
-    def use(self) -> None:
-        """The user looks at the document now."""
-        self.used_ms = _now_ms()
 
     def apply(self, changes: Iterable[types.TextDocumentContentChangeEvent]) -> None:
         for change in changes:
@@ -311,12 +303,17 @@ class DocumentTable:
         name = self.project.name_of(item.uri)
         taken = {document.name for document in self._documents.values()}
         name = next(n for n in (name, *(f"{i}/{name}" for i in range(2, len(taken) + 3))) if n not in taken)
-        found = OpenDocument(item.uri, name, item.language_id, item.text, self._encoding, item.version)
+        found = OpenDocument(item.uri, name, item.language_id, item.text, self._encoding)
         self._documents[item.uri] = found
         return found
 
     def get(self, uri: str) -> OpenDocument | None:
         return self._documents.get(uri)
+
+    def focus(self, uri: str) -> None:
+        """The user looks at a document."""
+        if uri in self._documents:
+            self._documents[uri].used_ms = _now_ms()
 
     def close(self, uri: str) -> OpenDocument | None:
         return self._documents.pop(uri, None)

@@ -9,59 +9,16 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Any
 
 from lsprotocol import types
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
 
 from server.completion.documents import MAX_CHARACTERS
-from server.lsp.documents import ACCEPT_COMMAND, DocumentTable, OpenDocument, Settings, secret
-from server.lsp.session import SPECULATION, Notices, SessionLink
+from server.lsp.documents import DocumentTable, OpenDocument, Settings, secret
+from server.lsp.session import Notices, SessionLink, setup_message
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.client.client import Client
 from specdec.client.connection import CallError
 from specdec.models.next_edit import trained_form
-
-INLINE_EDIT = "textDocument/copilotInlineEdit"  # Copilot's name, which its clients send
-_Unsigned = Annotated[int, Field(ge=0, lt=1 << 31)]
-
-
-class _Message(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, extra="ignore")
-
-
-class _Position(_Message):
-    line: _Unsigned
-    character: _Unsigned
-
-
-class _Range(_Message):
-    start: _Position
-
-
-class _Diagnostic(_Message):
-    range: _Range
-    message: str
-
-
-class _Document(_Message):
-    uri: str
-    version: int | None = None
-
-
-class _Context(_Message):
-    trigger_kind: types.InlineCompletionTriggerKind = types.InlineCompletionTriggerKind.Automatic
-    diagnostics: list[_Diagnostic] = []  # as in LSP's `CodeActionContext`; Copilot's clients send none
-
-
-class InlineEditParams(_Message):
-    """The parameters of `INLINE_EDIT`. version: that of the text which the position refers to."""
-
-    text_document: _Document
-    position: _Position
-    context: _Context = _Context()
-
 
 RECENT_EDITS, EDIT_CHARACTERS = 16, 4096  # kept, and of one with its context; the server reads no more
 _CONTEXT_LINES = 3  # unchanged lines on each side of an edit
@@ -242,25 +199,20 @@ class InlineEdits:
             self._prediction.cancel()
             self._prediction = None
 
-    def review(self) -> None:
-        """The settings or the model changed."""
-        self._notices.edits(self._why_not())
-
-    async def next_edit(self, params: InlineEditParams) -> list[dict[str, Any]]:
-        """The next edit in Copilot's form, or none. The position refers to the document at the time of the call.
+    async def next_edit(self, uri: str, position: types.Position, *, invoked: bool) -> tuple[pb.TextEdit, str] | None:
+        """The next edit, with offsets in the current text, and the id to report it by; None: there is none.
 
         Raises:
             BeyondDocumentError: the document has no such line.
         """
-        document = self._documents.get(params.text_document.uri)
-        if document is None or params.text_document.version not in (None, document.version):
-            return []
-        invoked = params.context.trigger_kind is types.InlineCompletionTriggerKind.Invoked
-        place = document.completed_at(types.Position(params.position.line, params.position.character))
-        if not self._wanted(document, invoked) or (self.history.is_empty and not invoked):
-            return []
+        document = self._documents.get(uri)
+        if document is None:
+            return None
+        place, revision = document.completed_at(position), document.revision
+        if not self._wanted(document, invoked):
+            return None
         self._latest += 1
-        turn, revision = self._latest, document.revision
+        turn = self._latest
         try:
             found, edit = self._prediction, None
             if found is not None and found.is_taken(document):
@@ -271,63 +223,42 @@ class InlineEdits:
                     await asyncio.sleep(self._latency.debounce_s(self.settings.debounce_ms / 1e3))
                 client = self._link.client
                 if client is None or turn != self._latest or document.revision != revision:
-                    return []
-                message = self._message(document, place, params)
-                found = self._prediction = _Prediction(client, document, message, self._latency)
+                    return None
+                found = self._prediction = _Prediction(client, document, self._message(document, place), self._latency)
                 edit = await self._next(found)
         except CallError as error:
             self._notices.edits(str(error))
-            return []
+            return None
         except asyncio.CancelledError:
             if turn == self._latest:
                 self.cancel()
             raise
         if found is None or edit is None or turn != self._latest or document.revision != revision:
-            return []
-        return [_item(document, edit, found.request_id)]
-
-    def _why_not(self) -> str:
-        settings, model = self.settings, self._link.model
-        if not settings.next_edits:
-            return "nextEdits is off"
-        if not settings.edit_model and model and trained_form(model) is None:
-            return f"the model {model} is not trained on next edits; name one that is in editModel"
-        return ""
+            return None
+        return edit, found.request_id
 
     def _wanted(self, document: OpenDocument, invoked: bool) -> bool:
-        mode = self.settings.mode
-        if self._why_not() or mode == "off" or (mode == "manual" and not invoked):
+        settings, model = self.settings, self._link.model
+        off = not settings.next_edits or settings.mode == "off" or document.language in settings.disabled_languages
+        if off or secret(document.name, settings) or len(document.text) > MAX_CHARACTERS:
             return False
-        if document.language in self.settings.disabled_languages or len(document.text) > MAX_CHARACTERS:
+        if not settings.edit_model and model and trained_form(model) is None:
+            self._notices.edits(f"the model {model} is not trained on next edits; name one that is in editModel")
             return False
-        return not secret(document.name, self.settings)
+        return invoked or (settings.mode == "auto" and not self.history.is_empty)
 
     async def _next(self, prediction: _Prediction) -> pb.TextEdit | None:
         with self._notices.busy():
             edit = await prediction.next()
-        self.review()
-        return edit
+            self._notices.edits("")
+            return edit
 
-    def _message(self, document: OpenDocument, place: int, params: InlineEditParams) -> pb.PredictEditRequest:
+    def _message(self, document: OpenDocument, place: int) -> pb.PredictEditRequest:
         settings = self.settings
-        shown = sorted(params.context.diagnostics, key=lambda d: abs(d.range.start.line - params.position.line))
-        message = pb.PredictEditRequest(
+        setup = setup_message(settings, "").setup
+        return pb.PredictEditRequest(
             request_id=uuid.uuid4().hex, model=settings.edit_model or settings.model or self._link.model,
-            path=document.name, text=document.text, cursor=place, unit=pb.OFFSET_UNIT_CODE_POINT,
-            recent=self.history.recent(), extra=self._documents.beside(document, settings),
-            diagnostics=[pb.Diagnostic(line=d.range.start.line, message=d.message) for d in shown],
+            path=document.name, text=document.text, cursor=place, unit=setup.unit, recent=self.history.recent(),
+            extra=self._documents.beside(document, settings), max_prompt_tokens=settings.max_prompt_tokens,
+            speculation=setup.speculation, cache=setup.cache,
         )  # fmt: skip
-        if settings.max_prompt_tokens is not None:
-            message.max_prompt_tokens = settings.max_prompt_tokens
-        message.speculation.mode, message.cache.salt = SPECULATION[settings.speculation], settings.cache_salt
-        message.speculation.indexes.extend(settings.indexes)
-        return message
-
-
-def _item(document: OpenDocument, edit: pb.TextEdit, request_id: str) -> dict[str, Any]:
-    return {
-        "text": edit.text,
-        "range": document.range_of(edit.start, edit.end),
-        "textDocument": {"uri": document.uri, "version": document.version},
-        "command": types.Command("Accept", ACCEPT_COMMAND, arguments=[request_id]),
-    }

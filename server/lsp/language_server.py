@@ -10,16 +10,14 @@ from typing import Any, BinaryIO
 
 from cattrs import ClassValidationError, transform_error
 from lsprotocol import types
-from pydantic import ValidationError
 from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
 import specdec
-from server.lsp.completer import Workplace
-from server.lsp.documents import ACCEPT_COMMAND, BeyondDocumentError, PositionEncoding, plain
-from server.lsp.inline_edits import INLINE_EDIT, InlineEditParams
-from server.lsp.session import LinkState, Notices, Status
+from server.lsp.completer import ACCEPT_COMMAND, Workplace
+from server.lsp.documents import BeyondDocumentError, PositionEncoding, plain
+from server.lsp.session import Notices, Status
 from specdec.client.client import Client
 
 _LOG = logging.getLogger(__name__)
@@ -55,6 +53,7 @@ class InlineProtocol(LanguageServerProtocol):
         yield self.fm.features[types.TEXT_DOCUMENT_DID_CLOSE], (params,), None
 
 
+INLINE_EDIT = "textDocument/copilotInlineEdit"  # Copilot's name, as several clients send it
 # The first four are Copilot's names, so that clients written for its language server report outcomes here too.
 DID_SHOW = "textDocument/didShowCompletion"
 DID_ACCEPT_PART = "textDocument/didPartiallyAcceptCompletion"
@@ -62,8 +61,6 @@ DID_ACCEPT = "textDocument/didAcceptCompletion"
 DID_FOCUS = "textDocument/didFocus"
 DID_DISMISS = "textDocument/didDismissCompletion"
 STATUS = "specdec/didChangeStatus"
-COPILOT_STATUS = "didChangeStatus"
-_KINDS = {LinkState.READY: "Normal", LinkState.BUSY: "Normal", LinkState.AWAY: "Error"}
 
 
 class InlineLanguageServer(LanguageServer):
@@ -99,8 +96,6 @@ class InlineLanguageServer(LanguageServer):
             self.protocol.notify(
                 STATUS, {"state": now.state, "message": now.message, "model": now.model, "nextEdits": now.no_edits}
             )
-            busy, kind = now.state is LinkState.BUSY, _KINDS.get(now.state, "Inactive")
-            self.protocol.notify(COPILOT_STATUS, {"busy": busy, "kind": kind, "message": now.message or now.no_edits})
 
         return Notices(show, status)
 
@@ -147,16 +142,15 @@ class InlineLanguageServer(LanguageServer):
 
         @self.feature(INLINE_EDIT)
         async def next_edit(params: Any) -> dict[str, Any]:
-            if self.workplace is None:
-                return {"edits": []}
+            given = plain(params)
             try:
-                asked = InlineEditParams.model_validate(plain(params))
-                return {"edits": await self.workplace.edits.next_edit(asked)}
-            except ValidationError as error:
-                problems = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
-                raise JsonRpcInvalidParams("; ".join(problems)) from None
+                where = self.protocol._converter.structure(given, types.TextDocumentPositionParams)
+                edits = [] if self.workplace is None else await self.workplace.next_edits(where, given)
+            except ClassValidationError as error:
+                raise JsonRpcInvalidParams("; ".join(transform_error(error))) from None
             except BeyondDocumentError as error:
                 raise JsonRpcInvalidParams(str(error)) from None
+            return {"edits": edits}
 
         @self.command(ACCEPT_COMMAND)
         def accept(suggestion_id: str) -> None:

@@ -62,7 +62,7 @@ _FILL = {
     "middle_or_prefix": pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX,
     "prefix": pb.CompletionOptions.MODE_PREFIX,
 }
-SPECULATION = {
+_SPECULATION = {
     "auto": options_pb2.SpeculationOptions.MODE_AUTO,
     "on": options_pb2.SpeculationOptions.MODE_ON,
     "off": options_pb2.SpeculationOptions.MODE_OFF,
@@ -81,7 +81,7 @@ def setup_message(settings: Settings, session_id: str) -> pb.CompleteSessionRequ
             finish_line=True,
         ),
         speculation=options_pb2.SpeculationOptions(
-            mode=SPECULATION[settings.speculation], indexes=settings.indexes
+            mode=_SPECULATION[settings.speculation], indexes=settings.indexes
         ),
         unit=pb.OFFSET_UNIT_CODE_POINT,
     )  # fmt: skip
@@ -366,16 +366,10 @@ class SessionLink:
     loop."""
 
     def __init__(
-        self,
-        connect: Callable[[], Client],
-        settings: Settings,
-        notices: Notices,
-        pauses: Reconnect | None = None,
-        on_ready: Callable[[], None] = lambda: None,
+        self, connect: Callable[[], Client], settings: Settings, notices: Notices, pauses: Reconnect | None = None
     ) -> None:
-        """on_ready: called when the server has set up a session."""
         self._connect, self._settings, self._notices = connect, settings, notices
-        self._pauses, self._on_ready = pauses or Reconnect(), on_ready
+        self._pauses = pauses or Reconnect()
         self._client: Client | None = None
         self._live: LiveSession | None = None
         self._ready = False
@@ -544,7 +538,6 @@ class SessionLink:
     def _set_up(self, ready: pb.SessionReady) -> None:
         self._session_id, self._ready, self._trouble = ready.session_id, True, ""
         self.model = ready.model
-        self._on_ready()
         self._notices.over("server")
         self._notices.over("refused")
         self._notices.state(

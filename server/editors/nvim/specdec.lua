@@ -91,7 +91,7 @@ end
 -- The displayed suggestion: the answer's items and the index of this one, its begin (row, column, from 0), its text, and
 -- the part already typed.
 local shown = nil
-local waiting = nil -- the pending request: client, id
+local waiting = {} -- the pending request of each method: client, id
 local timer = nil
 local place = nil -- cursor and text version of the last request
 
@@ -141,13 +141,37 @@ local function follow(buffer)
   return true
 end
 
-local function cancel()
-  if timer then
-    timer:stop()
+local function cancel(method)
+  local asked = waiting[method]
+  if asked then
+    waiting[method] = nil
+    call(asked.client, 'cancel_request', asked.id)
   end
-  if waiting then
-    call(waiting.client, 'cancel_request', waiting.id)
-    waiting = nil
+end
+
+-- Sends a request for the cursor. `take(result, client)` gets the answer while the buffer is current.
+local function send(method, kind, take)
+  local buffer = vim.api.nvim_get_current_buf()
+  local client = client_of(buffer)
+  if not client then
+    return
+  end
+  local params = vim.lsp.util.make_position_params(0, client.offset_encoding)
+  params.textDocument.version = vim.lsp.util.buf_versions[buffer]
+  params.context = { triggerKind = kind }
+  local asked = { client = client }
+  local sent, id = call(client, 'request', method, params, function(failed, result)
+    if waiting[method] ~= asked then
+      return
+    end
+    waiting[method] = nil
+    if not failed and result and vim.api.nvim_get_current_buf() == buffer then
+      take(result, client)
+    end
+  end, buffer)
+  if sent then
+    asked.id = id
+    waiting[method] = asked
   end
 end
 
@@ -168,28 +192,12 @@ end
 
 -- Shows the answer's first item, or the one `step` further.
 local function request(kind, step)
-  local buffer = vim.api.nvim_get_current_buf()
-  local client = client_of(buffer)
-  if not client then
-    return
-  end
-  local params = vim.lsp.util.make_position_params(0, client.offset_encoding)
-  params.context = { triggerKind = kind }
-  local asked = {}
-  local sent, id = call(client, 'request', METHOD, params, function(failed, result)
-    if waiting ~= asked then
-      return
+  send(METHOD, kind, function(result, client)
+    local items = result.items or result
+    if items[1] and vim.startswith(vim.api.nvim_get_mode().mode, 'i') then
+      show(vim.api.nvim_get_current_buf(), items, (step or 0) % #items + 1, client)
     end
-    waiting = nil
-    local items = not failed and result and (result.items or result) or {}
-    if items[1] and vim.startswith(vim.api.nvim_get_mode().mode, 'i') and vim.api.nvim_get_current_buf() == buffer then
-      show(buffer, items, (step or 0) % #items + 1, client)
-    end
-  end, buffer)
-  if sent then
-    asked.client, asked.id = client, id
-    waiting = asked
-  end
+  end)
 end
 
 -- Inserts the next part `text` of the suggestion.
@@ -257,21 +265,12 @@ end
 local edit_namespace = vim.api.nvim_create_namespace('specdec.edit')
 -- The displayed edit: its buffer and text version, the item, and the rows and byte columns (from 0) that it replaces.
 local predicted = nil
-local edit_waiting = nil -- the pending request: client, id
-local edit_place = nil -- cursor and text version of the last request
 local dismissed = nil -- the text version in which the user dismissed an edit
 
 local function hide_edit()
   if predicted then
     pcall(vim.api.nvim_buf_clear_namespace, predicted.buffer, edit_namespace, 0, -1)
     predicted = nil
-  end
-end
-
-local function cancel_edit()
-  if edit_waiting then
-    call(edit_waiting.client, 'cancel_request', edit_waiting.id)
-    edit_waiting = nil
   end
 end
 
@@ -318,7 +317,7 @@ local function show_edit(buffer, item, client)
   local row, cursor = unpack(vim.api.nvim_win_get_cursor(0))
   local at_cursor = from.line == row - 1 and to.line == row - 1 and column == cursor and end_column == cursor
   if at_cursor and vim.startswith(vim.api.nvim_get_mode().mode, 'i') then
-    if not shown and not waiting then
+    if not shown and not waiting[METHOD] then
       show(buffer, { { insertText = item.text, range = item.range, command = item.command } }, 1, client)
     end
     return
@@ -330,52 +329,20 @@ local function show_edit(buffer, item, client)
   draw_edit()
 end
 
-local function problems(buffer)
-  return vim.tbl_map(function(found)
-    local start, stop = { line = found.lnum, character = found.col }, { line = found.end_lnum, character = found.end_col }
-    return { range = { start = start, ['end'] = stop }, message = found.message }
-  end, vim.diagnostic.get(buffer))
-end
-
--- The language server waits for the next key and drops what belongs to an older text.
-local function request_edit(buffer, client)
-  local tick = vim.api.nvim_buf_get_changedtick(buffer)
-  local params = vim.lsp.util.make_position_params(0, client.offset_encoding)
-  params.textDocument.version = vim.lsp.util.buf_versions[buffer]
-  params.context = { triggerKind = AUTOMATIC, diagnostics = problems(buffer) }
-  local asked = {}
-  local sent, id = call(client, 'request', EDIT_METHOD, params, function(failed, result)
-    if edit_waiting ~= asked then
-      return
-    end
-    edit_waiting = nil
-    local item = not failed and result and result.edits[1]
-    if item and vim.api.nvim_get_current_buf() == buffer and vim.api.nvim_buf_get_changedtick(buffer) == tick then
-      show_edit(buffer, item, client)
-    end
-  end, buffer)
-  if sent then
-    asked.client, asked.id = client, id
-    edit_waiting = asked
-  end
-end
-
--- Requests an edit after a change or a move of the cursor, unless one is displayed or was dismissed in this text.
-local function follow_edits(buffer)
-  local client = client_of(buffer)
-  local tick = vim.api.nvim_buf_get_changedtick(buffer)
-  local now = table.concat(vim.api.nvim_win_get_cursor(0), ':') .. ':' .. tick .. ':' .. buffer
-  if not client or buffer ~= vim.api.nvim_get_current_buf() or now == edit_place then
-    return
-  end
-  edit_place = now
+-- Requests an edit, unless one is displayed or was dismissed in this text. The language server waits for the next key.
+local function follow_edits(buffer, tick)
   if predicted and (predicted.buffer ~= buffer or predicted.tick ~= tick) then
     hide_edit()
   end
-  if not predicted and dismissed ~= tick then
-    cancel_edit()
-    request_edit(buffer, client)
+  if predicted or dismissed == tick then
+    return
   end
+  cancel(EDIT_METHOD)
+  send(EDIT_METHOD, AUTOMATIC, function(result, client)
+    if result.edits[1] and vim.api.nvim_buf_get_changedtick(buffer) == tick then
+      show_edit(buffer, result.edits[1], client)
+    end
+  end)
 end
 
 -- Moves the cursor to the edit, or makes the edit if the cursor is in its lines.
@@ -399,52 +366,27 @@ function actions.dismiss_edit()
   hide_edit()
 end
 
-local function attach_edits(group)
-  vim.api.nvim_create_autocmd({ 'TextChanged', 'TextChangedI', 'CursorMoved', 'CursorMovedI' }, {
-    group = group,
-    callback = function(event)
-      follow_edits(event.buf)
-    end,
-  })
-  vim.api.nvim_create_autocmd('BufEnter', {
-    group = group,
-    callback = function(event)
-      local client = client_of(event.buf)
-      if client then
-        call(client, 'notify', 'textDocument/didFocus', { textDocument = { uri = vim.uri_from_bufnr(event.buf) } })
-      end
-    end,
-  })
-  vim.api.nvim_create_autocmd('BufLeave', {
-    group = group,
-    callback = function()
-      edit_place = nil
-      cancel_edit()
-      hide_edit()
-    end,
-  })
-end
-
 local function attach(options)
   local group = vim.api.nvim_create_augroup('specdec', { clear = true })
   timer = vim.uv.new_timer()
-  attach_edits(group)
-  vim.api.nvim_create_autocmd({ 'InsertEnter', 'TextChangedI', 'CursorMovedI' }, {
+  vim.api.nvim_create_autocmd({ 'InsertEnter', 'TextChanged', 'TextChangedI', 'CursorMoved', 'CursorMovedI' }, {
     group = group,
     callback = function(event)
       local tick = vim.api.nvim_buf_get_changedtick(event.buf)
       local now = table.concat(vim.api.nvim_win_get_cursor(0), ':') .. ':' .. tick .. ':' .. event.buf
-      if now == place then
+      if now == place and event.event ~= 'InsertEnter' then
         return
       end
       place = now
-      cancel()
+      timer:stop()
+      cancel(METHOD)
       if shown and not follow(event.buf) then
         if shown.buffer == event.buf and vim.api.nvim_get_current_buf() == event.buf then
           notify('DismissCompletion')
         end
         hide()
       end
+      follow_edits(event.buf, tick)
       timer:start(options.debounce_ms, 0, vim.schedule_wrap(function()
         if vim.startswith(vim.api.nvim_get_mode().mode, 'i') then
           request(AUTOMATIC)
@@ -454,10 +396,24 @@ local function attach(options)
   })
   vim.api.nvim_create_autocmd({ 'InsertLeave', 'BufLeave' }, {
     group = group,
-    callback = function()
+    callback = function(event)
       place = nil
-      cancel()
+      timer:stop()
+      cancel(METHOD)
       hide()
+      if event.event == 'BufLeave' then
+        cancel(EDIT_METHOD)
+        hide_edit()
+      end
+    end,
+  })
+  vim.api.nvim_create_autocmd('BufEnter', {
+    group = group,
+    callback = function(event)
+      local client = client_of(event.buf)
+      if client then
+        call(client, 'notify', 'textDocument/didFocus', { textDocument = { uri = vim.uri_from_bufnr(event.buf) } })
+      end
     end,
   })
   vim.api.nvim_create_autocmd('FileType', {

@@ -53,7 +53,7 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def labels(state: str) -> str:
     """Return the status bar's label for screen readers, and its tooltip."""
-    return f"specdec: {state}. No next edits: nextEdits is off. Click to switch suggestions on or off."
+    return f"specdec: {state}. Click to switch suggestions on or off."
 
 
 class Code:

@@ -12,16 +12,16 @@ import pytest
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 
-from server.lsp.documents import ACCEPT_COMMAND, DocumentTable, OpenDocument, PositionEncoding, Project, Settings
+from server.lsp.completer import ACCEPT_COMMAND
+from server.lsp.documents import DocumentTable, OpenDocument, PositionEncoding, Project, Settings
 from server.lsp.inline_edits import (
     EDIT_CHARACTERS,
-    INLINE_EDIT,
     MAX_DEBOUNCE_S,
     RECENT_EDITS,
-    InlineEditParams,
     InlineEdits,
     Latency,
 )
+from server.lsp.language_server import INLINE_EDIT
 from server.lsp.session import LinkState, Notices, Status
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.client.connection import CallError
@@ -74,8 +74,8 @@ async def test_a_bad_request_gets_an_error_that_names_the_field() -> None:
     async with running() as server, editing(server.address, OPTIONS) as editor:
         editor.open(BOOK)
         for fields, problem in (
-            ({"position": {"line": -1, "character": 0}}, "position.line: "),
-            ({"textDocument": {}}, "textDocument.uri: "),
+            ({"position": {"line": -1, "character": 0}}, "position"),
+            ({"textDocument": {}}, "text_document.uri"),
             ({"position": {"line": 99, "character": 0}}, "position.line: 99 is beyond the document"),
         ):
             with pytest.raises(JsonRpcException, match=problem) as refused:
@@ -92,10 +92,9 @@ async def test_the_status_says_what_runs_and_why_no_edits_come() -> None:
         rename(editor)
         assert await predict(editor) == []
         assert "book is not trained on next edits" in editor.statuses[-1]["nextEdits"]
-        for settings, found in (({"nextEdits": False}, "nextEdits is off"), ({"nextEdits": True, **OPTIONS}, "")):
-            editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams(settings))
-            assert bool(await predict(editor)) == (found == "")
-            assert editor.statuses[-1]["nextEdits"] == found
+        editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams(OPTIONS))
+        assert await predict(editor)
+        assert editor.statuses[-1]["nextEdits"] == ""
         assert [status["state"] for status in editor.statuses[-2:]] == ["busy", "ready"]
         editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams({"editModel": "absent"}))
         assert await predict(editor) == []
@@ -151,11 +150,9 @@ class Desk:
         where = types.Range(types.Position(line, 0), types.Position(line + lines, 0))
         self.edits.apply(document or self.document, [types.TextDocumentContentChangePartial(where, text)])
 
-    def ask(self, line: int = 0, **context: Any) -> asyncio.Task[list[dict[str, Any]]]:
-        document = {"uri": self.document.uri, "version": self.document.version}
-        context = context or {"triggerKind": 1}
-        params = {"textDocument": document, "position": {"line": line, "character": 0}, "context": context}
-        return asyncio.create_task(self.edits.next_edit(InlineEditParams.model_validate(params)))
+    def ask(self, line: int = 0, *, invoked: bool = True) -> asyncio.Task[tuple[pb.TextEdit, str] | None]:
+        where = types.Position(line, 0)
+        return asyncio.create_task(self.edits.next_edit(self.document.uri, where, invoked=invoked))
 
     async def asked(self, count: int) -> pb.PredictEditRequest:
         """The server's request number ``count``, once it has come."""
@@ -183,8 +180,7 @@ async def test_the_server_gets_what_the_user_changed_and_sees_the_user_changed_a
     desk.change(40, "far\n")
     desk.change(2, "else", document=desk.other)
     desk.change(0, "secret", document=desk.open(".env", "x\n"))
-    message_range = {"start": {"line": 7, "character": 1}, "end": {"line": 7, "character": 2}}
-    asking = desk.ask(11, diagnostics=[{"range": message_range, "message": "unused"}])
+    asking = desk.ask(11)
     message = await desk.asked(1)
     assert [(edit.path, *changed_lines(edit)) for edit in message.recent] == [
         ("a.py", ["line 10", "line 11"], ["word line 10"]),
@@ -194,7 +190,6 @@ async def test_the_server_gets_what_the_user_changed_and_sees_the_user_changed_a
     assert all(len(edit.before) < 100 for edit in message.recent)
     assert (message.path, message.text, message.model) == ("a.py", desk.document.text, Server.model)
     assert [file.filename for file in message.extra] == ["b.py"]
-    assert [(one.line, one.message) for one in message.diagnostics] == [(7, "unused")]
     assert message.text[message.cursor :].startswith("line 12\n")
     asking.cancel()
 
@@ -229,7 +224,7 @@ async def test_what_the_user_does_next_ends_the_request(by: str) -> None:
         newer = desk.ask(5)
         await desk.asked(2)
         desk.server.answers.put_nowait(EDIT)
-        assert len(await newer) == 1
+        assert await newer is not None
     elif by == "cancel":
         first.cancel()
     elif by == "close":
@@ -237,32 +232,29 @@ async def test_what_the_user_does_next_ends_the_request(by: str) -> None:
     else:
         desk.change(50, "x", document=desk.other if by == "change elsewhere" else None)
     await asyncio.wait([first])
-    assert first.cancelled() if by == "cancel" else first.result() == []
+    assert first.cancelled() if by == "cancel" else first.result() is None
     await asyncio.sleep(0)
     assert desk.server.running == (by == "newer request")
 
 
 async def test_an_answer_to_another_text_is_dropped() -> None:
     desk = Desk()
-    desk.document.version = 7
-    params = {"textDocument": {"uri": desk.document.uri, "version": 6}, "position": {"line": 0, "character": 0}}
-    assert await desk.edits.next_edit(InlineEditParams.model_validate(params)) == []
-    assert desk.server.asked == []
     asking = desk.ask()
     await desk.asked(1)
     desk.server.answers.put_nowait(EDIT)
     desk.document.apply([_deleted(1)])  # after the answer came, before it is given
-    assert await asking == []
+    assert await asking is None
 
 
 async def test_the_rest_of_an_answer_waits_until_the_first_edit_is_taken() -> None:
     desk = Desk()
-    for edit in (EDIT, pb.TextEdit(start=7, end=11, text="second line"), None):
+    for edit in (pb.TextEdit(start=0, end=4, text="first line"), pb.TextEdit(start=7, end=11, text="LINE"), None):
         desk.server.answers.put_nowait(edit)
-    [first] = await desk.ask()
-    desk.edits.apply(desk.document, [types.TextDocumentContentChangePartial(first["range"], first["text"])])
-    [second] = await desk.ask()
-    assert (second["text"], second["range"]) == ("second line", types.Range(types.Position(1, 0), types.Position(1, 4)))
+    found = await desk.ask()
+    assert found is not None
+    where = desk.document.range_of(found[0].start, found[0].end)
+    desk.edits.apply(desk.document, [types.TextDocumentContentChangePartial(where, found[0].text)])
+    assert await desk.ask() == (pb.TextEdit(start=13, end=17, text="LINE"), found[1])
     assert len(desk.server.asked) == 1
     desk.change(30, "other")  # the second one is not taken
     again = desk.ask()
@@ -273,30 +265,31 @@ async def test_the_rest_of_an_answer_waits_until_the_first_edit_is_taken() -> No
 async def test_an_error_of_the_server_is_the_status_until_it_answers() -> None:
     desk = Desk()
     desk.server.answers.put_nowait(CallError(grpc.StatusCode.UNIMPLEMENTED, "no such method", reached=True))
-    assert await desk.ask() == []
+    assert await desk.ask() is None
     assert "no such method" in desk.statuses[-1].no_edits
     desk.server.answers.put_nowait(None)
-    assert await desk.ask() == []
+    assert await desk.ask() is None
     assert desk.statuses[-1] == Status(LinkState.READY)
 
 
 @pytest.mark.parametrize(
-    ("settings", "context", "wanted"),
+    ("settings", "invoked", "wanted"),
     [
-        ({"mode": "manual"}, {"triggerKind": 2}, False),
-        ({"mode": "manual"}, {"triggerKind": 1}, True),
-        ({"mode": "off"}, {"triggerKind": 1}, False),
-        ({"disabledLanguages": ["python"]}, {"triggerKind": 1}, False),
-        ({"exclude": ["a.*"]}, {"triggerKind": 1}, False),
-        ({}, {}, True),
+        ({}, False, True),
+        ({"mode": "manual"}, False, False),
+        ({"mode": "manual"}, True, True),
+        ({"mode": "off"}, True, False),
+        ({"nextEdits": False}, True, False),
+        ({"disabledLanguages": ["python"]}, True, False),
+        ({"exclude": ["a.*"]}, True, False),
     ],
 )
-async def test_settings_decide_where_edits_are_predicted(
-    settings: dict[str, Any], context: dict[str, Any], wanted: bool
-) -> None:
+async def test_settings_decide_where_edits_are_predicted(settings: dict[str, Any], invoked: bool, wanted: bool) -> None:
     desk = Desk(**settings)
+    assert await desk.ask(invoked=False) is None  # nothing was changed
+    desk.change(3, "new\n")
     desk.server.answers.put_nowait(EDIT)
-    assert bool(await desk.ask(**context)) == wanted
+    assert bool(await desk.ask(invoked=invoked)) == wanted
     assert len(desk.server.asked) == wanted
 
 

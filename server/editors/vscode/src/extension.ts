@@ -39,7 +39,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
       client?.isRunning() ? client.sendRequest<{ edits: Edit[] }>(PREDICT, params, token) : null,
     notify: (method, params) => void client?.sendNotification(method, params).catch(() => undefined),
   };
-  const edits = new NextEdits(link, (document, position) => provider.hasSuggested(document, position));
+  const edits = new NextEdits(link);
   const provider = new Provider(link, (document, position) => edits.insertionAt(document, position));
   context.subscriptions.push(
     bar,

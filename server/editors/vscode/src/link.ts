@@ -24,7 +24,7 @@ export interface Item {
 }
 
 export interface Params {
-  textDocument: { uri: string };
+  textDocument: { uri: string; version?: number };
   position: Position;
   context: { triggerKind: 1 | 2; selectedCompletionInfo?: { range: Range; text: string } };
 }
@@ -36,14 +36,8 @@ export interface Edit {
   command: Command;
 }
 
-export interface EditParams {
-  textDocument: { uri: string; version: number };
-  position: Position;
-  context: { triggerKind: 1 | 2; diagnostics: { range: Range; message: string }[] };
-}
-
 export interface Link {
   complete(params: Params, token: CancellationToken): Promise<Item[] | { items: Item[] } | null>;
-  predict(params: EditParams, token: CancellationToken): Promise<{ edits: Edit[] } | null>;
+  predict(params: Params, token: CancellationToken): Promise<{ edits: Edit[] } | null>;
   notify(method: string, params: object): void;
 }

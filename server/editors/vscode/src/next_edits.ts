@@ -22,15 +22,10 @@ export class NextEdits implements vscode.Disposable {
   private shown: Shown | undefined;
   private insertion: (Shown & { version: number }) | undefined; // offered as ghost text
   private dismissed = false; // since the last change
-  private version = -1; // of the text at the last request
   private pending: vscode.CancellationTokenSource | undefined;
   private timer: ReturnType<typeof setTimeout> | undefined;
 
-  /** hasGhost: whether a suggestion was shown at a position while typing. */
-  constructor(
-    private readonly link: Link,
-    private readonly hasGhost: (document: vscode.TextDocument, position: vscode.Position) => boolean,
-  ) {
+  constructor(private readonly link: Link) {
     this.parts = [
       this.removed,
       this.added,
@@ -94,31 +89,24 @@ export class NextEdits implements vscode.Disposable {
     }
     const { document, selection } = editor;
     const { version } = document;
-    const typed = version !== this.version;
-    this.version = version;
     const source = (this.pending = new vscode.CancellationTokenSource());
-    const problems = vscode.languages.getDiagnostics(document.uri);
     const answer = await this.link.predict({
       textDocument: { uri: document.uri.toString(), version },
       position: { line: selection.active.line, character: selection.active.character },
-      context: { triggerKind: 2, diagnostics: problems.map(({ range, message }) => ({ range, message })) },
+      context: { triggerKind: 2 },
     }, source.token).catch(() => null);
     const edit = answer?.edits[0];
     if (edit !== undefined && !source.token.isCancellationRequested && document.version === version) {
-      this.show(editor, edit, typed);
+      this.show(editor, edit);
     }
   }
 
-  // typed: the request followed a change. After a move of the cursor VS Code shows no suggestion.
-  private show(editor: vscode.TextEditor, edit: Edit, typed: boolean): void {
+  private show(editor: vscode.TextEditor, edit: Edit): void {
     const { start, end } = edit.range;
     const range = new vscode.Range(start.line, start.character, end.line, end.character);
-    const cursor = editor.selection.active;
-    if (range.isEmpty && range.start.isEqual(cursor)) {
-      if (!typed || !this.hasGhost(editor.document, cursor)) {
-        this.insertion = { editor, edit, range, version: editor.document.version };
-        void vscode.commands.executeCommand("editor.action.inlineSuggest.trigger");
-      }
+    if (range.isEmpty && range.start.isEqual(editor.selection.active)) {
+      this.insertion = { editor, edit, range, version: editor.document.version };
+      void vscode.commands.executeCommand("editor.action.inlineSuggest.trigger");
       return;
     }
     this.shown = { editor, edit, range };

@@ -12,7 +12,6 @@ interface Given {
   text: string;
   uri: string;
   range: Range;
-  at: vscode.Position;
 }
 
 // VS Code calls the `handle...` methods if their proposed interface is enabled. Otherwise a suggestion counts as shown
@@ -26,12 +25,6 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     private readonly link: Link,
     private readonly predicted: (document: vscode.TextDocument, position: vscode.Position) => Edit | undefined = () => undefined,
   ) {}
-
-  /** Whether the text after a position was suggested for it. */
-  hasSuggested(document: vscode.TextDocument, position: vscode.Position): boolean {
-    const { last } = this;
-    return last?.uri === document.uri.toString() && last.at.isEqual(position);
-  }
 
   async provideInlineCompletionItems(
     document: vscode.TextDocument,
@@ -70,7 +63,7 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     const text = typeof item.insertText === "string" ? item.insertText : item.insertText.value;
     const range = item.range ?? { start: position, end: position };
     const made = new vscode.InlineCompletionItem(text, rangeOf(range), item.command);
-    const given = { item, text, uri: document.uri.toString(), range, at: position };
+    const given = { item, text, uri: document.uri.toString(), range };
     this.given.set(made, given);
     this.last = given;
     this.link.notify(SHOWN, { item });
