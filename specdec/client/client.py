@@ -127,14 +127,11 @@ class CompletionClient:
             self._connection.both_ways(lambda at: _Completion(at).CompleteSession), self._connection.address
         )
 
-    async def predict_edit(
+    def predict_edit(
         self, message: completion_pb2.PredictEditRequest, timeout_s: float | None = None
     ) -> AsyncGenerator[completion_pb2.PredictEditResponse, None]:
         """The answer to ``message``: Started, edits, Finished. Close the generator to cancel the call."""
-        answers = self._connection.stream(lambda at: _Completion(at).PredictEdit, message, timeout_s)
-        async with aclosing(answers) as events:
-            async for event in events:
-                yield event
+        return self._connection.stream(lambda at: _Completion(at).PredictEdit, message, timeout_s)
 
     async def report_outcome(
         self,

@@ -136,7 +136,7 @@ async def test_predicted_edits_are_shown_dismissed_jumped_to_and_taken(tmp_path:
     async with running() as server:
         options = {"cmd": LSP, "server": server.address, "settings": EDITS}
         async with neovim(NVIM, RECIPE, options, [file]) as nvim:
-            await nvim.until("return specdec.status_text()", "specdec: ready")
+            await nvim.until("return specdec.status and specdec.status.state", "ready")
             await nvim.call("nvim_win_set_cursor", 0, [line + 1, character])
             await nvim.type("cwnumbers<Esc>")
             await nvim.until(DIFF, "-value|+number")
@@ -164,7 +164,7 @@ async def test_an_insertion_predicted_at_the_cursor_is_ghost_text(tmp_path: Path
         settings = {**EDITS, "timeLimitMs": 0.001}  # no completion comes in time
         options = {"cmd": LSP, "server": server.address, "settings": settings}
         async with neovim(NVIM, RECIPE, options, [file]) as nvim:
-            await nvim.until("return specdec.status_text()", "specdec: ready")
+            await nvim.until("return specdec.status and specdec.status.state", "ready")
             await nvim.call("nvim_win_set_cursor", 0, [5, 0])
             await nvim.type("osum = ")
             await nvim.until(GHOST, "0 + 0")

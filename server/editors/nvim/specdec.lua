@@ -407,15 +407,6 @@ local function attach(options)
       end
     end,
   })
-  vim.api.nvim_create_autocmd('BufEnter', {
-    group = group,
-    callback = function(event)
-      local client = client_of(event.buf)
-      if client then
-        call(client, 'notify', 'textDocument/didFocus', { textDocument = { uri = vim.uri_from_bufnr(event.buf) } })
-      end
-    end,
-  })
   vim.api.nvim_create_autocmd('FileType', {
     group = group,
     callback = function(event)
@@ -481,13 +472,6 @@ function M.setup(given)
   map(keys.invoke, soon(request, INVOKED))
   map(keys.next, soon(cycle, 1))
   map(keys.previous, soon(cycle, -1))
-end
-
--- The status as a text for a status line.
-function M.status_text()
-  local status = M.status or { state = 'connecting' }
-  local reason = status.message ~= '' and status.message or status.nextEdits
-  return 'specdec: ' .. status.state .. (reason and reason ~= '' and ' (' .. reason .. ')' or '')
 end
 
 -- The text that the accept key would insert; nil if nothing is displayed.

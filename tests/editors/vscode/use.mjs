@@ -105,8 +105,7 @@ const scenarios = {
     const first = await diff();
     await page.keyboard.press("Escape");
     await diff(false);
-    await page.keyboard.type("s");
-    await page.keyboard.press("Backspace");
+    await page.keyboard.type("_");
     const seen = [];
     while (seen.length < 3) {
       const text = await diff();

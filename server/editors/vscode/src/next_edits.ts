@@ -3,7 +3,6 @@ import * as vscode from "vscode";
 import type { Edit, Link } from "./link.js";
 
 const SHOWN = "specdec.editShown"; // the condition of the keybindings
-const FOCUSED = "textDocument/didFocus";
 const SETTLE_MS = 20; // one key changes the text and moves the cursor; the language server waits for the next key
 
 interface Shown {
@@ -33,7 +32,7 @@ export class NextEdits implements vscode.Disposable {
       vscode.commands.registerCommand("specdec.dismissEdit", () => this.dismiss()),
       vscode.workspace.onDidChangeTextDocument(({ document, contentChanges }) => this.changed(document, contentChanges)),
       vscode.window.onDidChangeTextEditorSelection(({ textEditor }) => this.moved(textEditor)),
-      vscode.window.onDidChangeActiveTextEditor((editor) => this.focused(editor)),
+      vscode.window.onDidChangeActiveTextEditor(() => this.leave()),
     ];
   }
 
@@ -45,8 +44,7 @@ export class NextEdits implements vscode.Disposable {
   }
 
   dispose(): void {
-    this.stop();
-    this.clear();
+    this.leave();
     this.parts.forEach((part) => part.dispose());
   }
 
@@ -61,14 +59,6 @@ export class NextEdits implements vscode.Disposable {
   private moved(editor: vscode.TextEditor): void {
     if (editor === vscode.window.activeTextEditor && this.shown === undefined && !this.dismissed) {
       this.later();
-    }
-  }
-
-  private focused(editor: vscode.TextEditor | undefined): void {
-    this.stop();
-    this.clear();
-    if (editor !== undefined) {
-      this.link.notify(FOCUSED, { textDocument: { uri: editor.document.uri.toString() } });
     }
   }
 
@@ -125,10 +115,14 @@ export class NextEdits implements vscode.Disposable {
     }
   }
 
-  private dismiss(): void {
-    this.dismissed = true;
+  private leave(): void {
     this.stop();
     this.clear();
+  }
+
+  private dismiss(): void {
+    this.dismissed = true;
+    this.leave();
   }
 
   private async jumpOrTake(): Promise<void> {
