@@ -75,11 +75,15 @@ class Code:
         )  # fmt: skip
         assert process.stdout is not None
         assert process.stderr is not None
-        async with asyncio.timeout(150):
-            while line := await process.stdout.readline():
-                yield json.loads(line)
-            faults = (await process.stderr.read()).decode()
-            assert await process.wait() == 0, f"{faults}\nscreenshot: {shot}"
+        try:
+            async with asyncio.timeout(150):
+                while line := await process.stdout.readline():
+                    yield json.loads(line)
+                faults = (await process.stderr.read()).decode()
+                assert await process.wait() == 0, f"{faults}\nscreenshot: {shot}"
+        finally:
+            if process.returncode is None:
+                process.terminate()
 
 
 @asynccontextmanager

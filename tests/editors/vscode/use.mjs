@@ -13,20 +13,18 @@ page.setDefaultTimeout(45000);
 
 const bar = page.locator('[id="specdec.specdec.specdec.status"] a');
 const ghost = page.locator(".ghost-text-decoration");
-/** The texts that the diff of a predicted edit adds: VS Code draws them by style. */
-const additions = () => page.locator(".view-lines span").evaluateAll((spans) =>
-  [...new Set(spans.map((span) => getComputedStyle(span, "::after").content))]
-    .filter((content) => content.startsWith('"') && content !== '""').map((content) => JSON.parse(content)));
-/** Until the diff adds something, or nothing. */
+/** What the diff of a predicted edit adds, which VS Code draws by style, once it adds something, or nothing. */
 async function diff(wanted = true) {
-  let texts = await additions();
-  while (texts.length > 0 !== wanted) {
-    await page.waitForTimeout(50);
-    texts = await additions();
-  }
-  return texts.join("|");
+  const found = await page.waitForFunction((wanted) => {
+    const contents = [...document.querySelectorAll(".view-lines span")]
+      .map((span) => getComputedStyle(span, "::after").content)
+      .filter((content) => content.startsWith('"') && content !== '""');
+    return contents.length > 0 === wanted && { texts: [...new Set(contents)].map((text) => JSON.parse(text)) };
+  }, wanted);
+  return (await found.jsonValue()).texts.join("|");
 }
-const line = async () => /Ln (\d+)/.exec(await page.locator('[id="status.editor.selection"]').innerText())[1];
+const cursor = page.locator('[id="status.editor.selection"]');
+const line = async () => /Ln (\d+)/.exec(await cursor.innerText())[1];
 const tell = (seen) => console.log(JSON.stringify(seen));
 /** Until the status bar shows an icon. */
 const showing = (icon) => bar.locator(`.codicon-${icon}`).waitFor();
@@ -112,12 +110,12 @@ const scenarios = {
       const at = await line();
       await page.screenshot({ path: shot });
       await page.keyboard.press("Tab");
-      while ((await line()) === at) await page.waitForTimeout(50);
+      await cursor.filter({ hasNotText: `Ln ${at},` }).waitFor();
       seen.push([text, await line()]);
       await page.keyboard.press("Tab");
       await diff(false);
     }
-    while ((await page.locator(".view-lines").innerText()).includes("values")) await page.waitForTimeout(50);
+    await page.locator(".view-lines").filter({ hasNotText: "values" }).waitFor();
     await save();
     tell({ first, seen });
   },
