@@ -222,6 +222,91 @@ async def measure_typing(engine: EngineConfig, plan: TypingPlan, note: Callable[
     }  # fmt: skip
 
 
+# Files of the standard library of at least 2,000 lines
+LONG_PLACES = ("argparse:", "inspect:", "typing:", "tarfile:", "doctest:")
+
+
+@dataclass(frozen=True, slots=True)
+class FirstText:
+    """The first text of a suggestion in a file."""
+
+    wait_ms: float  # infinite: there was no text
+    prompt_tokens: int
+    cached_tokens: int
+    omitted_lines: int  # of the file
+
+
+async def measure_ttft(
+    engine: EngineConfig, ttft_ms: float, files: int, note: Callable[[str], None], idle_s: float = 2.0
+) -> dict[str, Any]:
+    """JSON-able figures of the first suggestion in a long file that the server has never seen, and of one at
+    the same place after ``idle_s`` seconds in which the server reads ahead.
+
+    ttft_ms: the objective. files: number of openings, in turn of `LONG_PLACES`, each at another place and with a prefix
+    cache of its own.
+
+    Raises:
+        ChildServerError: the server did not start.
+        CallError: a call failed.
+    """
+    found: dict[str, list[FirstText]] = {"first": [], "after_idle": []}
+    config = Config(engine=engine, server=ServerConfig(grpc_port=0, http_port=None))
+    async with LocalServer(config) as server, Client(server.grpc_address) as client:
+        info = await client.info()
+        await asyncio.sleep(_REST_POLL_S)  # the first heartbeat has the engine's measured times
+        for number in range(files):
+            place = LONG_PLACES[number % len(LONG_PLACES)]
+            note(f"{place} {number}")
+            before, after = _half_a_line(source_of(place), (number + 1) / (files + 1))
+            setup = pb.SessionSetup(
+                completion=pb.CompletionOptions(ttft_ms=ttft_ms),
+                stopping=options_pb2.StoppingOptions(max_tokens=16),
+                cache=options_pb2.CacheOptions(salt=str(number)),
+            )  # fmt: skip
+            text = pb.DocumentText(uri=_URI, version=1, text=before + after, language=_LANGUAGE)
+            ask = pb.CompleteSessionRequest(setup=setup, text=text, ask=_ask(1, len(before), 1))
+            async with client.completion.session() as session:
+                found["first"].append(await _first_text(session, ask))
+                ahead = _ask(2, len(before), 1)
+                ahead.read_ahead = True
+                await session.send(pb.CompleteSessionRequest(ask=ahead))
+                await asyncio.sleep(idle_s)
+            async with client.completion.session() as session:  # another session: the first would repeat its answer
+                found["after_idle"].append(await _first_text(session, ask))
+    return {"target": info.target, "ttft_ms": ttft_ms, "idle_s": idle_s} | {
+        name: {
+            "ttft_ms": spread([each.wait_ms for each in texts if each.wait_ms < math.inf]),
+            "prompt_tokens": spread([each.prompt_tokens for each in texts]),
+            "cached_tokens": spread([each.cached_tokens for each in texts]),
+            "omitted_lines": spread([each.omitted_lines for each in texts]),
+        }
+        for name, texts in found.items()
+    }
+
+
+def _half_a_line(source: str, share: float) -> tuple[str, str]:
+    """The text before and after the second half of a long line behind ``share`` of ``source``."""
+    lines = source.splitlines(keepends=True)
+    number = next(i for i in range(int(len(lines) * share), len(lines)) if len(lines[i].strip()) > 30)
+    half = len(lines[number]) - len(lines[number].strip()) // 2
+    return "".join([*lines[:number], lines[number][:half]]), "".join(["\n", *lines[number + 1 :]])
+
+
+async def _first_text(session: SessionCall, message: pb.CompleteSessionRequest) -> FirstText:
+    """Send a request and read its answer."""
+    clock = asyncio.get_running_loop().time
+    sent, wait_ms = clock(), math.inf
+    await session.send(message)
+    async for answer in session:
+        if answer.WhichOneof("event") == "delta":
+            wait_ms = min(wait_ms, (clock() - sent) * 1e3)
+        elif answer.WhichOneof("event") == "finished" and answer.finished.ask_id == message.ask.id:
+            usage = answer.finished.usage
+            omitted = usage.omitted_prefix_lines + usage.omitted_suffix_lines
+            return FirstText(wait_ms, usage.prompt_tokens, usage.cached_tokens, omitted)
+    raise ValueError("the session ended without an answer")
+
+
 def figures_of(logs: list[KeysLog]) -> dict[str, Any]:
     """Figures over all stretches, as JSON types."""
     own = [(log.answered_s[key] - log.pressed_s[key]) * 1e3 for log in logs for key in sorted(log.answered_s)]

@@ -12,7 +12,7 @@ from functools import partial
 from server.auth.principal import Limits, Principal, current_caller
 from server.completion.documents import FillMode, Gap
 from server.completion.prompt_packer import PackedPrompt, PromptPacker
-from server.completion.time_budget import FINE_BUDGET, Objective, TimeBudget, budgets, cached_tokens
+from server.completion.time_budget import FINE_BUDGET, FIRST_AHEAD, Objective, TimeBudget, budgets, cached_tokens
 from specdec.core.text_stops import CLOSERS, CLOSING, CodeReader
 from specdec.core.types import (
     GrammarParams,
@@ -243,7 +243,7 @@ class RequestMaker:
 
     async def read_ahead(self, gap: Gap, options: CompletionOptions, principal: Principal) -> AsyncIterator[Request]:
         """Requests that compute the prompts for ``gap`` into the prefix cache, those of small budgets first, part by
-        part. Each waits until the engine has nothing else to do; submit it before the next one.
+        part. Each waits until the engine has nothing else to do; let it end before the next one.
 
         A key with limits gets none: they would count against its limits. Raises as `pack`.
         """
@@ -251,7 +251,8 @@ class RequestMaker:
             return
         owner = principal.scoped(options.cache_salt)
         budget = self.packer.budget(options.max_prompt_tokens, options.stopping.max_tokens or 1)
-        for within in sorted(each for each in budgets(budget) if each >= min(budget, FINE_BUDGET)):
+        large = (each for each in budgets(budget) if each >= FINE_BUDGET)
+        for within in sorted({budget, min(budget, FIRST_AHEAD), *large}):
             options = replace(options, max_prompt_tokens=within, ttft_ms=None)
             ids = (await self.pack(gap, options, principal)).ids
             while (known := cached_tokens(self.time.computed.of(owner), ids)) < len(ids):

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from specdec.core.types import Request
 
 QUANTUM, FINE_BUDGET = 32, 256  # tokens: the step between small budgets, and the largest of these
+FIRST_AHEAD = 128  # tokens: the smallest budget that is read ahead
 COARSE_RATIO = 4  # of larger budgets to the next one below
 WARM_SHARE = 0.5  # of a prompt that must be cached for it to be preferred to a longer one
 
@@ -42,11 +43,16 @@ class ComputedPrompts:
         self._by_owner: OrderedDict[str, OrderedDict[tuple[int, ...], None]] = OrderedDict()
 
     def add(self, owner: str, ids: tuple[int, ...]) -> None:
-        """Add a prompt that was computed. It replaces the ones that it continues."""
+        """Add a prompt that was computed. It replaces the ones that it continues, and the last, partial page of others
+        with the same whole pages: the cache keeps one behind each page."""
         prompts = self._by_owner.setdefault(owner, OrderedDict())
         self._by_owner.move_to_end(owner)
-        for old in [old for old in prompts if ids[: len(old)] == old]:
-            del prompts[old]
+        for old in list(prompts):
+            whole = len(old) // PAGE * PAGE
+            if ids[:whole] == old[:whole]:
+                del prompts[old]
+                if whole and ids[: len(old)] != old:
+                    prompts[old[:whole]] = None
         prompts[ids] = None
         if len(prompts) > REMEMBERED:
             prompts.popitem(last=False)
@@ -141,7 +147,7 @@ SLOWER_WEIGHT, FASTER_WEIGHT = 0.3, 0.1  # so that about three of four requests 
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 0.5, 16.0
 LEAST_OBSERVED = QUANTUM // 2  # computed tokens; the time of fewer is mostly not theirs
 PART_MS = 100.0  # expected time of a part of a prompt that is read ahead: the longest delay of another request
-LEAST_PART, LARGEST_PART = 16, 512  # tokens of such a part
+LEAST_PART, LARGEST_PART = 8, 512  # tokens of such a part
 
 
 class Engine(Protocol):

@@ -60,11 +60,19 @@ def _cell(value: Any) -> str:
 @click.option("--keys-per-s", type=click.FloatRange(min=0.5), default=8.0, show_default=True)
 @click.option("--stretches", type=click.IntRange(1, 6), default=2, show_default=True, help="Number of files.")
 @count_option("--max-tokens", default=32, help="Length limit of a suggestion.")
+@click.option(
+    "--ttft-ms", type=click.FloatRange(min=1),
+    help="Instead, open long files, ask once with this objective, and again after reading ahead for two seconds.",
+)  # fmt: skip
+@count_option("--files", default=20, help="Openings with --ttft-ms.")
 @json_option
-def typing_command(engine_config: EngineConfig, as_json: bool, **plan: Any) -> None:
+def typing_command(engine_config: EngineConfig, as_json: bool, ttft_ms: float | None, files: int, **plan: Any) -> None:
     """Type real files key by key in an editor session, and measure how long suggestions take."""
-    from bench.typing_bench import TypingPlan, measure_typing
+    from bench.typing_bench import TypingPlan, measure_ttft, measure_typing
 
+    if ttft_ms is not None:
+        print_json(asyncio.run(measure_ttft(engine_config, ttft_ms, files, progress_line())))
+        return
     figures = asyncio.run(measure_typing(engine_config, TypingPlan(**plan), progress_line()))
     if as_json:
         print_json(figures)

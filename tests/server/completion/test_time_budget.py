@@ -127,7 +127,9 @@ def test_an_evicted_prompt_is_forgotten() -> None:
     budget.observe("me", request(ids), 0, math.inf)
     assert cached_tokens(budget.computed.of("me"), ids) == 512
     assert cached_tokens(budget.computed.of("you"), ids) == 0
-    budget.observe("me", request(packed(64).ids), 0, math.inf)
+    budget.observe("me", request(packed(100).ids), 0, math.inf)
+    budget.observe("me", request((*packed(100).ids[:70], 5)), 64, math.inf)  # takes the partial page behind the first
+    assert cached_tokens(budget.computed.of("me"), packed(100).ids) == 64
     budget.observe("me", request(ids[:300]), 0, math.inf)  # none of it was cached
     assert cached_tokens(budget.computed.of("me"), ids) == 300
     assert len(budget.computed.of("me")) == 1
