@@ -38,6 +38,7 @@ from specdec.models.tokenizer import Tokenizer
 
 PREDICT_EDIT, COMPLETIONS, LLAMA = EDIT_ROADS
 LLAMA_ARM = "llama.cpp ngram-mod"  # the fastest on edits of its kinds of drafts that need no model
+FORMS = ("sweep", "zeta")  # of the prompts through plain completions, in turn
 _MODES = {OURS_OFF: SpeculationMode.OFF, OURS_AUTO: SpeculationMode.AUTO}
 
 
@@ -47,7 +48,6 @@ class EditsPlan:
 
     prompts: int = 20
     roads: tuple[str, ...] = EDIT_ROADS
-    forms: tuple[str, ...] = ("sweep", "zeta")  # of the prompts through plain completions, in turn
 
 
 class ReadAhead:
@@ -157,7 +157,7 @@ class EditsBench:
                         else CompletionsPeer(server, mode)
                         for mode in _MODES
                     ]
-                found[road] = await self.road(peers, self._plan.forms if road == COMPLETIONS else ("",))
+                found[road] = await self.road(peers, FORMS if road == COMPLETIONS else ("",))
         return {
             **host_facts(), "target": info.target, "dtype": info.dtype, "threads": info.threads,
             "edits": len(self._edits) - 1, "unchanged_lines_right": self._lines_right({}), "roads": found,

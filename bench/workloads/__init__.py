@@ -7,4 +7,3 @@ MIXES = ("humaneval", "chat", "mixed", "edit")  # of concurrent prompts
 FETCHED_NAMES = ("next_edit",)  # made from packages that the first use fetches
 CONCURRENT_NAMES = tuple(f"concurrent/{mix}" for mix in MIXES)
 EDIT_ROADS = ("predict-edit", "completions", "llama.cpp")  # of `specdec bench edits`
-EDIT_FORMS = ("sweep", "plain", "zeta", "zeta-2", "zeta-2.1", "instinct")  # that prompts can be made in

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from bench.serve import SERVE_WORKLOADS
-from bench.workloads import EDIT_FORMS, EDIT_ROADS
+from bench.workloads import EDIT_ROADS
 from specdec.cli.bench_output import (
     count_option,
     json_option,
@@ -91,14 +91,8 @@ def typing_command(engine_config: EngineConfig, as_json: bool, ttft_ms: float | 
     "--road", "roads", type=click.Choice(EDIT_ROADS), multiple=True,
     help="May be repeated; default: all. llama.cpp gets PredictEdit's prompts; `make peers` installs it.",
 )  # fmt: skip
-@click.option(
-    "--form", "forms", type=click.Choice(EDIT_FORMS), multiple=True, default=("sweep", "zeta"), show_default=True,
-    help="Prompt form of plain completions; several take turns.",
-)  # fmt: skip
 @json_option
-def edits_command(
-    engine_config: EngineConfig, prompts: int, roads: tuple[str, ...], forms: tuple[str, ...], as_json: bool
-) -> None:
+def edits_command(engine_config: EngineConfig, prompts: int, roads: tuple[str, ...], as_json: bool) -> None:
     """Predict real next edits with speculation off and auto, and compare with llama.cpp.
 
     Each prompt is read before it counts, as in a running session. The edits are those between releases of packages
@@ -110,24 +104,23 @@ def edits_command(
 
     console = Console(stderr=True)
     with ProgressBar(console) as progress:
-        plan = EditsPlan(prompts, roads or EDIT_ROADS, forms)
+        plan = EditsPlan(prompts, roads or EDIT_ROADS)
         figures = asyncio.run(measure_edits(engine_config, plan, progress_line(console), progress))
     if as_json:
         print_json(figures)
         return
-    rows = [
-        [road, arm, *(_quantiles(found[name]) for name in _EDIT_TIMES), *(str(found[name]) for name in _EDIT_COUNTS)]
-        for road, arms in figures["roads"].items()
-        for arm, found in arms.items()
-    ]
-    heads = ["road", "engine", *(f"{name} p50 / p90" for name in _EDIT_TIMES), *_EDIT_COUNTS]
-    print_table(heads, rows, f"{figures['target']}: {figures['edits']} real edits")
+    arms = [(road, arm, found) for road, by_arm in figures["roads"].items() for arm, found in by_arm.items()]
+    title = f"{figures['target']}: {figures['edits']} real edits"
+    times = [[road, arm, *(_quantiles(found[name]) for name in _EDIT_TIMES)] for road, arm, found in arms]
+    print_table(["road", "engine", *_EDIT_TIMES], times, f"{title}, p50 / p90, number")
+    counts = [[road, arm, *(str(found[name]) for name in _EDIT_COUNTS)] for road, arm, found in arms]
+    print_table(["road", "engine", *_EDIT_COUNTS], counts, title)
     print_figures(figures, ("unchanged_lines_right",))
     for road in figures["roads"]:
         if found := over_off(figures["roads"], road):
-            click.echo(f"{road}: auto over off, p50 / p90 {_quantiles(found)}")
+            click.echo(f"{road}: auto over off, p50 / p90, number {_quantiles(found)}")
     if figures["over_llama"]:
-        click.echo(f"PredictEdit auto over llama.cpp, p50 / p90 {_quantiles(figures['over_llama'])}")
+        click.echo(f"PredictEdit auto over llama.cpp, p50 / p90, number {_quantiles(figures['over_llama'])}")
 
 
 _EDIT_TIMES = ("first_edit_ms", "whole_ms", "read_ms")
@@ -135,7 +128,7 @@ _EDIT_COUNTS = ("tokens", "tokens_per_step", "lines_right", "edits_right", "same
 
 
 def _quantiles(found: dict[str, float]) -> str:
-    return f"{found['p50']:.4g} / {found['p90']:.4g}" if found["n"] else "-"
+    return f"{found['p50']:.4g} / {found['p90']:.4g}, {found['n']}" if found["n"] else "-"
 
 
 LEAST_GOODPUT = 0.9
