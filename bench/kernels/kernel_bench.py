@@ -96,15 +96,7 @@ def _cases(report: Report) -> Iterator[tuple[AttentionCase, Mapping[str, Any]]]:
             yield by_name[figures["name"]], figures
 
 
-def _over_flashinfer(report: Report) -> Found:
-    yield from _over(report, "flashinfer")
-
-
-def _over_flex(report: Report) -> Found:
-    yield from _over(report, "flex")
-
-
-def _over(report: Report, rival: str) -> Found:
+def _over(rival: str, report: Report) -> Found:
     for figures in report.get("rivals", []):
         if f"{rival}_over_ours" in figures:
             yield figures[f"{rival}_over_ours"], figures["name"]
@@ -164,9 +156,9 @@ AIMS = (
     Aim("batch 1, context 32k, 16 nodes, 8 kv heads, head_dim 128: share of HBM bandwidth", "attention", 0.60,
         _long_context, least=True),
     Aim("16-node tree against the same kernel with 1 row", "attention", 1.10, _nodes_over_row),
-    Aim("FlashInfer's custom-mask prefill on the same trees, over ours", "rivals", 1.5, _over_flashinfer, least=True,
-        skipped="flashinfer_skipped"),
-    Aim("torch FlexAttention on the same trees, over ours", "rivals", 1.5, _over_flex, least=True,
+    Aim("FlashInfer's custom-mask prefill on the same trees, over ours", "rivals", 1.5,
+        partial(_over, "flashinfer"), least=True, skipped="flashinfer_skipped"),
+    Aim("torch FlexAttention on the same trees, over ours", "rivals", 1.5, partial(_over, "flex"), least=True,
         skipped="flex_skipped"),
     Aim("verify of 32 rows, 8B shape, batch 1, 4k context, against 1 row", STEP + " forwards", 1.08, _rows_over_one),
     Aim("one verify step, 8B shape, batch 1: weight and KV bytes over HBM bandwidth", STEP + " forwards", 0.80,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -29,6 +30,8 @@ from verify_kernels.gpu.kv_ops import write_kv
 from verify_kernels.gpu.norm import add_norm
 from verify_kernels.gpu.tree_attention import tree_attention
 
+_LOG = logging.getLogger(__name__)
+
 
 class DevicePool:
     """K and V, each [layers, pages, kv_heads, 64, head_dim], zero-filled: slots never written are read, then masked."""
@@ -54,12 +57,12 @@ class GraphCache:
     """Captures work as CUDA graphs by key. The same key must mean the same launches on the same memory.
 
     On a GPU a key's work runs eagerly the first time, which compiles its kernels, is captured the second time and
-    replayed from then on. Elsewhere it always runs eagerly.
+    replayed from then on. Work that cannot be captured, and any elsewhere, always runs eagerly.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._captures = device.type == "cuda"
-        self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph | None] = OrderedDict()  # None: cannot be captured
         self._seen: set[Hashable] = set()
 
     def __len__(self) -> int:
@@ -69,27 +72,31 @@ class GraphCache:
         """Queue the work of ``key``."""
         if not self._captures:
             work()
-        elif key in self._graphs:
-            self._graphs.move_to_end(key)
-            self._graphs[key].replay()
         elif key not in self._seen:
             work()
             self._seen.add(key)
         else:
-            self._capture(key, work).replay()
+            if key not in self._graphs:
+                self._capture(key, work)
+            self._graphs.move_to_end(key)
+            graph = self._graphs[key]
+            work() if graph is None else graph.replay()
 
     def clear(self) -> None:
         """Drop all graphs, before the memory that they use is freed."""
         self._graphs.clear()
 
-    def _capture(self, key: Hashable, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _capture(self, key: Hashable, work: Callable[[], None]) -> None:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            work()
-        self._graphs[key] = graph
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                work()
+            self._graphs[key] = graph
+        except RuntimeError as error:
+            _LOG.warning("steps of %s run without a CUDA graph: %s", key, error)
+            self._graphs[key] = None
         if len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)
-        return graph
 
 
 class DeviceNetwork:

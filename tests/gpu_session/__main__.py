@@ -28,7 +28,7 @@ KERNELS = (
     "norm", "act", "gather", "quantize", "write_kv", "accept", "permute", "linear", "linear_fp8", "linear_int4",
     "attention", "sampling",
 )  # fmt: skip
-TWINS, MODELS = "tests.gpu_session.twins", "tests.gpu_session.models"
+TWINS, MODELS, CLI = "tests.gpu_session.twins", "tests.gpu_session.models", "specdec.cli.main"
 SMALL, MIDDLE, LARGE = "random:qwen2.5-coder-0.5b", "random:qwen2.5-coder-1.5b", "random:llama-3.1-8b"
 SANITIZER_CASES = 2  # smallest shapes of a kernel: a sanitizer slows it by a hundred times
 TEST_FOLDERS = ("tests/kernels/gpu", "tests/models/device", "tests/engine/test_device_engine.py")
@@ -65,7 +65,7 @@ def plan(on_gpu: bool, pairs: int) -> list[Task]:
     engine = ["--device", "cuda", "--drafter", "oracle:0.8", "--drafter", "suffix", "--prompts", "3"]
     workloads = [word for name in ("edit", "chat", "concurrent") for word in ("--workload", name)]
     tasks += [
-        Task("engine", f"bench engine {target}", python("specdec.cli.main", "bench", "engine", "--target", target,
+        Task("engine", f"bench engine {target}", python(CLI, "bench", "engine", "--target", target,
              *engine, *workloads, "--json", RESULT), needs=COMMANDS, alone=True)
         for target in (MIDDLE, LARGE)
     ]  # fmt: skip
@@ -78,8 +78,15 @@ def _interpreted(pairs: int) -> list[Task]:
     tasks += [Task("twins", f"twins {name}", python(TWINS, name, "--most", "1", "--json", RESULT)) for name in KERNELS]
     tasks += [_sanitized("memcheck", "norm")]
     tasks += [Task("poison", "poison tiny", python(MODELS, "poison", *tiny), needs=ENGINE)]
-    words = ("verify", *tiny, "--pairs", str(pairs), "--max-tokens", "2")
-    return [*tasks, Task("verify", "verify tiny", python(MODELS, *words), limit_s=3600, needs=ENGINE)]
+    # An engine of interpreted kernels takes seconds a step: here the commands run on a CPU's.
+    tiny_engine = ("--target", "random:tiny", "--device", "cpu", "--kernels", "reference", "--drafter", "oracle:0.8")
+    verify = python(CLI, "verify", *tiny_engine, "--pairs", str(pairs), "--max-tokens", "4", "--json")
+    bench = python(CLI, "bench", "engine", *tiny_engine, "--workload", "edit", "--prompts", "1", "--max-tokens", "8")
+    return [
+        *tasks,
+        Task("verify", "verify tiny", verify, needs=COMMANDS),
+        Task("engine", "bench engine tiny", [*bench, "--json", RESULT], needs=COMMANDS, alone=True),
+    ]
 
 
 def _sanitized(tool: str, kernel: str) -> Task:

@@ -1,7 +1,7 @@
 """Whole forwards of a model of random weights: `python -m tests.gpu_session.models CHECK TARGET --dtype bf16`.
 
 self-test: rows do not depend on their batch, bit by bit. poison: scratch memory filled with NaN changes no bit.
-verify: `specdec verify` with the GPU's engine, also where kernels are interpreted.
+verify: `specdec verify` with the GPU's engine, also where its kernels are interpreted.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def poison_changes(decoder: DeviceDecoder) -> list[str]:
     return [f"{name} have other bits" for name in changed] + [f"{name} are not finite" for name in finite]
 
 
-def verify_mismatches(target: str, dtype: Any, device: torch.device, pairs: int, max_tokens: int) -> dict[str, Any]:
+def verify_mismatches(
+    target: str, dtype: Any, device: torch.device, pairs: int, max_tokens: int, context: int
+) -> dict[str, Any]:
     """The counts of `specdec verify`, with trees from the prompt's own text and from an oracle."""
     from bench.path_identity import verify
     from specdec.config import EngineConfig, SpeculationConfig
@@ -85,7 +87,7 @@ def verify_mismatches(target: str, dtype: Any, device: torch.device, pairs: int,
     from verify_kernels.backend_selection import load_kernels
 
     config = EngineConfig(
-        target=target, device_dtype=dtype, kernels="reference", max_context=2048, kv_tokens=32768,
+        target=target, device_dtype=dtype, kernels="reference", max_context=context, kv_tokens=16 * context,
         speculation=SpeculationConfig(drafters=("suffix", "oracle:0.7"), profile_s=0),
     )  # fmt: skip
     parts = assemble(config, DevicePlatform(config, device), load_kernels("reference", config.cache_dir, 1), 1)
@@ -105,13 +107,16 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=PROMPT_TOKENS, help="tokens of the self-test's prompt")
     parser.add_argument("--pairs", type=int, default=100, help="of verify")
     parser.add_argument("--max-tokens", type=int, default=24, help="of verify")
+    parser.add_argument("--context", type=int, default=2048, help="tokens of verify's longest request")
     options = parser.parse_args()
     on_gpu, began = torch.cuda.is_available(), time.monotonic()
     device = torch.device("cuda" if on_gpu else "cpu")
     found: dict[str, Any] = {"target": options.target, "dtype": options.dtype}
     with nullcontext() if on_gpu else quick_interpreter():
         if options.check == "verify":
-            found |= verify_mismatches(options.target, options.dtype, device, options.pairs, options.max_tokens)
+            found |= verify_mismatches(
+                options.target, options.dtype, device, options.pairs, options.max_tokens, options.context
+            )
         else:
             decoder = make_decoder(options.target, options.dtype, device, options.prompt)
             found["build_s"] = round(time.monotonic() - began, 2)

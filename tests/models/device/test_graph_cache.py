@@ -43,3 +43,14 @@ def test_the_least_recently_used_graphs_are_evicted_first() -> None:
         for key in ("a", "a", "b", "b", "a", "c", "c"):
             graphs.run(key, lambda: x.add_(1))
     assert list(graphs._graphs) == ["a", "c"]
+
+
+def test_work_that_cannot_be_captured_runs_eagerly(caplog: pytest.LogCaptureFixture) -> None:
+    runs: list[int] = []
+    refused = RuntimeError("operation not permitted when stream is capturing")
+    with mock.patch.object(torch.cuda, "CUDAGraph"), mock.patch.object(torch.cuda, "graph", side_effect=refused):
+        graphs = GraphCache(torch.device("cuda"))
+        for number in range(4):
+            graphs.run("step", lambda number=number: runs.append(number))
+    assert runs == [0, 1, 2, 3]
+    assert caplog.text.count("without a CUDA graph: operation not permitted") == 1
