@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from specdec.control.prefill_pace import PROMPT_SIZES
 from specdec.core.types import (
     Delta,
     Failed,
@@ -180,6 +181,21 @@ def test_prefill_only_fills_the_cache() -> None:
     assert finish_of(events, "warm").reason is FinishReason.LENGTH
     events = run_all(engine, [request("use", prompt, max_tokens=3)])
     assert finish_of(events, "use").usage.cached_tokens == 129
+
+
+def test_the_usage_repeats_what_the_prompt_left_out() -> None:
+    usage = finish_of(run_all(tiny_engine(), [request("r", (1, 2), omitted=(1, 2, 3, 4))]), "r").usage
+    found = (usage.omitted_prefix_lines, usage.omitted_suffix_lines, usage.omitted_file_lines, usage.omitted_edits)
+    assert found == (1, 2, 3, 4)
+
+
+def test_the_load_has_the_times_of_prompts() -> None:
+    engine = tiny_engine()
+    run_all(engine, [request("r", tuple(range(130)))])
+    times = engine.load().prompt_ms
+    assert len(times) == PROMPT_SIZES
+    assert 0 < times[0] <= times[-1]
+    assert list(times) == sorted(times)
 
 
 def test_a_salt_separates_caches() -> None:

@@ -91,7 +91,7 @@ async def test_a_model_without_fill_in_the_middle() -> None:
 async def test_every_bad_field_is_named() -> None:
     async with running() as server:
         request = pb.CompleteRequest(
-            completion=pb.CompletionOptions(mode=9, max_prompt_tokens=3),  # type: ignore[arg-type]
+            completion=pb.CompletionOptions(mode=9, max_prompt_tokens=3, ttft_ms=0),  # type: ignore[arg-type]
             sampling=options_pb2.SamplingOptions(temperature=-1),
             stopping=options_pb2.StoppingOptions(
                 max_lines=0, time_limit_ms=-1, finish_line=True, suffix="x" * 5000, lead="x",
@@ -102,9 +102,9 @@ async def test_every_bad_field_is_named() -> None:
         error = await failed(server.completion.Complete(request))
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert {v.field for v in rich(error)[BadRequest].field_violations} == {
-            "fim", "completion.mode", "completion.max_prompt_tokens", "sampling.temperature", "stopping.max_lines",
-            "stopping.time_limit_ms", "stopping.suffix", "stopping.lead", "stopping.brackets.closers",
-            "stopping.brackets.quote", "prediction",
+            "fim", "completion.mode", "completion.max_prompt_tokens", "completion.ttft_ms", "sampling.temperature",
+            "stopping.max_lines", "stopping.time_limit_ms", "stopping.suffix", "stopping.lead",
+            "stopping.brackets.closers", "stopping.brackets.quote", "prediction",
         }  # fmt: skip
         error = await failed(server.completion.Complete(pb.CompleteRequest(model="other", fim=fim())))
         assert error.code() == grpc.StatusCode.NOT_FOUND

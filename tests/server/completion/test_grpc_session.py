@@ -9,6 +9,7 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest
 
+from server.completion.time_budget import Idle
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2, result_pb2
 from tests.fake_engine import BOOK
@@ -229,3 +230,32 @@ async def test_streams_end_when_the_engine_crashes_and_when_the_server_drains() 
         server.serving.models.first.gate._closed = True
         await editor.ask(text=TEXT, offset=AT)
         assert (await failed(editor.call)).code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_reading_ahead_suggests_nothing_and_ends_at_the_next_action() -> None:
+    async with running() as server:
+        editor, cursor = Editor(server), pb.Cursor(uri="a.py", version=1, offset=AT)
+        ready = await editor.set_up(completion=pb.CompletionOptions(ttft_ms=400))
+        await editor.send(text=TEXT, ask=pb.CompletionAsk(id=50, cursor=cursor, read_ahead=True))
+        ended = (await editor.read()).finished
+        assert (ended.ask_id, ended.finish_reason) == (50, result_pb2.FINISH_REASON_LENGTH)
+        known = server.serving.models.first.completion.maker.time.computed.of("")
+        assert max(map(len, known)) > len(TEXT.text)
+        assert (await editor.answer(await editor.ask(offset=AT)))[1] == LINE
+        await editor.send(setup=pb.SessionSetup(session=options_pb2.SessionOptions(id=ready.session_id)))
+        assert (await editor.read()).HasField("ready")
+        maker = server.serving.models.first.completion.maker
+        maker.time.computed.forget("")
+        maker.time.engine = Busy()  # nothing is read while another request runs
+        await editor.send(ask=pb.CompletionAsk(id=51, cursor=cursor, read_ahead=True))
+        await editor.send(cancel=True)
+        ended = (await editor.read()).finished
+        assert (ended.ask_id, ended.finish_reason) == (51, result_pb2.FINISH_REASON_ABORTED)
+        assert not maker.time.computed.of("")
+
+
+class Busy(Idle):
+    """An engine with another request."""
+
+    def in_flight(self) -> int:
+        return 1

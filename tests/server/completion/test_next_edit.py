@@ -269,10 +269,10 @@ async def test_edits_over_grpc() -> None:
 
 
 async def test_every_bad_field_of_a_predicted_edit_is_named() -> None:
-    bad = make_request(cursor=10_000, unit=9, max_prompt_tokens=3)
+    bad = make_request(cursor=10_000, unit=9, max_prompt_tokens=3, ttft_ms=float("inf"))
     bad.sampling.n = 2
     async with running() as server:
         error = await failed(server.completion.PredictEdit(bad))
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
         fields = {each.field for each in rich(error)[BadRequest].field_violations}
-        assert fields == {"cursor", "unit", "max_prompt_tokens", "sampling.n"}
+        assert fields == {"cursor", "unit", "max_prompt_tokens", "ttft_ms", "sampling.n"}

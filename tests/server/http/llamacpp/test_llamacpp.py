@@ -75,6 +75,19 @@ def test_only_the_named_samplers_are_enabled(samplers: Any, n: int, wanted: tupl
     assert completion(samplers=samplers, n_cmpl=n, temperature=0.3).request.sampling.temperature == 0.3
 
 
+def test_an_objective_of_time() -> None:
+    assert infill(t_max_prompt_ms=1).request.omitted is None
+    server = code_context()
+    engine: Any = server.models.first.client.engine
+    engine.load = EngineLoad(prompt_ms=(40.0, 52.0, 100.0))
+    long = GAP | {"input_prefix": "a = 1\n" * 500}
+    request = asked(parse_infill, long | {"ttft_ms": 400}, server=server).request
+    assert len(request.prompt_ids) < len(asked(parse_infill, long, server=server).request.prompt_ids)
+    assert request.omitted is not None
+    assert request.omitted[0] > 400
+    assert [v.field for v in violations(parse_infill, GAP | {"ttft_ms": 0})] == ["ttft_ms"]
+
+
 def test_stop_conditions() -> None:
     stopping = infill(n_indent=4, t_max_predict_ms=250, t_max_prompt_ms=1, stop=["x"], n_predict=9).request.stopping
     assert stopping.rules is not None
