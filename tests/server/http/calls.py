@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from starlette.types import Message, Receive
 
 from server.completion.documents import ContextFile, FillMode, Gap
-from server.completion.prompt_packer import PackedPrompt
+from server.completion.prompt_packer import PackedFiles, PackedPrompt
 from server.engine_client import EngineClient
 from server.http.call import Call, ServerContext
 from server.served_model import Models, ServedModel
@@ -38,8 +38,11 @@ class Fim:
 
     def pack_files(
         self, files: Sequence[ContextFile], mark: tuple[int, ...], room: int, owner: str = ""
-    ) -> tuple[int, ...]:
-        return ()
+    ) -> PackedFiles:
+        return PackedFiles([], [])
+
+    def omitted_lines(self, files: Sequence[ContextFile], texts: Sequence[Sequence[int]]) -> int:
+        return 0
 
     def budget(self, wanted: int | None, max_tokens: int) -> int:
         return 64
