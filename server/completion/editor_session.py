@@ -13,6 +13,7 @@ from server.auth.principal import Principal
 from server.completion.coalescing import CoalescedRequest, RequestCoalescer
 from server.completion.documents import MAX_CHARACTERS, Gap, TextDocument
 from server.completion.requests import CompletionOptions, RequestMaker, gap_rules
+from server.completion.time_budget import PAGE
 from specdec.core.text_stops import Cut, TextCutter
 from specdec.core.types import Finished, FinishReason, Request, TextRules
 from specdec.errors import RequestError
@@ -277,8 +278,11 @@ class EditorSession:
                     pass
             finally:
                 run.leave()
-            if run.finished is None or run.finished.reason is not FinishReason.LENGTH:
+            end = run.finished
+            if end is None or end.reason is not FinishReason.LENGTH:
                 return  # aborted by somebody else
+            if len(request.prompt_ids) - end.usage.cached_tokens > self._maker.time.part() + PAGE:
+                return  # the engine has no prefix cache, or has lost the parts before
 
     def stop(self) -> None:
         """End the generation; its text remains available for drafts."""

@@ -46,9 +46,9 @@ class ScriptedRequest:
         """The request is scheduled; ``cached`` tokens of its prompt are computed already."""
         self._events.put_nowait(Started(self.request.request_id, 7, len(self.request.prompt_ids), cached, 0.5))
 
-    def finish(self, reason: FinishReason = FinishReason.EOS) -> None:
+    def finish(self, reason: FinishReason = FinishReason.EOS, cached: int = 64) -> None:
         """Its end."""
-        usage = Usage(len(self.request.prompt_ids), 64, 5)
+        usage = Usage(len(self.request.prompt_ids), cached, 5)
         self._events.put_nowait(
             Finished(self.request.request_id, 0, reason, None, usage, SpeculationStats(), Timings())
         )

@@ -193,7 +193,8 @@ class Reading:
         return len(self.engine.requests)
 
 
-async def test_reading_ahead_makes_the_whole_prompt_fit() -> None:
+@pytest.mark.parametrize("keeps", [True, False])  # whether the engine has a prefix cache
+async def test_reading_ahead_makes_the_whole_prompt_fit(keeps: bool) -> None:
     reading = Reading(Machine())
     parts = []
     while not reading.task.done():
@@ -205,8 +206,12 @@ async def test_reading_ahead_makes_the_whole_prompt_fit() -> None:
         part = reading.engine.requests[-1]
         parts.append(part.request.prompt_ids)
         assert (part.request.priority, part.request.stopping.max_tokens) == (LEAST_PRIORITY, 0)
-        part.start(cached_tokens(reading.budget.computed.of(""), part.request.prompt_ids))
-        part.finish(FinishReason.LENGTH)
+        cached = cached_tokens(reading.budget.computed.of(""), part.request.prompt_ids) if keeps else 0
+        part.start(cached)
+        part.finish(FinishReason.LENGTH, cached)
+    if not keeps:
+        assert len(parts[-1]) <= 2 * PAGE  # the parts before are not computed again and again
+        return
     full = PACKER.pack(GAP, FillMode.MIDDLE, 2048).ids
     assert parts[-1] == full
     assert len(parts[0]) <= 32  # small parts, of small prompts first
