@@ -15,13 +15,13 @@ from server.completion.documents import TextEdit
 FUNCTIONS = 8
 
 
-def source_text(suffix: str, changed: int = FUNCTIONS, broken: str = "") -> str:
-    """Functions far apart. The first ``changed`` of them call ``render`` with a suffix; ``broken``: an end."""
+def source_text(suffix: str, changed: int = FUNCTIONS) -> str:
+    """Functions far apart. The first ``changed`` of them call ``render`` with a suffix."""
     return "".join(
         f"def part_{i}(value):\n" + f"    # {i} says nothing new\n" * 30
         + f"    return render{suffix if i < changed else ''}(value, {i})\n\n\n"
         for i in range(FUNCTIONS)
-    ) + broken  # fmt: skip
+    )  # fmt: skip
 
 
 def release(folder: Path, version: str, modules: dict[str, str]) -> Release:
@@ -70,9 +70,18 @@ def test_lines_right_compares_the_window_with_the_authors(tmp_path: Path, pair: 
     assert edit.lines_right(apply_edits(right, [TextEdit(at, at, "x\n")])) < 1
 
 
-def test_a_change_without_a_word_of_the_recent_ones_is_no_next_edit(tmp_path: Path) -> None:
-    ends = source_text("", broken="end = 1\n"), source_text("_html", 1, broken="stop = 2\n")
-    assert not found(tmp_path, tuple(release(tmp_path, v, {"a.py": t}) for v, t in zip("12", ends, strict=True)))  # type: ignore[arg-type]
+NEAR = "render(0)\n" + "x\n" * 5 + "render(1)\n" + "x\n" * 30
+OTHER = source_text("_html", 1).replace("part_5(value)", "other(value)")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(source_text(""), OTHER), (NEAR, NEAR.replace("render", "render_html"))],
+    ids=["no word of the recent changes", "another change in its window"],
+)
+def test_no_next_edit(old: str, new: str, tmp_path: Path) -> None:
+    pair = release(tmp_path, "1", {"a.py": old}), release(tmp_path, "2", {"a.py": new})
+    assert not found(tmp_path, pair)
 
 
 def test_without_the_index_the_message_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
