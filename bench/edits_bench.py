@@ -222,7 +222,7 @@ def _over(
     roads: Mapping[str, dict[str, Any]], ours: tuple[str, str], base: tuple[str, str]
 ) -> dict[str, float | int] | None:
     """Time of ``ours`` (road and arm) over that of ``base``, edit by edit; None: one of them was not measured."""
-    if not all(road in roads for road, _ in (ours, base)):
+    if not all(arm in roads.get(road, ()) for road, arm in (ours, base)):
         return None
     mine, theirs = (roads[road][arm]["by_edit"] for road, arm in (ours, base))
     return spread([mine[name]["ms"] / theirs[name]["ms"] for name in mine])

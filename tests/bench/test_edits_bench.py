@@ -59,6 +59,7 @@ async def test_every_prompt_is_read_before_it_counts_and_forms_take_turns() -> N
     found = over_off({"completions": figures}, "completions")
     assert found is not None
     assert found["p50"] == 0.25
+    assert over_off({"llama.cpp": {"llama.cpp ngram-mod": auto}}, "llama.cpp") is None
 
 
 async def test_an_engine_that_fails_ends_the_run() -> None:
