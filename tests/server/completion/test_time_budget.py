@@ -93,6 +93,8 @@ def test_more_time_never_shortens_a_prompt(times: list[float], warm: set[int]) -
 def test_a_cached_prompt_is_taken_whole(ttft_ms: float, warm: int) -> None:
     chosen = Objective(ttft_ms, TIMES, (packed(warm).ids,)).choose(packed, 2048).ids
     assert chosen == packed(warm).ids or len(chosen) > 2 * warm
+    cold = Objective(ttft_ms, TIMES, ()).choose(packed, 2048).ids
+    assert len(chosen) >= len(cold) / 2  # a short prompt is no reason to leave out much text that there is time for
 
 
 @given(st.lists(st.integers(0, 1), max_size=300), st.lists(st.integers(0, 1), max_size=300), st.integers(0, 300))
