@@ -41,6 +41,9 @@ class Fim:
     ) -> PackedFiles:
         return PackedFiles([], [])
 
+    def omitted(self, gap: Gap, packed: PackedPrompt) -> tuple[int, ...]:
+        return 0, 0, 0, 0
+
     def omitted_lines(self, files: Sequence[ContextFile], texts: Sequence[Sequence[int]]) -> int:
         return 0
 
