@@ -289,7 +289,7 @@ for number in itertools.count():
 """
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(200, marks=(pytest.mark.slow, pytest.mark.timeout(7200)))])
 def test_after_kills_at_random_moments_tokens_are_those_of_a_cold_run(folder: Path, kills: int) -> None:
     chance, cached = random.Random(11), 0
     for first in range(0, 20 * kills, 20):
