@@ -317,7 +317,7 @@ local function show_edit(buffer, item, client)
   local row, cursor = unpack(vim.api.nvim_win_get_cursor(0))
   local at_cursor = from.line == row - 1 and to.line == row - 1 and column == cursor and end_column == cursor
   if at_cursor and vim.startswith(vim.api.nvim_get_mode().mode, 'i') then
-    if not shown and not waiting[METHOD] then
+    if not shown then
       show(buffer, { { insertText = item.text, range = item.range, command = item.command } }, 1, client)
     end
     return

@@ -172,7 +172,7 @@ def changed_lines(edit: pb.RecentEdit) -> tuple[list[str], list[str]]:
     return removed, added
 
 
-async def test_the_server_gets_what_the_user_changed_and_sees_the_user_changed_and_sees() -> None:
+async def test_the_server_gets_what_the_user_changed_and_sees() -> None:
     desk = Desk()
     for key in reversed("word "):
         desk.change(10, key)
@@ -211,6 +211,15 @@ async def test_recent_edits_are_few_and_short() -> None:
     assert desk.edits.history.recent() == recent  # typed and deleted: no edit
 
 
+def test_a_long_edit_is_two() -> None:
+    desk = Desk()
+    for i in range(30):
+        desk.change(10 + i, f"new {i}\n")
+    added = [changed_lines(edit)[1] for edit in desk.edits.history.recent()]
+    assert [line for lines in added for line in lines] == [f"new {i}" for i in range(30)]
+    assert len(added) == 2
+
+
 def _deleted(characters: int) -> types.TextDocumentContentChangePartial:
     return types.TextDocumentContentChangePartial(types.Range(types.Position(0, 0), types.Position(0, characters)), "")
 
@@ -231,7 +240,7 @@ async def test_what_the_user_does_next_ends_the_request(by: str) -> None:
         desk.edits.cancel()
     else:
         desk.change(50, "x", document=desk.other if by == "change elsewhere" else None)
-    await asyncio.wait([first])
+    await asyncio.wait([first], timeout=10)
     assert first.cancelled() if by == "cancel" else first.result() is None
     await asyncio.sleep(0)
     assert desk.server.running == (by == "newer request")
