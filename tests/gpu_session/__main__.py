@@ -79,7 +79,7 @@ def _interpreted(pairs: int) -> list[Task]:
     tasks += [_sanitized("memcheck", "norm")]
     tasks += [Task("poison", "poison tiny", python(MODELS, "poison", *tiny), needs=ENGINE)]
     # An engine of interpreted kernels takes seconds a step: here the commands run on a CPU's.
-    tiny_engine = ("--target", "random:tiny", "--device", "cpu", "--kernels", "reference", "--drafter", "oracle:0.8")
+    tiny_engine = ("--target", "random:tiny", "--device", "cpu", "--drafter", "oracle:0.8")
     verify = python(CLI, "verify", *tiny_engine, "--pairs", str(pairs), "--max-tokens", "4", "--json")
     bench = python(CLI, "bench", "engine", *tiny_engine, "--workload", "edit", "--prompts", "1", "--max-tokens", "8")
     return [
