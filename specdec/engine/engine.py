@@ -16,7 +16,7 @@ from specdec.control.prefill_pace import PrefillPace
 from specdec.core.cache_events import CacheRecorder
 from specdec.core.seeds import draw_seed, sample_seed
 from specdec.core.sequence import Ending, Sequence, SequencePhase
-from specdec.core.types import EngineInfo, EngineLoad, FinishReason, Request, RequestEvent, StepTrace
+from specdec.core.types import EngineInfo, EngineLoad, FinishReason, Pooling, Request, RequestEvent, StepTrace
 from specdec.engine.disk_cache import KeepAction
 from specdec.engine.parts import EngineParts, LoadedDraft
 from specdec.engine.preparation import RequestPreparation, WaitingRequest
@@ -97,7 +97,8 @@ class Engine:
         if (disk := self._parts.disk) is not None:
             disk.set_idle(False)
             disk.end_loads()
-            pages = disk.start(request.prompt_ids, request.cache_salt, reserve=len(self._scheduler.running))
+            if request.pooling is not Pooling.MEAN:  # a mean needs every token's state
+                pages = disk.start(request.prompt_ids, request.cache_salt, reserve=len(self._scheduler.running))
         if (prepared is None or prepared.done()) and pages is None:
             self._admit(request, arrival_s, prepared)
         else:
