@@ -26,7 +26,6 @@ from specdec.config import EngineConfig, WeightDtype
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sampling import Sampler
 from specdec.core.types import EngineInfo
-from specdec.engine.build_parallel import ParallelPlatform
 from specdec.engine.disk_cache import open_disk_cache
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.memory import (
@@ -37,7 +36,7 @@ from specdec.engine.memory import (
     tokenizer_of_cut,
 )
 from specdec.engine.numeric_fingerprint import numeric_fingerprint
-from specdec.engine.platform import HostPlatform, Platform, Target, context_limit, target_device
+from specdec.engine.platform import HostPlatform, ParallelPlatform, Platform, Target, context_limit, target_device
 from specdec.engine.profile_cache import LearnedProfile, ProfileCache
 from specdec.engine.profile_costs import WARM_UP_SHARE, contexts_measured, costs_at_start
 from specdec.engine.warm_up import warm_up
