@@ -239,7 +239,7 @@ def info_of(m: model.GetServerInfoResponse) -> EngineInfo:
 def load_of(m: model.GetLoadResponse) -> EngineLoad:
     """How busy it is."""
     values = _named(m, tuple(f.name for f in fields(EngineLoad)))
-    for name in ("steps_by_sequences", "steps_by_rows"):
+    for name in ("steps_by_sequences", "steps_by_rows", "prompt_ms"):
         values[name] = tuple(values[name])
     values["disk_pages_missed"] = dict(values["disk_pages_missed"])
     return EngineLoad(**values)

@@ -76,6 +76,7 @@ def test_every_field_of_a_request_can_be_set() -> None:
         "",
         "healing_prefix",  # of completions
         "prediction_form",  # the server's
+        "omitted",  # the server's
         "pooling",  # of `Client.embed`
     }
     assert names | {"model", "supersedes_key"} == set(GenerateOptions.__annotations__)

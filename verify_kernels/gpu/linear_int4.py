@@ -256,7 +256,7 @@ def linear_int4(
 
 def compile_cases() -> list[CompileCase]:
     """Every tile, whole and in splits, with all that can be added, for bfloat16 rows and float16 scales in groups of
-    any size. Other types, and a k that is no multiple of the block (whole only), in the usual groups."""
+    any size, and for a k that is a multiple of the block and one that is not. Other types in the usual groups."""
     usual = GROUP_SIZES[-1]
     forms = [("bf16", tl.float16, group) for group in GROUP_SIZES]
     forms += [("fp16", tl.float16, usual), ("bf16", tl.bfloat16, usual)]
@@ -265,7 +265,7 @@ def compile_cases() -> list[CompileCase]:
         for kind, scale, group in forms
         for launch in launches("int4", group)
         for amd in (False, True)
-        for even in ((True, False) if launch.order.split_k == 1 and group == usual else (True,))
+        for even in (True, False)
     ]
     return cases + _permute_cases()
 
