@@ -14,7 +14,7 @@ async def test_a_restarted_server_has_the_prompt_and_answers_the_same() -> None:
     )  # fmt: skip
     config = Config(engine=engine, server=ServerConfig(log_calls=False))
     notes: list[str] = []
-    plan = RestartPlan(tokens=400, streams=2, output=16, rounds=1)
+    plan = RestartPlan(tokens=400, streams=2, output=300, rounds=1)  # the streams overlap on a busy machine too
     found = await measure_restart(config, plan, notes.append)
     assert (found["same_tokens"], found["cached_tokens"]) == (True, 384)
     assert found["step_plain_ms"]["n"] > 0

@@ -154,16 +154,17 @@ def failing_at(name: str) -> Any:
     return full
 
 
-def at_rest() -> tuple[int, int]:
+def held() -> tuple[set[threading.Thread], set[str]]:
     """Threads of records, and open files."""
-    threads = [thread for thread in threading.enumerate() if thread.name == "experiment-records"]
-    return len(threads), sum("/disk/" in file.path for file in psutil.Process().open_files())
+    threads = {thread for thread in threading.enumerate() if thread.name == "experiment-records"}
+    return threads, {file.path for file in psutil.Process().open_files() if "/disk/" in file.path}
 
 
 @pytest.mark.parametrize("broken", ["full", "full-manifest", "full-state", "read-only"])
 async def test_a_failed_start_leaves_no_files(
     tmp_path: Path, disk: Disk, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    earlier, _ = held()  # another test's server may still end
     async with live_server(tmp_path, folder=disk.path / "experiments") as server:
         (disk.path / "experiments").mkdir()
         if broken == "read-only":
@@ -175,7 +176,8 @@ async def test_a_failed_start_leaves_no_files(
         for _ in range(3):
             answer = await server.http.post("/v1/experiments", content=PLAN)
             assert answer.status_code == 409, answer.text
-        assert at_rest() == (0, 0)
+        threads, files = held()
+        assert (threads - earlier, files) == (set(), set())
         assert list((disk.path / "experiments").iterdir()) == []
         assert await lost_records(server) >= 3
         assert "x-specdec-arm" not in (await server.ask("meanwhile")).headers
