@@ -140,7 +140,7 @@ class ServedModel:
     hold_headers: bool  # whether headers of streams wait for the first token, unless a call says otherwise
     strict_fields: bool  # HTTP bodies with unknown fields are refused
     started_s: int  # Unix time
-    last_prompts: dict[tuple[str, int], tuple[str, tuple[int, ...]]]  # salt and tokens by tenant and llama.cpp's slot
+    last_prompts: dict[tuple[str, int], tuple[str, Sequence[int]]]  # salt and tokens by tenant and llama.cpp's slot
 
     def __init__(
         self,

@@ -13,10 +13,10 @@ from server.auth.principal import Principal
 from server.completion.coalescing import CoalescedRequest, RequestCoalescer
 from server.completion.documents import MAX_CHARACTERS, Gap, TextDocument
 from server.completion.requests import CompletionOptions, RequestMaker, gap_rules
-from server.completion.time_budget import PAGE
 from specdec.core.text_stops import Cut, TextCutter
 from specdec.core.types import Finished, FinishReason, Request, TextRules
 from specdec.errors import RequestError
+from verify_kernels.forward_batch import PAGE_SIZE
 
 # Finish reasons after which a new request for the same gap may get a longer text
 _UNFINISHED = (FinishReason.ABORTED, FinishReason.TIME_LIMIT)
@@ -280,8 +280,8 @@ class EditorSession:
                 run.leave()
             end = run.finished
             if end is None or end.reason is not FinishReason.LENGTH:
-                return  # aborted by somebody else
-            if len(request.prompt_ids) - end.usage.cached_tokens > self._maker.time.part() + PAGE:
+                return  # aborted by another call
+            if len(request.prompt_ids) - end.usage.cached_tokens > self._maker.time.part() + PAGE_SIZE:
                 return  # the engine has no prefix cache, or has lost the parts before
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from specdec.core.types import Request
+from verify_kernels.forward_batch import PAGE_SIZE
 
 QUANTUM, FINE_BUDGET = 32, 256  # tokens: the step between small budgets, and the largest of these
 FIRST_AHEAD = 128  # tokens: the smallest budget that is read ahead
@@ -30,42 +31,57 @@ def budgets(largest: int) -> Iterator[int]:
     yield from range((budget - 1) // QUANTUM * QUANTUM, 0, -QUANTUM)
 
 
-REMEMBERED = 16  # prompts of an owner
-OWNERS = 256
-PAGE = 64  # tokens; the prefix cache shares whole pages, and a prompt's last part with prompts that continue it
+PROMPTS_PER_OWNER = 16
+MOST_TOKENS = 1 << 18  # of all prompts that are remembered; a token takes up to 36 bytes
 
 
 class ComputedPrompts:
-    """The prompts that the prefix cache lately got, by owner. The engine need not be asked: where it has evicted one,
-    its next answer shows it."""
+    """The latest prompts in the prefix cache, by owner. The engine is not asked: its next answer shows that it has
+    evicted one. The prefix cache shares whole pages, and a prompt's last part with prompts that continue it."""
 
     def __init__(self) -> None:
         self._by_owner: OrderedDict[str, OrderedDict[tuple[int, ...], None]] = OrderedDict()
+        self._n_tokens = 0
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all prompts, at most `MOST_TOKENS`."""
+        return self._n_tokens
 
     def add(self, owner: str, ids: tuple[int, ...]) -> None:
         """Add a prompt that was computed. It replaces the ones that it continues, and the last, partial page of others
         with the same whole pages: the cache keeps one behind each page."""
-        prompts = self._by_owner.setdefault(owner, OrderedDict())
-        self._by_owner.move_to_end(owner)
+        prompts = self._take(owner)
         for old in list(prompts):
-            whole = len(old) // PAGE * PAGE
+            whole = len(old) // PAGE_SIZE * PAGE_SIZE
             if ids[:whole] == old[:whole]:
                 del prompts[old]
                 if whole and ids[: len(old)] != old:
                     prompts[old[:whole]] = None
         prompts[ids] = None
-        if len(prompts) > REMEMBERED:
+        while len(prompts) > PROMPTS_PER_OWNER or (prompts and _total(prompts) > MOST_TOKENS):
             prompts.popitem(last=False)
-        if len(self._by_owner) > OWNERS:
-            self._by_owner.popitem(last=False)
+        self._by_owner[owner] = prompts
+        self._n_tokens += _total(prompts)
+        while self._n_tokens > MOST_TOKENS:
+            self.forget(next(iter(self._by_owner)))
 
     def forget(self, owner: str) -> None:
         """Drop the prompts of an owner: the cache has lost some."""
-        self._by_owner.pop(owner, None)
+        self._take(owner)
+
+    def _take(self, owner: str) -> OrderedDict[tuple[int, ...], None]:
+        prompts = self._by_owner.pop(owner, OrderedDict())
+        self._n_tokens -= _total(prompts)
+        return prompts
 
     def of(self, owner: str) -> tuple[tuple[int, ...], ...]:
         """The prompts of an owner."""
         return tuple(self._by_owner.get(owner, ()))
+
+
+def _total(prompts: Iterable[tuple[int, ...]]) -> int:
+    return sum(map(len, prompts))
 
 
 def cached_tokens(prompts: Iterable[tuple[int, ...]], ids: tuple[int, ...]) -> int:
@@ -73,7 +89,7 @@ def cached_tokens(prompts: Iterable[tuple[int, ...]], ids: tuple[int, ...]) -> i
     most = 0
     for known in prompts:
         equal = _common(known, ids)
-        most = max(most, equal if equal == len(known) else equal // PAGE * PAGE)
+        most = max(most, equal if equal == len(known) else equal // PAGE_SIZE * PAGE_SIZE)
     return most
 
 
@@ -150,8 +166,8 @@ PART_MS = 100.0  # expected time of a part of a prompt that is read ahead: the l
 LEAST_PART, LARGEST_PART = 8, 512  # tokens of such a part
 
 
-class Engine(Protocol):
-    """What the engine reports about its time."""
+class EngineTimes(Protocol):
+    """What an engine reports about its time."""
 
     def prompt_ms(self) -> tuple[float, ...]:
         """As `EngineLoad.prompt_ms`."""
@@ -164,7 +180,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdleEngine:
     """An engine of unknown speed, without other requests."""
 
     def prompt_ms(self) -> tuple[float, ...]:
@@ -185,12 +201,12 @@ class TimeBudget:
     requests, the server and changes of the machine's speed.
     """
 
-    engine: Engine = field(default_factory=Idle)
+    engine: EngineTimes = field(default_factory=IdleEngine)
     computed: ComputedPrompts = field(default_factory=ComputedPrompts)
     slowdown: float = 1.0
 
     def objective(self, owner: str, ttft_ms: float | None) -> Objective | None:
-        """The objective of a request that comes now; None: it has none. owner: scope of the prefix cache."""
+        """The objective of a request that is submitted now; None: it has none. owner: scope of the prefix cache."""
         if ttft_ms is None:
             return None
         return Objective(ttft_ms - self.engine.forecast_s() * 1e3, self._times(), self.computed.of(owner))
@@ -207,7 +223,7 @@ class TimeBudget:
         if request.omitted is None:  # it has no objective
             return
         ids, computed = request.prompt_ids, self.computed
-        if cached + PAGE < cached_tokens(computed.of(owner), ids):
+        if cached + PAGE_SIZE < cached_tokens(computed.of(owner), ids):
             computed.forget(owner)
         computed.add(owner, ids)
         more = len(ids) - cached

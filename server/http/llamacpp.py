@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any
@@ -200,8 +201,9 @@ async def complete(call: Call) -> None:
 async def _answer(call: Call, parsed: LlamaRequest) -> None:
     caller, last = current_caller(), call.model.last_prompts
     last.pop((caller.tenant, parsed.slot), None)  # so that it becomes the newest
-    last[caller.tenant, parsed.slot] = caller.scoped(parsed.request.cache_salt), parsed.request.prompt_ids
-    if len(last) > _MAX_LAST_PROMPTS:
+    ids = array("i", parsed.request.prompt_ids)
+    last[caller.tenant, parsed.slot] = caller.scoped(parsed.request.cache_salt), ids
+    while len(last) > _MAX_LAST_PROMPTS or sum(len(ids) for _, ids in last.values()) > _MAX_LAST_TOKENS:
         del last[next(iter(last))]
     form = LlamaAnswer(parsed, call.model.name, call.model.tokenizer.loaded)
     await answer(call, [parsed.request], form, stream=parsed.stream, share=True)
@@ -281,7 +283,7 @@ async def keep_slot(call: Call) -> None:
         body.refuse("id", "is no slot with a prompt; send one to /completion or /infill with this id_slot")
     body.violations.raise_if_any()
     began_s = monotonic()
-    count, n_bytes = await call.model.client.keep_prompt(action, caller.scoped(""), name, salt, tokens)
+    count, n_bytes = await call.model.client.keep_prompt(action, caller.scoped(""), name, salt, list(tokens))
     counted, read, timed = _KEPT[action]
     found: dict[str, Any] = {"id_slot": int(slot), "filename": name, counted: count}
     if read:
@@ -322,7 +324,7 @@ _KEPT = {
     "restore": ("n_restored", "n_read", "restore_ms"),
     "erase": ("n_erased", "", ""),
 }  # by action: the fields with tokens, bytes and milliseconds
-_MAX_LAST_PROMPTS = 256  # of all tenants and slots
+_MAX_LAST_PROMPTS, _MAX_LAST_TOKENS = 256, 1 << 21  # of all tenants and slots; a token takes 4 bytes
 _ERRORS = LlamaErrors()
 _MODEL = {"name": "model", "in": "query", "schema": TEXT}
 _FREE = {"name": "fail_on_no_slot", "in": "query", "schema": TEXT, "description": "503 if no slot is free."}

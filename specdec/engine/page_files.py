@@ -64,7 +64,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SavedPrompt:
-    """The full pages of a prompt that somebody saved under a name."""
+    """The full pages of a prompt that was saved under a name."""
 
     salt: str
     tokens: list[int]

@@ -19,10 +19,20 @@ from server.completion.editor_session import EditorSession
 from server.completion.next_edit import EditPlace, EditPrompt, RecentEdit
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import LEAST_PRIORITY, CompletionOptions, RequestMaker
-from server.completion.time_budget import FINE_BUDGET, PAGE, Objective, TimeBudget, budgets, cached_tokens, expected_ms
+from server.completion.time_budget import (
+    FINE_BUDGET,
+    MOST_TOKENS,
+    ComputedPrompts,
+    Objective,
+    TimeBudget,
+    budgets,
+    cached_tokens,
+    expected_ms,
+)
 from specdec.core.types import FinishReason, Request
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.completion.scripted_engine import ScriptedEngine
+from verify_kernels.forward_batch import PAGE_SIZE
 
 TIMES = (40.0, 52.0, 100.0, 292.0, 1060.0, 4132.0)  # 3 to 4 ms a token, as on a small CPU
 SOURCE = inspect.getsource(random)
@@ -102,7 +112,21 @@ def test_cached_tokens_are_whole_pages_or_a_whole_prompt(known: list[int], other
     ids = tuple(known[:shared] + other)
     equal = next((i for i, (a, b) in enumerate(zip(known, ids, strict=False)) if a != b), min(len(known), len(ids)))
     whole = equal == len(known)
-    assert cached_tokens([tuple(known)], ids) == (equal if whole else equal // PAGE * PAGE)
+    assert cached_tokens([tuple(known)], ids) == (equal if whole else equal // PAGE_SIZE * PAGE_SIZE)
+
+
+def test_the_prompts_of_many_owners_and_long_ones_are_forgotten() -> None:
+    computed = ComputedPrompts()
+    for number in range(40):
+        for turn in range(3):
+            computed.add(f"owner {number}", (number, turn, *range(MOST_TOKENS // 32)))
+        kept = [owner for owner in range(40) if computed.of(f"owner {owner}")]
+        assert computed.n_tokens == sum(len(ids) for owner in kept for ids in computed.of(f"owner {owner}"))
+        assert computed.n_tokens <= MOST_TOKENS
+        assert kept == list(range(kept[0], number + 1))  # the oldest go
+    computed.add("long", tuple(range(MOST_TOKENS + 1)))
+    assert computed.of("long") == ()
+    assert computed.n_tokens <= MOST_TOKENS
 
 
 def request(ids: tuple[int, ...]) -> Request:
@@ -212,7 +236,7 @@ async def test_reading_ahead_makes_the_whole_prompt_fit(keeps: bool) -> None:
         part.start(cached)
         part.finish(FinishReason.LENGTH, cached)
     if not keeps:
-        assert len(parts[-1]) <= 2 * PAGE  # the parts before are not computed again and again
+        assert len(parts[-1]) <= 2 * PAGE_SIZE  # the parts before are not computed again and again
         return
     full = PACKER.pack(GAP, FillMode.MIDDLE, 2048).ids
     assert parts[-1] == full

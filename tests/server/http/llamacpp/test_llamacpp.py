@@ -10,6 +10,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from server.http import llamacpp
 from server.http.app import build_app
 from server.http.call import Call
 from server.http.llamacpp import LLAMACPP, picked, result, timings
@@ -244,6 +245,14 @@ def test_apply_template() -> None:
         begun = [{"role": chr(BOS) + "user", "content": "hi"}]  # of a template that writes the begin token
         assert fake.ask("/apply-template", messages=begun) == {"prompt": "user:hi;"}
         assert fake.refused("/apply-template", messages=[])[0] == 400
+
+
+def test_prompts_of_slots_are_forgotten_beyond_a_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llamacpp, "_MAX_LAST_TOKENS", 20)
+    with running() as server:
+        for slot in range(3):
+            server.ask("/completion", prompt="x" * 8, n_predict=1, id_slot=slot)
+        assert [slot for _, slot in server.serving.models.first.last_prompts] == [1, 2]
 
 
 def test_slots() -> None:
