@@ -13,6 +13,7 @@ from torch import Tensor
 
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.control.policies.how_deep import trees_to_expand
+from specdec.core.kv_cache import common_length
 from specdec.core.sampling import Sampler
 from specdec.core.sequence import Sequence
 from specdec.core.tree import MAX_NODES, TokenTree
@@ -64,16 +65,6 @@ MASKED_LOGIT = -1e31  # samplers treat logits up to -1e30 as masked
 MAX_LOGIT_GAP = 14.0  # in temperatures; a token this far below the best one wins by its noise once in a million rows
 SPREAD_ROWS = 16  # rows of logits scattered into the whole vocabulary at a time; bounds the buffer
 WIDEST_LEVEL = 4  # nodes expanded per level; further ones are too unlikely to be reached
-
-
-def common_length(one: Seq[int], other: Seq[int]) -> int:
-    """Length of the common prefix."""
-    n = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        n += 1
-    return n
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ MODEL = "smollm2-135m"
 PROMPT = "Once upon a time there was a small engine"
 SMALL = 60  # lines; smaller modules with one importer are listed
 CEILINGS = {
-    "modules": 341,
+    "modules": 340,
     "lines": 85_100,
     "largest": 700,
     "cycles": 0,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from server.completion.documents import ContextFile, OffsetUnit, TextEdit, check_length, place_of
+from server.completion.documents import ContextFile, OffsetUnit, TextEdit, check_length, common_length, place_of
 from server.completion.prompt_packer import PromptPacker
 from server.completion.time_budget import Objective
 from server.interfaces import TokenizerLike
@@ -48,8 +48,8 @@ class RecentEdit:
         if diff:
             return RecentEdit(path, *_sides(diff))
         old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
-        head = max(0, _common(old, new) - DIFF_CONTEXT)
-        tail = max(0, _common(old[head:][::-1], new[head:][::-1]) - DIFF_CONTEXT)
+        head = max(0, common_length(old, new) - DIFF_CONTEXT)
+        tail = max(0, common_length(old[head:][::-1], new[head:][::-1]) - DIFF_CONTEXT)
         return RecentEdit(path, *("".join(lines[head : len(lines) - tail]) for lines in (old, new)))
 
     @property
@@ -442,8 +442,8 @@ class EditReader:
             start = place.starts[line] if count else end
             text = ("" if count else ends) + ends.join(new)
         old = place.text[start:end]
-        head = _common(old, text)
-        tail = _common(old[head:][::-1], text[head:][::-1])
+        head = common_length(old, text)
+        tail = common_length(old[head:][::-1], text[head:][::-1])
         start, end = (self._offset(at) for at in (start + head, end - tail))
         return TextEdit(start, end, text[head : len(text) - tail])
 
@@ -454,9 +454,3 @@ class EditReader:
         if unit is OffsetUnit.UTF16:
             return len(before.encode("utf-16-le", "surrogatepass")) // 2
         return len(before.encode("utf-8", "surrogatepass"))
-
-
-def _common(first: Sequence[str], second: Sequence[str]) -> int:
-    """Characters or lines that both begin with."""
-    pairs = zip(first, second, strict=False)
-    return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from server.completion.documents import common_length
 from specdec.core.types import Request
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -88,21 +89,9 @@ def cached_tokens(prompts: Iterable[tuple[int, ...]], ids: tuple[int, ...]) -> i
     """The leading tokens of ``ids`` that a prefix cache with ``prompts`` holds."""
     most = 0
     for known in prompts:
-        equal = _common(known, ids)
+        equal = common_length(known, ids)
         most = max(most, equal if equal == len(known) else equal // PAGE_SIZE * PAGE_SIZE)
     return most
-
-
-def _common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """Tokens that both begin with, by binary search: slices compare faster than items."""
-    low, high = 0, min(len(first), len(second)) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 class Prompt(Protocol):

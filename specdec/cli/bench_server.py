@@ -1,4 +1,4 @@
-"""`specdec bench frontend`, `typing`, `overload`, `long-prompt`, `restart`, `soak`: each measures its own servers."""
+"""`specdec bench frontend`, `typing`, `edits`, `overload` and others: each measures its own servers."""
 
 from __future__ import annotations
 

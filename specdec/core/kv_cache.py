@@ -476,7 +476,7 @@ class KvCacheManager:
         block = self._index.partial(keys[n_full - 1] if n_full else root_key(salt))
         if block is None:
             return hit
-        shared = _common_prefix(block.tokens, tokens[hit.n_tokens : len(tokens) - 1])
+        shared = common_length(block.tokens, tokens[hit.n_tokens : len(tokens) - 1])
         if not shared:
             return hit
         drafted = min(shared, block.n_drafted) if hit.draft_tokens == hit.n_tokens else 0
@@ -536,6 +536,6 @@ class KvCacheManager:
         self._index.remove(page)
 
 
-def _common_prefix(a: Seq[int], b: Seq[int]) -> int:
+def common_length(a: Seq[int], b: Seq[int]) -> int:
     """Length of the common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

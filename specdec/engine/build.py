@@ -1,10 +1,11 @@
-"""Builds an engine from its configuration: kernels, weights, caches, drafters."""
+"""Builds an engine from its configuration: kernels, weights, caches, drafters, first acceptance estimates."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from platform import machine
@@ -23,9 +24,18 @@ from draft.prediction import PredictionDrafter
 from draft.protocol import Drafter, ModelBasedDrafter
 from draft.suffix import SuffixDrafter
 from specdec.config import EngineConfig, WeightDtype
+from specdec.control.estimates.learned import Learned
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sampling import Sampler
-from specdec.core.types import EngineInfo
+from specdec.core.types import (
+    EngineInfo,
+    Finished,
+    Request,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    StoppingParams,
+)
 from specdec.engine.disk_cache import open_disk_cache
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.memory import (
@@ -39,7 +49,6 @@ from specdec.engine.numeric_fingerprint import numeric_fingerprint
 from specdec.engine.platform import HostPlatform, ParallelPlatform, Platform, Target, context_limit, target_device
 from specdec.engine.profile_cache import LearnedProfile, ProfileCache
 from specdec.engine.profile_costs import WARM_UP_SHARE, contexts_measured, costs_at_start
-from specdec.engine.warm_up import warm_up
 from specdec.errors import ConfigError
 from specdec.grammar.compiler import GrammarCompiler
 from specdec.models.catalogue import with_named_draft
@@ -325,3 +334,50 @@ def _with_profile(parts: EngineParts, file: LearnedProfile | None) -> EnginePart
         found = warm_up(parts, WARM_UP_SHARE * parts.config.speculation.profile_s)
         learned = {name: known.bounded() for name, known in found.items()} | learned
     return dataclasses.replace(parts, learned=learned, learned_file=file)
+
+
+# Code, talk and data in turn, so that a small batch has all of them. The model continues them.
+WARM_UP_TEXTS = (
+    "def mean(values):\n    total = 0\n    for value in values:\n",
+    "User: How do I boil an egg?\nAssistant: First, you",
+    '{"name": "Ada", "age": 36, "city":',
+    "import json\n\n\ndef read_config(path):\n    with open(path)",
+    "The weather in the mountains can change quickly, so",
+    '[{"id": 1, "done": false}, {"id": 2, "done":',
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(",
+    "Question: What is the capital of France?\nAnswer:",
+    "servers:\n  - host: alpha\n    port: 8080\n  - host: beta\n",
+    "for (let i = 0; i < rows.length; i++) {\n  const row =",
+    "Thank you for your message. I am writing to",
+    "SELECT name, COUNT(*) FROM orders WHERE",
+)
+WARM_UP_DEPTH = 4  # of the drafted chains; deeper levels are estimated from these
+WARM_UP_TEMPERATURE = 0.7  # of every other text; the others are greedy
+WARM_UP_MAX_TOKENS = 32  # of an answer; usually the time is over before
+
+
+def warm_up(parts: EngineParts, seconds: float) -> dict[str, Learned]:
+    """Estimates of the model-based drafters of ``parts``, from decoding `WARM_UP_TEXTS` together for about ``seconds``.
+
+    It leaves no text, page, count or trace entry behind.
+    """
+    began = time.monotonic()
+    drafters = [drafter for drafter in parts.drafters if drafter.model_based]
+    speculation = parts.config.speculation.model_copy(update={"trace_file": None})
+    config = parts.config.model_copy(update={"speculation": speculation})
+    kv = KvCacheManager(parts.kv.n_total, prefix_cache=False)
+    engine = Engine(
+        dataclasses.replace(parts, config=config, kv=kv, drafters=drafters, learned_file=None, trace_steps=0)
+    )
+    wish = SpeculationParams(SpeculationMode.ON, None, WARM_UP_DEPTH, WARM_UP_DEPTH, 1)
+    stop = StoppingParams(max_tokens=WARM_UP_MAX_TOKENS, ignore_eos=True)
+    for number, text in enumerate(WARM_UP_TEXTS):
+        ids = tuple(parts.tokenizer.encode(text))[: parts.info.max_context // 2]
+        sampling = SamplingParams(temperature=WARM_UP_TEMPERATURE * (number % 2), seed=number)
+        engine.submit(Request(f"warm-up-{number}", ids, sampling, stop, speculation=wish))
+    while engine.has_work() and time.monotonic() - began < seconds:
+        if any(isinstance(event, Finished) for event in engine.step()):
+            break  # the batch shrinks from here on
+    learned = engine.learned()
+    engine.close()
+    return learned

@@ -12,9 +12,8 @@ from draft.protocol import Drafter, ModelBasedDrafter
 from specdec.control.estimates.learned import Learned
 from specdec.control.trace import read_trace, replay_file
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
-from specdec.engine.build import _costs_key
+from specdec.engine.build import WARM_UP_TEXTS, _costs_key, warm_up
 from specdec.engine.profile_cache import _MAX_FILES, LearnedProfile, ProfileCache
-from specdec.engine.warm_up import TEXTS, warm_up
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts
 
 KNOWN = Learned([(5, 2.0, 4.0)], [(0, 3.0, 4.0, 5.0, 6.0)], 0.5)
@@ -221,10 +220,10 @@ def test_a_warm_up_estimates_the_drafts_value_and_leaves_no_state() -> None:
     free = parts.kv.n_free
     learned = warm_up(parts, 60.0)
     assert set(learned) == {"model"}
-    assert sum(trials for _, _, trials in learned["model"].cells) > 2 * len(TEXTS)
+    assert sum(trials for _, _, trials in learned["model"].cells) > 2 * len(WARM_UP_TEXTS)
     assert [bucket for bucket, *_ in learned["model"].pools] == [0, 2]  # greedy, and sampled
     for _, steps, _, levels, rows in learned["model"].pools:
-        assert steps > len(TEXTS) / 2
+        assert steps > len(WARM_UP_TEXTS) / 2
         assert rows == levels
     assert parts.kv.n_free == free
     engine = tiny_engine(dataclasses.replace(parts, learned=learned))

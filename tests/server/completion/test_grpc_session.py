@@ -9,7 +9,7 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest
 
-from server.completion.time_budget import Idle
+from server.completion.time_budget import IdleEngine
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2, result_pb2
 from tests.fake_engine import BOOK
@@ -254,7 +254,7 @@ async def test_reading_ahead_suggests_nothing_and_ends_at_the_next_action() -> N
         assert not maker.time.computed.of("")
 
 
-class Busy(Idle):
+class Busy(IdleEngine):
     """An engine with another request."""
 
     def in_flight(self) -> int:
