@@ -73,9 +73,10 @@ def steps_of(text: str) -> list[Line]:
 
 
 def altered(tmp_path: Path, change: Callable[[Line], bool]) -> Path:
-    """The trace with the first step changed that ``change`` can be made on; it returns whether it was."""
+    """The trace with the last step changed that ``change`` can be made on; it returns whether it was. What is learned
+    from an earlier one may change the decisions after it."""
     lines = recorded()[0].splitlines()
-    for i in range(1, len(lines)):
+    for i in range(len(lines) - 1, 0, -1):
         values = json.loads(lines[i])
         if values["replay"] and change(values["replay"]):
             lines[i] = json.dumps(values)

@@ -74,11 +74,12 @@ class _Running:
         self.news = False
         if self._file.exists() and (self._own_file or code is not None):
             changed = self._file.stat().st_mtime_ns
-            if changed != self._read:
-                self._read = changed
-                with contextlib.suppress(ValueError):  # a task that prints lines for people has no result
-                    self.news = True
+            # At the end in any case: the time of a file's last change is too coarse to show each change.
+            if changed != self._read or code is not None:
+                # A task that prints lines for people has no result, nor has a file that is being written.
+                with contextlib.suppress(ValueError):
                     self._state["result"] = json.loads(self._file.read_text(encoding="utf-8"))
+                    self._read, self.news = changed, True
         return code
 
     @property

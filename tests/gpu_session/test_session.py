@@ -33,6 +33,7 @@ import json, os, pathlib, sys
 file = pathlib.Path(sys.argv[1])
 done = json.loads(file.read_text())["done"] if file.exists() else 0
 file.write_text(json.dumps({"done": done + 1}))
+os.utime(file, ns=(1, 1))  # changes may share a time
 if done < 2: os.kill(os.getpid(), 9)
 """
 FOREVER = "import time\nwhile True: time.sleep(1)"
