@@ -73,6 +73,7 @@ _COMMANDS = {
     "keys": LazyCommand("specdec.cli.serve:keys_group", "Make keys for a server."),
     "models": LazyCommand("specdec.cli.models:models_group", "List and fetch the models known by name."),
     "index": LazyCommand("specdec.cli.index:index_command", "Index files of yours to draft from."),
+    "train-head": LazyCommand("specdec.cli.train:train_head_command", "Train a drafter for a model."),
     "verify": LazyCommand("specdec.cli.checks:verify_command", "Check path identity on a real model."),
     "bench": LazyCommand("specdec.cli.bench:bench_group", "Measure this machine with a real model."),
     "ab": LazyCommand("specdec.cli.ab:ab_group", "Run, analyse and plan latency experiments."),

@@ -1,0 +1,1 @@
+"""Training of feature heads on texts that the target writes itself."""

@@ -1,0 +1,274 @@
+"""Training texts: their files, the held-out prompts, and prompts from given files."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import random
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.frame_files import FrameFiles, FrameWriter
+from specdec.errors import InvalidRequestError, SpecdecError
+from specdec.models.tokenizer import Tokenizer
+
+TEXT_TOKENS = 512  # of a text, at most: prompt and answer
+PROMPT_TOKENS = 256  # of a prompt, at most
+OWN = "own"  # origin of prompts that the target wrote
+GRAM = 10  # tokens in a row that a training text must not share with a held-out prompt
+
+
+class TrainingError(SpecdecError):
+    """The training cannot run or go on; the message names the option and the way out."""
+
+
+class Prompt(NamedTuple):
+    """What the target answers or continues."""
+
+    ids: tuple[int, ...]
+    lead: int  # tokens of the chat template before the content
+    origin: str  # `OWN`, or the name of the given file
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt and the target's answer."""
+
+    tokens: NDArray[np.int32]
+    lead: int  # tokens of the chat template before the prompt's content
+    answer: int  # index of the answer's first token
+    greedy: bool  # the answer has the likeliest tokens
+    origin: str  # as in `Prompt`
+
+    @property
+    def content(self) -> list[int]:
+        """The tokens after the lead."""
+        found: list[int] = self.tokens[self.lead :].tolist()
+        return found
+
+
+_FILES = FrameFiles("texts-", ".bin", digits=5, magic=b"SDTEXT\x00\x01")
+_FILE_BYTES = 16 << 20  # of a file, before the next begins
+
+
+class TextStore:
+    """A folder of append-only files. Every text is complete on disk when `append` returns; torn ones are not read.
+
+    weights: digits that identify the target's weights (the first part of its numeric fingerprint).
+
+    Raises:
+        TrainingError: the folder holds the texts of another target, or cannot be written.
+    """
+
+    def __init__(self, folder: Path, weights: str) -> None:
+        self.folder, self._weights = folder, weights
+        try:
+            self._writer = FrameWriter(folder, _FILES, sync=True)
+        except OSError as error:
+            raise TrainingError(f"--data: {folder} cannot be written ({error}); choose another folder") from None
+
+    def read(self) -> Iterator[Text]:
+        """All texts, in the order in which they were written."""
+        for path in _FILES.paths(self.folder):
+            data = path.read_bytes()
+            if not data.startswith(_FILES.magic):
+                raise TrainingError(f"--data: {path} is no file of texts; choose another folder")
+            values = (value for value, _ in _FILES.values(data))
+            head = next(values, None)
+            if head is not None and head["weights"] != self._weights:
+                raise TrainingError(
+                    f"--data: {self.folder} holds the texts of another target; give that --target, or another folder"
+                )
+            for value in values:
+                tokens = np.frombuffer(value.pop("tokens"), np.int32)
+                yield Text(tokens=tokens, **value)
+
+    def append(self, text: Text) -> None:
+        """Write one text. Raises TrainingError if the disk is full; the file is then unchanged."""
+        value = {"tokens": text.tokens.tobytes(), "lead": text.lead, "answer": text.answer, "greedy": text.greedy}
+        try:
+            if self._writer.path is None or self._writer.size > _FILE_BYTES:
+                self._writer.begin_file(self._writer.frame({"weights": self._weights}))
+            self._writer.append(self._writer.frame({**value, "origin": text.origin}))
+        except OSError as error:
+            hint = "free some space" if error.errno == errno.ENOSPC else "choose another folder"
+            raise TrainingError(f"--data: {self.folder} cannot be written ({error}); {hint}, and run again") from None
+
+    def close(self) -> None:
+        """Close the open file. Raises OSError if the disk fails."""
+        self._writer.close()
+
+
+class HeldOut:
+    """Runs of `GRAM` tokens in the prompts that decide the figures. A shorter prompt counts as one run."""
+
+    def __init__(self, prompts: Iterable[Seq[int]]) -> None:
+        self._grams: set[tuple[int, ...]] = set()
+        self.n_prompts = 0
+        for prompt in prompts:
+            self.add(prompt)
+
+    def add(self, prompt: Seq[int]) -> None:
+        """Hold out one more prompt."""
+        self._grams.update(_grams(prompt))
+        self.n_prompts += 1
+
+    def overlaps(self, tokens: Seq[int]) -> bool:
+        """Whether ``tokens`` share a run with a held-out prompt."""
+        return not self._grams.isdisjoint(_grams(tokens))
+
+
+def _grams(tokens: Seq[int]) -> Iterator[tuple[int, ...]]:
+    shifted = [itertools.islice(tokens, start, None) for start in range(min(GRAM, len(tokens)))]
+    return zip(*shifted, strict=False)
+
+
+HELD_OUT_SHARE = 50  # one of so many own texts is held out
+HELD_OUT_TEXTS = 256  # own texts held out, at most
+
+
+@dataclass(frozen=True, slots=True)
+class TextSplit:
+    """Texts to train on and texts to measure on, with no run of `GRAM` tokens of a held-out prompt in the former."""
+
+    training: list[Text]
+    held_out: list[Text]  # greedy answers to the target's own prompts
+    n_dropped: int  # texts that share a run with a held-out prompt
+
+    @staticmethod
+    def of(texts: Iterable[Text], benchmarks: Iterable[Seq[int]]) -> TextSplit:
+        """Split ``texts``, the same ones in every call. benchmarks: tokens of further held-out prompts."""
+        rest: list[Text] = []
+        chosen: list[Text] = []
+        for text in texts:
+            lot = zlib.crc32(text.tokens.tobytes()) % HELD_OUT_SHARE == 0
+            mine = text.origin == OWN and text.greedy and lot and len(chosen) < HELD_OUT_TEXTS
+            (chosen if mine else rest).append(text)
+        held_out = HeldOut(benchmarks)
+        for text in chosen:
+            held_out.add(text.content[: text.answer - text.lead])
+        training = [text for text in rest if not held_out.overlaps(text.content)]
+        return TextSplit(training, chosen, len(rest) - len(training))
+
+    def token_counts(self, vocab_size: int) -> NDArray[np.int64]:
+        """How often each token occurs in the training texts' answers, [vocab_size]."""
+        counts = np.zeros(vocab_size, np.int64)
+        for text in self.training:
+            counts += np.bincount(text.tokens[text.answer :], minlength=vocab_size)
+        return counts
+
+
+_SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
+_PLAIN_PROMPTS = (160, 48, 96, 224, 128)  # tokens of a piece of plain text that the target continues, in turn
+_PLAIN_STRIDE = 448  # tokens from one piece's begin to the next's
+_ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
+
+
+def given_files(paths: Iterable[Path]) -> list[Path]:
+    """The text files among ``paths`` and in their folders, by `_SUFFIXES`, in a mixed order that is always the same.
+
+    Raises:
+        TrainingError: there is none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.rglob("*")) if path.is_dir() else [path]
+        found += [file for file in inside if file.suffix in _SUFFIXES and file.is_file()]
+    random.Random(0).shuffle(found)  # no package or chapter comes first
+    if not found:
+        raise TrainingError(f"--texts: no {', '.join(_SUFFIXES)} file there; give files or folders that hold some")
+    return found
+
+
+def given_prompts(files: Iterable[Path], tokenizer: Tokenizer) -> Iterator[Prompt]:
+    """Prompts from ``files``: pieces of plain text to continue, and the user's turns of conversations in .jsonl.
+
+    A line of .jsonl has ``messages``, ``conversations`` (ShareGPT), or one of ``prompt``, ``instruction``, ``text``.
+    """
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError):
+            continue
+        if file.suffix == ".jsonl":
+            for line in text.splitlines():
+                yield from _line_prompts(line, tokenizer, file.name)
+        else:
+            yield from _pieces(text, tokenizer, file.name)
+
+
+def _pieces(text: str, tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
+    ids = tokenizer.encode(text, add_special=False)
+    begin = (tokenizer.bos_id,) if tokenizer.add_bos and tokenizer.bos_id is not None else ()
+    for number, start in enumerate(range(0, len(ids), _PLAIN_STRIDE)):
+        piece = ids[start : start + _PLAIN_PROMPTS[number % len(_PLAIN_PROMPTS)]]
+        if len(piece) >= GRAM:
+            yield Prompt((*begin, *piece), len(begin), origin)
+
+
+def _line_prompts(line: str, tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return
+    turns = _turns(value) if isinstance(value, dict) else []
+    last = max((at for at, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
+    for messages in (turns[: last + 1], turns[:1]):
+        if messages and messages[-1]["role"] == "user":
+            prompt = chat_prompt(messages, tokenizer, origin)
+            if prompt is not None:
+                yield prompt
+                return
+
+
+def _turns(value: dict[str, Any]) -> list[dict[str, str]]:
+    given = value.get("messages") or value.get("conversations")
+    if isinstance(given, list) and all(isinstance(turn, dict) for turn in given):
+        roles = [turn.get("role") or turn.get("from") for turn in given]
+        texts = [turn.get("content") or turn.get("value") for turn in given]
+        if all(isinstance(text, str) for text in texts) and all(isinstance(role, str) for role in roles):
+            return [{"role": _ROLES.get(r, r), "content": t} for r, t in zip(roles, texts, strict=True)]
+    texts = [text for name in ("prompt", "instruction", "text") if isinstance(text := value.get(name), str)]
+    return [{"role": "user", "content": texts[0]}] if texts else []
+
+
+def chat_prompt(messages: Seq[dict[str, str]], tokenizer: Tokenizer, origin: str) -> Prompt | None:
+    """The conversation ``messages``, which ends with the user's turn, as a prompt; None if it is too long."""
+    try:
+        ids = tokenizer.encode_chat(messages)
+    except InvalidRequestError:  # such as roles that the template does not take in this order
+        return None
+    lead = len(chat_lead(tokenizer)) if messages[0]["role"] == "user" else 0
+    return Prompt(tuple(ids), lead, origin) if len(ids) <= PROMPT_TOKENS else None
+
+
+def chat_lead(tokenizer: Tokenizer) -> list[int]:
+    """The chat template's tokens before a first user turn's content, where a model can write that turn itself.
+
+    Raises:
+        ModelError: the model has no chat template.
+    """
+    mark = "\ue000"
+    text, found, _ = tokenizer.render_chat([{"role": "user", "content": mark}]).partition(mark)
+    if not found:
+        raise TrainingError("--target: its chat template leaves the user's text out; give prompts with --texts")
+    ids = tokenizer.encode(text, add_special=False, parse_special=True)
+    lead = [] if tokenizer.bos_id is None or not tokenizer.add_bos else [tokenizer.bos_id]
+    return ids if ids[: len(lead)] == lead else [*lead, *ids]
+
+
+def count_by_origin(texts: Iterable[Text]) -> Counter[str]:
+    """Tokens by origin."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts[text.origin] += len(text.tokens)
+    return counts
