@@ -23,9 +23,13 @@ inline void relax() {
 
 constexpr uint32_t CLOSED = 0xffffffff;
 
-// One job at a time. `ticket_` holds (job number, next unit): a unit is claimed by advancing it with
-// compare-and-swap. Before a job's fields are rewritten its ticket is closed, so a late worker that read a mixture
-// of two jobs holds a ticket that has changed, and its claim fails.
+constexpr int MAX_THREADS = 256;  // of one job; more would only wait for memory
+
+// One job at a time. Its units are split into ranges, one per thread, so that each thread reads neighbouring weights and
+// claims units without touching another thread's cache line; a thread that is done takes units from the other ranges.
+// A range holds (job number, next unit): a unit is claimed by advancing it with compare-and-swap. Before a job's fields
+// are rewritten its ranges are closed, so a late worker that read a mixture of two jobs holds a value that has changed,
+// and its claim fails.
 class Pool {
  public:
   void run(int threads, int units, void (*unit)(void*, int), void* context) {
@@ -34,20 +38,25 @@ class Pool {
       for (int u = 0; u < units; ++u) unit(context, u);
       return;
     }
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
     grow(threads - 1);
-    const uint64_t last = ticket_.load(std::memory_order_relaxed) >> 32, job = (uint32_t)(last + 1);
-    ticket_.store(last << 32 | CLOSED, std::memory_order_seq_cst);
+    const uint64_t last = job_.load(std::memory_order_relaxed), job = (uint32_t)(last + 1);
+    const int ranges = threads < units ? threads : units;
+    for (int r = 0; r < ranges_.load(std::memory_order_relaxed); ++r)
+      range_[r].next.store(last << 32 | CLOSED, std::memory_order_seq_cst);
     unit_.store(unit, std::memory_order_release);
     context_.store(context, std::memory_order_release);
     units_.store(units, std::memory_order_release);
-    helpers_.store(threads - 1, std::memory_order_release);
+    ranges_.store(ranges, std::memory_order_release);
     done_.store(0, std::memory_order_release);
-    ticket_.store(job << 32, std::memory_order_seq_cst);
+    for (int r = 0; r < ranges; ++r)
+      range_[r].next.store(job << 32 | (uint64_t)begin(r, units, ranges), std::memory_order_release);
+    job_.store(job, std::memory_order_seq_cst);
     if (sleeping_.load(std::memory_order_seq_cst) > 0) {
       std::lock_guard<std::mutex> guard(sleep_);
       wake_.notify_all();
     }
-    work(job);
+    work(job, 0);
     for (int spins = 0; done_.load(std::memory_order_acquire) < units; ++spins) {
       if (spins < 2000) relax();
       else sched_yield();  // the worker with the last unit may need this very core
@@ -55,24 +64,36 @@ class Pool {
   }
 
  private:
+  static int begin(int range, int units, int ranges) { return (int)((int64_t)units * range / ranges); }
+
   void grow(int workers) {
     while ((int)started_ < workers) {
-      const int index = started_++;
+      const int index = ++started_;
       std::thread([this, index] { serve(index); }).detach();
     }
   }
 
-  // Claims and runs units of job `job` until there are none.
-  void work(uint64_t job) {
-    for (;;) {
-      uint64_t ticket = ticket_.load(std::memory_order_acquire);
-      void (*unit)(void*, int) = unit_.load(std::memory_order_acquire);
-      void* context = context_.load(std::memory_order_acquire);
-      const uint32_t units = (uint32_t)units_.load(std::memory_order_acquire), next = (uint32_t)ticket;
-      if (ticket >> 32 != job || next >= units) return;
-      if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
-      unit(context, (int)next);
-      done_.fetch_add(1, std::memory_order_release);
+  // Claims and runs units of job `job`, of range `own` first, until there are none.
+  void work(uint64_t job, int own) {
+    const int ranges = ranges_.load(std::memory_order_acquire);
+    for (int i = 0; i < ranges; ++i) work_on(job, (own + i) % ranges);
+  }
+
+  void work_on(uint64_t job, int range) {
+    std::atomic<uint64_t>& next = range_[range].next;
+    for (int done = 0;; ++done) {
+      uint64_t claim = next.load(std::memory_order_acquire);
+      void (*unit)(void*, int);
+      void* context;
+      do {
+        unit = unit_.load(std::memory_order_acquire), context = context_.load(std::memory_order_acquire);
+        const int units = units_.load(std::memory_order_acquire), ranges = ranges_.load(std::memory_order_acquire);
+        if (claim >> 32 != job || (uint32_t)claim >= (uint32_t)begin(range + 1, units, ranges)) {
+          if (done) done_.fetch_add(done, std::memory_order_release);
+          return;
+        }
+      } while (!next.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel));
+      unit(context, (int)(uint32_t)claim);
     }
   }
 
@@ -80,10 +101,10 @@ class Pool {
     uint64_t seen = 0;
     auto idle_since = Clock::now();
     for (;;) {
-      const uint64_t job = ticket_.load(std::memory_order_acquire) >> 32;
+      const uint64_t job = job_.load(std::memory_order_acquire);
       if (job != seen) {
         seen = job;
-        if (index < helpers_.load(std::memory_order_acquire)) work(job);
+        if (index < ranges_.load(std::memory_order_acquire)) work(job, index);
         idle_since = Clock::now();
         continue;
       }
@@ -91,7 +112,7 @@ class Pool {
       if (Clock::now() - idle_since < SPIN) continue;
       std::unique_lock<std::mutex> guard(sleep_);
       sleeping_.fetch_add(1, std::memory_order_seq_cst);
-      wake_.wait(guard, [&] { return ticket_.load(std::memory_order_seq_cst) >> 32 != seen; });
+      wake_.wait(guard, [&] { return job_.load(std::memory_order_seq_cst) != seen; });
       sleeping_.fetch_sub(1, std::memory_order_seq_cst);
     }
   }
@@ -99,11 +120,15 @@ class Pool {
   std::mutex owner_, sleep_;
   std::condition_variable wake_;
   std::atomic<int> sleeping_{0};
-  alignas(64) std::atomic<uint64_t> ticket_{0};
-  alignas(64) std::atomic<int> done_{0};
-  alignas(64) std::atomic<void (*)(void*, int)> unit_{nullptr};
+  struct alignas(64) Range {
+    std::atomic<uint64_t> next{0};
+  };
+  Range range_[MAX_THREADS];
+  alignas(64) std::atomic<uint64_t> job_{0};
+  std::atomic<void (*)(void*, int)> unit_{nullptr};
   std::atomic<void*> context_{nullptr};
-  std::atomic<int> units_{0}, helpers_{0};
+  std::atomic<int> units_{0}, ranges_{0};
+  alignas(64) std::atomic<int> done_{0};
   int started_ = 0;
 };
 
