@@ -1,4 +1,4 @@
-"""Drafts with an EAGLE-3 feature head: one decoder layer over the target's hidden states."""
+"""Drafts with an EAGLE-3 feature head: decoder layers, mostly one, over the target's hidden states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft.head_checkpoint import HeadModel
+from draft.head_checkpoint import HeadLayer, HeadModel
 from draft.model import MASKED_LOGIT, sampling_row
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.core.kv_cache import page_key, root_key
@@ -19,7 +19,7 @@ from specdec.core.sampling import Sampler
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.models.decoder import KvPool, check_batch, rope_tables
-from verify_kernels.backend import AttentionSpec, Backend, LinearSpec, Prologue
+from verify_kernels.backend import AttentionSpec, Backend, BatchOp, LinearSpec, Prologue, RowsOp
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.packed_weights import PackedLinear
 from verify_kernels.reference.backend import rms_norm
@@ -29,7 +29,7 @@ MAX_LOGIT_ROWS = 64  # rows expanded in one forward: the nodes of a full tree
 
 
 class HeadNetwork:
-    """The layer of a head over a `ForwardBatch` (Li et al., arXiv 2503.01840).
+    """The layers of a head over a `ForwardBatch` (Li et al., arXiv 2503.01840).
 
     Slot i of a sequence holds the hidden state x_i of token i (`fuse` of the target's features; for a drafted token the
     z of the previous slot) and the embedding of token i + 1. It predicts token i + 2:
@@ -37,7 +37,9 @@ class HeadNetwork:
         e = RMS(embed(token i + 1)), g = RMS(x_i), y = x_i + attention([e; g]), z = y + MLP(RMS(y)),
         logits = lm_head(RMS(z))
 
-    The KV of a slot depends on its own pair and position only. Results are views, valid until the next call.
+    Further layers are plain decoder layers from z to z. EAGLE-3.1 norms the features before `fuse`'s matrix, and passes
+    RMS(z) on instead of z. The KV of a slot depends on its own pair and position only; in further layers on its context
+    too. Results are views, valid until the next call.
     """
 
     def __init__(self, head: HeadModel, backend: Backend, pool: KvPool, *, max_rows: int, max_positions: int) -> None:
@@ -60,31 +62,49 @@ class HeadNetwork:
         self._logits = self._draft_logits
         if head.target_ids is not None:
             self._logits = torch.full((self.max_logit_rows, head.target_vocab), MASKED_LOGIT)
-        self._bind()
+        self._fc = backend.linear(LinearSpec(head.fc, self._features, self._fused))
+        self._attentions = self._bind_attentions()
+        self._between = self._bind_between()
+        last = head.layers[-1]
+        self._ends = [
+            *self._bind_block(last, self._chosen, self._z, self._gate_up),
+            backend.linear(self._normed(head.lm_head, self._z, self._draft_logits, head.final_norm)),
+        ]
 
-    def _bind(self) -> None:
-        head, c, linear = self.head, self.head.config.model, self._backend.linear
-        gate: Prologue = "silu" if c.activation == "silu" else "gelu"
+    def _normed(self, weight: PackedLinear, src: Tensor, dst: Tensor, norm: Tensor) -> LinearSpec:
+        return LinearSpec(weight, src, dst, "rms", "store", norm, None, self.head.config.model.norm_eps)
 
-        def normed(weight: PackedLinear, src: Tensor, dst: Tensor, norm: Tensor) -> LinearSpec:
-            return LinearSpec(weight, src, dst, "rms", "store", norm, None, c.norm_eps)
-
-        self._fc = linear(LinearSpec(head.fc, self._features, self._fused))
-        self._to_qkv = linear(LinearSpec(head.qkv, self._pair, self._qkv))
-        self._attention = self._backend.attention(self._attention_spec())
-        self._o = linear(LinearSpec(head.o, self._chosen, self._z, "none", "add"))
-        self._up = linear(normed(head.gate_up, self._z, self._gate_up, head.mlp_norm))
-        self._down = linear(LinearSpec(head.down, self._gate_up, self._z, gate, "add"))
-        self._lm_head = linear(normed(head.lm_head, self._z, self._draft_logits, head.final_norm))
-
-    def _attention_spec(self) -> AttentionSpec:
-        c = self.head.config.model
+    def _bind_attentions(self) -> list[tuple[RowsOp, BatchOp]]:
+        """By layer, the projection to queries, keys and values, and the attention."""
+        c, linear = self.head.config.model, self._backend.linear
         cos, sin = rope_tables(c.rope, c.head_dim, self.max_positions, local=False)
-        return AttentionSpec(
-            n_heads=c.n_heads, n_kv_heads=c.n_kv_heads, head_dim=c.head_dim, scale=c.attn_scale, eps=c.norm_eps,
-            window=0, q_norm=None, k_norm=None, cos=cos, sin=sin, qkv=self._qkv, out=self._attended,
-            kv=self.pool.tensors.layer(0),
-        )  # fmt: skip
+        bound = []
+        for at, layer in enumerate(self.head.layers):
+            qkv = self._normed(layer.qkv, self._x, self._qkv, layer.hidden_norm)
+            spec = AttentionSpec(
+                n_heads=c.n_heads, n_kv_heads=c.n_kv_heads, head_dim=c.head_dim, scale=c.attn_scale, eps=c.norm_eps,
+                window=0, q_norm=layer.q_norm, k_norm=layer.k_norm, cos=cos, sin=sin, qkv=self._qkv,
+                out=self._attended, kv=self.pool.tensors.layer(at),
+            )  # fmt: skip
+            first = LinearSpec(layer.qkv, self._pair, self._qkv)
+            bound.append((linear(qkv if at else first), self._backend.attention(spec)))
+        return bound
+
+    def _bind_between(self) -> list[list[RowsOp]]:
+        """By layer but the last, what follows its attention, for all rows: the next layer reads them."""
+        layers = self.head.layers[:-1]
+        gate_up = torch.zeros(self.max_rows if layers else 0, 2 * self.head.config.model.intermediate_size)
+        return [self._bind_block(layer, self._attended, self._x, gate_up) for layer in layers]
+
+    def _bind_block(self, layer: HeadLayer, attended: Tensor, x: Tensor, gate_up: Tensor) -> list[RowsOp]:
+        """The output projection and the MLP, which add to ``x``."""
+        linear, silu = self._backend.linear, self.head.config.model.activation == "silu"
+        gate: Prologue = "silu" if silu else "gelu"
+        return [
+            linear(LinearSpec(layer.o, attended, x, "none", "add")),
+            linear(self._normed(layer.gate_up, x, gate_up, layer.mlp_norm)),
+            linear(LinearSpec(layer.down, gate_up, x, gate, "add")),
+        ]
 
     @property
     def features_width(self) -> int:
@@ -100,6 +120,10 @@ class HeadNetwork:
         rows, width = features.shape
         if width != self._features.shape[1] or rows > self.max_rows:
             raise ValueError(f"features: [{rows}, {width}], the head takes [<= {self.max_rows}, {self.head.fc.k}]")
+        norm = self.head.features_norm
+        if norm is not None:
+            parts = features.reshape(rows, *norm.shape)
+            features = rms_norm(parts, norm, self.head.config.model.norm_eps).view(rows, width)
         self._features[:rows].copy_(features)
         self._fc(rows)
         return self._fused[:rows]
@@ -107,28 +131,35 @@ class HeadNetwork:
     def forward(self, batch: ForwardBatch, hidden: Tensor, chosen: Seq[int]) -> tuple[Tensor, Tensor]:
         """Write every row's KV; returns logits, float32 [n, target vocabulary], and z, [n, hidden], of rows ``chosen``.
 
+        z is normed if `HeadConfig.output_normed` says so.
+
         batch.tokens: the *next* token of each slot. hidden: float32 [rows, hidden], the x of each slot.
 
         Raises:
             ValueError: more rows or positions than the buffers hold, or an id out of range.
         """
         check_batch(self, batch, chosen)
-        rows, h, eps = batch.rows, self._x.shape[1], self.head.config.model.norm_eps
-        self._backend.embed(self.head.embed, batch.tokens, 1.0, self._embedded)
-        self._pair[:rows, :h].copy_(rms_norm(self._embedded[:rows], self.head.embed_norm, eps))
-        self._pair[:rows, h:].copy_(rms_norm(hidden, self.head.hidden_norm, eps))
-        self._x[:rows].copy_(self._pair[:rows, h:] if self.head.config.residual_normed else hidden)
-        self._to_qkv(rows)
-        self._attention(batch)
+        head, rows, h, eps = self.head, batch.rows, self._x.shape[1], self.head.config.model.norm_eps
+        self._backend.embed(head.embed, batch.tokens, 1.0, self._embedded)
+        self._pair[:rows, :h].copy_(rms_norm(self._embedded[:rows], head.embed_norm, eps))
+        self._pair[:rows, h:].copy_(rms_norm(hidden, head.layers[0].hidden_norm, eps))
+        self._x[:rows].copy_(self._pair[:rows, h:] if head.config.residual_normed else hidden)
+        for (to_qkv, attention), block in zip(self._attentions, [*self._between, []], strict=True):
+            to_qkv(rows)
+            attention(batch)
+            for op in block:
+                op(rows)
         n = len(chosen)
         if n:
             index = np.asarray(chosen, np.int32)
             self._backend.gather_rows(self._attended, index, self._chosen)
             self._backend.gather_rows(self._x, index, self._z)
-            for op in (self._o, self._up, self._down, self._lm_head):
+            for op in self._ends:
                 op(n)
-            if self.head.target_ids is not None:
-                self._logits[:n].index_copy_(1, self.head.target_ids, self._draft_logits[:n])
+            if head.target_ids is not None:
+                self._logits[:n].index_copy_(1, head.target_ids, self._draft_logits[:n])
+            if head.config.output_normed:
+                self._z[:n].copy_(rms_norm(self._z[:n], head.final_norm, eps))
         return self._logits[:n], self._z[:n]
 
 
@@ -271,7 +302,7 @@ class _Feed:
 class HeadDrafter(ModelBasedDrafter):
     """Proposes the top-w of log q / T + G, as `draft.model.ModelDrafter` does; q is the head's distribution.
 
-    The head's KV is in its own one-layer pool under the shared page table. Slot i holds token i's features and the
+    The head's KV is in its own pool under the shared page table. Slot i holds token i's features and the
     embedding of token i + 1, so a sequence of n tokens fills slots 0 to n - 2, and the root of its tree is slot n - 2.
     Each level computes the tree so far again, since a layer is cheap, so KV is never moved.
 

@@ -21,45 +21,78 @@ from specdec.models.load import check_heads
 from specdec.models.memory import check_memory
 from verify_kernels.packed_weights import PackedLinear, RoundedKind, pack_linear
 
-_MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral")  # of heads; all have the same layer
-_VARIANTS = ("norm_before_fc", "norm_output", "fc_norm", "parallel_drafting")  # flags of heads with other equations
+_MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral")  # of heads; they differ in tensors only
 _AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
-_WAY_OUT = "use an EAGLE-3 head of one Llama-style layer"
+_WAY_OUT = "use an EAGLE-3 or EAGLE-3.1 head with Llama-style layers"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
     """Shape and numerics of a head."""
 
-    model: ModelConfig  # the layer, as a decoder of one layer
+    model: ModelConfig  # the layers, as a decoder
     aux_layers: tuple[int, ...]  # the target's layers whose inputs are the head's features, in order
-    residual_normed: bool  # the attention's residual is the normed hidden state instead of the plain one
+    residual_normed: bool  # the first attention's residual is the normed hidden state instead of the plain one
+    output_normed: bool  # EAGLE-3.1: the next slot gets the hidden state after the final norm instead of before it
+    features_norms: tuple[str, ...]  # norms before `fc`: none, one over all features, or one a layer (EAGLE-3.1)
+    draft_vocab: int | None  # rows of the output table as config.json gives them
+    acceptance: tuple[float, ...]  # by position from 1: share of proposed tokens accepted after training; may be empty
 
 
 def parse_head_config(raw: dict[str, Any], name: str, target: ModelConfig) -> HeadConfig:
     """The head's shape from its parsed ``config.json``, in its plain form or in that of vLLM's speculators.
 
     Raises:
-        UnsupportedModelError: another kind of head, or more than one layer.
+        UnsupportedModelError: another kind of head.
         ModelError: a field is missing, out of range or does not fit the target.
     """
     data = raw | raw.get("transformer_layer_config", {})
     kind = data.get("model_type", "llama")
     if kind not in _MODEL_TYPES and "transformer_layer_config" not in raw:
         raise UnsupportedModelError(f"{name}: config.json: model_type '{kind}' is not supported; {_WAY_OUT}")
-    for flag in _VARIANTS:
-        if data.get(flag):
-            raise UnsupportedModelError(f"{name}: config.json: '{flag}' is not supported; {_WAY_OUT}")
+    algorithm = raw.get("speculators_model_type", "eagle3")
+    if algorithm != "eagle3":
+        raise UnsupportedModelError(
+            f"{name}: config.json: speculators_model_type '{algorithm}' is not supported; {_WAY_OUT}"
+        )
+    if data.get("parallel_drafting"):
+        raise UnsupportedModelError(f"{name}: config.json: 'parallel_drafting' is not supported; {_WAY_OUT}")
+    if "sliding_attention" in (data.get("layer_types") or ()):
+        raise UnsupportedModelError(
+            f"{name}: config.json: 'layer_types' names sliding_attention, which heads do not support; "
+            "use a head with full attention"
+        )
     eagle = data.get("eagle_config") or {}
     if eagle.get("use_aux_hidden_state") is False:
         raise UnsupportedModelError(f"{name}: config.json: use_aux_hidden_state is false; {_WAY_OUT}")
     model = parse_hf_config(data | {"model_type": "llama"}, name)
-    if model.n_layers != 1:
-        raise UnsupportedModelError(
-            f"{name}: config.json: num_hidden_layers is {model.n_layers}; only heads of one layer are supported"
-        )
     check_heads(f"{name}: config.json", model)
-    return HeadConfig(model, _aux_layers(data, eagle, name, target.n_layers), bool(data.get("norm_before_residual")))
+    aux_layers = _aux_layers(data, eagle, name, target.n_layers)
+    return HeadConfig(
+        model,
+        aux_layers,
+        residual_normed=bool(data.get("norm_before_residual")),
+        output_normed=bool(data.get("norm_output")),
+        features_norms=_features_norms(data, len(aux_layers)),
+        draft_vocab=data.get("draft_vocab_size"),
+        acceptance=_acceptance(raw, name),
+    )
+
+
+def _features_norms(data: dict[str, Any], layers: int) -> tuple[str, ...]:
+    if data.get("fc_norm"):
+        return tuple(f"fc_norm.{at}" for at in range(layers))
+    return ("input_norm",) if data.get("norm_before_fc") else ()
+
+
+def _acceptance(raw: dict[str, Any], name: str) -> tuple[float, ...]:
+    """The list that `specdec train-head` writes; other publishers' heads have none."""
+    given = (raw.get("specdec") or {}).get("acceptance", [])
+    if not isinstance(given, list) or not all(isinstance(p, float | int) and 0 <= p <= 1 for p in given):
+        raise ModelError(
+            f"{name}: config.json: 'specdec.acceptance' must be a list of shares from 0 to 1, got {given!r}"
+        )
+    return tuple(map(float, given))
 
 
 def _aux_layers(data: dict[str, Any], eagle: dict[str, Any], name: str, layers: int) -> tuple[int, ...]:
@@ -88,7 +121,7 @@ _BIN = "pytorch_model.bin"
 
 
 class HeadTensors:
-    """Named tensors of a checkpoint folder, by EAGLE's names (``midlayer.*``, without ``model.``).
+    """Named tensors of a checkpoint folder, by vLLM's names (``layers.N.*``, without ``model.``).
 
     paths: the files that hold them.
 
@@ -159,11 +192,12 @@ class HeadTensors:
 
 
 def _stored_names(stored: Iterable[str]) -> dict[str, str]:
-    """EAGLE's name of each tensor -> its name in the file; vLLM and SpecForge write ``layers.0.``."""
+    """Each tensor's name in vLLM's numbering, ``layers.N.`` -> its name in the file; EAGLE's one layer is
+    ``midlayer.``."""
     names = {}
     for name in stored:
         plain = name.removeprefix("model.")
-        names["midlayer." + plain.removeprefix("layers.0.") if plain.startswith("layers.0.") else plain] = name
+        names["layers.0." + plain.removeprefix("midlayer.") if plain.startswith("midlayer.") else plain] = name
     return names
 
 
@@ -181,6 +215,20 @@ def _read_bin(path: Path) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadLayer:
+    """One decoder layer, packed. h is the head's hidden size; norms are float32 [h] unless a shape is given."""
+
+    hidden_norm: Tensor  # before attention, of the hidden state
+    qkv: PackedLinear  # rows [q; k; v] over h inputs; in the first layer over 2h, [embedding; hidden]
+    q_norm: Tensor | None  # [head_dim], as in Qwen3; None: queries and keys are not normed
+    k_norm: Tensor | None
+    o: PackedLinear
+    mlp_norm: Tensor
+    gate_up: PackedLinear  # rows [gate; up]
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
 class HeadModel:
     """An EAGLE-3 head (Li et al., arXiv 2503.01840), packed. h is its hidden size; norms are float32 [h]."""
 
@@ -188,14 +236,10 @@ class HeadModel:
     config: HeadConfig
     target_vocab: int
     embed: Tensor  # [>= target vocabulary, h], float16 or float32
+    features_norm: Tensor | None  # [n, k / n], one row for each of `HeadConfig.features_norms`, of the k inputs of `fc`
     fc: PackedLinear  # from a token's auxiliary hidden states to h
     embed_norm: Tensor
-    hidden_norm: Tensor
-    qkv: PackedLinear  # rows [q; k; v] over 2h inputs [embedding; hidden]
-    o: PackedLinear
-    mlp_norm: Tensor
-    gate_up: PackedLinear  # rows [gate; up]
-    down: PackedLinear
+    layers: tuple[HeadLayer, ...]
     final_norm: Tensor
     lm_head: PackedLinear  # [draft vocabulary, h]
     target_ids: Tensor | None  # int64 [draft vocabulary]: the target's id of each draft id; None: the same id
@@ -207,10 +251,9 @@ class HeadModel:
         return self.config.aux_layers
 
 
-_ATTENTION, _MLP = "midlayer.self_attn.", "midlayer.mlp."
-_NORMS = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm")
-_BIASED = ("fc", *(_ATTENTION + f"{part}_proj" for part in "qkvo"))
-_OPTIONAL = {"embed_tokens.weight", "d2t", "t2d", *(name + ".bias" for name in _BIASED)}
+_EMBED_NORM, _FIRST_NORM = "layers.0.input_layernorm", "layers.0.hidden_norm"
+_TABLES = {"embed_tokens.weight", "d2t", "t2d"}
+_TRAINING_ONLY = ("verifier_lm_head.weight", "verifier_norm.weight")  # the target's own, in some speculators files
 _BYTES = {"int8": 1, "bf16": 2, "fp32": 4}  # bytes per packed value
 
 
@@ -240,13 +283,17 @@ class _Loader:
 
     def check(self) -> None:
         """Raise unless every expected tensor exists with the right shape, and there is no unknown tensor."""
-        expected = self._expected()
-        others = [n for n in self._tensors.names if n not in expected and n not in _OPTIONAL and "rotary_emb" not in n]
+        matrices, norms = self._matrices(), self._norms()
+        expected = {name + ".weight": shape for name, shape in (matrices | norms).items()}
+        known = {*expected, *_TABLES, *_TRAINING_ONLY, *(name + ".bias" for name in matrices)}
+        others = [n for n in self._tensors.names if n not in known and "rotary_emb" not in n]
         if others:
-            raise UnsupportedModelError(f"{self._folder}: tensor {min(others)} is none of EAGLE-3's layer; {_WAY_OUT}")
-        if "midlayer.hidden_norm.weight" not in self._tensors.names:
             raise UnsupportedModelError(
-                f"{self._folder}: tensor midlayer.hidden_norm.weight is missing, so this is no EAGLE-3 head "
+                f"{self._folder}: tensor {min(others)} belongs to no layer that config.json describes; {_WAY_OUT}"
+            )
+        if not self._tensors.has(_FIRST_NORM + ".weight"):
+            raise UnsupportedModelError(
+                f"{self._folder}: tensor {_FIRST_NORM}.weight is missing, so this is no EAGLE-3 head "
                 "(EAGLE and EAGLE-2 heads have none); use an EAGLE-3 one"
             )
         for name, shape in expected.items():
@@ -261,48 +308,76 @@ class _Loader:
             bias = name.removesuffix(".weight") + ".bias"
             if self._tensors.has(bias):
                 self._check_shape(bias, self._tensors.shape(bias), shape[:1])
-        size = sum(math.prod(shape) for shape in expected.values()) * _BYTES[self._dtype]
+        size = sum(math.prod(shape) for shape in matrices.values()) * _BYTES[self._dtype]
         check_memory(str(self._folder), size, self._dtype)
 
     def load(self, target_embed: Tensor) -> HeadModel:
         """The packed head."""
-        norms = [self._tensors.floats(name + ".weight") for name in _NORMS]
+        norms = self._config.features_norms
         return HeadModel(
             name=self._folder.resolve().name,
             config=self._config,
             target_vocab=self._target.vocab_size,
             embed=self._embed(target_embed),
+            features_norm=torch.stack([self._norm(name) for name in norms]) if norms else None,
             fc=self._linear("fc"),
-            embed_norm=norms[0],
-            hidden_norm=norms[1],
-            qkv=self._linear(*(_ATTENTION + part + "_proj" for part in "qkv")),
-            o=self._linear(_ATTENTION + "o_proj"),
-            mlp_norm=norms[2],
-            gate_up=self._linear(_MLP + "gate_proj", _MLP + "up_proj"),
-            down=self._linear(_MLP + "down_proj"),
-            final_norm=norms[3],
+            embed_norm=self._norm(_EMBED_NORM),
+            layers=tuple(self._layer(at) for at in range(self._config.model.n_layers)),
+            final_norm=self._norm("norm"),
             lm_head=self._linear("lm_head"),
             target_ids=self._target_ids(),
             digest=f"{fingerprint_files([self._folder / 'config.json', *self._tensors.paths])} {self._dtype}",
         )
 
-    def _expected(self) -> dict[str, tuple[int, ...]]:
+    def _layer(self, at: int) -> HeadLayer:
+        layer = f"layers.{at}."
+        normed = self._tensors.has(layer + "self_attn.q_norm.weight")
+        return HeadLayer(
+            hidden_norm=self._norm(self._hidden_norm(at)),
+            qkv=self._linear(*(f"{layer}self_attn.{part}_proj" for part in "qkv")),
+            q_norm=self._norm(layer + "self_attn.q_norm") if normed else None,
+            k_norm=self._norm(layer + "self_attn.k_norm") if normed else None,
+            o=self._linear(layer + "self_attn.o_proj"),
+            mlp_norm=self._norm(layer + "post_attention_layernorm"),
+            gate_up=self._linear(layer + "mlp.gate_proj", layer + "mlp.up_proj"),
+            down=self._linear(layer + "mlp.down_proj"),
+        )
+
+    @staticmethod
+    def _hidden_norm(at: int) -> str:
+        """Name of the norm of layer ``at``'s hidden state: only the first layer also norms an embedding."""
+        return f"layers.{at}.input_layernorm" if at else _FIRST_NORM
+
+    def _norms(self) -> dict[str, tuple[int, ...]]:
+        c = self._config.model
+        layers = range(c.n_layers)
+        names = [_EMBED_NORM, "norm", *(self._hidden_norm(at) for at in layers)]
+        names += [f"layers.{at}.post_attention_layernorm" for at in layers]
+        norms: dict[str, tuple[int, ...]] = dict.fromkeys(names, (c.hidden_size,))
+        of_heads = [f"layers.{at}.self_attn.{part}_norm" for at in layers for part in "qk"]
+        if any(self._tensors.has(name + ".weight") for name in of_heads):
+            norms |= dict.fromkeys(of_heads, (c.head_dim,))
+        features = self._config.features_norms
+        width = len(self._config.aux_layers) * self._target.hidden_size // max(1, len(features))
+        return norms | dict.fromkeys(features, (width,))
+
+    def _matrices(self) -> dict[str, tuple[int, ...]]:
         c = self._config.model
         hidden, ffn = c.hidden_size, c.intermediate_size
-        matrices: dict[str, tuple[int, ...]] = {
-            "fc": (hidden, len(self._config.aux_layers) * self._target.hidden_size),
-            _ATTENTION + "q_proj": (c.q_size, 2 * hidden),
-            _ATTENTION + "k_proj": (c.kv_size, 2 * hidden),
-            _ATTENTION + "v_proj": (c.kv_size, 2 * hidden),
-            _ATTENTION + "o_proj": (hidden, c.q_size),
-            _MLP + "gate_proj": (ffn, hidden),
-            _MLP + "up_proj": (ffn, hidden),
-            _MLP + "down_proj": (hidden, ffn),
-        }
-        matrices |= dict.fromkeys(_NORMS, (hidden,))
+        matrices: dict[str, tuple[int, ...]] = {"fc": (hidden, len(self._config.aux_layers) * self._target.hidden_size)}
+        for at in range(c.n_layers):
+            layer, inputs = f"layers.{at}.", hidden if at else 2 * hidden
+            matrices |= {
+                layer + "self_attn.q_proj": (c.q_size, inputs),
+                layer + "self_attn.k_proj": (c.kv_size, inputs),
+                layer + "self_attn.v_proj": (c.kv_size, inputs),
+                layer + "self_attn.o_proj": (hidden, c.q_size),
+                layer + "mlp.gate_proj": (ffn, hidden),
+                layer + "mlp.up_proj": (ffn, hidden),
+                layer + "mlp.down_proj": (hidden, ffn),
+            }
         rows = self._tensors.shape("lm_head.weight")[0] if self._tensors.has("lm_head.weight") else 0
-        matrices["lm_head"] = (rows, hidden)
-        return {name + ".weight": shape for name, shape in matrices.items()}
+        return matrices | {"lm_head": (rows, hidden)}
 
     def _check_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
         if found != shape:
@@ -310,6 +385,9 @@ class _Loader:
                 f"{self._folder}: tensor {name} has shape {list(found)}, config.json calls for {list(shape)}; "
                 "the checkpoint is damaged, fetch it again"
             )
+
+    def _norm(self, name: str) -> Tensor:
+        return self._tensors.floats(name + ".weight")
 
     def _linear(self, *names: str) -> PackedLinear:
         weights = [self._tensors.floats(name + ".weight") for name in names]
@@ -349,6 +427,11 @@ class _Loader:
         elif self._tensors.has("t2d") and rows != vocab:
             name, ids = "t2d", self._tensors.integers("t2d").nonzero().flatten()
             self._check_shape("t2d: the ids it names", tuple(ids.shape), (rows,))
+        elif self._config.draft_vocab not in (None, self._config.model.vocab_size):
+            raise ModelError(
+                f"{self._folder}: tensor d2t is missing, and config.json cuts the vocabulary to 'draft_vocab_size' "
+                f"{self._config.draft_vocab}; use a head that holds d2t or t2d"
+            )
         else:
             name, ids = "lm_head.weight", own
         if rows == 0 or int(ids.min()) < 0 or int(ids.max()) >= vocab:

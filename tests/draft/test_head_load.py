@@ -17,7 +17,7 @@ from tests.draft.eagle3_checkpoint import HIDDEN, head_config, head_tensors, wri
 from verify_kernels.packed_weights import unpack_linear
 
 VOCAB, DRAFT_VOCAB, TARGET_HIDDEN, LAYERS = 200, 70, 64, 8
-Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
+Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
 
 
 def target(hidden: int = TARGET_HIDDEN) -> ModelConfig:
@@ -38,16 +38,17 @@ def check_same(head: HeadModel, tensors: dict[str, Tensor]) -> None:
     layer = "midlayer."
     qkv = torch.cat([tensors[f"{layer}self_attn.{part}_proj.weight"] for part in "qkv"])
     gate_up = torch.cat([tensors[f"{layer}mlp.{part}_proj.weight"] for part in ("gate", "up")])
-    assert torch.equal(unpack_linear(head.qkv), qkv)
-    assert torch.equal(unpack_linear(head.gate_up), gate_up)
+    (found,) = head.layers
+    assert torch.equal(unpack_linear(found.qkv), qkv)
+    assert torch.equal(unpack_linear(found.gate_up), gate_up)
     assert torch.equal(unpack_linear(head.fc), tensors["fc.weight"])
-    assert torch.equal(unpack_linear(head.o), tensors[layer + "self_attn.o_proj.weight"])
-    assert torch.equal(unpack_linear(head.down), tensors[layer + "mlp.down_proj.weight"])
+    assert torch.equal(unpack_linear(found.o), tensors[layer + "self_attn.o_proj.weight"])
+    assert torch.equal(unpack_linear(found.down), tensors[layer + "mlp.down_proj.weight"])
     assert torch.equal(unpack_linear(head.lm_head), tensors["lm_head.weight"])
     assert torch.equal(head.embed, tensors["embed_tokens.weight"])
     assert torch.equal(head.embed_norm, tensors[layer + "input_layernorm.weight"])
-    assert torch.equal(head.hidden_norm, tensors[layer + "hidden_norm.weight"])
-    assert torch.equal(head.mlp_norm, tensors[layer + "post_attention_layernorm.weight"])
+    assert torch.equal(found.hidden_norm, tensors[layer + "hidden_norm.weight"])
+    assert torch.equal(found.mlp_norm, tensors[layer + "post_attention_layernorm.weight"])
     assert torch.equal(head.final_norm, tensors["norm.weight"])
 
 
@@ -159,9 +160,18 @@ REFUSED: list[tuple[Change, type[ModelError], str]] = [
     (_set("d2t", torch.zeros(DRAFT_VOCAB)), ModelError, r"d2t has type torch.float32"),
     (_set("fc.weight", torch.zeros(HIDDEN, 3 * 64, dtype=torch.int8)), UnsupportedModelError, r"fc\.weight has type"),
     (_set("layers.1.mlp.up_proj.weight", torch.zeros(2)), UnsupportedModelError, r"layers\.1\.mlp\.up_proj"),
-    (_config(num_hidden_layers=2), UnsupportedModelError, "num_hidden_layers is 2"),
+    (_config(num_hidden_layers=2), ModelError, r"layers\.1\.\S+ is missing"),
+    (_set("additional_layers.0.hidden_norm.weight", torch.zeros(HIDDEN)), UnsupportedModelError, "additional_layers"),
+    (_config(speculators_model_type="peagle"), UnsupportedModelError, "speculators_model_type 'peagle'"),
+    (_config(parallel_drafting=True), UnsupportedModelError, "'parallel_drafting'"),
+    (_config(layer_types=["sliding_attention"]), UnsupportedModelError, "'layer_types'"),
+    (_config(fc_norm=True), ModelError, r"fc_norm\.0\.weight is missing"),
+    (_config(norm_before_fc=True), ModelError, r"input_norm\.weight is missing"),
+    (_set("fc_norm.0.weight", torch.zeros(64)), UnsupportedModelError, r"fc_norm\.0\.weight belongs to no layer"),
+    (_set(LAYER + "self_attn.k_norm.weight", torch.ones(16)), ModelError, r"self_attn\.q_norm\.weight is missing"),
+    (lambda c, t: (t.pop("d2t"), t.pop("t2d")), ModelError, r"d2t is missing, .* 'draft_vocab_size' 70"),
+    (_config(specdec={"acceptance": [0.7, 1.2]}), ModelError, r"'specdec\.acceptance' must be a list"),
     (_config(model_type="deepseek_v3"), UnsupportedModelError, "model_type 'deepseek_v3'"),
-    (_config(norm_output=True), UnsupportedModelError, "'norm_output'"),
     (_config(eagle_config={"use_aux_hidden_state": False}), UnsupportedModelError, "use_aux_hidden_state"),
     (_config(head_dim=15), UnsupportedModelError, "heads of 15"),
     (_config(hidden_size="x"), ModelError, "'hidden_size'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,16 @@ from draft.head_checkpoint import load_head
 from specdec.config import Dtype
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.decoder import KvPool
-from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
+from tests.draft.eagle3_checkpoint import (
+    FFN,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    head_config,
+    head_tensors,
+    write_head,
+)
 from tests.draft.eagle3_reference import Eagle3Reference, Slot
 from tests.kernels.natives import native_backend
 from verify_kernels.backend import Backend
@@ -86,6 +96,65 @@ def test_logits_follow_the_equations(draft_vocab: int, normed: bool, backend_nam
     network = make_network(write_head(tmp_path / "head", config, tensors), backend)
     tokens, features = sample()
     reference = Eagle3Reference(tensors, normed)
+    slots = reference.committed(tokens, features)
+    logits, z = run_committed(network, tokens, features, 40)
+    torch.testing.assert_close(logits, torch.stack([full(s, tensors) for s in slots]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(z, torch.stack([s.z for s in slots]), atol=1e-4, rtol=1e-4)
+    nodes = reference.tree(slots, TREE_TOKENS, TREE_PARENTS)
+    got = torch.stack(run_tree(network, tokens, features))
+    torch.testing.assert_close(got, torch.stack([full(s, tensors) for s in nodes]), atol=1e-4, rtol=1e-4)
+
+
+def _more_tensors(names: dict[str, int | tuple[int, int]]) -> dict[str, Tensor]:
+    """Random norms (a width) and matrices (a shape)."""
+    generator = torch.Generator().manual_seed(3)
+    return {
+        name + ".weight": 1 + 0.2 * torch.randn(shape, generator=generator)
+        if isinstance(shape, int)
+        else torch.randn(shape, generator=generator) * (1.5 / shape[1] ** 0.5)
+        for name, shape in names.items()
+    }
+
+
+def _plain_layer(at: int) -> dict[str, int | tuple[int, int]]:
+    attention, mlp, q, kv = f"layers.{at}.self_attn.", f"layers.{at}.mlp.", HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    shapes: dict[str, int | tuple[int, int]] = {
+        f"layers.{at}.input_layernorm": HIDDEN,
+        f"layers.{at}.post_attention_layernorm": HIDDEN,
+        attention + "q_proj": (q, HIDDEN),
+        attention + "k_proj": (kv, HIDDEN),
+        attention + "v_proj": (kv, HIDDEN),
+        attention + "o_proj": (HIDDEN, q),
+    }
+    return shapes | {mlp + "gate_proj": (FFN, HIDDEN), mlp + "up_proj": (FFN, HIDDEN), mlp + "down_proj": (HIDDEN, FFN)}
+
+
+FC_NORM: dict[str, int | tuple[int, int]] = {f"fc_norm.{at}": TARGET_HIDDEN for at in range(3)}
+QK_NORM: dict[str, int | tuple[int, int]] = {f"midlayer.self_attn.{part}_norm": HEAD_DIM for part in "qk"}
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int | tuple[int, int]]]] = {  # config fields, further tensors
+    "eagle": ({}, {}),
+    "specforge 3.1": ({"fc_norm": True, "norm_output": True}, FC_NORM),
+    "vllm, two layers": ({"num_hidden_layers": 2, "norm_before_fc": True}, _plain_layer(1) | {"input_norm": 192}),
+    "speculators, qwen3": (
+        {"speculators_model_type": "eagle3", "norm_before_residual": True, "norm_output": True, "fc_norm": True},
+        FC_NORM | QK_NORM,
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_published_layouts_follow_their_equations(layout: str, tmp_path: Path) -> None:
+    fields, names = LAYOUTS[layout]
+    tensors = head_tensors(TARGET_HIDDEN, VOCAB, 70) | _more_tensors(names)
+    config, stored = head_config(VOCAB, 70, **fields), dict(tensors)
+    if layout.startswith(("vllm", "speculators")):
+        stored = {"model." + name.replace("midlayer.", "layers.0."): value for name, value in tensors.items()}
+    if "speculators" in layout:
+        inner = {name: value for name, value in config.items() if name not in {*fields, "draft_vocab_size"}}
+        config = {**fields, "draft_vocab_size": 70, "transformer_layer_config": inner | {"model_type": "qwen3"}}
+    network = make_network(write_head(tmp_path / "head", config, stored), native_backend())
+    tokens, features = sample()
+    reference = Eagle3Reference(tensors, bool(fields.get("norm_before_residual")), bool(fields.get("norm_output")))
     slots = reference.committed(tokens, features)
     logits, z = run_committed(network, tokens, features, 40)
     torch.testing.assert_close(logits, torch.stack([full(s, tensors) for s in slots]), atol=1e-4, rtol=1e-4)
