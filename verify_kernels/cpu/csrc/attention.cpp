@@ -2,6 +2,8 @@
 // the rest of the batch changes a bit, so a tree node gets the result of plain decode.
 #include "attention.h"
 
+#include <algorithm>
+#include <climits>
 #include <cmath>
 
 #include "attention_kv.h"
@@ -348,22 +350,29 @@ struct Grid {  // how the work is cut, which changes no result
   int nodes_per_item;
 };
 
+// The cut with the shortest time of the busiest thread. An item takes the time of its loads, which all its queries share,
+// and of its queries; finer items divide the queries but load the same keys again.
 Grid cut(const sd_attention_args& a, const sd_batch& b) {
+  constexpr int64_t LOADS = 4;  // of an item's keys and values, in units of one query
   const int group = a.n_heads / a.n_kv_heads;
-  int heads = group <= MAX_HEADS ? group : (group % 6 == 0 ? 6 : group % 5 == 0 ? 5 : group % 4 == 0 ? 4 : MAX_HEADS);
-  // Few items leave threads idle, but finer ones read the same keys again: cut only if the threads do not get equal
-  // work. Nodes are cut first (their queries are small), then the heads of a group.
-  const auto even = [&](int items) { return items >= 4 * a.threads || items % a.threads == 0; };
-  int nodes = NODE_BLOCK, head_items = (group + heads - 1) / heads;
-  const auto items = [&] { return (b.rows + nodes - 1) / nodes * a.n_kv_heads * head_items; };
-  while (nodes > 2 && !even(items())) nodes /= 2;
-  while (heads > 1 && !even(items())) {
-    heads /= 2;
-    head_items = (group + heads - 1) / heads;
+  const int most = group <= MAX_HEADS ? group : (group % 6 == 0 ? 6 : group % 5 == 0 ? 5 : group % 4 == 0 ? 4 : MAX_HEADS);
+  Grid best{};
+  int64_t best_time = LLONG_MAX;
+  for (int nodes = NODE_BLOCK; nodes >= 1; nodes /= 2) {
+    int node_items = 0, tallest = 0;
+    for (int e = 0; e < b.entries; ++e) {
+      const int rows = b.entry_start[e + 1] - b.entry_start[e];
+      node_items += (rows + nodes - 1) / nodes;
+      tallest = std::max(tallest, std::min(rows, nodes));
+    }
+    for (int heads = most; heads >= 1; --heads) {
+      const int head_items = (group + heads - 1) / heads;
+      const int64_t items = (int64_t)node_items * a.n_kv_heads * head_items;
+      const int64_t time = (items + a.threads - 1) / a.threads * (LOADS + tallest * heads);
+      if (time < best_time) best_time = time, best = {heads, head_items, node_items, nodes};
+    }
   }
-  int node_items = 0;
-  for (int e = 0; e < b.entries; ++e) node_items += (b.entry_start[e + 1] - b.entry_start[e] + nodes - 1) / nodes;
-  return {heads, head_items, node_items, nodes};
+  return best;
 }
 
 template <class T>
