@@ -287,9 +287,7 @@ def _ratio(by_arm: dict[str, GroupRun], index: int) -> float | None:
 def _by_drafter(runs: list[RequestRun]) -> dict[str, DrafterStats]:
     found: dict[str, DrafterStats] = {}
     for name, part in ((n, p) for run in runs for n, p in run.stats.by_drafter.items()):
-        total = found.setdefault(name, DrafterStats())
-        total.num_draft_tokens += part.num_draft_tokens
-        total.num_accepted_draft_tokens += part.num_accepted_draft_tokens
+        found.setdefault(name, DrafterStats()).add(part)
     return found
 
 

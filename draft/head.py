@@ -319,8 +319,9 @@ class HeadDrafter(ModelBasedDrafter):
 
     name = "head"
 
-    def __init__(self, network: HeadNetwork, sampler: Sampler) -> None:
-        self._network, self._sampler = network, sampler
+    def __init__(self, network: HeadNetwork, sampler: Sampler, columns: Tensor | None = None) -> None:
+        """columns: those of the target's auxiliary states that are the head's features, int64; None: all, in order."""
+        self._network, self._sampler, self._columns = network, sampler, columns
         self._contexts: dict[Sequence, HeadContext] = {}
         self._pages = HeadPages()
         self._pending_rows = min(MAX_PENDING_ROWS, network.max_rows)
@@ -337,7 +338,7 @@ class HeadDrafter(ModelBasedDrafter):
             self._restart(context, sequence, start)
         rows = rows[max(0, context.known - start) :]
         if rows.shape[0]:
-            context.append(rows)
+            context.append(rows if self._columns is None else rows[:, self._columns])
         while (ready := self._ready_rows(sequence, context)) >= self._pending_rows:
             self._feed([_Feed(sequence, context, min(ready, self._network.max_rows), None)])
 

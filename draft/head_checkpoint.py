@@ -39,6 +39,17 @@ class HeadConfig:
     acceptance: tuple[float, ...]  # by position from 1: share of proposed tokens accepted after training; may be empty
 
 
+def is_head(folder: Path) -> bool:
+    """Whether ``folder`` holds a feature head by its config.json, of a supported kind or not; False: a model, or
+    nothing that can be read."""
+    try:
+        raw = read_json(folder / "config.json")
+    except ModelError:
+        return False
+    names = raw.get("architectures") or ()
+    return "speculators_model_type" in raw or any("eagle" in str(name).lower() for name in names)
+
+
 def parse_head_config(raw: dict[str, Any], name: str, target: ModelConfig) -> HeadConfig:
     """The head's shape from its parsed ``config.json``, in its plain form or in that of vLLM's speculators.
 

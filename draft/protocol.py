@@ -107,6 +107,8 @@ class ModelBasedDrafter(Drafter):
     model_based = True
     digest = ""
     """Digest of its weights, the key of its estimates in the profile cache; empty: they are not cached."""
+    acceptance: tuple[float, ...] = ()
+    """By position from 1, the share of its proposals that its publisher saw accepted; empty: unknown."""
 
     def pending_prefill(self, sequence: Sequence) -> int:
         """Tokens of a started sequence that it must compute before it can propose."""

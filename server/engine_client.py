@@ -366,10 +366,10 @@ class EngineClient:
         return kept
 
     async def swap_draft(self, draft: str | None, dtype: WeightDtype | None = None) -> EngineInfo:
-        """Draft with another model from now on, or with none; also after a restart of the engine. Cancelling the call
-        does not end the swap.
+        """Draft with another model or feature head from now on, or with no model; also after a restart of the engine.
+        Cancelling the call does not end the swap.
 
-        draft, dtype: as in the configuration.
+        draft, dtype: as in the configuration, or a head's folder.
 
         Raises:
             DraftNotSwappedError: the model cannot be loaded or does not fit; the old one is still in place.
@@ -379,7 +379,10 @@ class EngineClient:
 
         def adopt(parts: list[Any]) -> EngineInfo:
             info = unpack_info(parts)
-            self.engine.adopt(info, _with_draft(self.engine.config, draft, dtype))
+            config = self.engine.config
+            is_head = draft is not None and draft == info.head
+            head = config.model_copy(update={"draft_head": draft})
+            self.engine.adopt(info, head if is_head else _with_draft(config, draft, dtype))
             return info
 
         info: EngineInfo = await self._call(adopt, Frame.ADMIN, SWAP_DRAFT, (draft, dtype))

@@ -455,9 +455,12 @@ class AdministeredFakeEngine(FakeEngine):
         return draft if dtype is None else f"{draft}-{dtype}"
 
     def swap_draft(self, draft: str | None) -> EngineInfo:
-        """``unfit`` fails."""
+        """``unfit`` fails; ``a-head`` is a feature head."""
         if draft == "unfit":
             raise ConfigError("engine.draft: it does not fit")
+        if draft is not None and draft.startswith("a-head"):
+            self.engine_info = dataclasses.replace(self.engine_info, head=draft)
+            return self.info()
         self.draft = draft
         drafters = ("suffix", *(["model"] if draft else []))
         self.engine_info = dataclasses.replace(self.engine_info, drafters=drafters)

@@ -128,9 +128,10 @@ def usage_message(usage: Usage) -> result.Usage:
 _USAGE, _TIMINGS, _LOAD, _STARTED = (
     tuple(f.name for f in fields(kind)) for kind in (Usage, Timings, EngineLoad, Started)
 )
-_OTHERWISE = ("numeric_mode", "eos_ids", "indexes")  # of another type or name in the message, or left out
+# Of another type or name in the message, or left out.
+_OTHERWISE = ("numeric_mode", "eos_ids", "indexes", "head", "head_acceptance")
 _INFO = tuple(f.name for f in fields(EngineInfo) if f.name not in _OTHERWISE)
-_DRAFTER_STATS = tuple(f.name for f in fields(DrafterStats))
+_DRAFTER_STATS = tuple(f.name for f in fields(DrafterStats) if f.name not in ("proposed_at", "accepted_at"))
 _STATS = tuple(f.name for f in fields(SpeculationStats) if f.name != "by_drafter")
 _STEP_FIELDS = tuple(f.name for f in fields(StepTrace) if f.name not in ("drafters", "replay"))
 _DRAFTER_FIELDS = tuple(f.name for f in fields(DrafterTrace))

@@ -107,9 +107,7 @@ def _add_stats(total: SpeculationStats, part: SpeculationStats) -> None:
     for accepted, steps in enumerate(more):
         histogram[accepted] += steps
     for name, drafter in part.by_drafter.items():
-        mine = total.by_drafter.setdefault(name, DrafterStats())
-        mine.num_draft_tokens += drafter.num_draft_tokens
-        mine.num_accepted_draft_tokens += drafter.num_accepted_draft_tokens
+        total.by_drafter.setdefault(name, DrafterStats()).add(drafter)
 
 
 async def generate(

@@ -139,9 +139,7 @@ class ServerMetrics(TelemetryListener):
         self.drafted += stats.num_draft_tokens
         self.accepted += stats.num_accepted_draft_tokens
         for name, part in stats.by_drafter.items():
-            mine = self.by_drafter.setdefault(name, DrafterStats())
-            mine.num_draft_tokens += part.num_draft_tokens
-            mine.num_accepted_draft_tokens += part.num_accepted_draft_tokens
+            self.by_drafter.setdefault(name, DrafterStats()).add(part)
         self._accepted(stats.acceptance_histogram)
 
     def request_ended(self, record: RequestRecord) -> None:

@@ -15,6 +15,7 @@ from specdec.core.sampling import SequenceSampling, TokenGrammar
 from specdec.core.text_stops import TextStream
 from specdec.core.tree import TokenTree
 from specdec.core.types import (
+    POSITIONS,
     Delta,
     DrafterStats,
     FinishReason,
@@ -293,9 +294,16 @@ class Sequence(PagedTokens):
         while len(stats.acceptance_histogram) <= len(accepted):
             stats.acceptance_histogram.append(0)
         stats.acceptance_histogram[len(accepted)] += 1
+        places = set()  # siblings are one proposal
         for node in range(1, len(tree)):
             for source in tree.sources[node]:
                 stats.by_drafter.setdefault(source, DrafterStats()).num_draft_tokens += 1
-        for node in accepted:
+                places.add((source, tree.depths[node]))
+        for source, depth in places:
+            if depth <= POSITIONS:
+                stats.by_drafter[source].proposed_at[depth - 1] += 1
+        for depth, node in enumerate(accepted, 1):
             for source in tree.sources[node]:
                 stats.by_drafter[source].num_accepted_draft_tokens += 1
+                if depth <= POSITIONS:
+                    stats.by_drafter[source].accepted_at[depth - 1] += 1

@@ -297,17 +297,36 @@ class Request:
         return len(self.prompt_ids) + (0 if self.resume is None else len(self.resume.token_ids))
 
 
+POSITIONS = 8  # depths at which acceptance is counted one by one
+
+
 @dataclass(slots=True)
 class DrafterStats:
     """One drafter's nodes. A node that several drafters proposed counts for each."""
 
     num_draft_tokens: int = 0  # verified
     num_accepted_draft_tokens: int = 0
+    # By k: trees with a verified node of it at depth k + 1, and those in which such a node was accepted.
+    proposed_at: list[int] = field(default_factory=lambda: [0] * POSITIONS)
+    accepted_at: list[int] = field(default_factory=lambda: [0] * POSITIONS)
 
     @property
     def draft_acceptance_rate(self) -> float:
         """Accepted nodes per verified node; 0 if none was verified."""
         return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def acceptance(self) -> tuple[float | None, ...]:
+        """By position from 1, the share of proposals that were accepted; None where nothing was proposed."""
+        return tuple(a / n if n else None for n, a in zip(self.proposed_at, self.accepted_at, strict=True))
+
+    def add(self, other: DrafterStats) -> None:
+        """Add the counts of ``other``."""
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_draft_tokens += other.num_accepted_draft_tokens
+        for k in range(POSITIONS):
+            self.proposed_at[k] += other.proposed_at[k]
+            self.accepted_at[k] += other.accepted_at[k]
 
 
 @dataclass(slots=True)
@@ -523,6 +542,8 @@ class EngineInfo:
     tp: int = 1  # processes that share the target
     pooling: str = ""  # of a model made for embeddings (`Pooling`) or for reranking ("rank"); empty: it generates text
     embedding_size: int = 0  # values of an embedding; 0: unknown
+    head: str = ""  # folder of the feature head as it was given; empty: none
+    head_acceptance: tuple[float, ...] = ()  # by position from 1, as its publisher measured it; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)

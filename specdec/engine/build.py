@@ -16,7 +16,7 @@ import specdec
 from draft.cross_vocab import CrossVocabularyDrafter
 from draft.grammar import GrammarDrafter
 from draft.head import HeadDrafter, HeadNetwork
-from draft.head_checkpoint import HeadModel, load_head
+from draft.head_checkpoint import HeadModel, is_head, load_head
 from draft.index import IndexDrafter, IndexShelf
 from draft.model import ModelDrafter
 from draft.oracle import OracleDrafter
@@ -52,9 +52,10 @@ from specdec.engine.profile_costs import WARM_UP_SHARE, contexts_measured, costs
 from specdec.errors import ConfigError
 from specdec.grammar.compiler import GrammarCompiler
 from specdec.models.catalogue import with_named_draft
-from specdec.models.decoder import KvPool
+from specdec.models.decoder import KvPool, kv_page_bytes
 from specdec.models.embedding import pooling_by_name
 from specdec.models.fim import FimParser
+from specdec.models.memory import check_memory
 from specdec.models.progress import Progress
 from specdec.models.vocabulary_cut import most_frequent
 from verify_kernels.backend_selection import Kernels, load_kernels
@@ -76,7 +77,11 @@ def read_head(config: EngineConfig, target: Target) -> HeadModel | None:
     """
     if not config.speculation.enabled or "head" not in config.drafters or config.draft_head is None:
         return None
-    folder, embed = Path(config.draft_head).expanduser(), target.weights.embed
+    return _load_head(config, Path(config.draft_head).expanduser(), target)
+
+
+def _load_head(config: EngineConfig, folder: Path, target: Target) -> HeadModel:
+    embed = target.weights.embed
     embed = unpack_linear(embed).half() if isinstance(embed, PackedLinear) else embed.cpu()
     if embed.dtype == torch.bfloat16:
         embed = embed.half()  # heads run on the CPU, in fp16
@@ -95,10 +100,13 @@ class DrafterBuilder:
         sampler: Sampler,
         pages: int,
         max_context: int,
+        aux_layers: Sequence[int],
         progress: Progress | None,
     ) -> None:
+        """aux_layers: those of the target's decoder."""
         self._config, self._target, self._kernels, self._sampler = config, target, kernels, sampler
         self._pages, self._max_context, self._progress, self._platform = pages, max_context, progress, platform
+        self._aux_layers = list(aux_layers)
         self.draft_name: str | None = None  # of the draft model, once it is loaded
 
     def build(self, head: HeadModel | None) -> list[Drafter]:
@@ -173,7 +181,29 @@ class DrafterBuilder:
         drafter.digest = model.digest
         return model.name, drafter
 
-    def _head(self, head: HeadModel | None) -> Drafter:
+    def load(self, ref: str, dtype: WeightDtype | None) -> tuple[str, ModelBasedDrafter]:
+        """Load a draft model, as `model`, or the feature head in the folder ``ref``, which becomes its name. A head's
+        type is the target's.
+
+        Raises:
+            ModelError: it cannot be loaded, was made for another target, or memory is short.
+            ConfigError: the draft's tokenizer does not fit, or the target does not keep what the head reads.
+        """
+        folder = Path(ref).expanduser()
+        if not is_head(folder):
+            return self.model(ref, dtype)
+        head = _load_head(self._config, folder, self._target)
+        if not set(head.aux_layers) <= set(self._aux_layers):
+            kept = f"the inputs of layers {self._aux_layers}" if self._aux_layers else "none"
+            raise ConfigError(
+                f"engine.draft_head: {ref} reads the inputs of the target's layers {list(head.aux_layers)}, and this "
+                f"engine keeps {kept}; set it to this head and restart"
+            )
+        pool = self._pages * kv_page_bytes(head.config.model, draft_kv_dtype(self._config))
+        check_memory(f"engine.draft_head: the KV cache of {ref}", pool, "int8")
+        return ref, self._head(head)
+
+    def _head(self, head: HeadModel | None) -> HeadDrafter:
         assert head is not None  # the configuration names it, so `read_head` returned it
         network = HeadNetwork(
             head,
@@ -182,8 +212,11 @@ class DrafterBuilder:
             max_rows=self._config.max_step_rows,
             max_positions=self._max_context + PAGE_SIZE,
         )
-        drafter = HeadDrafter(network, self._sampler)
-        drafter.digest = head.digest
+        kept, read = self._aux_layers, list(head.aux_layers)
+        width = self._target.config.hidden_size
+        columns = [kept.index(at) * width + i for at in read for i in range(width)]
+        drafter = HeadDrafter(network, self._sampler, None if read == kept else torch.tensor(columns))
+        drafter.digest, drafter.acceptance = head.digest, head.config.acceptance
         return drafter
 
 
@@ -221,9 +254,12 @@ def build_served_engine(config: EngineConfig, progress: Progress | None = None) 
     return Engine(dataclasses.replace(build_parts(config, progress, remember=True), trusts_requests=True))
 
 
-def build_parts(config: EngineConfig, progress: Progress | None = None, remember: bool = False) -> EngineParts:
+def build_parts(
+    config: EngineConfig, progress: Progress | None = None, remember: bool = False, aux_layers: Sequence[int] = ()
+) -> EngineParts:
     """The parts that `build_engine` assembles; raises as it does. remember: read and write the profile cache of
-    drafters, and build the tables of grammars in advance."""
+    drafters, and build the tables of grammars in advance. aux_layers: the layers that heads loaded later will read, in
+    place of the configured head's."""
     config = with_named_draft(config)
     cores = len(os.sched_getaffinity(0))
     if config.threads > cores:
@@ -240,7 +276,7 @@ def build_parts(config: EngineConfig, progress: Progress | None = None, remember
         from specdec.engine.build_device import DevicePlatform  # imports triton, which a CPU machine may lack
 
         platform = DevicePlatform(config, device)
-    return assemble(config, platform, kernels, threads, progress, remember)
+    return assemble(config, platform, kernels, threads, progress, remember, aux_layers)
 
 
 def assemble(
@@ -250,6 +286,7 @@ def assemble(
     threads: int,
     progress: Progress | None = None,
     remember: bool = False,
+    aux_layers: Sequence[int] = (),
 ) -> EngineParts:
     """The parts of an engine with its models on ``platform``. kernels: the CPU's. threads: of this process. Raises as
     `build_engine` does."""
@@ -262,7 +299,7 @@ def assemble(
     if remember:
         grammars.prepare()  # while the rest is built
     head = read_head(config, target)
-    aux_layers = () if head is None else head.aux_layers
+    aux_layers = aux_layers or (() if head is None else head.aux_layers)
     if config.kv_tokens == 0:
         config = config.model_copy(update={"kv_tokens": platform.kv_tokens(target, len(aux_layers), budget)})
     max_context = context_limit(config, target.config)
@@ -272,7 +309,7 @@ def assemble(
     pages = -(-max(config.kv_tokens, PAGE_SIZE) // PAGE_SIZE)
     decoder = platform.target_decoder(target, pages, max_context, aux_layers)
     sampler = Sampler(platform.sampling, threads)
-    builder = DrafterBuilder(config, platform, target, kernels, sampler, pages, max_context, progress)
+    builder = DrafterBuilder(config, platform, target, kernels, sampler, pages, max_context, aux_layers, progress)
     drafters = builder.build(head)
     kv_dtype = _DTYPE_NAMES[platform.kv_dtype]
     info = EngineInfo(
@@ -287,12 +324,14 @@ def assemble(
         pooling=target.tokenizer.pooling or pooling_by_name(target.name),
         embedding_size=target.config.hidden_size,
         numeric_fingerprint=numeric_fingerprint(target, kv_dtype, platform.mode, platform.arithmetic),
+        head="" if head is None else config.draft_head or "",
+        head_acceptance=() if head is None else head.config.acceptance,
     )  # fmt: skip
     if platform.kernels == "native":
         # The kernels have their own threads; torch's would spin for milliseconds after each small copy.
         torch.set_num_threads(1)
     # A feature head caches whole pages only, so it cannot continue within one.
-    kv = KvCacheManager(pages, prefix_cache=config.prefix_cache, partial_blocks=head is None)
+    kv = KvCacheManager(pages, prefix_cache=config.prefix_cache, partial_blocks=not aux_layers)
     kept = ProfileCache(config.cache_dir, "costs", _costs_key(config, info, target.digest, drafters))
     grammars.wait_until_prepared()  # before forwards are timed
     costs = costs_at_start(config.speculation, decoder, drafters, kept)
@@ -306,11 +345,11 @@ def assemble(
         kv,
         drafters,
         costs,
-        builder.model,
+        builder.load,
         verifier,
         grammars=grammars,
     )
-    parts = _with_profile(parts, LearnedProfile(config.cache_dir, target.digest) if remember else None)
+    parts = with_profile(parts, LearnedProfile(config.cache_dir, target.digest) if remember else None)
     return dataclasses.replace(parts, disk=open_disk_cache(config, info, kv, decoder))
 
 
@@ -325,7 +364,7 @@ def _costs_key(config: EngineConfig, info: EngineInfo, target: str, drafters: Se
     return [target, drafts, info.kernels, sizes, machine(), gpu, specdec.__version__, *ranks]
 
 
-def _with_profile(parts: EngineParts, file: LearnedProfile | None) -> EngineParts:
+def with_profile(parts: EngineParts, file: LearnedProfile | None) -> EngineParts:
     """``parts`` with estimates of their drafters: from the profile cache, else from a few warm-up texts."""
     if parts.costs is None:
         return parts

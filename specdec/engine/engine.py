@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, cast
 
+from draft.head import HeadDrafter
 from specdec.config import WeightDtype
 from specdec.control.estimates.costs import CostTable
 from specdec.control.estimates.learned import Learned
@@ -45,7 +46,7 @@ class Engine:
 
     def __init__(self, parts: EngineParts) -> None:
         config = parts.config
-        self._parts, self._kv = parts, parts.kv
+        self._parts, self._kv = dataclasses.replace(parts, drafters=()), parts.kv  # a swap frees the old one's memory
         self._info = dataclasses.replace(parts.info, drafters=tuple(drafter.name for drafter in parts.drafters))
         limits = SchedulerLimits(
             max_batch=config.max_batch,
@@ -263,20 +264,22 @@ class Engine:
         self._kv.record(recorder)
 
     def load_draft(self, draft: str, dtype: WeightDtype | None) -> LoadedDraft:
-        """Load a draft model for `swap_draft`, next to the one in use. May be called from another thread.
+        """Load a draft model or a feature head for `swap_draft`, next to the one in use. May be called from another
+        thread.
 
-        draft, dtype: as in the configuration.
+        draft, dtype: as in the configuration, or a head's folder.
 
         Raises:
             ModelError: it cannot be loaded, or memory is short for both.
-            ConfigError: it cannot draft for this target, or this engine does not draft.
+            ConfigError: it cannot draft for this target, this engine does not draft, or it does not keep the states
+                that the head reads.
         """
         self._speculation.check_swap()
         assert self._parts.load_draft is not None  # checked above
         return self._parts.load_draft(draft, dtype)
 
     def swap_draft(self, draft: LoadedDraft | None) -> EngineInfo:
-        """Replace the draft model, or remove it; returns the new `info`.
+        """Replace the draft model or the feature head, or remove the draft model; returns the new `info`.
 
         The tokens of running requests do not change: their drafters start again, and so does the controller, from its
         estimates. The old model's memory is free on return.
@@ -288,7 +291,11 @@ class Engine:
         self._step.flush()
         self._speculation.swap(draft)
         names = tuple(drafter.name for drafter in self._speculation.drafters)
-        self._info = dataclasses.replace(self._info, draft=None if draft is None else draft[0], drafters=names)
+        if draft is not None and draft[1].name == HeadDrafter.name:
+            info = dataclasses.replace(self._info, head=draft[0], head_acceptance=draft[1].acceptance)
+        else:
+            info = dataclasses.replace(self._info, draft=None if draft is None else draft[0])
+        self._info = dataclasses.replace(info, drafters=names)
         self._step = self._new_step()
         self._kv.forget_drafts()
         for sequence in self._requests.sequences():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from draft.manager import STALL_MS, DrafterManager
 from draft.model import ModelDrafter
@@ -33,7 +34,7 @@ class Speculation:
     """
 
     def __init__(self, parts: EngineParts, costs: StepCosts, began_s: float) -> None:
-        self._parts, self._config = parts, parts.config.speculation
+        self._parts, self._config = replace(parts, drafters=()), parts.config.speculation
         self._began_s = self._saved_s = began_s
         self._swaps = 0
         controller = self._new_controller(parts.drafters, costs, parts.learned)
@@ -41,18 +42,20 @@ class Speculation:
         self._assemble(parts.drafters, controller)
 
     def swap(self, draft: LoadedDraft | None) -> None:
-        """Replace the draft model; None: remove it. Other drafters keep their costs and estimates.
+        """Replace the draft model or the feature head, whichever ``draft`` is; None: remove the draft model. Other
+        drafters keep their costs and estimates.
 
         Raises:
             ConfigError: the next trace file cannot be written; nothing has changed.
         """
-        drafters = [drafter for drafter in self.drafters if drafter.name != ModelDrafter.name]
+        replaced = ModelDrafter.name if draft is None else draft[1].name
+        drafters = [drafter for drafter in self.drafters if drafter.name != replaced]
         if draft is not None:
             drafters.append(draft[1])
         tables = self.controller.as_dict()
-        drafting = {name: table for name, table in tables["drafting"].items() if name != ModelDrafter.name}
+        drafting = {name: table for name, table in tables["drafting"].items() if name != replaced}
         self._save()
-        learned = {name: found for name, found in self.learned().items() if name != ModelDrafter.name}
+        learned = {name: found for name, found in self.learned().items() if name != replaced}
         if self._parts.learned_file is not None:
             learned = self._parts.learned_file.read(drafters) | learned
         controller = self._new_controller(drafters, StepCosts(tables["verify"], drafting), learned)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from specdec.core.types import (
+    POSITIONS,
     Delta,
     OutputParams,
     Request,
@@ -55,6 +57,27 @@ def test_trees_record_the_source_of_each_token(mode: SpeculationMode, temperatur
     assert (nodes, accepted) == (stats.num_draft_tokens, stats.num_accepted_draft_tokens)
     assert (nodes > 0) == (mode is SpeculationMode.ON) or mode is SpeculationMode.AUTO
     assert generated == tokens_of(run_all(tiny_engine(), [make_request(SpeculationMode.OFF, False, temperature)]), "r")
+
+
+def test_acceptance_by_position_counts_each_tree_once() -> None:
+    """Several nodes of a drafter at one depth are one proposal; depths beyond the last position are not counted."""
+    wish = SpeculationParams(SpeculationMode.ON, None, 20, 12, 2)
+    twin = tiny_engine()
+    twin.swap_draft(twin.load_draft(tiny_parts().config.target, "int8"))
+    events = run_all(twin, [replace(make_request(SpeculationMode.ON, True), speculation=wish)])
+    proposed: Counter[tuple[str, int]] = Counter()
+    accepted: Counter[tuple[str, int]] = Counter()
+    for tree in (e.tree for e in events if isinstance(e, Delta) and e.tree is not None):
+        depths = [0]
+        for parent in tree.parents[1:]:
+            depths.append(depths[parent] + 1)
+        places = [{(source, depth) for source in names} for names, depth in zip(tree.sources, depths, strict=True)]
+        proposed.update(set().union(*places))
+        accepted.update(set().union(*(places[node] for node in tree.accepted)))
+    assert max(depth for _, depth in accepted) > POSITIONS
+    for name, part in finish_of(events, "r").stats.by_drafter.items():
+        assert part.proposed_at == [proposed[name, k] for k in range(1, POSITIONS + 1)]
+        assert part.accepted_at == [accepted[name, k] for k in range(1, POSITIONS + 1)]
 
 
 def test_trees_cost_nothing_unless_requested() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import json
 import weakref
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -29,6 +30,7 @@ from specdec.core.types import (
 from specdec.engine.engine import Engine, EngineParts
 from specdec.errors import ConfigError, InvalidRequestError, ModelError
 from tests.core.kv_cache.invariants import check_pages
+from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
 from tests.draft.tiny_drafts import folders
 from tests.engine.test_every_drafter import every_parts
 from tests.engine.test_path_identity import named, prompts, samplings, stoppings
@@ -45,7 +47,12 @@ PROMPT = tuple(range(10, 110))
 def drafts() -> dict[str, str]:
     """Folders of draft models: one of the target's vocabulary, one of another."""
     folder = Path(tiny_parts().config.target).parent / "second"
-    return {"same": str(make_tiny_model("llama", folder, seed=9)), "other": str(folders()["other"])}
+    found = {"same": str(make_tiny_model("llama", folder, seed=9)), "other": str(folders()["other"])}
+    width = json.loads((Path(tiny_parts().config.target) / "config.json").read_text())["hidden_size"]
+    vocab = tiny_parts().info.vocab_size
+    shape = head_config(vocab, 200, eagle_aux_hidden_state_layer_ids=[1, 0, 1], specdec={"acceptance": [0.5, 0.25]})
+    found["head"] = str(write_head(folder.parent / "next head", shape, head_tensors(width, vocab, 200, seed=8)))
+    return found
 
 
 def swap(engine: Engine, kind: str | None) -> None:
@@ -119,10 +126,10 @@ def test_swaps_change_no_token(drawn: list[Request], swaps: dict[int, str | None
     assert answers(run_swapping(tiny_engine(pages=pages), wanted, swaps)) == expected
 
 
-@settings(max_examples=8)
+@settings(max_examples=10)
 @given(
     drawn=st.lists(requests, min_size=1, max_size=3),
-    swaps=st.dictionaries(st.integers(0, 25), st.sampled_from([None, "same", "other"]), min_size=1, max_size=2),
+    swaps=st.dictionaries(st.integers(0, 25), st.sampled_from([None, "same", "other", "head"]), min_size=1, max_size=2),
 )
 def test_swaps_with_every_other_drafter_change_no_token(drawn: list[Request], swaps: dict[int, str | None]) -> None:
     wanted = [dataclasses.replace(r, speculation=dataclasses.replace(r.speculation, drafters=None)) for r in drawn]
@@ -149,6 +156,31 @@ def test_the_new_model_drafts_for_running_and_new_requests(kind: str, drafter: t
     events += drain(engine)
     for request_id in ("old", "new"):
         assert finish_of(events, request_id).stats.by_drafter["model"].num_draft_tokens > 0
+
+
+def test_a_head_replaces_a_head_and_the_draft_model_stays() -> None:
+    engine = tiny_engine(every_parts())
+    before = engine.info()
+    ask = Request("old", PROMPT, GREEDY, LONG, speculation=dataclasses.replace(FORCED, drafters=("head",)))
+    engine.submit(ask)
+    events = [event for _ in range(8) for event in engine.step()]
+    (old,) = [d for d in engine._speculation.drafters if d.name == "head"]
+    swap(engine, "head")
+    assert all(d is not old for d in engine._speculation.drafters)
+    info = engine.info()
+    assert (info.head, info.head_acceptance, info.draft) == (drafts()["head"], (0.5, 0.25), before.draft)
+    assert set(info.drafters) == set(before.drafters)
+    events += [*engine.step(), *run_all(engine, [dataclasses.replace(ask, request_id="new")])]
+    for request_id in ("old", "new"):
+        assert finish_of(events, request_id).stats.by_drafter["head"].proposed_at[0] > 0
+
+
+def test_a_head_whose_states_the_target_does_not_keep_needs_a_restart() -> None:
+    engine = tiny_engine()
+    before, drafters = engine.info(), engine._speculation.drafters
+    with pytest.raises(ConfigError, match="keeps none; set it to this head and restart"):
+        swap(engine, "head")
+    assert (engine.info(), engine._speculation.drafters) == (before, drafters)
 
 
 def test_a_removed_drafter_is_unknown() -> None:
@@ -208,6 +240,19 @@ def test_the_old_models_memory_is_free_on_return(kind: str | None) -> None:
     finally:
         gc.enable()
     drain(engine)
+
+
+def test_the_memory_of_the_model_that_the_engine_began_with_is_free_too() -> None:
+    base = tiny_parts()
+    assert base.load_draft is not None
+    engine = tiny_engine(dataclasses.replace(base, drafters=[base.load_draft(drafts()["same"], None)[1]]))
+    held = weakref.ref(engine._speculation.drafters[0])
+    gc.disable()
+    try:
+        swap(engine, None)
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_the_memory_of_another_vocabulary_is_free_on_return() -> None:

@@ -119,6 +119,14 @@ async def test_a_draft_is_swapped_and_removed(tmp_path: Path) -> None:
         assert found(error, BadRequest).field_violations[0].field == "speculation.drafters"
 
 
+async def test_a_head_is_swapped_beside_the_draft_also_for_a_restart(tmp_path: Path) -> None:
+    async with administered(tmp_path, "old") as (server, stubs):
+        answer = await stubs.admin.SwapDraft(admin.SwapDraftRequest(draft="a-head"))
+        assert (answer.draft, list(answer.drafters)) == ("old", ["suffix", "model"])
+        config = server.client.engine.config
+        assert (config.draft, config.draft_head) == ("old", "a-head")
+
+
 async def test_a_failed_swap_keeps_the_old_draft(tmp_path: Path) -> None:
     async with administered(tmp_path, "old") as (server, stubs):
         running = stubs.generation.GenerateStream(stream_request("x" * 12, salt="slow"))

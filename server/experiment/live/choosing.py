@@ -13,6 +13,7 @@ from typing import Protocol
 
 from server.auth.principal import Principal
 from server.engine_client import EngineClient
+from server.errors import DraftNotSwappedError
 from server.experiment.assignment import BUCKETS, Split, TimeBlocks, digest
 from server.experiment.config import Unit
 from server.experiment.live.plan import EngineSettings
@@ -190,3 +191,5 @@ class EngineSwitch:
     async def _draft(self, draft: str | None, dtype: WeightDtype | None) -> None:
         if self._client.draft_setting != (draft, dtype):
             await self._client.swap_draft(draft, dtype)
+            if self._client.draft_setting != (draft, dtype):
+                raise DraftNotSwappedError(f"engine.draft: {draft} is a feature head; an arm takes draft models only")

@@ -114,8 +114,8 @@ class SwapDraftRequest(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     draft: _builtins.str
-    """Hugging Face folder, .gguf file, hub id or catalogue name that the server can resolve, of any vocabulary. Empty:
-    remove the draft model.
+    """Hugging Face folder, .gguf file, hub id or catalogue name that the server can resolve, of any vocabulary; or the
+    folder of a feature head, of which dtype is ignored. Empty: remove the draft model.
     """
     dtype: _builtins.str
     """auto, int4, int8, bf16 or fp32. Empty: int4 if the target is int8 or auto, else the target's type."""

@@ -42,10 +42,11 @@ class AdminServiceStub:
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]
     """Evicts every cached prefix that no running request uses."""
     SwapDraft: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SwapDraftRequest, _admin_pb2.SwapDraftResponse]
-    """Replaces or removes the draft model. Running requests continue, and their tokens do not change. The new model is
-    loaded before the old one is freed, so memory must hold both. If loading fails, the old model stays and the call
-    ends with FAILED_PRECONDITION. Cancelling the call does not stop the swap. An engine that restarts loads the new
-    model.
+    """Replaces the draft model or the feature head, or removes the draft model. Running requests continue, and their
+    tokens do not change. The new model is loaded before the old one is freed, so memory must hold both. If loading
+    fails, the old model stays and the call ends with FAILED_PRECONDITION. Cancelling the call does not stop the swap.
+    An engine that restarts loads the new model. A head needs an engine that was started with a head and keeps the
+    states of all layers that the new one reads.
     """
 
 @_typing.type_check_only
@@ -62,10 +63,11 @@ class AdminServiceAsyncStub(AdminServiceStub):
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
     """Evicts every cached prefix that no running request uses."""
     SwapDraft: _aio.UnaryUnaryMultiCallable[_admin_pb2.SwapDraftRequest, _admin_pb2.SwapDraftResponse]  # type: ignore[assignment]
-    """Replaces or removes the draft model. Running requests continue, and their tokens do not change. The new model is
-    loaded before the old one is freed, so memory must hold both. If loading fails, the old model stays and the call
-    ends with FAILED_PRECONDITION. Cancelling the call does not stop the swap. An engine that restarts loads the new
-    model.
+    """Replaces the draft model or the feature head, or removes the draft model. Running requests continue, and their
+    tokens do not change. The new model is loaded before the old one is freed, so memory must hold both. If loading
+    fails, the old model stays and the call ends with FAILED_PRECONDITION. Cancelling the call does not stop the swap.
+    An engine that restarts loads the new model. A head needs an engine that was started with a head and keeps the
+    states of all layers that the new one reads.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -97,10 +99,11 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.SwapDraftRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SwapDraftResponse, _abc.Awaitable[_admin_pb2.SwapDraftResponse]]:
-        """Replaces or removes the draft model. Running requests continue, and their tokens do not change. The new model is
-        loaded before the old one is freed, so memory must hold both. If loading fails, the old model stays and the call
-        ends with FAILED_PRECONDITION. Cancelling the call does not stop the swap. An engine that restarts loads the new
-        model.
+        """Replaces the draft model or the feature head, or removes the draft model. Running requests continue, and their
+        tokens do not change. The new model is loaded before the old one is freed, so memory must hold both. If loading
+        fails, the old model stays and the call ends with FAILED_PRECONDITION. Cancelling the call does not stop the swap.
+        An engine that restarts loads the new model. A head needs an engine that was started with a head and keeps the
+        states of all layers that the new one reads.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -286,9 +286,10 @@ async def test_a_switchback_changes_the_engine_and_restores_it(tmp_path: Path) -
         assert server.serving.client.info.draft == "old"
 
 
-async def test_an_engine_that_cannot_be_switched_ends_the_experiment(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("a", "b"), [("missing", "broken"), ("a-head", "a-head-too")])
+async def test_an_engine_that_cannot_be_switched_ends_the_experiment(tmp_path: Path, a: str, b: str) -> None:
     plan = (
-        "name: drafts\narms: {a: {engine: {draft: missing}}, b: {engine: {draft: broken}}}\n"
+        f"name: drafts\narms: {{a: {{engine: {{draft: {a}}}}}, b: {{engine: {{draft: {b}}}}}}}\n"
         "assignment: {mode: switchback, block_s: 10, washout_s: 1}\n"
     )
     async with live_server(tmp_path, "old") as server:
