@@ -192,7 +192,7 @@ def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineRe
     workloads = _workloads(parts, plan, report, say)
     engines = _engines(parts, plan.fixed)
     engine = engines[AUTO]
-    _check_room(parts, workloads, len(engines))
+    check_room(parts, workloads, len(engines))
     sampling = SamplingParams(temperature=plan.temperature, seed=SEED)
     bench = EngineBench(engines, sampling, say)
     for workload in workloads:
@@ -213,7 +213,7 @@ def _engines(parts: EngineParts, fixed: Seq[Setting]) -> dict[Setting, Engine]:
     return {arm: Engine(parts if arm is AUTO else silent) for arm in (OFF, AUTO, *fixed)}
 
 
-def _check_room(parts: EngineParts, workloads: Seq[Workload], arms: int) -> None:
+def check_room(parts: EngineParts, workloads: Seq[Workload], arms: int) -> None:
     """Refuse a KV cache that cannot hold all arms: waiting for another arm's pages would count as time."""
     room = parts.kv.n_total * PAGE_SIZE
     for workload in workloads:

@@ -14,6 +14,7 @@ import click
 from bench.engine_runs import FIXED_GRID
 from bench.peers import ENGINES, PEER_WORKLOADS
 from bench.workloads import CONCURRENT_NAMES, FETCHED_NAMES, WORKLOAD_NAMES
+from specdec.cli.bench_drafts import drafts_command
 from specdec.cli.bench_output import (
     count_option,
     json_option,
@@ -290,7 +291,8 @@ def bench_group() -> None:
 
 
 for _command in (
-    step_command, perplexity_command, engine_command, serve_load_command, peers_command, frontend_command,
-    typing_command, edits_command, overload_command, long_prompt_command, restart_command, soak_command,
+    step_command, perplexity_command, engine_command, drafts_command, serve_load_command, peers_command,
+    frontend_command, typing_command, edits_command, overload_command, long_prompt_command, restart_command,
+    soak_command,
 ):  # fmt: skip
     bench_group.add_command(_command)
