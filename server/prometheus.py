@@ -19,7 +19,7 @@ from server.engine_supervisor import EngineState
 from server.interfaces import KvEventCounts
 from server.observe.gpus import Gpus, GpuUse
 from server.observe.metrics import Histogram, ServerMetrics
-from specdec.core.types import EngineInfo, EngineLoad, FinishReason
+from specdec.core.types import POSITIONS, EngineInfo, EngineLoad, FinishReason
 
 
 class Families:
@@ -197,6 +197,22 @@ def _speculation(now: Snapshot) -> Iterator[Metric]:
     yield _OURS.counters("drafter_accepted_tokens", "Accepted draft tokens, by drafter.", "drafter", accepted)
     text, positions = "Accepted draft tokens, by depth.", _by_position(metrics)
     yield _OURS.counters("accepted_tokens_per_position", text, "position", positions)
+    for what in ("proposed", "accepted"):
+        counts = {
+            (name, str(at)): count
+            for name in _WITH_MODEL
+            if name in metrics.by_drafter
+            for at, count in enumerate(getattr(metrics.by_drafter[name], f"{what}_at"), 1)
+        }
+        text = f"Trees with a token of a drafter with a model that was {what}, by depth from 1."
+        yield _OURS.counters(f"drafter_{what}_per_position", text, ("drafter", "position"), counts)
+    card = now.info.head_acceptance[:POSITIONS] if now.info is not None else ()
+    shares = {("head", str(at)): share for at, share in enumerate(card, 1)}
+    text = "Accepted fraction of a drafter's proposals as its publisher measured it, by depth from 1."
+    yield _OURS.gauges("drafter_card_acceptance_ratio", text, ("drafter", "position"), shares)
+
+
+_WITH_MODEL = ("head", "model")
 
 
 def _by_position(metrics: ServerMetrics) -> dict[str, int]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from server.observe.gpus import Gpus
 from specdec.config import ExperimentsConfig
+from specdec.core.types import DrafterStats
 from tests.server.http.harness import running
 from tests.server.observe.metrics.scrape import Scrape
 from tests.server.observe.metrics.scripted_nvml import Gpu, ScriptedNvml
@@ -21,6 +24,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
         exporter = server.serving.models.exporter
         assert exporter is not None
         exporter._gpus = Gpus(lambda: ScriptedNvml([Gpu(3, 10, 25)]))
+        engine = server.serving.client.engine
+        engine.adopt(dataclasses.replace(engine.info, head_acceptance=(0.75,)), engine.config)
+        exporter.metrics.by_drafter["head"] = DrafterStats()
         server.ask(prompt="hello", n=2)
         server.refused(prompt="x", temperature=-1)
         assert server.comes_to(lambda: "refusals" in server.client.get("/metrics").text)

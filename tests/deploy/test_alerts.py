@@ -42,6 +42,21 @@ def refused(reason: str, per_minute: int) -> dict[str, str]:
     return calls | series("specdec_refusals_total", f"0+{per_minute}x30", f',reason="{reason}"')
 
 
+def head(share: float, per_minute: int = 10) -> dict[str, str]:
+    """Of what its card promises; a second model on the server has a draft model without a card."""
+    found = {}
+    for at, promised in enumerate((0.8, 0.5), 1):
+        place = f',drafter="head",model="a",position="{at}"'
+        found |= series("specdec_drafter_card_acceptance_ratio", f"{promised}x30", place)
+        found |= series("specdec_drafter_proposed_per_position_total", f"0+{per_minute}x30", place)
+        accepted = f"0+{per_minute * promised * share}x30"
+        found |= series("specdec_drafter_accepted_per_position_total", accepted, place)
+    for what, count in (("proposed", 100), ("accepted", 1)):  # beyond the card, and of another drafter
+        for place in (',drafter="head",model="a",position="3"', ',drafter="model",model="b",position="1"'):
+            found |= series(f"specdec_drafter_{what}_per_position_total", f"0+{count}x30", place)
+    return found
+
+
 TTFT, TPOT = "specdec_time_to_first_token_seconds", "specdec_time_per_output_token_seconds"
 RESTARTS, STARTED = "specdec_engine_restarts_total", "process_start_time_seconds"
 CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {  # series that fire it, and series that do not
@@ -55,6 +70,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {  # series that fire 
     "SpecdecLowGoodput": (goodput(80), goodput(95)),
     "SpecdecLongQueue": (series("specdec_requests_waiting", "40x30"), series("specdec_requests_waiting", "20x30")),
     "SpecdecCacheFull": (series("specdec_kv_usage_ratio", "0.99x30"), series("specdec_kv_usage_ratio", "0.9x30")),
+    "SpecdecStaleHead": (head(0.6), head(0.75)),
     "SpecdecErrors": (refused("INTERNAL", 60), refused("INVALID_ARGUMENT", 60) | refused("ENGINE_UNAVAILABLE", 3)),
     "SpecdecOverloaded": (refused("QUEUE_FULL", 60), refused("QUEUE_FULL", 3) | refused("RATE_LIMITED", 60)),
 }

@@ -74,6 +74,11 @@ def test_the_metrics_match_the_answers(server: Server) -> None:
     assert found.value("specdec_accepted_tokens_total") == sum(part.num_accepted_draft_tokens for part in stats)
     for drafter, count in found.by_label("specdec_drafter_draft_tokens_total", "drafter").items():
         assert count == sum(part.by_drafter[drafter].num_draft_tokens for part in stats if drafter in part.by_drafter)
+    for what in ("proposed", "accepted"):
+        at = found.by_label(f"specdec_drafter_{what}_per_position_total", "position")
+        mine = [getattr(part.by_drafter["model"], f"{what}_at") for part in stats if "model" in part.by_drafter]
+        assert list(at.values()) == [sum(counts) for counts in zip(*mine, strict=True)]
+    assert at["1"] > 0
     positions = found.by_label("specdec_accepted_tokens_per_position_total", "position")
     assert sum(positions.values()) == found.value("specdec_accepted_tokens_total")
 
