@@ -16,6 +16,7 @@ from draft.protocol import Drafter, DraftTask, ModelBasedDrafter
 from specdec.control.inputs import DraftWork
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree, check_tree
+from specdec.core.types import selects
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class DrafterManager:
     ) -> None:
         self._drafters = {d.name: d for d in drafters}
         self.model_based = {d.name: d.model_based for d in drafters}  # whether proposing takes a model's forward
+        self.tree_rows = {d.name: d.tree_rows for d in drafters}  # see `Drafter`
         self._vocab_size, self._stall_ms, self._cells, self._clock = vocab_size, stall_ms, cells, clock
         self._begun: dict[Sequence, list[Drafter]] = {}  # per sequence, the drafters that started it
         self._enabled: dict[Sequence, set[str]] = {}  # the enabled ones among them
@@ -59,7 +61,7 @@ class DrafterManager:
 
     def begin(self, sequence: Sequence, allowed: tuple[str, ...] | None) -> None:
         """A sequence starts. allowed: drafters that may propose for it; None: all."""
-        begun = [d for d in self._drafters.values() if allowed is None or d.name in allowed]
+        begun = [d for d in self._drafters.values() if selects(allowed, d.name)]
         begun = [d for d in begun if self._serves(d, sequence)]
         self._begun[sequence] = begun
         self._enabled[sequence] = {d.name for d in begun}
@@ -91,7 +93,7 @@ class DrafterManager:
         """Whether any drafter may propose for a sequence, also before `begin`; ``allowed`` as there."""
         if sequence in self._begun:
             return self.drafts_for(sequence)
-        return any(allowed is None or name in allowed for name in self._drafters)
+        return any(selects(allowed, name) for name in self._drafters)
 
     def may_propose(self, name: str, sequence: Sequence) -> bool:
         """Whether drafter ``name`` may propose for the sequence now."""
@@ -129,7 +131,8 @@ class DrafterManager:
         for (i, task), tree in zip(turns, trees, strict=True):
             if self._is_well_formed(name, task, tree):
                 work.trees[i] = tree
-                work.levels = max(work.levels, min(task.max_nodes, 1), *tree.depths)
+                grown = () if self.tree_rows[name] else tree.depths
+                work.levels = max(work.levels, min(task.max_nodes, 1), *grown)
         stalled = work.ms > self._stall_ms * (1 + prefill / PREFILL_PER_STALL)
         if stalled:
             self._disable(name, sequences, f"took {work.ms:.0f} ms")

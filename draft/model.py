@@ -31,31 +31,36 @@ class PendingPrefill:
     pages: Seq[int]  # of its KV
     reached: Callable[[int], None]  # receives the number of leading tokens that have KV
     end: int | None = None  # where to stop in this step; None: after the last token, whose logits are needed
+    masks: Seq[int] = ()  # tokens that follow the last one and whose logits are needed too; their KV is not kept
 
 
 def prefill_drafts(decoder: TargetDecoder, pending: Seq[PendingPrefill]) -> Tensor | None:
     """Compute ``pending`` in as many forwards as needed.
 
-    Returns the logits of the last token of each text without an ``end``, float32 [texts, vocab], or None if there is no
-    such text. They come from one forward, so that short texts repeat their last row beside longer ones.
+    Returns the logits of the last token and of the masks of each text without an ``end``, float32 [rows, vocab], or
+    None if there is no such text. They come from one forward, so that short texts repeat these rows beside longer ones.
     """
     whole, logits = [text for text in pending if text.end is None], None
     while True:
         parts = [text for text in pending if text.end is not None and text.start < text.end]
         if not parts and (logits is not None or not whole):
             return logits
-        entries, rows, done, total = [], [], [], 0
+        entries, done, total, complete = [], [], 0, 0
+        rows: list[int] = []
         for text in [*whole, *parts]:
             chain = list(text.ids[text.start : text.end][: decoder.max_rows - total])
             if not chain:
                 continue
+            upto = text.start + len(chain)
+            if upto == len(text.ids) and total + len(chain) + len(text.masks) <= decoder.max_rows:
+                chain += text.masks
+                rows += range(total + upto - text.start - 1, total + len(chain))
+                complete += 1
             entries.append(BatchEntry(chain, list(range(-1, len(chain) - 1)), text.start, text.pages))
             total += len(chain)
-            if text.start + len(chain) == len(text.ids):
-                rows.append(total - 1)
-            done.append((text, min(text.start + len(chain), len(text.ids) - 1)))
+            done.append((text, min(upto, len(text.ids) - 1)))
         found = decoder.forward(ForwardBatch.build(entries), rows)
-        logits = found if whole and len(rows) == len(whole) else None
+        logits = found if whole and complete == len(whole) else None
         for text, upto in done:  # after the forward, which may fail
             text.start = upto
             text.reached(upto)
@@ -277,7 +282,7 @@ class ModelDrafter(ModelBasedDrafter):
             if task.max_nodes > 0 < task.max_depth and self._knows(task.sequence)
         ]
         begun = growing
-        pending = [_pending(growth.task.sequence) for growth in growing]
+        pending = [_pending(growth.task.sequence, masks=self._masks(growth, len(growing))) for growth in growing]
         prefilling = [task for task in tasks if task.prefill and self._knows(task.sequence)]
         pending += [_pending(task.sequence, task.prefill) for task in prefilling]
         logits = prefill_drafts(self._decoder, pending)
@@ -286,6 +291,10 @@ class ModelDrafter(ModelBasedDrafter):
             growing, logits = feed(self._decoder, growing)
         self._drafted |= {growth.task.sequence: growth.drafted for growth in begun}
         return trees
+
+    def _masks(self, growth: Growth, batch: int) -> Seq[int]:
+        """`PendingPrefill.masks` of one of ``batch`` growths."""
+        return ()
 
     def _knows(self, sequence: Sequence) -> bool:
         """Whether the draft's embedding has every pending token: the target's may be larger, by padding."""
@@ -340,7 +349,7 @@ class ModelDrafter(ModelBasedDrafter):
         return fresh
 
 
-def _pending(sequence: Sequence, prefill: int | None = None) -> PendingPrefill:
+def _pending(sequence: Sequence, prefill: int | None = None, masks: Seq[int] = ()) -> PendingPrefill:
     """All tokens without KV, or with ``prefill`` at most so many and never the last one."""
 
     def reached(upto: int) -> None:
@@ -350,4 +359,4 @@ def _pending(sequence: Sequence, prefill: int | None = None) -> PendingPrefill:
     start, end = min(sequence.draft_computed, len(tokens) - 1), None
     if prefill is not None:
         end = min(start + prefill, len(tokens) - 1)
-    return PendingPrefill(tokens, start, sequence.pages, reached, end)
+    return PendingPrefill(tokens, start, sequence.pages, reached, end, masks)

@@ -73,6 +73,9 @@ class Drafter:
     """Unique among the drafters of an engine."""
     model_based: bool = False
     """Proposing takes a forward of a model, so the controller weighs its cost; lookup drafters are nearly free."""
+    tree_rows: int = 0
+    """Of a drafter that grows a whole tree in one forward, the rows in it of a sequence with one new token; 0: a
+    model-based drafter grows a level in each forward."""
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         """One tree per task, rooted at the pending token, at most ``max_nodes`` draft nodes."""

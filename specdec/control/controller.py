@@ -46,8 +46,9 @@ class Controller:
         drafting: Mapping[str, CostTable],
         start: Mapping[str, Learned] = MappingProxyType({}),
         params: ControlParams = DEFAULT_PARAMS,
+        tree_rows: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self.estimates = Estimates(drafters, verify, drafting, start, params)
+        self.estimates = Estimates(drafters, verify, drafting, start, params, tree_rows)
         self._learner = Learner(self.estimates)
         self._entered = 0
 
@@ -60,6 +61,7 @@ class Controller:
             "drafting": {name: costs.level.as_dict() for name, costs in known.costs.items()},
             "start": {name: learned.as_dict() for name, learned in known.start.items()},
             "params": asdict(known.params),
+            "tree_rows": {name: costs.tree_rows for name, costs in known.costs.items() if costs.tree_rows},
         }
 
     @staticmethod
@@ -70,7 +72,7 @@ class Controller:
         drafting = {name: CostTable.from_dict(table, params) for name, table in data["drafting"].items()}
         start = {name: Learned.from_dict(learned) for name, learned in data.get("start", {}).items()}
         verify = CostTable.from_dict(data["verify"], params)
-        return Controller(data["drafters"], verify, drafting, start, params)
+        return Controller(data["drafters"], verify, drafting, start, params, data.get("tree_rows", {}))
 
     def enter(self, temperature: float) -> SequenceHistory:
         """The history of a sequence that begins."""
@@ -151,9 +153,9 @@ class Controller:
                      if made in request.floors])  # fmt: skip
         verify = known.verify.span(min(prices.rows, known.verify.largest), nodes, prices.context)
         agreement = max(known.params.min_agreement, costs.agreement)
-        if not costs.level.known:
+        if not costs.level.known or costs.tree_rows:  # further levels of a tree in one forward are free
             return TreeExpansion(None, rate, verify, agreement)
-        floor = expansion_floor(rate, costs.level.ms(batch) / batch, prices.row_ms, agreement, known.params)
+        floor = expansion_floor(rate, costs.forward_ms(batch) / batch, prices.row_ms, agreement, known.params)
         return TreeExpansion(costs.level, rate, verify, agreement, floor)
 
     def _prefill_limit(self, costs: DraftCosts, decisions: Sequence[DraftDecision], step: StepInputs) -> int:

@@ -122,7 +122,7 @@ class DraftWork:
     trees: list[TokenTree | None]
     """Per sequence; None: it did not propose."""
     levels: int = 0
-    """Tree levels grown, each one forward of a model-based drafter."""
+    """Forwards of a model-based drafter: one per tree level, or one in all (`Drafter.tree_rows`)."""
     ms: float = 0.0
     decisions: list[DraftDecision] = field(default_factory=list)
     """Per sequence."""

@@ -31,7 +31,8 @@ class Estimates:
     """Everything that the controller learns from steps. Only `Learner` changes it.
 
     drafters: name -> whether it is model-based. verify: cost of the target's forward. drafting: per model-based drafter
-    the cost of one level by the number of sequences drafted together. start: estimates of an earlier run.
+    the cost of a forward by its rows, one per sequence drafted together. start: estimates of an earlier run. tree_rows:
+    of drafters that grow a tree in one forward, the rows of a sequence with one new token.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Estimates:
         drafting: Mapping[str, CostTable],
         start: Mapping[str, Learned] = MappingProxyType({}),
         params: ControlParams = DEFAULT_PARAMS,
+        tree_rows: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.drafters, self.verify, self.params = dict(drafters), verify, params
         self.lookups = frozenset(name for name, model_based in drafters.items() if not model_based)
@@ -51,9 +53,14 @@ class Estimates:
             self.calibration.start(name, learned.cells)
         known = {name: self.start.get(name, Learned()) for name in drafting}
         drift_rate = params.drift_rate / params.probe_every
-        self.costs = {name: DraftCosts(table, known[name].agreement, params) for name, table in drafting.items()}
+        self.costs = {
+            name: DraftCosts(table, known[name].agreement, params, tree_rows.get(name, 0))
+            for name, table in drafting.items()
+        }
+        tokens, levels, rows = params.model_prior
+        priors = {name: (tokens, 1.0 if tree_rows.get(name) else levels, rows) for name in drafting}
         self.yields = {
-            name: DrafterYield(name, params.model_prior, drift_rate, known[name].records(), params) for name in drafting
+            name: DrafterYield(name, priors[name], drift_rate, known[name].records(), params) for name in drafting
         }
         self.lookup_yield = DrafterYield(LOOKUP, params.lookup_prior, drift_rate, params=params)
         self.lookup_ms = 0.0  # of all lookup drafters, per sequence that they propose for
@@ -83,7 +90,7 @@ class Estimates:
     def draft_ms(self, drafter: str, batch: int, levels: int) -> float:
         """Expected milliseconds of ``levels`` forwards of a model-based drafter for ``batch`` sequences."""
         costs = self.costs.get(drafter)
-        return levels * costs.level.ms(batch) if costs and batch else 0.0
+        return levels * costs.forward_ms(batch) if costs and batch else 0.0
 
     def weighs_lookups(self, step: StepInputs) -> bool:
         """Whether lookup drafters take long enough for their cost to matter."""
@@ -110,9 +117,9 @@ class Estimates:
         further = self.params.row_price_rows
         row_ms = (self.verify.ms(1 + further) - plain_ms) / further
         for name, yields in self.yields.items():
-            known, level = yields.pool(0), self.costs[name].level
-            if level.known:
-                drafting = (known.levels * level.ms(1) + known.rows * row_ms) / plain_ms
+            known, costs = yields.pool(0), self.costs[name]
+            if costs.level.known:
+                drafting = (known.levels * costs.forward_ms(1) + known.rows * row_ms) / plain_ms
                 best = max(best, (known.steps + known.tokens) / (known.steps + drafting))
         steps = self.params.speedup_prior_steps
         return Ratio(0.0, (1.0, math.inf), self.params.speedup_retention, steps * best, steps)
@@ -217,15 +224,16 @@ class Learner:
             if yields is None:
                 self._observe_sequence_rate(name, one.history, trials[seen:])
                 continue
-            levels = max(1, max(tree.depths))
-            known.costs[name].observe_agreement(held, levels)
+            depth = max(1, max(tree.depths))
+            forwards = min(depth, work.levels)
+            known.costs[name].observe_agreement(held, depth)
             # A probe measures the drafter's own tree, whatever was verified. Otherwise only verified nodes bring
             # tokens: the last token is the target's own, also if an unverified node held it.
             if work.decisions[i] in (DraftDecision.PROBE, DraftDecision.FORCED):
-                yields.observe(one, held, levels, levels)
+                yields.observe(one, held, forwards, depth)
             else:
                 verified = sum(name in plan.trees[i].sources[node] for node in plan.kept[i])
-                yields.observe(one, max(0, min(held, len(outcome.tokens[i]) - 1)), levels, verified)
+                yields.observe(one, max(0, min(held, len(outcome.tokens[i]) - 1)), forwards, verified)
         if yields is not None:
             yields.end_step(step.sequences, [tree is not None for tree in work.trees])
         known.calibration.observe(trials)

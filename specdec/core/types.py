@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
@@ -198,6 +199,17 @@ class SpeculationParams:
     width: int | None = param(None, Int(1, 16))
     """Children per node."""
     indexes: tuple[str, ...] | None = param(None, Texts(MAX_INDEXES), "Names of the server's indexes to draft from.")
+
+
+DRAFT_MODELS = ("model", "parallel")
+"""Drafters that run `engine.draft`, at most one of which is loaded; a request may give it either name."""
+
+
+def selects(drafters: Sequence[str] | None, name: str) -> bool:
+    """Whether a request's ``drafters`` include the loaded drafter ``name``."""
+    if drafters is None or name in drafters:
+        return True
+    return name in DRAFT_MODELS and not set(DRAFT_MODELS).isdisjoint(drafters)
 
 
 class GrammarKind(StrEnum):

@@ -20,6 +20,7 @@ from draft.head_checkpoint import HeadModel, is_head, load_head
 from draft.index import IndexDrafter, IndexShelf
 from draft.model import ModelDrafter
 from draft.oracle import OracleDrafter
+from draft.parallel import ParallelDrafter
 from draft.prediction import PredictionDrafter
 from draft.protocol import Drafter, ModelBasedDrafter
 from draft.suffix import SuffixDrafter
@@ -162,20 +163,25 @@ class DrafterBuilder:
         cut = most_frequent(target.tokenizer.fingerprint, config.draft_vocab, target.config.vocab_size)
         model = self._platform.load_draft(draft, dtype, cut, target.tokenizer, progress)
         drafter: ModelBasedDrafter
+        size, mask, output_ids = target.config.vocab_size, model.config.mask_token, model.weights.output_ids
         same = target.tokenizer.fingerprint == model.tokenizer.fingerprint
         # Another tokenizer may split a text into more tokens; the model's own context is the limit.
         positions = self._max_context if same else min(self._max_context * 3 // 2, model.config.max_context)
         decoder = self._platform.draft_decoder(model, self._pages, positions, target.config)
-        if same:
-            drafter = ModelDrafter(decoder, self._sampler, target.config.vocab_size, model.weights.output_ids)
+        if same and mask is not None:
+            drafter = ParallelDrafter(decoder, self._sampler, size, mask, output_ids)
+        elif same:
+            drafter = ModelDrafter(decoder, self._sampler, size, output_ids)
         else:
+            if mask is not None:
+                _LOG.warning("%s: drafts token by token, since its vocabulary is not the target's", model.name)
             _check_no_added_space(model)
             drafter = CrossVocabularyDrafter(
                 decoder,
                 self._sampler,
                 target.tokenizer,
                 model.tokenizer,
-                target.config.vocab_size,
+                size,
                 config.max_batch,
             )
         drafter.digest = model.digest
@@ -390,7 +396,7 @@ WARM_UP_TEXTS = (
     "Thank you for your message. I am writing to",
     "SELECT name, COUNT(*) FROM orders WHERE",
 )
-WARM_UP_DEPTH = 4  # of the drafted chains; deeper levels are estimated from these
+WARM_UP_DEPTH = 4  # of chains drafted by levels; deeper levels are estimated from these
 WARM_UP_TEMPERATURE = 0.7  # of every other text; the others are greedy
 WARM_UP_MAX_TOKENS = 32  # of an answer; usually the time is over before
 
@@ -408,7 +414,8 @@ def warm_up(parts: EngineParts, seconds: float) -> dict[str, Learned]:
     engine = Engine(
         dataclasses.replace(parts, config=config, kv=kv, drafters=drafters, learned_file=None, trace_steps=0)
     )
-    wish = SpeculationParams(SpeculationMode.ON, None, WARM_UP_DEPTH, WARM_UP_DEPTH, 1)
+    depth = max(WARM_UP_DEPTH, *(drafter.tree_rows for drafter in drafters))
+    wish = SpeculationParams(SpeculationMode.ON, None, depth, depth, 1)
     stop = StoppingParams(max_tokens=WARM_UP_MAX_TOKENS, ignore_eos=True)
     for number, text in enumerate(WARM_UP_TEXTS):
         ids = tuple(parts.tokenizer.encode(text))[: parts.info.max_context // 2]

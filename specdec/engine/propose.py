@@ -180,7 +180,8 @@ class Drafting:
         seq, odds = entry.seq, self.controller.odds(request.drafter, one)
         if one.forced:
             return DraftTask(seq, entry.nodes, seq.max_depth, seq.width, request.drafter, odds)
-        depth = min(seq.max_depth, PROBE_DEPTH) if decision is DraftDecision.PROBE else seq.max_depth
+        shallow = decision is DraftDecision.PROBE and not self._manager.tree_rows[request.drafter]
+        depth = min(seq.max_depth, PROBE_DEPTH) if shallow else seq.max_depth
         floor = request.floors[decision]
         return DraftTask(seq, entry.nodes, depth, seq.width, request.drafter, odds, floor, request.expansion)
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from draft.manager import STALL_MS, DrafterManager
-from draft.model import ModelDrafter
 from draft.protocol import Drafter
 from specdec.control.controller import Controller
 from specdec.control.estimates.costs import CostTable
 from specdec.control.estimates.learned import Learned
 from specdec.control.trace import TraceLog, TraceWriter
+from specdec.core.types import DRAFT_MODELS
 from specdec.engine.parts import EngineParts, LoadedDraft
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.step import StepTracer
@@ -48,14 +48,14 @@ class Speculation:
         Raises:
             ConfigError: the next trace file cannot be written; nothing has changed.
         """
-        replaced = ModelDrafter.name if draft is None else draft[1].name
-        drafters = [drafter for drafter in self.drafters if drafter.name != replaced]
+        replaced = DRAFT_MODELS if draft is None or draft[1].name in DRAFT_MODELS else (draft[1].name,)
+        drafters = [drafter for drafter in self.drafters if drafter.name not in replaced]
         if draft is not None:
             drafters.append(draft[1])
         tables = self.controller.as_dict()
-        drafting = {name: table for name, table in tables["drafting"].items() if name != replaced}
+        drafting = {name: table for name, table in tables["drafting"].items() if name not in replaced}
         self._save()
-        learned = {name: found for name, found in self.learned().items() if name != replaced}
+        learned = {name: found for name, found in self.learned().items() if name not in replaced}
         if self._parts.learned_file is not None:
             learned = self._parts.learned_file.read(drafters) | learned
         controller = self._new_controller(drafters, StepCosts(tables["verify"], drafting), learned)
@@ -101,7 +101,8 @@ class Speculation:
             tables[name] = guess if table is None else CostTable.from_dict(table)
         model_based = {drafter.name: drafter.model_based for drafter in drafters}
         verify = CostTable.from_dict(costs.verify)
-        return Controller(model_based, verify, tables, learned, self._parts.control_params)
+        tree_rows = {drafter.name: drafter.tree_rows for drafter in drafters if drafter.tree_rows}
+        return Controller(model_based, verify, tables, learned, self._parts.control_params, tree_rows)
 
     def _new_trace(self, controller: Controller) -> TraceLog:
         """A trace. Its file begins with ``controller``, so each swap starts another."""

@@ -20,6 +20,7 @@ from specdec.core.types import (
     ResumeParams,
     SpeculationParams,
     StoppingParams,
+    selects,
 )
 from specdec.errors import (
     FieldViolation,
@@ -149,7 +150,7 @@ def _resume_misfits(request: Request, resume: ResumeParams) -> Iterator[FieldVio
 
 
 def _unknown_drafters(s: SpeculationParams, drafters: tuple[str, ...]) -> Iterator[FieldViolation]:
-    unknown = sorted(set(s.drafters or ()) - set(drafters))
+    unknown = sorted(name for name in s.drafters or () if not any(selects((name,), loaded) for loaded in drafters))
     if unknown:
         loaded = ", ".join(drafters) or "none"
         yield FieldViolation("speculation.drafters", f"unknown {', '.join(unknown)}; loaded: {loaded}")

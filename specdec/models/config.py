@@ -49,6 +49,7 @@ class ModelConfig:
     bos_id: int | None = None
     add_bos: bool = False
     eos_ids: tuple[int, ...] = ()
+    mask_token: int | None = None  # of a parallel draft model: stands for a token that is not known yet
 
     @property
     def q_size(self) -> int:

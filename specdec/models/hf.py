@@ -234,6 +234,7 @@ class _Reader:
             sliding_layers=sliding,
             bos_id=next(iter(_ids(self.data.get("bos_token_id"))), None),
             eos_ids=tuple(_ids(self.data.get("eos_token_id"))),
+            mask_token=self._mask_token(),
         )
 
     def _refuse_unsupported(self) -> None:
@@ -249,6 +250,16 @@ class _Reader:
             raise ModelError(f"{self.name}: config.json: '{key}' must be a positive integer, got {value!r}")
         if value > most:
             raise ModelError(f"{self.name}: config.json: '{key}' must be at most {most}, got {value}")
+        return value
+
+    def _mask_token(self) -> int | None:
+        """The mark of a PARD draft model (An et al., arXiv 2504.18583)."""
+        value, size = self.data.get("pard_token"), self._int("vocab_size")
+        if value is not None and (type(value) is not int or not 0 <= value < size):
+            raise ModelError(
+                f"{self.name}: config.json: 'pard_token' must be a token below {size}, got {value!r}; correct it, or "
+                "remove it to draft token by token"
+            )
         return value
 
     def _positive(self, key: str) -> float:

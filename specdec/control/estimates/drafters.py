@@ -72,13 +72,20 @@ class DrafterYield:
 class DraftCosts:
     """Milliseconds that a model-based drafter takes.
 
-    level: measured cost of a level by sequences. agreement: see `Learned.agreement`; None: not observed.
+    level: measured cost of a forward by its rows; a level has one per sequence. agreement: see `Learned.agreement`;
+    None: not observed. tree_rows: of a drafter that grows a tree in one forward, the rows in it of a sequence with one
+    new token.
     """
 
     def __init__(
-        self, level: CostTable, agreement: float | None = None, params: ControlParams = DEFAULT_PARAMS
+        self,
+        level: CostTable,
+        agreement: float | None = None,
+        params: ControlParams = DEFAULT_PARAMS,
+        tree_rows: int = 0,
     ) -> None:
-        self.level, self._params = level, params
+        self.level, self._params, self.tree_rows = level, params, tree_rows
+        self._new_tokens = 1.0  # mean tokens without KV of a sequence at an ordinary proposal
         # Time of a proposal over that of its levels and long prefills: sampling, merging, short prefills.
         self._overhead = Ratio(params.overhead_prior_ms, params.overhead_bounds, params.ratio_retention)
         # Time of long prefills over that of as many rows of levels.
@@ -86,6 +93,14 @@ class DraftCosts:
         self._slowdown = 1.0  # of the target's forwards, at the last proposals
         self.first_prefill = 0.0  # mean tokens of pending prefill at a sequence's first proposal
         self.agreement = params.first_agreement if agreement is None else agreement
+
+    def forward_ms(self, batch: int) -> float:
+        """Milliseconds of a forward that grows the trees of ``batch`` sequences by a level, or completes them."""
+        return self.level.ms(self._rows(batch, batch * self._new_tokens))
+
+    def _rows(self, batch: int, new_tokens: float) -> int:
+        """Rows of that forward. new_tokens: of all sequences together."""
+        return batch * (self.tree_rows - 1) + max(batch, round(new_tokens)) if self.tree_rows else batch
 
     def levels(self, most: int, slowdown: float) -> list[float]:
         """Milliseconds of a level by sequences, from 0 to ``most``.
@@ -97,7 +112,8 @@ class DraftCosts:
         params = self._params
         change = max(params.min_slowdown, min(params.max_slowdown, slowdown / self._slowdown))
         times = self._overhead.value * change
-        found = [times * ms for ms in self.level.span(1, most - 1)]
+        rows = self._rows(1, self._new_tokens)
+        found = [times * ms for ms in self.level.span(rows, rows * (most - 1))[::rows]]
         return [0.0, *found, *(found[-1:] * (most - len(found)))]  # constant beyond the measured batch
 
     def prefill_ms(self, pending: int) -> float:
@@ -125,16 +141,19 @@ class DraftCosts:
         ``with_overhead_ms``.
         """
         params = self._params
+        ordinary = prefilled <= params.short_prefill * batch
+        rows = self._rows(batch, prefilled if ordinary else 0)
         if self.level.known:
-            expected = levels * self.level.ms(batch) if levels else self.level.ms(1)
-            prefill_ms = self.prefill_ms(prefilled)
+            expected = levels * self.level.ms(rows) if levels else self.level.ms(1)
+            prefill_ms = 0.0 if self.tree_rows and ordinary else self.prefill_ms(prefilled)
             self._overhead.add(expected + prefill_ms, with_overhead_ms)
             if prefill_ms:
                 self._prefill_ratio.add(prefill_ms / self._prefill_ratio.value, max(0.0, ms - expected))
             self._slowdown += params.slowdown_weight * (slowdown - self._slowdown)
         # A proposal with a long prefill does not measure the price of a level.
-        if levels and prefilled <= params.short_prefill * batch:
-            self.level.observe(batch, 0, ms / levels)
+        if levels and ordinary:
+            self.level.observe(rows, 0, ms / levels)
+            self._new_tokens += params.average_weight * (max(1.0, prefilled / batch) - self._new_tokens)
 
     def observe_first_prefill(self, tokens: int) -> None:
         """Record the pending prefill of a sequence's first proposal."""
