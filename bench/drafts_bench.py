@@ -43,7 +43,7 @@ class Candidate:
 
     name: str  # "head FOLDER" or "draft MODEL"
     parts: EngineParts  # the target, the drafters without a model, and this one last
-    level_ms: float  # of a level of one row
+    level_ms: float  # of a level of one row, or of the forward that grows the tree of one sequence
 
     @property
     def drafter(self) -> str:
@@ -102,9 +102,8 @@ def _load(base: EngineParts, kind: str, ref: str) -> Candidate:
             raise BenchError("a feature head; give it by --head" if kind == "draft" else "no feature head; use --draft")
     costs = profile_costs(base.decoder, [drafter], base.config.speculation.profile_s)
     parts = dataclasses.replace(base, drafters=[*base.drafters, drafter], costs=costs if base.costs else None)
-    return Candidate(
-        f"{kind} {ref}", with_profile(parts, None), CostTable.from_dict(costs.drafting[drafter.name]).ms(1, 0)
-    )
+    level_ms = CostTable.from_dict(costs.drafting[drafter.name]).ms(max(1, drafter.tree_rows), 0)
+    return Candidate(f"{kind} {ref}", with_profile(parts, None), level_ms)
 
 
 class PromptLine(BaseModel):
