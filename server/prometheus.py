@@ -19,7 +19,7 @@ from server.engine_supervisor import EngineState
 from server.interfaces import KvEventCounts
 from server.observe.gpus import Gpus, GpuUse
 from server.observe.metrics import Histogram, ServerMetrics
-from specdec.core.types import POSITIONS, EngineInfo, EngineLoad, FinishReason
+from specdec.core.types import DRAFT_MODELS, POSITIONS, EngineInfo, EngineLoad, FinishReason
 
 
 class Families:
@@ -212,7 +212,7 @@ def _speculation(now: Snapshot) -> Iterator[Metric]:
     yield _OURS.gauges("drafter_card_acceptance_ratio", text, ("drafter", "position"), shares)
 
 
-_WITH_MODEL = ("head", "model")
+_WITH_MODEL = ("head", *DRAFT_MODELS)
 
 
 def _by_position(metrics: ServerMetrics) -> dict[str, int]:
