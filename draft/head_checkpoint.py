@@ -106,13 +106,18 @@ def _acceptance(raw: dict[str, Any], name: str) -> tuple[float, ...]:
     return tuple(map(float, given))
 
 
+def usual_aux_layers(layers: int) -> tuple[int, ...]:
+    """The layers of a target of ``layers`` layers whose inputs EAGLE-3 reads: a low, a middle and a high one."""
+    return (2, layers // 2, layers - 3)
+
+
 def _aux_layers(data: dict[str, Any], eagle: dict[str, Any], name: str, layers: int) -> tuple[int, ...]:
     """Layers whose input is read: EAGLE-3's own three unless the configuration names others.
 
     vLLM's top-level field numbers them in the same way. Inside ``eagle_config``, SGLang and SpecForge number the layers
     whose *output* is read, one less.
     """
-    usual = (2, layers // 2, layers - 3)
+    usual = usual_aux_layers(layers)
     given, shift, field = data.get(_AUX_LAYERS_KEY), 0, _AUX_LAYERS_KEY
     if not given and eagle.get(_AUX_LAYERS_KEY):
         given, field = eagle[_AUX_LAYERS_KEY], f"eagle_config.{_AUX_LAYERS_KEY}"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from platform import machine
+from typing import Any
 
 import torch
 
@@ -59,6 +60,7 @@ from specdec.models.fim import FimParser
 from specdec.models.memory import check_memory
 from specdec.models.progress import Progress
 from specdec.models.vocabulary_cut import most_frequent
+from specdec.models.weights import ModelWeights
 from verify_kernels.backend_selection import Kernels, load_kernels
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.packed_weights import PackedLinear, unpack_linear
@@ -82,11 +84,14 @@ def read_head(config: EngineConfig, target: Target) -> HeadModel | None:
 
 
 def _load_head(config: EngineConfig, folder: Path, target: Target) -> HeadModel:
-    embed = target.weights.embed
+    return load_head(folder, dtype=config.dtype, target=target.config, target_embed=host_embedding(target.weights))
+
+
+def host_embedding(weights: ModelWeights[Any]) -> torch.Tensor:
+    """The embedding as a head on the CPU reads it: [vocab, hidden], float16 or float32."""
+    embed = weights.embed
     embed = unpack_linear(embed).half() if isinstance(embed, PackedLinear) else embed.cpu()
-    if embed.dtype == torch.bfloat16:
-        embed = embed.half()  # heads run on the CPU, in fp16
-    return load_head(folder, dtype=config.dtype, target=target.config, target_embed=embed)
+    return embed.half() if embed.dtype == torch.bfloat16 else embed
 
 
 class DrafterBuilder:
@@ -294,8 +299,8 @@ def assemble(
     remember: bool = False,
     aux_layers: Sequence[int] = (),
 ) -> EngineParts:
-    """The parts of an engine with its models on ``platform``. kernels: the CPU's. threads: of this process. Raises as
-    `build_engine` does."""
+    """The parts of an engine with its models on ``platform``. kernels: the CPU's. threads: of this process. Others: as
+    for `build_parts`. Raises as `build_engine` does."""
     on_device = not isinstance(platform, HostPlatform)
     tokenizer = None if on_device else tokenizer_of_cut(config, progress)
     budget = plan_memory(config, progress, on_device=on_device, tokenizer=tokenizer)

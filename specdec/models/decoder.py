@@ -80,6 +80,7 @@ class BatchLimits(Protocol):
 class TargetDecoder(BatchLimits, Protocol):
     """`Decoder` on a CPU, `ParallelDecoder` in several processes on it, `DeviceDecoder` on a GPU."""
 
+    aux_layers: tuple[int, ...]  # see `Decoder`
     settling: int  # forwards of a shape whose time is not yet representative
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
@@ -93,9 +94,7 @@ class TargetDecoder(BatchLimits, Protocol):
 
 
 class HostDecoder(TargetDecoder, Protocol):
-    """A target's decoder on the CPU. ``aux_layers`` and ``aux_hidden_states``: see `Decoder`."""
-
-    aux_layers: tuple[int, ...]
+    """A target's decoder on the CPU. ``aux_hidden_states``: see `Decoder`."""
 
     @property
     def aux_hidden_states(self) -> Tensor:

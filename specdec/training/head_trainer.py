@@ -1,0 +1,248 @@
+"""Trains a head: batches in a fixed order, the unrolled loss, the measured acceptance, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from specdec.training.collect import Say
+from specdec.training.head_module import HeadModule
+from specdec.training.states import Rows, StateFile
+from specdec.training.texts import Text, TrainingError
+
+STEPS = 3  # of the unrolled loss
+STEP_WEIGHT = 0.8  # of each step's loss over that of the step before: a token counts if those before it are accepted
+MEASURED = 5  # positions whose acceptance is measured
+SORTED = 64  # batches among whose texts those of similar lengths come together
+SAVE_EVERY_S = 300.0
+_MEASURED_TEXTS = 48  # for a progress line; all in the end
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRecipe:
+    """What the weights depend on, apart from texts and target."""
+
+    passes: int
+    batch_tokens: int = 2048
+    rate: float = 1e-3  # of learning, at its peak
+    warm_up: float = 0.05  # of the steps
+    last_rate: float = 0.05  # of the peak
+    weight_decay: float = 0.01
+    clip: float = 1.0  # norm of the gradient, at most
+    seed: int = 0
+
+
+class Batch(NamedTuple):
+    """Texts, padded at the end. S is the longest text's tokens less one."""
+
+    features: Tensor  # float32 [texts, S, width]
+    following: Tensor  # int64 [texts, S]: the token after each slot's
+    ids: Tensor  # int64 [texts, S, likeliest]: draft ids of the likeliest tokens after ``following``
+    chances: Tensor  # float32, as ``ids``; 0: not in the draft's vocabulary, or padding
+    first: Tensor  # int64 [texts]: the slot that predicts the first token behind one that the target has written
+    slots: Tensor  # int64 [texts]: slots of each text
+
+    def valid(self, step: int) -> Tensor:
+        """bool [texts, S]: whether the slot has a prediction ``step`` tokens further on."""
+        return torch.arange(self.following.shape[1], device=self.slots.device) < self.slots[:, None] - step
+
+
+class BatchMaker:
+    """Makes batches of texts and their states. target_ids: int64 [draft vocabulary], rising."""
+
+    def __init__(self, states: StateFile, target_ids: NDArray[np.int64], vocab_size: int, device: torch.device) -> None:
+        self._states, self._device = states, device
+        self._draft_ids = np.full(vocab_size, -1, np.int64)
+        self._draft_ids[target_ids] = np.arange(len(target_ids))
+
+    def __call__(self, texts: Seq[Text], numbers: Seq[int]) -> Batch:
+        """numbers: of the texts in the file of states."""
+        read: list[Rows] = [self._states.rows(number) for number in numbers]
+        slots, longest = [len(rows) - 1 for rows in read], max(len(rows) for rows in read)
+        padded = np.zeros((len(read), longest), read[0].dtype)
+        for row, rows in zip(padded, read, strict=True):
+            row[: len(rows)] = rows
+        ids = self._draft_ids[padded["ids"][:, 1:]]
+        chances = np.where(ids >= 0, padded["chances"][:, 1:].astype(np.float32), 0)
+        features = torch.from_numpy(padded["features"][:, :-1].copy()).view(torch.bfloat16)
+        parts = (
+            features.float(), torch.from_numpy(padded["token"][:, 1:].astype(np.int64)),
+            torch.from_numpy(ids), torch.from_numpy(chances),
+            torch.tensor([text.answer - 1 for text in texts]), torch.tensor(slots),
+        )  # fmt: skip
+        return Batch(*(part.to(self._device) for part in parts))
+
+
+def unrolled_loss(module: HeadModule, batch: Batch, embed: Tensor) -> Tensor:
+    """Cross-entropy on the target's distribution, a mean over slots, summed over the steps by their weights."""
+    states = module.unroll(batch.features, functional.embedding(batch.following, embed).float(), STEPS)
+    total = states[0].new_zeros(())
+    for step, state in enumerate(states):
+        valid = batch.valid(step)
+        ids, chances = (part.roll(-step, 1)[valid] for part in (batch.ids, batch.chances))
+        logprobs = torch.log_softmax(module.lm_head(state[valid]).float(), -1)
+        total = total - STEP_WEIGHT**step * (chances * logprobs.gather(1, ids.clamp(min=0))).sum() / len(ids)
+    return total
+
+
+@torch.no_grad()
+def accepted(module: HeadModule, batch: Batch, embed: Tensor, steps: int = MEASURED) -> tuple[Tensor, Tensor]:
+    """By position of a drafted chain from a text's answer: how many likeliest tokens were proposed, those before them
+    having been right, and how many of them were right; int64 [steps] each."""
+    states = module.unroll(batch.features, functional.embedding(batch.following, embed).float(), steps)
+    slots = torch.arange(batch.following.shape[1], device=batch.first.device)
+    right = (slots >= batch.first[:, None]) & batch.valid(0)
+    proposed, agreed = [], []
+    for step, state in enumerate(states):
+        right = right & batch.valid(step)
+        proposed.append(right.sum())
+        right = right & (module.lm_head(state).argmax(-1) == batch.ids[..., 0].roll(-step, 1))
+        agreed.append(right.sum())
+    return torch.stack(proposed), torch.stack(agreed)
+
+
+class Trainer:
+    """Trains ``module`` on ``numbers`` of ``texts``; goes on from ``path`` if it is there.
+
+    embed: [vocab, hidden], the target's. held_out: numbers of the texts that acceptance is measured on.
+    data: a digest of what the weights depend on beside the recipe.
+
+    Raises:
+        TrainingError: ``path`` is damaged, or of another training.
+    """
+
+    def __init__(
+        self, module: HeadModule, embed: Tensor, make: BatchMaker, texts: Seq[Text], numbers: Seq[int],
+        held_out: Seq[int], recipe: TrainingRecipe, data: str, path: Path,
+    ) -> None:  # fmt: skip
+        self.module, self._embed, self._make, self._texts = module, embed, make, texts
+        self._numbers, self._held_out, self._recipe, self._path = numbers, held_out, recipe, path
+        self._key = {**asdict(recipe), "data": data}
+        self._per_pass = len(self._order(0))
+        self.n_steps = self._per_pass * recipe.passes
+        self.step, self.seconds, self.tokens, self.loss = 0, 0.0, 0, math.nan
+        self._optimiser = torch.optim.AdamW(
+            module.parameters(), recipe.rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
+        )
+        if path.exists():
+            self._load()
+
+    def run(self, say: Say, deadline_s: float = float("inf")) -> None:
+        """Train to the end, or until `time.monotonic` passes ``deadline_s``; saves every `SAVE_EVERY_S` and at the end.
+
+        Raises:
+            TrainingError: the disk is full.
+        """
+        saved = clock = time.monotonic()
+        measured = self._shares(self._held_out[:_MEASURED_TEXTS])
+        order, tokens, began = self._order(self.step // self._per_pass), self.tokens, clock
+        while self.step < self.n_steps and clock < deadline_s:
+            at = self.step % self._per_pass
+            if at == 0:
+                order = self._order(self.step // self._per_pass)
+            self._learn(order[at])
+            now = time.monotonic()
+            self.seconds, clock = self.seconds + now - clock, now
+            rate = (self.tokens - tokens) / max(clock - began, 1e-9)
+            say(
+                f"step {self.step:,} of {self.n_steps:,}: loss {self.loss:.3f}, {self.tokens:,} tokens, {rate:.0f}/s; "
+                f"accepted on held-out text: {measured}"
+            )
+            if clock - saved > SAVE_EVERY_S:
+                self.save()
+                measured, saved = self._shares(self._held_out[:_MEASURED_TEXTS]), clock
+        self.save()
+
+    def acceptance(self, numbers: Seq[int] | None = None) -> list[float]:
+        """The share of proposed tokens that are right, by position, on ``numbers`` (None: all held-out texts)."""
+        chosen = self._held_out if numbers is None else numbers
+        pairs = torch.zeros(2, MEASURED, dtype=torch.int64)
+        for at in range(0, len(chosen), 4):
+            part = chosen[at : at + 4]
+            batch = self._make([self._texts[n] for n in part], part)
+            pairs += torch.stack(accepted(self.module, batch, self._embed)).cpu()
+        proposed, agreed = pairs.tolist()
+        return [right / max(of, 1) for of, right in zip(proposed, agreed, strict=True)]
+
+    def _shares(self, numbers: Seq[int]) -> str:
+        return " ".join(f"{share:.2f}" for share in self.acceptance(numbers)) if numbers else "no such text"
+
+    def _order(self, which: int) -> list[list[int]]:
+        """The batches of pass ``which``."""
+        rng = random.Random(f"{self._recipe.seed} {which}")
+        numbers = list(self._numbers)
+        rng.shuffle(numbers)
+        batches: list[list[int]] = []
+        while numbers:
+            cut = sum(np.cumsum([len(self._texts[n].tokens) for n in numbers]) < SORTED * self._recipe.batch_tokens) + 1
+            near, numbers = sorted(numbers[:cut], key=lambda n: len(self._texts[n].tokens)), numbers[cut:]
+            while near:
+                count = max(1, self._recipe.batch_tokens // len(self._texts[near[-1]].tokens))
+                batches.append(near[-count:])
+                near = near[:-count]
+        rng.shuffle(batches)
+        return batches
+
+    def _learn(self, numbers: Seq[int]) -> None:
+        """One step of the optimiser."""
+        recipe, done = self._recipe, self.step / self.n_steps
+        decay = recipe.last_rate + (1 - recipe.last_rate) * (1 + math.cos(math.pi * done)) / 2
+        warm = min(1.0, (self.step + 1) / (recipe.warm_up * self.n_steps))
+        for group in self._optimiser.param_groups:
+            group["lr"] = recipe.rate * warm * decay
+        batch = self._make([self._texts[n] for n in numbers], numbers)
+        loss = unrolled_loss(self.module, batch, self._embed)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), recipe.clip)
+        self._optimiser.step()
+        self._optimiser.zero_grad()
+        value = loss.item()
+        self.loss = value if math.isnan(self.loss) else 0.98 * self.loss + 0.02 * value
+        self.step, self.tokens = self.step + 1, self.tokens + int(batch.slots.sum())
+
+    def save(self) -> None:
+        """Write the checkpoint; the one before stays until it is complete. Raises TrainingError if the disk is full."""
+        state: dict[str, Any] = {
+            "key": self._key, "module": self.module.state_dict(), "optimiser": self._optimiser.state_dict(),
+            "step": self.step, "seconds": self.seconds, "tokens": self.tokens, "loss": self.loss,
+        }  # fmt: skip
+        fresh = self._path.with_suffix(".new")
+        try:
+            with fresh.open("wb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._path)
+        except (OSError, RuntimeError) as error:  # torch's writer has errors of its own
+            raise TrainingError(f"--out: {fresh} cannot be written ({error}); free some space, and run again") from None
+
+    def _load(self) -> None:
+        try:
+            state = torch.load(self._path, map_location="cpu", weights_only=True)
+            found = state["key"]
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            raise TrainingError(f"--out: {self._path} is damaged ({reason}); delete it to begin again") from None
+        for name, value in self._key.items():
+            if found.get(name) != value:
+                what = "other texts" if name == "data" else f"{name} {found.get(name)} instead of {value}"
+                raise TrainingError(
+                    f"--out: {self._path} is of a training with {what}; give another folder, or delete it"
+                )
+        self.module.load_state_dict(state["module"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self.step, self.seconds, self.tokens, self.loss = (
+            state[name] for name in ("step", "seconds", "tokens", "loss")
+        )
