@@ -83,7 +83,7 @@ class Collector:
         self._answers: list[Prompt] = []  # prompts of its own that wait for an answer
         self._writing: dict[str, _Writing] = {}
         self._numbers = itertools.count()
-        self._seen: set[int] = set()  # hashes of prompts
+        self._seen: set[int] = set()  # hashes of prompts that are in the store, in flight or waiting
         self.n_tokens = 0  # of all texts in the store
         self.n_texts = 0
         self.dropped: Counter[str] = Counter()  # by reason; since the start
@@ -146,6 +146,7 @@ class Collector:
             if self._held_out.overlaps(prompt.ids[prompt.lead :]):
                 self.dropped["held out"] += 1
                 continue
+            self._seen.add(hash(prompt.ids))
             yield prompt
 
     def _take(self, event: object) -> None:
@@ -180,6 +181,7 @@ class Collector:
         elif self._held_out.overlaps(prompt.ids[prompt.lead :]):
             self.dropped["held out"] += 1
         else:
+            self._seen.add(hash(prompt.ids))
             self._answers.append(prompt)
 
     def _take_answer(self, prompt: Prompt, writing: _Writing) -> None:

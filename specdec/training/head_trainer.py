@@ -204,11 +204,13 @@ class Trainer:
             group["lr"] = recipe.rate * warm * decay
         batch = self._make([self._texts[n] for n in numbers], numbers)
         loss = unrolled_loss(self.module, batch, self._embed)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(f"--target: the loss is {value} at step {self.step}; its states or logits overflow")
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), recipe.clip)
         self._optimiser.step()
         self._optimiser.zero_grad()
-        value = loss.item()
         self.loss = value if math.isnan(self.loss) else 0.98 * self.loss + 0.02 * value
         self.step, self.tokens = self.step + 1, self.tokens + int(batch.slots.sum())
 

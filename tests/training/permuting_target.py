@@ -35,7 +35,7 @@ def permuting_target() -> Path:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensor.mul_(0.05)
     embed = tensors["model.embed_tokens.weight"]
-    tensors["lm_head.weight"][NEXT] = embed / embed.norm(dim=1, keepdim=True) * 2
+    tensors["lm_head.weight"][NEXT] = 2 * torch.nn.functional.normalize(embed)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
