@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of texts of the permuting target."""
     folder = tmp_path_factory.mktemp("data")
     plan = TrainingPlan(str(permuting_target()), folder, folder, threads=1, cache_dir=CACHE)
-    weights = build_parts(engine_config(plan), features=True).info.numeric_fingerprint[:8]
+    weights = build_parts(engine_config(plan)).info.numeric_fingerprint[:8]
     store = TextStore(folder, weights)
     for text in permuting_texts(120, length=64, prompt=40):
         store.append(text)
