@@ -35,7 +35,7 @@ class TrainingRecipe:
     """What the weights depend on, apart from texts and target."""
 
     passes: int
-    batch_tokens: int = 2048
+    batch_tokens: int = 512
     rate: float = 1e-3  # of learning, at its peak
     warm_up: float = 0.05  # of the steps
     last_rate: float = 0.05  # of the peak

@@ -33,7 +33,7 @@ def permuting_target() -> Path:
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensor.mul_(0.05)
+            tensor.mul_(0.005)
     embed = tensors["model.embed_tokens.weight"]
     tensors["lm_head.weight"][NEXT] = 2 * torch.nn.functional.normalize(embed)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

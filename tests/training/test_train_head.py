@@ -84,7 +84,7 @@ def check_drafts(folder: Path) -> None:
     speculation = SpeculationConfig(drafters=("head",), profile_s=0, width=1, max_depth=4, max_nodes=4)
     config = EngineConfig(
         target=str(permuting_target()), draft_head=str(folder), cache_dir=CACHE, threads=1, kv_tokens=1024,
-        max_batch=2, max_context=256, max_step_rows=64, speculation=speculation,
+        max_batch=2, max_context=256, max_step_rows=64, prefill_chunk=64, speculation=speculation,
     )  # fmt: skip
     engine = build_engine(config)
     wish = SpeculationParams(SpeculationMode.ON, ("head",), 4, 4, 1)
@@ -103,7 +103,7 @@ def test_a_run_ends_in_time_and_says_what_is_left(data: Path, tmp_path: Path) ->
     run(data, tmp_path, "--passes", "1")  # has the states
     result = run(data, tmp_path / "short", "--passes", "1000", "--hours", "0.0005")
     assert result.exit_code == 0, result.output
-    assert "of the training; run again to go on" in result.stderr.replace("\n", " ")
+    assert "of the training; run again to go on" in " ".join(result.stderr.split())
     assert head_json(tmp_path / "short")["draft_vocab_size"] == len(USED)
 
 
@@ -111,7 +111,7 @@ def test_what_cannot_work_is_said(data: Path, tmp_path: Path) -> None:
     run(data, tmp_path, "--passes", "1")
     result = run(data, tmp_path, "--passes", "2")
     assert result.exit_code != 0
-    assert "give another folder" in result.output.replace("\n", " ")
+    assert "give another folder" in " ".join(result.output.split())
     blocked = tmp_path / "file"
     blocked.write_text("")
-    assert "cannot be written" in run(data, blocked / "out", "--passes", "1").output.replace("\n", " ")
+    assert "cannot be written" in " ".join(run(data, blocked / "out", "--passes", "1").output.split())
