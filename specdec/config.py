@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from specdec.errors import ConfigError
 
 Dtype = Literal["auto", "int8", "bf16", "fp32"]
-WeightDtype = Literal["auto", "int4", "int8", "bf16", "fp32"]
+WeightDtype = Literal["auto", "int3", "int4", "int8", "bf16", "fp32"]
 DeviceDtype = Literal["auto", "bf16", "fp16", "fp8"]
 KvDtype = Literal["auto", "fp32", "bf16", "int8", "fp8"]
 
@@ -68,7 +68,7 @@ class EngineConfig(BaseModel):
         description="small model that drafts, of any vocabulary: same forms as target; auto: what suits the target",
     )
     draft_dtype: WeightDtype | None = Field(
-        None, description="weights of the draft model; default: int4 with a target in auto or int8, else the target's"
+        None, description="weights of the draft model; default: int3 with a target in auto or int8, else the target's"
     )
     draft_vocab: int = Field(
         32768,
@@ -149,7 +149,7 @@ class EngineConfig(BaseModel):
     @property
     def default_draft_dtype(self) -> WeightDtype:
         """A draft model's weights on a CPU, where nothing else is asked for."""
-        return "int4" if self.dtype in ("auto", "int8") else self.dtype
+        return "int3" if self.dtype in ("auto", "int8") else self.dtype
 
     @property
     def drafters(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,9 +58,13 @@ def _matrix(size: int) -> Tensor:
 TILE_N = 32  # output channels per tile: two AVX-512 registers of int32, which leaves registers for 12 rows
 GROUP_K = 4  # input channels of one int8 dot-product instruction
 CHUNK_K = 256  # input channels per scale of activations for int8 weights
-FITS = (7.1, 7.4, 7.7, 8.0, 8.3, 8.6, 8.9)  # ratios of a group's largest weight to its scale that Q4_0 tries
 
-BlockKind = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "u4_32", "u4_64", "u4_128"]
+DraftKind = Literal["q4_0", "q3_0"]  # block formats that a draft model's floats are rounded to
+FITS: dict[DraftKind, tuple[float, ...]] = {  # ratios of a group's largest weight to its scale that are tried
+    "q4_0": (7.1, 7.4, 7.7, 8.0, 8.3, 8.6, 8.9),
+    "q3_0": (3.4, 3.7, 4.0, 4.3, 4.6, 4.9, 5.2),
+}
+BlockKind = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "u4_32", "u4_64", "u4_128", "q3_0"]
 RoundedKind = Literal["int8", "bf16", "fp32"]  # forms that floats are packed to
 WeightKind = RoundedKind | BlockKind
 
@@ -154,8 +159,8 @@ class BlockPacking(Protocol):
     def floats(self, raw: Tensor, kind: BlockKind) -> Tensor:
         """Dequantise rows of a GGUF file's kind to float32 [n, inputs]."""
 
-    def round(self, weight: Tensor) -> Tensor:
-        """Round ``weight`` float32 [n, k], k a multiple of 32, to Q4_0."""
+    def round(self, weight: Tensor, kind: DraftKind) -> Tensor:
+        """Round ``weight`` float32 [n, k], k a multiple of 32, to ``kind``."""
 
 
 class PlainPacking:
@@ -170,9 +175,9 @@ class PlainPacking:
         n, k = raw.shape[0], raw.shape[1] // FORMATS[kind].block_bytes * FORMATS[kind].block
         return torch.from_numpy(unpack_blocks(pack_blocks(raw.numpy(), kind), kind, n, k).dequantised())
 
-    def round(self, weight: Tensor) -> Tensor:
+    def round(self, weight: Tensor, kind: DraftKind) -> Tensor:
         """By `round_blocks`."""
-        return round_blocks(weight)
+        return round_blocks(weight, kind)
 
 
 def pack_block_linear(
@@ -184,19 +189,20 @@ def pack_block_linear(
     return PackedLinear(kind, len(raw), k, data, None, padded)
 
 
-def round_blocks(weight: Tensor) -> Tensor:
-    """``weight`` float32 [n, k], k a multiple of 32, rounded to Q4_0 as in a GGUF file: uint8 [n, k / 32 * 18].
+def round_blocks(weight: Tensor, kind: DraftKind) -> Tensor:
+    """``weight`` float32 [n, k], k a multiple of 32, rounded to blocks of ``kind``: uint8 [n, bytes of a row].
 
-    The largest of 32 weights is about -8 times the scale. Of a few scales, each fitted to the levels that it leads to,
-    the one with the least squared error is taken.
+    The largest of 32 weights is about -8 times the scale (Q3_0: -4). Of a few scales, each fitted to the levels that it
+    leads to, the one with the least squared error is taken.
     """
+    most = FORMATS[kind].offset
     groups = weight.unflatten(1, (-1, 32))
     extreme = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
     safe = torch.where(extreme != 0, extreme, 1.0)
     best = torch.full_like(extreme, torch.inf)
     scale, levels = torch.zeros_like(extreme), torch.zeros_like(groups)
-    for steps in FITS:
-        rounded = (groups * (-steps / safe)).round_().clamp_(-8.0, 7.0)
+    for steps in FITS[kind]:
+        rounded = (groups * (-steps / safe)).round_().clamp_(-most, most - 1)
         fitted = (groups * rounded).sum(2, keepdim=True) / rounded.square().sum(2, keepdim=True).clamp_min(1.0)
         fitted = fitted.half().float()
         error = (groups - rounded * fitted).square_().sum(2, keepdim=True)
@@ -204,8 +210,13 @@ def round_blocks(weight: Tensor) -> Tensor:
         best = torch.where(better, error, best)
         scale = torch.where(better, fitted, scale)
         levels = torch.where(better, rounded, levels)
-    stored = levels.add_(8.0).to(torch.uint8)
-    return torch.cat((scale.half().view(torch.uint8), stored[..., :16] | stored[..., 16:] << 4), dim=2).flatten(1)
+    stored = levels.add_(most).to(torch.uint8)
+    if kind == "q4_0":
+        stored = stored[..., :16] | stored[..., 16:] << 4
+    else:
+        bits = np.unpackbits(stored.numpy()[..., None], axis=-1, count=3, bitorder="little")
+        stored = torch.from_numpy(np.packbits(bits.reshape(*stored.shape[:2], -1), axis=-1, bitorder="little"))
+    return torch.cat((scale.half().view(torch.uint8), stored), dim=2).flatten(1)
 
 
 def block_matrix(packed: PackedLinear) -> BlockMatrix:

@@ -1,8 +1,9 @@
 """Weights in blocks, repacked without rounding for the CPU kernels.
 
-The formats are those of GGUF files (Q4_K, Q6_K, ...), and U4 for GPTQ, AWQ and compressed-tensors folders. A *unit* is
-64 inputs (256 of the K formats, 128 of U4) of 16 output channels, a *group* 32 inputs. Bytes of four neighbouring
-inputs stay together, channel after channel, so that one load serves 16 channels; scales follow the levels.
+The formats are those of GGUF files (Q4_K, Q6_K, ...), U4 for GPTQ, AWQ and compressed-tensors folders, and Q3_0 for
+draft models. A *unit* is 64 inputs (256 of the K formats, 128 of U4 and Q3_0) of 16 output channels, a *group* 32
+inputs. Bytes of four neighbouring inputs stay together, channel after channel, so that one load serves 16 channels;
+scales follow the levels.
 `csrc/quant_formats.h` reads these layouts.
 """
 
@@ -48,6 +49,8 @@ FORMATS: Final[dict[str, BlockFormat]] = {
     "u4_32": BlockFormat(32, 19, 128, 1216, 0, low=True),
     "u4_64": BlockFormat(64, 35, 128, 1152, 0, low=True),
     "u4_128": BlockFormat(128, 67, 128, 1088, 0, low=True),
+    # A float16 scale and 32 levels of three bits, each from the low bits of the bytes up; w = scale * (level - 4).
+    "q3_0": BlockFormat(32, 14, 128, 896, 4),
 }
 
 
@@ -107,6 +110,8 @@ def _parts(kind: str, raw: Bytes) -> list[NDArray[Any]]:
     """raw: [tiles, 2, 16, units, blocks, block bytes]."""
     if kind in _K_PARTS:
         return _K_PARTS[kind](raw[..., 0, :])
+    if kind == "q3_0":
+        return _q3_parts(raw)
     return _u4_parts(raw) if kind.startswith("u4") else _simple_parts(kind, raw)
 
 
@@ -114,7 +119,7 @@ def unpack_blocks(packed: Bytes, kind: str, n: int, k: int) -> BlockMatrix:
     """``packed``, of n channels and k inputs, unpacked."""
     layout = FORMATS[kind]
     tiles, units = packed.shape[:2]
-    unpack = _unpack_k if kind in _K_PARTS else _unpack_u4 if kind.startswith("u4") else _unpack_simple
+    unpack = _unpack_k if kind in _K_PARTS else _UNPACK.get(kind[:2], _unpack_simple)
     levels, scale, low = unpack(packed, kind)
 
     def rows(values: NDArray[Any], width: int, inputs: int) -> NDArray[Any]:
@@ -199,6 +204,19 @@ def _u4_parts(raw: Bytes) -> list[NDArray[Any]]:
     return [_words(pairs.reshape(*raw.shape[:4], -1)), _each(_halfs(raw[..., 0:2])[..., 0]), _each(raw[..., 2])]
 
 
+def _q3_parts(raw: Bytes) -> list[NDArray[Any]]:
+    """raw: [tiles, 2, 16, units, 4, 14]."""
+    bits = np.unpackbits(raw[..., 2:], axis=-1, bitorder="little").reshape(*raw.shape[:5], GROUP, 3)
+    first, second, third, fourth = np.moveaxis(np.packbits(bits, axis=-1, bitorder="little")[..., 0], -2, 0)
+    pairs = (fourth & 1).reshape(*raw.shape[:4], 4, 2, 4)
+    ones = (pairs[..., 0, :] << 6 | pairs[..., 1, :] << 7).reshape(*raw.shape[:4], 16)
+    low = first | second << 3 | fourth >> 1 << 6
+    return [
+        _words(np.concatenate((low, third[..., :16] | third[..., 16:] << 3 | ones), axis=-1)),
+        _each(_halfs(raw[..., 0:2])[..., 0]),
+    ]
+
+
 def _bytes_of(words: Bytes) -> Bytes:
     """[..., words * 64], a word for each of 16 channels, as [..., words * 4, 16]: inputs in order, by channel."""
     shape = words.shape[:-1]
@@ -254,3 +272,17 @@ def _unpack_u4(packed: Bytes, kind: str) -> tuple[Bytes, NDArray[np.float32], ND
     low = scale * small[..., 32 * ends :].reshape(*shape, ends, 16)
     each = np.arange(4) * ends // 4  # of the unit's groups
     return np.concatenate((pairs & 15, pairs >> 4), axis=-3), scale[..., each, :], low[..., each, :]
+
+
+def _unpack_q3(packed: Bytes, kind: str) -> tuple[Bytes, NDArray[np.float32], NDArray[np.float32] | None]:
+    shape = packed.shape[:3]
+    low, last = np.split(_bytes_of(packed[..., :768]), [GROUP], axis=-2)
+    ones = last.reshape(*shape, 4, 1, 4, 16) >> np.array([6, 7], np.uint8).reshape(2, 1, 1) & 1
+    fourth = low >> 6 << 1 | ones.reshape(*shape, GROUP, 16)
+    third = np.concatenate((last & 7, last >> 3 & 7), axis=-2)
+    levels = np.stack((low & 7, low >> 3 & 7, third, fourth), axis=-3)
+    scale = np.ascontiguousarray(packed[..., 768:]).view(np.float16).astype(np.float32)
+    return levels, scale.reshape(*shape, 4, 16), None
+
+
+_UNPACK = {"u4": _unpack_u4, "q3": _unpack_q3}

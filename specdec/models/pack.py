@@ -47,6 +47,7 @@ from verify_kernels.packed_weights import (
     TILE_N,
     BlockKind,
     BlockPacking,
+    DraftKind,
     PackedLinear,
     PlainPacking,
     RoundedKind,
@@ -138,8 +139,7 @@ class _Reader:
         stored = stored_blocks(self.source, role)
         if stored is not None and stored.kind == kind:
             return cast(BlockSource, self.source).blocks(role, low, high)
-        assert kind == "q4_0", kind  # the only format that weights are rounded to
-        return self.packing.round(self.floats(role, low, high))
+        return self.packing.round(self.floats(role, low, high), cast(DraftKind, kind))
 
     def packed(self, piece: LinearPiece, low: int, high: int, bias: Tensor | None) -> PackedLinear:
         """Rows of ``piece``, packed."""

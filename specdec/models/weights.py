@@ -148,7 +148,7 @@ def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]
 
 def _embedding_blocks(source: TensorSource, dtype: WeightDtype) -> BlockKind | None:
     """The block format in which the embedding stays; None where it becomes floats."""
-    stored = stored_blocks(source, "embed") if dtype in ("auto", "int4") else None
+    stored = stored_blocks(source, "embed") if dtype in ("auto", "int3", "int4") else None
     return None if stored is None or stored.order is not None else stored.kind
 
 
@@ -159,19 +159,21 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 def _linear_kind(source: TensorSource, name: str, role: str, dtype: WeightDtype) -> WeightKind:
     """How ``role``, a part of the layer ``name``, is packed in a model of ``dtype``.
 
-    int4 means blocks of four bits, stored ones or rounded to Q4_0; the output table keeps eight bits.
+    int4 means blocks of four bits, stored ones or rounded to Q4_0; the output table keeps eight bits. int3 is int4 with
+    the feed-forward matrices rounded to Q3_0, which costs a draft model few accepted tokens; in attention it costs more.
     """
     found = stored_blocks(source, role)
     stored = None if found is None else found.kind
     if dtype == "auto":
         return stored or "int8"
-    if dtype != "int4":
+    if dtype not in ("int3", "int4"):
         return dtype
     if name == "lm_head":
         return "q8_0" if stored == "q8_0" else "int8"
-    if stored in FOUR_BITS:
+    rounded: BlockKind = "q3_0" if dtype == "int3" and name.endswith(("gate_up", "down")) else "q4_0"
+    if stored in FOUR_BITS and rounded == "q4_0":
         return stored
-    return "int8" if source.shape(role)[1] % GROUP else "q4_0"
+    return "int8" if source.shape(role)[1] % GROUP else rounded
 
 
 def has_bias(plan: LinearPlan, source: TensorSource) -> bool:

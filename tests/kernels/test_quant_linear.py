@@ -58,8 +58,18 @@ CASES = [(kind, n, k) for kind in FORMATS for n, k in _shapes(kind)]
 @pytest.mark.parametrize(("kind", "n", "k"), CASES)
 def test_repacking_is_lossless(kind: str, n: int, k: int) -> None:
     raw = _raw(kind, n, k)
-    stored = _u4(kind, raw)[:, :k] if kind.startswith("u4") else gguf.dequantize(raw, _TYPES[kind.upper()])
+    own = {"u4": _u4, "q3": _q3}.get(kind[:2])
+    stored = own(kind, raw)[:, :k] if own else gguf.dequantize(raw, _TYPES[kind.upper()])
     assert torch.equal(unpack_linear(_packed(kind, n, k)), torch.from_numpy(stored))
+
+
+def _q3(kind: str, raw: np.ndarray) -> np.ndarray:
+    """scale * (level - 4), the levels of a block being one number of 96 bits."""
+    blocks = raw.reshape(-1, FORMATS[kind].block_bytes)
+    scale = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+    whole = [int.from_bytes(block[2:].tobytes(), "little") for block in blocks]
+    levels = np.array([[number >> 3 * i & 7 for i in range(32)] for number in whole], np.float32)
+    return ((levels - 4) * scale).reshape(len(raw), -1)
 
 
 def _u4(kind: str, raw: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ from verify_kernels.backend import (
 )
 from verify_kernels.cpu.library import load_library
 from verify_kernels.forward_batch import ForwardBatch
-from verify_kernels.packed_weights import CHUNK_K, FITS, BlockKind, Embedding, PackedLinear, StackedLinear
+from verify_kernels.packed_weights import CHUNK_K, FITS, BlockKind, DraftKind, Embedding, PackedLinear, StackedLinear
 from verify_kernels.quant_formats import FORMATS, GROUP, packed_shape
 from verify_kernels.sampling import NO_TOKEN, RowSampling, check_width
 
@@ -333,7 +333,7 @@ class NativePacking:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self._fits = torch.tensor(FITS)
+        self._fits = {kind: torch.tensor(fits) for kind, fits in FITS.items()}
 
     def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
         """As `quant_formats.pack_blocks`."""
@@ -351,10 +351,12 @@ class NativePacking:
         self._library.sd_block_floats(_KINDS[kind], raw.data_ptr(), raw.shape[0] * blocks, out.data_ptr())
         return out
 
-    def round(self, weight: Tensor) -> Tensor:
+    def round(self, weight: Tensor, kind: DraftKind) -> Tensor:
         """As `packed_weights.round_blocks`, of which sums may be added in another order."""
-        weight = weight.contiguous()
+        weight, fits = weight.contiguous(), self._fits[kind]
         groups = weight.numel() // GROUP
-        raw = torch.empty(weight.shape[0], weight.shape[1] // GROUP * FORMATS["q4_0"].block_bytes, dtype=torch.uint8)
-        self._library.sd_round_blocks(weight.data_ptr(), groups, self._fits.data_ptr(), len(FITS), raw.data_ptr())
+        raw = torch.empty(weight.shape[0], weight.shape[1] // GROUP * FORMATS[kind].block_bytes, dtype=torch.uint8)
+        self._library.sd_round_blocks(
+            _KINDS[kind], weight.data_ptr(), groups, fits.data_ptr(), len(fits), raw.data_ptr()
+        )
         return raw

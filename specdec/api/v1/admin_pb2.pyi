@@ -118,7 +118,7 @@ class SwapDraftRequest(_message.Message):
     folder of a feature head, of which dtype is ignored. Empty: remove the draft model.
     """
     dtype: _builtins.str
-    """auto, int4, int8, bf16 or fp32. Empty: int4 if the target is int8 or auto, else the target's type."""
+    """auto, int3, int4, int8, bf16 or fp32. Empty: int3 if the target is int8 or auto, else the target's type."""
     model: _builtins.str
     """The name of a served model. Empty: the first one."""
     def __init__(

@@ -7,7 +7,7 @@ extern "C" {
 enum {
   SD_INT8 = 0, SD_BF16 = 1, SD_FP32 = 2,
   SD_Q4_0 = 3, SD_Q4_1 = 4, SD_Q5_0 = 5, SD_Q5_1 = 6, SD_Q8_0 = 7, SD_Q4_K = 8, SD_Q5_K = 9, SD_Q6_K = 10,
-  SD_U4_32 = 11, SD_U4_64 = 12, SD_U4_128 = 13
+  SD_U4_32 = 11, SD_U4_64 = 12, SD_U4_128 = 13, SD_Q3_0 = 14
 };
 enum { SD_PRE_NONE = 0, SD_PRE_RMS = 1, SD_PRE_SILU = 2, SD_PRE_GELU = 3 };
 enum { SD_POST_STORE = 0, SD_POST_ADD = 1, SD_POST_NORM_ADD = 2 };

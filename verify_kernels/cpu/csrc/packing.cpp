@@ -23,7 +23,7 @@ constexpr Format FORMATS[] = {
     {SD_Q4_0, 32, 18, 64, 576},     {SD_Q4_1, 32, 20, 64, 640},     {SD_Q5_0, 32, 22, 64, 704},
     {SD_Q5_1, 32, 24, 64, 768},     {SD_Q8_0, 32, 34, 64, 1088},    {SD_Q4_K, 256, 144, 256, 2368},
     {SD_Q5_K, 256, 176, 256, 2880}, {SD_Q6_K, 256, 210, 256, 3392}, {SD_U4_32, 32, 19, 128, 1216},
-    {SD_U4_64, 64, 35, 128, 1152},  {SD_U4_128, 128, 67, 128, 1088},
+    {SD_U4_64, 64, 35, 128, 1152},  {SD_U4_128, 128, 67, 128, 1088}, {SD_Q3_0, 32, 14, 128, 896},
 };
 
 const Format& format_of(int kind) {
@@ -111,6 +111,25 @@ void pack_u4(const uint8_t* const* blocks, int count, Lane to) {
   to.each<4>(pairs, 16), to.each<2>(scale, count), to.each<1>(zero, count);
 }
 
+// Four blocks of 32; see quant_formats.h for where levels lie.
+void pack_q3(const uint8_t* const* blocks, Lane to) {
+  uint8_t levels[4][GROUP], bytes[48];
+  uint16_t scale[4];
+  for (int b = 0; b < 4; ++b) {
+    memcpy(&scale[b], blocks[b], 2);
+    for (int i = 0; i < GROUP; ++i) {
+      const uint8_t* eight = blocks[b] + 2 + i / 8 * 3;  // levels in three bytes
+      levels[b][i] = (eight[0] | eight[1] << 8 | eight[2] << 16) >> 3 * (i % 8) & 7;
+    }
+  }
+  for (int i = 0; i < GROUP; ++i) bytes[i] = levels[0][i] | levels[1][i] << 3 | levels[3][i] >> 1 << 6;
+  for (int i = 0; i < 16; ++i) {
+    const uint8_t* last = levels[3] + i + i / 4 * 4;
+    bytes[GROUP + i] = levels[2][i] | levels[2][16 + i] << 3 | (last[0] & 1) << 6 | (last[4] & 1) << 7;
+  }
+  to.each<4>(bytes, 12), to.each<2>(scale, 4);
+}
+
 float half_at(const uint8_t* p) {
   uint16_t bits;
   memcpy(&bits, p, 2);
@@ -158,9 +177,10 @@ void floats_of_block(int kind, const uint8_t* block, float* out) {
 inline v16 rounded(v16 x) { return (x + splat(12582912.0f)) - splat(12582912.0f); }  // half to even
 inline v16 within(v16 x, float low, float high) { return -max16(-max16(x, splat(low)), splat(-high)); }
 
-// Rounds 32 weights to a block of Q4_0. The largest of them is about -8 times the scale. Of a few scales, each fitted to
-// the levels that it leads to, the one with the least squared error is taken.
-void round_block(const float* w, const float* fits, int tried, uint8_t* block) {
+// Rounds 32 weights to a block of Q4_0 or Q3_0. The largest of them is about -8 or -4 times the scale. Of a few scales,
+// each fitted to the levels that it leads to, the one with the least squared error is taken.
+void round_block(int kind, const float* w, const float* fits, int tried, uint8_t* block) {
+  const int most = kind == SD_Q3_0 ? 4 : 8;
   const v16 a = load16(w), b = load16(w + 16);
   const float peak = hmax16(max16(abs16(a), abs16(b)));
   float extreme = 1.0f, best = INFINITY;
@@ -169,7 +189,7 @@ void round_block(const float* w, const float* fits, int tried, uint8_t* block) {
   uint16_t scale = 0;
   for (int i = 0; i < tried; ++i) {
     const v16 inverse = splat(-fits[i] / extreme);
-    const v16 p = within(rounded(a * inverse), -8, 7), q = within(rounded(b * inverse), -8, 7);
+    const v16 p = within(rounded(a * inverse), -most, most - 1), q = within(rounded(b * inverse), -most, most - 1);
     const float square = sum16(p * p + q * q);
     const uint16_t half = float_to_half(sum16(a * p + b * q) / (square > 1 ? square : 1.0f));
     const v16 fitted = splat(half_to_float(half)), e = a - p * fitted, f = b - q * fitted;
@@ -179,7 +199,15 @@ void round_block(const float* w, const float* fits, int tried, uint8_t* block) {
   memcpy(block, &scale, 2);
   float levels[GROUP];
   store16(levels, low), store16(levels + 16, high);
-  for (int i = 0; i < 16; ++i) block[2 + i] = (int)(levels[i] + 8) | (int)(levels[16 + i] + 8) << 4;
+  if (kind == SD_Q4_0) {
+    for (int i = 0; i < 16; ++i) block[2 + i] = (int)(levels[i] + 8) | (int)(levels[16 + i] + 8) << 4;
+    return;
+  }
+  for (int i = 0; i < GROUP; i += 8) {
+    uint32_t eight = 0;
+    for (int j = 0; j < 8; ++j) eight |= (uint32_t)(levels[i + j] + 4) << 3 * j;
+    for (int j = 0; j < 3; ++j) block[2 + i / 8 * 3 + j] = eight >> 8 * j;
+  }
 }
 
 }  // namespace
@@ -203,7 +231,8 @@ void sd_pack_blocks(int32_t kind, const uint8_t* raw, int64_t rows, int64_t bloc
         own[i] = row < rows && b < blocks ? raw + (row * blocks + b) * f.block_bytes : none;
       }
       const Lane to{out + ((row / 32 * units + u) * 2 + row / 16 % 2) * f.unit_bytes, (int)(row % 16)};
-      if (kind >= SD_U4_32) pack_u4(own, each, to);
+      if (kind == SD_Q3_0) pack_q3(own, to);
+      else if (kind >= SD_U4_32) pack_u4(own, each, to);
       else if (f.block == 256) pack_k(kind, own[0], to);
       else pack_simple(kind, own, to);
     }
@@ -216,8 +245,11 @@ void sd_block_floats(int32_t kind, const uint8_t* raw, int64_t count, float* out
   for (int64_t i = 0; i < count; ++i) sd::floats_of_block(kind, raw + i * f.block_bytes, out + i * f.block);
 }
 
-// Rounds `count` runs of 32 weights to blocks of Q4_0. fits: `tried` values of the largest weight over the scale.
-void sd_round_blocks(const float* weight, int64_t count, const float* fits, int32_t tried, uint8_t* raw) {
-  for (int64_t i = 0; i < count; ++i) sd::round_block(weight + 32 * i, fits, tried, raw + 18 * i);
+// Rounds `count` runs of 32 weights to blocks of `kind`, Q4_0 or Q3_0. fits: `tried` values of the largest weight over the
+// scale.
+void sd_round_blocks(
+    int32_t kind, const float* weight, int64_t count, const float* fits, int32_t tried, uint8_t* raw) {
+  const int bytes = sd::format_of(kind).block_bytes;
+  for (int64_t i = 0; i < count; ++i) sd::round_block(kind, weight + 32 * i, fits, tried, raw + bytes * i);
 }
 }

@@ -157,4 +157,25 @@ struct U4 {
   }
 };
 
+// A draft model's rounded levels of three bits, of four groups in twelve registers. Of every byte the low three bits are
+// one level, the next three another, left eight times too large where that is allowed, and the top two part of a third.
+struct Q3_0 {
+  static constexpr int TIMES = HIGH == 1 ? 1 : 8, DOWN = HIGH == 1 ? 3 : 0;
+  static constexpr int LEVELS = 12 * 64, BITS = 3, GROUPS = 4, SCALES = 1, BYTES = LEVELS + 4 * 32;
+  static constexpr bool LOW = false;
+  static constexpr int OFFSET = 4, ODD_OFFSET = 4 * TIMES;
+  template <int G>
+  static wordv level(const uint8_t* u, int slice, int j) {
+    const auto at = [&](int i) { return load_bytes(u + 64 * i + 4 * slice); };
+    if constexpr (G == 0) return at(j) & all_bytes(7);
+    if constexpr (G == 1) return (at(j) >> DOWN) & all_bytes(7 * TIMES);
+    if constexpr (G == 2) return (j < 4 ? at(8 + j) : at(4 + j) >> 3) & all_bytes(7);
+    return ((at(j) >> (2 + DOWN)) & all_bytes(6 * TIMES)) | ((at(8 + j / 2) >> (3 + DOWN + j % 2)) & all_bytes(TIMES));
+  }
+  template <int G>
+  static floatv scale(const uint8_t* u, int slice, int) {
+    return halfs(u + LEVELS + 32 * G + 2 * slice) * all_floats(G & 1 ? 1.0f / TIMES : 1.0f);
+  }
+};
+
 }  // namespace sd

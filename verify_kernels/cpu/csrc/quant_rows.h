@@ -60,6 +60,7 @@ inline void with_format(int kind, Call call) {
     case SD_U4_32: call(U4<32>{}); break;
     case SD_U4_64: call(U4<64>{}); break;
     case SD_U4_128: call(U4<128>{}); break;
+    case SD_Q3_0: call(Q3_0{}); break;
   }
 }
 
