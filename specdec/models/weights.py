@@ -160,20 +160,21 @@ def _linear_kind(source: TensorSource, name: str, role: str, dtype: WeightDtype)
     """How ``role``, a part of the layer ``name``, is packed in a model of ``dtype``.
 
     int4 means blocks of four bits, stored ones or rounded to Q4_0; the output table keeps eight bits. int3 is int4 with
-    the feed-forward matrices rounded to Q3_0, which costs a draft model few accepted tokens; in attention it costs more.
+    feed-forward matrices rounded to Q3_0, which costs a draft model fewer accepted tokens than in attention.
     """
     found = stored_blocks(source, role)
     stored = None if found is None else found.kind
     if dtype == "auto":
         return stored or "int8"
-    if dtype not in ("int3", "int4"):
+    if dtype != "int3" and dtype != "int4":
         return dtype
     if name == "lm_head":
         return "q8_0" if stored == "q8_0" else "int8"
-    rounded: BlockKind = "q3_0" if dtype == "int3" and name.endswith(("gate_up", "down")) else "q4_0"
-    if stored in FOUR_BITS and rounded == "q4_0":
-        return stored
-    return "int8" if source.shape(role)[1] % GROUP else rounded
+    if source.shape(role)[1] % GROUP:
+        return "int8"
+    if dtype == "int3" and name.endswith(("gate_up", "down")):
+        return "q3_0"
+    return stored if stored in FOUR_BITS else "q4_0"
 
 
 def has_bias(plan: LinearPlan, source: TensorSource) -> bool:

@@ -46,7 +46,7 @@ def make_config(folders: tuple[Path, Path, Path], **changes: object) -> EngineCo
     return EngineConfig.model_validate(given)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "fp32", "int4"])
+@pytest.mark.parametrize("dtype", ["int8", "fp32", "int4", "int3"])
 def test_a_model_is_measured_as_it_will_be_loaded(folders: tuple[Path, Path, Path], dtype: str) -> None:
     target, _, cache = folders
     before = measure_model(str(target), dtype=dtype, cache_dir=cache)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from specdec.models.memory import measure_model
 from tests.models.oracle_weights import differences
 from tests.models.tiny import FAMILIES, load_oracle, make_tiny_model
 from tests.models.tiny_gguf import interleave, write_tiny_gguf
-from verify_kernels.packed_weights import PackedLinear, StackedLinear, unpack_linear
+from verify_kernels.packed_weights import PackedLinear, StackedLinear, pack_block_linear, round_blocks, unpack_linear
 
 Tiny = Callable[[str], Path]
 
@@ -79,6 +79,23 @@ def test_auto_keeps_the_files_own_blocks(kind: Kind, tiny: Tiny, tmp_path: Path)
     again = load_model(str(path), dtype="auto", cache_dir=tmp_path).weights  # from the cache
     assert torch.equal(unpack_linear(again.layers[1].qkv), unpack_linear(kept.layers[1].qkv))
     assert measure_model(str(path), dtype="auto", cache_dir=tmp_path).weight_bytes < 3 * again.nbytes
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1])
+def test_int3_rounds_the_feed_forward_matrices_alone(kind: Kind, tiny: Tiny, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(tiny("llama3"), path, kind)
+    three, four, exact = (
+        load_model(str(path), dtype=dtype, cache_dir=tmp_path).weights for dtype in ("int3", "int4", "fp32")
+    )
+    assert torch.equal(unpack_linear(three.lm_head), unpack_linear(four.lm_head))
+    for ours, theirs, stored in zip(three.layers, four.layers, exact.layers, strict=True):
+        for name in ("qkv", "o"):
+            assert torch.equal(unpack_linear(getattr(ours, name)), unpack_linear(getattr(theirs, name)))
+        for name in ("gate_up", "down"):
+            weight = unpack_linear(getattr(stored, name))  # rounded once, not from four bits
+            rounded = pack_block_linear(round_blocks(weight, "q3_0"), None, "q3_0", weight.shape[1])
+            assert torch.equal(unpack_linear(getattr(ours, name)), unpack_linear(rounded))
 
 
 def test_auto_of_an_unquantised_model_is_int8(tiny: Tiny, tmp_path: Path) -> None:

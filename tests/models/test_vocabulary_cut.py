@@ -53,7 +53,7 @@ def cut_of(model: HostModel, *ids: int) -> VocabularyCut:
     return VocabularyCut(model.tokenizer.fingerprint, np.array(ids, np.int32))
 
 
-@pytest.mark.parametrize("dtype", ["auto", "int4", "int8", "fp32"])
+@pytest.mark.parametrize("dtype", ["auto", "int3", "int4", "int8", "fp32"])
 @pytest.mark.parametrize("family", ["qwen2", "gemma3", "gguf"])
 def test_rows_equal_those_of_the_whole_table(dtype: Any, family: str, tiny: Tiny, tmp_path: Path) -> None:
     ref = str(tiny("qwen2" if family == "gguf" else family))
