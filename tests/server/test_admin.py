@@ -142,7 +142,7 @@ async def test_a_failed_swap_keeps_the_old_draft(tmp_path: Path) -> None:
         assert "can not be found" in str(
             (await failed(stubs.admin.SwapDraft(admin.SwapDraftRequest(draft="missing")))).details()
         )
-        for bad in (admin.SwapDraftRequest(draft="x", dtype="int3"), admin.SwapDraftRequest(dtype="int8")):
+        for bad in (admin.SwapDraftRequest(draft="x", dtype="int2"), admin.SwapDraftRequest(dtype="int8")):
             error = await failed(stubs.admin.SwapDraft(bad))
             assert found(error, BadRequest).field_violations[0].field == "dtype"
         assert [m async for m in running][-1].WhichOneof("event") == "finished"
