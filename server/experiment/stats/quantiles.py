@@ -36,15 +36,6 @@ def quantile_ranks(n: int, p: float, alpha: float) -> tuple[int, int]:
     return binomial_ppf(alpha / 2, n, p), binomial_ppf(1 - alpha / 2, n, p) + 1
 
 
-def quantile_interval(ordered: Floats, p: float, alpha: float) -> Interval:
-    """The interval for the p-quantile from values [n] in ascending order."""
-    low, high = quantile_ranks(len(ordered), p, alpha)
-    return Interval(
-        float(ordered[low - 1]) if low >= 1 else -math.inf,
-        float(ordered[high - 1]) if high <= len(ordered) else math.inf,
-    )
-
-
 def quantile(ordered: Floats, p: float) -> float:
     """The smallest value with at least a share p of the values [n] at or below it; NaN if empty."""
     if len(ordered) == 0:
