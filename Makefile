@@ -122,7 +122,6 @@ playground: ## build the bundle of the playground (server/playground/static) fro
 
 map: setup ## write the tables of docs/configuration.md, docs/api.md and docs/scaling.md
 	$(BIN)/python -m tools.config_reference
-	$(BIN)/python -m tools.cluster_reference
 	$(BIN)/python -m tools.api_reference
 
 structure: model ## print the size of the code and the files of a step and a call; fails above its ceilings (ARGS=--list)

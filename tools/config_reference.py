@@ -1,4 +1,5 @@
-"""Writes docs/configuration.md's tables from the configuration classes: `python -m tools.config_reference`."""
+"""Writes the tables of docs/configuration.md and of cluster.yaml in docs/scaling.md from their classes:
+`python -m tools.config_reference`."""
 
 from __future__ import annotations
 
@@ -11,11 +12,14 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from cluster.config import ClusterConfig, ModelConfig, ReleaseConfig
 from specdec.cli.serve import serve_command
 from specdec.config import Config
 from tools.markdown import REPOSITORY, header, row, with_parts
 
 DOCUMENT = REPOSITORY / "docs" / "configuration.md"
+CLUSTER_DOCUMENT = REPOSITORY / "docs" / "scaling.md"
+_CLUSTER_LISTED = ("models", "releases")  # these have separate tables
 # By the suffix of a field's name; `json_schema_extra` of a field overrides it.
 _UNITS = {
     "_s": "seconds", "_ms": "milliseconds", "_tokens": "tokens", "_context": "tokens", "_bytes": "bytes",
@@ -46,14 +50,44 @@ def config_tables() -> str:
     return "\n".join(lines)
 
 
+def cluster_parts() -> dict[str, type[BaseModel]]:
+    """The classes of cluster.yaml by their place in the file."""
+    return {
+        "the file itself": ClusterConfig,
+        **sections(ClusterConfig),
+        "models, a list": ModelConfig,
+        **sections(ModelConfig, "models."),
+        "models.releases, by name": ReleaseConfig,
+    }
+
+
+def cluster_tables() -> str:
+    """A table of fields per class of cluster.yaml."""
+    lines: list[str] = []
+    for section, model in cluster_parts().items():
+        lines += [f"**{section}**", "", *header("field", "type", "default", "unit", "meaning")]
+        for name, field in own_fields(model).items():
+            if name not in _CLUSTER_LISTED:
+                default = "" if field.is_required() else f"`{default_of(field)}`"
+                about = (unit_of(name, field), field.description or "")
+                lines.append(row(f"`{name}`", type_of(field), default, *about))
+        lines.append("")
+    return "\n".join(lines)
+
+
 def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """The fields of a class that are not sections."""
     return {name: field for name, field in model.model_fields.items() if _model_of(field) is None}
 
 
 def updated(document: str) -> str:
-    """``document`` with current tables."""
+    """docs/configuration.md with current tables."""
     return with_parts(document, {"fields": config_tables()})
+
+
+def cluster_updated(document: str) -> str:
+    """docs/scaling.md with current tables."""
+    return with_parts(document, {"cluster.yaml": cluster_tables()})
 
 
 def sections(model: type[BaseModel] = Config, outer: str = "") -> dict[str, type[BaseModel]]:
@@ -135,4 +169,5 @@ def _flags() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(updated(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, update in ((DOCUMENT, updated), (CLUSTER_DOCUMENT, cluster_updated)):
+        path.write_text(update(path.read_text(encoding="utf-8")), encoding="utf-8")
