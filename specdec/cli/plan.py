@@ -115,8 +115,7 @@ def plan_group(ctx: click.Context, **values: Any) -> None:
 
 
 def _plan(values: dict[str, Any]) -> None:
-    from cluster.plan.report import make_report
-    from cluster.plan.sizing import Prices
+    from cluster.plan.sizing import Prices, make_report
 
     if values["profile"] is None:
         raise click.UsageError("give --profile; `specdec plan export --target MODEL --out FILE` makes one")
