@@ -1,19 +1,38 @@
-"""Runs the server to measure in a child process, and reads its CPU time and memory."""
+"""Runs the server to measure in a child process, and reads its CPU time and memory.
+
+The child runs this module too: ``python -m bench.local_server --config JSON``.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
+import importlib
 import json
+import logging
+import os
+import signal
+import sys
 import tempfile
+import threading
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 import psutil
+import uvloop
 
+from server.engine_process import DEFAULT_FACTORY
+from server.interfaces import TokenizerLike
+from server.observe.logs import configure_logs
+from server.served_model import LoadTokenizer
+from server.serving import Addresses, Serving
 from specdec.child_python import module_command, module_environment
 from specdec.config import Config
+from specdec.core.types import EngineInfo
 from specdec.errors import SpecdecError
+from specdec.models.resolve import load_tokenizer
 
 _TAIL_BYTES = 2000  # of the log that an error shows
 _STOP_S = 30.0  # seconds to stop after SIGTERM, before SIGKILL
@@ -94,7 +113,7 @@ class LocalServer(ChildServer):
         words = ["--config", config.model_dump_json()]
         words += ["--factory", factory] if factory else []
         words += ["--tokenizer", tokenizer] if tokenizer else []
-        super().__init__("bench.server_process", *words)
+        super().__init__("bench.local_server", *words)
 
     @property
     def engine(self) -> psutil.Process:
@@ -105,3 +124,51 @@ class LocalServer(ChildServer):
         """Unique set size (memory that no other process shares) of each process, in bytes."""
         parts = {"frontend": self.frontend, "engine": self.engine}
         return {name: int(process.memory_full_info().uss) for name, process in parts.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM; prints one line of JSON with the ports when ready. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="bench.local_server")
+    parser.add_argument("--config", required=True, help="Config as JSON")
+    parser.add_argument("--factory", default=DEFAULT_FACTORY, help="module:function that builds the engine")
+    parser.add_argument("--tokenizer", help="module:function that builds the tokenizer; default: the target's")
+    args = parser.parse_args(argv)
+    config = Config.model_validate_json(args.config)
+    end_with_parent()
+    configure_logs(config.server.log_format, logging.INFO)  # as `specdec serve` does: logging is part of the cost
+
+    def on_ready(addresses: Addresses, info: EngineInfo) -> None:
+        print(json.dumps({"grpc_port": addresses.grpc_port, "http_port": addresses.http_port}), flush=True)
+
+    async def serve() -> None:
+        await Serving(config, _tokenizer(args.tokenizer), factory=args.factory).run(on_ready)
+
+    try:
+        uvloop.run(serve())
+    except SpecdecError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def end_with_parent() -> None:
+    """Stop this process when its parent exits, which closes the pipe on standard input."""
+
+    def wait() -> None:
+        while os.read(0, 4096):  # not sys.stdin, whose lock a thread must not hold when the interpreter ends
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
+def _tokenizer(place: str | None) -> LoadTokenizer:
+    if place is None:
+        return lambda engine: load_tokenizer(engine.target, engine.cache_dir)
+    module, _, function = place.partition(":")
+    found: Callable[[], TokenizerLike] = getattr(importlib.import_module(module), function)
+    return lambda _: found()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

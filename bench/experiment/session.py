@@ -12,9 +12,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.experiment.plan import ArmServer, OpenArm, open_arm, read_arm
+from bench.experiment.plan import ArmServer, Batch, OpenArm, PairedRequest, Script, open_arm, read_arm
 from bench.experiment.run_folder import Progress, RunFolder, SilenceLimit, StopRule, open_run, record_of
-from bench.experiment.script import Batch, PairedRequest, Script
 from bench.machine import host_facts
 from bench.serve.load import LoadRun
 from server.experiment.assignment import TimeBlocks, paired_arms

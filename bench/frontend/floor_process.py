@@ -2,7 +2,7 @@
 
 grpc.aio and uvicorn run in one uvloop, as in the front end, without engine, checks and admission. They answer the
 benchmark's requests with messages of the same form, whose stamps are taken when the library gets them. The process
-prints its ports and ends with its parent, as `bench.server_process`.
+prints its ports and ends with its parent, as `bench.local_server`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import uvicorn
 import uvloop
 
 from bench.frontend.paced_engine import TOKENS, now_ns, stamp
-from bench.server_process import end_with_parent
+from bench.local_server import end_with_parent
 from server.http.http_server import listen
 from specdec.api.v1 import generation_pb2 as pb
 

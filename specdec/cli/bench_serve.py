@@ -120,8 +120,7 @@ def run_load(values: dict[str, Any], **asked: Any) -> None:
     """
     from rich.console import Console
 
-    from bench.serve.load import ServePlan
-    from bench.serve.report import report_tables
+    from bench.serve.load import ServePlan, report_tables
     from specdec.load.request import Objective
 
     credentials = pop_credentials(values)
@@ -165,8 +164,7 @@ def _asked(values: dict[str, Any]) -> dict[str, Any]:
 
 async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]) -> ServeReport:
     from bench.serve.endpoints import connect
-    from bench.serve.load import LoadRun, run_plan
-    from bench.serve.report import progress_line
+    from bench.serve.load import LoadRun, progress_line, run_plan
     from specdec.cli.progress_bar import LiveLine
 
     endpoint: Endpoint

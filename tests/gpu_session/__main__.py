@@ -29,6 +29,7 @@ KERNELS = (
     "attention", "sampling",
 )  # fmt: skip
 TWINS, MODELS, CLI = "tests.gpu_session.twins", "tests.gpu_session.models", "specdec.cli.main"
+BENCHES = "bench.kernels.kernel_bench"
 SMALL, MIDDLE, LARGE = "random:qwen2.5-coder-0.5b", "random:qwen2.5-coder-1.5b", "random:llama-3.1-8b"
 SANITIZER_CASES = 2  # smallest shapes of a kernel: a sanitizer slows it by a hundred times
 TEST_FOLDERS = ("tests/kernels/gpu", "tests/models/device", "tests/engine/test_device_engine.py")
@@ -59,7 +60,7 @@ def plan(on_gpu: bool, pairs: int) -> list[Task]:
     benches = [(part, ["--only", part]) for part in ("attention", "rivals")]
     benches += [("steps 1.5B", ["--only", "steps", "--target", MIDDLE]), ("steps 8B", ["--only", "steps"])]
     tasks += [
-        Task("benches", f"bench {name}", python("bench.kernels", *words, "--json", RESULT), needs=ENGINE, alone=True)
+        Task("benches", f"bench {name}", python(BENCHES, *words, "--json", RESULT), needs=ENGINE, alone=True)
         for name, words in benches
     ]
     engine = ["--device", "cuda", "--drafter", "oracle:0.8", "--drafter", "suffix", "--prompts", "3"]

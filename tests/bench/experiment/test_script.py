@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.experiment.script import Script, arrival_times
+from bench.experiment.plan import Script, arrival_times
 from bench.serve.schedule import endless_requests
 from server.experiment.config import Load
 from tests.bench.experiment.fake_arm import prompt_of

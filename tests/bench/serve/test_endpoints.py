@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from bench.serve.endpoints import EndpointError, OpenAIEndpoint, connect
-from bench.serve.load import ServePlan, run_plan
-from bench.serve.report import report_tables
+from bench.serve.load import ServePlan, report_tables, run_plan
 from specdec.client.connection import Credentials
 from specdec.client.prompt import ChatTurn
 from specdec.errors import ConfigError, SpecdecError

@@ -39,7 +39,7 @@ def plan_file(tmp_path: Path, text: str = PLAN) -> Path:
 @contextmanager
 def server_process(config: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A server in a separate process, and a client of it."""
-    command = [sys.executable, "-m", "bench.server_process", "--config", config, "--factory", NOTING]
+    command = [sys.executable, "-m", "bench.local_server", "--config", config, "--factory", NOTING]
     command += ["--tokenizer", "tests.server.fake_tokenizer:FakeTokenizer"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
