@@ -129,7 +129,12 @@ class DeviceVerifier:
             (top for top, root in zip(tops, rows.roots, strict=True) if top is not None and root >= 0), default=None
         )
         outputs = self._outputs_of(step.tier.entries, step.tier.samples, top)
-        decoder.graphs.run(("step", step.tier, needs, top), partial(self._launch, step, needs, outputs))
+        # Two graphs, so that another kind of sampling captures no forward again. Both read at addresses of the tier.
+        decoder.graphs.run(("forward", step.tier), partial(decoder.compute, step))
+        if step.table is not None:
+            logits = decoder.network.logits_of(step.tier.samples)
+            work = partial(self.decide, step, step.table, needs, logits, outputs)
+            decoder.graphs.run(("decide", step.tier, needs, top), work)
         return outputs, PendingResult(outputs.mirror, decoder.device)
 
     def _outputs_of(self, entries: int, samples: int, top: int | None) -> DeviceOutputs:
@@ -137,12 +142,6 @@ class DeviceVerifier:
         if key not in self._outputs:
             self._outputs[key] = DeviceOutputs.allocate(entries, samples, top, MAX_NODES - 1, self._decoder.device)
         return self._outputs[key]
-
-    def _launch(self, step: StepArrays, needs: SamplingNeeds, outputs: DeviceOutputs) -> None:
-        network = self._decoder.network
-        network.hidden(step)
-        if step.table is not None:
-            self.decide(step, step.table, needs, network.logits(step), outputs)
 
     def decide(
         self, step: StepArrays, table: SamplingTable, needs: SamplingNeeds, logits: Tensor, outputs: DeviceOutputs

@@ -261,12 +261,13 @@ class DeviceDecoder:
         """
         check_batch(self, batch, logit_rows)
         step, _ = self.buffer.load(batch, logit_rows)
-        self.graphs.run(("forward", step.tier), partial(self._forward, step))
+        self.graphs.run(("forward", step.tier), partial(self.compute, step))
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         return self.network.logits_of(len(logit_rows))
 
-    def _forward(self, step: StepArrays) -> None:
+    def compute(self, step: StepArrays) -> None:
+        """Queue a step's forward: every row, and the logits of its logit rows."""
         self.network.hidden(step)
         if step.tier.samples:
             self.network.logits(step)

@@ -50,7 +50,7 @@ from tests.kernels.gpu.quick_interpreter import quick_interpreter
 from tests.kernels.gpu.recorded_launches import recorded_launches
 from tests.models.device.small import FLOAT32, SLOW_INTERPRETED, TINY, device_model, place
 from verify_kernels.backend_selection import load_kernels
-from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPlan, SamplingWorkspace
 from verify_kernels.sampling import RowSampling, SamplingPolicy
 
@@ -368,6 +368,22 @@ def test_a_warm_up_leaves_nothing_to_compile() -> None:
         assert all(selected.count((rows, SamplingNeeds(noise, filters), None)) >= RUNS for rows in (1, 32, 64))
 
 
+def test_another_kind_of_sampling_captures_no_forward_again() -> None:
+    parts = device_parts()
+    decoder, verifier = parts.decoder, parts.verifier
+    assert isinstance(decoder, DeviceDecoder)
+    assert isinstance(verifier, DeviceVerifier)
+    batch = ForwardBatch.build([BatchEntry([1], [-1], 0, [0])])
+    rows, keys = StepRows(batch, [0], [0], [0], [0]), set()
+    with mock.patch.object(decoder.graphs, "run", lambda key, work: keys.add(key)):
+        for policy in POLICIES:
+            for top in (None, TOP):
+                verifier.queue(rows, [RowSampling(policy, PAGE_SIZE)], [top])
+        decoder.forward(batch, [0])
+    assert [key[0] for key in keys].count("forward") == 1
+    assert len(keys) == 1 + 2 * len(POLICIES)
+
+
 @pytest.mark.parametrize("top", [None, 2])
 def test_a_step_does_not_synchronize(top: int | None) -> None:
     parts = device_parts()
@@ -379,7 +395,9 @@ def test_a_step_does_not_synchronize(top: int | None) -> None:
     step, needs = decoder.buffer.load(batch, [0, 1, 2], [0], [0], samplings)
     outputs = DeviceOutputs.allocate(step.tier.entries, step.tier.samples, top, 63, decoder.device)
     with recorded_launches() as launches, NoHostRead(decoder.device.type):
-        verifier._launch(step, needs, outputs)
+        decoder.compute(step)
+        assert step.table is not None
+        verifier.decide(step, step.table, needs, decoder.network.logits_of(step.tier.samples), outputs)
     names = [launch.kernel.__name__ for launch in launches]
     assert names[0] == "gather_rows_kernel"
     assert names[-1] == "move_kv_kernel"
