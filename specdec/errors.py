@@ -23,7 +23,7 @@ class UnsupportedModelError(ModelError):
 
 
 class KernelError(SpecdecError):
-    """The native kernels could not be built, loaded or failed their self-test."""
+    """Kernels could not be built, loaded or failed their self-test."""
 
 
 class StageError(SpecdecError):

@@ -9,6 +9,7 @@ import torch
 
 from specdec.config import DeviceDtype, EngineConfig, WeightDtype
 from specdec.core.tree import MAX_NODES
+from specdec.engine.device_ladder import climb
 from specdec.engine.device_verify import DeviceVerifier, warm_up
 from specdec.engine.memory import MemoryBudget, MemoryNeed, kv_tokens_by_memory, measure_draft, wanted_context
 from specdec.engine.numeric_fingerprint import gpu_arithmetic
@@ -27,6 +28,7 @@ from verify_kernels.gpu.attention_workspace import AttentionWorkspace
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.sampling_table import SamplingPlan, SamplingWorkspace
 from verify_kernels.gpu.triton_sampling import TritonSampling
+from verify_kernels.reference.sampling import ReferenceSampling
 from verify_kernels.sampling import SamplingKernels
 
 _LOG = logging.getLogger(__name__)
@@ -187,9 +189,17 @@ class DevicePlatform:
     def target_decoder(
         self, model: DeviceModel, pages: int, positions: int, aux_layers: Sequence[int]
     ) -> DeviceDecoder:
-        """The target's decoder, self-tested."""
+        """The target's decoder, self-tested: each kernel beside plain torch, and rows in other batches.
+
+        Raises:
+            KernelError: a kernel is wrong here that nothing replaces.
+        """
         decoder = build_device_decoder(self._config, model, self._device, pages, positions, tuple(aux_layers))
-        self.mode, self.kv_dtype = device_self_test(decoder), decoder.pool.k.dtype
+        fallen = climb(decoder) if self._device.type == "cuda" else set()  # interpreted kernels take minutes
+        if "verify" in fallen:
+            self.sampling = ReferenceSampling()
+        mode = device_self_test(decoder)
+        self.mode, self.kv_dtype = "numerical" if fallen else mode, decoder.pool.k.dtype
         if self._config.strict and self.mode != "bitwise":
             raise ConfigError(
                 f"engine.strict: triton's kernels are {self.mode} here; drop strict or set engine.device to cpu"
@@ -200,9 +210,11 @@ class DevicePlatform:
         """A draft model's decoder."""
         return build_device_decoder(self._config, model, self._device, pages, positions)
 
-    def verifier(self, decoder: TargetDecoder) -> DeviceVerifier:
-        """The GPU's verifier, with the graphs of common steps captured."""
+    def verifier(self, decoder: TargetDecoder) -> DeviceVerifier | None:
+        """The GPU's verifier, with the graphs of common steps captured; None: its kernels failed their self-test."""
         assert isinstance(decoder, DeviceDecoder)
+        if isinstance(self.sampling, ReferenceSampling):
+            return None
         verifier = DeviceVerifier(decoder)
         if self._device.type == "cuda":
             warm_up(verifier, decoder)

@@ -246,12 +246,12 @@ def warm_up(verifier: DeviceVerifier, decoder: DeviceDecoder) -> None:
             for _ in range(RUNS):
                 _run(verifier, rows, [RowSampling(policy, PAGE_SIZE)] * rows)
     for policy in POLICIES:
-        _run(verifier, 1, [_edited(policy, decoder.config.vocab_size)], TOP)
+        _run(verifier, 1, [edited(policy, decoder.config.vocab_size)], TOP)
     most = min(decoder.max_rows, decoder.pool.pages * PAGE_SIZE, decoder.max_positions)
     _run(verifier, most, [])
 
 
-def _edited(policy: SamplingPolicy, vocab: int) -> RowSampling:
+def edited(policy: SamplingPolicy, vocab: int) -> RowSampling:
     """A row sampling with every edit that a request can ask for."""
     everything = np.full(-(-vocab // 32), 2**32 - 1, np.uint32)
     bias, first = np.ones(1, np.float32), np.zeros(1, np.int32)

@@ -101,7 +101,7 @@ class StepVerifier(Protocol):
 
 
 class Verifier:
-    """The verifier of a CPU.
+    """The verifier of a CPU, and of a GPU whose kernels for sampling or acceptance fail their self-test.
 
     At each node it samples the target's token as plain decode does, and continues in the child that holds it, if there
     is one. The tree decides how many tokens a step yields, never which.
@@ -122,7 +122,7 @@ class Verifier:
         """See `StepVerifier.features`."""
         first = self._first_rows[index]
         rows = [*range(first, first + prefill + 1), *(first + prefill + node for node in acceptance.nodes)]
-        return self._decoder.aux_hidden_states[rows[:count]]
+        return self._decoder.aux_hidden_states[rows[:count]].float().cpu()
 
     def final_states(self, index: int, rows: range) -> NDArray[np.float64]:
         """See `StepVerifier.final_states`."""

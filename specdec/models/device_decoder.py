@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import check_batch, check_limits, final_norm, rope_tables
 from specdec.models.device_step import StepArrays, StepBuffer, StepTier, StepTiers
-from specdec.models.device_weights import DeviceLinear, DeviceModel
+from specdec.models.device_weights import DeviceLinear, DeviceModel, ReferenceLinear
 from specdec.models.weights import LayerWeights
 from verify_kernels.backend_selection import NumericMode
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
@@ -141,12 +141,26 @@ class DeviceNetwork:
         """See `AttentionWorkspace.coarse`."""
         self._workspace = replace(self._workspace, coarse=coarse)
 
+    def use_reference_layers(self) -> None:
+        """From now on compute linear layers, with their norms and gates, in plain torch."""
+        layers = [
+            replace(
+                each,
+                qkv=ReferenceLinear(each.qkv),
+                o=ReferenceLinear(each.o),
+                gate_up=ReferenceLinear(each.gate_up),
+                down=ReferenceLinear(each.down),
+            )
+            for each in self._weights.layers
+        ]
+        self._weights = replace(self._weights, layers=layers, lm_head=ReferenceLinear(self._weights.lm_head))
+
     def hidden(self, step: StepArrays) -> None:
         """Compute every row through all layers and write its KV."""
         rows = step.tier.rows
         x = self._x[:rows]
         embed(cast(Tensor, self._weights.embed), step.tokens, self._config.embed_scale, x)
-        attention_plan(step, self._workspace)
+        self.plan(step)
         for index, layer in enumerate(self._weights.layers):
             self._keep_aux(index, x)
             self._attend(index, layer, x, step)
@@ -158,6 +172,25 @@ class DeviceNetwork:
                 y = self._y[:rows]
                 layer.down.gated(gate_up, self._gate, y, None)
                 add_norm(x, eps=self._config.norm_eps, y=y, post_norm=layer.mlp_post_norm)
+
+    def plan(self, step: StepArrays) -> None:
+        """Plan attention for all layers of a step."""
+        attention_plan(step, self._workspace)
+
+    def attend(self, index: int, qkv: Tensor, out: Tensor | None, step: StepArrays) -> None:
+        """Layer ``index``'s attention, after `plan`: q of ``qkv`` is turned in place, K and V go to the pool.
+
+        out: None stops there.
+        """
+        c, layer, rows = self._config, self._weights.layers[index], step.tier.rows
+        sliding = bool(c.sliding_layers and c.sliding_layers[index])
+        q = qkv.view(rows, -1, c.head_dim)[:, : c.n_heads]
+        pools, (cos, sin) = self._pool.layer(index), self._angles[sliding]
+        scales, window = self._pool.scales, (c.sliding_window or 0) if sliding else 0
+        write_kv(qkv, q, *pools, cos, sin, step, eps=c.norm_eps, q_norm=layer.q_norm, k_norm=layer.k_norm, **scales)
+        if out is not None:
+            out = out.view(rows, c.n_heads, c.head_dim)
+            tree_attention(q, *pools, out, step, self._workspace, scale=c.attn_scale, window=window, **scales)
 
     def logits(self, step: StepArrays) -> Tensor:
         """Logits of the step's logit rows, after `hidden`: float32 [samples, vocab], overwritten by the next call."""
@@ -177,15 +210,9 @@ class DeviceNetwork:
 
     def _attend(self, index: int, layer: LayerWeights[DeviceLinear], x: Tensor, step: StepArrays) -> None:
         c, rows = self._config, step.tier.rows
-        sliding = bool(c.sliding_layers and c.sliding_layers[index])
         qkv, attended = self._qkv[:rows], self._attended[:rows]
-        q = qkv.view(rows, -1, c.head_dim)[:, : c.n_heads]
-        pools, (cos, sin) = self._pool.layer(index), self._angles[sliding]
-        scales, window = self._pool.scales, (c.sliding_window or 0) if sliding else 0
         layer.qkv.normed(x, layer.attn_norm, c.norm_eps, qkv)
-        write_kv(qkv, q, *pools, cos, sin, step, eps=c.norm_eps, q_norm=layer.q_norm, k_norm=layer.k_norm, **scales)
-        out = attended.view(rows, c.n_heads, c.head_dim)
-        tree_attention(q, *pools, out, step, self._workspace, scale=c.attn_scale, window=window, **scales)
+        self.attend(index, qkv, attended, step)
         if layer.attn_post_norm is None:
             layer.o.plain(attended, x, x)
         else:
@@ -247,6 +274,12 @@ class DeviceDecoder:
         """Plan attention in long stretches, in short ones, or, None, in the faster way. Results are the same."""
         self.graphs.clear()  # they hold the former choice
         self.network.plan_coarsely(coarse)
+
+    def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """See `HostDecoder.move_kv`; in plain torch, one row after the other."""
+        for a, b in zip(source.tolist(), target.tolist(), strict=True):
+            for pool in (self.pool.k, self.pool.v):
+                pool[:, b // PAGE_SIZE, :, b % PAGE_SIZE] = pool[:, a // PAGE_SIZE, :, a % PAGE_SIZE]
 
     def check(self) -> None:
         """Does nothing: there is no other process."""

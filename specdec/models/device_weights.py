@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -32,12 +32,16 @@ from verify_kernels.gpu.linear_plan import DENSE_KINDS, LinearKind, LinearWorksp
 from verify_kernels.gpu.norm import add_norm
 from verify_kernels.gpu.quantize import quantize_rows
 from verify_kernels.gpu.quantized_weights import (
+    CHUNK,
     GROUP_SIZES,
+    ROWS_AT_ONCE,
     Int4Weight,
     pack_int4,
     quantize_weight,
     stack_int4,
+    unpack_int4,
 )
+from verify_kernels.reference.backend import gated, rms_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,10 @@ class DeviceLinear(ABC):
     residual may be out itself. Rows and bias have the model's type for rows.
     """
 
-    def __init__(self, n: int, k: int, bias: Tensor | None, scratch: LayerScratch) -> None:
-        self.n, self.k, self._bias, self._scratch = n, k, bias, scratch
+    def __init__(
+        self, n: int, k: int, bias: Tensor | None, scratch: LayerScratch, kind: LinearKind, group: int = GROUP_SIZES[-1]
+    ) -> None:
+        self.n, self.k, self._bias, self._scratch, self.kind, self.group = n, k, bias, scratch, kind, group
 
     @property
     @abstractmethod
@@ -87,13 +93,17 @@ class DeviceLinear(ABC):
     def plain(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
         """The layer of x [rows, k] itself."""
 
+    @abstractmethod
+    def matrix(self, low: int, high: int) -> Tensor:
+        """Outputs [low, high) of the weight, low a multiple of 64: float32 [high - low, k]."""
+
 
 class DenseLinear(DeviceLinear):
     """weight: [n, k]; bias: [n] or None."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, scratch: LayerScratch) -> None:
         n, k = weight.shape
-        super().__init__(n, k, bias, scratch)
+        super().__init__(n, k, bias, scratch, DENSE_KINDS[weight.dtype])
         self.weight = weight
 
     @property
@@ -103,13 +113,16 @@ class DenseLinear(DeviceLinear):
     def plain(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
         linear(x, self.weight, out, workspace=self._scratch.workspace, bias=self._bias, residual=residual)
 
+    def matrix(self, low: int, high: int) -> Tensor:
+        return self.weight[low:high].float()
+
 
 class Fp8Linear(DeviceLinear):
     """weight: float8 e4m3 [n, k]; scale: float32 [n]; bias: [n] or None. A norm or gate is part of the quantisation."""
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None, scratch: LayerScratch) -> None:
         n, k = weight.shape
-        super().__init__(n, k, bias, scratch)
+        super().__init__(n, k, bias, scratch, "fp8")
         self._weight, self._scale = weight, scale
 
     @property
@@ -124,6 +137,9 @@ class Fp8Linear(DeviceLinear):
 
     def plain(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
         self._run(x, "none", out, residual)
+
+    def matrix(self, low: int, high: int) -> Tensor:
+        return self._weight[low:high].float() * self._scale[low:high, None]
 
     def _run(
         self, x: Tensor, prologue: Prologue, out: Tensor, residual: Tensor | None,
@@ -141,7 +157,7 @@ class Int4Linear(DeviceLinear):
     """bias: [n] or None, of the rows' type."""
 
     def __init__(self, weight: Int4Weight, bias: Tensor | None, scratch: LayerScratch) -> None:
-        super().__init__(weight.n, weight.k, bias, scratch)
+        super().__init__(weight.n, weight.k, bias, scratch, "int4", weight.group)
         self._weight = weight
 
     @property
@@ -150,6 +166,40 @@ class Int4Linear(DeviceLinear):
 
     def plain(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
         linear_int4(x, self._weight, out, workspace=self._scratch.workspace, bias=self._bias, residual=residual)
+
+    def matrix(self, low: int, high: int) -> Tensor:
+        chunks = slice(low // CHUNK, -(-high // CHUNK))
+        words, quants = self._weight.words[chunks], self._weight.quants[chunks]
+        return unpack_int4(replace(self._weight, n=high - low, words=words, quants=quants))
+
+
+class ReferenceLinear(DeviceLinear):
+    """``layer`` in plain torch: the twin of its kernels, and their slow stand-in where they fail the self-test."""
+
+    def __init__(self, layer: DeviceLinear) -> None:
+        super().__init__(layer.n, layer.k, layer._bias, layer._scratch, layer.kind, layer.group)
+        self._layer = layer
+
+    @property
+    def nbytes(self) -> int:
+        return self._layer.nbytes
+
+    def normed(self, x: Tensor, norm: Tensor, eps: float, out: Tensor) -> None:
+        self.plain(rms_norm(x.float(), norm.float(), eps), out)
+
+    def gated(self, gate_up: Tensor, gate: Gate, out: Tensor, residual: Tensor | None) -> None:
+        self.plain(gated(gate, *gate_up.float().chunk(2, dim=1)), out, residual)
+
+    def plain(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
+        for low in range(0, self.n, ROWS_AT_ONCE):
+            part = slice(low, min(low + ROWS_AT_ONCE, self.n))
+            y = x.float() @ self.matrix(part.start, part.stop).t()
+            if self._bias is not None:
+                y += self._bias[part].float()
+            out[:, part] = y if residual is None else y + residual[:, part].float()
+
+    def matrix(self, low: int, high: int) -> Tensor:
+        return self._layer.matrix(low, high)
 
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from draft.model import ModelDrafter
 from draft.parallel import ParallelDrafter
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.core.kv_cache import KvCacheManager
-from specdec.core.sampling import SequenceSampling
+from specdec.core.sampling import Sampler, SequenceSampling
 from specdec.core.types import (
     GrammarKind,
     GrammarParams,
@@ -52,6 +52,7 @@ from tests.models.device.small import FLOAT32, SLOW_INTERPRETED, TINY, device_mo
 from verify_kernels.backend_selection import load_kernels
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPlan, SamplingWorkspace
+from verify_kernels.reference.sampling import ReferenceSampling
 from verify_kernels.sampling import RowSampling, SamplingPolicy
 
 NAME = "small-heads-of-64"
@@ -135,6 +136,18 @@ def test_trees_and_batches_change_no_token(names: tuple[str, ...], kv_dtype: str
     assert not mismatches, str(mismatches[0])
     assert sum(outcome.accepted for outcome in found.values()) >= accepted
     assert sum(outcome.preemptions for outcome in found.values()) >= 1
+
+
+def test_the_cpu_accepts_where_the_gpus_kernels_are_wrong() -> None:
+    parts, tokens = device_parts(), plain("sampled").tokens
+    sampler = Sampler(ReferenceSampling(), 1)
+    parts = dataclasses.replace(parts, verifier=None, sampler=sampler, drafters=[FanDrafter(SMALL.vocab_size)])
+    (fan,) = parts.drafters
+    assert isinstance(fan, FanDrafter)
+    fan.answers = {("sampled", 0): tokens}
+    found = ConditionsRunner(parts).run(FANNED, [request for request in REQUESTS if request.request_id == "sampled"])
+    assert [outcome.tokens for outcome in found.values()] == [tokens]
+    assert sum(outcome.accepted for outcome in found.values()) >= 1
 
 
 def test_the_controller_learns_from_a_step_while_the_device_works() -> None:

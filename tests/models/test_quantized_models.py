@@ -19,12 +19,12 @@ from specdec.models.hf import parse_quantized_config
 from specdec.models.load import load_model
 from specdec.models.quantized import QuantizedSource
 from specdec.models.resolve import HFCheckpoint
-from tests.kernels.gpu.reference.linear import unpack_int4
 from tests.kernels.natives import native_backend
 from tests.models.oracle_weights import differences, expected_layer, found_layer
 from tests.models.quantized_folders import Scheme, change_config, quantise, write_folder
 from tests.models.test_decoder_oracle import make_decoder, run_in_chunks
 from tests.models.tiny import VOCAB_SIZE, load_oracle
+from verify_kernels.gpu.quantized_weights import unpack_int4
 from verify_kernels.reference.backend import ReferenceBackend
 
 SCHEMES = {

@@ -76,9 +76,9 @@ class ReferenceBackend:
         """Bind a layer's attention."""
 
         def op(batch: ForwardBatch) -> None:
-            q = _write(spec, batch)
+            q = write_rows(spec, batch)
             for row in range(batch.rows):
-                spec.out[row, : spec.n_heads * spec.head_dim] = _attend(spec, batch, row, q[row]).reshape(-1)
+                spec.out[row, : spec.n_heads * spec.head_dim] = attend_row(spec, batch, row, q[row]).reshape(-1)
 
         return op
 
@@ -87,7 +87,7 @@ class ReferenceBackend:
         n = spec.dst.shape[1]
 
         def op(rows: int) -> None:
-            spec.dst[:rows] = _gated(spec.activation, spec.src[:rows, :n], spec.src[:rows, n : 2 * n])
+            spec.dst[:rows] = gated(spec.activation, spec.src[:rows, :n], spec.src[:rows, n : 2 * n])
 
         return op
 
@@ -152,10 +152,11 @@ def _prologue(spec: LinearSpec, x: Tensor) -> Tensor:
     if spec.prologue == "rms":
         assert spec.pre_norm is not None
         return rms_norm(x[:, :k], spec.pre_norm, spec.eps)
-    return x[:, :k] if spec.prologue == "none" else _gated(spec.prologue, x[:, :k], x[:, k : 2 * k])
+    return x[:, :k] if spec.prologue == "none" else gated(spec.prologue, x[:, :k], x[:, k : 2 * k])
 
 
-def _gated(activation: Prologue, gate: Tensor, up: Tensor) -> Tensor:
+def gated(activation: Prologue, gate: Tensor, up: Tensor) -> Tensor:
+    """``gate`` after "silu", else tanh-approximated gelu, times ``up``."""
     if activation == "silu":
         return torch.nn.functional.silu(gate) * up
     return torch.nn.functional.gelu(gate, approximate="tanh") * up
@@ -168,7 +169,7 @@ def rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def _write(spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
+def write_rows(spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
     """Norm and rotate q and k, write K and V to their slots; returns q [rows, n_heads, head_dim]."""
     n = batch.rows
     qkv = spec.qkv[:n].reshape(n, spec.n_heads + 2 * spec.n_kv_heads, spec.head_dim)
@@ -195,7 +196,7 @@ def _write(spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
     return q
 
 
-def _attend(spec: AttentionSpec, batch: ForwardBatch, row: int, q: Tensor) -> Tensor:
+def attend_row(spec: AttentionSpec, batch: ForwardBatch, row: int, q: Tensor) -> Tensor:
     """Attention of one row over its keys in logical order; q [n_heads, head_dim]."""
     entry = int(batch.entry_of[row])
     first, ctx = int(batch.entry_start[entry]), int(batch.entry_ctx[entry])

@@ -23,11 +23,11 @@ class ReferenceSampling:
 
     def greedy(self, logits: Tensor, threads: int) -> NDArray[np.int32]:
         """Argmax per row."""
-        return np.asarray([_argmax(live(row)) for row in logits.numpy()], np.int32)
+        return np.asarray([_argmax(live(row)) for row in logits.cpu().numpy()], np.int32)
 
     def sample(self, logits: Tensor, rows: Sequence[RowSampling], threads: int) -> NDArray[np.int32]:
         """One token per row."""
-        pairs = zip(logits.numpy(), rows, strict=True)
+        pairs = zip(logits.cpu().numpy(), rows, strict=True)
         return np.asarray([next(iter(self._best(row, how, 1)[0]), NO_TOKEN) for row, how in pairs], np.int32)
 
     def children(
@@ -36,7 +36,7 @@ class ReferenceSampling:
         """The best ``width`` tokens per row and their log-probabilities."""
         ids = np.full((len(rows), width), NO_TOKEN, np.int32)
         values = np.full((len(rows), width), -np.inf)
-        for at, (row, how) in enumerate(zip(logits.numpy(), rows, strict=True)):
+        for at, (row, how) in enumerate(zip(logits.cpu().numpy(), rows, strict=True)):
             tokens, logprobs = self._best(row, how, width)
             ids[at, : len(tokens)], values[at, : len(tokens)] = tokens, logprobs
         return ids, values
@@ -48,7 +48,7 @@ class ReferenceSampling:
         chosen = np.full(len(tokens), -np.inf)
         ids = np.full((len(tokens), top), NO_TOKEN, np.int32)
         values = np.full((len(tokens), top), -np.inf)
-        for at, (row, token) in enumerate(zip(logits.numpy(), tokens.tolist(), strict=True)):
+        for at, (row, token) in enumerate(zip(logits.cpu().numpy(), tokens.tolist(), strict=True)):
             z = live(row)
             order = ranked(z)
             if token == NO_TOKEN or order.size == 0:

@@ -14,10 +14,9 @@ from tests.kernels.gpu.linear_rows import assert_batch_invariant, assert_close, 
 from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.reference import linear as permute_reference
 from tests.kernels.gpu.reference import linear as reference
-from tests.kernels.gpu.reference.linear import unpack_int4
 from verify_kernels.gpu.linear_int4 import linear_int4, permute_columns
 from verify_kernels.gpu.linear_plan import plan_launch
-from verify_kernels.gpu.quantized_weights import GROUP_SIZES, Int4Weight, pack_int4, stack_int4
+from verify_kernels.gpu.quantized_weights import GROUP_SIZES, Int4Weight, pack_int4, stack_int4, unpack_int4
 
 groups = st.sampled_from(GROUP_SIZES)
 
