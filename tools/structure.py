@@ -38,8 +38,8 @@ MODEL = "smollm2-135m"
 PROMPT = "Once upon a time there was a small engine"
 SMALL = 60  # lines; smaller modules with one importer are listed
 CEILINGS = {
-    "modules": 340,
-    "lines": 85_100,
+    "modules": 345,
+    "lines": 87_600,
     "largest": 700,
     "cycles": 0,
     "step": 21,
