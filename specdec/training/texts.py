@@ -132,8 +132,8 @@ def _grams(tokens: Seq[int]) -> Iterator[tuple[int, ...]]:
     return zip(*shifted, strict=False)
 
 
-HELD_OUT_SHARE = 50  # one of so many own texts is held out
-HELD_OUT_TEXTS = 256  # own texts held out, at most
+HELD_OUT_SHARE = 10  # one of so many own texts is held out
+HELD_OUT_TEXTS = 64  # own texts held out, at most
 
 
 @dataclass(frozen=True, slots=True)
