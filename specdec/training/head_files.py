@@ -152,7 +152,7 @@ def model_card(
     target = config["specdec"]["target"]
     return f"""# EAGLE-3 head for {target}
 
-Trained with `specdec train-head --target {target}` (specdec {specdec.__version__}).
+Trained with `specdec train-head --target {target} --out FOLDER` (specdec {specdec.__version__}).
 One layer in EAGLE-3's layout; the output table has {config["draft_vocab_size"]:,} of the target's
 {config["vocab_size"]:,} tokens; the embedding is the target's.
 

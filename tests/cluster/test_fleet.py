@@ -1,10 +1,12 @@
-"""Which replicas get calls: pools of one fingerprint, weights of releases, switch and rollback."""
+"""Which replicas get calls: pools of one fingerprint, weights of releases, switch and rollback, canaries offline."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+import xxhash
 
 from cluster.config import ClusterConfig
 from cluster.fleet import (
@@ -12,6 +14,7 @@ from cluster.fleet import (
     Replica,
     ReplicaState,
     draining,
+    release_of,
     rolled_back,
     switched,
     with_release,
@@ -23,6 +26,7 @@ from cluster.fleet import (
 from specdec.errors import ConfigError
 
 READY = ReplicaState.READY
+SHARES = [("green", 10), ("blue", 90)]
 
 
 def replica(name: str, release: str = "blue", fingerprint: str = "int8-avx512", state: ReplicaState = READY) -> Replica:
@@ -116,3 +120,25 @@ def test_a_release_ends_without_replicas() -> None:
     assert [release.name for release in over.releases["coder"]] == ["green"]
     with pytest.raises(ConfigError, match="nothing to go back to"):
         rolled_back(over, "coder")
+
+
+def test_the_arm_is_xxh64_modulo_the_weights_in_the_order_of_the_shares() -> None:
+    assert xxhash.xxh64_intdigest(b"abc") == 0x44BC2CF5AD770999  # the algorithm's own test vector
+    assert 0x44BC2CF5AD770999 % 100 == 49
+    assert release_of("abc", [("green", 49), ("blue", 51)]) == "blue"
+    assert release_of("abc", [("green", 50), ("blue", 50)]) == "green"
+    assert release_of("größe", SHARES) == release_of("größe", SHARES)
+
+
+def test_a_growing_canary_keeps_its_sessions() -> None:
+    keys = [f"session-{i}" for i in range(4000)]
+    small = {key for key in keys if release_of(key, SHARES) == "green"}
+    large = {key for key in keys if release_of(key, [("green", 30), ("blue", 70)]) == "green"}
+    assert small < large
+    counts = Counter(release_of(key, SHARES) for key in keys)
+    assert counts["green"] == pytest.approx(400, abs=80)
+
+
+def test_the_shares_cannot_all_be_zero() -> None:
+    with pytest.raises(ValueError, match="no release has a weight"):
+        release_of("a", [])

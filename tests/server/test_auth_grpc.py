@@ -104,7 +104,8 @@ async def test_health_and_reflection_need_no_key_if_configured(is_open: bool, ve
         try:
             return bool([m async for m in call])
         except grpc.aio.AioRpcError as error:
-            assert error.code() == grpc.StatusCode.UNAUTHENTICATED  # noqa: PT017
+            # The client reports INTERNAL if its message was not sent before the server ended the call.
+            assert error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INTERNAL)  # noqa: PT017
             return False
 
     async with secure_server(keys_file=path, open_health=is_open) as server:
