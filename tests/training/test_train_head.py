@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -53,16 +54,20 @@ def run(data: Path, out: Path, *more: str) -> Result:
     return result
 
 
-def test_a_killed_training_goes_on_and_its_head_drafts(data: Path, tmp_path: Path) -> None:
+def test_a_training_killed_five_times_goes_on_and_its_head_drafts(data: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     result = run(data, whole, "--passes", "10")
     assert result.exit_code == 0, result.output
-    killed = subprocess.Popen([sys.executable, "-c", OFTEN, *words(data, cut, "--passes", "10")])
-    while not (cut / "checkpoint.pt").exists():
-        assert killed.poll() is None
-        time.sleep(0.01)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.wait()
+    checkpoint, rng = cut / "checkpoint.pt", random.Random(0)
+    for _ in range(5):
+        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else None
+        killed = subprocess.Popen([sys.executable, "-c", OFTEN, *words(data, cut, "--passes", "10")])
+        while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before:
+            assert killed.poll() is None
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.2))
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
     assert not (cut / "model.safetensors").exists()
     result = run(data, cut, "--passes", "10")
     assert result.exit_code == 0, result.output
