@@ -9,7 +9,7 @@ import torch
 
 from specdec.config import DeviceDtype, EngineConfig, WeightDtype
 from specdec.core.tree import MAX_NODES
-from specdec.engine.device_ladder import climb
+from specdec.engine.device_kernel_checks import check_kernels
 from specdec.engine.device_verify import DeviceVerifier, warm_up
 from specdec.engine.memory import MemoryBudget, MemoryNeed, kv_tokens_by_memory, measure_draft, wanted_context
 from specdec.engine.numeric_fingerprint import gpu_arithmetic
@@ -195,11 +195,11 @@ class DevicePlatform:
             KernelError: a kernel is wrong here that nothing replaces.
         """
         decoder = build_device_decoder(self._config, model, self._device, pages, positions, tuple(aux_layers))
-        fallen = climb(decoder) if self._device.type == "cuda" else set()  # interpreted kernels take minutes
-        if "verify" in fallen:
+        failed = check_kernels(decoder) if self._device.type == "cuda" else set()  # interpreted kernels take minutes
+        if "verify" in failed:
             self.sampling = ReferenceSampling()
         mode = device_self_test(decoder)
-        self.mode, self.kv_dtype = "numerical" if fallen else mode, decoder.pool.k.dtype
+        self.mode, self.kv_dtype = "numerical" if failed else mode, decoder.pool.k.dtype
         if self._config.strict and self.mode != "bitwise":
             raise ConfigError(
                 f"engine.strict: triton's kernels are {self.mode} here; drop strict or set engine.device to cpu"

@@ -1,4 +1,4 @@
-"""The ladder of kernel tests: sound kernels pass; each planted fault falls back, or refuses the start by name."""
+"""The self-test of GPU kernels: sound kernels pass; each planted fault falls back, or refuses the start by name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from specdec.config import EngineConfig
-from specdec.engine import build_device, device_ladder
+from specdec.engine import build_device, device_kernel_checks
 from specdec.engine.build_device import DevicePlatform
-from specdec.engine.device_ladder import climb
+from specdec.engine.device_kernel_checks import check_kernels
 from specdec.engine.device_verify import POLICIES
 from specdec.errors import ConfigError, KernelError
 from specdec.models import device_decoder as network
@@ -32,7 +32,7 @@ POSTED = {"n_layers": 1, "post_norms": True}
 
 @pytest.fixture(autouse=True)
 def quick() -> Iterator[None]:
-    with quick_interpreter(), mock.patch.object(device_ladder, "POLICIES", POLICIES[-1:]):
+    with quick_interpreter(), mock.patch.object(device_kernel_checks, "POLICIES", POLICIES[-1:]):
         yield
 
 
@@ -44,9 +44,9 @@ def small(dtype: str = "fp16", pages: int = 2, **changes: Any) -> DeviceDecoder:
 
 @contextmanager
 def only(family: str) -> Iterator[None]:
-    """Only the rungs of one family, for speed."""
-    others = {"_forward_rungs", "_layer_rungs", "_verify_rungs"} - {family}
-    with mock.patch.multiple(device_ladder, **{name: mock.Mock(return_value=()) for name in others}):
+    """Only the checks of one family, for speed."""
+    others = {"_forward_checks", "_layer_checks", "_verify_checks"} - {family}
+    with mock.patch.multiple(device_kernel_checks, **{name: mock.Mock(return_value=()) for name in others}):
         yield
 
 
@@ -64,23 +64,27 @@ def off(function: Callable[..., Any], at: int = 0) -> Callable[..., Any]:
 def test_sound_kernels_pass() -> None:
     """Two sequences in one step of attention, a tree, and every other kernel."""
     decoder = small(pages=6)
-    assert climb(decoder) == set()
+    assert check_kernels(decoder) == set()
 
 
 def test_every_form_of_a_step_is_launched() -> None:
     """Kernels are recorded, not run: narrow and wide tiles, several sequences, fine and coarse plans, split layers."""
     changes = {"n_layers": 2, "n_heads": 16, "sliding_window": 100, "sliding_layers": (True, False)}
     decoder = device_decoder(shape(**changes), "fp16", 20, max_positions=1200)
-    families = (device_ladder._forward_rungs, device_ladder._layer_rungs, device_ladder._verify_rungs)
-    rungs = [rung for family in families for rung in family(decoder)]
+    families = (
+        device_kernel_checks._forward_checks,
+        device_kernel_checks._layer_checks,
+        device_kernel_checks._verify_checks,
+    )
+    checks = [check for family in families for check in family(decoder)]
     with recorded_launches() as launches:
-        for rung in rungs:
-            list(rung.run())
+        for check in checks:
+            list(check.run())
     forms = {(v["BLOCK_M"], v["WINDOWED"]) for v in named(launches, "tree_attention_kernel")}
     assert {(64, True), (64, False), (128, False)} <= forms
     assert {v["SPLIT_K"] for v in named(launches, "linear_kernel")} == {1, 2}
     assert {v["BLOCK_M"] for v in named(launches, "linear_kernel")} == {16, 32, 64, 128}
-    shapes = [rung.shape for rung in rungs if rung.kernel == "tree_attention"]
+    shapes = [check.shape for check in checks if check.kernel == "tree_attention"]
     assert sum("(0, 1), (70, 3), (130, 7)" in each for each in shapes) == 2  # with a window and without
     assert sum("coarse" in each for each in shapes) == 2
     assert len(launches) < 250
@@ -91,9 +95,9 @@ def named(launches: list[RecordedLaunch], kernel: str) -> list[Any]:
 
 
 FORWARD: list[tuple[str, Any, str, int]] = [
-    ("gather_rows", device_ladder, "gather_rows", 2),
-    ("gather_rows", device_ladder, "embed", 3),
-    ("add_norm", device_ladder, "add_norm", 0),
+    ("gather_rows", device_kernel_checks, "gather_rows", 2),
+    ("gather_rows", device_kernel_checks, "embed", 3),
+    ("add_norm", device_kernel_checks, "add_norm", 0),
     ("write_kv", network, "write_kv", 0),
     ("tree_attention", network, "tree_attention", 3),
 ]
@@ -107,7 +111,7 @@ def test_a_fault_that_nothing_replaces_refuses_the_start(kernel: str, module: An
             KernelError, match=rf"GPU kernel {kernel} differs.* on .*(1\)\]|rows of 64).*; set engine.device to cpu"
         ),
     ):
-        climb(small())
+        check_kernels(small())
 
 
 def test_float8_keys_have_another_way_out() -> None:
@@ -117,7 +121,7 @@ def test_float8_keys_have_another_way_out() -> None:
             KernelError, match=r"tree_attention fails on .*float8.*shared memory; set engine.kv_dtype to auto"
         ),
     ):
-        climb(small(kv_dtype=FP8))
+        check_kernels(small(kv_dtype=FP8))
 
 
 LAYERS = [("linear", 2, "linear fp16"), ("add_norm", -1, "add_norm"), ("act_mul", 1, "act_mul")]
@@ -129,8 +133,8 @@ def test_a_wrong_layer_runs_in_plain_torch(name: str, at: int, kernel: str, capl
     decoder = small()
     batch = ForwardBatch.build([BatchEntry([1, 2, 3], [-1, 0, 0], 0, [0])])
     want = host_decoder(shape(**POSTED)).forward(batch, [0, 1, 2]).clone()
-    with only("_layer_rungs"), mock.patch.object(layers, name, off(getattr(layers, name), at)):
-        assert climb(decoder) == {"layers"}
+    with only("_layer_checks"), mock.patch.object(layers, name, off(getattr(layers, name), at)):
+        assert check_kernels(decoder) == {"layers"}
         found = decoder.forward(batch, [0, 1, 2])
     assert f"GPU kernel {kernel} differs from plain torch" in caplog.text
     assert float((found.cpu() - want).abs().max() / want.abs().max()) < 2e-2
@@ -157,29 +161,29 @@ def wrong_path(*args: Any, **named: Any) -> None:
 
 VERIFY = [
     ("sampling", mock.patch.object(TritonSampling, "sample", wrong_token)),
-    ("accept", mock.patch.object(device_ladder, "accept", wrong_path)),
-    ("move_kv", mock.patch.object(device_ladder, "move_kv")),
+    ("accept", mock.patch.object(device_kernel_checks, "accept", wrong_path)),
+    ("move_kv", mock.patch.object(device_kernel_checks, "move_kv")),
 ]
 
 
 @pytest.mark.parametrize(("kernel", "fault"), VERIFY)
 def test_wrong_sampling_and_acceptance_fall_back(kernel: str, fault: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with only("_verify_rungs"), fault:
-        assert climb(small()) == {"verify"}
+    with only("_verify_checks"), fault:
+        assert check_kernels(small()) == {"verify"}
     assert f"GPU kernel {kernel} differs from plain torch" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("fallen", "mode", "plain"),
+    ("failed", "mode", "plain"),
     [(set(), "bitwise", False), ({"layers"}, "numerical", False), ({"verify"}, "numerical", True)],
 )
-def test_the_platform_reports_a_fallback(fallen: set[str], mode: str, plain: bool) -> None:
+def test_the_platform_reports_a_fallback(failed: set[str], mode: str, plain: bool) -> None:
     decoder = small()
     with (
         mock.patch.object(build_device, "gpu_arithmetic"),
         mock.patch.object(build_device, "build_device_decoder", return_value=decoder),
         mock.patch.object(build_device, "device_self_test", return_value="bitwise"),
-        mock.patch.object(build_device, "climb", return_value=fallen),
+        mock.patch.object(build_device, "check_kernels", return_value=failed),
         mock.patch.object(build_device, "warm_up"),
     ):
         platform = DevicePlatform(EngineConfig(target="small"), torch.device("cuda"))
@@ -188,6 +192,6 @@ def test_the_platform_reports_a_fallback(fallen: set[str], mode: str, plain: boo
         assert isinstance(platform.sampling, ReferenceSampling) == plain
         assert (platform.verifier(decoder) is None) == plain
         strict = DevicePlatform(EngineConfig(target="small", strict=True), torch.device("cuda"))
-        if fallen:
+        if failed:
             with pytest.raises(ConfigError, match=r"engine\.strict"):
                 strict.target_decoder(decoder.model, 2, 64, ())

@@ -39,7 +39,7 @@ COMPARED_ROWS = 64  # of attention, as its twin is slow
 FALLBACKS = {"layers": "layers run in plain torch", "verify": "the CPU samples and accepts"}
 
 
-class Rung(NamedTuple):
+class KernelCheck(NamedTuple):
     """A kernel on one shape. ``run`` launches it and computes its twin."""
 
     kernel: str
@@ -57,7 +57,7 @@ class Rung(NamedTuple):
         return None if error <= self.error else f"GPU kernel {self.kernel} {differs} on {self.shape}"
 
 
-def climb(decoder: DeviceDecoder) -> set[str]:
+def check_kernels(decoder: DeviceDecoder) -> set[str]:
     """Test all kernels, small shapes first; returns the families that disagree with plain torch.
 
     "layers" (norms, gates, linear layers) run in plain torch from then on. For "verify" (sampling, acceptance) the
@@ -66,19 +66,19 @@ def climb(decoder: DeviceDecoder) -> set[str]:
     Raises:
         KernelError: a kernel that nothing replaces disagrees; names its smallest failing shape and the way out.
     """
-    fallen = set()
-    for family, rungs in (("forward", _forward_rungs), ("layers", _layer_rungs), ("verify", _verify_rungs)):
-        fault = next(filter(None, (rung.fault() for rung in rungs(decoder))), None)
+    failed = set()
+    for family, checks in (("forward", _forward_checks), ("layers", _layer_checks), ("verify", _verify_checks)):
+        fault = next(filter(None, (check.fault() for check in checks(decoder))), None)
         if fault is None:
             continue
         if family not in FALLBACKS:
             other = "engine.kv_dtype to auto or " if decoder.pool.k.dtype == FP8 else ""
             raise KernelError(f"{fault}; set {other}engine.device to cpu")
         _LOG.warning("%s; %s, which is slow", fault, FALLBACKS[family])
-        fallen.add(family)
-    if "layers" in fallen:
+        failed.add(family)
+    if "layers" in failed:
         decoder.network.use_reference_layers()
-    return fallen
+    return failed
 
 
 def _difference(got: Tensor, want: Tensor) -> float:
@@ -96,7 +96,7 @@ def _random(like: Tensor, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(shape[0])).to(like)
 
 
-def _forward_rungs(decoder: DeviceDecoder) -> Iterator[Rung]:
+def _forward_checks(decoder: DeviceDecoder) -> Iterator[KernelCheck]:
     """What no other code replaces: look-ups, post-norms, KV writes and attention."""
     c, norm, pool = decoder.config, decoder.model.weights.final_norm, decoder.pool
     table = cast(Tensor, decoder.model.weights.embed)
@@ -115,9 +115,9 @@ def _forward_rungs(decoder: DeviceDecoder) -> Iterator[Rung]:
         add_norm(x, eps=c.norm_eps, y=y, post_norm=norm)
         yield x, want
 
-    yield Rung("gather_rows", f"4 rows of {c.hidden_size}", looked_up)
+    yield KernelCheck("gather_rows", f"4 rows of {c.hidden_size}", looked_up)
     if c.post_norms:
-        yield Rung("add_norm", f"3 rows of {c.hidden_size}", post_normed)
+        yield KernelCheck("add_norm", f"3 rows of {c.hidden_size}", post_normed)
     wide = WIDE_ROWS - (-WIDE_ROWS * 64 * c.n_kv_heads // c.n_heads)
     for layer in (sliding.index(kind) for kind in sorted(set(sliding))):
         far = max(LONG, (c.sliding_window or 0) + 70 if sliding[layer] else 0)
@@ -129,8 +129,8 @@ def _forward_rungs(decoder: DeviceDecoder) -> Iterator[Rung]:
                 continue  # no step is so large
             shape = f"{step} (context, rows), head_dim {c.head_dim}, {pool.k.dtype} KV{', coarse' * coarse}"
             run = partial(_attend, decoder, layer, sliding[layer], step, coarse)
-            yield Rung("write_kv", shape, partial(run, False), FP8_ERROR if pool.k.dtype == FP8 else HALF_ERROR)
-            yield Rung("tree_attention", shape, partial(run, True), ATTENTION_ERROR)
+            yield KernelCheck("write_kv", shape, partial(run, False), FP8_ERROR if pool.k.dtype == FP8 else HALF_ERROR)
+            yield KernelCheck("tree_attention", shape, partial(run, True), ATTENTION_ERROR)
 
 
 def _pages(context: int, rows: int) -> int:
@@ -181,7 +181,7 @@ def _attend(
     ]
 
 
-def _layer_rungs(decoder: DeviceDecoder) -> Iterator[Rung]:
+def _layer_checks(decoder: DeviceDecoder) -> Iterator[KernelCheck]:
     """Every tile and partition of the model's own layers, smallest first; then a norm and a gate."""
     c, weights = decoder.config, decoder.model.weights
     head, norm, first = weights.lm_head, weights.final_norm, weights.layers[0]
@@ -200,13 +200,13 @@ def _layer_rungs(decoder: DeviceDecoder) -> Iterator[Rung]:
             shape = (
                 f"{rows} x {layer.k} by {layer.n}, {launch.order.split_k} splits{' in sequence' * launch.in_sequence}"
             )
-            yield Rung(f"linear {layer.kind}", shape, run, FP8_ERROR if layer.kind == "fp8" else HALF_ERROR)
+            yield KernelCheck(f"linear {layer.kind}", shape, run, FP8_ERROR if layer.kind == "fp8" else HALF_ERROR)
     x, gate_up, out = (_random(norm, 3, n) for n in (c.hidden_size, 2 * c.intermediate_size, first.gate_up.n))
     normed = partial(_layer, first.gate_up, "normed", out, x, norm, c.norm_eps)
     gated = partial(_layer, first.down, "gated", x, gate_up, "silu" if c.activation == "silu" else "gelu", residual=x)
     for name, run, layer in (("add_norm", normed, first.gate_up), ("act_mul", gated, first.down)):
         # Float8's quantisation includes both.
-        yield Rung(name, f"3 x {layer.k}", run, FP8_ERROR if layer.kind == "fp8" else HALF_ERROR)
+        yield KernelCheck(name, f"3 x {layer.k}", run, FP8_ERROR if layer.kind == "fp8" else HALF_ERROR)
 
 
 def _layer(layer: DeviceLinear, method: str, out: Tensor, *inputs: object, **more: Tensor) -> Pairs:
@@ -216,14 +216,14 @@ def _layer(layer: DeviceLinear, method: str, out: Tensor, *inputs: object, **mor
     return [outs]
 
 
-def _verify_rungs(decoder: DeviceDecoder) -> Iterator[Rung]:
+def _verify_checks(decoder: DeviceDecoder) -> Iterator[KernelCheck]:
     """Sampling under every policy, and two trees' accepted path 0, 2, 6, whose KV moves."""
     device, pool, vocab = decoder.device, decoder.pool, decoder.config.vocab_size
     logits = 6 * _random(torch.zeros(1, device=device), 2, vocab)
     for policy in POLICIES:
         for row in (RowSampling(policy, PAGE_SIZE), edited(policy, vocab)):
             shape = f"2 rows of {vocab}, {policy}{', edited' * (row.edits is not None)}"
-            yield Rung("sampling", shape, partial(_sample, TritonSampling(device), logits, row), EXACT)
+            yield KernelCheck("sampling", shape, partial(_sample, TritonSampling(device), logits, row), EXACT)
     n = min(2, decoder.max_logit_rows // 7, decoder.buffer.tiers.largest.entries, pool.pages)
     first = torch.arange(n, dtype=torch.int32, device=device)[:, None] * PAGE_SIZE + 3
     moves = [first + torch.tensor(slots, dtype=torch.int32, device=device) for slots in ((2, 6), (1, 2))]
@@ -252,8 +252,8 @@ def _verify_rungs(decoder: DeviceDecoder) -> Iterator[Rung]:
         return zip((place.clone().view(torch.uint8) for place in places), wanted, strict=True)
 
     if n > 0:
-        yield Rung("accept", f"{n} trees of 7 rows", accepted, EXACT)
-        yield Rung("move_kv", f"2 moves in each of {n} sequences", moved, EXACT)
+        yield KernelCheck("accept", f"{n} trees of 7 rows", accepted, EXACT)
+        yield KernelCheck("move_kv", f"2 moves in each of {n} sequences", moved, EXACT)
 
 
 def _sample(kernels: TritonSampling, logits: Tensor, row: RowSampling) -> Pairs:
