@@ -18,6 +18,7 @@ from draft.head_checkpoint import usual_aux_layers
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
+from specdec.errors import PART_DIGITS
 from specdec.models.memory import measure_model
 from specdec.models.progress import Progress
 from specdec.models.tokenizer import Tokenizer
@@ -128,7 +129,7 @@ def train_head(plan: TrainingPlan, note: Say, show: Say, progress: Progress | No
 
 def _weights(parts: EngineParts) -> str:
     """What identifies the target's weights in a folder of texts."""
-    return parts.info.numeric_fingerprint[:8]
+    return parts.info.numeric_fingerprint[:PART_DIGITS]
 
 
 def collect(
