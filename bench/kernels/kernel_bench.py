@@ -134,6 +134,12 @@ def _over_fastest(report: Report) -> Found:
             )
 
 
+def _prefill(report: Report) -> Found:
+    prefill = _step(report, "prefill")
+    if prefill:
+        yield prefill["share_of_products"], f"{prefill['rows']} rows"
+
+
 def _host_gap(report: Report) -> Found:
     for mode in ("off", "on"):
         if mode in _step(report, "engine"):
@@ -166,6 +172,8 @@ AIMS = (
     Aim("verify of 32 rows, 8B shape, batch 1, 4k context, against 1 row", STEP + " forwards", 1.08, _rows_over_one),
     Aim("one verify step, 8B shape, batch 1: weight and KV bytes over HBM bandwidth", STEP + " forwards", 0.80,
         _step_bandwidth, least=True),
+    Aim("prefill, 8B shape: operations per second over the library's in a large product of 16 bits",
+        STEP + " prefill", 0.60, _prefill, least=True),
     Aim("host gap between steps", STEP + " engine", 0.03, _host_gap),
     Aim("accept + sampling + KV move, microseconds per step at batch 8", STEP + " tail", 60.0, _tail),
     Aim("bitwise mode against the fastest mode, step time at <= 64 rows", STEP + " forwards", 1.10, _over_fastest),
@@ -177,6 +185,7 @@ Say = Callable[[str], None]
 Figures = list[dict[str, Any]]
 PARTS = ("attention", "steps", "rivals")
 STEPS: tuple[tuple[DeviceDtype, KvDtype], ...] = (("auto", "auto"), ("fp8", "auto"), ("auto", "fp8"))
+MOST_STEP_ROWS = 2048  # of a prompt
 FRAMES = 4  # innermost stack frames of an error
 MOST_SAID = 500  # characters of an error message
 
@@ -231,8 +240,8 @@ class KernelBench:
         speculation = SpeculationConfig(drafters=("oracle:0.8",), profile_s=0)
         config = EngineConfig(
             target=self._target, device_dtype=dtype, kv_dtype=kv_dtype, kernels="reference",
-            cache_dir=Path("~/.cache/specdec"), max_context=context + 64, kv_tokens=8 * (context + 128), max_batch=8,
-            speculation=speculation,
+            cache_dir=Path("~/.cache/specdec"), max_context=context + 64, kv_tokens=8 * (context + 128), max_batch=32,
+            max_step_rows=MOST_STEP_ROWS, speculation=speculation,
         )  # fmt: skip
         gc.collect()  # release the previous model before memory is counted
         if self._device.type == "cuda":
@@ -245,8 +254,10 @@ class KernelBench:
             "target": self._target, "device_dtype": dtype, "dtype": parts.info.dtype, "kv_dtype": kv_dtype,
             "numeric_mode": parts.info.numeric_mode, "context": context,
             "forwards": self._tried(f"{case} forwards", figures.forwards),
+            "prefill": self._tried(f"{case} prefill", figures.prefill),
             "tail": self._tried(f"{case} tail", figures.tail),
             "engine": self._tried(f"{case} engine", figures.engine),
+            "batches": self._tried(f"{case} batches", figures.batches),
         }]  # fmt: skip
 
 

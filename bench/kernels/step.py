@@ -13,12 +13,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from bench.kernels.attention import binary_tree
-from bench.kernels.timer import KernelTimer
+from bench.kernels.timer import KernelTimer, product_rate
 from specdec.core.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.device_verify import DeviceOutputs, DeviceVerifier
 from specdec.engine.engine import Engine, EngineParts
+from specdec.engine.verify import StepRows
 from specdec.models.device_decoder import DeviceDecoder, DeviceNetwork, GraphCache
 from specdec.models.device_step import StepArrays
 from specdec.models.device_weights import DenseLinear, DeviceLinear
@@ -76,13 +79,13 @@ class NotedGraphs:
 
     def __init__(self, inner: GraphCache, timer: KernelTimer | None = None) -> None:
         self._inner, self._timer = inner, timer
-        self.counts: Counter[Hashable] = Counter()
-        self.microseconds: dict[Hashable, float] = {}
+        self.counts: Counter[tuple[Hashable, ...]] = Counter()
+        self.microseconds: dict[tuple[Hashable, ...], float] = {}
 
     def __len__(self) -> int:
         return len(self._inner)
 
-    def run(self, key: Hashable, work: Callable[[], None]) -> None:
+    def run(self, key: tuple[Hashable, ...], work: Callable[[], None]) -> None:
         """As `GraphCache.run`."""
         self._inner.run(key, work)
         self.counts[key] += 1
@@ -107,6 +110,9 @@ def noted_graphs(decoder: DeviceDecoder, timer: KernelTimer | None = None) -> It
 
 
 ROWS = (1, 8, 16, 32, 64)
+BATCHES, TREE = (1, 8, 32), 8  # sequences of a step; rows of each one's tree
+STEP_RUNS = 20
+MOST_KERNELS = 8  # that a step's figures name
 TAIL_BATCH, TAIL_NODES = 8, 16
 TAIL_SAMPLINGS = (("greedy", 0.0, 1.0), ("sampled", 0.8, 0.95))  # temperature, top_p
 SPREAD = 3.0  # standard deviation of logits, as of random models
@@ -146,6 +152,48 @@ class StepFigures:
             if library is not None:
                 theirs = self._timer.microseconds(partial(_forward, library, step), cold=False)
                 found[-1] |= {"library_us": theirs, "over_fastest": took / min(took, theirs)}
+        return found
+
+    def prefill(self) -> dict[str, Any]:
+        """A prompt of the most rows that a step holds: microseconds, and operations per second as a share of what the
+        library reaches in a large matrix product of 16 bits."""
+        config, rows = self._decoder.config, self._decoder.max_rows
+        weights = sum(each.n * each.k for layer in self._decoder.model.weights.layers for each in layer.linears)
+        operations = 2 * rows * weights + 2 * rows * rows * config.q_size * config.n_layers  # half of all keys are seen
+        pages = range(-(-rows // PAGE_SIZE))
+        batch = ForwardBatch.build([BatchEntry([LIKELY] * rows, range(-1, rows - 1), 0, pages)])
+        step, _ = self._decoder.buffer.load(batch, [rows - 1])
+        took = self._timer.microseconds(partial(_forward, self._decoder.network, step), cold=False)
+        found = {"rows": rows, "us": took, "share_of_products": operations / took * 1e6 / product_rate(self._timer)}
+        library = library_network(self._decoder)
+        if library is not None:
+            found["library_us"] = self._timer.microseconds(partial(_forward, library, step), cold=False)
+        return found
+
+    def batches(self) -> list[dict[str, Any]]:
+        """Whole steps by number of sequences, each with a tree, as an engine runs them: see `profiled`; microseconds
+        from the host's view; and bytes of weights and KV over the bandwidth, in microseconds."""
+        decoder, found = self._decoder, []
+        config, verifier = decoder.config, DeviceVerifier(decoder)
+        for entries in (n for n in BATCHES if n <= decoder.buffer.tiers.largest.entries):
+            rows = entries * TREE
+            firsts = list(range(0, rows, TREE))
+            step = StepRows(self._batch(entries, TREE), list(range(rows)), firsts, firsts, [0] * entries)
+            samplings = [RowSampling(SamplingPolicy(0, temperature=0.0), 100)] * rows
+
+            def once(step: StepRows = step, samplings: list[RowSampling] = samplings) -> None:
+                _, pending = verifier.queue(step, samplings, [None] * len(step.roots))
+                pending.read()
+
+            for _ in range(3):  # compiled, captured, replayed
+                once()
+            began = time.perf_counter()
+            for _ in range(STEP_RUNS):
+                once()
+            took = (time.perf_counter() - began) / STEP_RUNS * 1e6
+            kv = 2 * entries * self._context * config.kv_size * config.n_layers * decoder.pool.k.element_size()
+            least = (decoder.model.weights.nbytes + kv) / self._peak * 1e6
+            found.append({"entries": entries, "rows": rows, "us": took, "least_us": least, **profiled(once)})
         return found
 
     def tail(self) -> dict[str, Any]:
@@ -234,6 +282,39 @@ class StepFigures:
         )
 
 
+def profiled(work: Callable[[], object]) -> dict[str, Any]:
+    """What ``work`` does on the GPU: kernels, copies, graphs launched, waits of the host, allocations of device memory,
+    microseconds of kernels, and the kernels that take longest ("name count microseconds").
+
+    All zero without a GPU.
+    """
+    on_gpu = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    before = torch.cuda.memory_stats()["allocation.all.allocated"] if on_gpu else 0
+    with profile(activities=activities) as profiler:
+        work()
+    after = torch.cuda.memory_stats()["allocation.all.allocated"] if on_gpu else 0
+    kernels: dict[str, list[float]] = {}
+    copies, calls = 0, Counter[str]()
+    for event in profiler.events() or ():
+        if event.device_type != DeviceType.CUDA:
+            calls[event.name] += 1
+        elif event.name.startswith(("Memcpy", "Memset")):
+            copies += 1
+        else:
+            kernels.setdefault(event.name, []).append(event.time_range.elapsed_us())
+    longest = sorted(kernels.items(), key=lambda item: -sum(item[1]))[:MOST_KERNELS]
+    return {
+        "kernels": sum(map(len, kernels.values())),
+        "copies": copies,
+        "graphs": calls["cudaGraphLaunch"],
+        "host_waits": calls["cudaEventSynchronize"] + calls["cudaStreamSynchronize"],
+        "allocations": after - before,
+        "kernels_us": sum(map(sum, kernels.values())),
+        "longest": "; ".join(f"{name} {len(times)} {sum(times):.0f}" for name, times in longest),
+    }
+
+
 def _forward(network: DeviceNetwork, step: StepArrays) -> None:
     network.hidden(step)
     network.logits(step)
@@ -248,10 +329,14 @@ def _accepting(logits: Tensor) -> None:
 def _host_gap(figures: dict[str, float], notes: NotedGraphs, alone: NotedGraphs) -> dict[str, float]:
     """The device's time per step, and the share of a step in which the device is idle.
 
-    alone: times of each kind of step, from another run of the same request. A kind that did not occur there, because
-    the controller decides by measured times, counts as the mean of the others.
+    alone: times of each kind of forward and of decision, from another run of the same request. A kind that did not
+    occur there, because the controller decides by measured times, counts as the mean of the others.
     """
-    known = {key: count for key, count in notes.counts.items() if key in alone.microseconds}
-    steps = max(sum(known.values()), 1)
-    device_ms = sum(count * alone.microseconds[key] for key, count in known.items()) / steps / 1e3
-    return {"device_ms_per_step": device_ms, "host_gap_between_steps": 1 - device_ms / figures["ms_per_step"]}
+    device_us = 0.0
+    for part in ("forward", "decide"):  # a step has one of each
+        counts = {key: n for key, n in notes.counts.items() if key[0] == part and key in alone.microseconds}
+        device_us += sum(n * alone.microseconds[key] for key, n in counts.items()) / max(sum(counts.values()), 1)
+    return {
+        "device_ms_per_step": device_us / 1e3,
+        "host_gap_between_steps": 1 - device_us / 1e3 / figures["ms_per_step"],
+    }

@@ -26,13 +26,13 @@ class KernelTimer:
     """
 
     def __init__(self, device: torch.device, repeats: int = 20) -> None:
-        self._cuda, self._repeats = device.type == "cuda", repeats
-        self._flush = torch.zeros(FLUSH_BYTES // 4 if self._cuda else 1, device=device)
+        self.device, self.on_gpu, self._repeats = device, device.type == "cuda", repeats
+        self._flush = torch.zeros(FLUSH_BYTES // 4 if self.on_gpu else 1, device=device)
         self._sum = torch.zeros((), device=device)
 
     def microseconds(self, work: Callable[[], object], *, cold: bool = True) -> float:
         """Median time of ``work``, which must make the same launches on the same memory each time."""
-        if not self._cuda:
+        if not self.on_gpu:
             began = time.perf_counter()
             work()
             return (time.perf_counter() - began) * 1e6
@@ -76,6 +76,14 @@ def copy_bandwidth(device: torch.device) -> float:
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / KernelTimer(device).microseconds(lambda: target.copy_(source), cold=False) * 1e6
+
+
+def product_rate(timer: KernelTimer, size: int = 8192) -> float:
+    """Operations per second of the library in a product of two bfloat16 matrices [size, size]."""
+    if not timer.on_gpu:
+        size = 64
+    a, b, out = (torch.randn(size, size, device=timer.device).bfloat16() for _ in range(3))
+    return 2 * size**3 / timer.microseconds(lambda: torch.mm(a, b, out=out), cold=False) * 1e6
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:

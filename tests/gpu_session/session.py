@@ -91,7 +91,9 @@ class _Running:
         return time.monotonic() - self.began
 
     def tail(self) -> str:
-        return self._log.read_text(encoding="utf-8", errors="replace")[-TAIL:].strip()
+        """The end of what the task printed: of its errors, else of its output."""
+        texts = (file.read_text(encoding="utf-8", errors="replace").strip() for file in (self._log, self._file))
+        return next(filter(None, texts), "")[-TAIL:]
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -16,6 +16,7 @@ FORWARDS = [
 ]
 STEP: dict[str, Any] = {
     "target": "random:llama-3.1-8b", "device_dtype": "auto", "kv_dtype": "auto", "forwards": FORWARDS,
+    "prefill": {"rows": 2048, "share_of_products": 0.7},
     "tail": {"entries": 8, "nodes": 16, "greedy_us": 40.0, "greedy_moves": 24, "sampled_us": 59.0, "sampled_moves": 24},
     "engine": {
         "drafters": ["oracle:0.8"], "speed_up": 3.5, "off": {"host_gap_between_steps": 0.04},
@@ -49,6 +50,7 @@ def test_every_aim_has_its_worst_figure() -> None:
         "torch FlexAttention on the same trees": (2.0, True),
         "verify of 32 rows": (1.05, True),
         "one verify step": (0.82, True),
+        "prefill": (0.7, True),
         "host gap between steps": (0.04, False),
         "accept + sampling + KV move": (59.0, True),
         "bitwise mode against the fastest mode": (1.2, False),

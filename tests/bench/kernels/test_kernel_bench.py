@@ -117,6 +117,14 @@ def test_a_step_is_measured() -> None:
         assert (one["rows"], one["over_one_row"]) == (1, 1.0)
         assert two["over_one_row"] == pytest.approx(two["us"] / one["us"])
         assert two["over_fastest"] == pytest.approx(max(1.0, two["us"] / two["library_us"]))
+        with mock.patch.multiple(step_figures, BATCHES=(1, 2, 1000), TREE=3, STEP_RUNS=1):
+            alone, together = figures.batches()
+        assert (alone["entries"], together["entries"], together["rows"]) == (1, 2, 6)
+        assert alone["least_us"] < together["least_us"]
+        assert alone["us"] > 0
+        prompt = figures.prefill()
+        assert prompt["rows"] == parts.decoder.max_rows
+        assert prompt["share_of_products"] > 0
         tail = figures.tail()
         assert (tail["entries"], tail["nodes"]) == (2, 4)
         assert tail["greedy_moves"] == tail["sampled_moves"] == 2  # of each tree one node, the first child's
