@@ -95,9 +95,9 @@ class LinearLaunch:
 LinearKind = Literal["bf16", "fp16", "fp32", "fp8", "int4"]
 DENSE_KINDS: dict[torch.dtype, LinearKind] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 FULL_CHIP = 96  # programs that keep the memory of a chip of 108 to 152 multiprocessors busy
+AT_ONCE = 264  # programs of a chip of 132 multiprocessors of which two share one
 SPLITS = (1, 2, 4, 8)  # split counts that are compiled
 ALIGNED = 16  # k must be a multiple of it for wide loads, without which larger tiles run out of registers
-COLUMNS = 128  # the tile width by which splits are counted
 
 # 128 bytes of a weight row per block: whole cache lines, one swizzle atom of wgmma.
 _BLOCK_K: dict[LinearKind, int] = {"bf16": 64, "fp16": 64, "fp32": 32, "fp8": 128, "int4": 256}
@@ -106,8 +106,12 @@ _BLOCK_K: dict[LinearKind, int] = {"bf16": 64, "fp16": 64, "fp32": 32, "fp8": 12
 # wide blocks, half a chip would be idle on the layers of an 8B model.
 MIN_BLOCKS: dict[LinearKind, int] = {"bf16": 8, "fp16": 8, "fp32": 8, "fp8": 4, "int4": 2}
 
-# Two or more programs of up to 64 rows fit on a multiprocessor; together they keep over 100 KB of loads in flight.
-_DENSE = (LinearTile(16, 64, 4, 5), LinearTile(32, 128, 8, 5), LinearTile(64, 128, 8, 4), LinearTile(128, 128, 8, 4))
+# Up to 64 rows first the narrow tile with a deep pipeline, for weights whose programs all run at once, then the one for
+# many programs, of which several share a multiprocessor or each reuses more of its rows.
+_DENSE = (
+    LinearTile(16, 64, 4, 9), LinearTile(16, 64, 4, 5), LinearTile(32, 64, 4, 7), LinearTile(32, 128, 8, 5),
+    LinearTile(64, 64, 4, 7), LinearTile(64, 128, 8, 4), LinearTile(128, 128, 8, 4),
+)  # fmt: skip
 _TILES: dict[LinearKind, tuple[LinearTile, ...]] = {
     "bf16": _DENSE,
     "fp16": _DENSE,
@@ -118,7 +122,7 @@ _TILES: dict[LinearKind, tuple[LinearTile, ...]] = {
 
 
 def tiles_of(kind: LinearKind) -> tuple[LinearTile, ...]:
-    """Every tile a weight of ``kind`` may get, by rising rows."""
+    """Every tile a weight of ``kind`` may get, by rising rows; of one height the narrower first."""
     return _TILES[kind]
 
 
@@ -130,7 +134,7 @@ def block_k_of(kind: LinearKind, group: int) -> int:
 def reduction_order(n: int, k: int, kind: LinearKind, group: int = 128) -> LinearOrder:
     """The order of additions of an [n, k] weight, with the fewest splits that make `FULL_CHIP` programs."""
     block_k = block_k_of(kind, group)
-    columns, blocks = -(-n // COLUMNS), -(-k // block_k)
+    columns, blocks = -(-n // _TILES[kind][0].block_n), -(-k // block_k)
     allowed = [split for split in SPLITS if split == 1 or blocks >= split * MIN_BLOCKS[kind]]
     enough = [split for split in allowed if columns * split >= FULL_CHIP]
     return LinearOrder(block_k, enough[0] if enough else allowed[-1])
@@ -145,8 +149,11 @@ def plan_launch(rows: int, n: int, k: int, kind: LinearKind, group: int = 128) -
     """The launch for [rows, k] x [n, k]^T."""
     order = reduction_order(n, k, kind, group)
     tiles = _TILES[kind] if k % ALIGNED == 0 else _TILES[kind][:1]
-    tile = next((tile for tile in tiles if tile.block_m >= rows), tiles[-1])
-    m_tiles, n_tiles = -(-rows // tile.block_m), -(-n // tile.block_n)
+    height = next((tile.block_m for tile in tiles if tile.block_m >= rows), tiles[-1].block_m)
+    m_tiles = -(-rows // height)
+    alike = [tile for tile in tiles if tile.block_m == height]
+    tile = next((t for t in alike if m_tiles * -(-n // t.block_n) * order.split_k <= AT_ONCE), alike[-1])
+    n_tiles = -(-n // tile.block_n)
     full = rows > tile.block_m and m_tiles * n_tiles >= FULL_CHIP
     in_sequence = full and order.split_k > 1 and in_sequence_fits(kind, group)
     return LinearLaunch(order, tile, m_tiles, n_tiles, in_sequence)
@@ -242,11 +249,12 @@ def linear_case(
     """The compile case of ``kernel`` in ``launch``; pointers: types of its own; aligned: k is a multiple of 16."""
     signature = {name: f"*{kind}" for name, kind in pointers.items()}
     signature |= {"partial": "*fp32", "counter": "*i32", "rows": "i32", "n": "i32", "k": "i32"}
+    tile = launch.tile
     splits = (
         f" {'sequence' if launch.in_sequence else 'split'} {launch.order.split_k}" if launch.order.split_k > 1 else ""
     )
     return CompileCase(
-        name=f"{name} {launch.tile.block_m}x{launch.tile.block_n}{splits} {'amd' if amd else 'nvidia'}",
+        name=f"{name} {tile.block_m}x{tile.block_n} by {tile.num_stages}{splits} {'amd' if amd else 'nvidia'}",
         kernel=kernel,
         signature=signature,
         constexprs={**launch.constants(), **constants},

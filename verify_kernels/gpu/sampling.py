@@ -22,7 +22,7 @@ from verify_kernels.gpu.sampling_table import EDIT_BLOCK, SamplingNeeds, Samplin
 from verify_kernels.sampling import MAX_WIDTH
 
 SCAN_WARPS = 8
-SHORTEN_WARPS = 8
+SHORTEN_WARPS = 16
 CHOOSE_WARPS = 4
 EDIT_WARPS = 8
 EXACT = {"enable_fp_fusion": False, "num_stages": 1}  # a fused multiply-add would be another rounding

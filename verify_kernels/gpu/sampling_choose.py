@@ -71,24 +71,30 @@ def _take(
     TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Copy the tokens left by the cut into ``spare``: their counts, amount, lowest and highest key."""
-    left, held = tl.zeros_like(counts), tl.full((), 0, tl.int64)
-    low, high = tl.full((), _HIGHEST, tl.int64), tl.full((), _LOWEST, tl.int64)
+    left, held = tl.zeros_like(counts), tl.zeros((SPLITS, COLUMNS), tl.int64)
+    low, high = _no_keys(SPLITS, COLUMNS)
     for column in range(0, tl.max(counts, axis=0), COLUMNS):
         present, token, z = list_tile(places, counts, column, row, inverse, TOKENS, SPLITS, COLUMNS)
         kept = present & keeps(z, token, cut_z, cut_id)
-        held += tl.sum(tl.where(kept, _amount(z, z_max, weighs), 0))
+        held += tl.where(kept, _amount(z, z_max, weighs), 0)
         low, high = _range(z, kept, low, high)
         left = append(spare, left, kept, token, TOKENS, SPLITS)
     exchange()
-    return left, held, low, high
+    return left, tl.sum(held), tl.min(low).to(tl.int64), tl.max(high).to(tl.int64)
+
+
+# Sums and ranges are kept by lane until a list's end: to reduce over all threads costs more than to read a tile.
+@triton.jit
+def _no_keys(SPLITS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of each lane the lowest and the highest key so far."""
+    return tl.full((SPLITS, COLUMNS), _HIGHEST, tl.int32), tl.full((SPLITS, COLUMNS), _LOWEST, tl.int32)
 
 
 @triton.jit
 def _range(z, kept, low, high):
     """``low`` and ``high`` with the keys of the ``kept`` taken in."""
     key = order_key(z)
-    low = tl.minimum(low, tl.min(tl.where(kept, key, _HIGHEST)).to(tl.int64))
-    return low, tl.maximum(high, tl.max(tl.where(kept, key, _LOWEST)).to(tl.int64))
+    return tl.minimum(low, tl.where(kept, key, _HIGHEST)), tl.maximum(high, tl.where(kept, key, _LOWEST))
 
 
 @triton.jit
@@ -108,10 +114,11 @@ def _search(
         center = tl.minimum(tl.maximum(center, low + 1), high)
         middle = tl.where(by_key, low + ((high - low + 1) >> 1), center)
         by_key = by_key == 0
-        ahead = tl.full((), 0, tl.int64)
+        lanes = tl.zeros((SPLITS, COLUMNS), tl.int64)
         for column in range(0, tl.max(left, axis=0), COLUMNS):
             present, _, z = list_tile(spare, left, column, row, inverse, TOKENS, SPLITS, COLUMNS)
-            ahead += tl.sum(tl.where(present & (order_key(z) >= middle), _amount(z, z_max, weighs), 0))
+            lanes += tl.where(present & (order_key(z) >= middle), _amount(z, z_max, weighs), 0)
+        ahead = tl.sum(lanes)
         reached = (above + ahead).to(tl.float64) >= need
         above = tl.where(reached, above, above + ahead)
         left, low, high = _shorten(spare, left, row, inverse, middle, reached, TOKENS, SPLITS, COLUMNS)
@@ -133,14 +140,14 @@ def _shorten(
 ):
     """Keep the keys from ``middle`` on, or those below: the counts, the lowest and the highest key."""
     fewer = tl.zeros_like(left)
-    low, high = tl.full((), _HIGHEST, tl.int64), tl.full((), _LOWEST, tl.int64)
+    low, high = _no_keys(SPLITS, COLUMNS)
     for column in range(0, tl.max(left, axis=0), COLUMNS):
         present, token, z = list_tile(spare, left, column, row, inverse, TOKENS, SPLITS, COLUMNS)
         kept = present & ((order_key(z) >= middle) == upper)
         low, high = _range(z, kept, low, high)
         fewer = append(spare, fewer, kept, token, TOKENS, SPLITS)
     exchange()
-    return fewer, low, high
+    return fewer, tl.min(low).to(tl.int64), tl.max(high).to(tl.int64)
 
 
 @triton.jit
@@ -152,24 +159,25 @@ def _last_tie(
 
     Lists are in the order of their ids, so the n-th tie is found by counting.
     """
-    ties = tl.zeros_like(left)
+    lanes = tl.zeros((SPLITS, COLUMNS), tl.int32)
     for column in range(0, tl.max(left, axis=0), COLUMNS):
         present, _, z = list_tile(spare, left, column, row, inverse, TOKENS, SPLITS, COLUMNS)
-        ties += tl.sum((present & (z == cut_z)).to(tl.int32), axis=1)
+        lanes += (present & (z == cut_z)).to(tl.int32)
+    ties = tl.sum(lanes, axis=1)
     low, high = tl.full((), 1, tl.int32), tl.sum(ties, axis=0)
     while low < high:
         middle = (low + high) >> 1
         reached = (above + middle * amount).to(tl.float64) >= need
         low, high = tl.where(reached, low, middle + 1), tl.where(reached, middle, high)
-    cut_id = tl.full((), LAST_ID, tl.int32)
+    cut_ids = tl.full((SPLITS, COLUMNS), LAST_ID, tl.int32)
     before = tl.cumsum(ties, axis=0) - ties
     for column in range(0, tl.max(left, axis=0), COLUMNS):
         present, token, z = list_tile(spare, left, column, row, inverse, TOKENS, SPLITS, COLUMNS)
         tied = (present & (z == cut_z)).to(tl.int32)
         rank = before[:, None] + tl.cumsum(tied, axis=1)
-        cut_id = tl.minimum(cut_id, tl.min(tl.where((tied > 0) & (rank == high), token, LAST_ID)))
+        cut_ids = tl.minimum(cut_ids, tl.where((tied > 0) & (rank == high), token, LAST_ID))
         before += tl.sum(tied, axis=1)
-    return cut_id
+    return tl.min(cut_ids)
 
 
 @triton.jit(
@@ -228,11 +236,11 @@ def _weight_of(
     TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Weight of the tokens left by the cut."""
-    total = tl.full((), 0, tl.int64)
+    total = tl.zeros((SPLITS, COLUMNS), tl.int64)
     for column in range(0, tl.max(counts, axis=0), COLUMNS):
         present, token, z = list_tile(places, counts, column, row, inverse, TOKENS, SPLITS, COLUMNS)
-        total += tl.sum(tl.where(present & keeps(z, token, cut_z, cut_id), softmax_weight(z - z_max), 0))
-    return total
+        total += tl.where(present & keeps(z, token, cut_z, cut_id), softmax_weight(z - z_max), 0)
+    return tl.sum(total)
 
 
 @triton.jit

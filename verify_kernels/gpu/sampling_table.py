@@ -236,7 +236,7 @@ def _views(buffer: Tensor, rows: int) -> dict[str, Tensor]:
     return views
 
 
-_TILE = 1024  # listed tokens of a row that a program reads together
+_TILE = 4096  # listed tokens of a row that a program reads together
 _SHORT_TILE = 256  # the same, of lists of a token or two
 
 

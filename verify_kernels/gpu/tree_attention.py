@@ -44,6 +44,7 @@ from verify_kernels.gpu.kernel_launch import (
 )
 
 NONE = tl.constexpr(float("-inf"))
+FEW_BLOCKS = tl.constexpr(2)  # summed together where a row has no more
 
 
 @triton.jit
@@ -223,6 +224,44 @@ def tree_attention_kernel(
             tl.store(partials + slot[:, None] * HEAD_DIM + d[None, :], acc, mask=mask)
 
 
+@triton.jit
+def add_blocks(
+    partials, peaks, head, base, first_block, n_blocks, folded_blocks, first, last, committed, factor, peak, total, acc,
+    n_heads, HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    SEG_TILES: tl.constexpr, FOLD_SEGS: tl.constexpr,
+):  # fmt: skip
+    """peak, total [1] and acc [1, dim] with BLOCKS blocks from ``first_block`` added: each folded of its segments, or
+    of its only part if it is one of the first ``folded_blocks``, then all summed."""
+    block_tiles: tl.constexpr = SEG_TILES * FOLD_SEGS
+    d = tl.arange(0, DIM_BLOCK)
+    block = first_block + tl.arange(0, BLOCKS)
+    b_peak = tl.full([BLOCKS], NONE, tl.float32)
+    b_total = tl.full([BLOCKS], 0.0, tl.float32)
+    b_acc = tl.full([BLOCKS, DIM_BLOCK], 0.0, tl.float32)
+    folded = block < folded_blocks
+    parts = tl.where(tl.minimum(first_block + BLOCKS, n_blocks) <= folded_blocks, 1, FOLD_SEGS)
+    for j in tl.range(0, parts):
+        segment = block * FOLD_SEGS + j
+        # The short chunk at the end of the committed pages is another split than the path's own segment.
+        own = (last > committed) & (committed % SEG_TILES > 0) & (segment >= committed // SEG_TILES)
+        split = 1 + tl.where(folded, block, segment - folded_blocks * (FOLD_SEGS - 1) + own.to(tl.int32))
+        end = tl.where(folded, (block + 1) * block_tiles, (segment + 1) * SEG_TILES)
+        # What lies wholly before the window was not computed.
+        there = tl.where(folded, j == 0, segment * SEG_TILES < last) & (end > first)
+        at = (base + split) * n_heads + head
+        full = there[:, None] & (d < HEAD_DIM)[None, :]
+        s_peak = tl.load(peaks + at * 2, mask=there, other=NONE)
+        s_total = tl.load(peaks + at * 2 + 1, mask=there, other=0.0)
+        s_acc = tl.load(partials + at[:, None] * HEAD_DIM + d[None, :], mask=full, other=0.0)
+        b_peak, b_total, b_acc = fold(b_peak, b_total, b_acc, s_peak, s_total, s_acc, factor)
+    highest = tl.max(b_peak, 0)
+    weight = tl.exp2((b_peak - tl.where(highest == NONE, 0.0, highest)) * factor)
+    c_peak = tl.full([1], 0.0, tl.float32) + highest
+    c_total = tl.full([1], 0.0, tl.float32) + tl.sum(b_total * weight, 0)
+    c_acc = tl.sum(b_acc * weight[:, None], 0)[None, :]
+    return fold(peak, total, acc, c_peak, c_total, c_acc, factor)
+
+
 @triton.jit(
     do_not_specialize=[
         "entry_of", "entry_start", "entry_ctx", "depth", "k_scale", "v_scale",
@@ -235,7 +274,7 @@ def tree_attention_combine_kernel(
     HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     SEG_TILES: tl.constexpr, FOLD_SEGS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """One program per (row, head): segments are folded into blocks, BLOCKS blocks are summed at a time.
+    """One program per (row, head): segments are folded into blocks, BLOCKS blocks are summed at a time, or all of few.
 
     Which blocks go together, and the order of their sum, follow from the row's position alone.
     """
@@ -257,38 +296,22 @@ def tree_attention_combine_kernel(
         blocks = tl.where(tl.load(header + 2) > 0, committed // (SEG_TILES * FOLD_SEGS), 0)
         base = row.to(tl.int64) * splits
         d = tl.arange(0, DIM_BLOCK)
-        i = tl.arange(0, BLOCKS)
         peak = tl.full([1], NONE, tl.float32)
         total = tl.full([1], 0.0, tl.float32)
         acc = tl.full([1, DIM_BLOCK], 0.0, tl.float32)
         block_tiles: tl.constexpr = SEG_TILES * FOLD_SEGS
         n_blocks = tl.where(first < last, (last + block_tiles - 1) // block_tiles, 0)
-        for first_block in tl.range(first // block_tiles // BLOCKS * BLOCKS, n_blocks, BLOCKS):
-            b_peak = tl.full([BLOCKS], NONE, tl.float32)
-            b_total = tl.full([BLOCKS], 0.0, tl.float32)
-            b_acc = tl.full([BLOCKS, DIM_BLOCK], 0.0, tl.float32)
-            block = first_block + i
-            folded = block < blocks  # these are their own only part
-            for j in tl.static_range(FOLD_SEGS):
-                segment = block * FOLD_SEGS + j
-                # The short chunk at the end of the committed pages is another split than the path's own segment.
-                own = (last > committed) & (committed % SEG_TILES > 0) & (segment >= committed // SEG_TILES)
-                split = 1 + tl.where(folded, block, segment - blocks * (FOLD_SEGS - 1) + own.to(tl.int32))
-                end = tl.where(folded, (block + 1) * block_tiles, (segment + 1) * SEG_TILES)
-                # What lies wholly before the window was not computed.
-                there = tl.where(folded, j == 0, segment * SEG_TILES < last) & (end > first)
-                at = (base + split) * n_heads + head
-                full = there[:, None] & (d < HEAD_DIM)[None, :]
-                s_peak = tl.load(peaks + at * 2, mask=there, other=NONE)
-                s_total = tl.load(peaks + at * 2 + 1, mask=there, other=0.0)
-                s_acc = tl.load(partials + at[:, None] * HEAD_DIM + d[None, :], mask=full, other=0.0)
-                b_peak, b_total, b_acc = fold(b_peak, b_total, b_acc, s_peak, s_total, s_acc, factor)
-            highest = tl.max(b_peak, 0)
-            weight = tl.exp2((b_peak - tl.where(highest == NONE, 0.0, highest)) * factor)
-            c_peak = tl.full([1], 0.0, tl.float32) + highest
-            c_total = tl.full([1], 0.0, tl.float32) + tl.sum(b_total * weight, 0)
-            c_acc = tl.sum(b_acc * weight[:, None], 0)[None, :]
-            peak, total, acc = fold(peak, total, acc, c_peak, c_total, c_acc, factor)
+        if n_blocks > FEW_BLOCKS:
+            for block in tl.range(first // block_tiles // BLOCKS * BLOCKS, n_blocks, BLOCKS):
+                peak, total, acc = add_blocks(
+                    partials, peaks, head, base, block, n_blocks, blocks, first, last, committed, factor,
+                    peak, total, acc, n_heads, HEAD_DIM, DIM_BLOCK, BLOCKS, SEG_TILES, FOLD_SEGS,
+                )  # fmt: skip
+        elif n_blocks > 0:  # lanes without a block would cost as much as others
+            peak, total, acc = add_blocks(
+                partials, peaks, head, base, 0, n_blocks, blocks, first, last, committed, factor,
+                peak, total, acc, n_heads, HEAD_DIM, DIM_BLOCK, FEW_BLOCKS, SEG_TILES, FOLD_SEGS,
+            )  # fmt: skip
         at = base * n_heads + head + tl.full([1], 0, tl.int64)
         own_peak = tl.load(peaks + at * 2)
         own_total = tl.load(peaks + at * 2 + 1)
@@ -302,7 +325,7 @@ def tree_attention_combine_kernel(
 
 
 COMBINE_BLOCKS = 8  # blocks of keys summed at a time; changes results bitwise
-COMBINE_WARPS = 4
+COMBINE_WARPS = 1  # rows are short: more threads would mostly repeat each other's addresses
 # A product and a sum are fused where the source says so, nowhere else: two loops must round alike.
 EXACT = {"enable_fp_fusion": False}
 TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": FP8}
