@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -62,8 +62,8 @@ class SamplingPool:
     def __init__(self, rows: Sequence[RowSampling]) -> None:
         self.words = 0  # of the pool
         self.saved = 0  # list entries of all rows
-        self.mask_begin = np.full(len(rows), -1, np.int32)  # where a row's mask begins; -1: all tokens are allowed
-        self.mask_words = np.zeros(len(rows), np.int32)
+        self.masks = np.zeros((2, len(rows)), np.int32)  # where a row's mask begins and its words; see `SamplingTable`
+        self.masks[0] = -1
         self.edits = np.zeros((len(rows), self.EDIT_WORDS), np.int32)
         self._parts: list[Words] = []
         self._shared: dict[tuple[str, int], tuple[int, int]] = {}
@@ -79,7 +79,7 @@ class SamplingPool:
     def _add(self, at: int, row: RowSampling, edits: SequenceEdits) -> None:
         mask = edits.mask if row.mask is None else row.mask
         if mask is not None:
-            self.mask_begin[at], self.mask_words[at] = self._share("mask", mask, mask)
+            self.masks[:, at] = self._share("mask", mask, mask)
         seen = path = (0, 0)
         if row.policy.penalises:
             seen = self._share("seen", edits, edits.seen_ids, edits.seen_counts)
@@ -110,26 +110,26 @@ def _bias_step(ids: NDArray[np.int32]) -> int:
 
 
 INERT = -1.0  # the temperature of a row that pads the batch
-_RECORD = np.dtype(
-    [
-        ("seed", "<i8"),
-        ("top_p", "<f8"),
-        ("temperature", "<f4"),
-        ("log_min_p", "<f4"),
-        ("repetition", "<f4"),
-        ("presence", "<f4"),
-        ("frequency", "<f4"),
-        ("top_k", "<i4"),
-    ]
-)  # fmt: skip; what SamplingPolicy.record holds
+# The columns in memory's order. Both begin with the fields of `SamplingPolicy.record`, in its order.
 _WIDE = {
-    "seed": torch.int64, "position": torch.int64, "top_p": torch.float64, "inverse": torch.float64,
+    "seed": torch.int64, "top_p": torch.float64, "position": torch.int64, "inverse": torch.float64,
     "inverse_repetition": torch.float64,
 }  # fmt: skip
 _NARROW = {
     "temperature": torch.float32, "log_min_p": torch.float32, "repetition": torch.float32, "presence": torch.float32,
     "frequency": torch.float32, "top_k": torch.int32, "mask_begin": torch.int32, "mask_words": torch.int32,
 }  # fmt: skip
+
+
+class HostTable(NamedTuple):
+    """A table in the host's memory. Rows of the first two are the columns of `_WIDE` and `_NARROW`."""
+
+    wide: NDArray[np.int64]
+    reals: NDArray[np.float64]  # the same memory
+    narrow: Words
+    floats: NDArray[np.float32]  # the same memory
+    edits: Words
+    pool: Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +158,7 @@ class SamplingTable:
     saved: Tensor  # float32, the logits that lists change, until they are restored
     device_buffer: Tensor
     host_buffer: Tensor
+    host: HostTable
 
     @staticmethod
     def allocate(rows: int, pool_words: int, saved: int, device: torch.device) -> SamplingTable:
@@ -181,9 +182,15 @@ class SamplingTable:
     @staticmethod
     def within(rows: int, device_buffer: Tensor, host_buffer: Tensor, saved: Tensor) -> SamplingTable:
         """A table in given memory: int32 buffers of one length, aligned to 16 bytes, whose rest becomes the pool."""
+        wide, narrow, edits, pool = _blocks(device_buffer, rows)
+        columns = {name: wide[i, :rows].view(dtype) for i, (name, dtype) in enumerate(_WIDE.items())}
+        columns |= {name: narrow[i, :rows].view(dtype) for i, (name, dtype) in enumerate(_NARROW.items())}
+        here = [block.numpy() for block in _blocks(host_buffer, rows)]
+        host = HostTable(here[0], here[0].view(np.float64), here[1], here[1].view(np.float32), here[2], here[3])
         return SamplingTable(
-            rows, **_views(device_buffer, rows), saved=saved, device_buffer=device_buffer, host_buffer=host_buffer
-        )
+            rows, **columns, edits=edits, pool=pool, saved=saved, device_buffer=device_buffer, host_buffer=host_buffer,
+            host=host,
+        )  # fmt: skip
 
     @staticmethod
     def of(rows: Sequence[RowSampling], device: torch.device) -> SamplingTable:
@@ -199,19 +206,18 @@ class SamplingTable:
 
         ``pool`` is that of ``rows``; both must fit. Copying the words to the device is the caller's.
         """
-        n = len(rows)
-        host = {name: view.numpy() for name, view in _views(self.host_buffer, self.rows).items()}
-        records = np.frombuffer(b"".join(row.policy.record for row in rows), _RECORD)
-        for name in _RECORD.names or ():
-            host[name][:n] = records[name]
-        host["position"][:n] = np.asarray([row.position for row in rows], np.uint64).view(np.int64)
-        heat = records["temperature"].astype(np.float64)
-        host["inverse"][:n] = 1 / np.where(heat > 0, heat, 1)
-        host["inverse_repetition"][:n] = 1 / records["repetition"].astype(np.float64)
-        host["temperature"][n:] = INERT
-        host["mask_begin"][:n], host["mask_words"][:n] = pool.mask_begin, pool.mask_words
-        host["edits"][:n], host["edits"][n:] = pool.edits, 0
-        pool.write(host["pool"])
+        n, host = len(rows), self.host
+        records = np.frombuffer(b"".join([row.policy.record for row in rows]), np.int64).reshape(n, 5)
+        host.wide[:2, :n] = records[:, :2].T  # seed, top_p
+        host.narrow[:6, :n] = records.view(np.int32)[:, 4:].T  # temperature to top_k
+        host.wide[2, :n] = np.array([row.position for row in rows], np.uint64).view(np.int64)  # position
+        heat = host.floats[0, :n].astype(np.float64)
+        host.reals[3, :n] = 1 / np.where(heat > 0, heat, 1)  # inverse
+        host.reals[4, :n] = 1 / host.floats[2, :n].astype(np.float64)  # inverse_repetition
+        host.floats[0, n:] = INERT
+        host.narrow[6:, :n] = pool.masks
+        host.edits[:n], host.edits[n:] = pool.edits, 0
+        pool.write(host.pool)
         return _words(self.rows) + pool.words
 
 
@@ -224,16 +230,16 @@ def _words(rows: int) -> int:
     return _room(rows) * (2 * len(_WIDE) + len(_NARROW)) + rows * SamplingPool.EDIT_WORDS
 
 
-def _views(buffer: Tensor, rows: int) -> dict[str, Tensor]:
-    views, at = {}, 0
-    for names, size in ((_WIDE, 2), (_NARROW, 1)):
-        for name, dtype in names.items():
-            views[name] = buffer[at : at + rows * size].view(dtype)
-            at += _room(rows) * size
-    pool_begin = _words(rows)
-    views["edits"] = buffer[at:pool_begin].view(rows, SamplingPool.EDIT_WORDS)
-    views["pool"] = buffer[pool_begin:]
-    return views
+def _blocks(buffer: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The wide columns, the narrow ones, edits and pool in a table's buffer."""
+    room, pool = _room(rows), _words(rows)
+    wide, edits = room * 2 * len(_WIDE), room * (2 * len(_WIDE) + len(_NARROW))
+    return (
+        buffer[:wide].view(torch.int64).view(len(_WIDE), room),
+        buffer[wide:edits].view(len(_NARROW), room),
+        buffer[edits:pool].view(rows, SamplingPool.EDIT_WORDS),
+        buffer[pool:],
+    )
 
 
 _TILE = 4096  # listed tokens of a row that a program reads together

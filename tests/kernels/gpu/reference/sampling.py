@@ -58,7 +58,8 @@ class TableRow:
 
 def read_rows(table: SamplingTable) -> list[TableRow]:
     """All rows of ``table``; waits for the device."""
-    column = {name: getattr(table, name).cpu().numpy() for name in SamplingTable.__slots__ if name != "rows"}
+    names = set(SamplingTable.__slots__) - {"rows", "host"}
+    column = {name: getattr(table, name).cpu().numpy() for name in names}
     pool = column["pool"]
     rows = []
     for at in range(table.rows):
