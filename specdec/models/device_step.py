@@ -95,6 +95,7 @@ class StepArrays(StepRows):
     tier: StepTier
     table: SamplingTable | None  # None if nothing is sampled
     host: dict[str, Ints]  # the same arrays in the host's memory, by name
+    own_words: int  # of these arrays, which the table's words follow
 
     @staticmethod
     def words(tier: StepTier) -> int:
@@ -116,12 +117,7 @@ class StepArrays(StepRows):
         table = (
             SamplingTable.within(tier.samples, device_buffer[at:], host_buffer[at:], saved) if tier.samples else None
         )
-        return StepArrays(**views, tier=tier, table=table, host=host)
-
-    @property
-    def begin_of_table(self) -> int:
-        """Words before the sampling table."""
-        return sum(_room(shape) for shape in _shapes(self.tier).values())
+        return StepArrays(**views, tier=tier, table=table, host=host, own_words=at)
 
     def fill(self, batch: ForwardBatch, logit_rows: Sequence[int], roots: Sequence[int], firsts: Sequence[int]) -> None:
         """Write a step to the host's arrays. ``roots`` and ``firsts`` are root_row and sample_start per entry."""
@@ -137,13 +133,14 @@ class StepArrays(StepRows):
             ("tokens", batch.tokens, NOT_THERE),
             ("logit_rows", logit_rows, NOT_THERE),
         ):
-            count = len(values)
-            host[name][:count] = values
-            host[name][count:] = padding
-        pages = batch.page_table.shape[1]
-        host["page_table"][:entries, :pages] = batch.page_table
-        host["page_table"][:entries, pages:] = 0
-        host["page_table"][entries:] = 0
+            array, count = host[name], len(values)
+            array[:count] = values
+            if count < len(array):
+                array[count:] = padding
+        table, pages = host["page_table"], batch.page_table.shape[1]
+        table[:entries, :pages] = batch.page_table
+        table[:entries, pages:] = 0
+        table[entries:] = 0
 
 
 def _shapes(tier: StepTier) -> dict[str, tuple[int, ...]]:
@@ -205,7 +202,7 @@ class StepBuffer:
         if self._sent is not None:
             self._sent.synchronize()
         arrays.fill(batch, logit_rows, roots, firsts)
-        used = arrays.begin_of_table
+        used = arrays.own_words
         if samplings and arrays.table is not None:
             used += arrays.table.write(samplings, pool)
         self._there[:used].copy_(self._here[:used], non_blocking=True)
@@ -228,16 +225,13 @@ class HostMirror:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._there = list(tensors)
         self._here = [torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for t in tensors]
+        self.arrays: list[NDArray[Any]] = [tensor.numpy() for tensor in self._here]
+        """The last copies, in the tensors' order; overwritten by the next copy."""
 
     def copy(self) -> None:
         """Queue the copies."""
         for here, there in zip(self._here, self._there, strict=True):
             here.copy_(there, non_blocking=True)
-
-    @property
-    def arrays(self) -> list[NDArray[Any]]:
-        """The last copies, in the tensors' order; overwritten by the next copy."""
-        return [tensor.numpy() for tensor in self._here]
 
 
 class PendingResult:
