@@ -144,7 +144,7 @@ class StepFigures:
         library = library_network(self._decoder)
         found: list[dict[str, Any]] = []
         for rows in (r for r in ROWS if r <= self._decoder.max_logit_rows):
-            step, _ = self._decoder.buffer.load(self._batch(1, rows), range(rows))
+            step = self._decoder.buffer.load(self._batch(1, rows), range(rows))
             took = self._timer.microseconds(partial(_forward, self._decoder.network, step), cold=False)
             share = (weights + kv) / (took * 1e-6) / self._peak
             ratio = took / found[0]["us"] if found else 1.0
@@ -207,13 +207,11 @@ class StepFigures:
         for name, temperature, top_p in TAIL_SAMPLINGS:
             samplings = [RowSampling(SamplingPolicy(row, temperature, top_p=top_p), 100) for row in range(rows)]
             firsts = list(range(0, rows, nodes))
-            step, needs = self._decoder.buffer.load(
-                self._batch(entries, nodes), range(rows), [0] * entries, firsts, samplings
-            )
-            assert step.table is not None
+            step = self._decoder.buffer.load(self._batch(entries, nodes), range(rows), [0] * entries, firsts)
+            table, needs = self._decoder.buffer.load_table(step.tier.samples, samplings)
             outputs = DeviceOutputs.allocate(step.tier.entries, step.tier.samples, None, 63, self._decoder.device)
             logits = self._decoder.network.logits_of(step.tier.samples)
-            work = partial(verifier.decide, step, step.table, needs, logits, outputs)
+            work = partial(verifier.decide, step, table, needs, logits, outputs)
             _accepting(logits)
             found[f"{name}_us"] = self._timer.microseconds(work, cold=False)
             found[f"{name}_moves"] = int((outputs.accepted.move_source >= 0).sum())

@@ -149,7 +149,7 @@ def _attend(
         parents = [row - 1 if row <= root else root + (row - root - 1) // 2 for row in range(rows)]
         entries.append(BatchEntry([0] * rows, parents, ctx, [ids.pop() for _ in range(_pages(ctx, rows))]))
     batch = ForwardBatch.build(entries)
-    arrays, _ = decoder.buffer.load(batch, [])
+    arrays = decoder.buffer.load(batch, [])
     for pool in pools:
         pool.copy_(_random(weights.attn_norm, *pool.shape))
     qkv = _random(weights.attn_norm, arrays.tier.rows, c.q_size + 2 * c.kv_size)
@@ -230,7 +230,7 @@ def _verify_checks(decoder: DeviceDecoder) -> Iterator[KernelCheck]:
 
     def accepted() -> Pairs:
         batch = ForwardBatch.build([BatchEntry(range(7), (-1, 0, 0, 1, 1, 2, 2), 3, [i]) for i in range(n)])
-        step, _ = decoder.buffer.load(batch, range(7 * n), [0] * n, range(0, 7 * n, 7))
+        step = decoder.buffer.load(batch, range(7 * n), [0] * n, range(0, 7 * n, 7))
         tokens = torch.full((step.tier.samples,), -1, dtype=torch.int32, device=device)
         tokens[: 7 * n] = torch.tensor([2, 0, 6, 0, 0, 0, 9] * n)
         result = AcceptResult.allocate(step.tier.entries, MAX_NODES - 1, device)

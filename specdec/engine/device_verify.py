@@ -111,29 +111,31 @@ class DeviceVerifier:
         rows = StepRows.of(entries, trees)
         self._first_rows = rows.first_rows
         tops = [entry.seq.request.output.logprobs for entry in entries]
-        samplings, faults = _samplings(entries, trees)
-        outputs, pending = self.queue(rows, samplings, tops)
+        faults: dict[int, StageError] = {}
+        outputs, pending = self.queue(rows, partial(_samplings, entries, trees, faults), tops)
         return partial(_accepted, outputs, pending, rows, tops, faults)
 
     def queue(
-        self, rows: StepRows, samplings: list[RowSampling], tops: Seq[int | None]
+        self, rows: StepRows, samplings: Callable[[], list[RowSampling]], tops: Seq[int | None]
     ) -> tuple[DeviceOutputs, PendingResult]:
         """Queue a step without waiting for it.
 
-        samplings: by logit row. tops: by entry, the number of best tokens to report; None: no log-probabilities.
+        samplings: returns them by logit row; it is called while the device computes the forward. tops: by entry, the
+        number of best tokens to report; None: no log-probabilities.
         """
         decoder = self._decoder
         check_batch(decoder, rows.batch, rows.logit_rows)
-        step, needs = decoder.buffer.load(rows.batch, rows.logit_rows, rows.roots, rows.offsets, samplings)
+        step = decoder.buffer.load(rows.batch, rows.logit_rows, rows.roots, rows.offsets)
+        # Two graphs, so that another kind of sampling captures no forward again. Both read at addresses of the tier.
+        decoder.graphs.run(("forward", step.tier), partial(decoder.compute, step))
         top = max(
             (top for top, root in zip(tops, rows.roots, strict=True) if top is not None and root >= 0), default=None
         )
         outputs = self._outputs_of(step.tier.entries, step.tier.samples, top)
-        # Two graphs, so that another kind of sampling captures no forward again. Both read at addresses of the tier.
-        decoder.graphs.run(("forward", step.tier), partial(decoder.compute, step))
-        if step.table is not None:
+        if step.tier.samples:
+            table, needs = decoder.buffer.load_table(step.tier.samples, samplings())
             logits = decoder.network.logits_of(step.tier.samples)
-            work = partial(self.decide, step, step.table, needs, logits, outputs)
+            work = partial(self.decide, step, table, needs, logits, outputs)
             decoder.graphs.run(("decide", step.tier, needs, top), work)
         return outputs, PendingResult(outputs.mirror, decoder.device)
 
@@ -161,14 +163,13 @@ class DeviceVerifier:
 
 
 def _samplings(
-    entries: Seq[PlanEntry], trees: Seq[TokenTree | None]
-) -> tuple[list[RowSampling], dict[int, StageError]]:
-    """The sampling of each logit row, and by entry the faults of those for which it could not be made.
+    entries: Seq[PlanEntry], trees: Seq[TokenTree | None], faults: dict[int, StageError]
+) -> list[RowSampling]:
+    """The sampling of each logit row. Adds to ``faults``, by entry, why it could not be made.
 
     Rows of a faulty entry are sampled greedily, and their results are ignored.
     """
     rows: list[RowSampling] = []
-    faults: dict[int, StageError] = {}
     for i, (entry, tree) in enumerate(zip(entries, trees, strict=True)):
         if tree is None:
             continue
@@ -179,7 +180,7 @@ def _samplings(
         except Exception as error:
             faults[i] = StageError.of(error, "sampling")
             rows += [RowSampling(SamplingPolicy(0, temperature=0.0), position)] * len(paths)
-    return rows, faults
+    return rows
 
 
 def _paths(tree: TokenTree) -> list[list[int]]:
@@ -264,6 +265,6 @@ def _run(verifier: DeviceVerifier, rows: int, samplings: list[RowSampling], top:
     entry = BatchEntry([0] * rows, range(-1, rows - 1), 0, list(range(-(-rows // PAGE_SIZE))))
     sampled = list(range(len(samplings)))
     step = StepRows(ForwardBatch.build([entry]), sampled, [0], [0], [0 if sampled else -1])
-    _, pending = verifier.queue(step, samplings, [top])
+    _, pending = verifier.queue(step, lambda: samplings, [top])
     if sampled:
         pending.read()

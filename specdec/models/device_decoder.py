@@ -293,7 +293,7 @@ class DeviceDecoder:
             ValueError: more rows, logit rows or positions than the buffers hold, or a token id out of range.
         """
         check_batch(self, batch, logit_rows)
-        step, _ = self.buffer.load(batch, logit_rows)
+        step = self.buffer.load(batch, logit_rows)
         self.graphs.run(("forward", step.tier), partial(self.compute, step))
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()

@@ -1,4 +1,4 @@
-"""One step's arrays on a GPU: padded to a tier of sizes, filled on the host, sent in one copy, read back in one."""
+"""One step's arrays on a GPU: padded to a tier of sizes, filled on the host, sent in two copies, read back in one."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ NOT_THERE = -1  # padding of indices
 
 @dataclass(frozen=True, slots=True)
 class StepArrays(StepRows):
-    """A step on the device: int32 arrays in one stretch of memory, followed by the sampling table.
+    """A step on the device: int32 arrays in one stretch of memory.
 
     Padding entries have no rows, padding rows no entry and no token.
     """
@@ -93,19 +93,17 @@ class StepArrays(StepRows):
     tokens: Tensor  # [rows]
     logit_rows: Tensor  # [samples] rows whose logits are computed
     tier: StepTier
-    table: SamplingTable | None  # None if nothing is sampled
     host: dict[str, Ints]  # the same arrays in the host's memory, by name
-    own_words: int  # of these arrays, which the table's words follow
+    words: int  # of these arrays
 
     @staticmethod
-    def words(tier: StepTier) -> int:
-        """int32 words of a tier's arrays, including the sampling table without its pool."""
-        own = sum(_room(shape) for shape in _shapes(tier).values())
-        return own + (SamplingTable.words(tier.samples) if tier.samples else 0)
+    def words_of(tier: StepTier) -> int:
+        """int32 words of a tier's arrays."""
+        return sum(_room(shape) for shape in _shapes(tier).values())
 
     @staticmethod
-    def within(tier: StepTier, device_buffer: Tensor, host_buffer: Tensor, saved: Tensor) -> StepArrays:
-        """Views of both buffers, int32 of one length, from their start; the rest becomes the table's pool."""
+    def within(tier: StepTier, device_buffer: Tensor, host_buffer: Tensor) -> StepArrays:
+        """Views of both buffers, int32 of one length, from their start."""
         views: dict[str, Tensor] = {}
         host: dict[str, Ints] = {}
         at = 0
@@ -114,10 +112,7 @@ class StepArrays(StepRows):
             views[name] = device_buffer[at : at + size].view(shape)
             host[name] = host_buffer[at : at + size].view(shape).numpy()
             at += _room(shape)
-        table = (
-            SamplingTable.within(tier.samples, device_buffer[at:], host_buffer[at:], saved) if tier.samples else None
-        )
-        return StepArrays(**views, tier=tier, table=table, host=host, own_words=at)
+        return StepArrays(**views, tier=tier, host=host, words=at)
 
     def fill(self, batch: ForwardBatch, logit_rows: Sequence[int], roots: Sequence[int], firsts: Sequence[int]) -> None:
         """Write a step to the host's arrays. ``roots`` and ``firsts`` are root_row and sample_start per entry."""
@@ -161,62 +156,83 @@ POOL_WORDS = 1 << 16  # initial int32 words for a step's lists and masks
 SAVED = 1 << 13  # initial number of logits that lists change
 
 
-class StepBuffer:
-    """Holds one step at a time. A tier's arrays keep their addresses, as graphs need.
+class Upload:
+    """int32 words in the host's memory, and as many on the device."""
 
-    When lists or masks outgrow their memory, all arrays move; ``on_move`` is called first.
+    def __init__(self, words: int, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self.there: Tensor = torch.zeros(words, dtype=torch.int32, device=device)
+        self.here: Tensor = torch.zeros(words, dtype=torch.int32, pin_memory=cuda)
+        self._sent = torch.cuda.Event() if cuda else None
+
+    def wait(self) -> None:
+        """Wait for the former copy, before the host's words change."""
+        if self._sent is not None:
+            self._sent.synchronize()
+
+    def send(self, words: int) -> None:
+        """Queue a copy of the first ``words``."""
+        self.there[:words].copy_(self.here[:words], non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+
+class StepBuffer:
+    """Holds one step at a time: its arrays and, sent later, its sampling table. Both keep their addresses, as graphs
+    need.
+
+    When lists or masks outgrow their memory, all tables move; ``on_move`` is called first.
     """
 
     def __init__(self, tiers: StepTiers, device: torch.device, on_move: Callable[[], None]) -> None:
         self.tiers = tiers
         self._device, self._on_move = device, on_move
         self._arrays: dict[StepTier, StepArrays] = {}
-        self._sent = torch.cuda.Event() if device.type == "cuda" else None
-        self._allocate(POOL_WORDS, SAVED)
+        self._tables: dict[int, SamplingTable] = {}  # by rows
+        self._step_upload = Upload(StepArrays.words_of(tiers.largest), device)
+        self._allocate_tables(POOL_WORDS, SAVED)
 
     def load(
-        self,
-        batch: ForwardBatch,
-        logit_rows: Sequence[int],
-        roots: Sequence[int] = (),
-        firsts: Sequence[int] = (),
-        samplings: Sequence[RowSampling] = (),
-    ) -> tuple[StepArrays, SamplingNeeds]:
-        """Copy a step to the device; return its arrays and the samplers' kernels that its rows need.
+        self, batch: ForwardBatch, logit_rows: Sequence[int], roots: Sequence[int] = (), firsts: Sequence[int] = ()
+    ) -> StepArrays:
+        """Copy a step to the device; return its arrays. roots, firsts: root_row and sample_start per entry.
 
-        roots, firsts: root_row and sample_start per entry. samplings: how each of ``logit_rows`` is sampled; empty if
-        none is. Waits for the former copy, which is done once that step's results were read.
+        Waits for the former copy, which is done once that step's results were read.
 
         Raises:
             ValueError: the step exceeds the largest tier.
         """
         entries, pages = batch.page_table.shape
         tier = self.tiers.of(entries, batch.rows, len(logit_rows), pages)
+        arrays = self._arrays.get(tier)
+        if arrays is None:
+            arrays = self._arrays[tier] = StepArrays.within(tier, self._step_upload.there, self._step_upload.here)
+        self._step_upload.wait()
+        arrays.fill(batch, logit_rows, roots, firsts)
+        self._step_upload.send(arrays.words)
+        return arrays
+
+    def load_table(self, samples: int, samplings: Sequence[RowSampling]) -> tuple[SamplingTable, SamplingNeeds]:
+        """Copy how each logit row is sampled; return the table and the samplers' kernels that the rows need.
+
+        samples: rows of the table, the tier's. Waits as `load` does.
+        """
         pool = SamplingPool(samplings)
         if pool.words > self._pool_words or pool.saved > self._saved.shape[0]:
             self._on_move()
-            self._allocate(2 * max(pool.words, self._pool_words), 2 * max(pool.saved, self._saved.shape[0]))
-        arrays = self._arrays.get(tier)
-        if arrays is None:
-            arrays = self._arrays[tier] = StepArrays.within(tier, self._there, self._here, self._saved)
-        if self._sent is not None:
-            self._sent.synchronize()
-        arrays.fill(batch, logit_rows, roots, firsts)
-        used = arrays.own_words
-        if samplings and arrays.table is not None:
-            used += arrays.table.write(samplings, pool)
-        self._there[:used].copy_(self._here[:used], non_blocking=True)
-        if self._sent is not None:
-            self._sent.record()
-        return arrays, SamplingNeeds.of(samplings)
+            self._allocate_tables(2 * max(pool.words, self._pool_words), 2 * max(pool.saved, self._saved.shape[0]))
+        upload, table = self._table_upload, self._tables.get(samples)
+        if table is None:
+            table = self._tables[samples] = SamplingTable.within(samples, upload.there, upload.here, self._saved)
+        upload.wait()
+        upload.send(table.write(samplings, pool))
+        return table, SamplingNeeds.of(samplings)
 
-    def _allocate(self, pool_words: int, saved: int) -> None:
-        words = StepArrays.words(self.tiers.largest) + pool_words
+    def _allocate_tables(self, pool_words: int, saved: int) -> None:
         self._pool_words = pool_words
-        self._there: Tensor = torch.zeros(words, dtype=torch.int32, device=self._device)
-        self._here: Tensor = torch.zeros(words, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        self._table_upload = Upload(SamplingTable.words(self.tiers.largest.samples) + pool_words, self._device)
         self._saved: Tensor = torch.zeros(saved, dtype=torch.float32, device=self._device)
-        self._arrays.clear()
+        self._tables.clear()
 
 
 class HostMirror:

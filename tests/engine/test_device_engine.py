@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -150,8 +150,8 @@ def test_the_cpu_accepts_where_the_gpus_kernels_are_wrong() -> None:
     assert sum(outcome.accepted for outcome in found.values()) >= 1
 
 
-def test_the_controller_learns_from_a_step_while_the_device_works() -> None:
-    """Nothing is waited for between the queueing of a step and that."""
+def test_the_device_works_while_sampling_is_prepared_and_the_controller_learns() -> None:
+    """Nothing is waited for between the queueing of a forward and that."""
     log: list[str] = []
 
     def noted(owner: Any, method: str) -> Any:
@@ -163,9 +163,14 @@ def test_the_controller_learns_from_a_step_while_the_device_works() -> None:
 
         return mock.patch.object(owner, method, call)
 
-    with noted(DeviceVerifier, "queue"), noted(PendingResult, "read"), noted(StepTracer, "add"):
+    with (
+        noted(DeviceDecoder, "compute"),
+        noted(SequenceSampling, "row"),
+        noted(PendingResult, "read"),
+        noted(StepTracer, "add"),
+    ):
         run_all(Engine(device_parts()), [dataclasses.replace(REQUESTS[1], stopping=SHORT)])
-    assert log == ["queue", "read", *["queue", "add", "read"] * 2, "add"]
+    assert log == ["compute", "row", "read", *["compute", "row", "add", "read"] * 2, "add"]
 
 
 def test_a_gpu_without_float8_is_named() -> None:
@@ -341,7 +346,7 @@ def test_masks_may_outgrow_their_buffer() -> None:
     buffer = parts.decoder.buffer
     with mock.patch.object(buffer, "_on_move", wraps=buffer._on_move) as moved:
         parts.decoder.graphs.clear()  # as the buffer itself has done before it gives memory back
-        buffer._allocate(4, 1)
+        buffer._allocate_tables(4, 1)
         assert ConditionsRunner(parts).run(PLAIN, [REQUESTS[3]])["grammar", 0].tokens == before
     assert moved.called
 
@@ -371,8 +376,8 @@ def test_a_warm_up_leaves_nothing_to_compile() -> None:
     assert isinstance(decoder, DeviceDecoder)
 
     class Noting(DeviceVerifier):
-        def queue(self, rows: StepRows, samplings: list[RowSampling], tops: Seq[int | None]) -> Any:
-            selected.append((rows.batch.rows, SamplingNeeds.of(samplings), tops[0]))
+        def queue(self, rows: StepRows, samplings: Callable[[], list[RowSampling]], tops: Seq[int | None]) -> Any:
+            selected.append((rows.batch.rows, SamplingNeeds.of(samplings()), tops[0]))
             return mock.MagicMock(), mock.MagicMock()
 
     warm_up(Noting(decoder), decoder)
@@ -391,7 +396,7 @@ def test_another_kind_of_sampling_captures_no_forward_again() -> None:
     with mock.patch.object(decoder.graphs, "run", lambda key, work: keys.add(key)):
         for policy in POLICIES:
             for top in (None, TOP):
-                verifier.queue(rows, [RowSampling(policy, PAGE_SIZE)], [top])
+                verifier.queue(rows, [RowSampling(policy, PAGE_SIZE)].copy, [top])
         decoder.forward(batch, [0])
     assert [key[0] for key in keys].count("forward") == 1
     assert len(keys) == 1 + 2 * len(POLICIES)
@@ -405,12 +410,12 @@ def test_a_step_does_not_synchronize(top: int | None) -> None:
     assert isinstance(verifier, DeviceVerifier)
     batch = ForwardBatch.build([BatchEntry([1, 2, 3], [-1, 0, 0], 0, [0])])
     samplings = [RowSampling(SamplingPolicy(1, top_p=0.9), 5)] * 3
-    step, needs = decoder.buffer.load(batch, [0, 1, 2], [0], [0], samplings)
+    step = decoder.buffer.load(batch, [0, 1, 2], [0], [0])
+    table, needs = decoder.buffer.load_table(step.tier.samples, samplings)
     outputs = DeviceOutputs.allocate(step.tier.entries, step.tier.samples, top, 63, decoder.device)
     with recorded_launches() as launches, NoHostRead(decoder.device.type):
         decoder.compute(step)
-        assert step.table is not None
-        verifier.decide(step, step.table, needs, decoder.network.logits_of(step.tier.samples), outputs)
+        verifier.decide(step, table, needs, decoder.network.logits_of(step.tier.samples), outputs)
     names = [launch.kernel.__name__ for launch in launches]
     assert names[0] == "gather_rows_kernel"
     assert names[-1] == "move_kv_kernel"

@@ -148,7 +148,7 @@ def test_the_library_computes_the_same() -> None:
     assert isinstance(library._weights.layers[0].down, LibraryLinear)
     batch = ForwardBatch.build([BatchEntry([5, 9, 7], [-1, 0, 0], 0, [1])])
     ours = decoder.forward(batch, range(3)).clone()
-    step, _ = decoder.buffer.load(batch, range(3))
+    step = decoder.buffer.load(batch, range(3))
     library.hidden(step)
     torch.testing.assert_close(library.logits(step)[:3], ours, atol=2e-2, rtol=2e-2)
 
