@@ -162,7 +162,7 @@ class StepFigures:
         operations = 2 * rows * weights + 2 * rows * rows * config.q_size * config.n_layers  # half of all keys are seen
         pages = range(-(-rows // PAGE_SIZE))
         batch = ForwardBatch.build([BatchEntry([LIKELY] * rows, range(-1, rows - 1), 0, pages)])
-        step, _ = self._decoder.buffer.load(batch, [rows - 1])
+        step = self._decoder.buffer.load(batch, [rows - 1])
         took = self._timer.microseconds(partial(_forward, self._decoder.network, step), cold=False)
         found = {"rows": rows, "us": took, "share_of_products": operations / took * 1e6 / product_rate(self._timer)}
         library = library_network(self._decoder)
@@ -182,7 +182,7 @@ class StepFigures:
             samplings = [RowSampling(SamplingPolicy(0, temperature=0.0), 100)] * rows
 
             def once(step: StepRows = step, samplings: list[RowSampling] = samplings) -> None:
-                _, pending = verifier.queue(step, samplings, [None] * len(step.roots))
+                _, pending = verifier.queue(step, lambda: samplings, [None] * len(step.roots))
                 pending.read()
 
             for _ in range(3):  # compiled, captured, replayed

@@ -242,7 +242,7 @@ def _blocks(buffer: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-_TILE = 4096  # listed tokens of a row that a program reads together
+_TILE = 2048  # listed tokens of a row that a program reads together
 _SHORT_TILE = 256  # the same, of lists of a token or two
 
 
@@ -253,7 +253,7 @@ class SamplingPlan:
     Results do not depend on the plan.
     """
 
-    SIZES: ClassVar[tuple[tuple[int, int, int], ...]] = ((64, 4, 16), (64, 64, 16), (64, 64, 64))
+    SIZES: ClassVar[tuple[tuple[int, int, int], ...]] = ((64, 4, 16), (64, 64, 32), (64, 64, 64))
 
     vocab: int
     groups: int  # in a split

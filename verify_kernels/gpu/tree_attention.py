@@ -225,13 +225,13 @@ def tree_attention_kernel(
 
 
 @triton.jit
-def add_blocks(
-    partials, peaks, head, base, first_block, n_blocks, folded_blocks, first, last, committed, factor, peak, total, acc,
-    n_heads, HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+def sum_blocks(
+    partials, peaks, head, base, first_block, folded_blocks, first, last, committed, factor, n_heads,
+    HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
     SEG_TILES: tl.constexpr, FOLD_SEGS: tl.constexpr,
 ):  # fmt: skip
-    """peak, total [1] and acc [1, dim] with BLOCKS blocks from ``first_block`` added: each folded of its segments, or
-    of its only part if it is one of the first ``folded_blocks``, then all summed."""
+    """peak, total [1] and acc [1, dim] of BLOCKS blocks from ``first_block`` on: each folded of its segments, or of its
+    only part if it is one of the first ``folded_blocks``, as all are if PARTS is 1; then all summed."""
     block_tiles: tl.constexpr = SEG_TILES * FOLD_SEGS
     d = tl.arange(0, DIM_BLOCK)
     block = first_block + tl.arange(0, BLOCKS)
@@ -239,8 +239,7 @@ def add_blocks(
     b_total = tl.full([BLOCKS], 0.0, tl.float32)
     b_acc = tl.full([BLOCKS, DIM_BLOCK], 0.0, tl.float32)
     folded = block < folded_blocks
-    parts = tl.where(tl.minimum(first_block + BLOCKS, n_blocks) <= folded_blocks, 1, FOLD_SEGS)
-    for j in tl.range(0, parts):
+    for j in tl.static_range(PARTS):
         segment = block * FOLD_SEGS + j
         # The short chunk at the end of the committed pages is another split than the path's own segment.
         own = (last > committed) & (committed % SEG_TILES > 0) & (segment >= committed // SEG_TILES)
@@ -259,7 +258,7 @@ def add_blocks(
     c_peak = tl.full([1], 0.0, tl.float32) + highest
     c_total = tl.full([1], 0.0, tl.float32) + tl.sum(b_total * weight, 0)
     c_acc = tl.sum(b_acc * weight[:, None], 0)[None, :]
-    return fold(peak, total, acc, c_peak, c_total, c_acc, factor)
+    return c_peak, c_total, c_acc
 
 
 @triton.jit(
@@ -303,14 +302,21 @@ def tree_attention_combine_kernel(
         n_blocks = tl.where(first < last, (last + block_tiles - 1) // block_tiles, 0)
         if n_blocks > FEW_BLOCKS:
             for block in tl.range(first // block_tiles // BLOCKS * BLOCKS, n_blocks, BLOCKS):
-                peak, total, acc = add_blocks(
-                    partials, peaks, head, base, block, n_blocks, blocks, first, last, committed, factor,
-                    peak, total, acc, n_heads, HEAD_DIM, DIM_BLOCK, BLOCKS, SEG_TILES, FOLD_SEGS,
-                )  # fmt: skip
+                if tl.minimum(block + BLOCKS, n_blocks) <= blocks:
+                    c_peak, c_total, c_acc = sum_blocks(
+                        partials, peaks, head, base, block, blocks, first, last, committed, factor, n_heads,
+                        HEAD_DIM, DIM_BLOCK, BLOCKS, 1, SEG_TILES, FOLD_SEGS,
+                    )  # fmt: skip
+                else:
+                    c_peak, c_total, c_acc = sum_blocks(
+                        partials, peaks, head, base, block, blocks, first, last, committed, factor, n_heads,
+                        HEAD_DIM, DIM_BLOCK, BLOCKS, FOLD_SEGS, SEG_TILES, FOLD_SEGS,
+                    )  # fmt: skip
+                peak, total, acc = fold(peak, total, acc, c_peak, c_total, c_acc, factor)
         elif n_blocks > 0:  # lanes without a block would cost as much as others
-            peak, total, acc = add_blocks(
-                partials, peaks, head, base, 0, n_blocks, blocks, first, last, committed, factor,
-                peak, total, acc, n_heads, HEAD_DIM, DIM_BLOCK, FEW_BLOCKS, SEG_TILES, FOLD_SEGS,
+            peak, total, acc = sum_blocks(
+                partials, peaks, head, base, 0, blocks, first, last, committed, factor, n_heads,
+                HEAD_DIM, DIM_BLOCK, FEW_BLOCKS, FOLD_SEGS, SEG_TILES, FOLD_SEGS,
             )  # fmt: skip
         at = base * n_heads + head + tl.full([1], 0, tl.int64)
         own_peak = tl.load(peaks + at * 2)
@@ -325,7 +331,7 @@ def tree_attention_combine_kernel(
 
 
 COMBINE_BLOCKS = 8  # blocks of keys summed at a time; changes results bitwise
-COMBINE_WARPS = 1  # rows are short: more threads would mostly repeat each other's addresses
+COMBINE_WARPS = 2  # rows are short: more threads would mostly repeat each other's addresses
 # A product and a sum are fused where the source says so, nowhere else: two loops must round alike.
 EXACT = {"enable_fp_fusion": False}
 TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": FP8}
@@ -466,7 +472,12 @@ def _combine_case(head_dim: int, fold_segs: int, q_type: str, scaled: bool) -> C
         constexprs={**shape, **cut, **kinds},
         divisible=("partials", "peaks", "out", "header"),
         options={"num_warps": COMBINE_WARPS, "num_stages": 1, **EXACT},
-        targets=tuple(c for c in CHIPS if attention_tile(c, head_dim, torch.bfloat16).fold_segs == fold_segs),
+        targets=tuple(
+            chip
+            for chip in CHIPS
+            if attention_tile(chip, head_dim, torch.bfloat16).fold_segs == fold_segs
+            and not (scaled and chip == "sm_80")
+        ),  # engines refuse float8 KV below compute capability 8.9
     )
 
 

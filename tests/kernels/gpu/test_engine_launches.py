@@ -14,6 +14,7 @@ from tests.kernels.gpu.engine_launches import ENGINE_LAUNCHES
 from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.recorded_launches import RecordedLaunch, recorded_launches
 from verify_kernels.gpu.aot.jobs import KERNEL_MODULES, load_cases
+from verify_kernels.gpu.sampling_table import SamplingTable
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 # Public, but called by the launchers of other modules
@@ -21,7 +22,12 @@ HELPERS = {"attention_plan.check_step", "gather_rows.launch_gather"}
 
 
 def launches_of(name: str, place: str) -> list[RecordedLaunch]:
-    with mock.patch.object(Tensor, "data_ptr", _address), recorded_launches() as found, NoHostRead(place):
+    rule = NoHostRead(place)
+    allocate = rule.paused()(SamplingTable.allocate)  # a table also has views of the host's memory
+    with (
+        mock.patch.object(Tensor, "data_ptr", _address), mock.patch.object(SamplingTable, "allocate", allocate),
+        recorded_launches() as found, rule,
+    ):  # fmt: skip
         ENGINE_LAUNCHES[name](torch.device(place))
     return found
 
