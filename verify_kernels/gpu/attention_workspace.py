@@ -18,12 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE
-from verify_kernels.gpu.kernel_launch import FP8
+from verify_kernels.gpu.kernel_launch import FP8, SMALL, chip_of
 
 HEAD_DIMS = (64, 80, 96, 128, 256)  # head sizes that are compiled
 TILE = PAGE_SIZE  # keys of a tile
 SEGMENT_TILES = 4  # tiles of a segment
-CHIPS = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +40,6 @@ class AttentionTile:
     warps: int
     stages: int
     resident: int  # programs per multiprocessor
-
-
-def chip_of(device: torch.device) -> str:
-    """The chip whose tiles ``device`` uses; the CPU, on which kernels are interpreted, uses the H200's."""
-    if device.type != "cuda":
-        return "sm_90"
-    if torch.version.hip:
-        return "gfx942"
-    major, _ = torch.cuda.get_device_capability(device)
-    return {8: "sm_80", 9: "sm_90"}.get(major, "sm_100")
 
 
 def multiprocessors(device: torch.device) -> int:
@@ -73,18 +62,19 @@ def attention_tile(
     if chip == "gfx942":
         lanes, warps = 16 if windowed else 32, 8 if large and windowed else 4
         return AttentionTile(64, lanes, SEGMENT_TILES, 1, warps, 1, 1 if large else 2)
-    if chip == "sm_80" and windowed and head_dim > 64 and not large:
+    small, ampere = chip in SMALL, chip == "sm_80" or chip in SMALL
+    if ampere and head_dim > 64 and not large and (windowed or (small and kv_dtype == FP8)):
         return AttentionTile(64, 64, SEGMENT_TILES, 4, 8, 3, 1)
     if chip == "sm_100":
         return AttentionTile(64, 32 if large else 64, SEGMENT_TILES, 1 if large else 4, 8, 3, 1)
     if large:
-        return AttentionTile(64, 32, SEGMENT_TILES, 1, 8, 3, 1)
+        return AttentionTile(64, 32, SEGMENT_TILES, 1, 8, 2 if small else 3, 1)
     lanes = 32 if windowed and fp8 else 64
     stages = 4 if fp8 or head_dim == 64 else 3
-    if chip == "sm_80" and head_dim > 64 and not fp8:
+    if ampere and head_dim > 64 and not fp8:
         stages = 2  # of three, two programs do not fit in an A100's 164 KiB
     return AttentionTile(
-        128 if wide else 64, lanes, SEGMENT_TILES, 4, 8 if wide else 4, stages, 1 if wide else 2
+        128 if wide else 64, lanes, SEGMENT_TILES, 4, 8 if wide else 4, stages, 1 if wide or small else 2
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +16,23 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0  # the largest finite e4m3 value
 INDEX = (torch.int32,)
+
+
+CHIPS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")  # that kernels are compiled for
+SMALL = ("sm_89", "sm_120")  # of these, the ones that give a program 99 KiB of shared memory at most
+
+
+@cache
+def chip_of(device: torch.device) -> str:
+    """The one of `CHIPS` whose tiles ``device`` uses; the CPU, on which kernels are interpreted, uses the H200's."""
+    if device.type != "cuda":
+        return "sm_90"
+    if torch.version.hip:
+        return "gfx942"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major == 8:
+        return "sm_80" if minor in (0, 7) else "sm_89"
+    return {9: "sm_90", 12: "sm_120"}.get(major, "sm_100")
 
 
 OWN_OPTIONS = {"maxnreg": "cuda", "waves_per_eu": "hip"}  # launch options that the other backend refuses

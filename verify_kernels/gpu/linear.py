@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import FP8, ROW_TYPES, CompileCase, check_rank, check_tensor, exchange
+from verify_kernels.gpu.kernel_launch import FP8, ROW_TYPES, CompileCase, check_rank, check_tensor, chip_of, exchange
 from verify_kernels.gpu.linear_plan import (
     DENSE_KINDS,
+    FAMILIES,
     LinearKind,
     LinearLaunch,
     LinearWorkspace,
@@ -70,7 +71,7 @@ def reduce_splits(partial, counter, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr
     tile, tiles = tl.program_id(0), tl.num_programs(0)
     total = tl.zeros((COLUMNS, BLOCK_M), tl.float32)
     room: tl.constexpr = _AHEAD // (COLUMNS * BLOCK_M)
-    ahead: tl.constexpr = SPLIT_K if room > SPLIT_K else room if room > 2 else 2
+    ahead: tl.constexpr = SPLIT_K if room > SPLIT_K else room
     # One by one, each would cost the memory's latency. Loads into registers are no help: ptxas moves them down to where
     # they are needed, to save registers.
     for split in tl.range(0, tl.num_programs(1), num_stages=1 + ahead):
@@ -202,7 +203,7 @@ def _launch(
         return
     linear_kernel[launch.grid](
         x, weight, out, bias, residual, x_scale, weight_scale, workspace.partials, workspace.counters, rows, n, k,
-        **launch.constants(), EVEN_K=k % launch.order.block_k == 0, **launch.options(torch.version.hip is not None),
+        **launch.constants(), EVEN_K=k % launch.order.block_k == 0, **launch.options(chip_of(x.device)),
     )  # fmt: skip
 
 
@@ -230,24 +231,24 @@ def compile_cases() -> list[CompileCase]:
                 variants += [(" to fp32", "fp32", True, True), (" ragged", kind, False, True)]
                 if launch.tile == tiles_of(kind)[0]:
                     variants.append((" odd", kind, False, False))
-            cases += [_dense_case(kind, *variant, launch, amd) for variant in variants for amd in (False, True)]
-        cases += [_fp8_case(kind, launch) for launch in launches("fp8")]
+            cases += [_dense_case(kind, *variant, launch, family) for variant in variants for family in FAMILIES]
+        cases += [_fp8_case(kind, launch, family) for launch in launches("fp8") for family in ("nvidia", "small")]
     return cases
 
 
 def _dense_case(
-    kind: str, suffix: str, stream: str, even: bool, aligned: bool, launch: LinearLaunch, amd: bool
+    kind: str, suffix: str, stream: str, even: bool, aligned: bool, launch: LinearLaunch, family: str
 ) -> CompileCase:
     return linear_case(
-        kind + suffix, linear_kernel, launch, amd, aligned=aligned,
+        kind + suffix, linear_kernel, launch, family, aligned=aligned,
         pointers={"x": kind, "w": kind, "out": stream, "bias": kind, "residual": stream},
         constants={"x_scale": None, "w_scale": None, "EVEN_K": even},
     )  # fmt: skip
 
 
-def _fp8_case(stream: str, launch: LinearLaunch) -> CompileCase:
+def _fp8_case(stream: str, launch: LinearLaunch, family: str) -> CompileCase:
     return linear_case(
-        f"fp8 to {stream}", linear_kernel, launch, False, constants={"EVEN_K": True},
+        f"fp8 to {stream}", linear_kernel, launch, family, constants={"EVEN_K": True},
         pointers={
             "x": "fp8e4nv", "w": "fp8e4nv", "x_scale": "fp32", "w_scale": "fp32", "out": stream, "bias": stream,
             "residual": stream,

@@ -9,9 +9,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import HALF_TYPES, INDEX, ROW_TYPES, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import (
+    HALF_TYPES,
+    INDEX,
+    ROW_TYPES,
+    CompileCase,
+    check_rank,
+    check_tensor,
+    chip_of,
+)
 from verify_kernels.gpu.linear import reduce_splits, store_partial, store_tile
 from verify_kernels.gpu.linear_plan import (
+    AMD,
+    FAMILIES,
     LinearLaunch,
     LinearWorkspace,
     block_k_of,
@@ -245,12 +255,12 @@ def linear_int4(
         return
     if weight.perm is not None:
         x = _ordered(x, weight.perm, workspace)
-    amd = torch.version.hip is not None
+    chip = chip_of(x.device)
     linear_int4_kernel[launch.grid](
         x, weight.words, weight.quants, out, bias, residual, workspace.partials, workspace.counters,
         rows, weight.n, weight.k, **launch.constants(), GROUPS=weight.block_k // weight.group,
-        SCALE_TYPE=_TRITON_TYPES[weight.scale_type], EVEN_K=weight.k % weight.block_k == 0, ASM=x.is_cuda and not amd,
-        **launch.options(amd),
+        SCALE_TYPE=_TRITON_TYPES[weight.scale_type], EVEN_K=weight.k % weight.block_k == 0,
+        ASM=x.is_cuda and chip != AMD, **launch.options(chip),
     )  # fmt: skip
 
 
@@ -261,20 +271,22 @@ def compile_cases() -> list[CompileCase]:
     forms = [("bf16", tl.float16, group) for group in GROUP_SIZES]
     forms += [("fp16", tl.float16, usual), ("bf16", tl.bfloat16, usual)]
     cases = [
-        _case(kind, scale, group, launch, amd, even)
+        _case(kind, scale, group, launch, family, even)
         for kind, scale, group in forms
         for launch in launches("int4", group)
-        for amd in (False, True)
+        for family in FAMILIES
         for even in (True, False)
     ]
     return cases + _permute_cases()
 
 
-def _case(kind: str, scale: tl.dtype, group: int, launch: LinearLaunch, amd: bool, even: bool) -> CompileCase:
+def _case(kind: str, scale: tl.dtype, group: int, launch: LinearLaunch, family: str, even: bool) -> CompileCase:
     return linear_case(
-        f"{kind} {scale} scales, group {group}{'' if even else ' ragged'}", linear_int4_kernel, launch, amd,
+        f"{kind} {scale} scales, group {group}{'' if even else ' ragged'}", linear_int4_kernel, launch, family,
         pointers={"x": kind, "words": "i16", "quants": "i32", "out": kind, "bias": kind, "residual": kind},
-        constants={"GROUPS": launch.order.block_k // group, "SCALE_TYPE": scale, "EVEN_K": even, "ASM": not amd},
+        constants={
+            "GROUPS": launch.order.block_k // group, "SCALE_TYPE": scale, "EVEN_K": even, "ASM": family != "amd",
+        },
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import ROW_TYPES, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import ROW_TYPES, SMALL, CompileCase, check_rank, check_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,11 @@ class LinearTile:
     block_n: int  # output channels
     num_warps: int
     num_stages: int  # depth of the load pipeline
+    small_stages: int  # the same, on chips of `SMALL`
 
 
-_AMD_STAGES = 2  # deeper pipelines do not fit the 64 KiB of shared memory
+AMD = "gfx942"  # of `CHIPS`; pipelines deeper than two do not fit its 64 KiB of shared memory
+FAMILIES = {"nvidia": ("sm_80", "sm_90", "sm_100"), "small": SMALL, "amd": (AMD,)}  # chips with the same options
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +86,12 @@ class LinearLaunch:
             "IN_SEQUENCE": self.in_sequence,
         }
 
-    def options(self, amd: bool) -> dict[str, int]:
+    def options(self, chip: str) -> dict[str, int]:
         """Launch options. On AMD they fix the instruction's shape, which triton would choose by the tile's."""
-        if amd:
-            stages = min(self.tile.num_stages, _AMD_STAGES)
-            return {"num_warps": self.tile.num_warps, "num_stages": stages, "matrix_instr_nonkdim": 16}
-        return {"num_warps": self.tile.num_warps, "num_stages": self.tile.num_stages}
+        tile = self.tile
+        if chip == AMD:
+            return {"num_warps": tile.num_warps, "num_stages": min(tile.num_stages, 2), "matrix_instr_nonkdim": 16}
+        return {"num_warps": tile.num_warps, "num_stages": tile.small_stages if chip in SMALL else tile.num_stages}
 
 
 LinearKind = Literal["bf16", "fp16", "fp32", "fp8", "int4"]
@@ -109,15 +111,16 @@ MIN_BLOCKS: dict[LinearKind, int] = {"bf16": 8, "fp16": 8, "fp32": 8, "fp8": 4, 
 # Up to 64 rows first the narrow tile with a deep pipeline, for weights whose programs all run at once, then the one for
 # many programs, of which several share a multiprocessor or each reuses more of its rows.
 _DENSE = (
-    LinearTile(16, 64, 4, 9), LinearTile(16, 64, 4, 5), LinearTile(32, 64, 4, 7), LinearTile(32, 128, 8, 5),
-    LinearTile(64, 64, 4, 7), LinearTile(64, 128, 8, 4), LinearTile(128, 128, 8, 4),
+    LinearTile(16, 64, 4, 9, 9), LinearTile(16, 64, 4, 5, 5), LinearTile(32, 64, 4, 7, 7),
+    LinearTile(32, 128, 8, 5, 4), LinearTile(64, 64, 4, 7, 6), LinearTile(64, 128, 8, 4, 4),
+    LinearTile(128, 128, 8, 4, 3),
 )  # fmt: skip
 _TILES: dict[LinearKind, tuple[LinearTile, ...]] = {
     "bf16": _DENSE,
     "fp16": _DENSE,
     "fp8": _DENSE,
-    "fp32": (LinearTile(32, 64, 4, 2),),  # interpreted alone; one shape, as how a CPU's BLAS adds depends on it
-    "int4": (LinearTile(16, 128, 8, 4), LinearTile(32, 128, 8, 3), LinearTile(64, 128, 8, 3)),
+    "fp32": (LinearTile(32, 64, 4, 2, 2),),  # interpreted alone; one shape, as how a CPU's BLAS adds depends on it
+    "int4": (LinearTile(16, 128, 8, 4, 3), LinearTile(32, 128, 8, 3, 2), LinearTile(64, 128, 8, 3, 2)),
 }
 
 
@@ -141,8 +144,8 @@ def reduction_order(n: int, k: int, kind: LinearKind, group: int = 128) -> Linea
 
 
 def in_sequence_fits(kind: LinearKind, group: int) -> bool:
-    """Whether one program can compute all splits: with scales for every 32 channels a B200 runs out of registers."""
-    return kind != "int4" or group > 32
+    """Whether one program can compute all splits: with scales for every 64 channels some chips run out of registers."""
+    return kind != "int4" or group > 64
 
 
 def plan_launch(rows: int, n: int, k: int, kind: LinearKind, group: int = 128) -> LinearLaunch:
@@ -240,13 +243,16 @@ def linear_case(
     name: str,
     kernel: Any,
     launch: LinearLaunch,
-    amd: bool,
+    family: str,
     *,
     pointers: Mapping[str, str],
     constants: Mapping[str, Any],
     aligned: bool = True,
 ) -> CompileCase:
-    """The compile case of ``kernel`` in ``launch``; pointers: types of its own; aligned: k is a multiple of 16."""
+    """The compile case of ``kernel`` in ``launch`` for one of `FAMILIES`.
+
+    pointers: types of its own. aligned: k is a multiple of 16.
+    """
     signature = {name: f"*{kind}" for name, kind in pointers.items()}
     signature |= {"partial": "*fp32", "counter": "*i32", "rows": "i32", "n": "i32", "k": "i32"}
     tile = launch.tile
@@ -254,11 +260,11 @@ def linear_case(
         f" {'sequence' if launch.in_sequence else 'split'} {launch.order.split_k}" if launch.order.split_k > 1 else ""
     )
     return CompileCase(
-        name=f"{name} {tile.block_m}x{tile.block_n} by {tile.num_stages}{splits} {'amd' if amd else 'nvidia'}",
+        name=f"{name} {tile.block_m}x{tile.block_n} by {tile.num_stages}{splits} {family}",
         kernel=kernel,
         signature=signature,
         constexprs={**launch.constants(), **constants},
         divisible=tuple(arg for arg in signature if arg != "rows" and (aligned or arg != "k")),
-        options=launch.options(amd),
-        targets=("gfx",) if amd else ("sm_",),
+        options=launch.options(FAMILIES[family][0]),
+        targets=FAMILIES[family],
     )

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from verify_kernels.gpu.attention_plan import check_step
 from verify_kernels.gpu.attention_workspace import (
-    CHIPS,
     CONTEXT,
     DIVERGE,
     ENTRY,
@@ -34,6 +33,7 @@ from verify_kernels.gpu.attention_workspace import (
     attention_tile,
 )
 from verify_kernels.gpu.kernel_launch import (
+    CHIPS,
     FP8,
     HALF_TYPES,
     CompileCase,

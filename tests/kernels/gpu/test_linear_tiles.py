@@ -119,8 +119,8 @@ def test_scratch_on_another_device_is_an_error() -> None:
 
 def test_amd_pins_the_instruction_and_the_depth() -> None:
     launch: LinearLaunch = plan_launch(1, 4096, 4096, "bf16")
-    assert launch.options(True) == {"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 16}
-    assert launch.options(False) == {"num_warps": 4, "num_stages": 9}
+    assert launch.options("gfx942") == {"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 16}
+    assert launch.options("sm_90") == {"num_warps": 4, "num_stages": 9}
 
 
 def test_one_kind_of_instruction_from_one_row_to_many() -> None:
