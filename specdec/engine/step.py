@@ -86,8 +86,8 @@ class Step:
     An exception that belongs to one sequence becomes a fault of the result. A fault of the drafting stage as a whole
     costs speed, and one of the trace costs an entry. All other exceptions are raised: the step is broken.
 
-    If the verifier overlaps, the controller learns from a step while the next one is verified, so its decisions rest on
-    all steps but the last. `flush` passes on deferred feedback.
+    If the verifier overlaps, the controller and the prefill pace learn from a step while the next one is verified, so
+    their decisions rest on all steps but the last. `flush` passes on deferred feedback.
     """
 
     def __init__(
@@ -104,7 +104,8 @@ class Step:
         self._scheduler, self._kv, self._drafters, self._drafting = scheduler, kv, drafters, drafting
         self._verifier, self._tracer, self._clock, self._pace = verifier, tracer, clock, pace
         self._lap_s = 0.0
-        self._deferred: tuple[Proposals, StepResult] | None = None
+        self._timed: StepResult | None = None  # the last step, if the pace has not learned from it
+        self._deferred: tuple[Proposals, StepResult] | None = None  # the same for the controller
 
     def run(self) -> StepResult:
         """Run one step. The result is empty if there is nothing to do."""
@@ -114,17 +115,18 @@ class Step:
         result.plan_ms = self._lap_ms()
         proposals = self._propose(plan, result)
         result.draft_ms = self._lap_ms()
-        accepted = self._verify(plan, proposals)
+        accepted = self._verify(plan, proposals, result)
         result.verify_ms = self._lap_ms()
         self._commit(plan, proposals, accepted, result)
         result.commit_ms = self._lap_ms()
-        if self._pace is not None and result.rows:
-            self._pace.observe(result.times)
         self._defer_feedback(proposals, result)
         return result
 
     def flush(self) -> None:
         """Pass on the feedback of the last step if it was deferred."""
+        timed, self._timed = self._timed, None
+        if timed is not None and self._pace is not None:
+            self._pace.observe(timed.times)
         deferred, self._deferred = self._deferred, None
         if deferred is not None:
             self._give_feedback(*deferred)
@@ -166,25 +168,19 @@ class Step:
             result.fail(sequence, error, "drafting")
         return proposals
 
-    def _verify(self, plan: StepPlan, proposals: Proposals) -> list[Acceptance]:
+    def _verify(self, plan: StepPlan, proposals: Proposals, result: StepResult) -> list[Acceptance]:
         if not plan.entries:
             return []
         try:
             wait = self._verifier.start(plan.entries, proposals.trees)
         finally:
             self.flush()
+        _count_rows(plan, proposals, result)
         return wait()
 
     def _commit(self, plan: StepPlan, proposals: Proposals, accepted: Seq[Acceptance], result: StepResult) -> None:
-        # Computed from ``n_computed``, which the commit advances.
-        result.context, result.prompt_context, result.plain_context = _mean_contexts(plan)
         result.prefilled += plan.prefilled
-        result.sequences = len(plan.entries)
         for i, (entry, tree, acceptance) in enumerate(zip(plan.entries, proposals.trees, accepted, strict=True)):
-            result.rows += entry.prefill
-            if tree is not None:
-                result.rows += len(tree)
-                result.draft_rows += len(tree) - 1
             try:
                 if acceptance.fault is not None:
                     raise acceptance.fault
@@ -238,11 +234,12 @@ class Step:
     def _defer_feedback(self, proposals: Proposals, result: StepResult) -> None:
         """Keep the step's feedback until the next forward runs, or pass it on at once if the verifier does not overlap.
 
-        A step with faults gives no feedback, since its outcome does not cover all of its trees.
+        A step with faults gives the controller none, since its outcome does not cover all of its trees.
         """
-        if not result.deltas or result.faults:
-            return
-        self._deferred = proposals, result
+        if result.rows:
+            self._timed = result
+        if result.deltas and not result.faults:
+            self._deferred = proposals, result
         if not self._verifier.overlaps:
             self.flush()
 
@@ -259,6 +256,15 @@ class Step:
                 self._tracer.add(proposals, outcome, result, record)
         except Exception:
             logger.exception("the controller or the trace failed; a step is missing from them")
+
+
+def _count_rows(plan: StepPlan, proposals: Proposals, result: StepResult) -> None:
+    """Set what ``result`` tells of a step's rows, before the commit advances their sequences."""
+    result.sequences = len(plan.entries)
+    result.context, result.prompt_context, result.plain_context = _mean_contexts(plan)
+    nodes = [len(tree) for tree in proposals.trees if tree is not None]
+    result.rows = sum([entry.prefill for entry in plan.entries]) + sum(nodes)
+    result.draft_rows = sum(nodes) - len(nodes)
 
 
 def _mean_contexts(plan: StepPlan) -> tuple[float, float, float]:

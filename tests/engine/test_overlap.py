@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from specdec.control.prefill_pace import PrefillPace
 from specdec.control.trace import replay_file
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine
@@ -63,6 +64,15 @@ def test_a_step_is_learned_from_while_the_next_is_verified(log: list[str]) -> No
     assert all(log[i - 1 : i + 2] == ["start", "learn", "wait"] for i in at[:-1])
     assert log[-2:] == ["wait", "learn"]  # the engine is idle
     assert [step.step for step in engine.trace(1000)] == list(range(len(at)))
+
+
+def test_so_does_the_prefill_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From every step once, whether it sampled or not."""
+    log: list[str] = []
+    monkeypatch.setattr(PrefillPace, "observe", lambda pace, step: log.append("observe"))
+    run_all(late_engine(log), requests())
+    assert len(log) > 45
+    assert log == ["start", "wait", *["start", "observe", "wait"] * (len(log) // 3 - 1), "observe"]
 
 
 def test_a_synchronous_step_is_learned_from_immediately() -> None:
