@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ class ForwardBatch:
             table += [0] * (widest - len(entry.pages))
         # One conversion for all arrays: they are small, and every call into numpy costs as much as their conversion.
         parts = (tokens, entry_of, parents, depths, diverges, starts, [entry.ctx for entry in entries], table)
-        flat = np.array([value for part in parts for value in part], np.int32)
+        flat = np.fromiter(chain.from_iterable(parts), np.int32, sum(map(len, parts)))
         cut, views = 0, []
         for part in parts:
             views.append(flat[cut : cut + len(part)])
@@ -80,6 +81,10 @@ def _walk(entry: BatchEntry, depths: list[int], diverges: list[int]) -> None:
         raise ValueError(f"entry: {n} tokens and {len(entry.parents)} parents; must be equal and not zero")
     if len(entry.pages) * PAGE_SIZE < entry.ctx + n:
         raise ValueError(f"pages: {len(entry.pages)} pages do not hold {entry.ctx + n} slots")
+    if list(entry.parents) == list(range(-1, n - 1)):  # a chain, such as a prompt
+        depths += range(n)
+        diverges += [NEVER] * n
+        return
     base = len(depths)
     for row, parent in enumerate(entry.parents):
         if not -1 <= parent < row or (parent == -1) != (row == 0):
