@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,10 @@ PAGE_SIZE = 64  # tokens of a KV page
 NEVER = 1 << 30  # deeper than any tree
 
 
-@dataclass(frozen=True, slots=True)
-class BatchEntry:
-    """One sequence's rows: a chain of committed tokens, then a tree rooted at its last one."""
+class BatchEntry(NamedTuple):
+    """One sequence's rows: a chain of committed tokens, then a tree rooted at its last one. A named tuple, because one
+    is built per sequence and step.
+    """
 
     tokens: Sequence[int]
     parents: Sequence[int]  # row of the entry, -1 for row 0; row i of the leading chain has parent i - 1

@@ -227,7 +227,7 @@ class Sequence(PagedTokens):
 
     def _append(self, tokens: list[int]) -> tuple[str, int]:
         """Append ``tokens`` to tokens and text, as `_read`."""
-        stopping, pieces, taken, cut = self.request.stopping, [], 0, False
+        stopping, pieces, taken, cut, room = self.request.stopping, [], 0, False, self.room
         for token in tokens:
             self.tokens.append(token)
             taken += 1
@@ -237,7 +237,7 @@ class Sequence(PagedTokens):
                 pieces.append(piece.text)
                 if piece.reason is not None:
                     self.ending, cut = Ending(piece.reason, piece.stop), True
-            if self.ending is None and self.room <= 0:
+            if self.ending is None and taken >= room:
                 self.ending = Ending(FinishReason.LENGTH)
             if self.ending is not None:
                 break
@@ -295,10 +295,12 @@ class Sequence(PagedTokens):
             stats.acceptance_histogram.append(0)
         stats.acceptance_histogram[len(accepted)] += 1
         places = set()  # siblings are one proposal
-        for node in range(1, len(tree)):
-            for source in tree.sources[node]:
-                stats.by_drafter.setdefault(source, DrafterStats()).num_draft_tokens += 1
-                places.add((source, tree.depths[node]))
+        for sources, depth in zip(tree.sources, tree.depths, strict=True):
+            for source in sources:
+                if source not in stats.by_drafter:
+                    stats.by_drafter[source] = DrafterStats()
+                stats.by_drafter[source].num_draft_tokens += 1
+                places.add((source, depth))
         for source, depth in places:
             if depth <= POSITIONS:
                 stats.by_drafter[source].proposed_at[depth - 1] += 1

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import codecs
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from specdec.core.types import FinishReason, OutputParams, StoppingParams, TextRules
 from specdec.models.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """Final text, and the end of the stream if it has ended."""
+class TextPiece(NamedTuple):
+    """Final text, and the end of the stream if it has ended. A named tuple, because one is built per token."""
 
     text: str
     reason: FinishReason | None = None

@@ -61,16 +61,21 @@ class StepRows:
         row = 0
         for entry, tree in zip(entries, trees, strict=True):
             seq, prefill = entry.seq, entry.prefill
-            tokens = seq.tokens[seq.n_computed : seq.n_computed + prefill]
-            parents = list(range(-1, prefill - 1))
             offsets.append(len(logit_rows))
             first_rows.append(row)
             roots.append(-1 if tree is None else prefill)
+            if tree is not None and not prefill:  # most entries of most steps
+                tokens, parents = tree.tokens, tree.parents
+            else:
+                tokens = seq.tokens[seq.n_computed : seq.n_computed + prefill]
+                parents = list(range(-1, prefill - 1))
+                if tree is not None:
+                    tokens += tree.tokens
+                    parents += [prefill - 1, *(prefill + parent for parent in tree.parents[1:])]
+            rows = len(tokens)
             if tree is not None:
-                tokens += tree.tokens
-                parents += [prefill - 1, *(prefill + parent for parent in tree.parents[1:])]
-                logit_rows += range(row + prefill, row + prefill + len(tree))
-            row += len(tokens)
+                logit_rows += range(row + prefill, row + rows)
+            row += rows
             batch_entries.append(BatchEntry(tokens, parents, seq.n_computed, seq.pages))
         return StepRows(ForwardBatch.build(batch_entries), logit_rows, offsets, first_rows, roots)
 
