@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,8 @@ from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPool, Sampl
 from verify_kernels.sampling import RowSampling
 
 
-@dataclass(frozen=True, slots=True)
-class StepTier:
-    """The padded sizes of a step. Launches, and so graphs, are a function of these."""
+class StepTier(NamedTuple):
+    """The padded sizes of a step. Launches, and so graphs, are a function of these, which are looked up often."""
 
     entries: int  # sequences
     rows: int  # of the forward
