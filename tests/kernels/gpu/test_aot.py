@@ -127,7 +127,7 @@ import triton
 from verify_kernels.gpu.aot.jobs import TARGETS, kernel_source, load_cases
 for module in ("linear", "linear_int4"):
     cases = load_cases(f"verify_kernels.gpu.{module}")
-    case = next(case for case in cases if case.constexprs.get("SPLIT_K") == 2 and "gfx" in case.targets)
+    case = next(case for case in cases if case.constexprs.get("SPLIT_K") == 2 and "gfx942" in case.targets)
     compiled = triton.compile(kernel_source(case), target=TARGETS["gfx942"].gpu, options=dict(case.options))
     print(compiled.asm["amdgcn"], "<next kernel>")
 """

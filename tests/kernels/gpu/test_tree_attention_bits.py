@@ -157,7 +157,7 @@ def test_batch_padding_and_positions_do_not_show(device: torch.device) -> None:
     # Other page ids, more room in the page table, padded rows and entries full of nonsense.
     new_of = torch.from_numpy(rng.permutation(PAGES)).to(device)
     pools = [torch.full_like(layer.k_pool, torch.nan), torch.full_like(layer.v_pool, torch.nan)]
-    moved_entries = [replace(entry, pages=[int(new_of[p]) for p in entry.pages]) for entry in entries]
+    moved_entries = [entry._replace(pages=[int(new_of[p]) for p in entry.pages]) for entry in entries]
     for entry, moved in zip(entries, moved_entries, strict=True):
         for slot in range(entry.ctx + len(entry.parents)):
             at, lane = slot // PAGE_SIZE, slot % PAGE_SIZE
