@@ -63,15 +63,15 @@ def attention_tile(
         lanes, warps = 16 if windowed else 32, 8 if large and windowed else 4
         return AttentionTile(64, lanes, SEGMENT_TILES, 1, warps, 1, 1 if large else 2)
     small, ampere = chip in SMALL, chip == "sm_80" or chip in SMALL
-    if ampere and head_dim > 64 and not large and (windowed or (small and kv_dtype == FP8)):
-        return AttentionTile(64, 64, SEGMENT_TILES, 4, 8, 3, 1)
+    if ampere and head_dim > 64 and not large and (windowed or small):
+        return AttentionTile(64, 32 if small and fp8 else 64, SEGMENT_TILES, 4, 8, 3, 1)
     if chip == "sm_100":
         return AttentionTile(64, 32 if large else 64, SEGMENT_TILES, 1 if large else 4, 8, 3, 1)
     if large:
         return AttentionTile(64, 32, SEGMENT_TILES, 1, 8, 2 if small else 3, 1)
     lanes = 32 if windowed and fp8 else 64
     stages = 4 if fp8 or head_dim == 64 else 3
-    if ampere and head_dim > 64 and not fp8:
+    if chip == "sm_80" and head_dim > 64 and not fp8:
         stages = 2  # of three, two programs do not fit in an A100's 164 KiB
     return AttentionTile(
         128 if wide else 64, lanes, SEGMENT_TILES, 4, 8 if wide else 4, stages, 1 if wide or small else 2

@@ -48,7 +48,12 @@ class LinearTile:
 
 
 AMD = "gfx942"  # of `CHIPS`; pipelines deeper than two do not fit its 64 KiB of shared memory
-FAMILIES = {"nvidia": ("sm_80", "sm_90", "sm_100"), "small": SMALL, "amd": (AMD,)}  # chips with the same options
+FAMILIES = {
+    "nvidia": ("sm_80", "sm_90"),
+    "sm_100": ("sm_100",),
+    "small": SMALL,
+    "amd": (AMD,),
+}  # chips with the same options
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,9 @@ class LinearLaunch:
         tile = self.tile
         if chip == AMD:
             return {"num_warps": tile.num_warps, "num_stages": min(tile.num_stages, 2), "matrix_instr_nonkdim": 16}
-        return {"num_warps": tile.num_warps, "num_stages": tile.small_stages if chip in SMALL else tile.num_stages}
+        # With four warps Blackwell's splits of 64 rows spill.
+        warps = 8 if chip == "sm_100" and tile.block_m >= 64 else tile.num_warps
+        return {"num_warps": warps, "num_stages": tile.small_stages if chip in SMALL else tile.num_stages}
 
 
 LinearKind = Literal["bf16", "fp16", "fp32", "fp8", "int4"]

@@ -253,7 +253,7 @@ class SamplingPlan:
     Results do not depend on the plan.
     """
 
-    SIZES: ClassVar[tuple[tuple[int, int, int], ...]] = ((64, 4, 16), (64, 64, 32), (64, 64, 64))
+    SIZES: ClassVar[tuple[tuple[int, int, int], ...]] = ((64, 4, 32), (64, 64, 32), (64, 64, 64))
 
     vocab: int
     groups: int  # in a split
