@@ -106,16 +106,11 @@ class TokenTree:
 
     def subtree(self, kept: Iterable[int]) -> TokenTree:
         """The tree of the nodes ``kept``, given best first and with every node's parent among them (or the root)."""
-        capped, out = self.capped_scores(), TokenTree(self.tokens[0])
-        if self.parents == list(range(-1, len(self.tokens) - 1)):  # a chain, whose first nodes are kept
-            end = 1 + max(kept, default=0)
-            out.tokens, out.parents, out.depths = self.tokens[:end], self.parents[:end], self.depths[:end]
-            out.scores, out.sources, out.cells = capped[:end], self.sources[:end], self.cells[:end]
-            out._children = {(node - 1, self.tokens[node]): node for node in range(1, end)}
-            return out
+        capped = self.capped_scores()
         children: dict[int, list[int]] = {}
         for node in kept:
             children.setdefault(self.parents[node], []).append(node)
+        out = TokenTree(self.tokens[0])
         stack = [(node, 0) for node in reversed(children.get(0, []))]
         while stack:
             node, parent = stack.pop()

@@ -104,8 +104,7 @@ class Drafting:
             plan = self._decide(step, out)
         out.plan = plan
         for i, tree, kept in zip(at, plan.trees, plan.kept, strict=True):
-            if kept:  # else the tree of one node stays
-                out.trees[i] = tree.subtree(kept)
+            out.trees[i] = tree.subtree(kept)
 
     def learn(self, out: Proposals, outcome: Outcome) -> None:
         """Learn from a finished step; the next one may already be decided."""

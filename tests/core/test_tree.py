@@ -75,17 +75,6 @@ def test_a_subtree_keeps_its_nodes_in_depth_first_order(
         assert out.path_tokens(1) == tree.path_tokens(kept[0])  # the best comes first
 
 
-@given(moves, st.integers(0, MAX_NODES))
-def test_a_chains_subtree_is_as_if_built_anew(made: list[tuple[int, int, float]], count: int) -> None:
-    tree, built = build([(-1, token, score) for _, token, score in made]), TokenTree(7)
-    kept = range(1, len(tree))[:count]
-    for node in kept:
-        built.add(node - 1, tree.tokens[node], tree.capped_scores()[node], "t")
-    out = tree.subtree(kept)
-    for name in TokenTree.__slots__:
-        assert getattr(out, name) == getattr(built, name), name
-
-
 @given(moves)
 def test_capped_scores_never_rise_along_a_path(made: list[tuple[int, int, float]]) -> None:
     tree = build(made)
