@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.kernels.attention import binary_tree
 from bench.kernels.timer import KernelTimer, product_rate
 from specdec.core.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
-from specdec.engine.device_verify import DeviceOutputs, DeviceVerifier
+from specdec.engine.device_verify import RUNS, DeviceOutputs, DeviceVerifier
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.verify import StepRows
 from specdec.models.device_decoder import DeviceDecoder, DeviceNetwork, GraphCache
@@ -111,7 +111,7 @@ def noted_graphs(decoder: DeviceDecoder, timer: KernelTimer | None = None) -> It
 
 ROWS = (1, 8, 16, 32, 64)
 BATCHES, TREE = (1, 8, 32), 8  # sequences of a step; rows of each one's tree
-STEP_RUNS = 20
+STEP_RUNS = 20  # of which the mean is taken
 MOST_KERNELS = 8  # that a step's figures name
 TAIL_BATCH, TAIL_NODES = 8, 16
 TAIL_SAMPLINGS = (("greedy", 0.0, 1.0), ("sampled", 0.8, 0.95))  # temperature, top_p
@@ -185,7 +185,7 @@ class StepFigures:
                 _, pending = verifier.queue(step, lambda: samplings, [None] * len(step.roots))
                 pending.read()
 
-            for _ in range(3):  # compiled, captured, replayed
+            for _ in range(RUNS):
                 once()
             began = time.perf_counter()
             for _ in range(STEP_RUNS):

@@ -230,8 +230,8 @@ class Scheduler:
         prompts = bool(prefilling) or self._waiting.head is not None
         chunk = self._chunk(plan.entries, prefilling) if prompts else 0
         rows = self._limits.max_step_rows - decodes
-        kept = self._rows_for_prompts(prefilling, min(chunk, rows)) if prompts else 0
-        rows -= self._grant_nodes(plan.entries, want, rows - kept)
+        reserved = self._rows_for_prompts(prefilling, min(chunk, rows)) if prompts else 0
+        rows -= self._grant_nodes(plan.entries, want, rows - reserved)
         if prompts and rows > 0:
             rows = self._plan_prefills(plan, prefilling, PromptRoom(rows, chunk))
         if rows > 0 and len(plan.entries) > decodes:

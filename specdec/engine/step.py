@@ -104,8 +104,8 @@ class Step:
         self._scheduler, self._kv, self._drafters, self._drafting = scheduler, kv, drafters, drafting
         self._verifier, self._tracer, self._clock, self._pace = verifier, tracer, clock, pace
         self._lap_s = 0.0
-        self._timed: StepResult | None = None  # the last step, if the pace has not learned from it
-        self._deferred: tuple[Proposals, StepResult] | None = None  # the same for the controller
+        self._timed: StepResult | None = None  # the step that the prefill pace has yet to observe
+        self._deferred: tuple[Proposals, StepResult] | None = None  # the step that the controller has yet to observe
 
     def run(self) -> StepResult:
         """Run one step. The result is empty if there is nothing to do."""
@@ -259,7 +259,7 @@ class Step:
 
 
 def _count_rows(plan: StepPlan, proposals: Proposals, result: StepResult) -> None:
-    """Set what ``result`` tells of a step's rows, before the commit advances their sequences."""
+    """Set the counts of sequences and rows, and the mean contexts, before the commit advances the sequences."""
     result.sequences = len(plan.entries)
     result.context, result.prompt_context, result.plain_context = _mean_contexts(plan)
     nodes = [len(tree) for tree in proposals.trees if tree is not None]

@@ -144,10 +144,9 @@ def check_batch(decoder: BatchLimits, batch: ForwardBatch, logit_rows: Sequence[
     if last >= decoder.max_positions:
         raise ValueError(f"batch: position {last}, the limit is {decoder.max_positions - 1}")
     vocab_size, pages = decoder.config.vocab_size, decoder.pool.pages
-    # Without a sign, ids below 0 are the largest.
-    if int(batch.tokens.view(np.uint32).max()) >= vocab_size:
+    if int(batch.tokens.min()) < 0 or int(batch.tokens.max()) >= vocab_size:
         raise ValueError(f"tokens: ids must lie in [0, {vocab_size})")
-    if int(batch.page_table.view(np.uint32).max()) >= pages:
+    if int(batch.page_table.min()) < 0 or int(batch.page_table.max()) >= pages:
         raise ValueError(f"page_table: ids must lie in [0, {pages})")
 
 

@@ -311,6 +311,7 @@ PROMPT_TOKENS = 1300  # more than a coarse plan's block of 1,024 tokens
 FIRST_STEP_TOKENS = 1030  # of the prompt, so that the rest attends to a whole block of pages
 PIECE_TOKENS = 24  # of a step when the prompt runs in pieces, for other tiles and segment ends
 TREE_PARENTS = (-1, 0, 1, 1, 0, 4, 5)  # of the tree after the prompt
+FAR_CONTEXT = 3 * 1024  # tokens that a coarse plan reads in whole blocks, more than are summed at once
 COMPARED_ROWS = 32  # the logits of one in so many rows of the prompt are compared
 
 
@@ -318,8 +319,8 @@ def device_self_test(decoder: DeviceDecoder, prompt: int = PROMPT_TOKENS) -> Num
     """Test that rows do not depend on their batch: "bitwise" if no bit of logits, keys or values differs.
 
     A prompt in the largest steps and a tree after it, planned coarsely, are compared with the prompt in pieces and each
-    node's path one row at a time, planned finely. Writes to the pool's pages, which must be unused. Takes about 80
-    forwards.
+    node's path one row at a time, planned finely. The tree after a longer context, of whatever the pages hold, is
+    compared in both plans. Writes to the pool's pages, which must be unused. Takes about 80 forwards.
 
     prompt: its tokens, limited to what the pool and the decoder hold twice.
     """
@@ -338,9 +339,12 @@ def device_self_test(decoder: DeviceDecoder, prompt: int = PROMPT_TOKENS) -> Num
         in_pieces = _prompt(decoder, tokens[:prompt], 1, PIECE_TOKENS, there)
         alike = here == there or _same_cache(decoder, here, there, prompt)
         paths = _paths(decoder, tokens[prompt:], prompt, there)
+        far_finely = _far(decoder, tokens[prompt:])
+        decoder.plan_coarsely(True)
+        far_coarsely = _far(decoder, tokens[prompt:])
     finally:
         decoder.plan_coarsely(None)
-    alike = alike and all(map(torch.equal, at_once + nodes, in_pieces + paths))
+    alike = alike and all(map(torch.equal, at_once + nodes + far_coarsely, in_pieces + paths + far_finely))
     return "bitwise" if alike else "numerical"
 
 
@@ -366,6 +370,14 @@ def _paths(decoder: DeviceDecoder, tokens: list[int], prompt: int, pages: list[i
             (row,) = _rows(decoder, BatchEntry([tokens[at]], [-1], prompt + depth, pages), [0])
         found.append(row)
     return found
+
+
+def _far(decoder: DeviceDecoder, tokens: list[int]) -> list[Tensor]:
+    """Logits of the tree behind `FAR_CONTEXT` tokens; none if the decoder does not hold so many."""
+    pages = list(range(FAR_CONTEXT // PAGE_SIZE + 1))
+    if len(pages) > decoder.pool.pages or FAR_CONTEXT + len(tokens) > decoder.max_positions:
+        return []
+    return _rows(decoder, BatchEntry(tokens, TREE_PARENTS, FAR_CONTEXT, pages), range(len(tokens)))
 
 
 def _held(pages: list[int], done: int, chunk: list[int]) -> list[int]:

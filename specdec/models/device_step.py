@@ -156,29 +156,29 @@ SAVED = 1 << 13  # initial number of logits that lists change
 
 
 class Upload:
-    """int32 words in the host's memory, and as many on the device."""
+    """A buffer of int32 words in pinned host memory, and its copy on the device."""
 
     def __init__(self, words: int, device: torch.device) -> None:
         cuda = device.type == "cuda"
-        self.there: Tensor = torch.zeros(words, dtype=torch.int32, device=device)
-        self.here: Tensor = torch.zeros(words, dtype=torch.int32, pin_memory=cuda)
+        self.device: Tensor = torch.zeros(words, dtype=torch.int32, device=device)
+        self.host: Tensor = torch.zeros(words, dtype=torch.int32, pin_memory=cuda)
         self._sent = torch.cuda.Event() if cuda else None
 
     def wait(self) -> None:
-        """Wait for the former copy, before the host's words change."""
+        """Wait for the last copy, so that the host's words may change."""
         if self._sent is not None:
             self._sent.synchronize()
 
     def send(self, words: int) -> None:
         """Queue a copy of the first ``words``."""
-        self.there[:words].copy_(self.here[:words], non_blocking=True)
+        self.device[:words].copy_(self.host[:words], non_blocking=True)
         if self._sent is not None:
             self._sent.record()
 
 
 class StepBuffer:
-    """Holds one step at a time: its arrays and, sent later, its sampling table. Both keep their addresses, as graphs
-    need.
+    """Holds one step at a time: its arrays and its sampling table, sent one after the other. Graphs need that both keep
+    their addresses.
 
     When lists or masks outgrow their memory, all tables move; ``on_move`` is called first.
     """
@@ -205,7 +205,7 @@ class StepBuffer:
         tier = self.tiers.of(entries, batch.rows, len(logit_rows), pages)
         arrays = self._arrays.get(tier)
         if arrays is None:
-            arrays = self._arrays[tier] = StepArrays.within(tier, self._step_upload.there, self._step_upload.here)
+            arrays = self._arrays[tier] = StepArrays.within(tier, self._step_upload.device, self._step_upload.host)
         self._step_upload.wait()
         arrays.fill(batch, logit_rows, roots, firsts)
         self._step_upload.send(arrays.words)
@@ -222,7 +222,7 @@ class StepBuffer:
             self._allocate_tables(2 * max(pool.words, self._pool_words), 2 * max(pool.saved, self._saved.shape[0]))
         upload, table = self._table_upload, self._tables.get(samples)
         if table is None:
-            table = self._tables[samples] = SamplingTable.within(samples, upload.there, upload.here, self._saved)
+            table = self._tables[samples] = SamplingTable.within(samples, upload.device, upload.host, self._saved)
         upload.wait()
         upload.send(table.write(samplings, pool))
         return table, SamplingNeeds.of(samplings)

@@ -66,8 +66,8 @@ def test_a_step_is_learned_from_while_the_next_is_verified(log: list[str]) -> No
     assert [step.step for step in engine.trace(1000)] == list(range(len(at)))
 
 
-def test_so_does_the_prefill_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From every step once, whether it sampled or not."""
+def test_the_prefill_pace_learns_from_a_step_while_the_next_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once from every step, whether it sampled or not."""
     log: list[str] = []
     monkeypatch.setattr(PrefillPace, "observe", lambda pace, step: log.append("observe"))
     run_all(late_engine(log), requests())

@@ -92,7 +92,8 @@ class _Running:
 
     def tail(self) -> str:
         """The end of what the task printed: of its errors, else of its output."""
-        texts = (file.read_text(encoding="utf-8", errors="replace").strip() for file in (self._log, self._file))
+        files = [self._log] if self._own_file else [self._log, self._file]
+        texts = (file.read_text(encoding="utf-8", errors="replace").strip() for file in files)
         return next(filter(None, texts), "")[-TAIL:]
 
     def kill(self) -> None:

@@ -59,6 +59,7 @@ def test_it_goes_on_after_a_failure(tmp_path: Path) -> None:
         "bad": "failed", "dies": "failed", "absent": "skipped", "needy": "skipped", "good": "passed",
     }  # fmt: skip
     assert found["good"]["result"] == [3]
+    assert found["bad"]["note"] == "what went wrong"
     assert "no-such-sanitizer" in found["absent"]["note"]
     assert "no_such_module" in found["needy"]["note"]
     assert "| checks | dies | failed |" in (tmp_path / "report.md").read_text()

@@ -62,8 +62,8 @@ def attention_tile(
     if chip == "gfx942":
         lanes, warps = 16 if windowed else 32, 8 if large and windowed else 4
         return AttentionTile(64, lanes, SEGMENT_TILES, 1, warps, 1, 1 if large else 2)
-    small, ampere = chip in SMALL, chip == "sm_80" or chip in SMALL
-    if ampere and head_dim > 64 and not large and (windowed or small):
+    small = chip in SMALL
+    if 64 < head_dim <= 128 and (small or (windowed and chip == "sm_80")):
         return AttentionTile(64, 32 if small and fp8 else 64, SEGMENT_TILES, 4, 8, 3, 1)
     if chip == "sm_100":
         return AttentionTile(64, 32 if large else 64, SEGMENT_TILES, 1 if large else 4, 8, 3, 1)

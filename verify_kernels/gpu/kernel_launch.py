@@ -18,8 +18,8 @@ FP8_LARGEST = 448.0  # the largest finite e4m3 value
 INDEX = (torch.int32,)
 
 
-CHIPS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")  # that kernels are compiled for
-SMALL = ("sm_89", "sm_120")  # of these, the ones that give a program 99 KiB of shared memory at most
+CHIPS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")  # chips with tiles of their own
+SMALL = ("sm_89", "sm_120")  # those with 99 KiB of shared memory per program
 
 
 @cache

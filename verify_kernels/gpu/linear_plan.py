@@ -48,12 +48,8 @@ class LinearTile:
 
 
 AMD = "gfx942"  # of `CHIPS`; pipelines deeper than two do not fit its 64 KiB of shared memory
-FAMILIES = {
-    "nvidia": ("sm_80", "sm_90"),
-    "sm_100": ("sm_100",),
-    "small": SMALL,
-    "amd": (AMD,),
-}  # chips with the same options
+# Chips for which a launch has the same options
+FAMILIES = {"nvidia": ("sm_80", "sm_90"), "sm_100": ("sm_100",), "small": SMALL, "amd": (AMD,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +88,12 @@ class LinearLaunch:
         }
 
     def options(self, chip: str) -> dict[str, int]:
-        """Launch options. On AMD they fix the instruction's shape, which triton would choose by the tile's."""
+        """Launch options on one of `CHIPS`. On AMD they fix the instruction's shape, which triton would choose by the
+        tile's."""
         tile = self.tile
         if chip == AMD:
             return {"num_warps": tile.num_warps, "num_stages": min(tile.num_stages, 2), "matrix_instr_nonkdim": 16}
-        # With four warps Blackwell's splits of 64 rows spill.
+        # With four warps splits of 64 rows spill on Blackwell.
         warps = 8 if chip == "sm_100" and tile.block_m >= 64 else tile.num_warps
         return {"num_warps": warps, "num_stages": tile.small_stages if chip in SMALL else tile.num_stages}
 
@@ -104,7 +101,7 @@ class LinearLaunch:
 LinearKind = Literal["bf16", "fp16", "fp32", "fp8", "int4"]
 DENSE_KINDS: dict[torch.dtype, LinearKind] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 FULL_CHIP = 96  # programs that keep the memory of a chip of 108 to 152 multiprocessors busy
-AT_ONCE = 264  # programs of a chip of 132 multiprocessors of which two share one
+AT_ONCE = 264  # programs that run at once, two on each of 132 multiprocessors
 SPLITS = (1, 2, 4, 8)  # split counts that are compiled
 ALIGNED = 16  # k must be a multiple of it for wide loads, without which larger tiles run out of registers
 
@@ -115,8 +112,8 @@ _BLOCK_K: dict[LinearKind, int] = {"bf16": 64, "fp16": 64, "fp32": 32, "fp8": 12
 # wide blocks, half a chip would be idle on the layers of an 8B model.
 MIN_BLOCKS: dict[LinearKind, int] = {"bf16": 8, "fp16": 8, "fp32": 8, "fp8": 4, "int4": 2}
 
-# Up to 64 rows first the narrow tile with a deep pipeline, for weights whose programs all run at once, then the one for
-# many programs, of which several share a multiprocessor or each reuses more of its rows.
+# For up to 64 rows there are two tiles of each height. The first has a deep pipeline and is for weights whose programs
+# all run at once. The second is for more programs: several share a multiprocessor, or each reuses more of its rows.
 _DENSE = (
     LinearTile(16, 64, 4, 9, 9), LinearTile(16, 64, 4, 5, 5), LinearTile(32, 64, 4, 7, 7),
     LinearTile(32, 128, 8, 5, 4), LinearTile(64, 64, 4, 7, 6), LinearTile(64, 128, 8, 4, 4),
@@ -132,7 +129,7 @@ _TILES: dict[LinearKind, tuple[LinearTile, ...]] = {
 
 
 def tiles_of(kind: LinearKind) -> tuple[LinearTile, ...]:
-    """Every tile a weight of ``kind`` may get, by rising rows; of one height the narrower first."""
+    """Every tile a weight of ``kind`` may get, by rising rows; of one height first the one for few programs."""
     return _TILES[kind]
 
 

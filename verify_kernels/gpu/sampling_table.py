@@ -125,9 +125,9 @@ class HostTable(NamedTuple):
     """A table in the host's memory. Rows of the first two are the columns of `_WIDE` and `_NARROW`."""
 
     wide: NDArray[np.int64]
-    reals: NDArray[np.float64]  # the same memory
+    wide_floats: NDArray[np.float64]  # the memory of ``wide``
     narrow: Words
-    floats: NDArray[np.float32]  # the same memory
+    narrow_floats: NDArray[np.float32]  # the memory of ``narrow``
     edits: Words
     pool: Words
 
@@ -211,10 +211,10 @@ class SamplingTable:
         host.wide[:2, :n] = records[:, :2].T  # seed, top_p
         host.narrow[:6, :n] = records.view(np.int32)[:, 4:].T  # temperature to top_k
         host.wide[2, :n] = np.array([row.position for row in rows], np.uint64).view(np.int64)  # position
-        heat = host.floats[0, :n].astype(np.float64)
-        host.reals[3, :n] = 1 / np.where(heat > 0, heat, 1)  # inverse
-        host.reals[4, :n] = 1 / host.floats[2, :n].astype(np.float64)  # inverse_repetition
-        host.floats[0, n:] = INERT
+        heat = host.narrow_floats[0, :n].astype(np.float64)
+        host.wide_floats[3, :n] = 1 / np.where(heat > 0, heat, 1)  # inverse
+        host.wide_floats[4, :n] = 1 / host.narrow_floats[2, :n].astype(np.float64)  # inverse_repetition
+        host.narrow_floats[0, n:] = INERT
         host.narrow[6:, :n] = pool.masks
         host.edits[:n], host.edits[n:] = pool.edits, 0
         pool.write(host.pool)

@@ -44,7 +44,7 @@ from verify_kernels.gpu.kernel_launch import (
 )
 
 NONE = tl.constexpr(float("-inf"))
-FEW_BLOCKS = tl.constexpr(2)  # summed together where a row has no more
+FEW_BLOCKS = tl.constexpr(2)  # a row with at most so many blocks sums them at once; changes results bitwise
 
 
 @triton.jit
@@ -230,8 +230,11 @@ def sum_blocks(
     HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
     SEG_TILES: tl.constexpr, FOLD_SEGS: tl.constexpr,
 ):  # fmt: skip
-    """peak, total [1] and acc [1, dim] of BLOCKS blocks from ``first_block`` on: each folded of its segments, or of its
-    only part if it is one of the first ``folded_blocks``, as all are if PARTS is 1; then all summed."""
+    """peak, total [1] and acc [1, dim] of BLOCKS blocks from ``first_block`` on.
+
+    The first ``folded_blocks`` of a row have one partial sum each, others FOLD_SEGS, which are folded here. PARTS: 1 if
+    all of these blocks have one, else FOLD_SEGS; with either, one of them has the same bits.
+    """
     block_tiles: tl.constexpr = SEG_TILES * FOLD_SEGS
     d = tl.arange(0, DIM_BLOCK)
     block = first_block + tl.arange(0, BLOCKS)
@@ -273,9 +276,10 @@ def tree_attention_combine_kernel(
     HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     SEG_TILES: tl.constexpr, FOLD_SEGS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """One program per (row, head): segments are folded into blocks, BLOCKS blocks are summed at a time, or all of few.
+    """One program per (row, head): segments are folded into blocks, and BLOCKS blocks are summed at a time.
 
-    Which blocks go together, and the order of their sum, follow from the row's position alone.
+    Up to FEW_BLOCKS blocks are summed at once, as a lane without a block costs as much as another. Which blocks go
+    together, and the order of their sum, follow from the row's position alone.
     """
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -313,7 +317,7 @@ def tree_attention_combine_kernel(
                         HEAD_DIM, DIM_BLOCK, BLOCKS, FOLD_SEGS, SEG_TILES, FOLD_SEGS,
                     )  # fmt: skip
                 peak, total, acc = fold(peak, total, acc, c_peak, c_total, c_acc, factor)
-        elif n_blocks > 0:  # lanes without a block would cost as much as others
+        elif n_blocks > 0:
             peak, total, acc = sum_blocks(
                 partials, peaks, head, base, 0, blocks, first, last, committed, factor, n_heads,
                 HEAD_DIM, DIM_BLOCK, FEW_BLOCKS, FOLD_SEGS, SEG_TILES, FOLD_SEGS,

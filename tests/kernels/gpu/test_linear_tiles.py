@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verify_kernels.gpu.kernel_launch import chip_of
 from verify_kernels.gpu.linear_plan import (
     FULL_CHIP,
     MIN_BLOCKS,
@@ -70,6 +72,7 @@ def test_tiles_cover_the_result_and_fill_the_chip_if_possible(
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (6144, 4096), (3584, 3584), (4608, 3584), (3584, 18944)])
 def test_layers_of_a_small_model_fill_the_chip_at_one_row(kind: LinearKind, n: int, k: int) -> None:
     launch = plan_launch(1, n, k, kind)
+    assert -(-n // tiles_of(kind)[0].block_n) * launch.order.split_k >= FULL_CHIP
     assert launch.grid[0] * launch.grid[1] >= FULL_CHIP
 
 
@@ -121,6 +124,23 @@ def test_amd_pins_the_instruction_and_the_depth() -> None:
     launch: LinearLaunch = plan_launch(1, 4096, 4096, "bf16")
     assert launch.options("gfx942") == {"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 16}
     assert launch.options("sm_90") == {"num_warps": 4, "num_stages": 9}
+
+
+@pytest.mark.parametrize(
+    ("capability", "chip"),
+    [((8, 0), "sm_80"), ((8, 6), "sm_89"), ((8, 7), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90"), ((10, 0), "sm_100"),
+     ((11, 0), "sm_100"), ((12, 0), "sm_120")],
+)  # fmt: skip
+def test_each_card_has_the_tiles_of_a_chip(capability: tuple[int, int], chip: str) -> None:
+    with mock.patch.object(torch.cuda, "get_device_capability", return_value=capability):
+        assert chip_of.__wrapped__(torch.device("cuda")) == chip
+
+
+def test_pipelines_fit_the_shared_memory_of_small_cards() -> None:
+    """128 bytes of each row and each column per stage."""
+    for tile in tiles_of("bf16"):
+        options = LinearLaunch(reduction_order(4096, 4096, "bf16"), tile, 1, 1, False).options("sm_120")
+        assert options["num_stages"] * (tile.block_m + tile.block_n) * 128 <= 99 * 1024
 
 
 def test_one_kind_of_instruction_from_one_row_to_many() -> None:

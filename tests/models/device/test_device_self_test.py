@@ -43,7 +43,7 @@ class PathDecoder:
             slot = self._slot(pages, ctx + row)
             self._slots[slot] = int(batch.tokens[row])
             self.pool.k.view(-1)[slot] = self._fault(self, batch, row, float(batch.tokens[row]))
-        before = [self._slots[self._slot(pages, slot)] for slot in range(ctx)]
+        before = [self._slots.get(self._slot(pages, slot), 0) for slot in range(ctx)]
         for row in logit_rows:
             path, node = [], row
             while node >= 0:
@@ -78,6 +78,10 @@ def by_plan(decoder: PathDecoder, batch: ForwardBatch, row: int, value: float) -
     return value + 1 if decoder.coarse and batch.entry_ctx[0] >= 1024 else value
 
 
+def by_far_plan(decoder: PathDecoder, batch: ForwardBatch, row: int, value: float) -> float:
+    return value + 1 if decoder.coarse and batch.entry_ctx[0] >= 3072 else value
+
+
 def one_key(decoder: PathDecoder, batch: ForwardBatch, row: int, value: float) -> float:
     """A fault that logits need not show: only in one row's cache, and not of a row whose logits are compared."""
     return value + 1 if batch.rows > 128 and batch.entry_ctx[0] == 0 and row == 37 else value
@@ -101,6 +105,11 @@ def test_kernels_for_long_prompts_are_run() -> None:
     assert any(rows > 100 and ctx >= 1024 and coarse for rows, ctx, coarse in decoder.batches)
     assert any(rows == 24 and ctx > 1024 and coarse is False for rows, ctx, coarse in decoder.batches)
     assert len(decoder.batches) < 90
+
+
+def test_plans_of_a_longer_context_are_compared() -> None:
+    for fault, mode in ((sound, "bitwise"), (by_far_plan, "numerical")):
+        assert device_self_test(cast(DeviceDecoder, PathDecoder(fault, pages=49))) == mode
 
 
 @pytest.mark.parametrize(

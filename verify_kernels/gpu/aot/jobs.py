@@ -56,7 +56,7 @@ class Target:
     registers: int  # 32-bit registers of the register file per lane
     register_lanes: int  # lanes of the register file
     fp8: tuple[str, ...]  # float8 formats of its hardware
-    named: bool = False  # whether only cases that name it are compiled for it, as its elder stands for it in the others
+    named: bool = False  # whether to compile only cases that name it; sm_80 and sm_100 stand for it in all others
 
     def runs(self, case: CompileCase) -> bool:
         """Whether ``case`` is meant for this chip, and the chip has all its number formats."""
