@@ -17,6 +17,7 @@ from tests.kernels.gpu.attention_steps import (
     Shape,
     Step,
     attend,
+    dense_oracle,
     path_of,
     plain_decode,
     random_entries,
@@ -108,18 +109,22 @@ def test_chunks_of_a_prompt(device: torch.device, geometry: Geometry, cut: int) 
 
 
 @pytest.mark.parametrize("window", [0, 700])
-def test_the_split_into_work_does_not_show(device: torch.device, window: int) -> None:
-    """The finest plans, and coarse ones, whose blocks are merged in registers."""
-    geometry = Geometry(3, 3, dtype=torch.float32, window=window)
-    entries = random_entries(np.random.default_rng(5), [(1100, 0, 2), (330, 0, 0)], PAGES)
+@pytest.mark.parametrize("shapes", [[(1100, 0, 2), (330, 0, 0)], [(3072, 0, 2), (2200, 0, 0)]], ids=["two", "more"])
+def test_the_split_into_work_does_not_show(device: torch.device, window: int, shapes: list[Shape]) -> None:
+    """The finest plans, and coarse ones, whose blocks are merged in registers; of two blocks of 1,024 tokens and of
+    more, which are summed in other code, all merged or all but the last."""
+    geometry, pages = Geometry(3, 3, dtype=torch.float32, window=window), 90
+    entries = random_entries(np.random.default_rng(5), shapes, pages)
     step = Step.of(entries, device)
-    layer = Layer.random(geometry, step.rows, PAGES, 5, device)
+    layer = Layer.random(geometry, step.rows, pages, 5, device)
     results = []
     for processors, coarse in ((1, 1), (10**6, 0)):
-        ws = replace(geometry.workspace(device), processors=processors)
+        ws = replace(geometry.workspace(device, max_pages=56), processors=processors)
         results.append(attend(layer, step, ws))
         assert int(ws.header[2]) == coarse
     assert_same(*results)
+    oracle = dense_oracle(layer, entries)
+    assert (results[0].double().cpu() - oracle).abs().max() <= 1e-5 * oracle.abs().max()
 
 
 @pytest.mark.parametrize("window", [0, 90])
