@@ -330,11 +330,9 @@ def _host_gap(figures: dict[str, float], notes: NotedGraphs, alone: NotedGraphs)
     alone: times of each kind of forward and of decision, from another run of the same request. A kind that did not
     occur there, because the controller decides by measured times, counts as the mean of the others.
     """
-    device_us = 0.0
+    device_ms = 0.0
     for part in ("forward", "decide"):  # a step has one of each
         counts = {key: n for key, n in notes.counts.items() if key[0] == part and key in alone.microseconds}
-        device_us += sum(n * alone.microseconds[key] for key, n in counts.items()) / max(sum(counts.values()), 1)
-    return {
-        "device_ms_per_step": device_us / 1e3,
-        "host_gap_between_steps": 1 - device_us / 1e3 / figures["ms_per_step"],
-    }
+        device_us = sum(n * alone.microseconds[key] for key, n in counts.items())
+        device_ms += device_us / max(sum(counts.values()), 1) / 1e3
+    return {"device_ms_per_step": device_ms, "host_gap_between_steps": 1 - device_ms / figures["ms_per_step"]}

@@ -469,6 +469,7 @@ def _combine_case(head_dim: int, fold_segs: int, q_type: str, scaled: bool) -> C
     shape = {"HEAD_DIM": head_dim, "DIM_BLOCK": triton.next_power_of_2(head_dim), "BLOCKS": COMBINE_BLOCKS}
     cut = {"SEG_TILES": attention_tile(CHIPS[0], head_dim, torch.bfloat16).seg_tiles, "FOLD_SEGS": fold_segs}
     kinds = {"SCALED": scaled} | ({} if scaled else dict.fromkeys(scales))
+    chips = [c for c in CHIPS if not scaled or c != "sm_80"]  # engines refuse float8 KV below compute capability 8.9
     return CompileCase(
         name=f"combine {head_dim} by {fold_segs} {q_type}{' scales' if scaled else ''}",
         kernel=tree_attention_combine_kernel,
@@ -476,12 +477,7 @@ def _combine_case(head_dim: int, fold_segs: int, q_type: str, scaled: bool) -> C
         constexprs={**shape, **cut, **kinds},
         divisible=("partials", "peaks", "out", "header"),
         options={"num_warps": COMBINE_WARPS, "num_stages": 1, **EXACT},
-        targets=tuple(
-            chip
-            for chip in CHIPS
-            if attention_tile(chip, head_dim, torch.bfloat16).fold_segs == fold_segs
-            and not (scaled and chip == "sm_80")
-        ),  # engines refuse float8 KV below compute capability 8.9
+        targets=tuple(c for c in chips if attention_tile(c, head_dim, torch.bfloat16).fold_segs == fold_segs),
     )
 
 
