@@ -211,7 +211,9 @@ def _choose_nodes(known: Estimates, step: StepInputs) -> Plan:
     if not proposed:
         n = len(trees)
         value = n / max(draft_ms + prices.decode_ms, 1e-9)
-        return Plan([], trees, [[] for _ in trees], 0, float(n), value, prices.plain_ms)
+        idle = not (step.constrained or any(work.ran for work in works))
+        rest = known.params.rest_steps if idle else 0
+        return Plan([], trees, [[] for _ in trees], 0, float(n), value, prices.plain_ms, rest)
     costs = known.verify.span(min(prices.rows, known.verify.largest), proposed, prices.context)
     prompts_ms = max(0.0, costs[0] - prices.decode_ms)
     choice = choose(step.sequences, trees, costs, draft_ms, known.rate(step), prompts_ms, known.params)

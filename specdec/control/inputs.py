@@ -167,6 +167,8 @@ class StepInputs:
     """Rows of prompts in the same forward."""
     drafted: dict[str, DraftWork] = field(default_factory=dict)
     """Drafters that have run in this step, with their results."""
+    rested: int = 0
+    """Steps before this one that were decoded plainly without a decision (`Plan.rest`)."""
 
     @property
     def constrained(self) -> bool:
@@ -227,6 +229,8 @@ class Plan:
     """Expected tokens per millisecond."""
     verify_ms: float = 0.0
     """Expected milliseconds of the forward."""
+    rest: int = 0
+    """Further steps of the same sequences that need no decision: plain decoding."""
 
     @property
     def budget(self) -> int:

@@ -151,7 +151,7 @@ class Learner:
             if weighed and did:
                 known.lookup_yield.observe(one, max(0.0, gain), 1.0, 0.0)
         if weighed:
-            known.lookup_yield.end_step(step.sequences, proposed)
+            known.lookup_yield.end_step(step.sequences, proposed, 1 + step.rested)
         for name, work in step.drafted.items():
             self._observe_drafter(name, work, step, plan, outcome)
         if step.sequences and not step.constrained:
@@ -235,7 +235,7 @@ class Learner:
                 verified = sum(name in plan.trees[i].sources[node] for node in plan.kept[i])
                 yields.observe(one, max(0, min(held, len(outcome.tokens[i]) - 1)), forwards, verified)
         if yields is not None:
-            yields.end_step(step.sequences, [tree is not None for tree in work.trees])
+            yields.end_step(step.sequences, [tree is not None for tree in work.trees], 1 + step.rested)
         known.calibration.observe(trials)
 
     def _observe_sequence_rate(self, name: str, history: SequenceHistory, trials: Sequence[tuple[int, bool]]) -> None:

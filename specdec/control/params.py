@@ -113,6 +113,9 @@ class ControlParams:
     """Divided by `probe_every`: chance per step that texts have changed so that an idle drafter pays again."""
     min_weighed_share: float = 0.01  # share of a token's time below which lookup drafters are not weighed at all
 
+    rest_steps: int = 8
+    """Steps that are decoded without a decision after one that no drafter was worth running in."""
+
     # Value of time (controller.py)
     speedup_retention: float = 0.95
     """Weight that the observed speed-up keeps per step. Without the speed-up as price of time: 1.0075, worst 1.067."""

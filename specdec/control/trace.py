@@ -36,6 +36,7 @@ class StepRecord:
     work: dict[str, tuple[int, float]]  # by drafter: levels, milliseconds
     kept: list[list[int]]  # per sequence, the nodes verified
     late: bool = False  # this step was decided before the previous step's outcome was observed
+    rested: int = 0  # as in `StepInputs`
     outcome: dict[str, Any] = field(default_factory=dict)  # fields of `Outcome`
 
     @staticmethod
@@ -53,6 +54,7 @@ class StepRecord:
             {name: (work.levels, work.ms) for name, work in step.drafted.items()},
             plan.kept,
             late,
+            step.rested,
         )
 
     def end(self, outcome: Outcome) -> dict[str, object]:
@@ -321,7 +323,7 @@ class _Replay:
             self._observe()
         controller, sequences = self._controller, [self._inputs(values) for values in record.sequences]
         prices = controller.estimates.prices([record.mean_context] * len(sequences), record.prefill_rows)
-        step = StepInputs(prices, sequences, record.prefill_rows)
+        step = StepInputs(prices, sequences, record.prefill_rows, rested=record.rested)
         plan = controller.decide(step)
         while plan.requests:
             for request in plan.requests:

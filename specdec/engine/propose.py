@@ -62,6 +62,8 @@ class Drafting:
     ) -> None:
         self._manager, self.controller, self._clock = manager, controller, clock
         self._paused_steps = 0
+        self._resting: list[Sequence] = []  # sequences of the last decision
+        self._rest = self._rested = 0  # steps without a decision that it left, and those taken since
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence starts."""
@@ -96,13 +98,17 @@ class Drafting:
         if not any(entries[i].nodes for i in at):
             return
         sampling = [entries[i] for i in at]
+        if self._rested < self._rest and self._resting == [entry.seq for entry in sampling]:
+            self._rested += 1
+            return
         step = out.step = self._inputs(sampling, sum(entry.prefill for entry in entries), out)
         plan = self._decide(step, out)
         while plan.requests:
             for request in plan.requests:
                 step.drafted[request.drafter] = self._run(request, sampling, step, out)
             plan = self._decide(step, out)
-        out.plan = plan
+        out.plan, self._rest, self._rested = plan, plan.rest, 0
+        self._resting = [entry.seq for entry in sampling] if plan.rest else []
         for i, tree, kept in zip(at, plan.trees, plan.kept, strict=True):
             out.trees[i] = tree.subtree(kept)
 
@@ -126,7 +132,8 @@ class Drafting:
             [entry.seq.n_computed + entry.prefill for entry in sampling], prefill_rows
         )
         out.control_ms += (self._clock() - began) * 1e3
-        return StepInputs(prices, [self._sequence_inputs(entry, prices.plain_ms) for entry in sampling], prefill_rows)
+        sequences = [self._sequence_inputs(entry, prices.plain_ms) for entry in sampling]
+        return StepInputs(prices, sequences, prefill_rows, rested=self._rested)
 
     def _sequence_inputs(self, entry: PlanEntry, step_ms: float) -> SequenceInputs:
         seq, manager = entry.seq, self._manager

@@ -106,6 +106,7 @@ class Step:
         self._lap_s = 0.0
         self._timed: StepResult | None = None  # the step that the prefill pace has yet to observe
         self._deferred: tuple[Proposals, StepResult] | None = None  # the step that the controller has yet to observe
+        self._learn_ms = 0.0  # that the controller took for the last step and no forward hid
 
     def run(self) -> StepResult:
         """Run one step. The result is empty if there is nothing to do."""
@@ -246,12 +247,16 @@ class Step:
     def _give_feedback(self, proposals: Proposals, result: StepResult) -> None:
         """Let the controller learn from a step, and trace it. A fault loses only that."""
         tokens = [delta.token_ids for _, delta in result.deltas]
-        outcome = Outcome(tokens, result.rows, result.context, result.verify_ms, result.draft_ms)
+        drafting_ms = result.draft_ms + self._learn_ms
+        outcome = Outcome(tokens, result.rows, result.context, result.verify_ms, drafting_ms)
         try:
             record = None
             if proposals.step is not None:
                 record = self._tracer.record(proposals) if self._tracer else None
+                control_ms = proposals.control_ms
                 self._drafting.learn(proposals, outcome)
+                if not self._verifier.overlaps:
+                    self._learn_ms = proposals.control_ms - control_ms
             if self._tracer is not None:
                 self._tracer.add(proposals, outcome, result, record)
         except Exception:

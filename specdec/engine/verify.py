@@ -136,25 +136,40 @@ class Verifier:
 
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
         """See `StepVerifier.start`; the result is there on return."""
-        logits, offsets = self._forward(entries, trees)
+        logits, places = self._forward(entries, trees)
         accepted = [Acceptance() for _ in entries]
         active = [(i, 0) for i, tree in enumerate(trees) if tree is not None]
         while active:
-            active = self._descend(active, logits, offsets, entries, trees, accepted)
+            active = self._descend(active, logits, places, entries, trees, accepted)
         self._move(entries, accepted)
         return lambda: accepted
 
-    def _forward(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> tuple[Tensor, list[int]]:
-        """Logits of all tree nodes, and by entry the index of its root's."""
+    def _forward(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> tuple[Tensor, list[list[int]]]:
+        """Logits of all tree nodes, and by entry the index of each node's.
+
+        The roots come first: all of them are sampled, and rows side by side are sampled without a copy.
+        """
         rows = StepRows.of(entries, trees)
         self._first_rows = rows.first_rows
-        return self._decoder.forward(rows.batch, rows.logit_rows), rows.offsets
+        n_roots = len(trees) - trees.count(None)
+        roots: list[int] = []
+        drafts: list[int] = []
+        places: list[list[int]] = []
+        for first, tree in zip(rows.offsets, trees, strict=True):
+            if tree is None:
+                places.append([])
+                continue
+            at = n_roots + len(drafts)
+            places.append([len(roots), *range(at, at + len(tree) - 1)])
+            roots.append(rows.logit_rows[first])
+            drafts += rows.logit_rows[first + 1 : first + len(tree)]
+        return self._decoder.forward(rows.batch, roots + drafts), places
 
     def _descend(
         self,
         active: list[tuple[int, int]],
         logits: Tensor,
-        offsets: list[int],
+        places: list[list[int]],
         entries: Seq[PlanEntry],
         trees: Seq[TokenTree | None],
         accepted: list[Acceptance],
@@ -173,10 +188,11 @@ class Verifier:
             sampling.append((i, node))
             rows.append(row)
             wanted.append(seq.request.output.logprobs)
-            at.append(offsets[i] + node)
+            at.append(places[i][node])
         if not rows:
             return []
-        picked = logits[at[0] : at[0] + 1] if len(at) == 1 else logits[at]  # a lone sequence is not copied
+        side_by_side = at == list(range(at[0], at[0] + len(at)))
+        picked = logits[at[0] : at[0] + len(at)] if side_by_side else logits[at]
         following = []
         for (i, node), sampled in zip(sampling, self._sample(picked, rows, wanted), strict=True):
             tree, found = trees[i], accepted[i]

@@ -68,6 +68,27 @@ def test_bug_time_is_never_valued_below_plain_decoding() -> None:
     assert controller.estimates.rate(StepInputs(controller.estimates.prices([0]), [one])) == pytest.approx(1 / ROW_MS)
 
 
+def test_steps_without_a_decision_count_as_idle_ones() -> None:
+    controller, one = make_controller(), make_one()
+    run_step(controller, [one], [chain([0.9], source="m", cells=[0])], [[1]])
+    step, plan = take_step(controller, [one], {"m": DraftWork([None], decisions=[DraftDecision.OFF])})
+    step.rested = plan.rest
+    controller.observe(step, plan, outcome_of(plan, [[1]]))
+    assert one.history.records["m"].idle == controller.estimates.yields["m"].pool(0).idle == 1 + PARAMS.rest_steps
+
+
+@pytest.mark.parametrize(
+    ("decision", "wish", "prefill_rows", "rests"),
+    [("off", {}, 0, True), ("on", {}, 0, False), ("off", {"due": 1.5}, 0, False), ("off", {}, 7, False)],
+)
+def test_only_free_decisions_against_drafting_last(
+    decision: str, wish: dict[str, float], prefill_rows: int, rests: bool
+) -> None:
+    work = DraftWork([TokenTree(0) if decision == "on" else None], decisions=[DraftDecision(decision)])
+    _, plan = take_step(make_controller(), [make_one(**wish)], {"m": work}, prefill_rows)
+    assert plan.rest == (PARAMS.rest_steps if rests else 0)
+
+
 def state(controller: Controller) -> str:
     return repr({name: value for name, value in vars(copy.deepcopy(controller)).items() if name not in ("_drafters",)})
 

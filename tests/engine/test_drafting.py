@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,10 @@ import pytest
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.estimates.costs import CostTable
+from specdec.control.inputs import Outcome, Plan, StepInputs
 from specdec.control.params import DEFAULT_PARAMS as PARAMS
 from specdec.control.params import ControlParams
+from specdec.control.trace import replay_file
 from specdec.core.sequence import FIXED_DEPTH, FIXED_NODES, Sequence
 from specdec.core.tree import TokenTree
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
@@ -124,6 +128,48 @@ def test_a_drafter_more_expensive_than_the_target_does_not_run() -> None:
         [request("r", AUTO, tokens=100)],
     )
     assert drafting_tasks(drafter) == []
+
+
+def test_where_no_drafter_pays_most_steps_need_no_decision() -> None:
+    engine = engine_with(Recorder("model-based", True), level_ms=60.0)
+    engine.submit(request("first", AUTO, tokens=60))
+    while len(engine.trace(1000)) < 12:
+        engine.step()
+    engine.submit(request("second", AUTO, tokens=30))
+    drain(engine)
+    decided = [step.control_ms > 0 for step in engine.trace(1000)]
+    alone = decided[1:12]  # the first step ends the prompt
+    assert sum(alone) in (1, 2) and PARAMS.rest_steps == 8
+    joined = next(i for i, step in enumerate(engine.trace(1000)) if step.sequences == 2)
+    assert decided[joined]  # other sequences, another decision
+    gaps = "".join("d" if made else "r" for made in decided).split("d")
+    assert max(map(len, gaps)) == PARAMS.rest_steps
+
+
+def test_a_replay_counts_the_steps_between_decisions(tmp_path: Path) -> None:
+    path, params = tmp_path / "t.jsonl", replace(PARAMS, probe_every=2)
+    engine = engine_with(Recorder("model-based", True), control_params=params, trace_file=path)
+    run_all(engine, [request(f"r{i}", AUTO, tokens=100) for i in range(3)])
+    engine.close()
+    report = replay_file(path)
+    assert report.steps > 8 and report.differences == []
+    assert '"rested":8' in path.read_text()
+    path.write_text(path.read_text().replace('"rested":8', '"rested":9999'))
+    assert replay_file(path).differences  # a drafter that was idle for so long is tried again
+
+
+def test_the_time_of_learning_counts_as_time_of_drafting() -> None:
+    engine = engine_with(Recorder("free", False))
+    controller, outcomes = engine._speculation.drafting.controller, []
+
+    def observe(step: StepInputs, plan: Plan, outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        time.sleep(0.02)
+
+    controller.observe = observe  # type: ignore[method-assign]
+    run_all(engine, [request("r", AUTO, tokens=6)])
+    assert len(outcomes) > 1
+    assert all(outcome.draft_ms >= 20.0 for outcome in outcomes[1:])
 
 
 def test_a_probe_is_three_levels_deep_and_has_no_floor() -> None:

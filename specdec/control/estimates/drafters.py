@@ -44,8 +44,8 @@ class DrafterYield:
         pool.add(self.params.pool_retention, tokens, levels, rows)
         record.idle = pool.idle = 0
 
-    def end_step(self, sequences: Sequence[SequenceInputs], proposed: Sequence[bool]) -> None:
-        """Count the step as idle for sequences and temperatures without a proposal."""
+    def end_step(self, sequences: Sequence[SequenceInputs], proposed: Sequence[bool], steps: int = 1) -> None:
+        """Count ``steps`` steps as idle for sequences and temperatures without a proposal."""
         buckets = {one.history.bucket for one in sequences}
         for one, did in zip(sequences, proposed, strict=True):
             if did:
@@ -53,10 +53,10 @@ class DrafterYield:
                 continue
             record = one.history.records.get(self.name)
             if record is not None:
-                record.idle += 1
+                record.idle += steps
         for bucket in buckets:
             if bucket in self.pools:
-                self.pools[bucket].idle += 1
+                self.pools[bucket].idle += steps
 
     def _with_prior(self, record: DraftRecord, steps: float) -> DraftRecord:
         """``record`` and ``steps`` steps of the prior."""
