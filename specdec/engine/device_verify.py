@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec.core.tree import MAX_NODES, TokenTree
 from specdec.core.types import TokenLogprobs
 from specdec.engine.scheduler import PlanEntry
-from specdec.engine.verify import Acceptance, StepRows
+from specdec.engine.verify import Acceptance, StepRows, StepVerifier
 from specdec.errors import StageError
 from specdec.models.decoder import check_batch
 from specdec.models.device_decoder import DeviceDecoder
@@ -74,7 +74,7 @@ class DeviceOutputs:
         return float(chosen[sample]), [pair for pair in pairs if pair[0] != NO_TOKEN]
 
 
-class DeviceVerifier:
+class DeviceVerifier(StepVerifier):
     """The verifier of a GPU, with the same tokens as `specdec.engine.verify.Verifier` for the same logits.
 
     Every node is sampled, not only those on the accepted path, so that the host does not wait at each level. A node
@@ -84,27 +84,11 @@ class DeviceVerifier:
     overlaps = True
 
     def __init__(self, decoder: DeviceDecoder) -> None:
+        super().__init__(decoder)
         self._decoder = decoder
         samples, device = decoder.max_logit_rows, decoder.device
         self._workspace = SamplingWorkspace.allocate(samples, SamplingPlan.of(decoder.config.vocab_size), device)
         self._outputs: dict[tuple[int, int, int | None], DeviceOutputs] = {}
-        self._first_rows: list[int] = []  # by entry of the last step
-
-    @property
-    def keeps_aux_states(self) -> bool:
-        """Whether the target keeps auxiliary hidden states for a feature head."""
-        return bool(self._decoder.aux_layers)
-
-    def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
-        """See `StepVerifier.features`."""
-        first = self._first_rows[index]
-        rows = [*range(first, first + prefill + 1), *(first + prefill + node for node in acceptance.nodes)]
-        return self._decoder.aux_hidden_states[rows[:count]].float().cpu()
-
-    def final_states(self, index: int, rows: range) -> NDArray[np.float64]:
-        """See `StepVerifier.final_states`."""
-        first = self._first_rows[index]
-        return self._decoder.final_states(slice(first + rows.start, first + rows.stop))
 
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
         """See `StepVerifier.start`."""

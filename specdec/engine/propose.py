@@ -61,9 +61,8 @@ class Drafting:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._manager, self.controller, self._clock = manager, controller, clock
-        self._paused_steps = 0
-        self._resting: list[Sequence] = []  # sequences of the last decision
-        self._rest = self._rested = 0  # steps without a decision that it left, and those taken since
+        self._rest = self._rested = 0  # steps that need no decision, and those taken since the last one
+        self._resting: list[Sequence] | None = None  # the sequences for which that holds; None: any
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence starts."""
@@ -80,14 +79,14 @@ class Drafting:
     def propose(self, entries: Seq[PlanEntry]) -> Proposals:
         """Draft for all plan entries."""
         out = _plain(entries)
-        if self._paused_steps:
-            self._paused_steps -= 1
+        if self._rested < self._rest and self._resting in (None, [entry.seq for entry in entries]):
+            self._rested += 1
             return out
         try:
             self._draft(entries, out)
         except Exception:
             logger.exception("drafting failed; the next %d steps decode without drafts", PAUSE_STEPS)
-            self._paused_steps = PAUSE_STEPS
+            self._resting, self._rest, self._rested = None, PAUSE_STEPS, 0
             return _plain(entries)
         return out
 
@@ -98,9 +97,6 @@ class Drafting:
         if not any(entries[i].nodes for i in at):
             return
         sampling = [entries[i] for i in at]
-        if self._rested < self._rest and self._resting == [entry.seq for entry in sampling]:
-            self._rested += 1
-            return
         step = out.step = self._inputs(sampling, sum(entry.prefill for entry in entries), out)
         plan = self._decide(step, out)
         while plan.requests:
@@ -108,7 +104,7 @@ class Drafting:
                 step.drafted[request.drafter] = self._run(request, sampling, step, out)
             plan = self._decide(step, out)
         out.plan, self._rest, self._rested = plan, plan.rest, 0
-        self._resting = [entry.seq for entry in sampling] if plan.rest else []
+        self._resting = [entry.seq for entry in entries] if plan.rest else None
         for i, tree, kept in zip(at, plan.trees, plan.kept, strict=True):
             out.trees[i] = tree.subtree(kept)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from specdec.core.tree import TokenTree
 from specdec.core.types import TokenLogprobs
 from specdec.engine.scheduler import PlanEntry
 from specdec.errors import StageError
-from specdec.models.decoder import HostDecoder
+from specdec.models.decoder import HostDecoder, TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.sampling import NO_TOKEN, RowSampling
 
@@ -80,24 +80,34 @@ class StepRows:
         return StepRows(ForwardBatch.build(batch_entries), logit_rows, offsets, first_rows, roots)
 
 
-class StepVerifier(Protocol):
+class StepVerifier(ABC):
     """`Verifier` on a CPU, `DeviceVerifier` (`specdec.engine.device_verify`) on a GPU."""
+
+    overlaps: bool
+    """Whether `start` returns before the result is there."""
+
+    def __init__(self, decoder: TargetDecoder) -> None:
+        self._target = decoder
+        self._first_rows: list[int] = []  # by entry of the last step
 
     @property
     def keeps_aux_states(self) -> bool:
         """Whether the target keeps auxiliary hidden states for a feature head."""
+        return bool(self._target.aux_layers)
 
     def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
         """Hidden states of the last step's entry ``index``: the first ``count`` of its prompt rows, root and accepted
         path, float32 [count, layers * hidden] in CPU memory."""
+        first = self._first_rows[index]
+        rows = [*range(first, first + prefill + 1), *(first + prefill + node for node in acceptance.nodes)]
+        return self._target.aux_hidden_states[rows[:count]].float().cpu()
 
     def final_states(self, index: int, rows: range) -> NDArray[np.float64]:
         """Hidden states after the final norm of ``rows`` of the last step's entry ``index``, [rows, hidden]."""
+        first = self._first_rows[index]
+        return self._target.final_states(slice(first + rows.start, first + rows.stop))
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether `start` returns before the result is there."""
-
+    @abstractmethod
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
         """Start to forward all rows, accept down all trees and move the accepted KV.
 
@@ -105,34 +115,18 @@ class StepVerifier(Protocol):
         """
 
 
-class Verifier:
+class Verifier(StepVerifier):
     """The verifier of a CPU, and of a GPU whose kernels for sampling or acceptance fail their self-test.
 
     At each node it samples the target's token as plain decode does, and continues in the child that holds it, if there
     is one. The tree decides how many tokens a step yields, never which.
     """
 
-    def __init__(self, decoder: HostDecoder, sampler: Sampler) -> None:
-        self._decoder, self._sampler = decoder, sampler
-        self._first_rows: list[int] = []  # by entry of the last forward
-
     overlaps = False
 
-    @property
-    def keeps_aux_states(self) -> bool:
-        """Whether the target keeps auxiliary hidden states for a feature head."""
-        return bool(self._decoder.aux_layers)
-
-    def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
-        """See `StepVerifier.features`."""
-        first = self._first_rows[index]
-        rows = [*range(first, first + prefill + 1), *(first + prefill + node for node in acceptance.nodes)]
-        return self._decoder.aux_hidden_states[rows[:count]].float().cpu()
-
-    def final_states(self, index: int, rows: range) -> NDArray[np.float64]:
-        """See `StepVerifier.final_states`."""
-        first = self._first_rows[index]
-        return self._decoder.final_states(slice(first + rows.start, first + rows.stop))
+    def __init__(self, decoder: HostDecoder, sampler: Sampler) -> None:
+        super().__init__(decoder)
+        self._decoder, self._sampler = decoder, sampler
 
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
         """See `StepVerifier.start`; the result is there on return."""

@@ -78,10 +78,17 @@ class BatchLimits(Protocol):
 
 
 class TargetDecoder(BatchLimits, Protocol):
-    """`Decoder` on a CPU, `ParallelDecoder` in several processes on it, `DeviceDecoder` on a GPU."""
+    """`Decoder` on a CPU, `ParallelDecoder` in several processes on it, `DeviceDecoder` on a GPU.
+
+    ``aux_hidden_states``: see `Decoder`.
+    """
 
     aux_layers: tuple[int, ...]  # see `Decoder`
     settling: int  # forwards of a shape whose time is not yet representative
+
+    @property
+    def aux_hidden_states(self) -> Tensor:
+        """[max_rows, len(aux_layers) * hidden_size], by the last forward."""
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
         """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab] of ``logit_rows``."""
@@ -94,11 +101,7 @@ class TargetDecoder(BatchLimits, Protocol):
 
 
 class HostDecoder(TargetDecoder, Protocol):
-    """A target's decoder on the CPU. ``aux_hidden_states``: see `Decoder`."""
-
-    @property
-    def aux_hidden_states(self) -> Tensor:
-        """float32 [max_rows, len(aux_layers) * hidden_size], by the last forward."""
+    """A target's decoder on the CPU."""
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy KV of global slots (page * 64 + lane) ``source`` to ``target`` in all layers, in order."""

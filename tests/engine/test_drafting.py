@@ -139,7 +139,7 @@ def test_where_no_drafter_pays_most_steps_need_no_decision() -> None:
     drain(engine)
     decided = [step.control_ms > 0 for step in engine.trace(1000)]
     alone = decided[1:12]  # the first step ends the prompt
-    assert sum(alone) in (1, 2) and PARAMS.rest_steps == 8
+    assert sum(alone) in (1, 2)
     joined = next(i for i, step in enumerate(engine.trace(1000)) if step.sequences == 2)
     assert decided[joined]  # other sequences, another decision
     gaps = "".join("d" if made else "r" for made in decided).split("d")
@@ -152,7 +152,8 @@ def test_a_replay_counts_the_steps_between_decisions(tmp_path: Path) -> None:
     run_all(engine, [request(f"r{i}", AUTO, tokens=100) for i in range(3)])
     engine.close()
     report = replay_file(path)
-    assert report.steps > 8 and report.differences == []
+    assert report.steps > 8
+    assert report.differences == []
     assert '"rested":8' in path.read_text()
     path.write_text(path.read_text().replace('"rested":8', '"rested":9999'))
     assert replay_file(path).differences  # a drafter that was idle for so long is tried again
