@@ -66,9 +66,8 @@ class Controller:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Controller:
-        """A fresh controller from the values of `as_dict`; traces without ``params`` use the defaults."""
-        recorded = {"probe_every": data["probe_every"]} if "probe_every" in data else {}  # traces before ``params``
-        params = ControlParams.from_dict(data.get("params", recorded))
+        """A fresh controller from the values of `as_dict`."""
+        params = ControlParams.from_dict(data["params"])
         drafting = {name: CostTable.from_dict(table, params) for name, table in data["drafting"].items()}
         start = {name: Learned.from_dict(learned) for name, learned in data.get("start", {}).items()}
         verify = CostTable.from_dict(data["verify"], params)

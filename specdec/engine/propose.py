@@ -108,12 +108,15 @@ class Drafting:
         for i, tree, kept in zip(at, plan.trees, plan.kept, strict=True):
             out.trees[i] = tree.subtree(kept)
 
-    def learn(self, out: Proposals, outcome: Outcome) -> None:
-        """Learn from a finished step; the next one may already be decided."""
-        if out.step is not None and out.plan is not None:
-            began = self._clock()
-            self.controller.observe(out.step, out.plan, outcome)
-            out.control_ms += (self._clock() - began) * 1e3
+    def learn(self, out: Proposals, outcome: Outcome) -> float:
+        """Learn from a finished step, and return the milliseconds it took; the next one may already be decided."""
+        if out.step is None or out.plan is None:
+            return 0.0
+        began = self._clock()
+        self.controller.observe(out.step, out.plan, outcome)
+        took = (self._clock() - began) * 1e3
+        out.control_ms += took
+        return took
 
     def _decide(self, step: StepInputs, out: Proposals) -> Plan:
         began = self._clock()

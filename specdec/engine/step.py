@@ -247,16 +247,14 @@ class Step:
     def _give_feedback(self, proposals: Proposals, result: StepResult) -> None:
         """Let the controller learn from a step, and trace it. A fault loses only that."""
         tokens = [delta.token_ids for _, delta in result.deltas]
-        drafting_ms = result.draft_ms + self._learn_ms
-        outcome = Outcome(tokens, result.rows, result.context, result.verify_ms, drafting_ms)
+        draft_ms = result.draft_ms + self._learn_ms
+        outcome = Outcome(tokens, result.rows, result.context, result.verify_ms, draft_ms)
         try:
             record = None
             if proposals.step is not None:
                 record = self._tracer.record(proposals) if self._tracer else None
-                control_ms = proposals.control_ms
-                self._drafting.learn(proposals, outcome)
-                if not self._verifier.overlaps:
-                    self._learn_ms = proposals.control_ms - control_ms
+                took_ms = self._drafting.learn(proposals, outcome)
+                self._learn_ms = 0.0 if self._verifier.overlaps else took_ms
             if self._tracer is not None:
                 self._tracer.add(proposals, outcome, result, record)
         except Exception:

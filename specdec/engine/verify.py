@@ -145,19 +145,12 @@ class Verifier(StepVerifier):
         """
         rows = StepRows.of(entries, trees)
         self._first_rows = rows.first_rows
-        n_roots = len(trees) - trees.count(None)
-        roots: list[int] = []
-        drafts: list[int] = []
-        places: list[list[int]] = []
-        for first, tree in zip(rows.offsets, trees, strict=True):
-            if tree is None:
-                places.append([])
-                continue
-            at = n_roots + len(drafts)
-            places.append([len(roots), *range(at, at + len(tree) - 1)])
-            roots.append(rows.logit_rows[first])
-            drafts += rows.logit_rows[first + 1 : first + len(tree)]
-        return self._decoder.forward(rows.batch, roots + drafts), places
+        firsts = {first for first, tree in zip(rows.offsets, trees, strict=True) if tree is not None}
+        order = sorted(range(len(rows.logit_rows)), key=lambda at: at not in firsts)
+        place = {at: i for i, at in enumerate(order)}
+        sizes = [0 if tree is None else len(tree) for tree in trees]
+        places = [[place[first + n] for n in range(size)] for first, size in zip(rows.offsets, sizes, strict=True)]
+        return self._decoder.forward(rows.batch, [rows.logit_rows[at] for at in order]), places
 
     def _descend(
         self,

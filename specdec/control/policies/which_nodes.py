@@ -124,8 +124,6 @@ def choose(
     """
     # Lists, not arrays: after a forward has streamed gigabytes through the caches, a numpy call takes about 10 us.
     owners, nodes, chances = _candidates(sequences, trees)
-    if not chances:
-        return plain(sequences, costs[0] - prompts_ms, draft_ms)
     order = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)  # stable: a parent before its child
     must = _required(sequences, owners, order, chances)
     if must:
@@ -143,13 +141,6 @@ def choose(
     for at in order[:best]:
         kept[owners[at]].append(nodes[at])
     return Choice(kept, best, len(order), tokens[best], values[best - least])
-
-
-def plain(sequences: Sequence[SequenceInputs], verify_ms: float, draft_ms: float) -> Choice:
-    """The choice without proposals, where the forward takes ``verify_ms``."""
-    return Choice(
-        [[] for _ in sequences], 0, 0, float(len(sequences)), len(sequences) / max(draft_ms + verify_ms, 1e-9)
-    )
 
 
 def _candidates(
