@@ -155,8 +155,9 @@ class SimulatedDrafting(Drafting):
         self._spend(spent_ms)
         return Proposals(trees)
 
-    def learn(self, out: Proposals, outcome: Outcome) -> None:
+    def learn(self, out: Proposals, outcome: Outcome) -> float:
         """Does nothing: the controller decides nothing."""
+        return 0.0
 
     def _draw(self, law: DraftLaw, entries: Seq[PlanEntry]) -> tuple[list[TokenTree | None], float]:
         """Returns the trees, and their draft time in milliseconds."""

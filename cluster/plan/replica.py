@@ -8,10 +8,6 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
-
 from cluster.plan.drafts import DraftLaw, SimulatedDrafting
 from cluster.plan.profile import Profile
 from draft.manager import DrafterManager
@@ -28,7 +24,7 @@ from specdec.core.types import Delta, EngineInfo, Request, RequestEvent, Started
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.scheduler import PlanEntry
-from specdec.engine.verify import Acceptance
+from specdec.engine.verify import Acceptance, StepVerifier
 from specdec.errors import RequestError
 from specdec.models.decoder import TargetDecoder
 from specdec.models.tokenizer import Tokenizer
@@ -54,23 +50,16 @@ class VirtualClock:
         self.now += milliseconds / 1e3
 
 
-class SimulatedVerifier:
+class SimulatedVerifier(StepVerifier):
     """Spends the expected time of each forward, times a sample of the profile's noise; emits the tokens ``drawn`` for
-    each entry."""
+    each entry. There is no target, and no request asks for its states."""
 
-    overlaps = keeps_aux_states = False
+    overlaps = False
+    keeps_aux_states = False
 
     def __init__(self, profile: Profile, clock: VirtualClock, rng: random.Random, drawn: Seq[int]) -> None:
         self._costs, self._noise = CostTable.from_dict(profile.verify), profile.noise
         self._clock, self._rng, self._drawn = clock, rng, drawn
-
-    def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
-        """Not called, since no hidden states are kept."""
-        raise NotImplementedError
-
-    def final_states(self, index: int, rows: range) -> NDArray[np.float64]:
-        """Not called, since no simulated request asks for an embedding."""
-        raise NotImplementedError
 
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
         """Completes the forward before it returns."""
