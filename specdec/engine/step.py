@@ -106,7 +106,7 @@ class Step:
         self._lap_s = 0.0
         self._timed: StepResult | None = None  # the step that the prefill pace has yet to observe
         self._deferred: tuple[Proposals, StepResult] | None = None  # the step that the controller has yet to observe
-        self._learn_ms = 0.0  # that the controller took for the last step and no forward hid
+        self._learn_ms = 0.0  # of learning from the last step, unless a forward ran meanwhile
 
     def run(self) -> StepResult:
         """Run one step. The result is empty if there is nothing to do."""

@@ -78,10 +78,7 @@ class BatchLimits(Protocol):
 
 
 class TargetDecoder(BatchLimits, Protocol):
-    """`Decoder` on a CPU, `ParallelDecoder` in several processes on it, `DeviceDecoder` on a GPU.
-
-    ``aux_hidden_states``: see `Decoder`.
-    """
+    """`Decoder` on a CPU, `ParallelDecoder` in several processes on it, `DeviceDecoder` on a GPU."""
 
     aux_layers: tuple[int, ...]  # see `Decoder`
     settling: int  # forwards of a shape whose time is not yet representative
