@@ -12,7 +12,15 @@ import triton.language as tl
 from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE
-from verify_kernels.gpu.kernel_launch import INDEX, CompileCase, StepRows, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import (
+    INDEX,
+    CompileCase,
+    StepRows,
+    await_previous,
+    check_rank,
+    check_tensor,
+    launch_options,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,7 @@ def accept_kernel(
     NODES: tl.constexpr, PATH: tl.constexpr,
 ):  # fmt: skip
     """One program per entry. It holds the tree in registers; a step down the tree is one reduction over it."""
+    await_previous()
     entry = tl.program_id(0)
     first = tl.load(entry_start + entry)
     last = tl.load(entry_start + entry + 1)
@@ -178,7 +187,7 @@ def accept(
         result.counts, result.pending, result.rows, result.emitted, result.next_ctx,
         result.n_moves, result.move_source, result.move_target,
         step.parent.shape[0], sampled.shape[0], max_nodes, path - 1, step.page_table.shape[1], n_pages,
-        NODES=_size(max_nodes), PATH=_size(path), **OPTIONS,
+        NODES=_size(max_nodes), PATH=_size(path), **launch_options(OPTIONS, sampled.device),
     )  # fmt: skip
 
 

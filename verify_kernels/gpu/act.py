@@ -10,12 +10,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import ROW_TYPES, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import (
+    ROW_TYPES,
+    CompileCase,
+    await_shortly,
+    check_rank,
+    check_tensor,
+    launch_options,
+    release_next,
+)
 
 
 @triton.jit
 def act_mul_kernel(gate_up, out, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
     """Program (row, block of columns)."""
+    await_shortly()
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = cols < width
@@ -28,6 +37,7 @@ def act_mul_kernel(gate_up, out, width, GELU: tl.constexpr, BLOCK: tl.constexpr)
     else:
         logit = gate
     value = gate / (1.0 + tl.exp(-logit)) * up
+    release_next()
     tl.store(out + row * width + cols, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -53,7 +63,8 @@ def act_mul(gate_up: Tensor, out: Tensor, kind: Gate) -> None:
     if out.numel() == 0:
         return
     grid = (rows, triton.cdiv(width, BLOCK))
-    act_mul_kernel[grid](gate_up, out, width, GELU=kind == "gelu", BLOCK=BLOCK, **OPTIONS)
+    options = launch_options(OPTIONS, out.device)
+    act_mul_kernel[grid](gate_up, out, width, GELU=kind == "gelu", BLOCK=BLOCK, **options)
 
 
 def compile_cases() -> list[CompileCase]:

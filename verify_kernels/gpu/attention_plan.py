@@ -55,7 +55,7 @@ from verify_kernels.gpu.attention_workspace import (
     WORK_FIELDS,
     AttentionWorkspace,
 )
-from verify_kernels.gpu.kernel_launch import CompileCase, StepRows, check_rank, exchange
+from verify_kernels.gpu.kernel_launch import CompileCase, StepRows, await_previous, check_rank, exchange, launch_options
 
 
 @triton.jit
@@ -144,6 +144,7 @@ def scan_paths_kernel(
     Rows in these arrays are those of the entry, counted from its first. A path's list begins at its leaf and holds
     what lies off the entry's leading chain, where a row's slot is its position.
     """
+    await_previous()
     entry = tl.program_id(0)
     start, n = entry_rows(entry_start, entry, n_rows)
     tl.store(path_works + entry, 0)
@@ -301,6 +302,7 @@ def emit_work_kernel(
     A plan is coarse where blocks alone make ``coarse_from`` items, or where finer work finds no room. Which of both
     it is shows in no result.
     """
+    await_previous()
     entry = tl.program_id(0)
     e = tl.arange(0, ENTRIES)
     known = tl.minimum(e, n_entries - 1)
@@ -345,7 +347,7 @@ def emit_work_kernel(
 
 SCAN_ROWS = 128
 EMIT_LANES = 128
-WARPS = 4
+OPTIONS = {"num_warps": 4, "num_stages": 1}
 ENTRY_BLOCKS = (16, 64, 256)
 
 
@@ -362,17 +364,17 @@ def attention_plan(step: StepRows, workspace: AttentionWorkspace) -> None:
     rows, entries = check_step(step, workspace)
     tile = workspace.tile(rows, entries)
     nodes = tile.block_m // workspace.group
-    ws = workspace
+    ws, options = workspace, launch_options(OPTIONS, workspace.chip)
     scan_paths_kernel[(entries,)](
         step.entry_start, step.entry_ctx, step.parent, step.depth, ws.leaf_of, ws.has_child, ws.diverge, ws.top,
         ws.path, ws.path_works, ws.last_tile, rows, ws.max_pages, ws.max_branch, nodes, tile.seg_tiles,
-        ROWS=SCAN_ROWS, num_warps=WARPS, num_stages=1,
+        ROWS=SCAN_ROWS, **options,
     )  # fmt: skip
     emit_work_kernel[(entries,)](
         step.entry_start, step.entry_ctx, step.depth, ws.leaf_of, ws.diverge, ws.top, ws.path_works, ws.last_tile,
         ws.work, ws.header, rows, entries, ws.max_pages, nodes, ws.kv_heads, tile.seg_tiles, tile.fold_segs,
         ws.coarse_from(rows, entries), ws.work.shape[0], ws.slots,
-        ENTRIES=_entry_block(entries), LANES=EMIT_LANES, num_warps=WARPS, num_stages=1,
+        ENTRIES=_entry_block(entries), LANES=EMIT_LANES, **options,
     )  # fmt: skip
 
 
@@ -405,7 +407,7 @@ def compile_cases() -> list[CompileCase]:
         signature=dict.fromkeys(pointers, "*i32") | dict.fromkeys((*numbers, "max_path"), "i32"),
         constexprs={"ROWS": SCAN_ROWS},
         divisible=(*lists, "has_child_ptr", "path_ptr"),
-        options={"num_warps": WARPS, "num_stages": 1},
+        options=OPTIONS,
     )
     emitted = (*step, "depth_ptr", *lists, "work_list", "header")
     more = ("n_entries", "kv_heads", "fold_segs", "coarse_from", "capacity", "slots")
@@ -416,7 +418,7 @@ def compile_cases() -> list[CompileCase]:
             signature=dict.fromkeys(emitted, "*i32") | dict.fromkeys((*numbers, *more), "i32"),
             constexprs={"ENTRIES": entries, "LANES": EMIT_LANES},
             divisible=(*lists, "work_list", "header"),
-            options={"num_warps": WARPS, "num_stages": 1},
+            options=OPTIONS,
         )
         for entries in ENTRY_BLOCKS
     ]

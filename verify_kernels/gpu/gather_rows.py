@@ -8,12 +8,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import INDEX, ROW_TYPES, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import (
+    INDEX,
+    ROW_TYPES,
+    CompileCase,
+    await_previous,
+    check_rank,
+    check_tensor,
+    launch_options,
+)
 
 
 @triton.jit(do_not_specialize=["index", "limit"])
 def gather_rows_kernel(table, index, out, width, limit, scale, BLOCK: tl.constexpr):
     """Program (row, block of columns). An index outside [0, limit) reads as a row of zeros."""
+    await_previous()
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = tl.load(index + row).to(tl.int64)
@@ -49,7 +58,8 @@ def launch_gather(table_name: str, table: Tensor, index_name: str, index: Tensor
     if out.numel() == 0:
         return
     grid = (m, triton.cdiv(width, BLOCK))
-    gather_rows_kernel[grid](table, index, out, width, limit, scale, BLOCK=BLOCK, **OPTIONS)
+    options = launch_options(OPTIONS, out.device)
+    gather_rows_kernel[grid](table, index, out, width, limit, scale, BLOCK=BLOCK, **options)
 
 
 def compile_cases() -> list[CompileCase]:

@@ -8,8 +8,10 @@ from functools import cache
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 ROW_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -36,11 +38,38 @@ def chip_of(device: torch.device) -> str:
 
 
 OWN_OPTIONS = {"maxnreg": "cuda", "waves_per_eu": "hip"}  # launch options that the other backend refuses
+EARLY = ("sm_90", "sm_100", "sm_120")  # chips on which a launch may begin before the one before it has ended
 
 
-def launch_options(options: Mapping[str, Any], backend: str = "hip" if torch.version.hip else "cuda") -> dict[str, Any]:
-    """``options`` as ``backend`` takes them."""
-    return {name: value for name, value in options.items() if OWN_OPTIONS.get(name, backend) == backend}
+def launch_options(options: Mapping[str, Any], on: torch.device | str) -> dict[str, Any]:
+    """``options`` as a device, or one of `CHIPS`, takes them, with early launch where it can; see `await_previous`."""
+    chip = on if isinstance(on, str) else chip_of(on)
+    backend = "hip" if chip.startswith("gfx") else "cuda"
+    own = {name: value for name, value in options.items() if OWN_OPTIONS.get(name, backend) == backend}
+    return own | {"launch_pdl": True} if chip in EARLY else own
+
+
+def await_previous(_semantic: Any = None) -> None:
+    """In a kernel: `await_only`, then `release_next`."""
+    await_only(_semantic=_semantic)
+    release_next(_semantic=_semantic)
+
+
+def await_only(_semantic: Any = None) -> None:
+    """In a kernel: wait until the launch before this one has ended, and with it all earlier ones.
+
+    Every kernel waits before its first store, and before it reads what the launch just before it wrote. What earlier
+    launches wrote may be read at once: a launch begins only when the one before it has released it, so has waited
+    itself. Neither its start nor such reads then take time of their own.
+    """
+    if _semantic is not None and getattr(_semantic.builder.options, "launch_pdl", False):
+        gdc_wait(_semantic=_semantic)
+
+
+def release_next(_semantic: Any = None) -> None:
+    """In a kernel that has waited: let the next launch begin once every program has come here or has ended."""
+    if _semantic is not None and getattr(_semantic.builder.options, "launch_pdl", False):
+        gdc_launch_dependents(_semantic=_semantic)
 
 
 def exchange(_semantic: Any = None) -> None:
@@ -58,7 +87,22 @@ def exchange(_semantic: Any = None) -> None:
     tl.debug_barrier(_semantic=_semantic)
 
 
-exchange.__triton_builtin__ = True  # type: ignore[attr-defined]  # what triton's own functions of a kernel have
+for _function in (await_previous, await_only, release_next, exchange):
+    _function.__dict__["__triton_builtin__"] = True  # what triton's own functions of a kernel have
+
+FEW_ROWS = tl.constexpr(32)
+
+
+@triton.jit
+def await_shortly() -> None:
+    """`await_only` of a short kernel of a program per row, which calls `release_next` before its last store.
+
+    With few rows it does so here. With many, its programs would still hold multiprocessors when those of a linear layer
+    are placed, and these would crowd together on the others.
+    """
+    await_only()
+    if tl.num_programs(0) <= FEW_ROWS:
+        release_next()
 
 
 def check_tensor(

@@ -18,10 +18,12 @@ from verify_kernels.gpu.kernel_launch import (
     ROW_TYPES,
     CompileCase,
     StepRows,
+    await_previous,
     check_rank,
     check_scales,
     check_tensor,
     exchange,
+    launch_options,
 )
 
 _LARGEST = tl.constexpr(FP8_LARGEST)
@@ -62,9 +64,6 @@ def write_kv_kernel(
     # Loads ask only whether there is such a value, not whose it is: so they need not wait for the row's entry.
     inside = (col < HALF) & (head < n_heads + 2 * n_kv)
     source = qkv + (row.to(tl.int64) * (n_heads + 2 * n_kv) + head) * HEAD_DIM + col
-    a = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
-
     entry = tl.load(entry_of + row)
     known = (entry >= 0) & (entry < n_entries)
     below = tl.load(depth + row)
@@ -80,11 +79,16 @@ def write_kv_kernel(
     c = tl.load(cos + turn, mask=inside, other=0.0)
     s = tl.load(sin + turn, mask=inside, other=0.0)
 
-    x, y = a, b
     if q_norm is not None:
         q_col, k_col = inside & is_q, inside & (head >= n_heads)
         w_a = tl.load(q_norm + col, mask=q_col, other=0.0) + tl.load(k_norm + col, mask=k_col, other=0.0)
         w_b = tl.load(q_norm + HALF + col, mask=q_col, other=0.0) + tl.load(k_norm + HALF + col, mask=k_col, other=0.0)
+
+    await_previous()
+    a = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
+    x, y = a, b
+    if q_norm is not None:
         inverse = _rms_inverse(a, b, eps, HEAD_DIM)
         x, y = a * inverse * w_a.to(tl.float32), b * inverse * w_b.to(tl.float32)
     x, y = tl.where(is_v, a, x * c - y * s), tl.where(is_v, b, y * c + x * s)
@@ -118,6 +122,7 @@ def move_kv_kernel(
     WORDS: tl.constexpr, WORDS_BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Program (entry, layer, kv head): all of an entry's moves, CHUNK at a time, of K and V as 32-bit words."""
+    await_previous()
     entry, layer, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     moves = tl.minimum(tl.load(n_moves + entry), max_moves)
     word = tl.arange(0, WORDS_BLOCK)[None, :]
@@ -191,7 +196,7 @@ def write_kv(
         step.entry_of, step.entry_start, step.entry_ctx, step.depth, step.page_table,
         q_out.stride(0), heads, kv_heads, entries, max_pages, k_pool.shape[0], cos.shape[0], eps,
         HEAD_DIM=head_dim, HEADS=tile_heads, HALF_BLOCK=half_block,
-        **WRITE_OPTIONS,
+        **launch_options(WRITE_OPTIONS, qkv.device),
     )  # fmt: skip
 
 
@@ -225,7 +230,7 @@ def move_kv(k_pool: Tensor, v_pool: Tensor, source: Tensor, target: Tensor, n_mo
     words = head_dim * k_pool.element_size() // 4
     move_kv_kernel[(source.shape[0], layers, kv_heads)](
         k_pool.view(torch.int32), v_pool.view(torch.int32), source, target, n_moves, source.shape[1], kv_heads, pages,
-        **_move_tile(words), **MOVE_OPTIONS,
+        **_move_tile(words), **launch_options(MOVE_OPTIONS, source.device),
     )  # fmt: skip
 
 

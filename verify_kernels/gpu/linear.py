@@ -9,7 +9,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import FP8, ROW_TYPES, CompileCase, check_rank, check_tensor, chip_of, exchange
+from verify_kernels.gpu.kernel_launch import (
+    FP8,
+    ROW_TYPES,
+    CompileCase,
+    await_previous,
+    check_rank,
+    check_tensor,
+    chip_of,
+    exchange,
+    launch_options,
+)
 from verify_kernels.gpu.linear_plan import (
     DENSE_KINDS,
     FAMILIES,
@@ -122,6 +132,7 @@ def linear_kernel(
     m_tiles = tl.cdiv(rows, BLOCK_M)
     offs_m = tl.program_id(0) % m_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = tl.program_id(0) // m_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
+    await_previous()
     if SPLIT_K == 1:
         total = _products(x, w, offs_m, offs_n, rows, n, k, 0, BLOCK_K, SPLIT_K, EVEN_K)
         store_tile(total, out, bias, residual, x_scale, w_scale, offs_m, offs_n, rows, n)
@@ -201,9 +212,11 @@ def _launch(
     workspace.check(launch, x.device)
     if rows == 0:
         return
+    chip = chip_of(x.device)
     linear_kernel[launch.grid](
         x, weight, out, bias, residual, x_scale, weight_scale, workspace.partials, workspace.counters, rows, n, k,
-        **launch.constants(), EVEN_K=k % launch.order.block_k == 0, **launch.options(chip_of(x.device)),
+        **launch.constants(), EVEN_K=k % launch.order.block_k == 0,
+        **launch_options(launch.options(chip), chip),
     )  # fmt: skip
 
 

@@ -14,9 +14,11 @@ from verify_kernels.gpu.kernel_launch import (
     INDEX,
     ROW_TYPES,
     CompileCase,
+    await_previous,
     check_rank,
     check_tensor,
     chip_of,
+    launch_options,
 )
 from verify_kernels.gpu.linear import reduce_splits, store_partial, store_tile
 from verify_kernels.gpu.linear_plan import (
@@ -36,6 +38,7 @@ from verify_kernels.gpu.quantized_weights import CHUNK, GROUP_SIZES, Int4Weight
 @triton.jit
 def permute_columns_kernel(x, perm, out, k, BLOCK: tl.constexpr):
     """Program (row, block of columns). A column outside [0, k) reads as 0."""
+    await_previous()
     row = tl.program_id(0).to(tl.int64) * k
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = cols < k
@@ -45,7 +48,7 @@ def permute_columns_kernel(x, perm, out, k, BLOCK: tl.constexpr):
 
 
 PERMUTE_BLOCK = 1024
-PERMUTE_WARPS = 4
+PERMUTE_OPTIONS = {"num_warps": 4, "num_stages": 1}
 
 
 def permute_columns(x: Tensor, perm: Tensor, out: Tensor) -> None:
@@ -66,7 +69,8 @@ def permute_columns(x: Tensor, perm: Tensor, out: Tensor) -> None:
     if out.data_ptr() == x.data_ptr():
         raise ValueError("out: is x; channels would be overwritten before they are read, pass another tensor")
     grid = (rows, triton.cdiv(k, PERMUTE_BLOCK))
-    permute_columns_kernel[grid](x, perm, out, k, BLOCK=PERMUTE_BLOCK, num_warps=PERMUTE_WARPS, num_stages=1)
+    options = launch_options(PERMUTE_OPTIONS, x.device)
+    permute_columns_kernel[grid](x, perm, out, k, BLOCK=PERMUTE_BLOCK, **options)
 
 
 _CHUNK = tl.constexpr(CHUNK)
@@ -200,6 +204,7 @@ def linear_int4_kernel(
     ASM: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, split); see `verify_kernels.gpu.linear_plan`. GROUPS: groups per block of input channels."""
+    await_previous()
     m_tiles = tl.cdiv(rows, BLOCK_M)
     offs_m = tl.program_id(0) % m_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = tl.program_id(0) // m_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -260,7 +265,7 @@ def linear_int4(
         x, weight.words, weight.quants, out, bias, residual, workspace.partials, workspace.counters,
         rows, weight.n, weight.k, **launch.constants(), GROUPS=weight.block_k // weight.group,
         SCALE_TYPE=_TRITON_TYPES[weight.scale_type], EVEN_K=weight.k % weight.block_k == 0,
-        ASM=x.is_cuda and chip != AMD, **launch.options(chip),
+        ASM=x.is_cuda and chip != AMD, **launch_options(launch.options(chip), chip),
     )  # fmt: skip
 
 
@@ -327,7 +332,7 @@ def _permute_cases() -> list[CompileCase]:
             signature={"x": f"*{kind}", "perm": "*i32", "out": f"*{kind}", "k": "i32"},
             constexprs={"BLOCK": PERMUTE_BLOCK},
             divisible=("x", "perm", "out", "k"),
-            options={"num_warps": PERMUTE_WARPS, "num_stages": 1},
+            options=PERMUTE_OPTIONS,
         )
         for kind in ("bf16", "fp16")
     ]

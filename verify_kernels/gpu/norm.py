@@ -8,7 +8,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import ROW_TYPES, CompileCase, check_rank, check_tensor, launch_options
+from verify_kernels.gpu.kernel_launch import (
+    ROW_TYPES,
+    CompileCase,
+    await_shortly,
+    check_rank,
+    check_tensor,
+    launch_options,
+    release_next,
+)
 
 
 @triton.jit
@@ -27,6 +35,7 @@ def add_norm_kernel(residual, y, post_norm, norm, out, hidden, eps, BLOCK: tl.co
         post_weight = tl.load(post_norm + cols, mask=inside, other=0.0)
     if norm is not None:
         weight = tl.load(norm + cols, mask=inside, other=0.0)
+    await_shortly()
     x = tl.load(residual + row + cols, mask=inside, other=0.0).to(tl.float32)
     if y is not None:
         added = tl.load(y + row + cols, mask=inside, other=0.0).to(tl.float32)
@@ -37,6 +46,7 @@ def add_norm_kernel(residual, y, post_norm, norm, out, hidden, eps, BLOCK: tl.co
         x = stored.to(tl.float32)
     if norm is not None:
         x = _normed(x, weight, hidden, eps)
+        release_next()
         tl.store(out + row + cols, x.to(out.dtype.element_ty), mask=inside)
 
 
@@ -70,9 +80,8 @@ def add_norm(
     if rows == 0:
         return
     block = next(block for block in BLOCKS if block >= hidden)
-    add_norm_kernel[(rows,)](
-        residual, y, post_norm, norm, out, hidden, eps, BLOCK=block, **launch_options(_options(block))
-    )
+    options = launch_options(_options(block), residual.device)
+    add_norm_kernel[(rows,)](residual, y, post_norm, norm, out, hidden, eps, BLOCK=block, **options)
 
 
 def compile_cases() -> list[CompileCase]:

@@ -15,9 +15,11 @@ from verify_kernels.gpu.kernel_launch import (
     FP8_LARGEST,
     ROW_TYPES,
     CompileCase,
+    await_shortly,
     check_rank,
     check_tensor,
     launch_options,
+    release_next,
 )
 
 LEAST = 1e-30  # amax below which 448 / amax would overflow; such a row is zeros
@@ -81,6 +83,7 @@ def quantize_rows_kernel(
     x, norm, q, scale_out, k, eps, PROLOGUE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr
 ):
     """One program per row. WHOLE: the row fits in BLOCK and is read once; else twice, in stretches of BLOCK."""
+    await_shortly()
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     v = _values(x, row, lanes, k, PROLOGUE)
@@ -99,6 +102,7 @@ def quantize_rows_kernel(
     sound = amax < float("inf")
     scale = tl.maximum(tl.where(sound, amax, 1.0) * factor, _LEAST) * _INVERSE
     inverse = tl.div_rn(1.0, scale)
+    release_next()
     tl.store(scale_out + row, tl.where(sound, scale, float("nan")))
     _store(v, factor, inverse, sound, q, row * k + lanes, lanes < k)
     if not WHOLE:
@@ -135,7 +139,7 @@ def quantize_rows(
     block = _block(k)
     quantize_rows_kernel[(rows,)](
         x, norm, q, scale, k, eps, PROLOGUE=prologue, BLOCK=block, WHOLE=k <= block,
-        **launch_options(_options(block, x.dtype == torch.float32 and k > block)),
+        **launch_options(_options(block, x.dtype == torch.float32 and k > block), x.device),
     )  # fmt: skip
 
 

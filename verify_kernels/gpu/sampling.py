@@ -279,13 +279,13 @@ def _with_edits(
         apply_edits_kernel[(rows,)](
             logits, table.edits, table.pool, table.saved,
             table.repetition, table.inverse_repetition, table.presence, table.frequency,
-            logits.stride(0), vocab, BLOCK=EDIT_BLOCK, num_warps=EDIT_WARPS, **EXACT,
+            logits.stride(0), vocab, BLOCK=EDIT_BLOCK, num_warps=EDIT_WARPS, **launch_options(EXACT, logits.device),
         )  # fmt: skip
     _run(variant, logits, table, needs.masks, workspace, width, ids, values)
     if needs.edits and rows:
         undo_edits_kernel[(rows,)](
             logits, table.edits, table.pool, table.saved, logits.stride(0), vocab,
-            BLOCK=EDIT_BLOCK, num_warps=EDIT_WARPS, **EXACT,
+            BLOCK=EDIT_BLOCK, num_warps=EDIT_WARPS, **launch_options(EXACT, logits.device),
         )  # fmt: skip
 
 
@@ -318,18 +318,18 @@ def _run(
         maxima_kernel[grid](
             logits, heat, t["inverse"], *mask, w.maxima, stride, vocab,
             MASK=masks, GROUPS=plan.groups, GROUP=plan.group, num_warps=SCAN_WARPS,
-            **launch_options(MAXIMA_OPTIONS),
+            **launch_options(MAXIMA_OPTIONS, logits.device),
         )  # fmt: skip
         bounds_kernel[(rows,)](
             heat, *filters, w.maxima, peak, bound, plan.splits * plan.groups, vocab,
             FILTERS=variant.filters, GROUP=plan.group, BLOCKS=plan.segments * plan.groups,
-            num_warps=SCAN_WARPS, **EXACT,
+            num_warps=SCAN_WARPS, **launch_options(EXACT, logits.device),
         )  # fmt: skip
     scan_kernel[grid](
         logits, heat, *noise, *filters, t["log_min_p"], *mask, peak, bound, w.places, w.counts, weights,
         stride, vocab, max(width, 1),
         NOISE=variant.noise, FILTERS=variant.filters, TOTAL=variant.total, WIDE=variant.wide, MASK=masks,
-        GROUPS=plan.groups, GROUP=plan.group, num_warps=SCAN_WARPS, **EXACT,
+        GROUPS=plan.groups, GROUP=plan.group, num_warps=SCAN_WARPS, **launch_options(EXACT, logits.device),
     )  # fmt: skip
     if variant.filters or variant.wide:
         shorten_kernel[(rows,)](
@@ -337,14 +337,14 @@ def _run(
             stride, vocab, width, plan.splits,
             NOISE=variant.noise, FILTERS=variant.filters, TOTAL=variant.total, WIDE=variant.wide,
             TOKENS=plan.tokens, SPLITS=plan.segments, COLUMNS=plan.columns(False),
-            num_warps=SHORTEN_WARPS, **launch_options(ROW_OPTIONS),
+            num_warps=SHORTEN_WARPS, **launch_options(ROW_OPTIONS, logits.device),
         )  # fmt: skip
     choose_kernel[(rows,)](
         logits, heat, *noise, peak if variant.total else None, w.places, w.counts, weights if variant.total else None,
         tokens, chosen, ids, values, stride, vocab, width, plan.splits,
         NOISE=variant.noise, TOTAL=variant.total, WIDE=variant.wide,
         TOKENS=plan.tokens, SPLITS=plan.segments, COLUMNS=plan.columns(True), num_warps=CHOOSE_WARPS,
-        **launch_options(ROW_OPTIONS),
+        **launch_options(ROW_OPTIONS, logits.device),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verify_kernels.gpu.kernel_launch import exchange
+from verify_kernels.gpu.kernel_launch import await_previous, exchange
 from verify_kernels.gpu.sampling_math import (
     DEAD,
     LAST_ID,
@@ -195,6 +195,7 @@ def shorten_kernel(
     """Rewrites ``places`` and ``counts`` of rows with top-k or top-p, with WIDE of all; with TOTAL, the ``weights`` of
     the former become what their filters leave. spare: as ``places``.
     """
+    await_previous()
     row = tl.program_id(0)
     heat = temperature_of(temperature, row)
     cut = heat < 0.0
@@ -292,6 +293,7 @@ def choose_kernel(
     tokens, chosen: where given, the log-probability of tokens int32 [rows]; float64 [rows]; a row without one (-1)
     has no ids either.
     """
+    await_previous()
     row = tl.program_id(0)
     heat = temperature_of(temperature, row)
     split = tl.arange(0, SPLITS)

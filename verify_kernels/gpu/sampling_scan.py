@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verify_kernels.gpu.kernel_launch import exchange
+from verify_kernels.gpu.kernel_launch import await_previous, exchange
 from verify_kernels.gpu.sampling_math import (
     DEAD,
     allowed,
@@ -49,6 +49,7 @@ def apply_edits_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Save the listed logits, then apply base penalties, path penalties, bias and bans, in this order."""
+    await_previous()
     row = tl.program_id(0)
     line = logits + row.to(tl.int64) * row_stride
     edit = edits + row * _EDIT_WORDS
@@ -91,6 +92,7 @@ def apply_edits_kernel(
 @triton.jit(do_not_specialize=["logits", "edits", "pool", "saved", "row_stride", "vocab"])
 def undo_edits_kernel(logits, edits, pool, saved, row_stride, vocab, BLOCK: tl.constexpr):
     """Write back what `apply_edits_kernel` saved."""
+    await_previous()
     row = tl.program_id(0)
     line = logits + row.to(tl.int64) * row_stride
     edit = edits + row * _EDIT_WORDS
@@ -182,6 +184,7 @@ def maxima_kernel(
     MASK: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """The largest z of each group of GROUP tokens; maxima: float32 [rows, splits * GROUPS]."""
+    await_previous()
     split, row = tl.program_id(0), tl.program_id(1)
     heat = temperature_of(temperature, row)
     if heat >= 0.0:
@@ -200,6 +203,7 @@ def bounds_kernel(
     FILTERS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Per row the largest z, and a z below which no token can survive top-k or top-p; float32 [rows] each."""
+    await_previous()
     row = tl.program_id(0)
     heat = temperature_of(temperature, row)
     if heat >= 0.0:
@@ -251,6 +255,7 @@ def scan_kernel(
     places: int16 [rows, splits, tokens of a split]; counts: int32 [rows, splits]; weights: int64 [rows, splits], of
     what min-p leaves (of everything under top-p), written only where a later kernel reads it.
     """
+    await_previous()
     split, row = tl.program_id(0), tl.program_id(1)
     heat = temperature_of(temperature, row)
     if heat >= 0.0:

@@ -38,9 +38,13 @@ from verify_kernels.gpu.kernel_launch import (
     HALF_TYPES,
     CompileCase,
     StepRows,
+    await_previous,
+    await_shortly,
     check_rank,
     check_scales,
     check_tensor,
+    launch_options,
+    release_next,
 )
 
 NONE = tl.constexpr(float("-inf"))
@@ -143,6 +147,7 @@ def tree_attention_kernel(
             factor = factor * tl.load(k_scale + head)
         row, member, live = work_rows(work, path, max_path, n_rows, group, BLOCK_M)
         q_at = row.to(tl.int64) * q_stride + (head * group + member) * HEAD_DIM
+        await_previous()
         q = tl.load(q_ptr + q_at[:, None] + d[None, :], mask=live[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
         if SCALED:
             # float8 values are float16 values; queries beyond float16 are not met, and must not become infinite.
@@ -222,6 +227,7 @@ def tree_attention_kernel(
             slot = (row.to(tl.int64) * splits + tl.load(work + SPLIT)) * n_heads + head * group + member
             mask = live[:, None] & (d < HEAD_DIM)[None, :]
             tl.store(partials + slot[:, None] * HEAD_DIM + d[None, :], acc, mask=mask)
+    await_previous()
 
 
 @triton.jit
@@ -304,6 +310,7 @@ def tree_attention_combine_kernel(
         acc = tl.full([1, DIM_BLOCK], 0.0, tl.float32)
         block_tiles: tl.constexpr = SEG_TILES * FOLD_SEGS
         n_blocks = tl.where(first < last, (last + block_tiles - 1) // block_tiles, 0)
+        await_shortly()
         if n_blocks > FEW_BLOCKS:
             for block in tl.range(first // block_tiles // BLOCKS * BLOCKS, n_blocks, BLOCKS):
                 if tl.minimum(block + BLOCKS, n_blocks) <= blocks:
@@ -331,13 +338,16 @@ def tree_attention_combine_kernel(
         if SCALED:
             result = result * tl.load(v_scale + head // group)
         out_at = (row.to(tl.int64) * n_heads + head) * HEAD_DIM + d
+        release_next()
         tl.store(out + out_at[None, :], result.to(out.dtype.element_ty), mask=(d < HEAD_DIM)[None, :])
+    await_previous()
 
 
 COMBINE_BLOCKS = 8  # blocks of keys summed at a time; changes results bitwise
-COMBINE_WARPS = 2  # rows are short: more threads would mostly repeat each other's addresses
 # A product and a sum are fused where the source says so, nowhere else: two loops must round alike.
 EXACT = {"enable_fp_fusion": False}
+# Rows are short: more threads would mostly repeat each other's addresses.
+COMBINE_OPTIONS = {"num_warps": 2, "num_stages": 1, **EXACT}
 TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": FP8}
 
 
@@ -355,6 +365,9 @@ def tree_attention(
     v_scale: Tensor | None = None,
 ) -> None:
     """out = attention of every row to the keys at positions 0 .. its own, on its own path. Two launches.
+
+    The plan is read before the first of them waits (`await_previous`), so another launch must stand between the plan's
+    and these, as `write_kv` does.
 
     q: [rows, heads, head_dim]; rows may be apart, so a view of qkv works. k_pool, v_pool: one layer's [pages,
     kv_heads, 64, head_dim], into which K and V of the rows are written already; of q's dtype, or float8 e4m3 for q of
@@ -389,13 +402,13 @@ def tree_attention(
         q, k_pool, v_pool, k_scale, step.page_table, step.depth, ws.path, ws.work, ws.header, ws.partials, ws.peaks,
         base_2, q.stride(0), window, rows, ws.heads, ws.kv_heads, ws.group, pages, k_pool.shape[0],
         ws.max_branch, HEAD_DIM=ws.head_dim, DIM_BLOCK=block, WINDOWED=windowed, SCALED=k_scale is not None,
-        **_tile_constants(tile), **_tile_options(tile),
+        **_tile_constants(tile), **launch_options(_tile_options(tile), ws.chip),
     )  # fmt: skip
     tree_attention_combine_kernel[(rows, ws.heads)](
         ws.partials, ws.peaks, out, step.entry_of, step.entry_start, step.entry_ctx, step.depth, ws.header,
         k_scale, v_scale, base_2, window, entries, ws.heads, ws.group,
         HEAD_DIM=ws.head_dim, DIM_BLOCK=block, BLOCKS=COMBINE_BLOCKS, SEG_TILES=tile.seg_tiles,
-        FOLD_SEGS=tile.fold_segs, SCALED=k_scale is not None, num_warps=COMBINE_WARPS, num_stages=1, **EXACT,
+        FOLD_SEGS=tile.fold_segs, SCALED=k_scale is not None, **launch_options(COMBINE_OPTIONS, ws.chip),
     )  # fmt: skip
 
 
@@ -476,7 +489,7 @@ def _combine_case(head_dim: int, fold_segs: int, q_type: str, scaled: bool) -> C
         signature=signature,
         constexprs={**shape, **cut, **kinds},
         divisible=("partials", "peaks", "out", "header"),
-        options={"num_warps": COMBINE_WARPS, "num_stages": 1, **EXACT},
+        options=COMBINE_OPTIONS,
         targets=tuple(c for c in chips if attention_tile(c, head_dim, torch.bfloat16).fold_segs == fold_segs),
     )
 

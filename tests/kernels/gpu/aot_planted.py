@@ -9,17 +9,19 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from verify_kernels.gpu.kernel_launch import CompileCase
+from verify_kernels.gpu.kernel_launch import CompileCase, await_previous
 
 
 @triton.jit
 def scale_kernel(x, out, n, FACTOR: tl.constexpr, BLOCK: tl.constexpr = 256):
+    await_previous()
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(x + i, mask=i < n).to(tl.float32) * FACTOR, mask=i < n)
 
 
 @triton.jit
 def hoard_kernel(x, out, SIZE: tl.constexpr):
+    await_previous()
     i = tl.arange(0, SIZE)
     values = tl.load(x + i)
     tl.store(out + i, values / tl.sum(values))  # all values are needed again after the sum
@@ -27,6 +29,7 @@ def hoard_kernel(x, out, SIZE: tl.constexpr):
 
 @triton.jit
 def matmul_kernel(a, b, out, K, M: tl.constexpr, BLOCK_K: tl.constexpr):
+    await_previous()
     m = tl.arange(0, M)
     k = tl.arange(0, BLOCK_K)
     acc = tl.zeros((M, M), tl.float32)
@@ -35,6 +38,13 @@ def matmul_kernel(a, b, out, K, M: tl.constexpr, BLOCK_K: tl.constexpr):
         right = tl.load(b + m[None, :] * K + (start + k)[:, None])
         acc += tl.dot(left, right)
     tl.store(out + m[:, None] * M + m[None, :], acc)
+
+
+@triton.jit
+def hasty_kernel(x, out):
+    i = tl.arange(0, 64)
+    tl.store(out + i, tl.load(x + i))  # while earlier launches may still read it
+    await_previous()
 
 
 @triton.jit
@@ -75,6 +85,7 @@ def compile_cases() -> list[CompileCase]:
         replace(_SCALE, name="fp8_constant", constexprs={"FACTOR": tl.float8e4nv}, targets=("gfx",)),
         CompileCase("spills", hoard_kernel, hoard, {"SIZE": 1 << 13}, ("x", "out"), _FEW_REGISTERS),
         CompileCase("shared", matmul_kernel, _MATMUL_TYPES, tile, ("a", "b", "K"), {"num_stages": 5}, ("sm_",)),
+        CompileCase("hasty", hasty_kernel, hoard, {}, ("x", "out")),
         CompileCase("does_not_compile", mistyped_kernel, hoard, {"SIZE": 64}),
         CompileCase("not_lowered", unlowered_kernel, {"x": "*fp8e4nv", "out": "*fp8e4nv"}, {}, targets=("sm_90",)),
         replace(_SCALE, name="missing", signature={"x": "*bf16", "n": "i32"}),

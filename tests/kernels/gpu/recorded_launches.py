@@ -13,7 +13,9 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from verify_kernels.gpu.kernel_launch import CompileCase
+from verify_kernels.gpu.kernel_launch import CompileCase, chip_of, launch_options
+
+INTERPRETED = chip_of(torch.device("cpu"))  # the chip whose options launches of the interpreter have
 
 TYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64",
@@ -34,7 +36,7 @@ class RecordedLaunch:
 
     def is_compiled_by(self, case: CompileCase) -> bool:
         """Whether triton would run ``case``'s binary for this launch."""
-        if case.kernel is not self.kernel or dict(case.options) != self.options:
+        if case.kernel is not self.kernel or launch_options(case.options, INTERPRETED) != self.options:
             return False
         known = self.arguments.keys() == case.signature.keys() | case.constexprs.keys()
         return known and all(_fits(case, name, value) for name, value in self.arguments.items())

@@ -95,6 +95,12 @@ def test_too_much_shared_memory_is_detected(planted: tuple[Any, Any]) -> None:
     assert "232448 at most" in rows["sm_90"]["problems"][0]
 
 
+def test_a_store_before_earlier_launches_have_ended_is_detected(planted: tuple[Any, Any]) -> None:
+    rows = rows_of(planted[1], "hasty")
+    assert rows["sm_90"]["problems"] == ["stores before await_previous()"]
+    assert rows["gfx942"]["problems"] == []  # launches one after the other
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -190,7 +196,7 @@ def test_jobs_are_selected_by_name_target_and_kernel() -> None:
     assert [(job.kernel, job.target) for job in once] == [
         (kernel, target)
         for target in ("sm_80", "gfx942")
-        for kernel in ("scale_kernel", "hoard_kernel", "matmul_kernel", "mistyped_kernel")
+        for kernel in ("scale_kernel", "hoard_kernel", "matmul_kernel", "hasty_kernel", "mistyped_kernel")
         if (kernel, target) != ("matmul_kernel", "gfx942")
     ]
 

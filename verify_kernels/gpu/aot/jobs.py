@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction
 
-from verify_kernels.gpu.kernel_launch import SMALL, CompileCase, launch_options
+from verify_kernels.gpu.kernel_launch import EARLY, SMALL, CompileCase, launch_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ def _launch_options(case: CompileCase, gpu: GPUTarget) -> dict[str, Any]:
     Raises:
         ValueError: a launch would refuse one; compilation alone ignores it.
     """
-    options = launch_options(case.options, gpu.backend)
+    options = launch_options(case.options, f"sm_{gpu.arch}" if gpu.backend == "cuda" else str(gpu.arch))
     _refuse(f"launch options are refused by {gpu.backend}", options, vars(make_backend(gpu).parse_options({})))
     return options
 
@@ -294,4 +294,13 @@ def compile_job(job: Job) -> Row:
         usage = read_usage(compiled)
     except Exception as error:  # triton's compiler raises many types
         return Row(job, None, (f"does not compile: {type(error).__name__}: {error}",), time.monotonic() - start)
-    return Row(job, usage, tuple(target.problems(usage, case.resident)), time.monotonic() - start)
+    problems = target.problems(usage, case.resident)
+    if target.name in EARLY and not _waits(compiled.asm["ptx"]):
+        problems.append("stores before await_previous()")
+    return Row(job, usage, tuple(problems), time.monotonic() - start)
+
+
+def _waits(ptx: str) -> bool:
+    """Whether a kernel waits for earlier launches, before its first store."""
+    stores = re.search(r"\b(?:st\.global|st\.async|atom\.|red\.)", ptx)
+    return 0 <= ptx.find("griddepcontrol.wait") < (stores.start() if stores else len(ptx))
