@@ -284,7 +284,7 @@ def profiled(work: Callable[[], object]) -> dict[str, Any]:
     """What ``work`` does on the GPU: kernels, copies, graphs launched, waits of the host, allocations of device memory,
     microseconds of kernels, and the kernels that take longest ("name count microseconds").
 
-    All zero without a GPU.
+    A kernel's time includes its wait for the one before it, where it begins early. All zero without a GPU.
     """
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]

@@ -301,6 +301,7 @@ def _write_run(head_dim: int, fp8: bool, norms: bool, device: torch.device) -> A
     rows = DeviceRows.build(entries, roots, device, pad_rows=3, pad_entries=1)
     qkv = random(device, dtype, rows.tokens.shape[0], (heads + 2 * kv_heads) * head_dim)
     angles = random(device, torch.float32, 400, head_dim // 2, seed=1)
+    cos, sin = angles.cos(), angles.sin()
     weights = random(device, dtype, 2, head_dim, seed=2)
     extra: dict[str, Any] = {"q_norm": weights[0], "k_norm": weights[1]} if norms else {}
     if fp8:
@@ -311,7 +312,7 @@ def _write_run(head_dim: int, fp8: bool, norms: bool, device: torch.device) -> A
         shape = (pages, kv_heads, PAGE_SIZE, head_dim)
         pools = [torch.full(shape, 7.0, device=device).to(FP8 if fp8 else dtype) for _ in "kv"]
         kernel = attention_twin.write_kv if twin else write_kv
-        kernel(qkv, q_out, *pools, angles.cos(), angles.sin(), rows, eps=EPS, **extra)
+        kernel(qkv, q_out, *pools, cos, sin, rows, eps=EPS, **extra)
         return {"q": q_out, "k": pools[0].float(), "v": pools[1].float()}
 
     return run

@@ -58,9 +58,9 @@ def await_previous(_semantic: Any = None) -> None:
 def await_only(_semantic: Any = None) -> None:
     """In a kernel: wait until the launch before this one has ended, and with it all earlier ones.
 
-    Every kernel waits before its first store, and before it reads what the launch just before it wrote. What earlier
-    launches wrote may be read at once: a launch begins only when the one before it has released it, so has waited
-    itself. Neither its start nor such reads then take time of their own.
+    Every kernel waits before its first store, and before it reads what the launch just before it wrote; torch's
+    operations are launches too. What earlier launches wrote may be read at once: a launch begins only when the one
+    before it has released it, so has waited itself. Neither its start nor such reads then take time of their own.
     """
     if _semantic is not None and getattr(_semantic.builder.options, "launch_pdl", False):
         gdc_wait(_semantic=_semantic)
@@ -95,10 +95,10 @@ FEW_ROWS = tl.constexpr(32)
 
 @triton.jit
 def await_shortly() -> None:
-    """`await_only` of a short kernel of a program per row, which calls `release_next` before its last store.
+    """`await_only` of a short kernel of a program per row; with few rows also `release_next`.
 
-    With few rows it does so here. With many, its programs would still hold multiprocessors when those of a linear layer
-    are placed, and these would crowd together on the others.
+    With many rows its programs would still hold multiprocessors when those of a linear layer are placed, and these
+    would crowd together on the others. Such a kernel releases the next launch near its end.
     """
     await_only()
     if tl.num_programs(0) <= FEW_ROWS:

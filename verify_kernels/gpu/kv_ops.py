@@ -61,7 +61,6 @@ def write_kv_kernel(
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     col = tl.arange(0, HALF_BLOCK)[None, :]
     is_q, is_v = head < n_heads, head >= n_heads + n_kv
-    # Loads ask only whether there is such a value, not whose it is: so they need not wait for the row's entry.
     inside = (col < HALF) & (head < n_heads + 2 * n_kv)
     source = qkv + (row.to(tl.int64) * (n_heads + 2 * n_kv) + head) * HEAD_DIM + col
     entry = tl.load(entry_of + row)
@@ -174,8 +173,9 @@ def write_kv(
     [kv_heads]: stored = value / scale, held within +-448. cos, sin: float32 [positions, head_dim / 2]; the half-split
     convention. q_norm, k_norm: [head_dim], both or none: RMSNorm of each head before it is rotated.
 
-    Padding, and a row outside the rows of its entry, is left alone; a row whose slot has no page is not written. All
-    arithmetic is float32 and of the row alone.
+    ``step``, cos, sin and norms are read before the kernel waits (`await_only`): the launch just before must not write
+    them. Padding, and a row outside the rows of its entry, is left alone; a row whose slot has no page is not written.
+    All arithmetic is float32 and of the row alone.
 
     Raises:
         ValueError: a shape, dtype, device or layout is wrong, or norms or scales do not go together.

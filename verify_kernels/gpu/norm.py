@@ -69,7 +69,8 @@ def add_norm(
 
     residual (changed where y is given), y, out: [rows, hidden], hidden <= 16384, float32, float16 or bfloat16 each;
     post_norm, norm: [hidden]. Sums are float32; ``out`` is the norm of the residual as stored. A row's result does not
-    depend on the other rows.
+    depend on the other rows. Norms are read before the kernel waits (`await_only`): the launch just before must not
+    write them.
 
     Raises:
         ValueError: a shape, dtype, device or layout is wrong, post_norm comes without y, norm without out (or the

@@ -366,7 +366,7 @@ def tree_attention(
 ) -> None:
     """out = attention of every row to the keys at positions 0 .. its own, on its own path. Two launches.
 
-    The plan is read before the first of them waits (`await_previous`), so another launch must stand between the plan's
+    The plan is read before the first of them waits (`await_only`), so another launch must stand between the plan's
     and these, as `write_kv` does.
 
     q: [rows, heads, head_dim]; rows may be apart, so a view of qkv works. k_pool, v_pool: one layer's [pages,

@@ -97,7 +97,7 @@ def test_too_much_shared_memory_is_detected(planted: tuple[Any, Any]) -> None:
 
 def test_a_store_before_earlier_launches_have_ended_is_detected(planted: tuple[Any, Any]) -> None:
     rows = rows_of(planted[1], "hasty")
-    assert rows["sm_90"]["problems"] == ["stores before await_previous()"]
+    assert rows["sm_90"]["problems"] == ["stores, or releases the next launch, before await_only()"]
     assert rows["gfx942"]["problems"] == []  # launches one after the other
 
 

@@ -252,6 +252,7 @@ def test_a_row_without_a_page_is_not_written(device, run, page):  # type: ignore
     case = make(rows)
     first, good = rows.page_table[0].tolist()
     rows.page_table[0, 0] = page
+    assert int(rows.page_table[0, 0]) == page  # has been written: the kernel may read it before it waits
     case.run(run)
     rest = case.k_pool.clone()
     rest[good, :, :2] = UNTOUCHED
@@ -267,8 +268,8 @@ def test_slots_past_the_table_and_invalid_positions_are_ignored(device, run):  #
     case = make(rows)
     rows.entry_ctx[0] = PAGE_SIZE + 10  # past its pages: next in memory is the other entry's
     rows.depth[2:] = on(device, [-5, 2**30])
+    page = int(rows.page_table[1, 0])  # all has been written then: the kernel may read it before it waits
     case.run(run)
-    page = int(rows.page_table[1, 0])
     rest = case.k_pool.clone()
     rest[page, :, :2] = UNTOUCHED
     assert (rest == UNTOUCHED).all()

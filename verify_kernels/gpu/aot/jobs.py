@@ -296,11 +296,11 @@ def compile_job(job: Job) -> Row:
         return Row(job, None, (f"does not compile: {type(error).__name__}: {error}",), time.monotonic() - start)
     problems = target.problems(usage, case.resident)
     if target.name in EARLY and not _waits(compiled.asm["ptx"]):
-        problems.append("stores before await_previous()")
+        problems.append("stores, or releases the next launch, before await_only()")
     return Row(job, usage, tuple(problems), time.monotonic() - start)
 
 
 def _waits(ptx: str) -> bool:
-    """Whether a kernel waits for earlier launches, before its first store."""
-    stores = re.search(r"\b(?:st\.global|st\.async|atom\.|red\.)", ptx)
-    return 0 <= ptx.find("griddepcontrol.wait") < (stores.start() if stores else len(ptx))
+    """Whether a kernel waits for earlier launches before it stores anything or releases the next one."""
+    later = re.search(r"\b(?:st\.global|st\.async|atom\.|red\.|griddepcontrol\.launch_dependents)", ptx)
+    return 0 <= ptx.find("griddepcontrol.wait") < (later.start() if later else len(ptx))
