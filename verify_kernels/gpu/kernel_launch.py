@@ -19,7 +19,6 @@ FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0  # the largest finite e4m3 value
 INDEX = (torch.int32,)
 
-
 CHIPS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")  # chips with tiles of their own
 SMALL = ("sm_89", "sm_120")  # those with 99 KiB of shared memory per program
 
@@ -47,12 +46,6 @@ def launch_options(options: Mapping[str, Any], on: torch.device | str) -> dict[s
     backend = "hip" if chip.startswith("gfx") else "cuda"
     own = {name: value for name, value in options.items() if OWN_OPTIONS.get(name, backend) == backend}
     return own | {"launch_pdl": True} if chip in EARLY else own
-
-
-def await_previous(_semantic: Any = None) -> None:
-    """In a kernel: `await_only`, then `release_next`."""
-    await_only(_semantic=_semantic)
-    release_next(_semantic=_semantic)
 
 
 def await_only(_semantic: Any = None) -> None:
@@ -87,10 +80,17 @@ def exchange(_semantic: Any = None) -> None:
     tl.debug_barrier(_semantic=_semantic)
 
 
-for _function in (await_previous, await_only, release_next, exchange):
+for _function in (await_only, release_next, exchange):
     _function.__dict__["__triton_builtin__"] = True  # what triton's own functions of a kernel have
 
 FEW_ROWS = tl.constexpr(32)
+
+
+@triton.jit
+def await_previous() -> None:
+    """In a kernel: `await_only`, then `release_next`. Triton's cache knows a kernel by such functions' source too."""
+    await_only()
+    release_next()
 
 
 @triton.jit
