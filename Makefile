@@ -11,10 +11,9 @@ ARGS ?=
 MINUTES ?= 60
 COUNT ?= 10000
 STAMP := $(VENV)/.installed
-TORCH_TRITON := $(VENV)/triton-3.6
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test explore aot aot-torch test-slow soak fuzz attack lint format bench bench-engine peers vscode vsix promtool setup-cluster test-cluster clients gpu gpu-wheels verify proto playground map structure clean
+.PHONY: help setup model serve test explore aot test-slow soak fuzz attack lint format bench bench-engine peers vscode vsix promtool setup-cluster test-cluster clients gpu gpu-wheels verify proto playground map structure clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -43,10 +42,6 @@ explore: model ## the suite with new random examples (ARGS="tests/server -k fuzz
 
 aot: setup ## compile the GPU kernels for six architectures, no GPU needed; no spills, shared memory within limits
 	$(BIN)/python -m verify_kernels.gpu.aot --jobs 2 $(ARGS)
-
-aot-torch: setup ## the same for Hopper with the Triton that torch 2.11 brings, put under .venv
-	test -d $(TORCH_TRITON) || $(PIP) install -q --no-deps --target $(TORCH_TRITON) triton==3.6.0
-	PYTHONPATH=$(TORCH_TRITON) $(BIN)/python -m verify_kernels.gpu.aot --jobs 2 --target sm_90 $(ARGS)
 
 test-slow: model ## the long runs: full verify, perplexity, soak
 	$(BIN)/python -m pytest -q -m slow $(ARGS)

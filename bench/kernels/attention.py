@@ -126,7 +126,7 @@ def binary_tree(nodes: int) -> list[int]:
 def attention_figures(case: AttentionCase, timer: KernelTimer, device: torch.device, peak: float) -> dict[str, Any]:
     """Microseconds of one layer and of the plan, bytes that must move, and their share of ``peak`` bytes/s."""
     work = AttentionWork.of(case, device)
-    plan_us = timer.microseconds(work.plan)  # waits for the device, as attention may read the plan before it waits
+    plan_us = timer.microseconds(work.plan)  # ends with the plan complete, which attention reads before it waits
     took = timer.microseconds(work.attend)
     return {
         "name": case.name,
@@ -226,7 +226,7 @@ def rival_figures(case: AttentionCase, timer: KernelTimer, device: torch.device)
     A rival that is not installed, fails or computes another result is reported as ``NAME_skipped``.
     """
     work = AttentionWork.of(case, device)
-    timer.microseconds(work.plan)
+    timer.microseconds(work.plan)  # ends with the plan complete
     ours = timer.microseconds(work.attend)
     found: dict[str, Any] = {"name": case.name, "us": ours}
     for name, rival in RIVALS.items():

@@ -13,7 +13,7 @@ from torch import Tensor
 from verify_kernels.gpu.kernel_launch import (
     ROW_TYPES,
     CompileCase,
-    await_shortly,
+    await_before_linear,
     check_rank,
     check_tensor,
     launch_options,
@@ -24,7 +24,7 @@ from verify_kernels.gpu.kernel_launch import (
 @triton.jit
 def act_mul_kernel(gate_up, out, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
     """Program (row, block of columns)."""
-    await_shortly()
+    await_before_linear()
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = cols < width

@@ -37,23 +37,23 @@ def chip_of(device: torch.device) -> str:
 
 
 OWN_OPTIONS = {"maxnreg": "cuda", "waves_per_eu": "hip"}  # launch options that the other backend refuses
-EARLY = ("sm_90", "sm_100", "sm_120")  # chips on which a launch may begin before the one before it has ended
+PDL_CHIPS = ("sm_90", "sm_100", "sm_120")  # chips with programmatic dependent launch, see `await_only`
 
 
 def launch_options(options: Mapping[str, Any], on: torch.device | str) -> dict[str, Any]:
-    """``options`` as a device, or one of `CHIPS`, takes them, with early launch where it can; see `await_previous`."""
+    """``options`` as a device, or one of `CHIPS`, takes them; on `PDL_CHIPS` the launch may begin early."""
     chip = on if isinstance(on, str) else chip_of(on)
     backend = "hip" if chip.startswith("gfx") else "cuda"
     own = {name: value for name, value in options.items() if OWN_OPTIONS.get(name, backend) == backend}
-    return own | {"launch_pdl": True} if chip in EARLY else own
+    return own | {"launch_pdl": True} if chip in PDL_CHIPS else own
 
 
 def await_only(_semantic: Any = None) -> None:
     """In a kernel: wait until the launch before this one has ended, and with it all earlier ones.
 
-    Every kernel waits before its first store, and before it reads what the launch just before it wrote; torch's
-    operations are launches too. What earlier launches wrote may be read at once: a launch begins only when the one
-    before it has released it, so has waited itself. Neither its start nor such reads then take time of their own.
+    A kernel waits before its first store, and before it reads what the launch just before it wrote; torch's operations
+    are launches too. It may read before it waits what older launches wrote: it begins only after the launch before it
+    has waited. This hides the time that a kernel takes to start, and that of such reads.
     """
     if _semantic is not None and getattr(_semantic.builder.options, "launch_pdl", False):
         gdc_wait(_semantic=_semantic)
@@ -83,22 +83,22 @@ def exchange(_semantic: Any = None) -> None:
 for _function in (await_only, release_next, exchange):
     _function.__dict__["__triton_builtin__"] = True  # what triton's own functions of a kernel have
 
-FEW_ROWS = tl.constexpr(32)
+FEW_ROWS = tl.constexpr(32)  # up to which `await_before_linear` releases the next launch
 
 
-@triton.jit
+@triton.jit  # so that the order is part of the key of Triton's cache
 def await_previous() -> None:
-    """In a kernel: `await_only`, then `release_next`. Triton's cache knows a kernel by such functions' source too."""
+    """In a kernel: `await_only`, then `release_next`."""
     await_only()
     release_next()
 
 
 @triton.jit
-def await_shortly() -> None:
-    """`await_only` of a short kernel of a program per row; with few rows also `release_next`.
+def await_before_linear() -> None:
+    """In a short kernel with a program per row, in front of a linear layer: wait, and with few rows release.
 
-    With many rows its programs would still hold multiprocessors when those of a linear layer are placed, and these
-    would crowd together on the others. Such a kernel releases the next launch near its end.
+    With many rows the kernel releases near its end. Earlier, its programs would still hold multiprocessors when those
+    of the linear layer are placed, and these would share the other multiprocessors.
     """
     await_only()
     if tl.num_programs(0) <= FEW_ROWS:

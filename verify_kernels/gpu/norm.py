@@ -11,7 +11,7 @@ from torch import Tensor
 from verify_kernels.gpu.kernel_launch import (
     ROW_TYPES,
     CompileCase,
-    await_shortly,
+    await_before_linear,
     check_rank,
     check_tensor,
     launch_options,
@@ -35,7 +35,7 @@ def add_norm_kernel(residual, y, post_norm, norm, out, hidden, eps, BLOCK: tl.co
         post_weight = tl.load(post_norm + cols, mask=inside, other=0.0)
     if norm is not None:
         weight = tl.load(norm + cols, mask=inside, other=0.0)
-    await_shortly()
+    await_before_linear()
     x = tl.load(residual + row + cols, mask=inside, other=0.0).to(tl.float32)
     if y is not None:
         added = tl.load(y + row + cols, mask=inside, other=0.0).to(tl.float32)

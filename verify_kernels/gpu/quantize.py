@@ -15,7 +15,7 @@ from verify_kernels.gpu.kernel_launch import (
     FP8_LARGEST,
     ROW_TYPES,
     CompileCase,
-    await_shortly,
+    await_before_linear,
     check_rank,
     check_tensor,
     launch_options,
@@ -83,7 +83,7 @@ def quantize_rows_kernel(
     x, norm, q, scale_out, k, eps, PROLOGUE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr
 ):
     """One program per row. WHOLE: the row fits in BLOCK and is read once; else twice, in stretches of BLOCK."""
-    await_shortly()
+    await_before_linear()
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     v = _values(x, row, lanes, k, PROLOGUE)

@@ -38,8 +38,8 @@ from verify_kernels.gpu.kernel_launch import (
     HALF_TYPES,
     CompileCase,
     StepRows,
+    await_before_linear,
     await_previous,
-    await_shortly,
     check_rank,
     check_scales,
     check_tensor,
@@ -310,7 +310,7 @@ def tree_attention_combine_kernel(
         acc = tl.full([1, DIM_BLOCK], 0.0, tl.float32)
         block_tiles: tl.constexpr = SEG_TILES * FOLD_SEGS
         n_blocks = tl.where(first < last, (last + block_tiles - 1) // block_tiles, 0)
-        await_shortly()
+        await_before_linear()
         if n_blocks > FEW_BLOCKS:
             for block in tl.range(first // block_tiles // BLOCKS * BLOCKS, n_blocks, BLOCKS):
                 if tl.minimum(block + BLOCKS, n_blocks) <= blocks:

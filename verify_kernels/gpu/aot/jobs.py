@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction
 
-from verify_kernels.gpu.kernel_launch import EARLY, SMALL, CompileCase, launch_options
+from verify_kernels.gpu.kernel_launch import PDL_CHIPS, SMALL, CompileCase, launch_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,13 +233,13 @@ def _refuse(what: str, names: Any, known: Any) -> None:
         raise ValueError(f"{what}: {', '.join(wrong)}")
 
 
-def _launch_options(case: CompileCase, gpu: GPUTarget) -> dict[str, Any]:
-    """The options with which ``case`` is launched on ``gpu``.
+def _launch_options(case: CompileCase, target: Target) -> dict[str, Any]:
+    """The options with which ``case`` is launched on ``target``.
 
     Raises:
         ValueError: a launch would refuse one; compilation alone ignores it.
     """
-    options = launch_options(case.options, f"sm_{gpu.arch}" if gpu.backend == "cuda" else str(gpu.arch))
+    options, gpu = launch_options(case.options, target.name), target.gpu
     _refuse(f"launch options are refused by {gpu.backend}", options, vars(make_backend(gpu).parse_options({})))
     return options
 
@@ -290,12 +290,12 @@ def compile_job(job: Job) -> Row:
     start = time.monotonic()
     try:
         case = next(case for case in load_cases(job.module) if case.name == job.case)
-        compiled = triton.compile(kernel_source(case), target=target.gpu, options=_launch_options(case, target.gpu))
+        compiled = triton.compile(kernel_source(case), target=target.gpu, options=_launch_options(case, target))
         usage = read_usage(compiled)
     except Exception as error:  # triton's compiler raises many types
         return Row(job, None, (f"does not compile: {type(error).__name__}: {error}",), time.monotonic() - start)
     problems = target.problems(usage, case.resident)
-    if target.name in EARLY and not _waits(compiled.asm["ptx"]):
+    if target.name in PDL_CHIPS and not _waits(compiled.asm["ptx"]):
         problems.append("stores, or releases the next launch, before await_only()")
     return Row(job, usage, tuple(problems), time.monotonic() - start)
 
