@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,8 @@ import pytest
 
 from tests.kernels.gpu import aot_planted
 from verify_kernels.gpu.aot.__main__ import main
-from verify_kernels.gpu.aot.jobs import KERNEL_MODULES, TARGETS, Usage, load_cases, plan_jobs, read_usage
+from verify_kernels.gpu.aot.jobs import KERNEL_MODULES, TARGETS, Job, Usage, covering, load_cases, plan_jobs, read_usage
+from verify_kernels.gpu.kernel_launch import CompileCase
 
 PLANTED = aot_planted.__name__
 KIB = 1024
@@ -48,7 +50,7 @@ def rows_of(rows: list[dict[str, Any]], case: str) -> dict[str, dict[str, Any]]:
 
 
 def test_every_kernel_compiles_for_hopper() -> None:
-    run = compile_all("--target", "sm_90", "--one-per-kernel", "--jobs", "2")
+    run = compile_all("--target", "sm_90", "--ways", "0", "--jobs", "2")
     assert run.returncode == 0, run.stdout + run.stderr
     assert ", 0 problems" in run.stdout
 
@@ -57,7 +59,7 @@ def test_every_kernel_compiles_for_hopper() -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_case_compiles_for_every_chip(target: str) -> None:
-    run = compile_all("--target", target)
+    run = compile_all("--target", target, "--ways", "99")
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -176,7 +178,7 @@ def test_nothing_to_do_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 def test_missing_modules_are_errors() -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_kernels"):
-        plan_jobs(["verify_kernels.gpu.no_such_kernels"], [TARGETS["sm_90"]], (), False)
+        plan_jobs(["verify_kernels.gpu.no_such_kernels"], [TARGETS["sm_90"]], (), None)
 
 
 def test_cases_need_unique_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,14 +193,43 @@ def test_cases_need_unique_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_jobs_are_selected_by_name_target_and_kernel() -> None:
     both = [TARGETS["sm_80"], TARGETS["gfx942"]]
-    assert [job.case for job in plan_jobs([PLANTED], both, ["aot_planted.spill"], False)] == ["spills", "spills"]
-    once = plan_jobs([PLANTED], both, (), True)
+    assert [job.case for job in plan_jobs([PLANTED], both, ["aot_planted.spill"], None)] == ["spills", "spills"]
+    once = plan_jobs([PLANTED], both, (), 0)
     assert [(job.kernel, job.target) for job in once] == [
         (kernel, target)
         for target in ("sm_80", "gfx942")
         for kernel in ("scale_kernel", "hoard_kernel", "matmul_kernel", "hasty_kernel", "mistyped_kernel")
         if (kernel, target) != ("matmul_kernel", "gfx942")
     ]
+
+
+@pytest.mark.parametrize(("target", "ways"), [("sm_90", 3), ("sm_100", 2)])
+def test_any_two_or_three_parameters_meet_as_in_the_full_list(target: str, ways: int) -> None:
+    """So a fault that so many values cause together is met in one of the cases that are compiled."""
+    modules = [f"verify_kernels.gpu.{name}" for name in ("linear", "norm", "quantize")]
+    found = {}
+    for every in (None, 99):
+        jobs = plan_jobs(modules, [TARGETS[target]], (), every)
+        wanted = {(job.module, job.case) for job in jobs}
+        found[every] = [case for module in modules for case in load_cases(module) if (module, case.name) in wanted]
+    assert len(found[None]) < 0.6 * len(found[99])
+    met = {
+        every: {at for case in cases for at in combinations(_parameters(case), ways)} for every, cases in found.items()
+    }
+    assert met[None] == met[99]
+
+
+def _parameters(case: CompileCase) -> list[tuple[str, str]]:
+    values = {**case.signature, **case.constexprs, **case.options, **{f"{name} % 16": 0 for name in case.divisible}}
+    return sorted([("kernel", case.kernel.__name__), *((name, repr(value)) for name, value in values.items())])
+
+
+def test_equal_cases_are_compiled_once_and_large_ways_keep_all_others() -> None:
+    case = aot_planted.compile_cases()[0]
+    forms = [replace(case, constexprs={"FACTOR": i}) for i in (1, 2, 2, True)] + [replace(case, divisible=())]
+    cases = {Job("m", str(i), "k", "sm_90"): form for i, form in enumerate(forms)}
+    assert [job.case for job in covering(cases, 99)] == ["0", "1", "3", "4"]
+    assert [job.case for job in covering(cases, 0)] == ["0"]
 
 
 @pytest.mark.parametrize(("name", "limit"), [("sm_80", 163), ("sm_90", 227), ("sm_100", 227), ("gfx942", 64)])

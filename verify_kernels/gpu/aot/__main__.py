@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import triton
 from triton import knobs
@@ -33,17 +32,6 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def problem_lines(rows: Sequence[Row]) -> list[str]:
-    """One line for each problem: which case, which chip, what."""
-    return [f"{row.job.label} {row.job.target}: {_brief(text)}" for row in rows for text in row.problems]
-
-
-def as_json(rows: Sequence[Row]) -> str:
-    """Everything, problems in full."""
-    data: dict[str, Any] = {"triton": triton.__version__, "rows": [row.as_json() for row in rows]}
-    return json.dumps(data, indent=1) + "\n"
-
-
 def _cells(row: Row) -> tuple[str, ...]:
     usage = row.usage
     numbers = ("-",) * 4 if usage is None else (usage.threads, usage.registers, usage.spills, usage.shared)
@@ -65,7 +53,7 @@ def main(arguments: Sequence[str] | None = None, modules: Sequence[str] = KERNEL
         print("TRITON_INTERPRET is set: interpreted kernels can not be compiled; unset it", file=sys.stderr)
         return 2
     targets = [TARGETS[name] for name in options.target or TARGETS]
-    jobs = plan_jobs(modules, targets, options.only, options.one_per_kernel)
+    jobs = plan_jobs(modules, targets, options.only, options.ways)
     if not jobs:
         print(f"no case matches --only {' '.join(options.only)} on {options.target or 'any target'}", file=sys.stderr)
         return 2
@@ -77,10 +65,11 @@ def main(arguments: Sequence[str] | None = None, modules: Sequence[str] = KERNEL
         print(f"{len(done)}/{len(jobs)} {row.job.label} {row.job.target} {verdict}", file=sys.stderr, flush=True)
 
     rows = compile_all(jobs, options.jobs, on_row)
-    problems = problem_lines(rows)
+    problems = [f"{row.job.label} {row.job.target}: {_brief(text)}" for row in rows for text in row.problems]
     print(table(rows))
     if options.json:
-        options.json.write_text(as_json(rows), encoding="utf-8")
+        data = {"triton": triton.__version__, "rows": [row.as_json() for row in rows]}
+        options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     print(f"\n{len(rows)} cases, {len(problems)} problems", *problems, sep="\n")
     return 1 if problems else 0
 
@@ -89,7 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m verify_kernels.gpu.aot", description=__doc__)
     parser.add_argument("--target", nargs="+", choices=sorted(TARGETS), help="chips to compile for (default: all)")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases whose name holds NAME")
-    parser.add_argument("--one-per-kernel", action="store_true", help="only the first case of each kernel")
+    ways = "combine any N parameters as all cases do; 0: a case of each kernel, 99: all (default: 2, or 3 by chip)"
+    parser.add_argument("--ways", type=int, metavar="N", help=ways)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
     parser.add_argument(
         "--jobs", type=_positive, default=len(os.sched_getaffinity(0)), help="processes (default: one per core)"

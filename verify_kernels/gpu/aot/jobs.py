@@ -7,8 +7,9 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any
 
 import triton
@@ -34,6 +35,7 @@ class Usage:
 
 
 _KIB = 1024
+_WAYS, _FEWER_WAYS, _ALL_WAYS = {"sm_90": 3, "gfx942": 3}, 2, 99  # of `covering`; by target, of others, all cases
 _MAX_THREADS = 1024  # per block, on every chip
 _TENSOR_MEMORY = 512  # columns
 _FP8 = ("fp8e4nv", "fp8e4b8", "fp8e4b15", "fp8e5", "fp8e5b16")
@@ -138,15 +140,8 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         """Flat, for a JSON report."""
         usage = asdict(self.usage) if self.usage else {}
-        return {
-            "case": self.job.label,
-            "module": self.job.module,
-            "kernel": self.job.kernel,
-            "target": self.job.target,
-            **usage,
-            "seconds": round(self.seconds, 3),
-            "problems": list(self.problems),
-        }
+        seconds = round(self.seconds, 3)
+        return {**asdict(self.job), "case": self.job.label, **usage, "seconds": seconds, "problems": [*self.problems]}
 
 
 KERNEL_MODULES: tuple[str, ...] = (
@@ -178,25 +173,44 @@ def load_cases(module: str) -> list[CompileCase]:
     return cases
 
 
-def plan_jobs(
-    modules: Sequence[str], targets: Sequence[Target], only: Sequence[str], one_per_kernel: bool
-) -> list[Job]:
-    """Every case of ``modules`` on each of ``targets`` that runs it.
+def plan_jobs(modules: Sequence[str], targets: Sequence[Target], only: Sequence[str], ways: int | None) -> list[Job]:
+    """For each target and each kernel of ``modules`` the cases that cover it.
 
-    only: keep cases whose "module.case" contains one of these texts; empty keeps all.
-    one_per_kernel: keep a module's first case of each kernel, on each target.
+    only: of the cases whose "module.case" contains one of these texts; empty: of all.
+    ways: see `covering`; None: those of the target, or all cases where ``only`` names some.
     """
-    named = [(module, case) for module in modules for case in load_cases(module)]
     jobs: list[Job] = []
     for target in targets:
-        seen: set[tuple[str, int]] = set()
-        for module, case in named:
+        kernels: dict[tuple[str, str], dict[Job, CompileCase]] = {}
+        for module, case in ((name, case) for name in modules for case in load_cases(name)):
             job = Job(module, case.name, case.kernel.__name__, target.name)
-            wanted = not only or any(text in job.label for text in only)
-            if wanted and target.runs(case) and not (one_per_kernel and (module, id(case.kernel)) in seen):
-                seen.add((module, id(case.kernel)))
-                jobs.append(job)
+            if target.runs(case) and (not only or any(text in job.label for text in only)):
+                kernels.setdefault((module, job.kernel), {})[job] = case
+        default = _ALL_WAYS if only else _WAYS.get(target.name, _FEWER_WAYS)
+        jobs += [job for cases in kernels.values() for job in covering(cases, default if ways is None else ways)]
     return jobs
+
+
+def covering(cases: Mapping[Job, CompileCase], ways: int) -> list[Job]:
+    """Enough of a kernel's cases to have every combination of values of ``ways`` parameters that any of them has.
+
+    Parameters are types, constants, alignments and launch options; those that change together count as one. 0 ways
+    keep the first case; as many ways as parameters keep all that differ.
+    """
+    described = [
+        {**case.signature, **case.constexprs, **case.options, **{f"{name} aligned": True for name in case.divisible}}
+        for case in cases.values()
+    ]
+    names = {name for values in described for name in values}
+    columns = [[repr(values.get(name, "absent")) for values in described] for name in names]
+    rows = zip(*sorted({tuple(map(column.index, column)) for column in columns}), strict=True)
+    held = {job: set(combinations(enumerate(row), min(ways, len(row)))) for job, row in zip(cases, rows, strict=True)}
+    missing, kept = set[Any]().union(*held.values()), set[Job]()
+    while missing:
+        best = max(held, key=lambda job: len(held[job] & missing))
+        kept.add(best)
+        missing -= held[best]
+    return [job for job in cases if job in kept]
 
 
 def kernel_source(case: CompileCase) -> ASTSource:
@@ -208,7 +222,7 @@ def kernel_source(case: CompileCase) -> ASTSource:
     kernel = case.kernel
     if not isinstance(kernel, JITFunction):
         raise ValueError(f"kernel is a {type(kernel).__name__}; compile with TRITON_INTERPRET unset")
-    constexprs = _defaults(case) | dict(case.constexprs)
+    constexprs = {p.name: p.default for p in kernel.params if p.is_constexpr and p.has_default} | dict(case.constexprs)
     _refuse("signature or constexprs name no argument", (*case.signature, *constexprs), kernel.arg_names)
     _refuse("arguments lack a type", kernel.arg_names, (*case.signature, *constexprs))
     declared = {p.name for p in kernel.params if p.is_constexpr}
@@ -219,12 +233,6 @@ def kernel_source(case: CompileCase) -> ASTSource:
     types = {name: case.signature.get(name, "constexpr") for name in kernel.arg_names}
     attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in case.divisible}
     return ASTSource(kernel, types, constexprs, attrs)
-
-
-def _defaults(case: CompileCase) -> dict[str, Any]:
-    """Constants that the case leaves to the kernel's own defaults."""
-    params = case.kernel.params
-    return {p.name: p.default for p in params if p.is_constexpr and p.has_default}
 
 
 def _refuse(what: str, names: Any, known: Any) -> None:
