@@ -40,7 +40,7 @@ test: model ## set up, then run the test suite
 explore: model ## the suite with new random examples (ARGS="tests/server -k fuzz" for a part)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile=explore $(ARGS)
 
-aot: setup ## compile the GPU kernels for six architectures, no GPU needed; no spills, shared memory within limits
+aot: setup ## compile the GPU kernels for six architectures, no GPU needed (ARGS="--ways 99" for every case); no spills
 	$(BIN)/python -m verify_kernels.gpu.aot --jobs 2 $(ARGS)
 
 test-slow: model ## the long runs: full verify, perplexity, soak
