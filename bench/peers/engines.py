@@ -50,18 +50,14 @@ def exported(source: Path, target: Path) -> Path:
 def export(source: Path, folder: Path) -> None:
     """Write a complete Hugging Face checkpoint in bf16 to ``folder``, or nothing."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoTokenizer
+
+    from specdec.models.transformers_model import read_with_transformers
 
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    model = AutoModelForCausalLM.from_pretrained(
-        source.parent, gguf_file=source.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-    )
-    # The dequantised model still refers to its quantiser, which refuses to save it.
-    model.hf_quantizer, model.is_quantized = None, False
-    model.config.__dict__.pop("quantization_config", None)
-    model.save_pretrained(unfinished)
+    read_with_transformers(source, torch.bfloat16).save_pretrained(unfinished)
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(unfinished)
     unfinished.rename(folder)
 

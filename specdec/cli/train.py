@@ -13,9 +13,16 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command("train-head")
+@click.option("--kind", type=click.Choice(["head", "model"]), default="head", show_default=True,
+              help="A new EAGLE-3 head, or a small model that exists.")  # fmt: skip
+@click.option("--draft", help="The small model, for --kind model; of the target's vocabulary.")
+@click.option("--rank", type=click.IntRange(min=0), default=16, show_default=True,
+              help="For --kind model: of the matrices added to its own (LoRA); 0: train all weights.")  # fmt: skip
 @click.option("--target", default=EngineConfig.model_fields["target"].default, show_default=True,
-              help="The model that the head will draft for.")  # fmt: skip
-@click.option("--out", "-o", required=True, type=_FOLDER, help="The head's folder; a run that was ended goes on there.")
+              help="The model that is drafted for.")  # fmt: skip
+@click.option(
+    "--out", "-o", required=True, type=_FOLDER, help="The drafter's folder; a run that was ended goes on there."
+)
 @click.option("--data", type=_FOLDER, help="Folder of the collected texts, for several trainings. Default: OUT/texts.")
 @click.option("--texts", "given", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
               help="File or folder of .txt, .md, .rst, .py, .jsonl to answer; may be repeated.")  # fmt: skip
@@ -27,6 +34,9 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--threads", type=click.IntRange(min=0), default=0, help="Compute threads; 0: one per core.")
 @CACHE_DIR
 def train_head_command(
+    kind: str,
+    draft: str | None,
+    rank: int,
     target: str,
     out: Path,
     data: Path | None,
@@ -37,15 +47,22 @@ def train_head_command(
     threads: int,
     cache_dir: Path,
 ) -> None:
-    """Train an EAGLE-3 head for a target, on texts that the target writes itself.
+    """Train an EAGLE-3 head or a draft model for a target, on texts that the target writes itself.
 
     \b
     specdec train-head --target smollm2-135m --out head --texts ~/docs --hours 8
     specdec serve --target smollm2-135m --draft-head head
+    \b
+    specdec train-head --kind model --target qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b --out draft --texts ~/src
+    specdec serve --target qwen2.5-coder-1.5b --draft draft
     """
     from specdec.cli.progress_bar import LiveLine, ProgressBar
-    from specdec.training.session import TrainingPlan, train_head
+    from specdec.training.session import TrainingPlan, train_drafter
 
-    plan = TrainingPlan(target, out, data or out / "texts", given, tokens, hours, passes, threads, cache_dir)
+    if (kind == "model") != (draft is not None):
+        raise click.UsageError("--draft: --kind model needs the small model to train, and a head takes none")
+    plan = TrainingPlan(
+        target, out, data or out / "texts", given, tokens, hours, passes, draft, rank, threads, cache_dir
+    )
     with ProgressBar() as progress, LiveLine(plain_every_s=30) as line:
-        train_head(plan, line.note, line.show, progress)
+        train_drafter(plan, line.note, line.show, progress)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -197,6 +198,15 @@ class Tokenizer:
         """SHA-256 of the mapping from token to id: equal if and only if two tokenizers share a vocabulary."""
         ordered = sorted((token_id, token) for token, token_id in self.vocabulary.items())
         return hashlib.sha256("".join(f"{token_id}\0{token}\0" for token_id, token in ordered).encode()).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files of a Hugging Face folder. Raises OSError."""
+        with self._lock:
+            serialised = self._backend.to_str()
+        (folder / "tokenizer.json").write_text(serialised, encoding="utf-8")
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": self.add_bos}
+        settings |= {**self._info.template_variables, "chat_template": self._info.chat_template}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
     def special_id(self, name: str) -> int | None:
         """Id of the special token ``name``; None if there is none."""

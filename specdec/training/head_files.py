@@ -1,4 +1,4 @@
-"""A new head for a target, and a trained one's folder: safetensors, config.json and a model card."""
+"""A new head for a target, and a trained one's folder: safetensors, config.json and its card."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specdec.engine.build import host_embedding
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.decoder import Decoder
 from specdec.training.head_module import HeadModule
-from specdec.training.texts import Text, TrainingError, count_by_origin
+from specdec.training.texts import TrainingError
 from verify_kernels.packed_weights import PackedLinear, StackedLinear, unpack_linear
 
 COVERED = 0.99  # of the answers' tokens, by the draft vocabulary
@@ -68,7 +68,7 @@ def new_head(
         activation="silu", embed_scale=1.0, tie_embeddings=False, qkv_bias=False, qk_norm=False, post_norms=False,
         sliding_window=None, sliding_layers=(),
     )  # fmt: skip
-    head = HeadModule(config, features.shape[1], len(target_ids), positions)
+    head = HeadModule(config, tables.embed, features.shape[1], len(target_ids), positions)
     spread = features.std(0).clamp(min=1e-6)
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -137,50 +137,3 @@ def write_head(
             os.replace(fresh, folder / name)
     except OSError as error:
         raise TrainingError(f"--out: {folder} cannot be written ({error}); free some space, and run again") from None
-
-
-def model_card(
-    config: dict[str, Any], training: Seq[Text], held_out: int, dropped: int, passes: float, hours: float, device: str
-) -> str:
-    """README.md. held_out: texts that acceptance was measured on. dropped: those that share a run with one of them."""
-    counts = count_by_origin(training)
-    origins = counts.most_common(20)
-    rows = [f"| {'prompts that the target wrote itself' if name == 'own' else name} | {n:,} |" for name, n in origins]
-    rest = sum(counts.values()) - sum(n for _, n in origins)
-    rows += [f"| {len(counts) - len(origins)} further files | {rest:,} |"] if rest else []
-    shares = config["specdec"]["acceptance"]
-    target = config["specdec"]["target"]
-    return f"""# EAGLE-3 head for {target}
-
-Trained with `specdec train-head --target {target} --out FOLDER` (specdec {specdec.__version__}).
-One layer in EAGLE-3's layout; the output table has {config["draft_vocab_size"]:,} of the target's
-{config["vocab_size"]:,} tokens; the embedding is the target's.
-
-    specdec serve --target {target} --draft-head FOLDER
-
-## Data
-
-The target's own answers, {sum(counts.values()):,} tokens with their prompts, read {passes:.3g} times:
-
-| prompts | tokens |
-|---|---|
-{chr(10).join(rows)}
-
-Held out were the prompts of `specdec bench` (HumanEval, conversations, edits) and {held_out} prompts of the target's
-own, with every text that shares ten tokens in a row with one of them: {dropped} texts after the collection's own check.
-
-## Cost
-
-{hours:.2f} hours of training on {device}, without the collection.
-
-## Acceptance
-
-Share of proposed tokens that are the target's likeliest, those before them having been right, by position in a drafted
-chain, on {held_out} held-out greedy answers:
-
-| position | {" | ".join(str(at + 1) for at in range(len(shares)))} |
-|---|{"---|" * len(shares)}
-| share | {" | ".join(f"{share:.3f}" for share in shares)} |
-
-The head is a derivative of the target's outputs: the target's licence applies.
-"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,10 @@ from torch.nn import functional
 
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import rope_tables
+from specdec.training.trainer import Batch, Student
+
+STEPS = 3  # of the unrolled loss
+STEP_WEIGHT = 0.8  # of each step's loss over that of the step before: a token counts if those before it are accepted
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
@@ -46,31 +51,50 @@ class _Layer(nn.Module):
         self.mlp = _Mlp(c)
 
 
-class HeadModule(nn.Module):
+class HeadModule(Student):
     """A head of one layer. Its parameters have EAGLE-3's names.
 
-    config: of the layer, as `draft.head_checkpoint.HeadConfig.model`. features: columns of the target's features.
-    draft_vocab: rows of the output table. positions: of a text, at most.
+    config: of the layer, as `draft.head_checkpoint.HeadConfig.model`. embed: [vocab, hidden], the target's.
+    features: columns of the target's features. draft_vocab: rows of the output table. positions: of a text, at most.
 
     ``feature_scale`` [features] is a constant factor of the features, which `published` moves into ``fc``: the columns
     have very unequal sizes.
     """
 
+    embed: Tensor
     feature_scale: Tensor
     _cos: Tensor
     _sin: Tensor
 
-    def __init__(self, config: ModelConfig, features: int, draft_vocab: int, positions: int) -> None:
+    def __init__(self, config: ModelConfig, embed: Tensor, features: int, draft_vocab: int, positions: int) -> None:
         super().__init__()
         self.config = config
         self.fc = _linear(features, config.hidden_size)
         self.midlayer = _Layer(config)
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.lm_head = _linear(config.hidden_size, draft_vocab)
+        self.register_buffer("embed", embed, persistent=False)
         self.register_buffer("feature_scale", torch.ones(features))
         cos, sin = rope_tables(config.rope, config.head_dim, positions, local=False)
         self.register_buffer("_cos", cos, persistent=False)
         self.register_buffer("_sin", sin, persistent=False)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """A mean over slots, summed over the steps by their weights."""
+        total = batch.chances.new_zeros(())
+        for step, state in enumerate(self._states(batch, STEPS)):
+            valid = batch.valid(step)
+            ids, chances = (part.roll(-step, 1)[valid] for part in (batch.ids, batch.chances))
+            logprobs = torch.log_softmax(self.lm_head(state[valid]).float(), -1)
+            total = total - STEP_WEIGHT**step * (chances * logprobs.gather(1, ids.clamp(min=0))).sum() / len(ids)
+        return total
+
+    def hits(self, batch: Batch, steps: int) -> Iterator[Tensor]:
+        for step, state in enumerate(self._states(batch, steps)):
+            yield self.lm_head(state).argmax(-1) == batch.ids[..., 0].roll(-step, 1)
+
+    def _states(self, batch: Batch, steps: int) -> list[Tensor]:
+        return self.unroll(batch.features, functional.embedding(batch.following, self.embed).float(), steps)
 
     def unroll(self, features: Tensor, embedded: Tensor, steps: int) -> list[Tensor]:
         """RMS(z) [texts, slots, hidden] of each step: what ``lm_head`` takes.

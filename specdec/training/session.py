@@ -1,4 +1,4 @@
-"""One run of `specdec train-head`: the target, its texts, the training and the head's folder."""
+"""One run of `specdec train-head`: the target, its texts, the training and the drafter's folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from bench.workloads.prompts import chat, edits, humaneval
@@ -19,19 +21,17 @@ from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
 from specdec.errors import PART_DIGITS
+from specdec.models.checkpoint import Checkpoint
 from specdec.models.memory import measure_model
-from specdec.models.progress import Progress
+from specdec.models.progress import Progress, silent
+from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
+from specdec.models.transformers_model import read_with_transformers
+from specdec.training.card import TrainingResult, model_card
 from specdec.training.collect import AT_ONCE, Collector, Say
-from specdec.training.head_files import (
-    TargetTables,
-    config_json,
-    draft_vocabulary,
-    model_card,
-    new_head,
-    write_head,
-)
-from specdec.training.head_trainer import BatchMaker, Trainer, TrainingRecipe
+from specdec.training.draft_model import FULL_RATE, LOW_RANK_RATE, DraftModel
+from specdec.training.head_files import TargetTables, config_json, draft_vocabulary, new_head, write_head
+from specdec.training.head_module import HeadModule
 from specdec.training.states import StateFile
 from specdec.training.texts import (
     TEXT_TOKENS,
@@ -43,12 +43,13 @@ from specdec.training.texts import (
     given_files,
     given_prompts,
 )
+from specdec.training.trainer import BatchMaker, Trainer, TrainingRecipe
 from verify_kernels.forward_batch import PAGE_SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What `train_head` does."""
+    """What `train_drafter` does."""
 
     target: str
     out: Path
@@ -57,6 +58,8 @@ class TrainingPlan:
     tokens: int = 3_000_000  # of the texts
     hours: float | None = None  # of this run; None: until the work is done
     passes: int = 4  # over the texts; 0: only collect them
+    draft: str | None = None  # the small model that is trained; None: a new head
+    rank: int = 16  # of what is added to a draft model's matrices; 0: all of its weights are trained
     threads: int = 0  # 0: one per core
     cache_dir: Path = EngineConfig.model_fields["cache_dir"].default
 
@@ -100,20 +103,22 @@ def locked(path: Path, option: str) -> Iterator[None]:
         raise TrainingError(f"{option}: {path.parent} cannot be written ({error}); choose another folder") from None
 
 
-def train_head(plan: TrainingPlan, note: Say, show: Say, progress: Progress | None = None) -> None:
-    """Collect the texts that are missing, train on them, and write the head.
+def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress | None = None) -> None:
+    """Collect the texts that are missing, train on them, and write the drafter.
 
     note: receives lines to keep; show: a line that replaces the one before.
 
     Raises:
-        TrainingError: the folders hold the work of another target, are in use, or the disk is full.
+        TrainingError: the folders hold the work of another target, are in use, or the disk is full; the draft model has
+            another vocabulary.
         ModelError, ConfigError: as `build_parts`.
     """
     deadline_s = float("inf") if plan.hours is None else time.monotonic() + 3600 * plan.hours
     files = given_files(plan.given) if plan.given else []
     config = engine_config(plan)
     shape = measure_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress).config
-    parts = build_parts(config, progress, aux_layers=usual_aux_layers(shape.n_layers))
+    parts = build_parts(config, progress, aux_layers=() if plan.draft else usual_aux_layers(shape.n_layers))
+    draft = _draft_checkpoint(plan, parts.tokenizer, progress) if plan.draft else None
     benchmarks = list(benchmark_prompts(parts.tokenizer, note))
     collect(plan, parts, files, benchmarks, note, show, deadline_s)
     if plan.passes == 0:
@@ -124,7 +129,21 @@ def train_head(plan: TrainingPlan, note: Say, show: Say, progress: Progress | No
         states = StateFile(plan.data, texts, width, parts.info.vocab_size)
         states.fill(parts.decoder, show, deadline_s)
         if states.n_texts == len(texts):
-            train(plan, parts, texts, states, benchmarks, note, show, deadline_s)
+            train(plan, parts, draft, texts, states, benchmarks, note, show, deadline_s)
+
+
+def _draft_checkpoint(plan: TrainingPlan, target: Tokenizer, progress: Progress | None) -> Checkpoint:
+    """The draft model's file or folder."""
+    assert plan.draft is not None
+    checkpoint = resolve(plan.draft, plan.cache_dir.expanduser(), progress or silent)
+    if not checkpoint.path.exists():
+        raise TrainingError(f"--draft: {plan.draft} has no file to read; give a folder, a GGUF file or a known name")
+    tokenizer = checkpoint.tokenizer(plan.cache_dir.expanduser(), like=target)
+    if tokenizer.fingerprint != target.fingerprint:
+        raise TrainingError(
+            f"--draft: {checkpoint.name} has another vocabulary than the target; choose a model of its family"
+        )
+    return checkpoint
 
 
 def _weights(parts: EngineParts) -> str:
@@ -150,11 +169,11 @@ def collect(
 
 
 def train(
-    plan: TrainingPlan, parts: EngineParts, texts: list[Text], states: StateFile, benchmarks: list[list[int]],
-    note: Say, show: Say, deadline_s: float,
+    plan: TrainingPlan, parts: EngineParts, draft: Checkpoint | None, texts: list[Text], states: StateFile,
+    benchmarks: list[list[int]], note: Say, show: Say, deadline_s: float,
 ) -> None:  # fmt: skip
-    """Train as far as the time allows, and write the head's folder."""
-    info, decoder = parts.info, parts.decoder
+    """Train as far as the time allows, and write the drafter's folder. draft: the model to train; None: a new head."""
+    info = parts.info
     split = TextSplit.of(texts, benchmarks)
     if not split.training:
         raise TrainingError("--tokens: every text is held out; collect more")
@@ -162,25 +181,58 @@ def train(
     torch.set_num_threads(info.threads)  # the target's kernels, which have threads of their own, are done
     place = {id(text): number for number, text in enumerate(texts)}
     numbers = [place[id(text)] for text in split.training]
-    tables = TargetTables.of(decoder)
-    target_ids = draft_vocabulary(split.token_counts(info.vocab_size))
-    make = BatchMaker(states, target_ids, info.vocab_size, device)
-    features = torch.cat([make([texts[n]], [n]).features[0] for n in numbers[:16]]).cpu()
-    head = new_head(decoder.config, tables, target_ids, features, TEXT_TOKENS + PAGE_SIZE).to(device)
-    digest = zlib.crc32(b"".join(text.tokens.tobytes() for text in split.training), len(texts))
+    key: dict[str, str | int] = {"data": f"{zlib.crc32(_all_tokens(split.training), len(texts)):08x}"}
+    student: HeadModule | DraftModel
+    if draft is None:
+        target_ids = draft_vocabulary(split.token_counts(info.vocab_size))
+        make = BatchMaker(states, target_ids, info.vocab_size, device)
+        features = torch.cat([make([texts[n]], [n]).features[0] for n in numbers[:16]]).cpu()
+        tables = TargetTables.of(parts.decoder)
+        student = new_head(parts.decoder.config, tables, target_ids, features, TEXT_TOKENS + PAGE_SIZE)
+        recipe = TrainingRecipe(plan.passes)
+    else:
+        student = DraftModel(read_with_transformers(draft.path, torch.float32), plan.rank)
+        target_ids = np.arange(min(info.vocab_size, student.vocab_size))
+        make = BatchMaker(states, target_ids, info.vocab_size, device)
+        recipe = TrainingRecipe(plan.passes, rate=LOW_RANK_RATE if plan.rank else FULL_RATE)
+        key |= {"draft": f"{draft.name} {draft.fingerprint()[:PART_DIGITS]}", "rank": plan.rank}
+    held_out = [place[id(text)] for text in split.held_out]
     trainer = Trainer(
-        head, tables.embed.to(device), make, texts, numbers, [place[id(text)] for text in split.held_out],
-        TrainingRecipe(plan.passes), f"{digest:08x}", plan.out / "checkpoint.pt",
+        student.to(device), make, texts, numbers, held_out, recipe, key, plan.out / "checkpoint.pt"
     )  # fmt: skip
     trainer.run(show, deadline_s)
-    acceptance = trainer.acceptance() if split.held_out else []
-    config = config_json(head.config, info.target, len(target_ids), acceptance)
+    acceptance = trainer.acceptance() if held_out else []
     done = trainer.step / trainer.n_steps
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"{info.threads} CPU threads"
-    card = model_card(
-        config, split.training, len(split.held_out), split.n_dropped, done * plan.passes, trainer.seconds / 3600, name
-    )
-    write_head(plan.out, head, target_ids, config, card)
-    shares = " ".join(f"{share:.2f}" for share in acceptance) or "no held-out text"
+    result = TrainingResult(split, done * plan.passes, trainer.tokens, trainer.seconds, name, trainer.first, acceptance)
+    if isinstance(student, HeadModule):
+        config = config_json(student.config, info.target, len(target_ids), acceptance)
+        write_head(plan.out, student, target_ids, config, _head_card(config, result))
+    else:
+        student.write(plan.out, parts.tokenizer, _draft_card(plan, result))
+    before, after = (" ".join(f"{share:.2f}" for share in shares) for shares in (trainer.first, acceptance))
     rest = "" if trainer.step == trainer.n_steps else f", {done:.0%} of the training; run again to go on"
+    shares = f"{after} (before {before})" if held_out else "no held-out text"
     note(f"{plan.out}: accepted by position {shares}{rest}")
+
+
+def _all_tokens(texts: list[Text]) -> bytes:
+    return b"".join(text.tokens.tobytes() for text in texts)
+
+
+def _head_card(config: dict[str, Any], result: TrainingResult) -> str:
+    target = config["specdec"]["target"]
+    about = (
+        f"One layer in EAGLE-3's layout; the output table has {config['draft_vocab_size']:,} of the target's\n"
+        f"{config['vocab_size']:,} tokens; the embedding is the target's."
+    )
+    command, serve = f"specdec train-head --target {target} --out FOLDER", f"--target {target} --draft-head FOLDER"
+    return model_card(f"EAGLE-3 head for {target}", command, about, serve, result)
+
+
+def _draft_card(plan: TrainingPlan, result: TrainingResult) -> str:
+    how = f"matrices of rank {plan.rank} added to its linear layers" if plan.rank else "all of its weights"
+    command = f"specdec train-head --kind model --target {plan.target} --draft {plan.draft} --out FOLDER"
+    about = f"{plan.draft}, trained on the target's distributions through {how}."
+    serve = f"--target {plan.target} --draft FOLDER"
+    return model_card(f"Draft model for {plan.target}", command, about, serve, result)

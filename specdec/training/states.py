@@ -31,7 +31,7 @@ next tokens, best first."""
 class StateFile:
     """Appends rows in the order of ``texts``. A text counts once all of its rows are written.
 
-    width: of the features.
+    width: of the features; 0: they are left out, for a student that reads tokens alone.
 
     Raises:
         TrainingError: the file does not belong to these texts.
@@ -42,7 +42,7 @@ class StateFile:
         self._row = np.dtype(
             [("token", "<i4"), ("features", "<u2", (width,)), ("ids", "<i4", likeliest), ("chances", "<f2", likeliest)]
         )
-        self._path, self._texts = folder / "states.bin", texts
+        self._path, self._texts = folder / ("states.bin" if width else "likeliest.bin"), texts
         self._ends = np.cumsum([0, *(len(text.tokens) for text in texts)])
         size = self._path.stat().st_size if self._path.exists() else 0
         self.n_texts = int(np.searchsorted(self._ends, size // self._row.itemsize, side="right")) - 1
@@ -111,9 +111,10 @@ class StateFile:
             page = pages.stop
         batch = ForwardBatch.build(entries)
         best = torch.topk(torch.softmax(decoder.forward(batch, range(batch.rows)), -1), self._row["ids"].shape[0])
-        features = decoder.aux_hidden_states[: batch.rows].bfloat16().cpu()
         rows = np.empty(batch.rows, self._row)
         rows["token"] = batch.tokens
-        rows["features"] = features.view(torch.uint16).numpy()
+        if rows["features"].size:
+            features = decoder.aux_hidden_states[: batch.rows].bfloat16().cpu()
+            rows["features"] = features.view(torch.uint16).numpy()
         rows["ids"], rows["chances"] = best.indices.cpu().numpy(), best.values.cpu().numpy()
         return rows

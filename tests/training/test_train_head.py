@@ -25,7 +25,7 @@ from tests.engine.tiny_engine import drain
 from tests.training.permuting_target import NEXT, USED, head_json, permuting_target, permuting_texts
 
 CACHE = Path("~/.cache/specdec").expanduser()
-OFTEN = "import specdec.training.head_trainer as t; t.SAVE_EVERY_S = 0; from specdec.cli.main import cli; cli()"
+OFTEN = "import specdec.training.trainer as t; t.SAVE_EVERY_S = 0; from specdec.cli.main import cli; cli()"
 
 
 @pytest.fixture(scope="module")

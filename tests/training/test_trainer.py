@@ -16,9 +16,9 @@ from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.decoder import KvPool
 from specdec.training.head_files import TargetTables, config_json, draft_vocabulary, new_head, write_head
 from specdec.training.head_module import HeadModule
-from specdec.training.head_trainer import BatchMaker, Trainer, TrainingRecipe, accepted
 from specdec.training.states import StateFile
 from specdec.training.texts import TextSplit, TrainingError
+from specdec.training.trainer import BatchMaker, Trainer, TrainingRecipe, accepted
 from tests.kernels.natives import native_backend
 from tests.models.tiny import VOCAB_SIZE
 from tests.training.permuting_target import NEXT, PlainDecoder, permuting_texts
@@ -45,9 +45,8 @@ def make_trainer(folder: Path, passes: int = 3, count: int = 30, **recipe: float
     make = BatchMaker(states, ids, VOCAB_SIZE, torch.device("cpu"))
     plan = replace(TrainingRecipe(passes, batch_tokens=200), **recipe)  # type: ignore[arg-type]
     numbers = list(range(4, count))
-    return Trainer(
-        make_head(ids), decoder.embed, make, texts, numbers, range(4), plan, "data", folder / "checkpoint.pt"
-    )
+    key = {"data": "data"}
+    return Trainer(make_head(ids), make, texts, numbers, range(4), plan, key, folder / "checkpoint.pt")
 
 
 def test_the_module_predicts_what_inference_does(tmp_path: Path) -> None:
@@ -100,6 +99,8 @@ def test_acceptance_counts_chains_up_to_their_first_error(tmp_path: Path) -> Non
     trainer = make_trainer(tmp_path)
     batch = trainer._make([trainer._texts[0]], [0])
     right = {}
+    head = trainer.student
+    assert isinstance(head, HeadModule)
 
     def lm_head(state: torch.Tensor) -> torch.Tensor:
         """Right everywhere, but for every second slot at the second step."""
@@ -108,12 +109,10 @@ def test_acceptance_counts_chains_up_to_their_first_error(tmp_path: Path) -> Non
         if step == 1:
             ids[:, ::2] = -1
         right[step] = ids
-        return (
-            torch.nn.functional.one_hot(ids.clamp(min=0), trainer.module.lm_head.out_features) * (ids >= 0)[..., None]
-        )
+        return torch.nn.functional.one_hot(ids.clamp(min=0), head.lm_head.out_features) * (ids >= 0)[..., None]
 
-    trainer.module.lm_head.forward = lm_head  # type: ignore[method-assign]
-    proposed, agreed = accepted(trainer.module, batch, trainer._embed, 3)
+    head.lm_head.forward = lm_head  # type: ignore[method-assign]
+    proposed, agreed = accepted(head, batch, 3)
     slots, first = 47, 31
     assert proposed.tolist() == [slots - first, slots - first - 1, (slots - first - 1) // 2]
     assert agreed.tolist() == [slots - first, (slots - first) // 2 - 0, (slots - first - 1) // 2]
@@ -121,7 +120,7 @@ def test_acceptance_counts_chains_up_to_their_first_error(tmp_path: Path) -> Non
 
 def test_interrupted_training_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ended at five random moments: between steps, and while a checkpoint is written."""
-    monkeypatch.setattr("specdec.training.head_trainer.SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr("specdec.training.trainer.SAVE_EVERY_S", 0.0)
     whole = make_trainer(tmp_path / "whole")
     whole.run(lambda line: None)
     rng, ends = random.Random(0), 0
@@ -149,7 +148,7 @@ def test_interrupted_training_ends_with_the_same_bits(tmp_path: Path, monkeypatc
     assert ends >= 3
     assert trainer.step == whole.step > 10
     for (name, expected), found in zip(
-        whole.module.state_dict().items(), trainer.module.state_dict().values(), strict=True
+        whole.student.state_dict().items(), trainer.student.state_dict().values(), strict=True
     ):
         assert torch.equal(expected, found), name
 

@@ -1,4 +1,4 @@
-"""Trains a head: batches in a fixed order, the unrolled loss, the measured acceptance, checkpoints."""
+"""Trains a drafter: batches in a fixed order, the measured acceptance, checkpoints."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 import os
 import random
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,20 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from specdec.training.collect import Say
-from specdec.training.head_module import HeadModule
 from specdec.training.states import Rows, StateFile
 from specdec.training.texts import Text, TrainingError
 
-STEPS = 3  # of the unrolled loss
-STEP_WEIGHT = 0.8  # of each step's loss over that of the step before: a token counts if those before it are accepted
 MEASURED = 5  # positions whose acceptance is measured
 SORTED = 64  # batches among whose texts those of similar lengths come together
 SAVE_EVERY_S = 300.0
-_MEASURED_TEXTS = 48  # for a progress line; all in the end
+_MEASURED_TEXTS = 24  # for a progress line; all in the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +46,7 @@ class Batch(NamedTuple):
     """Texts, padded at the end. S is the longest text's tokens less one."""
 
     features: Tensor  # float32 [texts, S, width]
+    begin: Tensor  # int64 [texts, 1]: the first token
     following: Tensor  # int64 [texts, S]: the token after each slot's
     ids: Tensor  # int64 [texts, S, likeliest]: draft ids of the likeliest tokens after ``following``
     chances: Tensor  # float32, as ``ids``; 0: not in the draft's vocabulary, or padding
@@ -77,64 +76,76 @@ class BatchMaker:
         ids = self._draft_ids[padded["ids"][:, 1:]]
         chances = np.where(ids >= 0, padded["chances"][:, 1:].astype(np.float32), 0)
         features = torch.from_numpy(padded["features"][:, :-1].copy()).view(torch.bfloat16)
+        tokens = torch.from_numpy(padded["token"].astype(np.int64))
         parts = (
-            features.float(), torch.from_numpy(padded["token"][:, 1:].astype(np.int64)),
+            features.float(), tokens[:, :1], tokens[:, 1:],
             torch.from_numpy(ids), torch.from_numpy(chances),
             torch.tensor([text.answer - 1 for text in texts]), torch.tensor(slots),
         )  # fmt: skip
         return Batch(*(part.to(self._device) for part in parts))
 
 
-def unrolled_loss(module: HeadModule, batch: Batch, embed: Tensor) -> Tensor:
-    """Cross-entropy on the target's distribution, a mean over slots, summed over the steps by their weights."""
-    states = module.unroll(batch.features, functional.embedding(batch.following, embed).float(), STEPS)
-    total = states[0].new_zeros(())
-    for step, state in enumerate(states):
-        valid = batch.valid(step)
-        ids, chances = (part.roll(-step, 1)[valid] for part in (batch.ids, batch.chances))
-        logprobs = torch.log_softmax(module.lm_head(state[valid]).float(), -1)
-        total = total - STEP_WEIGHT**step * (chances * logprobs.gather(1, ids.clamp(min=0))).sum() / len(ids)
-    return total
+class Student(nn.Module, ABC):
+    """A drafter that learns. Parameters that require no gradient stay as they are, and checkpoints leave them out."""
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> Tensor:
+        """Cross-entropy on the target's distribution."""
+
+    @abstractmethod
+    def hits(self, batch: Batch, steps: int) -> Iterator[Tensor]:
+        """For each token of a drafted chain, whether it is the target's likeliest if those before it are.
+
+        bool [texts, S] each, of the chain that begins behind ``following`` of each slot.
+        """
+
+    def learnt(self) -> dict[str, Tensor]:
+        """What a checkpoint holds: parameters that are trained, and buffers."""
+        fixed = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
+        return {name: value for name, value in self.state_dict().items() if name not in fixed}
 
 
 @torch.no_grad()
-def accepted(module: HeadModule, batch: Batch, embed: Tensor, steps: int = MEASURED) -> tuple[Tensor, Tensor]:
+def accepted(student: Student, batch: Batch, steps: int = MEASURED) -> tuple[Tensor, Tensor]:
     """By position of a drafted chain from a text's answer: how many likeliest tokens were proposed, those before them
     having been right, and how many of them were right; int64 [steps] each."""
-    states = module.unroll(batch.features, functional.embedding(batch.following, embed).float(), steps)
     slots = torch.arange(batch.following.shape[1], device=batch.first.device)
     right = (slots >= batch.first[:, None]) & batch.valid(0)
     proposed, agreed = [], []
-    for step, state in enumerate(states):
+    for step, hit in enumerate(student.hits(batch, steps)):
         right = right & batch.valid(step)
         proposed.append(right.sum())
-        right = right & (module.lm_head(state).argmax(-1) == batch.ids[..., 0].roll(-step, 1))
+        right = right & hit
         agreed.append(right.sum())
     return torch.stack(proposed), torch.stack(agreed)
 
 
 class Trainer:
-    """Trains ``module`` on ``numbers`` of ``texts``; goes on from ``path`` if it is there.
+    """Trains ``student`` on ``numbers`` of ``texts``; goes on from ``path`` if it is there.
 
-    embed: [vocab, hidden], the target's. held_out: numbers of the texts that acceptance is measured on.
-    data: a digest of what the weights depend on beside the recipe.
+    held_out: numbers of the texts that acceptance is measured on. key: what the weights depend on beside the recipe;
+    ``data`` stands for the texts.
+
+    ``first`` is the acceptance by position before the first step.
 
     Raises:
         TrainingError: ``path`` is damaged, or of another training.
     """
 
     def __init__(
-        self, module: HeadModule, embed: Tensor, make: BatchMaker, texts: Seq[Text], numbers: Seq[int],
-        held_out: Seq[int], recipe: TrainingRecipe, data: str, path: Path,
+        self, student: Student, make: BatchMaker, texts: Seq[Text], numbers: Seq[int], held_out: Seq[int],
+        recipe: TrainingRecipe, key: Mapping[str, str | int], path: Path,
     ) -> None:  # fmt: skip
-        self.module, self._embed, self._make, self._texts = module, embed, make, texts
+        self.student, self._make, self._texts = student, make, texts
         self._numbers, self._held_out, self._recipe, self._path = numbers, held_out, recipe, path
-        self._key = {**asdict(recipe), "data": data}
+        self._key = {**asdict(recipe), **key}
+        self._parameters = [parameter for parameter in student.parameters() if parameter.requires_grad]
         self._per_pass = len(self._order(0))
         self.n_steps = self._per_pass * recipe.passes
         self.step, self.seconds, self.tokens, self.loss = 0, 0.0, 0, math.nan
+        self.first: list[float] = []
         self._optimiser = torch.optim.AdamW(
-            module.parameters(), recipe.rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
+            self._parameters, recipe.rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
         )
         if path.exists():
             self._load()
@@ -145,6 +156,8 @@ class Trainer:
         Raises:
             TrainingError: the disk is full.
         """
+        if self.step == 0:
+            self.first = self.acceptance()
         saved = clock = time.monotonic()
         measured = self._shares(self._held_out[:_MEASURED_TEXTS])
         order, tokens, began = self._order(self.step // self._per_pass), self.tokens, clock
@@ -172,7 +185,7 @@ class Trainer:
         for at in range(0, len(chosen), 4):
             part = chosen[at : at + 4]
             batch = self._make([self._texts[n] for n in part], part)
-            pairs += torch.stack(accepted(self.module, batch, self._embed)).cpu()
+            pairs += torch.stack(accepted(self.student, batch)).cpu()
         proposed, agreed = pairs.tolist()
         return [right / max(of, 1) for of, right in zip(proposed, agreed, strict=True)]
 
@@ -203,12 +216,12 @@ class Trainer:
         for group in self._optimiser.param_groups:
             group["lr"] = recipe.rate * warm * decay
         batch = self._make([self._texts[n] for n in numbers], numbers)
-        loss = unrolled_loss(self.module, batch, self._embed)
+        loss = self.student.loss(batch)
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingError(f"--target: the loss is {value} at step {self.step}; its states or logits overflow")
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.module.parameters(), recipe.clip)
+        torch.nn.utils.clip_grad_norm_(self._parameters, recipe.clip)
         self._optimiser.step()
         self._optimiser.zero_grad()
         self.loss = value if math.isnan(self.loss) else 0.98 * self.loss + 0.02 * value
@@ -217,8 +230,9 @@ class Trainer:
     def save(self) -> None:
         """Write the checkpoint; the one before stays until it is complete. Raises TrainingError if the disk is full."""
         state: dict[str, Any] = {
-            "key": self._key, "module": self.module.state_dict(), "optimiser": self._optimiser.state_dict(),
+            "key": self._key, "module": self.student.learnt(), "optimiser": self._optimiser.state_dict(),
             "step": self.step, "seconds": self.seconds, "tokens": self.tokens, "loss": self.loss,
+            "first": self.first,
         }  # fmt: skip
         fresh = self._path.with_suffix(".new")
         try:
@@ -243,8 +257,8 @@ class Trainer:
                 raise TrainingError(
                     f"--out: {self._path} is of a training with {what}; give another folder, or delete it"
                 )
-        self.module.load_state_dict(state["module"])
+        self.student.load_state_dict(state["module"], strict=False)
         self._optimiser.load_state_dict(state["optimiser"])
-        self.step, self.seconds, self.tokens, self.loss = (
-            state[name] for name in ("step", "seconds", "tokens", "loss")
+        self.step, self.seconds, self.tokens, self.loss, self.first = (
+            state[name] for name in ("step", "seconds", "tokens", "loss", "first")
         )

@@ -1,0 +1,225 @@
+"""`specdec train-head --kind model`: a small model learns the target's distributions, and drafts."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file
+
+from specdec.cli.main import cli
+from specdec.config import EngineConfig, SpeculationConfig
+from specdec.core.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from specdec.engine.build import build_engine, build_parts
+from specdec.models.resolve import load_tokenizer
+from specdec.training.draft_model import DraftModel
+from specdec.training.session import TrainingPlan, engine_config
+from specdec.training.states import StateFile
+from specdec.training.texts import Text, TextStore
+from specdec.training.trainer import Batch, BatchMaker, accepted
+from tests.engine.tiny_engine import drain
+from tests.models.tiny import VOCAB_SIZE, load_oracle, make_tiny_model, make_tiny_tokenizer
+from tests.training.permuting_target import NEXT, PlainDecoder, permuting_target, permuting_texts
+
+CACHE = Path("~/.cache/specdec").expanduser()
+OFTEN = "import specdec.training.trainer as t; t.SAVE_EVERY_S = 0; from specdec.cli.main import cli; cli()"
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with the target's vocabulary."""
+    folder = tmp_path_factory.mktemp("draft")
+    return make_tiny_model("qwen2", folder, num_hidden_layers=1, seed=5, initializer_range=0.05)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of texts of the permuting target."""
+    folder = tmp_path_factory.mktemp("data")
+    plan = TrainingPlan(str(permuting_target()), folder, folder, threads=1, cache_dir=CACHE)
+    store = TextStore(folder, build_parts(engine_config(plan)).info.numeric_fingerprint[:8])
+    for text in permuting_texts(160, length=64, prompt=40):
+        store.append(text)
+    store.close()
+    return folder
+
+
+def words(data: Path, out: Path, draft: Path, *more: str) -> list[str]:
+    return [
+        "train-head", "--kind", "model", "--target", str(permuting_target()), "--draft", str(draft), "--out", str(out),
+        "--data", str(data), "--tokens", "1", "--threads", "1", *more,
+    ]  # fmt: skip
+
+
+def run(data: Path, out: Path, draft: Path, *more: str) -> Result:
+    result = CliRunner().invoke(cli, words(data, out, draft, *more))
+    torch.set_num_threads(1)
+    return result
+
+
+def batch_of(folder: Path, texts: list[Text]) -> Batch:
+    states = StateFile(folder, texts, 0, VOCAB_SIZE)
+    states.fill(PlainDecoder(), lambda line: None)
+    make = BatchMaker(states, np.arange(VOCAB_SIZE), VOCAB_SIZE, torch.device("cpu"))
+    return make(texts, range(len(texts)))
+
+
+def test_loss_and_hits_are_those_of_a_plain_computation(tmp_path: Path) -> None:
+    """Text by text and without padding: the target's cross-entropy, and chains that the model writes itself."""
+    texts = [permuting_texts(1, seed=n, length=length)[0] for n, length in enumerate((40, 48, 35))]
+    batch, oracle, steps = batch_of(tmp_path, texts), load_oracle(permuting_target()), 3
+    for token in range(64, 128, 3):  # errs after a third of the tokens
+        oracle.lm_head.weight.data[NEXT[token]] *= -1
+    student = DraftModel(copy.deepcopy(oracle), rank=0)
+    total, rows, right = 0.0, 0, torch.zeros(2, steps, dtype=torch.int64)
+    chances = torch.softmax(8 * torch.nn.functional.one_hot(torch.tensor(NEXT), VOCAB_SIZE).float(), -1)
+    for text in texts:
+        tokens = torch.from_numpy(text.tokens).long()
+        with torch.no_grad():
+            logits = oracle(input_ids=tokens[None]).logits[0, 1:]
+        kept = chances[tokens[1:]].topk(32)
+        total -= float((kept.values.half().float() * torch.log_softmax(logits, -1).gather(1, kept.indices)).sum())
+        rows += len(logits)
+        for at in range(text.answer, len(tokens)):
+            chain = tokens[: at + 1]
+            for step in range(min(steps, len(tokens) - at)):
+                with torch.no_grad():
+                    chosen = oracle(input_ids=chain[None]).logits[0, -1].argmax()
+                right[0, step] += 1
+                if chosen != NEXT[chain[-1]]:
+                    break
+                right[1, step] += 1
+                chain = torch.cat((chain, chosen[None]))
+    tolerance = {"rtol": 2e-2, "atol": 0.0}  # products in bfloat16 where the processor has them
+    assert np.allclose(student.loss(batch).item(), total / rows, **tolerance)
+    assert torch.stack(accepted(student, batch, steps)).tolist() == right.tolist()
+    assert 0 < right[1, 2] < right[1, 1] < right[1, 0]
+
+
+def test_hits_follow_the_chain(tmp_path: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = permuting_texts(2, length=48)
+    batch, student = batch_of(tmp_path, texts), DraftModel(load_oracle(draft), rank=0)
+    slots = torch.arange(47)
+
+    def logits(batch: Batch, valid: torch.Tensor) -> torch.Tensor:
+        """Right but at slots 35 and 40."""
+        ids = torch.where((slots == 35) | (slots == 40), 0, batch.ids[..., 0])
+        return torch.nn.functional.one_hot(ids[valid], VOCAB_SIZE).float()
+
+    monkeypatch.setattr(student, "_logits", logits)
+    proposed, agreed = accepted(student, batch, 3)
+    first = range(31, 47)
+    alive = [[i for i in first if i + k < 47 and not {35, 40} & set(range(i, i + k))] for k in range(4)]
+    assert proposed.tolist() == [2 * len([i for i in alive[k] if i + k < 47]) for k in range(3)]
+    assert agreed.tolist() == [2 * len([i for i in alive[k] if i + k not in (35, 40)]) for k in range(3)]
+
+
+def test_low_rank_trains_what_it_adds_and_nothing_else(tmp_path: Path, draft: Path) -> None:
+    student, before = DraftModel(load_oracle(draft), rank=2), load_oracle(draft).state_dict()
+    learnt = {name for name, parameter in student.named_parameters() if parameter.requires_grad}
+    assert learnt == set(student.learnt())
+    assert len(learnt) == 2 * 7  # q, k, v, o, gate, up, down
+    batch = batch_of(tmp_path, permuting_texts(3))
+    optimiser = torch.optim.SGD([p for p in student.parameters() if p.requires_grad], 1.0)
+    for _ in range(2):  # the first step moves `up` alone
+        student.loss(batch).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    added = {name: value.detach().clone() for name, value in student.named_parameters() if name in learnt}
+    make_tiny_tokenizer(tmp_path / "out")
+    student.write(tmp_path / "out", load_tokenizer(str(draft), CACHE), "card")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == load_file(draft / "model.safetensors").keys()
+    for name, value in found.items():
+        stem = "model." + name.removesuffix("weight") + "parametrizations.weight.0."
+        if stem + "up" in added:
+            sum_ = before[name] + 2 * added[stem + "up"] @ added[stem + "down"]
+            assert torch.equal(value, sum_.bfloat16()), name
+            assert not torch.equal(value, before[name].bfloat16()), name
+        else:
+            assert torch.equal(value, before[name].bfloat16()), name
+
+
+@pytest.mark.parametrize("rank", [0, 16])
+def test_a_trained_draft_serves_also_after_kills(
+    rank: int, data: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdec.training.session.FULL_RATE", 3e-3)
+    more = ("--passes", "12", "--rank", str(rank))
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    rates = "import specdec.training.session as s; s.FULL_RATE = 3e-3; s.LOW_RANK_RATE = 2e-2; "
+    monkeypatch.setattr("specdec.training.session.LOW_RANK_RATE", 2e-2)
+    result = run(data, whole, draft, *more)
+    assert result.exit_code == 0, result.output
+    checkpoint = cut / "checkpoint.pt"
+    for _ in range(2):
+        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else None
+        killed = subprocess.Popen([sys.executable, "-c", rates + OFTEN, *words(data, cut, draft, *more)])
+        while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before:
+            assert killed.poll() is None
+            time.sleep(0.01)
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+    assert not (cut / "model.safetensors").exists()
+    result = run(data, cut, draft, *more)
+    assert result.exit_code == 0, result.output
+    expected, found = (load_file(folder / "model.safetensors") for folder in (whole, cut))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    card = (whole / "README.md").read_text().splitlines()
+    before, after = (
+        [float(x) for x in line.split("|")[2:-1]] for line in card if line.startswith(("| before", "| tra"))
+    )
+    assert before[0] < 0.1
+    assert min(after[:3]) > 0.6, after
+    check_drafts(whole)
+
+
+def check_drafts(folder: Path) -> None:
+    """The engine with the draft: most drafted tokens are accepted, and the text is the target's."""
+    speculation = SpeculationConfig(drafters=("model",), profile_s=0, width=1, max_depth=4, max_nodes=4)
+    config = EngineConfig(
+        target=str(permuting_target()), draft=str(folder), cache_dir=CACHE, threads=1, kv_tokens=1024,
+        max_batch=2, max_context=256, max_step_rows=64, prefill_chunk=64, speculation=speculation,
+    )  # fmt: skip
+    engine = build_engine(config)
+    wish = SpeculationParams(SpeculationMode.ON, ("model",), 4, 4, 1)
+    tokens = tuple(permuting_texts(1, seed=9, prompt=40, length=40)[0].tokens.tolist())
+    stop = StoppingParams(max_tokens=40, ignore_eos=True)
+    engine.submit(Request("a", tokens, SamplingParams(temperature=0.0), stop, speculation=wish))
+    deltas = [event for event in drain(engine) if isinstance(event, Delta)]
+    expected = [tokens[-1]]
+    while len(expected) <= 40:
+        expected.append(NEXT[expected[-1]])
+    assert [token for delta in deltas for token in delta.token_ids] == expected[1:]
+    assert len(deltas) < 20
+
+
+def test_what_cannot_work_is_said(data: Path, draft: Path, tmp_path: Path) -> None:
+    def said(folder: Path, *more: str) -> str:
+        result = run(data, tmp_path / "out", folder, *more)
+        assert result.exit_code != 0
+        return " ".join(result.output.split())
+
+    other = make_tiny_model("llama", tmp_path / "other", vocab_size=400)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = {
+        {"a": "b", "b": "a"}.get(token, token): at for token, at in tokenizer["model"]["vocab"].items()
+    }
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "has another vocabulary than the target; choose a model of its family" in said(other)
+    assert "no such file" in said(tmp_path / "nowhere")
+    result = CliRunner().invoke(cli, ["train-head", "--kind", "model", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "--kind model needs the small model" in " ".join(result.output.split())
+    run(data, tmp_path / "out", draft, "--passes", "1")
+    assert "of a training with rank 16 instead of 4; give another folder" in said(draft, "--passes", "1", "--rank", "4")
