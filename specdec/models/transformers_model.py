@@ -17,7 +17,9 @@ def read_with_transformers(path: Path, dtype: torch.dtype) -> Any:
         ModelError: transformers cannot read it.
     """
     from transformers import AutoModelForCausalLM, GgufConfig  # not at the top: takes seconds
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     options: dict[str, Any] = {}
     if path.suffix == ".gguf":
         options = {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}

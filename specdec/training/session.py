@@ -232,7 +232,7 @@ def _head_card(config: dict[str, Any], result: TrainingResult) -> str:
 
 def _draft_card(plan: TrainingPlan, result: TrainingResult) -> str:
     how = f"matrices of rank {plan.rank} added to its linear layers" if plan.rank else "all of its weights"
-    command = f"specdec train-head --kind model --target {plan.target} --draft {plan.draft} --out FOLDER"
+    command = f"specdec train-head --target {plan.target} --kind model --draft {plan.draft} --out FOLDER"
     about = f"{plan.draft}, trained on the target's distributions through {how}."
     serve = f"--target {plan.target} --draft FOLDER"
     return model_card(f"Draft model for {plan.target}", command, about, serve, result)

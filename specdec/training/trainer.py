@@ -101,7 +101,8 @@ class Student(nn.Module, ABC):
 
     def learnt(self) -> dict[str, Tensor]:
         """What a checkpoint holds: parameters that are trained, and buffers."""
-        fixed = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
+        named = self.named_parameters(remove_duplicate=False)
+        fixed = {name for name, parameter in named if not parameter.requires_grad}
         return {name: value for name, value in self.state_dict().items() if name not in fixed}
 
 

@@ -126,6 +126,8 @@ def test_hits_follow_the_chain(tmp_path: Path, draft: Path, monkeypatch: pytest.
 
 def test_low_rank_trains_what_it_adds_and_nothing_else(tmp_path: Path, draft: Path) -> None:
     student, before = DraftModel(load_oracle(draft), rank=2), load_oracle(draft).state_dict()
+    tied = make_tiny_model("qwen3", tmp_path / "tied")  # its output table is the embedding
+    assert all(".0." in name for name in DraftModel(load_oracle(tied), rank=2).learnt())
     learnt = {name for name, parameter in student.named_parameters() if parameter.requires_grad}
     assert learnt == set(student.learnt())
     assert len(learnt) == 2 * 7  # q, k, v, o, gate, up, down
