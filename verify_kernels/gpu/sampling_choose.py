@@ -32,7 +32,6 @@ from verify_kernels.gpu.sampling_math import (
 )
 from verify_kernels.gpu.sampling_scan import inverse_of, temperature_of
 
-_LOWEST = tl.constexpr(-0x80000000)
 _HIGHEST = tl.constexpr(0x7FFFFFFF)
 
 
@@ -44,62 +43,48 @@ def find_cut(
     """z and id of the last token that top-k, then top-p of what that leaves, keep. ``spare``: room for a list."""
     cut_z, cut_id = tl.full((), DEAD, tl.float32), tl.full((), LAST_ID, tl.int32)
     by_k = (top_k > 0) & (top_k < vocab)
-    for stage in range(2):
-        weighs = stage == 1
-        if tl.where(weighs, top_p < 1.0, by_k):
-            left, held, low, high = _take(
-                places, spare, counts, row, inverse, z_max, cut_z, cut_id, weighs, TOKENS, SPLITS, COLUMNS
+    for stage in tl.static_range(2):  # each compiled by itself: together they spill a few bytes
+        if top_p < 1.0 if stage == 1 else by_k:
+            left, held, low = _take(
+                places, spare, counts, row, inverse, z_max, cut_z, cut_id, stage == 1, TOKENS, SPLITS, COLUMNS
             )  # fmt: skip
             whole = tl.where(by_k, held, row_weight).to(tl.float64)
-            need = tl.where(weighs, top_p * whole, top_k.to(tl.float64))
+            need = top_p * whole if stage == 1 else top_k.to(tl.float64)
             if (held > 0) & (held.to(tl.float64) >= need):
                 cut_z, cut_id = _search(
-                    spare, left, row, inverse, z_max, low, high, need, weighs, TOKENS, SPLITS, COLUMNS
+                    spare, left, row, inverse, z_max, low, need, stage == 1, TOKENS, SPLITS, COLUMNS
                 )  # fmt: skip
     return cut_z, cut_id
 
 
 @triton.jit
-def _amount(z, z_max, weighs):
+def _amount(z, z_max, WEIGHS: tl.constexpr):
     """What a token counts in the search: 1 for top-k, its weight for top-p."""
-    return tl.where(weighs, softmax_weight(z - z_max), 1)
+    return softmax_weight(z - z_max) if WEIGHS else 1
 
 
 @triton.jit
 def _take(
-    places, spare, counts, row, inverse, z_max, cut_z, cut_id, weighs,
+    places, spare, counts, row, inverse, z_max, cut_z, cut_id, WEIGHS: tl.constexpr,
     TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Copy the tokens left by the cut into ``spare``: their counts, amount, lowest and highest key."""
+    """Copy the tokens left by the cut into ``spare``: their counts, amount and lowest key."""
+    # Sums and ends are kept by lane until the list's end: to reduce over all threads costs more than to read a tile.
     left, held = tl.zeros_like(counts), tl.zeros((SPLITS, COLUMNS), tl.int64)
-    low, high = _no_keys(SPLITS, COLUMNS)
+    low = tl.full((SPLITS, COLUMNS), _HIGHEST, tl.int32)
     for column in range(0, tl.max(counts, axis=0), COLUMNS):
         present, token, z = list_tile(places, counts, column, row, inverse, TOKENS, SPLITS, COLUMNS)
         kept = present & keeps(z, token, cut_z, cut_id)
-        held += tl.where(kept, _amount(z, z_max, weighs), 0)
-        low, high = _range(z, kept, low, high)
+        held += tl.where(kept, _amount(z, z_max, WEIGHS), 0)
+        low = tl.minimum(low, tl.where(kept, order_key(z), _HIGHEST))
         left = append(spare, left, kept, token, TOKENS, SPLITS)
     exchange()
-    return left, tl.sum(held), tl.min(low).to(tl.int64), tl.max(high).to(tl.int64)
-
-
-# Sums and ranges are kept by lane until a list's end: to reduce over all threads costs more than to read a tile.
-@triton.jit
-def _no_keys(SPLITS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Of each lane the lowest and the highest key so far."""
-    return tl.full((SPLITS, COLUMNS), _HIGHEST, tl.int32), tl.full((SPLITS, COLUMNS), _LOWEST, tl.int32)
-
-
-@triton.jit
-def _range(z, kept, low, high):
-    """``low`` and ``high`` with the keys of the ``kept`` taken in."""
-    key = order_key(z)
-    return tl.minimum(low, tl.where(kept, key, _HIGHEST)), tl.maximum(high, tl.where(kept, key, _LOWEST))
+    return left, tl.sum(held), tl.min(low).to(tl.int64)
 
 
 @triton.jit
 def _search(
-    spare, left, row, inverse, z_max, low, high, need, weighs,
+    spare, left, row, inverse, z_max, low, need, WEIGHS: tl.constexpr,
     TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """z and id of the token with which the list, by falling z and rising id, first amounts to ``need``.
@@ -108,6 +93,7 @@ def _search(
     turns), and drops what is then decided; both ends of the range are listed tokens', so each turn drops some. A list
     of one tile stays in registers.
     """
+    high = order_key(z_max).to(tl.int64)
     above, by_key = tl.full((), 0, tl.int64), low != low
     while (low < high) & (tl.max(left, axis=0) > COLUMNS):
         center = order_key(value_of_key(low.to(tl.int32)) * 0.5 + value_of_key(high.to(tl.int32)) * 0.5).to(tl.int64)
@@ -117,37 +103,39 @@ def _search(
         lanes = tl.zeros((SPLITS, COLUMNS), tl.int64)
         for column in range(0, tl.max(left, axis=0), COLUMNS):
             present, _, z = list_tile(spare, left, column, row, inverse, TOKENS, SPLITS, COLUMNS)
-            lanes += tl.where(present & (order_key(z) >= middle), _amount(z, z_max, weighs), 0)
+            lanes += tl.where(present & (order_key(z) >= middle), _amount(z, z_max, WEIGHS), 0)
         ahead = tl.sum(lanes)
         reached = (above + ahead).to(tl.float64) >= need
         above = tl.where(reached, above, above + ahead)
-        left, low, high = _shorten(spare, left, row, inverse, middle, reached, TOKENS, SPLITS, COLUMNS)
+        left, end = _shorten(spare, left, row, inverse, middle, reached, TOKENS, SPLITS, COLUMNS)
+        low, high = tl.where(reached, end, low), tl.where(reached, high, end)
     if low < high:
         present, _, z = list_tile(spare, left, 0, row, inverse, TOKENS, SPLITS, COLUMNS)
-        key, amount = order_key(z).to(tl.int64), tl.where(present, _amount(z, z_max, weighs), 0)
+        key, amount = order_key(z).to(tl.int64), tl.where(present, _amount(z, z_max, WEIGHS), 0)
         while low < high:
             middle = low + ((high - low + 1) >> 1)
             reached = (above + tl.sum(tl.where(key >= middle, amount, 0))).to(tl.float64) >= need
             low, high = tl.where(reached, middle, low), tl.where(reached, high, middle - 1)
         above += tl.sum(tl.where(key > low, amount, 0))
     z = value_of_key(low.to(tl.int32))
-    return z, _last_tie(spare, left, row, inverse, z, above, _amount(z, z_max, weighs), need, TOKENS, SPLITS, COLUMNS)
+    return z, _last_tie(spare, left, row, inverse, z, above, _amount(z, z_max, WEIGHS), need, TOKENS, SPLITS, COLUMNS)
 
 
 @triton.jit
 def _shorten(
     spare, left, row, inverse, middle, upper, TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Keep the keys from ``middle`` on, or those below: the counts, the lowest and the highest key."""
-    fewer = tl.zeros_like(left)
-    low, high = _no_keys(SPLITS, COLUMNS)
+    """Keep the keys from ``middle`` on, or those below: the counts, and the key kept that is nearest to ``middle``."""
+    fewer, turn = tl.zeros_like(left), tl.where(upper, 0, -1)
+    end = tl.full((SPLITS, COLUMNS), _HIGHEST, tl.int32)
     for column in range(0, tl.max(left, axis=0), COLUMNS):
         present, token, z = list_tile(spare, left, column, row, inverse, TOKENS, SPLITS, COLUMNS)
-        kept = present & ((order_key(z) >= middle) == upper)
-        low, high = _range(z, kept, low, high)
+        key = order_key(z)
+        kept = present & ((key >= middle) == upper)
+        end = tl.minimum(end, tl.where(kept, key ^ turn, _HIGHEST))  # flipped bits turn the order round
         fewer = append(spare, fewer, kept, token, TOKENS, SPLITS)
     exchange()
-    return fewer, tl.min(low).to(tl.int64), tl.max(high).to(tl.int64)
+    return fewer, (tl.min(end) ^ turn).to(tl.int64)
 
 
 @triton.jit
