@@ -11,6 +11,8 @@ ARGS ?=
 MINUTES ?= 60
 COUNT ?= 10000
 STAMP := $(VENV)/.installed
+# The Triton of torch 2.11, for `make aot` beside that of .venv.
+TRITON_36 := $(VENV)/triton-3.6
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: help setup model serve test explore aot test-slow soak fuzz attack lint format bench bench-engine peers vscode vsix promtool setup-cluster test-cluster clients gpu gpu-wheels verify proto playground map structure clean
@@ -40,8 +42,14 @@ test: model ## set up, then run the test suite
 explore: model ## the suite with new random examples (ARGS="tests/server -k fuzz" for a part)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile=explore $(ARGS)
 
-aot: setup ## compile the GPU kernels for six architectures, no GPU needed (ARGS="--ways 99" for every case); no spills
+aot: setup $(TRITON_36) ## compile the GPU kernels for six architectures, no GPU needed (ARGS="--ways 99" for every case); no spills
 	$(BIN)/python -m verify_kernels.gpu.aot --jobs 2 $(ARGS)
+	PYTHONPATH=$(TRITON_36) $(BIN)/python -m verify_kernels.gpu.aot --jobs 2 --ways 2 $(ARGS) --target sm_90
+
+$(TRITON_36): | $(STAMP)
+	rm -rf $@.part
+	$(PIP) install --quiet --no-deps --target $@.part 'triton==3.6.0'
+	mv $@.part $@
 
 test-slow: model ## the long runs: full verify, perplexity, soak
 	$(BIN)/python -m pytest -q -m slow $(ARGS)

@@ -35,7 +35,7 @@ class Usage:
 
 
 _KIB = 1024
-_WAYS, _FEWER_WAYS, _ALL_WAYS = {"sm_90": 3, "gfx942": 3}, 2, 99  # of `covering`; by target, of others, all cases
+_WAYS, _FEWER_WAYS, _ALL_WAYS = {"sm_90": 3}, 2, 99  # of `covering`; by target, of others, all cases
 _MAX_THREADS = 1024  # per block, on every chip
 _TENSOR_MEMORY = 512  # columns
 _FP8 = ("fp8e4nv", "fp8e4b8", "fp8e4b15", "fp8e5", "fp8e5b16")
@@ -194,8 +194,8 @@ def plan_jobs(modules: Sequence[str], targets: Sequence[Target], only: Sequence[
 def covering(cases: Mapping[Job, CompileCase], ways: int) -> list[Job]:
     """Enough of a kernel's cases to have every combination of values of ``ways`` parameters that any of them has.
 
-    Parameters are types, constants, alignments and launch options; those that change together count as one. 0 ways
-    keep the first case; as many ways as parameters keep all that differ.
+    Parameters are types, constants, alignments and launch options; those that change together count as one. Of
+    equal choices the last is taken, as tiles rise. 0 ways keep one case; as many as parameters all that differ.
     """
     described = [
         {**case.signature, **case.constexprs, **case.options, **{f"{name} aligned": True for name in case.divisible}}
@@ -207,7 +207,7 @@ def covering(cases: Mapping[Job, CompileCase], ways: int) -> list[Job]:
     held = {job: set(combinations(enumerate(row), min(ways, len(row)))) for job, row in zip(cases, rows, strict=True)}
     missing, kept = set[Any]().union(*held.values()), set[Job]()
     while missing:
-        best = max(held, key=lambda job: len(held[job] & missing))
+        best = max(reversed(held), key=lambda job: len(held[job] & missing))
         kept.add(best)
         missing -= held[best]
     return [job for job in cases if job in kept]
