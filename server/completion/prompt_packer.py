@@ -115,13 +115,8 @@ class PromptPacker:
     A prompt depends on gap and budget alone: sessions and single requests get the same prompts.
     """
 
-    def __init__(self, tokenizer: TokenizerLike, max_context: int, template: str = "") -> None:
-        """template: name of a `FimTemplate`; empty: the first that the vocabulary has.
-
-        Raises:
-            ConfigError: there is no such template, or the vocabulary lacks its tokens.
-        """
-        self._tokens = FimTokens.of(tokenizer, template)
+    def __init__(self, tokenizer: TokenizerLike, max_context: int) -> None:
+        self._tokens = FimTokens.of(tokenizer)
         self._prefix_only = FimTokens.prefix_only(tokenizer)
         self.max_context = max_context  # tokens
         self._text = UserText(tokenizer, self._tokens.names | self._prefix_only.names)

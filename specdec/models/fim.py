@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specdec.errors import ConfigError
 from specdec.models.tokenizer import Tokenizer
 
 
@@ -176,23 +175,13 @@ class FimTokens:
         return self.suffix >= 0
 
     @staticmethod
-    def of(tokenizer: FimVocabulary, name: str = "") -> FimTokens:
-        """The tokens of the first template that the vocabulary has, or of the template ``name``. If there is none, the
-        tokens that mark files, for prompts that end at the gap.
-
-        Raises:
-            ConfigError: ``name`` is no template, or its tokens are not in the vocabulary.
-        """
-        known = [template for template in TEMPLATES if name in ("", template.name)]
-        for template in known:
+    def of(tokenizer: FimVocabulary) -> FimTokens:
+        """The tokens of the first template that the vocabulary has. If there is none, the tokens that mark files, for
+        prompts that end at the gap."""
+        for template in TEMPLATES:
             found = _resolve(tokenizer, template)
             if found is not None:
                 return found
-        if name and known:
-            raise ConfigError(f"FIM template {name!r}: the model has no such tokens; leave it unset to have one chosen")
-        if name:
-            names = ", ".join(template.name for template in TEMPLATES)
-            raise ConfigError(f"unknown FIM template {name!r}; one of {names}, or unset")
         return FimTokens.prefix_only(tokenizer)
 
     @staticmethod
