@@ -464,43 +464,9 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
         raise ConfigError(f"{path or 'configuration'}: {problems(error)}") from None
 
 
-# Settings of earlier versions: the constant that replaces each.
-REMOVED_SETTINGS = {
-    "engine.max_queued_requests": "256 requests may wait; server.max_queued_tokens limits their tokens",
-    "speculation.fixed_nodes": "in mode ON a request that sets no max_nodes drafts 7 nodes per tree",
-    "speculation.fixed_depth": "in mode ON a request that sets no max_depth drafts 7 tokens in a row",
-    "speculation.trace_steps": "the decision trace keeps 1024 steps; trace_file keeps all",
-    "speculation.session_tokens": "a session keeps a quarter of shared_tokens",
-    "speculation.draft_reads": "a draft model of another vocabulary computes at least the last 256 tokens of a prompt",
-    "speculation.probe_every": "a drafter that is off is tried again after about 16 steps",
-    "speculation.stall_ms": "a drafter that takes longer than 2 s is disabled for the request",
-    "speculation.trace_file_bytes": "a trace file is rotated at 256 MiB",
-    "speculation.sessions": "64 sessions are kept; shared_tokens: 0 keeps none",
-    "speculation.shared_age_s": "shared text is kept for an hour; shared_tokens: 0 keeps none",
-    "speculation.shared_salts": "texts of 16 salts are kept",
-    "experiments.allow_override": "the plan of an experiment says whether callers may choose arms",
-    "kv_events.buffer_steps": "10,000 messages are kept for replay",
-    "server.reflection": "gRPC reflection is always served, and needs a key wherever calls do",
-    "server.max_message_bytes": "a gRPC message or HTTP body may have 16 MiB",
-    "server.heartbeat_timeout_s": "an engine that is silent for 30 s is restarted",
-    "server.trace_ratio": "every trace that begins at the server is exported; sample in the collector",
-    "server.shed_late": "requests that cannot meet their deadline are always refused at once",
-    "server.open_reflection": "gRPC reflection needs a key wherever calls do",
-    "server.capture_bytes": "captures are rotated at 256 MiB",
-}
-
-
 def problems(error: ValidationError) -> str:
     """Every invalid field with the reason, joined by semicolons."""
-    return "; ".join(_problem(e["loc"], e["type"], e["msg"]) for e in error.errors())
-
-
-def _problem(location: tuple[int | str, ...], kind: str, message: str) -> str:
-    path = ".".join(map(str, location))
-    if kind == "extra_forbidden":
-        gone = next((why for name, why in REMOVED_SETTINGS.items() if f".{path}".endswith(f".{name}")), None)
-        message = message if gone is None else f"this setting is gone; remove it ({gone})"
-    return f"{path or 'config'}: {message}"
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors())
 
 
 def load_yaml(text: str) -> Any:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from specdec.config import REMOVED_SETTINGS, load_config
+from specdec.config import load_config
 from specdec.errors import ConfigError
 from specdec.models.hf import parse_hf_config
 
@@ -64,16 +61,3 @@ def test_a_null_window_means_none() -> None:
     }  # fmt: skip
     assert not any(parse_hf_config({**shape, "sliding_window": None}, "m").sliding_layers)
     assert all(parse_hf_config({**shape, "sliding_window": 16}, "m").sliding_layers)
-
-
-@pytest.mark.parametrize("name", REMOVED_SETTINGS)
-def test_a_removed_setting_is_rejected_with_its_replacement(name: str, tmp_path: Path) -> None:
-    section, field = name.split(".")
-    outer = {"speculation": ("engine",), "kv_events": ("server",), "experiments": ("server",)}.get(section, ())
-    data: dict[str, Any] = {field: 7}
-    for part in (section, *outer):
-        data = {part: data}
-    path = tmp_path / "old.yaml"
-    path.write_text(yaml.safe_dump(data))
-    with pytest.raises(ConfigError, match=rf"{re.escape(name)}: this setting is gone; remove it \(.+\)"):
-        load_config(path)
