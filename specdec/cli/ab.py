@@ -319,7 +319,7 @@ _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False,
 
 @click.group("ab")
 def ab_group() -> None:
-    """Latency experiments: run one, analyse it, show its report, plan the next."""
+    """Latency experiments: run one, analyse it, plan the next."""
 
 
 ab_group.add_command(run_command)
@@ -338,19 +338,6 @@ def analyze_command(folder: Path, demand: str, as_json: bool) -> None:
     better was demanded; 15: a guardrail is open. 1: there is nothing to analyse; 2: the command line is wrong.
     """
     sys.exit(conclude(folder, demand, as_json))
-
-
-@ab_group.command("report")
-@_FOLDER
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to; default: FOLDER/report.html.")
-def report_command(folder: Path, out: Path | None) -> None:
-    """Make the page of an analysed experiment again, from its result.json."""
-    from server.experiment.analysis.result import Result
-    from server.experiment.report.render import render
-
-    out = out or folder / REPORT
-    write_text(out, render(Result.read(folder / RESULT)))
-    click.echo(str(out))
 
 
 @ab_group.command("plan")

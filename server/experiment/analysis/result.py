@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from server.experiment.config import StrictModel
-from server.experiment.records import ExperimentError
 
 VerdictKind = Literal["better", "worse", "equivalent", "undecided", "invalid"]
 
@@ -130,19 +126,3 @@ class Result(StrictModel):
     mismatched_outputs: int
     curves: Curves
     notes: tuple[str, ...]
-
-    @classmethod
-    def read(cls, path: Path) -> Result:
-        """Raises ExperimentError: the file is missing or of another version."""
-        try:
-            return cls.read_json(path.read_bytes())
-        except OSError as error:
-            message = f"{path}: cannot be read ({error.strerror}); run `specdec ab analyze` first"
-            raise ExperimentError(message) from None
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"]))
-            message = (
-                f"{path}: not a result of this version ({where}: {problem['msg']}); run `specdec ab analyze` again"
-            )
-            raise ExperimentError(message) from None
