@@ -134,7 +134,6 @@ class ServeReport:
     run: LoadRun
     about: Mapping[str, Any] = field(default_factory=dict)  # description of load, server and generator
     objectives: Seq[Objective] = ()
-    price_per_hour: float = 0.0  # of the server's machine; 0: unknown
     max_slip_ms: float = MAX_SLIP_MS  # longest delay of the generator at p99 in a valid run
 
     @property
@@ -197,10 +196,6 @@ class ServeReport:
             },
             "refusals": self._refusals(), "errors": dict(Counter(r.error for r in records if not r.ok).most_common(10)),
         }  # fmt: skip
-        if self.price_per_hour:
-            spent = self.price_per_hour * self.duration_s / 3600
-            tokens = sum(record.output_tokens for record in self.answered)
-            figures["cost"] = {"price_per_hour": self.price_per_hour, "output_tokens_per_dollar": round(tokens / spent)}
         steps = [r.tokens_per_step for r in self.answered if r.tokens_per_step is not None]
         if steps:
             figures["tokens_per_step"] = spread(steps)
@@ -257,7 +252,6 @@ class ServePlan:
     seed: int = 0  # of the arrivals
     timeout_s: float = 120.0  # of a request
     objectives: tuple[Objective, ...] = ()
-    price_per_hour: float = 0.0
     max_slip_ms: float = MAX_SLIP_MS
 
     def __post_init__(self) -> None:
@@ -275,8 +269,7 @@ class ServePlan:
             return f"closed loop, {self.at_once} at once"
         rate, shape = self.arrivals, self.arrivals.shape
         law = "evenly spaced" if shape is None else "Poisson" if shape == 1 else f"gamma of shape {shape:g}"
-        to = "" if rate.end_rate is None else f" to {rate.end_rate:g}"
-        return f"open loop, {law}, {rate.rate:g}{to} requests/s for {rate.duration_s:g} s"
+        return f"open loop, {law}, {rate.rate:g} requests/s for {rate.duration_s:g} s"
 
 
 WARM_UP_AT_ONCE = 2
@@ -318,7 +311,7 @@ async def run_plan(
         if watcher is not None:
             watcher.cancel()
     facts = _facts(plan) | (about or {})
-    return ServeReport(run, facts, plan.objectives, plan.price_per_hour, plan.max_slip_ms)
+    return ServeReport(run, facts, plan.objectives, plan.max_slip_ms)
 
 
 async def _watch(run: LoadRun, watch: Callable[[LoadRun], None]) -> None:
@@ -398,8 +391,6 @@ def _totals(figures: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if "tokens_per_step" in figures:
         rows.append(("tokens per step", f"{figures['tokens_per_step']['mean']:.2f}"))
-    if "cost" in figures:
-        rows.append(("output tokens per dollar", f"{figures['cost']['output_tokens_per_dollar']:,}"))
     if figures["refusals"]["n"]:
         refusals = figures["refusals"]
         rows.append(("refusals with a retry hint", f"{refusals['with_retry_hint']} of {refusals['n']}"))

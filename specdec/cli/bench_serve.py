@@ -40,9 +40,6 @@ _REPORTING = (
     click.option(
         "--goodput", "goodput", multiple=True, help="Objective METRIC:MS with ttft, tpot, itl or e2e; may be repeated."
     ),
-    click.option(
-        "--price-per-hour", type=click.FloatRange(min=0), default=0.0, help="Dollars, for tokens per dollar."
-    ),
     count_option("--warm-up", default=4, least=0, help="Uncounted requests before the run."),
     click.option(
         "--timeout", type=_POSITIVE, default=120.0, show_default=True, help="Time limit of a request in seconds."
@@ -75,7 +72,6 @@ def reporting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--duration", type=_POSITIVE, help="Seconds during which requests are sent; default 30 with --rate.")
 @click.option("--rate", type=_POSITIVE, help="Open loop: requests per second.")
-@click.option("--ramp-to", type=_POSITIVE, help="Rate at the end; it changes linearly from --rate.")
 @click.option("--arrivals", type=click.Choice(ARRIVALS), default="poisson", show_default=True, help="Of an open loop.")
 @click.option(
     "--shape",
@@ -83,14 +79,6 @@ def reporting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     default=0.5,
     show_default=True,
     help="Shape of gamma arrivals: below 1 in bursts, 1 Poisson, above 1 more regular.",
-)
-@click.option(
-    "--trace",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Replay: JSON lines with offset_s and prompt, messages or prefix and suffix.",
-)
-@click.option(
-    "--speed", type=_POSITIVE, default=1.0, show_default=True, help="Speed of a replay: 2 takes half the time."
 )
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), help="Length limit of an answer; default: the workload's own."
@@ -102,8 +90,8 @@ def reporting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def serve_load_command(**values: Any) -> None:
     """Send requests to a server and measure its answers.
 
-    A closed loop without --rate and --trace. Times count from the scheduled time of a request, so delays by a slow
-    server are included.
+    A closed loop without --rate; `specdec replay` sends recorded requests. Times count from the scheduled time of a
+    request, so delays by a slow server are included.
     """
     run_load(values, **_asked(values))
 
@@ -126,7 +114,7 @@ def run_load(values: dict[str, Any], **asked: Any) -> None:
     credentials = pop_credentials(values)
     check_folder("--json", values["json_file"])
     plan = ServePlan(
-        **asked, warm_up=values["warm_up"], timeout_s=values["timeout"], price_per_hour=values["price_per_hour"],
+        **asked, warm_up=values["warm_up"], timeout_s=values["timeout"],
         objectives=tuple(Objective.read(text) for text in values["goodput"]), max_slip_ms=values["max_slip"],
     )  # fmt: skip
     report = asyncio.run(_run(plan, credentials, values))
@@ -143,22 +131,18 @@ def _asked(values: dict[str, Any]) -> dict[str, Any]:
     from specdec.load.arrivals import Arrivals
 
     rate, duration, requests = values["rate"], values["duration"], values["requests"]
-    if values["trace"] is not None and (requests is not None or duration is not None):
-        raise click.UsageError("--trace says how many requests there are and when; leave out --requests and --duration")
     arrivals = None
     if rate is not None:
         if requests is not None:
             raise click.UsageError("--requests is for a closed loop; an open one ends after --duration")
         shape = {"constant": None, "poisson": 1.0, "gamma": values["shape"]}[values["arrivals"]]
-        arrivals = Arrivals(rate, duration or 30.0, values["ramp_to"], shape)
-    elif values["ramp_to"] is not None:
-        raise click.UsageError("--ramp-to means nothing without --rate")
-    elif requests is None and duration is None and values["trace"] is None:
+        arrivals = Arrivals(rate, duration or 30.0, shape)
+    elif requests is None and duration is None:
         requests = 32
     return {
         "workload": values["workload"], "at_once": values["concurrency"], "requests": requests, "duration_s": duration,
-        "arrivals": arrivals, "trace": values["trace"], "speed": values["speed"], "max_tokens": values["max_tokens"],
-        "fixed": values["fixed_length"], "seed": values["seed"],
+        "arrivals": arrivals, "max_tokens": values["max_tokens"], "fixed": values["fixed_length"],
+        "seed": values["seed"],
     }  # fmt: skip
 
 

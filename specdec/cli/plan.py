@@ -176,7 +176,7 @@ def _requests(values: dict[str, Any]) -> list[PlannedRequest]:
     arrivals = None
     if values["rate"] is not None:
         shape = {"constant": None, "poisson": 1.0, "gamma": values["shape"]}[values["arrivals"]]
-        arrivals = Arrivals(values["rate"], values["duration"], None, shape)
+        arrivals = Arrivals(values["rate"], values["duration"], shape)
     if values["trace"] is not None:
         requests = read_requests(values["trace"], values["speed"])
         requests = requests if arrivals is None else at_rate(requests, arrivals, values["seed"])

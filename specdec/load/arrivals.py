@@ -21,16 +21,14 @@ class Arrivals:
     """
 
     rate: float
-    """Requests per second at the start."""
+    """Requests per second."""
     duration_s: float
-    end_rate: float | None = None
-    """Requests per second at the end, reached linearly; None: `rate`."""
     shape: float | None = 1.0
-    """Shape of the gamma distribution of gaps, in units of the present mean gap: 1 is a Poisson process, lower values
+    """Shape of the gamma distribution of gaps, in units of the mean gap: 1 is a Poisson process, lower values
     come in bursts. None: even spacing."""
 
     def __post_init__(self) -> None:
-        for name in ("rate", "duration_s", "end_rate", "shape"):
+        for name in ("rate", "duration_s", "shape"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"arrivals: {name} must be positive, not {value}")
@@ -38,21 +36,11 @@ class Arrivals:
     @property
     def expected(self) -> float:
         """Mean number of arrivals."""
-        last = self.rate if self.end_rate is None else self.end_rate
-        return (self.rate + last) / 2 * self.duration_s
+        return self.rate * self.duration_s
 
     def offsets(self, seed: int) -> list[float]:
-        """Seconds after the start, ascending, in [0, duration_s); a function of ``seed``.
-
-        A process of rate 1 is stretched by the inverse of the integrated rate.
-        """
-        units = self._units(np.random.default_rng(seed))
-        slope = 0.0 if self.end_rate is None else (self.end_rate - self.rate) / self.duration_s
-        if abs(slope) < 1e-12 * self.rate:
-            return [float(t) for t in units / self.rate]
-        # The stable root of slope / 2 * t^2 + rate * t = unit.
-        inner = np.sqrt(np.maximum(self.rate**2 + 2 * slope * units, 0.0))
-        return [float(t) for t in 2 * units / (self.rate + inner)]
+        """Seconds after the start, ascending, in [0, duration_s); a function of ``seed``."""
+        return [float(t) for t in self._units(np.random.default_rng(seed)) / self.rate]
 
     def _units(self, rng: np.random.Generator) -> np.ndarray:
         """Arrivals of the process of rate 1, below `expected`."""
