@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count, zip_longest
 from pathlib import Path
-from typing import Any
 
 from bench.serve import SERVE_WORKLOADS
 from bench.workloads.prompts import KINDS, QUESTIONS
 from bench.workloads.workload import WorkloadUnavailableError, long_text
 from specdec.client.prompt import ChatTurn, Fim
 from specdec.core.types import SamplingParams
-from specdec.errors import ConfigError
 from specdec.load.arrivals import BLOCK_TOKENS
 from specdec.load.request import LoadRequest, TimedRequest
+from specdec.load.trace_file import TraceLine, read_trace_lines
 
 SHARED_CHARACTERS, SHARED_TOKENS = 8000, 64
 
@@ -100,123 +97,35 @@ def _slice(source: str, name: str, tokens: int) -> str:
 
 
 MAX_TOKENS = 128
-_PROMPTS = ("prompt", "prompt_ids", "messages", "prefix", "prompt_blocks")
-_SAMPLING = {"temperature": (0.0, 100.0), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0)}
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 def read_trace(path: Path, speed: float = 1.0) -> list[TimedRequest]:
-    """The requests of a file of JSON lines, by arrival time.
+    """The requests of a trace (`TraceLine`), by arrival time; speed: 2 replays it in half the time.
 
-    Each line is an object with ``offset_s`` (seconds after the start) and one of ``prompt`` (text), ``prompt_ids`` (the
-    target's tokens), ``messages`` (objects with role and content), ``prefix`` with ``suffix``, or ``prompt_blocks``
-    with ``prompt_tokens`` (lengths and shared beginnings only, see `stand_in`). Optional fields: ``max_tokens``,
-    ``stop``, ``fixed`` (true: the answer has ``max_tokens`` tokens), ``prediction``, ``session``, ``salt``, ``seed``,
-    ``temperature``, ``top_p``, ``top_k``, ``min_p``, ``model``, ``name``. Other fields are ignored. speed: 2 replays
-    the trace in half the time.
+    Blocks become texts with as many tokens (`stand_in`). Without ``max_tokens`` an answer has `MAX_TOKENS` at most.
 
     Raises:
-        ConfigError: the file cannot be read, or an object is invalid; names its number and the field.
+        ConfigError: the file cannot be read, or a line is invalid; names the line and the field.
     """
-    try:
-        objects = list(_json_lines(path))
-    except OSError as error:
-        raise ConfigError(f"trace: {path} cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"trace: {path} is not UTF-8 text") from None
-    if not objects:
-        raise ConfigError(f"trace: {path} contains no request")
-    found = [_timed(item, f"trace: {path.name}, request {number}", speed) for number, item in enumerate(objects, 1)]
-    return sorted(found, key=lambda timed: timed.offset_s)
+    lines = read_trace_lines(path)
+    return [TimedRequest(line.offset_s / speed, _recorded(line, line.name or str(number))) for number, line in lines]
 
 
-def _json_lines(path: Path) -> Iterator[Any]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"trace: {path.name}, line {number} is not JSON ({error})") from None
-
-
-def _timed(item: Any, where: str, speed: float) -> TimedRequest:
-    if not isinstance(item, dict):
-        raise ConfigError(f"{where} is not an object")
-    offset = item.get("offset_s")
-    if not isinstance(offset, int | float) or isinstance(offset, bool) or not 0 <= offset < math.inf:
-        raise ConfigError(f"{where}: offset_s must be a number of seconds, at least 0")
-    given = [name for name in _PROMPTS if name in item]
-    if len(given) != 1:
-        raise ConfigError(f"{where}: exactly one of {', '.join(_PROMPTS)} is needed")
-    name = _text(item, "name", where) or where.rpartition(" ")[2]
-    fixed = item.get("fixed", False)
-    if not isinstance(fixed, bool):
-        raise ConfigError(f"{where}: fixed must be true or false")
-    text = _text(item, "prompt", where)
-    if "prompt_blocks" in item:
-        text = stand_in(_texts(item, "prompt_blocks", where), _whole(item, "prompt_tokens", where, 0), name)
-    ask = LoadRequest(
-        name, _whole(item, "max_tokens", where, 1, MAX_TOKENS), text=text, chat=_turns(item.get("messages", []), where),
-        ids=_ids(item, where), gap=_recorded_gap(item, where), stop=tuple(_texts(item, "stop", where)), fixed=fixed,
-        prediction=_text(item, "prediction", where), session=_text(item, "session", where),
-        salt=_text(item, "salt", where), sampling=_sampling(item, where),
-        seed=_whole(item, "seed", where, 0) if "seed" in item else None, model=_text(item, "model", where),
+def _recorded(line: TraceLine, name: str) -> LoadRequest:
+    text = line.prompt or ""
+    if line.prompt_blocks is not None:
+        text = stand_in(line.prompt_blocks, line.prompt_tokens, name)
+    return LoadRequest(
+        name, line.max_tokens or MAX_TOKENS, text=text, ids=tuple(line.prompt_ids or ()),
+        chat=tuple(ChatTurn(turn.role, turn.content) for turn in line.messages or ()),
+        gap=None if line.prefix is None else Fim(line.prefix, line.suffix), stop=tuple(line.stop), fixed=line.fixed,
+        prediction=line.prediction, session=line.session, salt=line.salt, sampling=_sampling(line), seed=line.seed,
+        model=line.model,
     )  # fmt: skip
-    return TimedRequest(offset / speed, ask)
 
 
-def _text(item: dict[str, Any], name: str, where: str) -> str:
-    value = item.get(name, "")
-    if not isinstance(value, str):
-        raise ConfigError(f"{where}: {name} must be a string")
-    return value
-
-
-def _texts(item: dict[str, Any], name: str, where: str) -> list[str]:
-    value = item.get(name, [])
-    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
-        raise ConfigError(f"{where}: {name} must be a list of strings")
-    return value
-
-
-def _whole(item: dict[str, Any], name: str, where: str, least: int, default: int | None = None) -> int:
-    value = item.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{where}: {name} must be a whole number, at least {least}")
-    return value
-
-
-def _ids(item: dict[str, Any], where: str) -> tuple[int, ...]:
-    value = item.get("prompt_ids", [])
-    good = isinstance(value, list) and all(isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in value)
-    if not good or ("prompt_ids" in item and not value):
-        raise ConfigError(f"{where}: prompt_ids must be a list of token ids")
-    return tuple(value)
-
-
-def _recorded_gap(item: dict[str, Any], where: str) -> Fim | None:
-    return Fim(_text(item, "prefix", where), _text(item, "suffix", where)) if "prefix" in item else None
-
-
-def _sampling(item: dict[str, Any], where: str) -> SamplingParams | None:
+def _sampling(line: TraceLine) -> SamplingParams | None:
     """The recorded sampling; None if there is none, so that the replay chooses."""
-    found: dict[str, Any] = {}
-    for name, (low, high) in _SAMPLING.items():
-        value = item.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-            raise ConfigError(f"{where}: {name} must be a number from {low:g} to {high:g}")
-        found[name] = float(value)
-    if "top_k" in item:
-        found["top_k"] = _whole(item, "top_k", where, 0)
-    return SamplingParams(**({"temperature": 0.0} | found)) if found else None
-
-
-def _turns(messages: Any, where: str) -> tuple[ChatTurn, ...]:
-    try:
-        turns = tuple(ChatTurn(message["role"], message["content"]) for message in messages)
-    except (TypeError, LookupError):
-        turns = (ChatTurn("", ""),)
-    if not all(isinstance(turn.role, str) and turn.role and isinstance(turn.content, str) for turn in turns):
-        raise ConfigError(f"{where}: messages must be objects with role and content, both strings")
-    return turns
+    given = {name: value for name in _SAMPLING if (value := getattr(line, name)) is not None}
+    return SamplingParams(**({"temperature": 0.0} | given)) if given else None

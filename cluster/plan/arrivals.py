@@ -9,15 +9,11 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import cycle
 from pathlib import Path
-from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from specdec.config import problems
-from specdec.core.fields import MAX_NAME
 from specdec.core.types import OutputParams, Request, SamplingParams, StoppingParams
 from specdec.errors import ConfigError
 from specdec.load.arrivals import BLOCK_TOKENS, Arrivals
+from specdec.load.trace_file import TraceLine, read_trace_lines
 
 Block = tuple[int, ...]
 _PLAIN, _TOKENS_ONLY = SamplingParams(seed=0), OutputParams(text=False)
@@ -114,66 +110,26 @@ def at_rate(requests: Sequence[PlannedRequest], arrivals: Arrivals, seed: int) -
     return [replace(one, at_s=at_s) for at_s, one in zip(arrivals.offsets(seed), cycle(requests), strict=False)]
 
 
-class _TraceLine(BaseModel):
-    """A line of a trace, as `specdec capture` writes it; other fields are ignored."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-    offset_s: float = Field(ge=0)
-    prompt_ids: list[Annotated[int, Field(ge=0, lt=1 << 31)]] | None = Field(None, min_length=1)
-    prompt_blocks: list[str] | None = None
-    prompt_tokens: int = Field(1, ge=1)
-    was_tokens: int = Field(0, ge=0)
-    max_tokens: int = Field(1, ge=1)
-    was_first_s: float | None = Field(None, ge=0)
-    session: str = Field("", max_length=MAX_NAME)
-    salt: str = Field("", max_length=MAX_NAME)
-
-    @model_validator(mode="after")
-    def _has_prompt_and_length(self) -> Self:
-        if self.prompt_ids is None and self.prompt_blocks is None:
-            raise ValueError("prompt_ids or prompt_blocks is needed; `specdec capture` writes such traces")
-        if self.prompt_blocks is not None and self.prompt_tokens < BLOCK_TOKENS * len(self.prompt_blocks):
-            raise ValueError(f"prompt_tokens must be at least {BLOCK_TOKENS} for each of prompt_blocks")
-        if not self.was_tokens and "max_tokens" not in self.model_fields_set:
-            raise ValueError("was_tokens or max_tokens is needed")
-        return self
-
-    def planned(self, speed: float) -> PlannedRequest:
-        """The request, ``speed`` times as early."""
-        if (ids := self.prompt_ids) is not None:
-            blocks = tuple(tuple(ids[at : at + BLOCK_TOKENS]) for at in range(0, len(ids), BLOCK_TOKENS))
-            tokens = len(ids)
-        else:
-            blocks, tokens = tuple(_block(name) for name in self.prompt_blocks or ()), self.prompt_tokens
-        output = self.was_tokens or self.max_tokens
-        return PlannedRequest(
-            self.offset_s / speed, tokens, output, blocks, self.session, self.salt, was_first_s=self.was_first_s
-        )
-
-
 def read_requests(path: Path, speed: float = 1.0) -> list[PlannedRequest]:
-    """Reads a trace of `specdec capture`, sorted by arrival.
-
-    A line is a JSON object with ``offset_s``; ``prompt_ids``, or ``prompt_blocks`` and ``prompt_tokens``;
-    ``was_tokens`` or ``max_tokens``; optionally ``session`` and ``salt``. speed: 2 replays the trace in half the time.
+    """The requests of a trace of `specdec capture`, by arrival; speed: 2 replays the trace in half the time.
 
     Raises:
-        ConfigError: the file cannot be read or holds no request, or a line is invalid; names the line and the field.
+        ConfigError: the file cannot be read, or a line is invalid; names the line and the field.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"trace: {path} cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"trace: {path} is not UTF-8 text") from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            if line:
-                found.append(_TraceLine.model_validate_json(line).planned(speed))
-        except ValidationError as error:
-            raise ConfigError(f"trace: {path.name}, line {number}: {problems(error)}") from None
-    if not found:
-        raise ConfigError(f"trace: {path} holds no request")
-    return sorted(found, key=lambda one: one.at_s)
+    return [_planned(line, speed, f"trace: {path.name}, line {number}") for number, line in read_trace_lines(path)]
+
+
+def _planned(line: TraceLine, speed: float, where: str) -> PlannedRequest:
+    if line.prompt_ids is None and line.prompt_blocks is None:
+        raise ConfigError(f"{where}: prompt_ids or prompt_blocks is needed; `specdec capture` writes such traces")
+    output = line.was_tokens or line.max_tokens
+    if output is None:
+        raise ConfigError(f"{where}: was_tokens or max_tokens is needed")
+    if (ids := line.prompt_ids) is not None:
+        blocks = tuple(tuple(ids[at : at + BLOCK_TOKENS]) for at in range(0, len(ids), BLOCK_TOKENS))
+        tokens = len(ids)
+    else:
+        blocks, tokens = tuple(_block(name) for name in line.prompt_blocks or ()), line.prompt_tokens
+    return PlannedRequest(
+        line.offset_s / speed, tokens, output, blocks, line.session, line.salt, was_first_s=line.was_first_s
+    )

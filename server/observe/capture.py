@@ -208,7 +208,7 @@ _PLAIN = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 def make_trace(entries: Iterable[dict[str, Any]], since_s: float, until_s: float) -> Iterator[dict[str, Any]]:
     """The requests that arrived in [since_s, until_s) (Unix time), in order of arrival, in the format of
-    `bench.serve.schedule`; ``offset_s`` counts from the first of them.
+    `specdec.load.trace_file`; ``offset_s`` counts from the first of them.
 
     A request captured with its tokens is replayed as it was. Otherwise it is replayed with a prompt of the same length
     that shares the same blocks with others, and an answer of the same length. Requests that only warmed the cache are

@@ -1,0 +1,95 @@
+"""Traces of requests: JSON lines, as `specdec capture` writes them or people do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from specdec.config import problems
+from specdec.core.fields import MAX_NAME
+from specdec.errors import ConfigError
+from specdec.load.arrivals import BLOCK_TOKENS
+
+Token = Annotated[int, Field(ge=0, lt=1 << 31)]
+Text = Annotated[str, Field(min_length=1)]
+_PROMPTS = ("prompt", "prompt_ids", "messages", "prefix", "prompt_blocks")
+
+
+class TraceTurn(BaseModel):
+    """A message of a conversation."""
+
+    model_config = ConfigDict(strict=True)
+
+    role: Text
+    content: str
+
+
+class TraceLine(BaseModel):
+    """A recorded request; other fields are ignored. Exactly one of the five kinds of prompt is given."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    offset_s: float = Field(ge=0)
+    """Seconds after the start."""
+    name: str = ""
+    prompt: str | None = None
+    prompt_ids: list[Token] | None = Field(None, min_length=1)
+    """The target's tokens."""
+    messages: list[TraceTurn] | None = Field(None, min_length=1)
+    prefix: str | None = None
+    """The text before a gap; ``suffix`` is that after it."""
+    suffix: str = ""
+    prompt_blocks: list[str] | None = None
+    """Names of the prompt's first blocks of 64 tokens, equal for equal beginnings; it has ``prompt_tokens``."""
+    prompt_tokens: int = Field(1, ge=1)
+    max_tokens: int | None = Field(None, ge=1)
+    stop: list[Text] = []
+    fixed: bool = False
+    """The answer has ``max_tokens`` tokens."""
+    prediction: str = ""
+    session: str = Field("", max_length=MAX_NAME)
+    salt: str = Field("", max_length=MAX_NAME)
+    model: str = ""
+    seed: int | None = Field(None, ge=0)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, ge=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    was_tokens: int = Field(0, ge=0)
+    """Tokens of the recorded answer; 0: not known."""
+    was_first_s: float | None = Field(None, ge=0)
+    """Seconds to its first token."""
+
+    @model_validator(mode="after")
+    def _has_one_prompt(self) -> Self:
+        if sum(getattr(self, name) is not None for name in _PROMPTS) != 1:
+            raise ValueError(f"exactly one of {', '.join(_PROMPTS)} is needed")
+        if self.prompt_blocks is not None and self.prompt_tokens < BLOCK_TOKENS * len(self.prompt_blocks):
+            raise ValueError(f"prompt_tokens must be at least {BLOCK_TOKENS} for each of prompt_blocks")
+        return self
+
+
+def read_trace_lines(path: Path) -> list[tuple[int, TraceLine]]:
+    """The requests of a file with their line numbers, by arrival.
+
+    Raises:
+        ConfigError: the file cannot be read or holds no request, or a line is invalid; names the line and the field.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"trace: {path} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"trace: {path} is not UTF-8 text") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                found.append((number, TraceLine.model_validate_json(line)))
+        except ValidationError as error:
+            raise ConfigError(f"trace: {path.name}, line {number}: {problems(error)}") from None
+    if not found:
+        raise ConfigError(f"trace: {path} holds no request")
+    return sorted(found, key=lambda numbered: numbered[1].offset_s)
