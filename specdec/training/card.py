@@ -26,7 +26,7 @@ class TrainingResult:
 
 def model_card(title: str, command: str, about: str, serve: str, result: TrainingResult) -> str:
     """README.md. command: of the training. about: a paragraph on the form. serve: the options that load the drafter."""
-    split, shares = result.split, result.acceptance
+    split = result.split
     counts = count_by_origin(split.training)
     origins = counts.most_common(_ORIGINS)
     rows = [f"| {'prompts that the target wrote itself' if name == OWN else name} | {n:,} |" for name, n in origins]
@@ -59,13 +59,22 @@ collection's own check.
 
 ## Acceptance
 
-Share of proposed tokens that are the target's likeliest, those before them having been right, by position in a drafted
-chain, on {len(split.held_out)} held-out greedy answers:
-
-| position | {" | ".join(str(at + 1) for at in range(len(shares)))} |
-|---|{"---|" * len(shares)}
-| before | {" | ".join(f"{share:.3f}" for share in result.first)} |
-| trained | {" | ".join(f"{share:.3f}" for share in shares)} |
+{_acceptance(result)}
 
 The drafter is a derivative of the target's outputs: the target's licence applies.
 """
+
+
+def _acceptance(result: TrainingResult) -> str:
+    if not result.acceptance:
+        return "Not measured: no text was held out."
+    positions = [str(at) for at in range(1, len(result.acceptance) + 1)]
+    before, trained = (" | ".join(f"{share:.3f}" for share in part) for part in (result.first, result.acceptance))
+    return f"""\
+Share of proposed tokens that are the target's likeliest, those before them having been right, by position in a drafted
+chain, on {len(result.split.held_out)} held-out greedy answers:
+
+| position | {" | ".join(positions)} |
+|---|{"---|" * len(positions)}
+| before | {before} |
+| trained | {trained} |"""

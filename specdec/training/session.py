@@ -201,7 +201,7 @@ def train(
         student.to(device), make, texts, numbers, held_out, recipe, key, plan.out / "checkpoint.pt"
     )  # fmt: skip
     trainer.run(show, deadline_s)
-    acceptance = trainer.acceptance() if held_out else []
+    acceptance = trainer.acceptance()
     done = trainer.step / trainer.n_steps
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"{info.threads} CPU threads"
     result = TrainingResult(split, done * plan.passes, trainer.tokens, trainer.seconds, name, trainer.first, acceptance)

@@ -180,8 +180,13 @@ class Trainer:
         self.save()
 
     def acceptance(self, numbers: Seq[int] | None = None) -> list[float]:
-        """The share of proposed tokens that are right, by position, on ``numbers`` (None: all held-out texts)."""
+        """The share of proposed tokens that are right, by position, on ``numbers`` (None: all held-out texts).
+
+        [] if there are no texts.
+        """
         chosen = self._held_out if numbers is None else numbers
+        if not chosen:
+            return []
         pairs = torch.zeros(2, MEASURED, dtype=torch.int64)
         for at in range(0, len(chosen), 4):
             part = chosen[at : at + 4]
@@ -191,7 +196,7 @@ class Trainer:
         return [right / max(of, 1) for of, right in zip(proposed, agreed, strict=True)]
 
     def _shares(self, numbers: Seq[int]) -> str:
-        return " ".join(f"{share:.2f}" for share in self.acceptance(numbers)) if numbers else "no such text"
+        return " ".join(f"{share:.2f}" for share in self.acceptance(numbers)) or "no such text"
 
     def _order(self, which: int) -> list[list[int]]:
         """The batches of pass ``which``."""

@@ -22,10 +22,11 @@ from specdec.config import EngineConfig, SpeculationConfig
 from specdec.core.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.build import build_engine, build_parts
 from specdec.models.resolve import load_tokenizer
+from specdec.training.card import TrainingResult, model_card
 from specdec.training.draft_model import DraftModel
 from specdec.training.session import TrainingPlan, engine_config
 from specdec.training.states import StateFile
-from specdec.training.texts import Text, TextStore
+from specdec.training.texts import Text, TextSplit, TextStore
 from specdec.training.trainer import Batch, BatchMaker, accepted
 from tests.engine.tiny_engine import drain
 from tests.models.tiny import VOCAB_SIZE, load_oracle, make_tiny_model, make_tiny_tokenizer
@@ -204,6 +205,14 @@ def check_drafts(folder: Path) -> None:
         expected.append(NEXT[expected[-1]])
     assert [token for delta in deltas for token in delta.token_ids] == expected[1:]
     assert len(deltas) < 20
+
+
+def test_a_card_without_held_out_text_claims_no_acceptance() -> None:
+    result = TrainingResult(TextSplit(permuting_texts(3), [], 1), 2.0, 1_000, 36.0, "2 CPU threads", [], [])
+    card = model_card("Draft", "specdec train-head", "About.", "--draft FOLDER", result)
+    assert "Not measured: no text was held out." in card
+    assert "| before" not in card
+    assert "0.01 hours of training on 2 CPU threads, 10.00 hours a million tokens" in card
 
 
 def test_what_cannot_work_is_said(data: Path, draft: Path, tmp_path: Path) -> None:
