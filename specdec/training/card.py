@@ -21,7 +21,7 @@ class TrainingResult:
     seconds: float
     device: str
     first: Seq[float]  # acceptance by position before the training
-    acceptance: Seq[float]  # and behind it
+    acceptance: Seq[float]  # and after it
 
 
 def model_card(title: str, command: str, about: str, serve: str, result: TrainingResult) -> str:
