@@ -107,6 +107,17 @@ def test_loss_and_hits_are_those_of_a_plain_computation(tmp_path: Path) -> None:
     assert 0 < right[1, 2] < right[1, 1] < right[1, 0]
 
 
+def test_logits_are_those_of_the_whole_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model whose attention matters: the first token, which has no slot, counts, and padding does not."""
+    monkeypatch.setattr("specdec.training.draft_model.multiplies_bf16", lambda device: False)
+    texts = [permuting_texts(1, seed=n, length=length)[0] for n, length in enumerate((40, 48))]
+    batch, oracle = batch_of(tmp_path, texts), load_oracle(make_tiny_model("llama", tmp_path / "model"))
+    with torch.no_grad():
+        found = DraftModel(oracle, rank=0)._logits(batch, batch.valid(0))
+        expected = [oracle(input_ids=torch.from_numpy(text.tokens).long()[None]).logits[0, 1:] for text in texts]
+    torch.testing.assert_close(found, torch.cat(expected), rtol=1e-3, atol=1e-3)
+
+
 def test_hits_follow_the_chain(tmp_path: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = permuting_texts(2, length=48)
     batch, student = batch_of(tmp_path, texts), DraftModel(load_oracle(draft), rank=0)

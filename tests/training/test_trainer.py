@@ -118,6 +118,14 @@ def test_acceptance_counts_chains_up_to_their_first_error(tmp_path: Path) -> Non
     assert agreed.tolist() == [slots - first, (slots - first) // 2 - 0, (slots - first - 1) // 2]
 
 
+def test_without_held_out_text_nothing_is_measured(tmp_path: Path) -> None:
+    trainer, lines = make_trainer(tmp_path, passes=1), list[str]()
+    trainer._held_out = []
+    trainer.run(lines.append)
+    assert trainer.first == trainer.acceptance() == []
+    assert "accepted on held-out text: no such text" in lines[-1]
+
+
 def test_interrupted_training_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ended at five random moments: between steps, and while a checkpoint is written."""
     monkeypatch.setattr("specdec.training.trainer.SAVE_EVERY_S", 0.0)
