@@ -82,8 +82,9 @@ class DraftModel(Student):
         return logits.float()
 
     def write(self, folder: Path, tokenizer: Tokenizer, card: str) -> None:
-        """Write a model folder: bf16 safetensors, config.json, the tokenizer and README.md. The model can be trained no
-        further then.
+        """Write a model folder: bf16 safetensors, config.json, the tokenizer and README.md.
+
+        It ends the training: the model is merged and becomes bf16 in place.
 
         Raises:
             TrainingError: the disk is full.

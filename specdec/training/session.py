@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bench.workloads.prompts import chat, edits, humaneval
 from bench.workloads.workload import WorkloadUnavailableError
@@ -43,7 +44,7 @@ from specdec.training.texts import (
     given_files,
     given_prompts,
 )
-from specdec.training.trainer import BatchMaker, Trainer, TrainingRecipe
+from specdec.training.trainer import Batch, BatchMaker, Trainer, TrainingRecipe
 from verify_kernels.forward_batch import PAGE_SIZE
 
 
@@ -180,15 +181,14 @@ def train(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(info.threads)  # the target's kernels, which have threads of their own, are done
     place = {id(text): number for number, text in enumerate(texts)}
-    numbers = [place[id(text)] for text in split.training]
-    key: dict[str, str | int] = {"data": f"{zlib.crc32(_all_tokens(split.training), len(texts)):08x}"}
+    numbers, held_out = ([place[id(text)] for text in part] for part in (split.training, split.held_out))
+    digest = zlib.crc32(b"".join(text.tokens.tobytes() for text in split.training), len(texts))
+    key: dict[str, str | int] = {"data": f"{digest:08x}"}
     student: HeadModule | DraftModel
     if draft is None:
         target_ids = draft_vocabulary(split.token_counts(info.vocab_size))
         make = BatchMaker(states, target_ids, info.vocab_size, device)
-        features = torch.cat([make([texts[n]], [n]).features[0] for n in numbers[:16]]).cpu()
-        tables = TargetTables.of(parts.decoder)
-        student = new_head(parts.decoder.config, tables, target_ids, features, TEXT_TOKENS + PAGE_SIZE)
+        student = _new_head(parts.decoder, target_ids, [make([texts[n]], [n]) for n in numbers[:16]])
         recipe = TrainingRecipe(plan.passes)
     else:
         student = DraftModel(read_with_transformers(draft.path, torch.float32), plan.rank)
@@ -196,28 +196,34 @@ def train(
         make = BatchMaker(states, target_ids, info.vocab_size, device)
         recipe = TrainingRecipe(plan.passes, rate=LOW_RANK_RATE if plan.rank else FULL_RATE)
         key |= {"draft": f"{draft.name} {draft.fingerprint()[:PART_DIGITS]}", "rank": plan.rank}
-    held_out = [place[id(text)] for text in split.held_out]
-    trainer = Trainer(
-        student.to(device), make, texts, numbers, held_out, recipe, key, plan.out / "checkpoint.pt"
-    )  # fmt: skip
+    path = plan.out / "checkpoint.pt"
+    trainer = Trainer(student.to(device), make, texts, numbers, held_out, recipe, key, path)
     trainer.run(show, deadline_s)
-    acceptance = trainer.acceptance()
     done = trainer.step / trainer.n_steps
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"{info.threads} CPU threads"
-    result = TrainingResult(split, done * plan.passes, trainer.tokens, trainer.seconds, name, trainer.first, acceptance)
+    result = TrainingResult(
+        split, done * plan.passes, trainer.tokens, trainer.seconds, name, trainer.first, trainer.acceptance()
+    )
     if isinstance(student, HeadModule):
-        config = config_json(student.config, info.target, len(target_ids), acceptance)
+        config = config_json(student.config, info.target, len(target_ids), result.acceptance)
         write_head(plan.out, student, target_ids, config, _head_card(config, result))
     else:
         student.write(plan.out, parts.tokenizer, _draft_card(plan, result))
-    before, after = (" ".join(f"{share:.2f}" for share in shares) for shares in (trainer.first, acceptance))
-    rest = "" if trainer.step == trainer.n_steps else f", {done:.0%} of the training; run again to go on"
-    shares = f"{after} (before {before})" if held_out else "no held-out text"
-    note(f"{plan.out}: accepted by position {shares}{rest}")
+    note(_summary(plan.out, done, result))
 
 
-def _all_tokens(texts: list[Text]) -> bytes:
-    return b"".join(text.tokens.tobytes() for text in texts)
+def _new_head(decoder: Any, target_ids: NDArray[np.int64], batches: list[Batch]) -> HeadModule:
+    """A head for the target's ``decoder``, scaled by the features in ``batches`` of one text each."""
+    features = torch.cat([batch.features[0] for batch in batches]).cpu()
+    return new_head(decoder.config, TargetTables.of(decoder), target_ids, features, TEXT_TOKENS + PAGE_SIZE)
+
+
+def _summary(folder: Path, done: float, result: TrainingResult) -> str:
+    """The run's last line. done: the share of the training."""
+    first, last = (" ".join(f"{share:.2f}" for share in shares) for shares in (result.first, result.acceptance))
+    shares = f"{last} (before {first})" if result.acceptance else "no held-out text"
+    rest = "" if done == 1 else f", {done:.0%} of the training; run again to go on"
+    return f"{folder}: accepted by position {shares}{rest}"
 
 
 def _head_card(config: dict[str, Any], result: TrainingResult) -> str:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import signal
+import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +18,15 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from specdec.config import EngineConfig, SpeculationConfig
+from specdec.core.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from specdec.engine.build import build_engine
 from specdec.training.texts import OWN, Text
+from tests.engine.tiny_engine import drain
 from tests.models.tiny import VOCAB_SIZE, make_tiny_model
 
+CACHE = Path("~/.cache/specdec").expanduser()
+_OFTEN = "import specdec.training.trainer as t; t.SAVE_EVERY_S = 0; from specdec.cli.main import cli; cli()"
 USED = range(64, 128)  # tokens of the texts
 NEXT = list(range(VOCAB_SIZE))  # by token, its successor
 NEXT[USED.start : USED.stop] = (64 + torch.randperm(64, generator=torch.Generator().manual_seed(1))).tolist()
@@ -73,3 +85,40 @@ def head_json(folder: Path) -> dict[str, Any]:
     """A written head's config.json."""
     found: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return found
+
+
+def kill_after_a_checkpoint(words: Sequence[str], out: Path, delay_s: float, before: str = "") -> None:
+    """Run the command line ``words`` and send SIGKILL ``delay_s`` after the next checkpoint in ``out``.
+
+    before: statements that run first.
+    """
+    checkpoint = out / "checkpoint.pt"
+    known = checkpoint.stat().st_mtime_ns if checkpoint.exists() else None
+    killed = subprocess.Popen([sys.executable, "-c", before + _OFTEN, *words])
+    while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == known:
+        assert killed.poll() is None
+        time.sleep(0.01)
+    time.sleep(delay_s)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+
+
+def check_drafts(folder: Path, drafter: str) -> None:
+    """The engine with the trained drafter, `head` or `model`: most tokens are accepted; the text is the target's."""
+    speculation = SpeculationConfig(drafters=(drafter,), profile_s=0, width=1, max_depth=4, max_nodes=4)
+    head, model = (str(folder), None) if drafter == "head" else (None, str(folder))
+    config = EngineConfig(
+        target=str(permuting_target()), draft_head=head, draft=model, cache_dir=CACHE, threads=1, kv_tokens=1024,
+        max_batch=2, max_context=256, max_step_rows=64, prefill_chunk=64, speculation=speculation,
+    )  # fmt: skip
+    engine = build_engine(config)
+    wish = SpeculationParams(SpeculationMode.ON, (drafter,), 4, 4, 1)
+    tokens = tuple(permuting_texts(1, seed=9, prompt=40, length=40)[0].tokens.tolist())
+    stop = StoppingParams(max_tokens=40, ignore_eos=True)
+    engine.submit(Request("a", tokens, SamplingParams(temperature=0.0), stop, speculation=wish))
+    deltas = [event for event in drain(engine) if isinstance(event, Delta)]
+    expected = [tokens[-1]]
+    while len(expected) <= 40:
+        expected.append(NEXT[expected[-1]])
+    assert [token for delta in deltas for token in delta.token_ids] == expected[1:]
+    assert len(deltas) < 20

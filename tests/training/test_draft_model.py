@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,22 +13,22 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
 from specdec.cli.main import cli
-from specdec.config import EngineConfig, SpeculationConfig
-from specdec.core.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
-from specdec.engine.build import build_engine, build_parts
 from specdec.models.resolve import load_tokenizer
 from specdec.training.card import TrainingResult, model_card
 from specdec.training.draft_model import DraftModel
-from specdec.training.session import TrainingPlan, engine_config
 from specdec.training.states import StateFile
-from specdec.training.texts import Text, TextSplit, TextStore
+from specdec.training.texts import Text, TextSplit
 from specdec.training.trainer import Batch, BatchMaker, accepted
-from tests.engine.tiny_engine import drain
 from tests.models.tiny import VOCAB_SIZE, load_oracle, make_tiny_model, make_tiny_tokenizer
-from tests.training.permuting_target import NEXT, PlainDecoder, permuting_target, permuting_texts
-
-CACHE = Path("~/.cache/specdec").expanduser()
-OFTEN = "import specdec.training.trainer as t; t.SAVE_EVERY_S = 0; from specdec.cli.main import cli; cli()"
+from tests.training.permuting_target import (
+    CACHE,
+    NEXT,
+    PlainDecoder,
+    check_drafts,
+    kill_after_a_checkpoint,
+    permuting_target,
+    permuting_texts,
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +36,6 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with the target's vocabulary."""
     folder = tmp_path_factory.mktemp("draft")
     return make_tiny_model("qwen2", folder, num_hidden_layers=1, seed=5, initializer_range=0.05)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of texts of the permuting target."""
-    folder = tmp_path_factory.mktemp("data")
-    plan = TrainingPlan(str(permuting_target()), folder, folder, threads=1, cache_dir=CACHE)
-    store = TextStore(folder, build_parts(engine_config(plan)).info.numeric_fingerprint[:8])
-    for text in permuting_texts(160, length=64, prompt=40):
-        store.append(text)
-    store.close()
-    return folder
 
 
 def words(data: Path, out: Path, draft: Path, *more: str) -> list[str]:
@@ -175,15 +158,8 @@ def test_a_trained_draft_serves_also_after_kills(
     monkeypatch.setattr("specdec.training.session.LOW_RANK_RATE", 2e-2)
     result = run(data, whole, draft, *more)
     assert result.exit_code == 0, result.output
-    checkpoint = cut / "checkpoint.pt"
     for _ in range(2):
-        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else None
-        killed = subprocess.Popen([sys.executable, "-c", rates + OFTEN, *words(data, cut, draft, *more)])
-        while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before:
-            assert killed.poll() is None
-            time.sleep(0.01)
-        os.kill(killed.pid, signal.SIGKILL)
-        killed.wait()
+        kill_after_a_checkpoint(words(data, cut, draft, *more), cut, 0, rates)
     assert not (cut / "model.safetensors").exists()
     result = run(data, cut, draft, *more)
     assert result.exit_code == 0, result.output
@@ -195,27 +171,7 @@ def test_a_trained_draft_serves_also_after_kills(
     )
     assert before[0] < 0.1
     assert min(after[:3]) > 0.6, after
-    check_drafts(whole)
-
-
-def check_drafts(folder: Path) -> None:
-    """The engine with the draft: most drafted tokens are accepted, and the text is the target's."""
-    speculation = SpeculationConfig(drafters=("model",), profile_s=0, width=1, max_depth=4, max_nodes=4)
-    config = EngineConfig(
-        target=str(permuting_target()), draft=str(folder), cache_dir=CACHE, threads=1, kv_tokens=1024,
-        max_batch=2, max_context=256, max_step_rows=64, prefill_chunk=64, speculation=speculation,
-    )  # fmt: skip
-    engine = build_engine(config)
-    wish = SpeculationParams(SpeculationMode.ON, ("model",), 4, 4, 1)
-    tokens = tuple(permuting_texts(1, seed=9, prompt=40, length=40)[0].tokens.tolist())
-    stop = StoppingParams(max_tokens=40, ignore_eos=True)
-    engine.submit(Request("a", tokens, SamplingParams(temperature=0.0), stop, speculation=wish))
-    deltas = [event for event in drain(engine) if isinstance(event, Delta)]
-    expected = [tokens[-1]]
-    while len(expected) <= 40:
-        expected.append(NEXT[expected[-1]])
-    assert [token for delta in deltas for token in delta.token_ids] == expected[1:]
-    assert len(deltas) < 20
+    check_drafts(whole, "model")
 
 
 def test_a_card_without_held_out_text_claims_no_acceptance() -> None:

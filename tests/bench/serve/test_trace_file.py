@@ -78,7 +78,7 @@ def test_bad_files_are_refused(tmp_path: Path, data: bytes) -> None:
         read_trace(tmp_path / "missing.jsonl")
 
 
-@pytest.mark.parametrize("ids", [[], [-1], ["a"], [True], "12"])
+@pytest.mark.parametrize("ids", [[], [-1], ["a"], [True], "12", None])
 def test_tokens_are_numbers(tmp_path: Path, ids: Any) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps({"offset_s": 0, "prompt_ids": ids}))

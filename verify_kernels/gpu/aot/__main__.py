@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m verify_kernels.gpu.aot", description=__doc__)
     parser.add_argument("--target", nargs="+", choices=sorted(TARGETS), help="chips to compile for (default: all)")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases whose name holds NAME")
-    ways = "combine any N parameters as all cases do; 0: a case of each kernel, 99: all (default: 2, or 3 by chip)"
+    ways = "every combination of values of N parameters; 0: one case a kernel, 99: all (default: 3 on sm_90, else 2)"
     parser.add_argument("--ways", type=int, metavar="N", help=ways)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
     parser.add_argument(

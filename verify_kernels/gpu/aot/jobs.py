@@ -35,7 +35,9 @@ class Usage:
 
 
 _KIB = 1024
-_WAYS, _FEWER_WAYS, _ALL_WAYS = {"sm_90": 3}, 2, 99  # of `covering`; by target, of others, all cases
+_WAYS = {"sm_90": 3}  # parameters whose values `covering` combines, by target
+_OTHER_WAYS = 2  # on targets that `_WAYS` does not name
+_ALL_WAYS = 99  # more parameters than a kernel has: every case
 _MAX_THREADS = 1024  # per block, on every chip
 _TENSOR_MEMORY = 512  # columns
 _FP8 = ("fp8e4nv", "fp8e4b8", "fp8e4b15", "fp8e5", "fp8e5b16")
@@ -186,7 +188,7 @@ def plan_jobs(modules: Sequence[str], targets: Sequence[Target], only: Sequence[
             job = Job(module, case.name, case.kernel.__name__, target.name)
             if target.runs(case) and (not only or any(text in job.label for text in only)):
                 kernels.setdefault((module, job.kernel), {})[job] = case
-        default = _ALL_WAYS if only else _WAYS.get(target.name, _FEWER_WAYS)
+        default = _ALL_WAYS if only else _WAYS.get(target.name, _OTHER_WAYS)
         jobs += [job for cases in kernels.values() for job in covering(cases, default if ways is None else ways)]
     return jobs
 
