@@ -101,7 +101,7 @@ class Controller:
 
         def odds(rank: int, depth: int, prob: float) -> tuple[float, int]:
             cell = cell_of(drafter, bucket, rank, depth, prob)
-            return log(times * chance_of(cell)), cell
+            return log(times * chance_of(cell, prob)), cell
 
         return odds
 

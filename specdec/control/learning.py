@@ -46,7 +46,7 @@ class Estimates:
     ) -> None:
         self.drafters, self.verify, self.params = dict(drafters), verify, params
         self.lookups = frozenset(name for name, model_based in drafters.items() if not model_based)
-        self.calibration = Calibration(tuple(drafters), self.lookups, params)
+        self.calibration = Calibration(tuple(drafters), params)
         self.reliability = Reliability(drafters)
         self.start = {name: learned for name, learned in start.items() if name in drafters}
         for name, learned in self.start.items():
@@ -241,10 +241,10 @@ class Learner:
     def _observe_sequence_rate(self, name: str, history: SequenceHistory, trials: Sequence[tuple[int, bool]]) -> None:
         """Update a lookup drafter's acceptance ratio on one sequence."""
         if trials:
-            chance_of, retention = self._known.calibration.chance, self._known.params.sequence_rate_retention
+            rate_of, retention = self._known.calibration.rate, self._known.params.sequence_rate_retention
             # At most 1: the rates over all sequences are the more certain ones.
             rate = history.rates.setdefault(name, Ratio(1.0, (0.0, 1.0), retention))
-            rate.add(sum([chance_of(cell) for cell, _ in trials]), sum([hit for _, hit in trials]))
+            rate.add(sum([rate_of(cell) for cell, _ in trials]), sum([hit for _, hit in trials]))
 
     def _observe_tree(self, name: str, tree: TokenTree, tokens: Sequence[int], trials: list[tuple[int, bool]]) -> int:
         """Append the trials of a drafter's own tree, verified or not; returns the depth to which it held ``tokens``."""

@@ -39,14 +39,12 @@ class ControlParams:
     max_speed: float = 8.0  # upper bound of a machine speed: nine times the measured time
 
     # Acceptance rates (estimates/acceptance.py)
-    shrinkage: float = 8.0  # observations that a coarser estimate counts for in a finer one
+    shift_precision: float = 4.0
+    """Prior precision of the shift of log-odds from a drafter's own probabilities to what is observed."""
+    shrinkage: float = 32.0  # observations that a coarser estimate counts for in a finer one
     cell_memory: float = 300.0  # observations; a cell with more of them is halved
     min_chance: float = 1e-3  # lower bound of an estimated acceptance rate: no estimate is certain
     max_chance: float = 0.995  # upper bound of an estimated acceptance rate
-    first_choice_trust: float = 0.9  # factor on a drafter's own probability of its first choice, before observations
-    lookup_prior_power: float = 1.7
-    """Power of a lookup drafter's own probability, before observations: earlier text predicts new text less than
-    itself."""
     refresh_steps: int = 12
     """Steps between recomputations of the acceptance rates. At every step they took most of the controller's time."""
     sequence_rate_retention: float = 0.9

@@ -36,7 +36,7 @@ def simulate(count_censored: bool) -> dict[int, float]:
                 calibration.observe([(depth_cell(calibration, depth), reached)])
         if step % 6 == 0:
             calibration.refresh()
-    return {depth: calibration.chance(depth_cell(calibration, depth)) for depth in RATES}
+    return {depth: calibration.rate(depth_cell(calibration, depth)) for depth in RATES}
 
 
 def right(found: dict[int, float]) -> bool:
@@ -65,7 +65,7 @@ def test_the_controller_excludes_nodes_under_a_rejected_one() -> None:
                 tokens.append(depth)
         step, plan = take_step(controller, [one], {"d": DraftWork([tree], decisions=["free"])})
         controller.observe(step, plan, outcome_of(plan, [[*tokens, 99]]))
-    assert right({depth: calibration.chance(depth_cell(calibration, depth)) for depth in RATES})
+    assert right({depth: calibration.rate(depth_cell(calibration, depth)) for depth in RATES})
     # The estimates of the chains, exp(-0.1) each, were too high, and the reliability table shows it.
     ((predicted, observed, nodes),) = controller.estimates.reliability.table()["d"]
     assert predicted == pytest.approx(math.exp(-0.1))
@@ -100,27 +100,47 @@ def test_nothing_is_learned_from_nodes_beyond_the_committed_tokens() -> None:
 def test_with_few_observations_the_estimate_stays_near_the_drafters_own() -> None:
     calibration = Calibration(["d"])
     cell = depth_cell(calibration, 1)
-    before = calibration.chance(cell)
-    assert before == pytest.approx(0.9 * math.sqrt(0.65 * 0.8))
+    before = calibration.rate(cell)
+    assert before == pytest.approx(math.sqrt(0.65 * 0.8))
+    assert calibration.chance(cell, 0.7) == pytest.approx(0.7)
     calibration.observe([(cell, False)])
-    assert calibration.chance(cell) == before  # not before the next refresh
+    assert calibration.rate(cell) == before  # not before the next refresh
     calibration.refresh()
-    assert 0.6 * before < calibration.chance(cell) < before
+    assert 0.6 * before < calibration.rate(cell) < before
     calibration.observe([(cell, False)] * 200)
     calibration.refresh()
-    assert calibration.chance(cell) < 0.02
+    assert calibration.rate(cell) < 0.02
 
 
-def test_observations_at_one_depth_and_temperature_inform_others() -> None:
+def test_observations_at_one_depth_probability_and_temperature_inform_others() -> None:
     calibration = Calibration(["d", "other"])
-    before = calibration.chance(calibration.cell("d", 2, 0, 5, 0.7))
+    before = [calibration.rate(calibration.cell("d", 2, 0, 5, prob)) for prob in (0.7, 0.3)]
     calibration.observe([(depth_cell(calibration, 1), False)] * 100)
     calibration.refresh()
-    assert calibration.chance(calibration.cell("d", 0, 0, 5, 0.7)) < 0.2
-    assert calibration.chance(calibration.cell("d", 2, 0, 5, 0.7)) < 0.2
-    assert calibration.chance(calibration.cell("other", 2, 0, 5, 0.7)) == before
-    assert calibration.chance(calibration.cell("d", 2, 0, 5, 0.3)) == pytest.approx(0.9 * math.sqrt(0.2 * 0.35))
-    assert calibration.chance(calibration.cell("d", 2, 1, 5, 0.7)) == pytest.approx(math.sqrt(0.65 * 0.8))
+    assert calibration.rate(calibration.cell("d", 0, 0, 5, 0.7)) < 0.2
+    for known, prob in zip(before, (0.7, 0.3), strict=True):
+        assert calibration.rate(calibration.cell("d", 2, 0, 5, prob)) < 0.4 * known
+        assert calibration.rate(calibration.cell("other", 2, 0, 5, prob)) == known
+    assert calibration.rate(calibration.cell("d", 2, 1, 5, 0.7)) == before[0]
+
+
+@pytest.mark.parametrize("claimed", [0.3, 0.5, 0.9])
+def test_a_calibrated_drafter_keeps_its_own_probabilities(claimed: float) -> None:
+    """Also within a cell, whose nodes are observed together."""
+    calibration, rng = Calibration(["d"]), random.Random(5)
+    for _ in range(400):
+        calibration.observe(
+            [(calibration.cell("d", 0, 0, depth, p), rng.random() < p) for depth in (1, 2, 3) for p in (claimed, 0.98)]
+        )
+        calibration.refresh()
+    for depth in (1, 2, 3, 5):
+        assert calibration.chance(calibration.cell("d", 0, 0, depth, claimed), claimed) == pytest.approx(
+            claimed, abs=0.1
+        )
+    low, high = 0.52, 0.64  # of one cell
+    cells = [calibration.cell("d", 0, 0, 1, prob) for prob in (low, high)]
+    assert cells[0] == cells[1]
+    assert calibration.chance(cells[0], high) == pytest.approx(high / low * calibration.chance(cells[0], low))
 
 
 def test_a_lasting_change_is_followed() -> None:
@@ -130,7 +150,7 @@ def test_a_lasting_change_is_followed() -> None:
         for _ in range(count):
             calibration.observe([(cell, hit)])
             calibration.refresh()
-    assert calibration.chance(cell) < 0.25
+    assert calibration.rate(cell) < 0.25
 
 
 def test_probabilities_are_never_certain() -> None:
@@ -139,7 +159,7 @@ def test_probabilities_are_never_certain() -> None:
     for _ in range(3000):
         calibration.observe([(sure, True), (hopeless, False)])
     calibration.refresh()
-    assert (calibration.chance(sure), calibration.chance(hopeless)) == (
+    assert (calibration.rate(sure), calibration.rate(hopeless)) == (
         PARAMS.max_chance,
         PARAMS.min_chance,
     )
@@ -160,7 +180,7 @@ def test_every_node_has_a_cell_and_every_probability_is_within_bounds(
         assert CELLS <= cell < 2 * CELLS
         calibration.observe([(cell, hit)])
     calibration.refresh()
-    assert all(PARAMS.min_chance <= calibration.chance(cell) <= PARAMS.max_chance for cell in range(2 * CELLS))
+    assert all(PARAMS.min_chance <= calibration.rate(cell) <= PARAMS.max_chance for cell in range(2 * CELLS))
 
 
 def test_cells_of_different_nodes_differ() -> None:

@@ -191,14 +191,14 @@ def test_a_lookup_drafters_estimate_is_per_sequence() -> None:
             step, plan = take_step(controller, sequences, {"s": DraftWork(works, 1, 1.0)})
             controller.observe(step, plan, outcome_of(plan, tokens))
 
-    assert chances() == [controller.estimates.calibration.chance(cell)] * 2
+    assert chances() == [controller.estimates.calibration.chance(cell, 0.9)] * 2
     steps(60, [[1, 2, 3, 9], [9]])
-    assert chances()[0] == controller.estimates.calibration.chance(cell)
+    assert chances()[0] == controller.estimates.calibration.chance(cell, 0.9)
     assert chances()[1] < 0.25 * chances()[0]
     steps(20, [[9], [9]])
-    assert chances()[0] < 0.5 * controller.estimates.calibration.chance(cell)
+    assert chances()[0] < 0.5 * controller.estimates.calibration.chance(cell, 0.9)
     steps(60, [[1, 2, 3, 9], [1, 2, 3, 9]])
-    assert min(chances()) > 0.95 * controller.estimates.calibration.chance(cell)
+    assert min(chances()) > 0.95 * controller.estimates.calibration.chance(cell, 0.9)
 
 
 def test_the_prefill_of_future_sequences_is_estimated_from_earlier_ones() -> None:

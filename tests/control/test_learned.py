@@ -100,8 +100,8 @@ def test_a_controller_exports_its_initial_estimates() -> None:
     (pool,) = known.pools
     assert pool[1] == PARAMS.learned_pool_steps + PARAMS.restart_prior_steps
     cell, hits, trials = max(learned["m"].cells, key=lambda one: one[2])
-    fresh = world(0.8).controller().estimates.calibration.chance(cell)
-    assert abs(controller.estimates.calibration.chance(cell) - hits / trials) < abs(fresh - hits / trials)
+    fresh = world(0.8).controller().estimates.calibration.rate(cell)
+    assert abs(controller.estimates.calibration.rate(cell) - hits / trials) < abs(fresh - hits / trials)
 
 
 def test_initial_estimates_may_include_missing_drafters() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +20,8 @@ RANKS = 4  # ranks 0, 1, 2, 3 and more
 _PROBS, _DEPTHS, TEMPERATURES = len(PROB_EDGES) + 1, len(DEPTH_EDGES) + 1, len(TEMPERATURE_EDGES) + 1
 _SHAPE = (TEMPERATURES, RANKS, _DEPTHS, _PROBS)
 CELLS = math.prod(_SHAPE)
+_MIDDLES = [math.sqrt(a * b) for a, b in pairwise((0.01, *PROB_EDGES, 1.0))]  # of a drafter's own probability
+MAX_SHIFT = 2.0  # of log-odds: one Newton step is too long far from its start
 
 
 def temperature_bucket(temperature: float) -> int:
@@ -30,23 +32,18 @@ def temperature_bucket(temperature: float) -> int:
 class Calibration:
     """Acceptance rates by drafter, temperature, rank among siblings, depth, and the drafter's own probability.
 
-    Only nodes whose parent was reached are counted: nodes under a rejected parent are censored, not rejected. Rates
-    shrink towards coarser ones (over depths, then over temperatures too) and finally towards the drafter's own
-    probability. Counts decay by halving.
-
-    lookups: the drafters that run no model.
+    Only nodes whose parent was reached are counted: nodes under a rejected parent are censored, not rejected. The rates
+    of a temperature and rank start at the drafter's own probabilities, all log-odds shifted by one amount that fits
+    their observations. Rates over all depths shrink towards these, those of a depth towards rates over all depths.
+    Counts decay by halving.
     """
 
-    def __init__(
-        self, drafters: Sequence[str], lookups: Collection[str] = (), params: ControlParams = DEFAULT_PARAMS
-    ) -> None:
+    def __init__(self, drafters: Sequence[str], params: ControlParams = DEFAULT_PARAMS) -> None:
         self._params = params
         self._index = {name: i for i, name in enumerate(drafters)}
         shape = (len(drafters), *_SHAPE)
         self._hits, self._trials = np.zeros(shape), np.zeros(shape)
         self._flat_hits, self._flat_trials = self._hits.reshape(-1), self._trials.reshape(-1)
-        trust, power = params.first_choice_trust, params.lookup_prior_power
-        self._priors = [_prior(trust, power if name in lookups else 1.0) for name in drafters]
         self._rates: list[float] = []
         self._observed: set[int] = set()  # drafters with observations since the last refresh
         for drafter in range(len(drafters)):
@@ -62,9 +59,17 @@ class Calibration:
         at = (self._index[drafter] * TEMPERATURES + bucket) * RANKS + (rank if rank < RANKS else RANKS - 1)
         return (at * _DEPTHS + bisect_right(DEPTH_EDGES, depth)) * _PROBS + bisect_right(PROB_EDGES, prob)
 
-    def chance(self, cell: int) -> float:
-        """Estimated chance that a node of ``cell`` is accepted if its parent is."""
+    def rate(self, cell: int) -> float:
+        """Estimated acceptance rate of the nodes of ``cell`` whose parent is accepted."""
         return self._rates[cell]
+
+    def chance(self, cell: int, prob: float) -> float:
+        """Estimated chance that a node of ``cell`` is accepted if its parent is.
+
+        prob: the drafter's own probability, by which chances within a cell differ.
+        """
+        chance = self._rates[cell] * prob / _MIDDLES[cell % _PROBS]
+        return min(max(chance, self._params.min_chance), self._params.max_chance)
 
     def observe(self, trials: Iterable[tuple[int, bool]]) -> None:
         """Count nodes whose parent was reached: (cell, whether the target chose it)."""
@@ -76,7 +81,7 @@ class Calibration:
                 hits[cell] += 1.0
 
     def refresh(self) -> None:
-        """Recompute `chance` of the drafters that were observed since the last call."""
+        """Recompute `rate` of the drafters that were observed since the last call."""
         for drafter in sorted(self._observed):
             self._rates[drafter * CELLS : (drafter + 1) * CELLS] = self._estimate(drafter)
         self._observed.clear()
@@ -101,29 +106,36 @@ class Calibration:
         if old.any():
             hits[old] *= 0.5
             trials[old] *= 0.5
-        prior, weight = self._priors[drafter], self._params.shrinkage
-        rate = _shrunk(hits.sum((0, 2), keepdims=True), trials.sum((0, 2), keepdims=True), prior, weight)
-        rate = _shrunk(hits.sum(2, keepdims=True), trials.sum(2, keepdims=True), rate, weight)
-        rate = _shrunk(hits, trials, rate, weight)
-        rates: list[float] = np.clip(rate, self._params.min_chance, self._params.max_chance).reshape(-1).tolist()
+        params = self._params
+        rate = np.asarray(_MIDDLES)
+        for axes in ((0, 2), 2):
+            rate = _shifted(
+                rate, hits.sum(axes, keepdims=True), trials.sum(axes, keepdims=True), params.shift_precision
+            )
+        rate = _shrunk(hits.sum(2, keepdims=True), trials.sum(2, keepdims=True), rate, params.shrinkage)
+        rate = _shrunk(hits, trials, rate, params.shrinkage)
+        rates: list[float] = np.clip(rate, params.min_chance, params.max_chance).reshape(-1).tolist()
         return rates
+
+
+def _shifted(
+    rates: NDArray[np.float64], hits: NDArray[np.float64], trials: NDArray[np.float64], precision: float
+) -> NDArray[np.float64]:
+    """``rates`` [probs] with their log-odds shifted, per temperature and rank, towards ``hits`` of ``trials``.
+
+    The shift is one Newton step, from 0, of logistic regression on the intercept, whose prior is normal with mean 0
+    and ``precision``.
+    """
+    expected = (trials * rates).sum(-1, keepdims=True)
+    spread = (trials * rates * (1.0 - rates)).sum(-1, keepdims=True)
+    shift = np.clip((hits.sum(-1, keepdims=True) - expected) / (spread + precision), -MAX_SHIFT, MAX_SHIFT)
+    return 1.0 / (1.0 + (1.0 / rates - 1.0) * np.exp(-shift))
 
 
 def _shrunk(
     hits: NDArray[np.float64], trials: NDArray[np.float64], towards: NDArray[np.float64], weight: float
 ) -> NDArray[np.float64]:
     return (hits + weight * towards) / (trials + weight)
-
-
-def _middles() -> list[float]:
-    edges = (0.01, *PROB_EDGES, 1.0)
-    return [math.sqrt(a * b) for a, b in pairwise(edges)]
-
-
-def _prior(first_choice_trust: float, power: float) -> NDArray[np.float64]:
-    """Rates before observations: the drafter's own probability to ``power``, its first choice discounted."""
-    own = np.asarray(_middles()) ** power
-    return np.broadcast_to(np.stack([first_choice_trust * own, *[own] * (RANKS - 1)])[None, :, None, :], _SHAPE)
 
 
 BINS = 10  # equal bins of predicted chance
