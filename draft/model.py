@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from draft.guesses import NextTokens
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.control.policies.how_deep import trees_to_expand
 from specdec.core.kv_cache import common_length
@@ -103,6 +105,8 @@ class Growth:
     anchors: list[int] = field(default_factory=lambda: [0])  # node of `tree` that each own node stands for
     chain: list[int] = field(default_factory=lambda: [0])  # own nodes whose KV is at slots base, base + 1, ...
     frontier: list[int] = field(default_factory=lambda: [0])  # own nodes to expand next, best first
+    guessed: Seq[int] = ()  # tokens that may follow the best of the frontier
+    ahead: Seq[int] = ()  # those of them whose rows are computed with the frontier's
 
     def add(self, parent: int, token: int, anchor: int) -> int:
         """Add a node to the own tree."""
@@ -115,6 +119,11 @@ class Growth:
     def drafted(self) -> Drafted:
         """The chain in the KV cache."""
         return Drafted(self.base, [self.tokens[node] for node in self.chain])
+
+    def context(self, node: int) -> tuple[int, int]:
+        """The token before ``node``, and its own."""
+        before = self.tokens[self.parents[node]] if node else self.task.sequence.tokens[-2:][0]
+        return before, self.tokens[node]
 
     def path(self, node: int) -> list[int]:
         """Own nodes from the root to ``node``, inclusive."""
@@ -190,7 +199,8 @@ def _reached(growth: Growth) -> float:
 
 
 def feed(decoder: TargetDecoder, growths: Seq[Growth]) -> tuple[list[Growth], Tensor | None]:
-    """Compute the frontier of every growth; returns the growths that fit, and logits of their frontiers in order.
+    """Compute the frontier of every growth; returns the growths that fit, and logits of their frontiers in order, those
+    of a growth followed by its rows ahead.
 
     A growth fits if the forward and its own pages have room for its rows. Several own nodes may stand for one node of
     the tree, so there may be more of them than planned.
@@ -219,18 +229,23 @@ def feed(decoder: TargetDecoder, growths: Seq[Growth]) -> tuple[list[Growth], Te
 
 
 def _entry(growth: Growth) -> tuple[BatchEntry, list[int], list[int]]:
-    """(rows to compute, which of them are the frontier, chain in the KV cache afterwards)."""
+    """(rows to compute, which of them are the frontier and those ahead, chain in the KV cache afterwards)."""
     chain, paths = growth.chain, [growth.path(node) for node in growth.frontier]
     shared = min(common_length(chain, path) for path in paths)
     if len(paths) > 1:
         shared -= 1  # rows of one entry have one root, so the last shared node is computed again
     below = [path[shared:] for path in paths]
-    order = list(dict.fromkeys(node for path in below for node in path))  # the best path first: it becomes the chain
-    row = {node: i for i, node in enumerate(order)}
-    parents = [row.get(growth.parents[node], -1) for node in order]
-    parents[0] = -1
-    entry = BatchEntry([growth.tokens[n] for n in order], parents, growth.base + shared, growth.pages)
-    return entry, [row[node] for node in growth.frontier], chain[:shared] + below[0]
+    # The best path first: it becomes the chain. What is guessed to follow it may continue the chain.
+    best, ahead = below[0], growth.ahead
+    others = [node for node in dict.fromkeys(node for path in below for node in path) if node not in best]
+    row = {node: i for i, node in enumerate(best)}
+    row |= {node: i for i, node in enumerate(others, len(best) + len(ahead))}
+    after = range(len(best), len(best) + len(ahead))
+    parents = [-1, *(row[growth.parents[node]] for node in best[1:]), *(i - 1 for i in after)]
+    parents += [row.get(growth.parents[node], -1) for node in others]
+    tokens = [*(growth.tokens[node] for node in best), *ahead, *(growth.tokens[node] for node in others)]
+    entry = BatchEntry(tokens, parents, growth.base + shared, growth.pages)
+    return entry, [*(row[node] for node in growth.frontier), *after], chain[:shared] + best
 
 
 class ModelDrafter(ModelBasedDrafter):
@@ -254,6 +269,7 @@ class ModelDrafter(ModelBasedDrafter):
         self._output_ids = None if output_ids is None else output_ids.numpy().astype(np.intp)
         self._spread = torch.full((SPREAD_ROWS, target_size), MASKED_LOGIT) if output_ids is not None else None
         self._drafted: dict[Sequence, Drafted] = {}  # until the step's tokens are committed
+        self._next = NextTokens()
 
     def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
         """Keep the KV of drafted tokens that were committed."""
@@ -266,6 +282,7 @@ class ModelDrafter(ModelBasedDrafter):
 
     def end(self, sequence: Sequence) -> None:
         self._drafted.pop(sequence, None)
+        self._next.end(sequence)
 
     def pending_prefill(self, sequence: Sequence) -> int:
         return len(sequence.tokens) - sequence.draft_computed
@@ -282,19 +299,47 @@ class ModelDrafter(ModelBasedDrafter):
             if task.max_nodes > 0 < task.max_depth and self._knows(task.sequence)
         ]
         begun = growing
+        for growth in growing:
+            self._next.read(growth.task.sequence)
+        self._look_ahead(growing)
         pending = [_pending(growth.task.sequence, masks=self._masks(growth, len(growing))) for growth in growing]
         prefilling = [task for task in tasks if task.prefill and self._knows(task.sequence)]
         pending += [_pending(task.sequence, task.prefill) for task in prefilling]
         logits = prefill_drafts(self._decoder, pending)
         while growing and logits is not None:
             growing = self._expand(growing, logits)
+            self._look_ahead(growing)
             growing, logits = feed(self._decoder, growing)
         self._drafted |= {growth.task.sequence: growth.drafted for growth in begun}
         return trees
 
     def _masks(self, growth: Growth, batch: int) -> Seq[int]:
         """`PendingPrefill.masks` of one of ``batch`` growths."""
-        return ()
+        return growth.ahead
+
+    def _look_ahead(self, growing: Seq[Growth]) -> None:
+        """Guess what follows the best of each frontier. A right guess saves a level, since its row is computed already.
+
+        The n-th guess is right with chance rate^n. It is computed if that share of the growth's level costs more than
+        a further row, of which a forward that waits for weights has some almost for free.
+        """
+        rows = sum(len(growth.frontier) for growth in growing)
+        for growth in growing:
+            tree, task, best = growth.tree, growth.task, growth.frontier[0]
+            growth.guessed = self._next.guess(task.sequence.salt, *growth.context(best))
+            cost = task.expansion.cost if task.expansion is not None else None
+            room = min(
+                task.max_depth - tree.depths[growth.anchors[best]] - 1,
+                len(growth.pages) * PAGE_SIZE - growth.base - len(growth.tokens),
+                min(self._decoder.max_logit_rows, self._decoder.max_rows - MAX_NODES) - rows,
+            )
+            count, chance = 0, 1.0
+            while count < min(room, len(growth.guessed)):
+                chance *= self._next.rate
+                if cost and chance * cost.ms(rows) / len(growing) <= cost.ms(rows + 1) - cost.ms(rows):
+                    break
+                count, rows = count + 1, rows + 1
+            growth.ahead = growth.guessed[:count]
 
     def _knows(self, sequence: Sequence) -> bool:
         """Whether the draft's embedding has every pending token: the target's may be larger, by padding."""
@@ -302,15 +347,39 @@ class ModelDrafter(ModelBasedDrafter):
         return max(sequence.tokens[start:]) < self._decoder.config.vocab_size
 
     def _expand(self, growing: Seq[Growth], logits: Tensor) -> list[Growth]:
-        """Add the children of all frontier nodes; returns the growths to expand further."""
+        """Add the children of all frontier nodes, and of those behind a right guess; returns the growths to expand
+        further.
+
+        logits: as from `feed`.
+        """
         rows = [g.row(g.tree.path_tokens(g.anchors[node])) for g in growing for node in g.frontier]
-        children = self._children(logits, rows, max(growth.task.width for growth in growing))
-        at = 0
-        for growth in growing:
-            own = children[at : at + len(growth.frontier)]
-            at += len(growth.frontier)
+        starts = [0, *accumulate(len(g.frontier) + len(g.ahead) for g in growing)]
+        asked = [at + i for at, g in zip(starts, growing, strict=False) for i in range(len(g.frontier))]
+        width = max(growth.task.width for growth in growing)
+        children = iter(self._children(logits[: len(asked)] if asked[-1] < len(asked) else logits[asked], rows, width))
+        for start, growth in zip(starts, growing, strict=False):
+            own = [next(children) for _ in growth.frontier]
+            if own[0]:
+                self._next.observe(growth.guessed, own[0][0][0])
+            behind = logits[start + len(own) : start + len(own) + len(growth.ahead)]
             growth.advance(self._add(growth, own))
+            self._follow(growth, behind)
         return worth_expanding(growing)
+
+    def _follow(self, growth: Growth, logits: Tensor) -> None:
+        """Expand the frontier without a forward while it is a guessed node alone, so guesses change no tree.
+
+        logits: of the rows ahead.
+        """
+        for i, token in enumerate(growth.ahead):
+            if len(growth.frontier) != 1:
+                return
+            node = growth.frontier[0]
+            if growth.tokens[node] != token or growth.parents[node] != growth.chain[-1]:
+                return
+            growth.chain.append(node)
+            row = growth.row(growth.tree.path_tokens(growth.anchors[node]))
+            growth.advance(self._add(growth, self._children(logits[i : i + 1], [row], growth.task.width)))
 
     def _children(self, logits: Tensor, rows: Seq[RowSampling], width: int) -> list[list[tuple[int, float]]]:
         """As `Sampler.children`, from logits of the draft's output table."""
@@ -341,6 +410,9 @@ class ModelDrafter(ModelBasedDrafter):
             for rank, (token, logprob) in enumerate(options[: task.width])
         ]
         offered.sort(key=lambda o: (o[0], -o[1]))
+        for node, options in zip(growth.frontier, children, strict=True):
+            if options:
+                self._next.add(task.sequence.salt, *growth.context(node), options[0][0])
         fresh = []
         for rank, _, node, token, logprob in offered[: growth.level_room]:
             anchor = task.add(tree, growth.anchors[node], token, math.exp(logprob), rank)
