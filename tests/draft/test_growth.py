@@ -34,7 +34,7 @@ class CountingDecoder:
     def __init__(self, inner: Decoder, max_rows: int | None = None) -> None:
         self.inner, self.rows = inner, list[int]()
         self.max_rows = inner.max_rows if max_rows is None else max_rows
-        self.max_logit_rows = inner.max_logit_rows
+        self.max_logit_rows, self.config = inner.max_logit_rows, inner.config
 
     def forward(self, batch: ForwardBatch, logit_rows: Seq[int]) -> Any:
         assert batch.rows <= self.max_rows
