@@ -1,4 +1,4 @@
-"""Times tree attention by shape, with FlexAttention and FlashInfer for comparison, as a share of memory bandwidth."""
+"""Times tree attention by shape, with FlashInfer for comparison, as a share of memory bandwidth."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from bench.kernels.timer import KernelTimer
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
@@ -137,44 +136,6 @@ def attention_figures(case: AttentionCase, timer: KernelTimer, device: torch.dev
     }
 
 
-def flex_rival(work: AttentionWork) -> Callable[[], Tensor]:
-    """FlexAttention on the same case, compiled on a GPU; returns [batch, nodes, heads, head_dim]. Its keys and values
-    are contiguous, so it needs no page table.
-
-    Raises:
-        ValueError: the case has a window.
-    """
-    case = work.case
-    if case.window:
-        raise ValueError("windows are not compared")
-    context, keys_each = case.context, case.context + case.nodes
-    ancestors = work.ancestors()
-
-    def sees(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
-        return (key < context) | ancestors[row, (key - context).clamp(min=0)]
-
-    on_gpu = work.q.is_cuda
-    device = str(work.q.device)
-    # The trees are equal, so heads and sequences share one mask, the least that it can read.
-    mask = create_block_mask(sees, None, None, case.nodes, keys_each, device=device, _compile=on_gpu)
-    q = work.q.view(case.batch, case.nodes, case.heads, case.head_dim).transpose(1, 2).contiguous()
-    k, v = (_side_by_side(work, pool, keys_each) for pool in (work.keys, work.values))
-    attend = torch.compile(flex_attention, dynamic=False) if on_gpu else flex_attention
-    gqa = case.heads != case.kv_heads
-
-    def run() -> Tensor:
-        out: Tensor = attend(q, k, v, block_mask=mask, scale=case.head_dim**-0.5, enable_gqa=gqa)
-        return out.transpose(1, 2)
-
-    return run
-
-
-def _side_by_side(work: AttentionWork, pool: Tensor, keys_each: int) -> Tensor:
-    """[batch, kv_heads, keys, head_dim] of a paged pool."""
-    pages = pool[work.step.page_table.long()]  # [batch, pages, kv_heads, 64, head_dim]
-    return pages.transpose(1, 2).flatten(2, 3)[:, :, :keys_each].contiguous()
-
-
 WORKSPACE_BYTES = 256 << 20
 
 
@@ -216,7 +177,7 @@ def flashinfer_rival(work: AttentionWork) -> Callable[[], Tensor]:
 
 
 Rival = Callable[[AttentionWork], Callable[[], torch.Tensor]]
-RIVALS: dict[str, Rival] = {"flex": flex_rival, "flashinfer": flashinfer_rival}
+RIVALS: dict[str, Rival] = {"flashinfer": flashinfer_rival}
 MOST_ERROR = 2e-2  # largest difference of 16-bit results, relative to the norm
 
 

@@ -167,8 +167,6 @@ AIMS = (
     Aim("16-node tree against the same kernel with 1 row", "attention", 1.10, _nodes_over_row),
     Aim("FlashInfer's custom-mask prefill on the same trees, over ours", "rivals", 1.5,
         partial(_over, "flashinfer"), least=True, skipped="flashinfer_skipped"),
-    Aim("torch FlexAttention on the same trees, over ours", "rivals", 1.5, partial(_over, "flex"), least=True,
-        skipped="flex_skipped"),
     Aim("verify of 32 rows, 8B shape, batch 1, 4k context, against 1 row", STEP + " forwards", 1.08, _rows_over_one),
     Aim("one verify step, 8B shape, batch 1: weight and KV bytes over HBM bandwidth", STEP + " forwards", 0.80,
         _step_bandwidth, least=True),

@@ -1,4 +1,4 @@
-"""The number of replicas that meets an objective, the capacity of one replica, costs, and the report of a plan."""
+"""The number of replicas that meets an objective, the capacity of one replica, and the report of a plan."""
 
 from __future__ import annotations
 
@@ -151,58 +151,6 @@ def _step_ms(profile: Profile, costs: CostTable, sequences: int, context: float,
     return costs.ms(rows, context) * noise + other_ms
 
 
-HOURS_A_YEAR = 8766.0
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Prices in dollars, of a replica's machine (rented or bought) and of a hosted API.
-
-    Raises:
-        ConfigError: a price is negative, or the machine is both rented and bought.
-    """
-
-    per_hour: float = 0.0  # rent
-    hardware: float = 0.0  # purchase
-    years: float = 3.0  # lifetime of the hardware
-    watts: float = 0.0
-    per_kwh: float = 0.0
-    api_prompt: float = 0.0  # per million tokens
-    api_output: float = 0.0  # per million tokens
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not 0 <= value < float("inf"):
-                raise ConfigError(f"prices: {name} must not be negative, not {value:g}")
-        if self.per_hour and (self.hardware or self.watts):
-            raise ConfigError(
-                "prices: per_hour is of a rented machine, hardware and watts of an own one; set one of them"
-            )
-        if not self.years:
-            raise ConfigError("prices: years must be positive")
-
-    @property
-    def replica_hour(self) -> float:
-        """Dollars per hour of a replica."""
-        return self.per_hour or self.hardware / (self.years * HOURS_A_YEAR) + self.watts / 1e3 * self.per_kwh
-
-    def of(self, run: FleetRun) -> dict[str, float] | None:
-        """The cost of the traffic of ``run`` with its replicas and with the API; None without a price.
-
-        ``worth_it_from``: share of that traffic from which the replicas are cheaper.
-        """
-        if not self.replica_hour:
-            return None
-        rates = run.as_dict()["throughput"]
-        hour = run.plan.replicas * self.replica_hour
-        prompts, outputs = rates["prompt_tokens_per_s"] * 3600 / 1e6, rates["output_tokens_per_s"] * 3600 / 1e6
-        found = {"dollars_per_hour": hour, "dollars_per_million_output_tokens": hour / outputs if outputs else 0.0}
-        api = prompts * self.api_prompt + outputs * self.api_output
-        if api:
-            found |= {"api_dollars_per_hour": api, "worth_it_from": hour / api}
-        return {name: round(value, 4) for name, value in found.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class PlanReport:
     """The figures of a plan."""
@@ -211,7 +159,6 @@ class PlanReport:
     ceiling: Ceiling
     goal: Goal | None
     enough: bool | None  # whether the replicas meet the goal; None: no goal
-    prices: Prices
     wall_s: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -220,7 +167,7 @@ class PlanReport:
         profile = run.plan.profile
         return {
             "target": profile.target, "machine": profile.machine, "tokens_per_step": round(profile.tokens_per_step, 3),
-            "goal": self._goal(), **run.as_dict(), "ceiling": self.ceiling.as_dict(), "cost": self.prices.of(run),
+            "goal": self._goal(), **run.as_dict(), "ceiling": self.ceiling.as_dict(),
             "by_policy": {
                 other.plan.policy: {
                     "prefix_hit_rate": round(other.prefix_hit_rate, 4),
@@ -276,8 +223,6 @@ class PlanReport:
         if most.memory_decode is not None and most.memory_one_stream is not None:
             bound = f"{most.memory_decode:.0f} without prompts, {most.memory_one_stream:.0f} of one stream"
             table.add_row("by memory's bandwidth", bound)
-        for name, value in (figures["cost"] or {}).items():
-            table.add_row(name.replace("_", " "), f"{value:.1%}" if name == "worth_it_from" else f"{value:.4g}")
         table.add_row("simulated in", f"{figures['wall_s']:.1f} s, {figures['steps']} steps")
         return table
 
@@ -293,7 +238,6 @@ def make_report(
     run: FleetRun,
     requests: Sequence[PlannedRequest],
     goal: Goal | None,
-    prices: Prices,
     wall_s: float,
     *,
     compare: bool,
@@ -302,4 +246,4 @@ def make_report(
     runs = by_policies(run, requests) if compare and run.plan.replicas > 1 else (run,)
     enough = None if goal is None else goal.share_in(run) >= goal.share
     most = ceiling(run.plan.profile, requests, run.prefix_hit_rate)
-    return PlanReport(runs, most, goal, enough, prices, wall_s)
+    return PlanReport(runs, most, goal, enough, wall_s)

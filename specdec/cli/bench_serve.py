@@ -178,8 +178,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Trace to write.")
 @click.option("--last", help="Only requests of the last 30s, 10m, 2h or 1d.")
-@click.option("--for", "during", help="Wait this long (30s, 10m, 2h) and use the requests of that time.")
-def capture_command(folder: Path, out: Path, last: str | None, during: str | None) -> None:
+def capture_command(folder: Path, out: Path, last: str | None) -> None:
     """Write a trace of the requests that `specdec serve --capture FOLDER` recorded.
 
     A trace has arrival times, lengths, parameters and shared beginnings of prompts; it has prompts only with
@@ -187,19 +186,11 @@ def capture_command(folder: Path, out: Path, last: str | None, during: str | Non
     """
     from server.observe.capture import CAPTURE_FILES, make_trace, read_entries
 
-    if last is not None and during is not None:
-        raise click.UsageError("--last and --for exclude each other")
     if not CAPTURE_FILES.paths(folder):
         raise click.ClickException(f"{folder}: no captured requests; start the server with --capture {folder}")
-    since_s, until_s = -math.inf, math.inf
-    if last is not None:
-        since_s = time.time() - _seconds("--last", last)
-    elif during is not None:
-        since_s = time.time()
-        until_s = since_s + _seconds("--for", during)
-        time.sleep(until_s - since_s)
+    since_s = -math.inf if last is None else time.time() - _seconds("--last", last)
     try:
-        lines = [json.dumps(line) for line in make_trace(read_entries(folder), since_s, until_s)]
+        lines = [json.dumps(line) for line in make_trace(read_entries(folder), since_s, math.inf)]
         if lines:
             out.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     except OSError as error:

@@ -28,13 +28,12 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUT = click.Path(dir_okay=False, path_type=Path)
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _COUNT, _SOME = click.IntRange(min=0), click.IntRange(min=1)
-_MONEY = click.FloatRange(min=0)
 
 
 _SCREEN = {
     "Goal": ("--profile", "--objective", "--share", "--replicas"),
     "Load": ("--trace", "--rate", "--duration", "--prompt-tokens", "--output-tokens", "--sessions"),
-    "Fleet": ("--routing", "--compare", "--price-per-hour", "--json"),
+    "Fleet": ("--routing", "--compare", "--json"),
 }
 
 
@@ -83,20 +82,11 @@ _SCREEN = {
     help="Nodes per step, with --tokens-per-step.",
 )
 @click.option(
-    "--draft-ms", type=_MONEY, default=0.0, show_default=True, help="Draft time per step, with --tokens-per-step."
-)
-@click.option("--price-per-hour", "per_hour", type=_MONEY, default=0.0, help="Rent of a replica's machine, in dollars.")
-@click.option(
-    "--hardware-price", "hardware", type=_MONEY, default=0.0, help="Price of a replica's own machine, in dollars."
-)
-@click.option("--years", type=_POSITIVE, default=3.0, show_default=True, help="Lifetime of an own machine.")
-@click.option("--watts", type=_MONEY, default=0.0, help="Power of an own machine.")
-@click.option("--price-per-kwh", "per_kwh", type=_MONEY, default=0.0, help="Price of energy, in dollars.")
-@click.option(
-    "--api-prompt-price", "api_prompt", type=_MONEY, default=0.0, help="Dollars per million tokens of a hosted API."
-)
-@click.option(
-    "--api-output-price", "api_output", type=_MONEY, default=0.0, help="Dollars per million tokens of a hosted API."
+    "--draft-ms",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Draft time per step, with --tokens-per-step.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of all random numbers.")
 @json_option
@@ -115,15 +105,14 @@ def plan_group(ctx: click.Context, **values: Any) -> None:
 
 
 def _plan(values: dict[str, Any]) -> None:
-    from cluster.plan.sizing import Prices, make_report
+    from cluster.plan.sizing import make_report
 
     if values["profile"] is None:
         raise click.UsageError("give --profile; `specdec plan export --target MODEL --out FILE` makes one")
     profile, requests, goal = _profile(values), _requests(values), _goal(values)
-    prices = Prices(**{name: values[name] for name in Prices.__dataclass_fields__})
     began = time.perf_counter()
     run = _run(values, profile, requests, goal)
-    report = make_report(run, requests, goal, prices, time.perf_counter() - began, compare=values["compare"])
+    report = make_report(run, requests, goal, time.perf_counter() - began, compare=values["compare"])
     if values["as_json"]:
         print_json(report.as_dict())
         return

@@ -19,7 +19,6 @@ from bench.kernels.attention import (
     AttentionWork,
     attention_figures,
     binary_tree,
-    flex_rival,
     rival_figures,
 )
 from bench.kernels.kernel_bench import AIMS, KernelBench
@@ -89,21 +88,24 @@ def test_attention_is_measured() -> None:
     assert figures["bandwidth_share"] == pytest.approx(figures["least_bytes"] / (figures["us"] * 1e-6) / 1e9)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_rivals_compute_the_same_or_are_left_out() -> None:
-    """On a CPU FlexAttention runs as plain torch."""
     case = AttentionCase(2, 70, 5, heads=4, kv_heads=2, head_dim=64)
 
+    def right(work: AttentionWork) -> Callable[[], torch.Tensor]:
+        work.attend()
+        out = work.out.clone()
+        return lambda: out
+
     def wrong(work: AttentionWork) -> Callable[[], torch.Tensor]:
-        return lambda: flex_rival(work)() * 1.1
+        return lambda: right(work)() * 1.1
 
     def missing(work: AttentionWork) -> Callable[[], torch.Tensor]:
         raise ImportError("no such library")
 
-    with mock.patch.dict(RIVALS, {"flex": flex_rival, "wrong": wrong, "flashinfer": missing}):
+    with mock.patch.dict(RIVALS, {"right": right, "wrong": wrong, "flashinfer": missing}):
         found = rival_figures(case, KernelTimer(DEVICE, 2), DEVICE)
-    assert found["flex_difference"] < 5e-3
-    assert found["flex_over_ours"] == pytest.approx(found["flex_us"] / found["us"])
+    assert found["right_difference"] == 0
+    assert found["right_over_ours"] == pytest.approx(found["right_us"] / found["us"])
     assert "differ" in found["wrong_skipped"]
     assert found["flashinfer_skipped"] == "ImportError: no such library"
 

@@ -35,13 +35,12 @@ def figures(*words: str) -> dict[str, Any]:
 
 def test_the_fewest_replicas_for_an_objective(path: str) -> None:
     load = ("--profile", path, "--rate", "20", "--duration", "4", "--same-length", "--sessions", "8")
-    found = figures(*load, "--objective", "ttft:300", "--price-per-hour", "2", "--api-output-price", "9")
+    found = figures(*load, "--objective", "ttft:300")
     assert found["replicas"] > 1
     assert found["goal"]["enough"]
     assert found["goal"]["kept_by"] >= 0.99
     assert found["latency"]["ttft_ms"]["p99"] <= 300
     assert list(found["by_policy"]) == ["ring-hash", "round-robin", "least-requests"]
-    assert found["cost"]["dollars_per_hour"] == 2 * found["replicas"]
     fewer = figures(*load, "--objective", "ttft:300", "--replicas", str(found["replicas"] - 1), "--no-compare")
     assert not fewer["goal"]["enough"]
     assert list(fewer["by_policy"]) == ["ring-hash"]

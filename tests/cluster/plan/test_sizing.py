@@ -1,13 +1,11 @@
-"""The capacity of a replica, and its cost."""
+"""The capacity of a replica."""
 
 from __future__ import annotations
 
 import pytest
 
 from cluster.plan.profile import Memory, Overheads
-from cluster.plan.simulate import FleetPlan, simulate
-from cluster.plan.sizing import HOURS_A_YEAR, Prices, ceiling
-from specdec.errors import ConfigError
+from cluster.plan.sizing import ceiling
 from tests.cluster.plan.profiles import asked, forward_ms, profile
 
 
@@ -28,26 +26,3 @@ def test_drafts_raise_the_ceiling_by_their_gain() -> None:
     found = ceiling(profile(drafted=[(4, 3)]), [asked(0.0, 1, 10)], hit_rate=0.0)
     assert found.one_stream == pytest.approx(3000 / (forward_ms(5) + 2.0))
     assert found.memory_decode is None
-
-
-def test_cost_of_hired_and_owned_gpus() -> None:
-    run = simulate(FleetPlan(profile(), 2), [asked(0.0, 1, 10), asked(0.0, 1, 10)])
-    assert run.ended_s == pytest.approx(0.1)  # one each, on its own: 200 output and 20 prompt tokens a second
-    hired = Prices(per_hour=3.6, api_prompt=1.0, api_output=10.0).of(run)
-    assert hired == {
-        "dollars_per_hour": 7.2, "dollars_per_million_output_tokens": 10.0, "api_dollars_per_hour": 7.272,
-        "worth_it_from": 0.9901,
-    }  # fmt: skip
-    own = Prices(hardware=HOURS_A_YEAR * 2, years=2.0, watts=500.0, per_kwh=0.2).of(run)
-    assert own is not None
-    assert own["dollars_per_hour"] == pytest.approx(2 * (1.0 + 0.1))
-    assert Prices(api_prompt=1.0).of(run) is None
-
-
-@pytest.mark.parametrize(
-    ("given", "word"),
-    [({"per_hour": -1.0}, "per_hour"), ({"per_hour": 1.0, "hardware": 9.0}, "own one"), ({"years": 0.0}, "years")],
-)
-def test_invalid_prices_are_named(given: dict[str, float], word: str) -> None:
-    with pytest.raises(ConfigError, match=word):
-        Prices(**given)

@@ -118,7 +118,6 @@ def test_only_requests_of_the_period_are_captured(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ((), "no captured requests; start the server with --capture"),
-        (("--last", "1h", "--for", "1s"), "--last and --for exclude each other"),
     ],
 )
 def test_invalid_arguments(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
