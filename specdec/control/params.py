@@ -99,7 +99,7 @@ class ControlParams:
     """Steps of a sequence's own records that count as much as the records of all sequences of its temperature."""
     sequence_retention: float = 0.95  # weight that a sequence's records keep per step in which the drafter proposes
     pool_retention: float = 0.995  # the same for the records of all sequences
-    min_tokens_ahead: int = 48
+    min_tokens_ahead: int = 32
     """Tokens that a sequence is expected to emit still, or as many as it has emitted: an answer may end any time."""
     future_tokens: float = 300.0
     """Tokens of later requests that benefit from knowing a drafter's yield. With 100: 0.9997."""

@@ -92,8 +92,19 @@ def test_a_long_text_is_prefilled_to_learn_for_future_requests() -> None:
     untried, known, one = make_yield(), make_yield(), make_one()
     knows(known, one, *PRIOR)
     one.history.records.clear()
-    assert decide(untried, [make_one()], 1.0, prefill_ms=300.0) == ["probe"]
-    assert decide(known, [one], 1.0, prefill_ms=300.0) == ["off"]
+    assert decide(untried, [make_one()], 1.0, prefill_ms=200.0) == ["probe"]
+    assert decide(known, [one], 1.0, prefill_ms=200.0) == ["off"]
+
+
+@pytest.mark.parametrize("prefill_ms", [200.0, 400.0, 1000.0])
+def test_a_long_text_is_prefilled_once_as_much_was_emitted_as_wins_it_back(prefill_ms: float) -> None:
+    """An answer may be short: then a long text read for it would take longer than the answer."""
+    drafter, one, other = make_yield(), make_one(room=4000), make_one()
+    knows(drafter, other, *PRIOR)
+    saved_ms = (PLAIN_MS * PRIOR[0] - PRIOR[1]) / (1 + PRIOR[0])  # of a token
+    while decide(drafter, [one], 1.0, prefill_ms=prefill_ms) != ["on"]:
+        one.history.emitted += 1
+    assert one.history.emitted == pytest.approx(prefill_ms / saved_ms, abs=2)
 
 
 def test_sequences_share_the_cost_of_a_level() -> None:
