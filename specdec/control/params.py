@@ -128,9 +128,6 @@ class ControlParams:
     min_node_chance: float = 2e-3  # chance of being reached below which a node is never proposed
     proposal_price_share: float = 0.5
     """Share of a row's price that a node must be worth to be proposed, since its chance is an estimate."""
-    witness_independence: float = 0.5
-    """Where two drafters propose a node: 0 takes the better of their chances, 1 treats them as independent. They read
-    the same text."""
     max_sibling_sum: float = 0.995  # bound on the sum of siblings' chances: they exclude each other
     min_gain: float = 1.015
     """Ratio of goodput over plain decoding below which no node is verified: less is within the estimates' error. An

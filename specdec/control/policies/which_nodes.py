@@ -15,7 +15,7 @@ from specdec.core.tree import MAX_NODES, TokenTree
 def merge(trees: Sequence[TokenTree], params: ControlParams = DEFAULT_PARAMS) -> TokenTree:
     """Merge the draft nodes of ``trees``, which share their pending token, into one tree, best nodes first.
 
-    The chance of a node with several proposers lies between the better of two chances a, b and 1 - (1 - a)(1 - b).
+    A node with several proposers has the best of their chances: they read the same text.
     Siblings' chances are scaled down where they sum to more than 1.
 
     Raises:
@@ -37,7 +37,7 @@ def merge(trees: Sequence[TokenTree], params: ControlParams = DEFAULT_PARAMS) ->
             chance = math.exp(min(0.0, tree.scores[node] - tree.scores[tree.parents[node]]))
             known = merged.child(parent, tree.tokens[node])
             if known is not None:
-                chances[known] = _combined(chances[known], chance, params.witness_independence)
+                chances[known] = max(chances[known], chance)
             else:
                 chances.append(chance)
             nodes[node] = merged.add(parent, tree.tokens[node], -math.inf, tree.sources[node], tree.cells[node])
@@ -70,11 +70,6 @@ def _siblings_fit(tree: TokenTree, max_sum: float) -> bool:
         parent = tree.parents[node]
         totals[parent] += math.exp(min(0.0, tree.scores[node] - tree.scores[parent]))
     return max(totals) <= max_sum
-
-
-def _combined(one: float, other: float, independence: float) -> float:
-    best = max(one, other)
-    return best + independence * (1.0 - (1.0 - one) * (1.0 - other) - best)
 
 
 def _score(tree: TokenTree, chances: Sequence[float], max_sum: float) -> None:
