@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft.guesses import NextTokens
+from draft.guesses import NgramTable
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.control.policies.how_deep import trees_to_expand
 from specdec.core.kv_cache import common_length
@@ -33,13 +33,15 @@ class PendingPrefill:
     pages: Seq[int]  # of its KV
     reached: Callable[[int], None]  # receives the number of leading tokens that have KV
     end: int | None = None  # where to stop in this step; None: after the last token, whose logits are needed
-    masks: Seq[int] = ()  # tokens that follow the last one and whose logits are needed too; their KV is not kept
+    ahead: Seq[
+        int
+    ] = ()  # tokens after the last one whose logits are needed too, masks or guesses; not counted as reached
 
 
 def prefill_drafts(decoder: TargetDecoder, pending: Seq[PendingPrefill]) -> Tensor | None:
     """Compute ``pending`` in as many forwards as needed.
 
-    Returns the logits of the last token and of the masks of each text without an ``end``, float32 [rows, vocab], or
+    Returns the logits of the last token and of those ahead of each text without an ``end``, float32 [rows, vocab], or
     None if there is no such text. They come from one forward, so that short texts repeat these rows beside longer ones.
     """
     whole, logits = [text for text in pending if text.end is None], None
@@ -54,8 +56,8 @@ def prefill_drafts(decoder: TargetDecoder, pending: Seq[PendingPrefill]) -> Tens
             if not chain:
                 continue
             upto = text.start + len(chain)
-            if upto == len(text.ids) and total + len(chain) + len(text.masks) <= decoder.max_rows:
-                chain += text.masks
+            if upto == len(text.ids) and total + len(chain) + len(text.ahead) <= decoder.max_rows:
+                chain += text.ahead
                 rows += range(total + upto - text.start - 1, total + len(chain))
                 complete += 1
             entries.append(BatchEntry(chain, list(range(-1, len(chain) - 1)), text.start, text.pages))
@@ -106,7 +108,7 @@ class Growth:
     chain: list[int] = field(default_factory=lambda: [0])  # own nodes whose KV is at slots base, base + 1, ...
     frontier: list[int] = field(default_factory=lambda: [0])  # own nodes to expand next, best first
     guessed: Seq[int] = ()  # tokens that may follow the best of the frontier
-    ahead: Seq[int] = ()  # those of them whose rows are computed with the frontier's
+    ahead: Seq[int] = ()  # tokens whose rows are computed beside the frontier's
 
     def add(self, parent: int, token: int, anchor: int) -> int:
         """Add a node to the own tree."""
@@ -119,11 +121,6 @@ class Growth:
     def drafted(self) -> Drafted:
         """The chain in the KV cache."""
         return Drafted(self.base, [self.tokens[node] for node in self.chain])
-
-    def context(self, node: int) -> tuple[int, int]:
-        """The token before ``node``, and its own."""
-        before = self.tokens[self.parents[node]] if node else self.task.sequence.tokens[-2:][0]
-        return before, self.tokens[node]
 
     def path(self, node: int) -> list[int]:
         """Own nodes from the root to ``node``, inclusive."""
@@ -269,7 +266,7 @@ class ModelDrafter(ModelBasedDrafter):
         self._output_ids = None if output_ids is None else output_ids.numpy().astype(np.intp)
         self._spread = torch.full((SPREAD_ROWS, target_size), MASKED_LOGIT) if output_ids is not None else None
         self._drafted: dict[Sequence, Drafted] = {}  # until the step's tokens are committed
-        self._next = NextTokens()
+        self._table = NgramTable()
 
     def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
         """Keep the KV of drafted tokens that were committed."""
@@ -282,7 +279,7 @@ class ModelDrafter(ModelBasedDrafter):
 
     def end(self, sequence: Sequence) -> None:
         self._drafted.pop(sequence, None)
-        self._next.end(sequence)
+        self._table.end(sequence)
 
     def pending_prefill(self, sequence: Sequence) -> int:
         return len(sequence.tokens) - sequence.draft_computed
@@ -299,10 +296,8 @@ class ModelDrafter(ModelBasedDrafter):
             if task.max_nodes > 0 < task.max_depth and self._knows(task.sequence)
         ]
         begun = growing
-        for growth in growing:
-            self._next.read(growth.task.sequence)
         self._look_ahead(growing)
-        pending = [_pending(growth.task.sequence, masks=self._masks(growth, len(growing))) for growth in growing]
+        pending = [_pending(growth.task.sequence, ahead=growth.ahead) for growth in growing]
         prefilling = [task for task in tasks if task.prefill and self._knows(task.sequence)]
         pending += [_pending(task.sequence, task.prefill) for task in prefilling]
         logits = prefill_drafts(self._decoder, pending)
@@ -313,32 +308,31 @@ class ModelDrafter(ModelBasedDrafter):
         self._drafted |= {growth.task.sequence: growth.drafted for growth in begun}
         return trees
 
-    def _masks(self, growth: Growth, batch: int) -> Seq[int]:
-        """`PendingPrefill.masks` of one of ``batch`` growths."""
-        return growth.ahead
-
     def _look_ahead(self, growing: Seq[Growth]) -> None:
-        """Guess what follows the best of each frontier. A right guess saves a level, since its row is computed already.
+        """Set the tokens whose rows the next forward computes beside each frontier: guesses of the levels to come.
 
-        The n-th guess is right with chance rate^n. It is computed if that share of the growth's level costs more than
-        a further row, of which a forward that waits for weights has some almost for free.
+        The n-th guess is right with chance rate^n, and then saves the growth's share of a level. It is computed if that
+        is worth more than a further row. Rows that fit without guesses fit with them, so guesses cut no tree.
         """
-        rows = sum(len(growth.frontier) for growth in growing)
+        decoder, rows = self._decoder, sum(len(growth.frontier) for growth in growing)
+        free = decoder.max_rows - sum(len(growth.tokens) for growth in growing)  # `feed` computes an own node once
         for growth in growing:
             tree, task, best = growth.tree, growth.task, growth.frontier[0]
-            growth.guessed = self._next.guess(task.sequence.salt, *growth.context(best))
+            self._table.read(task.sequence)
+            growth.guessed = self._table.guess(task.sequence.salt, *_bigram(growth, best))
             cost = task.expansion.cost if task.expansion is not None else None
             room = min(
                 task.max_depth - tree.depths[growth.anchors[best]] - 1,
                 len(growth.pages) * PAGE_SIZE - growth.base - len(growth.tokens),
-                min(self._decoder.max_logit_rows, self._decoder.max_rows - MAX_NODES) - rows,
+                decoder.max_logit_rows - rows,
+                free,
             )
             count, chance = 0, 1.0
             while count < min(room, len(growth.guessed)):
-                chance *= self._next.rate
+                chance *= self._table.rate
                 if cost and chance * cost.ms(rows) / len(growing) <= cost.ms(rows + 1) - cost.ms(rows):
                     break
-                count, rows = count + 1, rows + 1
+                count, rows, free = count + 1, rows + 1, free - 1
             growth.ahead = growth.guessed[:count]
 
     def _knows(self, sequence: Sequence) -> bool:
@@ -355,12 +349,12 @@ class ModelDrafter(ModelBasedDrafter):
         rows = [g.row(g.tree.path_tokens(g.anchors[node])) for g in growing for node in g.frontier]
         starts = [0, *accumulate(len(g.frontier) + len(g.ahead) for g in growing)]
         asked = [at + i for at, g in zip(starts, growing, strict=False) for i in range(len(g.frontier))]
-        width = max(growth.task.width for growth in growing)
-        children = iter(self._children(logits[: len(asked)] if asked[-1] < len(asked) else logits[asked], rows, width))
+        frontiers = logits[: len(asked)] if asked[-1] < len(asked) else logits[asked]  # a view where it can be
+        children = iter(self._children(frontiers, rows, max(growth.task.width for growth in growing)))
         for start, growth in zip(starts, growing, strict=False):
             own = [next(children) for _ in growth.frontier]
             if own[0]:
-                self._next.observe(growth.guessed, own[0][0][0])
+                self._table.observe(growth.guessed, own[0][0][0])
             behind = logits[start + len(own) : start + len(own) + len(growth.ahead)]
             growth.advance(self._add(growth, own))
             self._follow(growth, behind)
@@ -412,7 +406,7 @@ class ModelDrafter(ModelBasedDrafter):
         offered.sort(key=lambda o: (o[0], -o[1]))
         for node, options in zip(growth.frontier, children, strict=True):
             if options:
-                self._next.add(task.sequence.salt, *growth.context(node), options[0][0])
+                self._table.add(task.sequence.salt, *_bigram(growth, node), options[0][0])
         fresh = []
         for rank, _, node, token, logprob in offered[: growth.level_room]:
             anchor = task.add(tree, growth.anchors[node], token, math.exp(logprob), rank)
@@ -421,7 +415,13 @@ class ModelDrafter(ModelBasedDrafter):
         return fresh
 
 
-def _pending(sequence: Sequence, prefill: int | None = None, masks: Seq[int] = ()) -> PendingPrefill:
+def _bigram(growth: Growth, node: int) -> tuple[int, int]:
+    """The token before ``node`` and its own. A text of one token is its own predecessor."""
+    before = growth.tokens[growth.parents[node]] if node else growth.task.sequence.tokens[-2:][0]
+    return before, growth.tokens[node]
+
+
+def _pending(sequence: Sequence, prefill: int | None = None, ahead: Seq[int] = ()) -> PendingPrefill:
     """All tokens without KV, or with ``prefill`` at most so many and never the last one."""
 
     def reached(upto: int) -> None:
@@ -431,4 +431,4 @@ def _pending(sequence: Sequence, prefill: int | None = None, masks: Seq[int] = (
     start, end = min(sequence.draft_computed, len(tokens) - 1), None
     if prefill is not None:
         end = min(start + prefill, len(tokens) - 1)
-    return PendingPrefill(tokens, start, sequence.pages, reached, end, masks)
+    return PendingPrefill(tokens, start, sequence.pages, reached, end, ahead)

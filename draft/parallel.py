@@ -46,18 +46,18 @@ class ParallelDrafter(ModelDrafter):
         super().__init__(decoder, sampler, target_size, output_ids)
         self._mask_token = mask_token
 
-    def _masks(self, growth: Growth, batch: int) -> Seq[int]:
-        """As many masks as the task has use for, and the forward and the sequence's pages have room for."""
-        task, decoder = growth.task, self._decoder
-        positions = min(
-            POSITIONS, task.max_depth, task.max_nodes, min(decoder.max_rows, decoder.max_logit_rows) // batch
-        )
-        room = len(growth.pages) * PAGE_SIZE - len(task.sequence.tokens)
-        return [self._mask_token] * max(0, min(positions - 1, room))
+    def _look_ahead(self, growing: Seq[Growth]) -> None:
+        """As many masks as each task has use for, and the forward and the sequence's pages have room for."""
+        decoder = self._decoder
+        for growth in growing:
+            task, most = growth.task, min(decoder.max_rows, decoder.max_logit_rows) // len(growing)
+            positions = min(POSITIONS, task.max_depth, task.max_nodes, most)
+            room = len(growth.pages) * PAGE_SIZE - len(task.sequence.tokens)
+            growth.ahead = [self._mask_token] * max(0, min(positions - 1, room))
 
     def _expand(self, growing: Seq[Growth], logits: Tensor) -> list[Growth]:
         """Fill all trees. logits: of each growth's positions in order. Returns nothing to expand further."""
-        counts = [1 + len(self._masks(growth, len(growing))) for growth in growing]
+        counts = [1 + len(growth.ahead) for growth in growing]
         for growth, choices in zip(growing, self._choices(growing, counts, logits), strict=True):
             grow(growth.task, growth.tree, choices)
         return []

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from draft import guesses
-from draft.guesses import MOST, NextTokens
+from draft.guesses import MAX_GUESSES, NgramTable
 from draft.model import Growth, ModelDrafter
 from draft.protocol import DraftTask
 from specdec.control.estimates.costs import CostTable
@@ -28,7 +28,7 @@ from tests.draft.tiny_drafts import decoder, kernels
 ALLOWED = tuple(range(5, 60))
 
 
-class Scripted(NextTokens):
+class Scripted(NgramTable):
     """Guesses ``share`` of its tokens at random, in place of what the table holds."""
 
     def __init__(self, share: float, seed: int) -> None:
@@ -37,11 +37,11 @@ class Scripted(NextTokens):
 
     def guess(self, salt: str, before: int, last: int) -> list[int]:
         known = super().guess(salt, before, last)
-        known += [0] * (MOST - len(known))
+        known += [0] * (MAX_GUESSES - len(known))
         return [self.rng.randrange(300) if self.rng.random() < self.share else token for token in known]
 
 
-class Silent(NextTokens):
+class Silent(NgramTable):
     """Guesses nothing."""
 
     def guess(self, salt: str, before: int, last: int) -> list[int]:
@@ -51,11 +51,13 @@ class Silent(NextTokens):
 class Drafting:
     """A drafter with sequences and pages of its own."""
 
-    def __init__(self, guesses: NextTokens, texts: Seq[Seq[int]], params: SamplingParams) -> None:
-        self.decoder = CountingDecoder(decoder("target"))
+    def __init__(
+        self, guesses: NgramTable, texts: Seq[Seq[int]], params: SamplingParams, max_rows: int | None = None
+    ) -> None:
+        self.decoder = CountingDecoder(decoder("target"), max_rows)
         vocab = self.decoder.inner.config.vocab_size
         self.drafter = ModelDrafter(self.decoder, Sampler(kernels().sampling, 2), vocab)  # type: ignore[arg-type]
-        self.drafter._next = guesses
+        self.drafter._table = guesses
         self.kv = KvCacheManager(40, prefix_cache=False)
         self.sequences = [self.begin(text, params) for text in texts]
 
@@ -106,8 +108,20 @@ def test_guesses_change_no_tree(params: SamplingParams, share: float) -> None:
             guessing.commit(new)
 
 
+@pytest.mark.parametrize("max_rows", [9, 12, 16, 24])
+def test_guesses_leave_the_rows_that_trees_need(max_rows: int) -> None:
+    texts = [[5, 6, 7], [8, 9, 10], [11, 12, 13]]
+    plain, guessing = (
+        Drafting(table, texts, SamplingParams(temperature=0.0), max_rows) for table in (Silent(), Scripted(0.5, 1))
+    )
+    for _ in range(3):
+        assert columns(guessing.propose(12, 4, 3)) == columns(plain.propose(12, 4, 3))
+        for drafting in (plain, guessing):
+            drafting.commit([[20], [21], [22]])
+
+
 def test_a_guess_is_no_node_of_another_branch() -> None:
-    drafting = Drafting(NextTokens(), [[5, 6, 7]], SamplingParams(temperature=0.0))
+    drafting = Drafting(NgramTable(), [[5, 6, 7]], SamplingParams(temperature=0.0))
     task = DraftTask(drafting.sequences[0], 9, 9, 2, "model")
     growth = Growth(task, TokenTree(7), 2, [0], [7])
     best, other = (growth.add(0, token, growth.tree.add(0, token, -1.0, "model", -1)) for token in (20, 21))
@@ -121,14 +135,14 @@ def test_a_guess_is_no_node_of_another_branch() -> None:
 def test_right_guesses_save_forwards() -> None:
     """A text drafted again is guessed from the first time's choices."""
     texts = [[5, 6, 7, 8]]
-    drafting = Drafting(NextTokens(), texts, SamplingParams(temperature=0.0))
+    drafting = Drafting(NgramTable(), texts, SamplingParams(temperature=0.0))
     first = drafting.propose(9, 9, 1)
     once = len(drafting.decoder.rows)
     drafting.sequences[0].draft_computed = 0
     assert columns(drafting.propose(9, 9, 1)) == columns(first)
     assert len(set(first[0].tokens)) > 4  # no loop of one token, which would be guessed at once
     again = len(drafting.decoder.rows) - once
-    assert again == 9 // (MOST + 1) < once
+    assert again == 9 // (MAX_GUESSES + 1) < once
     drafting.sequences[0].draft_computed = 0
     drafting.propose(2, 2, 1)
     assert drafting.decoder.rows[-1] == len(texts[0]) + 1  # a second guess would be for a third level
@@ -137,7 +151,7 @@ def test_right_guesses_save_forwards() -> None:
 def test_rows_are_guessed_only_where_they_are_cheap() -> None:
     def rows(ms_of_two: float, sequences: int = 1) -> int:
         texts = [[5, 6, 7, 8 + i] for i in range(sequences)]
-        drafting = Drafting(NextTokens(), texts, SamplingParams(temperature=0.0))
+        drafting = Drafting(NgramTable(), texts, SamplingParams(temperature=0.0))
         drafting.propose(9, 9, 1)
         for sequence in drafting.sequences:
             sequence.draft_computed = 0
@@ -151,7 +165,7 @@ def test_rows_are_guessed_only_where_they_are_cheap() -> None:
 
 
 def test_what_follows_two_tokens_is_preferred() -> None:
-    table = NextTokens()
+    table = NgramTable()
     table.add("", 1, 2, 3)
     table.add("", 7, 2, 8)
     table.add("", 2, 3, 4)
@@ -163,7 +177,7 @@ def test_what_follows_two_tokens_is_preferred() -> None:
 
 
 def test_no_other_salt_is_read() -> None:
-    table = NextTokens()
+    table = NgramTable()
     texts = {
         salt: make_sequence([random.Random(salt).randrange(200) for _ in range(400)], cache_salt=salt) for salt in "ab"
     }
@@ -174,14 +188,14 @@ def test_no_other_salt_is_read() -> None:
         followers = {follower for pair in pairs for follower in table.guess(other, *pair)[:1]}
         assert followers <= set(texts[other].tokens)
         assert any(table.guess(salt, *pair) for pair in zip(texts[salt].tokens, texts[salt].tokens[1:], strict=False))
-    alone = NextTokens()
+    alone = NgramTable()
     alone.read(texts["a"])
     assert not any(alone.guess("b", first, second) for first in range(200) for second in range(0, 200, 7))
 
 
 def test_a_full_table_confuses_no_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guesses, "CONTEXTS", 2)
-    table = NextTokens()
+    monkeypatch.setattr(guesses, "TABLE_SIZE", 2)
+    table = NgramTable()
     for token in range(1, 40):
         table.add("", token, token + 1, 100 + token)
     for token in range(1, 60):
@@ -189,7 +203,7 @@ def test_a_full_table_confuses_no_contexts(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_each_token_is_read_once() -> None:
-    table, sequence = NextTokens(), make_sequence([1, 2, 3])
+    table, sequence = NgramTable(), make_sequence([1, 2, 3])
     table.read(sequence)
     table.add("", 1, 2, 9)
     sequence.tokens += [5, 1, 2]
@@ -197,11 +211,11 @@ def test_each_token_is_read_once() -> None:
     assert table.guess("", 1, 2)[0] == 9
     assert table.guess("", 3, 5)[0] == 1
     table.end(sequence)
-    assert not table._read
+    assert not table._n_read
 
 
 def test_the_rate_is_that_of_first_guesses() -> None:
-    table = NextTokens()
+    table = NgramTable()
     for step in range(600):
         table.observe([4, 5], 4 if step % 4 else 5)
         table.observe([], 7)

@@ -21,7 +21,6 @@ _PROBS, _DEPTHS, TEMPERATURES = len(PROB_EDGES) + 1, len(DEPTH_EDGES) + 1, len(T
 _SHAPE = (TEMPERATURES, RANKS, _DEPTHS, _PROBS)
 CELLS = math.prod(_SHAPE)
 _MIDDLES = [math.sqrt(a * b) for a, b in pairwise((0.01, *PROB_EDGES, 1.0))]  # of a drafter's own probability
-MAX_SHIFT = 2.0  # of log-odds: one Newton step is too long far from its start
 
 
 def temperature_bucket(temperature: float) -> int:
@@ -108,10 +107,8 @@ class Calibration:
             trials[old] *= 0.5
         params = self._params
         rate = np.asarray(_MIDDLES)
-        for axes in ((0, 2), 2):
-            rate = _shifted(
-                rate, hits.sum(axes, keepdims=True), trials.sum(axes, keepdims=True), params.shift_precision
-            )
+        for axes in ((0, 2), 2):  # of all temperatures, then of each
+            rate = _shifted(rate, hits.sum(axes, keepdims=True), trials.sum(axes, keepdims=True), params)
         rate = _shrunk(hits.sum(2, keepdims=True), trials.sum(2, keepdims=True), rate, params.shrinkage)
         rate = _shrunk(hits, trials, rate, params.shrinkage)
         rates: list[float] = np.clip(rate, params.min_chance, params.max_chance).reshape(-1).tolist()
@@ -119,16 +116,17 @@ class Calibration:
 
 
 def _shifted(
-    rates: NDArray[np.float64], hits: NDArray[np.float64], trials: NDArray[np.float64], precision: float
+    rates: NDArray[np.float64], hits: NDArray[np.float64], trials: NDArray[np.float64], params: ControlParams
 ) -> NDArray[np.float64]:
     """``rates`` [probs] with their log-odds shifted, per temperature and rank, towards ``hits`` of ``trials``.
 
     The shift is one Newton step, from 0, of logistic regression on the intercept, whose prior is normal with mean 0
-    and ``precision``.
+    and ``params.shift_precision``.
     """
     expected = (trials * rates).sum(-1, keepdims=True)
     spread = (trials * rates * (1.0 - rates)).sum(-1, keepdims=True)
-    shift = np.clip((hits.sum(-1, keepdims=True) - expected) / (spread + precision), -MAX_SHIFT, MAX_SHIFT)
+    shift = (hits.sum(-1, keepdims=True) - expected) / (spread + params.shift_precision)
+    shift = np.clip(shift, -params.max_shift, params.max_shift)
     return 1.0 / (1.0 + (1.0 / rates - 1.0) * np.exp(-shift))
 
 
