@@ -1,11 +1,101 @@
-// Few rows times weights in blocks, as in a step of decoding.
+// Rows times weights in blocks, with levels straight from their units.
 #include "quant_rows.h"
 
 namespace sd {
 namespace {
 
-// A tile for MR rows, with levels straight from their units: unpacking does not pay for so few rows, and memory is read
-// evenly. AT of the tile's two halves at a time, each a register here. The operations on a sum, and their order, are
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+
+// The levels of a group stay in eight registers while any number of rows is multiplied with them: they are unpacked once
+// and never stored. TOGETHER rows at once keep the multipliers busy; more registers a row leave room for fewer.
+template <class F>
+constexpr int TOGETHER = F::BITS <= 4 || (F::BITS != 6 && !F::LOW) ? 4 : 2;
+
+// sums += the products of MR rows with a group's levels. The operations on a sum, and their order, are those of
+// quant_linear.cpp.
+template <class F, int MR>
+inline __attribute__((always_inline)) void multiply_group(
+    const wordv (&level)[8], const floatv (&scale)[F::SCALES], floatv low, const int8_t* q, float* sums) {
+  constexpr int ROW = Record<F::SCALES>::BYTES;
+  using P = Piece<F::SCALES>;
+#pragma GCC unroll 2
+  for (int p = 0; p < F::SCALES; ++p) {
+    intv sum[MR], run[MR];
+#pragma GCC unroll 4
+    for (int m = 0; m < MR; ++m) sum[m] = F::LOW ? intv{} : all_ints(*(const int32_t*)(q + m * ROW + P::sum(p)));
+#pragma GCC unroll 8
+    for (int j = 0; j < P::FOURS; ++j)
+#pragma GCC unroll 4
+      for (int m = 0; m < MR; ++m)
+        multiply<SUM_BITS<F::BITS>>(sum[m], run[m], level[p * P::FOURS + j], spread(q + m * ROW + P::values(p) + 4 * j), j);
+#pragma GCC unroll 4
+    for (int m = 0; m < MR; ++m) {
+      floatv x = to_floats(sum[m]) * scale[p];
+      if (F::LOW) x = fused_with(low, q + m * ROW + P::sum(p), x);
+      store_floats(sums + m * TILE, fused_with(x, q + m * ROW + P::scale(p), load_floats(sums + m * TILE)));
+    }
+  }
+}
+
+// A tile's chunk of `units` units for `rows` rows.
+template <class F>
+__attribute__((noinline)) void direct_chunk(const uint8_t* w, int units, const int8_t* q, int rows, float* sums) {
+  constexpr int S = F::SCALES, MOST = TOGETHER<F>, ROW = Record<S>::BYTES, PAIRS = (F::BYTES / 64 + 1) / 2;
+  for (int n = 0; n < TILE; n += LANES4) {
+    const uint8_t* unit = w + n / HALF * F::BYTES;
+    int64_t slice = n % HALF;  // 0 prefetches every other line, LANES4 the rest
+    const int8_t* own = q;
+    for (int u = 0; u < units; ++u, unit += 2 * F::BYTES) {
+      each(std::make_integer_sequence<int, F::GROUPS>{}, [&]<int G>(std::integral_constant<int, G>) {
+        // Without it GCC keeps an address for every operand of this loop on the stack.
+        asm volatile("" : "+r"(own), "+r"(unit), "+r"(slice));
+#pragma GCC unroll 16
+        for (int i = PAIRS * G / F::GROUPS; i < PAIRS * (G + 1) / F::GROUPS; ++i)
+#pragma GCC unroll 3
+          for (const int distance : DISTANCES) __builtin_prefetch(unit + distance + 128 * i + 8 * slice, 0, 2);
+        wordv level[8];
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) {
+          wordv four = F::template level<G>(unit, slice, j);
+          asm("" : "+x"(four));  // or GCC unpacks it again for every row
+          level[j] = four;
+        }
+        floatv scale[S], low = {};
+#pragma GCC unroll 2
+        for (int p = 0; p < S; ++p) scale[p] = F::template scale<G>(unit, slice, p);
+        if constexpr (F::LOW) low = F::template low<G>(unit, slice);
+        const int8_t* from = own;
+        float* to = sums + n;
+        for (int left = rows / MOST; left; --left, from += MOST * ROW, to += MOST * TILE)
+          multiply_group<F, MOST>(level, scale, low, from, to);
+        switch (rows % MOST) {
+          case 1: multiply_group<F, 1>(level, scale, low, from, to); break;
+          case 2: if constexpr (MOST > 2) multiply_group<F, 2>(level, scale, low, from, to); break;
+          case 3: if constexpr (MOST > 3) multiply_group<F, 3>(level, scale, low, from, to); break;
+        }
+        own += Record<S>::STEP;
+      });
+    }
+  }
+}
+
+template <class F>
+void any_rows(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums) {
+  constexpr int UNITS = GROUPS / F::GROUPS, PANEL = 32;  // rows whose values and sums stay in the first cache
+  const int units = a.k_pad / (GROUP * F::GROUPS), chunks = (units + UNITS - 1) / UNITS;
+  for (int first = 0; first < rows; first += PANEL) {
+    const uint8_t* w = (const uint8_t*)a.weight + (int64_t)tile * units * 2 * F::BYTES;
+    const int height = rows - first < PANEL ? rows - first : PANEL;
+    for (int c = 0; c < chunks; ++c, w += UNITS * 2 * F::BYTES) {
+      const int count = units - c * UNITS < UNITS ? units - c * UNITS : UNITS;
+      direct_chunk<F>(w, count, Record<F::SCALES>::at(a, c, row + first, all), height, sums + first * TILE);
+    }
+  }
+}
+
+#else
+
+// A tile for MR rows: unpacking does not pay for so few rows, and memory is read evenly. AT of the tile's two halves at a time, each a register here. The operations on a sum, and their order, are
 // those of quant_linear.cpp.
 template <class F, int MR, int AT>
 __attribute__((noinline)) void direct_rows(const uint8_t* w, int units, const int8_t* q, int64_t chunk, float* sums) {
@@ -85,6 +175,8 @@ void any_rows(const sd_linear_args& a, int tile, int row, int rows, int all, flo
 #undef SD_ROWS
 }
 static_assert(DIRECT_ROWS <= 12 && (DIRECT_ROWS == 0 || LANES4 == HALF));
+
+#endif
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 // w = scale * level - low. Levels of odd groups may be HIGH times too large, which saves a shift; their scale is as much
 // smaller then, which changes no bit. verify_kernels/quant_formats.py writes these layouts.
 #pragma once
+#include <cstdint>
 #include "quant_simd.h"
 
 namespace sd {
@@ -14,7 +15,7 @@ constexpr int NIBBLES = 2 * GROUP * HALF / 2;  // bytes of the low four bits of 
 
 // A pair of groups lies in the low and the high halves of the same bytes. SHIFT: the high ones are shifted down.
 template <int G, bool SHIFT = HIGH == 1>
-inline wordv nibbles(const uint8_t* pair, int slice, int j) {
+inline wordv nibbles(const uint8_t* pair, int64_t slice, int j) {
   return (load_bytes(pair + 64 * j + 4 * slice) >> (G & 1 && SHIFT ? 4 : 0)) & all_bytes(G & 1 && !SHIFT ? 0xf0 : 0x0f);
 }
 
@@ -26,9 +27,9 @@ struct Q4_0 {
   static constexpr bool LOW = false;
   static constexpr int OFFSET = 8, ODD_OFFSET = 8 * HIGH;  // of levels, in even and in odd groups
   template <int G>
-  static wordv level(const uint8_t* u, int slice, int j) { return nibbles<G>(u, slice, j); }
+  static wordv level(const uint8_t* u, int64_t slice, int j) { return nibbles<G>(u, slice, j); }
   template <int G>
-  static floatv scale(const uint8_t* u, int slice, int) {
+  static floatv scale(const uint8_t* u, int64_t slice, int) {
     return halfs(u + NIBBLES + 32 * G + 2 * slice) * all_floats(place<G>);
   }
 };
@@ -38,11 +39,11 @@ struct Q4_1 : Q4_0 {
   static constexpr bool LOW = true;
   static constexpr int OFFSET = 0, ODD_OFFSET = 0;
   template <int G>
-  static floatv low(const uint8_t* u, int slice) { return halfs(u + NIBBLES + 64 + 32 * G + 2 * slice); }
+  static floatv low(const uint8_t* u, int64_t slice) { return halfs(u + NIBBLES + 64 + 32 * G + 2 * slice); }
 };
 
 // The fifth bits: bit j of group g's plane belongs to its j-th register.
-inline wordv fifth_bits(const uint8_t* plane, int slice, int j) {
+inline wordv fifth_bits(const uint8_t* plane, int64_t slice, int j) {
   const wordv bits = load_bytes(plane + 4 * slice);
   return (j < 4 ? bits << (4 - j) : bits >> (j - 4)) & all_bytes(0x10);
 }
@@ -52,11 +53,11 @@ struct Q5_0 {
   static constexpr bool LOW = false;
   static constexpr int OFFSET = 16, ODD_OFFSET = 16;
   template <int G>
-  static wordv level(const uint8_t* u, int slice, int j) {
+  static wordv level(const uint8_t* u, int64_t slice, int j) {
     return nibbles<G, true>(u, slice, j) | fifth_bits(u + NIBBLES + 64 * G, slice, j);
   }
   template <int G>
-  static floatv scale(const uint8_t* u, int slice, int) { return halfs(u + NIBBLES + 128 + 32 * G + 2 * slice); }
+  static floatv scale(const uint8_t* u, int64_t slice, int) { return halfs(u + NIBBLES + 128 + 32 * G + 2 * slice); }
 };
 
 struct Q5_1 : Q5_0 {
@@ -64,7 +65,7 @@ struct Q5_1 : Q5_0 {
   static constexpr bool LOW = true;
   static constexpr int OFFSET = 0, ODD_OFFSET = 0;
   template <int G>
-  static floatv low(const uint8_t* u, int slice) { return halfs(u + NIBBLES + 192 + 32 * G + 2 * slice); }
+  static floatv low(const uint8_t* u, int64_t slice) { return halfs(u + NIBBLES + 192 + 32 * G + 2 * slice); }
 };
 
 struct Q8_0 {
@@ -72,11 +73,11 @@ struct Q8_0 {
   static constexpr bool LOW = false;
   static constexpr int OFFSET = 128, ODD_OFFSET = 128;
   template <int G>
-  static wordv level(const uint8_t* u, int slice, int j) {
+  static wordv level(const uint8_t* u, int64_t slice, int j) {
     return load_bytes(u + GROUP * HALF * G + 64 * j + 4 * slice);
   }
   template <int G>
-  static floatv scale(const uint8_t* u, int slice, int) { return halfs(u + 1024 + 32 * G + 2 * slice); }
+  static floatv scale(const uint8_t* u, int64_t slice, int) { return halfs(u + 1024 + 32 * G + 2 * slice); }
 };
 
 struct Q4_K {
@@ -84,13 +85,13 @@ struct Q4_K {
   static constexpr bool LOW = true;
   static constexpr int OFFSET = 0, ODD_OFFSET = 0;
   template <int G>
-  static wordv level(const uint8_t* u, int slice, int j) { return nibbles<G>(u + NIBBLES * (G / 2), slice, j); }
+  static wordv level(const uint8_t* u, int64_t slice, int j) { return nibbles<G>(u + NIBBLES * (G / 2), slice, j); }
   template <int G>
-  static floatv scale(const uint8_t* u, int slice, int) {
+  static floatv scale(const uint8_t* u, int64_t slice, int) {
     return from_u8(u + SMALL + 16 * G + slice) * (halfs(u + SMALL + 256 + 2 * slice) * all_floats(place<G>));
   }
   template <int G>
-  static floatv low(const uint8_t* u, int slice) {
+  static floatv low(const uint8_t* u, int64_t slice) {
     return from_u8(u + SMALL + 128 + 16 * G + slice) * halfs(u + SMALL + 288 + 2 * slice);
   }
 };
@@ -101,17 +102,17 @@ struct Q5_K {
   static constexpr bool LOW = true;
   static constexpr int OFFSET = 0, ODD_OFFSET = 0;
   template <int G>
-  static wordv level(const uint8_t* u, int slice, int j) {  // bit g of the plane's j-th register
+  static wordv level(const uint8_t* u, int64_t slice, int j) {  // bit g of the plane's j-th register
     const wordv bits = load_bytes(u + PLANE + 64 * j + 4 * slice);
     const wordv fifth = (G < 4 ? bits << (4 - G) : bits >> (G - 4)) & all_bytes(0x10);
     return nibbles<G, true>(u + NIBBLES * (G / 2), slice, j) | fifth;
   }
   template <int G>
-  static floatv scale(const uint8_t* u, int slice, int) {
+  static floatv scale(const uint8_t* u, int64_t slice, int) {
     return from_u8(u + SMALL + 16 * G + slice) * halfs(u + SMALL + 256 + 2 * slice);
   }
   template <int G>
-  static floatv low(const uint8_t* u, int slice) {
+  static floatv low(const uint8_t* u, int64_t slice) {
     return from_u8(u + SMALL + 128 + 16 * G + slice) * halfs(u + SMALL + 288 + 2 * slice);
   }
 };
@@ -124,14 +125,14 @@ struct Q6_K {
   static constexpr bool LOW = false;
   static constexpr int OFFSET = 32, ODD_OFFSET = 32;
   template <int G>
-  static wordv level(const uint8_t* u, int slice, int j) {
+  static wordv level(const uint8_t* u, int64_t slice, int j) {
     constexpr int UP = 4 - 2 * (G % 4);  // to where the two bits belong
     const wordv raw = load_bytes(u + 1024 * (G / 4) + 512 * (G & 1) + 64 * j + 4 * slice);
     const wordv bits = load_bytes(u + PLANE + 512 * (G / 4) + 64 * j + 4 * slice);
     return ((G & 2 ? raw >> 4 : raw) & all_bytes(0x0f)) | ((UP >= 0 ? bits << UP : bits >> -UP) & all_bytes(0x30));
   }
   template <int G>
-  static floatv scale(const uint8_t* u, int slice, int part) {
+  static floatv scale(const uint8_t* u, int64_t slice, int part) {
     const floatv largest = load_floats((const float*)(u + SMALL + 256) + slice);
     return from_s8(u + SMALL + 32 * G + 16 * part + slice) * largest;
   }
@@ -145,13 +146,13 @@ struct U4 {
   static constexpr bool LOW = true;
   static constexpr int OFFSET = 0, ODD_OFFSET = 0;
   template <int G>
-  static wordv level(const uint8_t* u, int slice, int j) { return nibbles<G>(u + NIBBLES * (G / 2), slice, j); }
+  static wordv level(const uint8_t* u, int64_t slice, int j) { return nibbles<G>(u + NIBBLES * (G / 2), slice, j); }
   template <int G>
-  static floatv scale(const uint8_t* u, int slice, int) {
+  static floatv scale(const uint8_t* u, int64_t slice, int) {
     return halfs(u + SMALL + 32 * (G * GROUP / SIZE) + 2 * slice) * all_floats(place<G>);
   }
   template <int G>
-  static floatv low(const uint8_t* u, int slice) {
+  static floatv low(const uint8_t* u, int64_t slice) {
     constexpr int END = G * GROUP / SIZE;
     return from_u8(u + SMALL + 32 * ENDS + 16 * END + slice) * halfs(u + SMALL + 32 * END + 2 * slice);
   }
@@ -165,7 +166,7 @@ struct Q3_0 {
   static constexpr bool LOW = false;
   static constexpr int OFFSET = 4, ODD_OFFSET = 4 * TIMES;
   template <int G>
-  static wordv level(const uint8_t* u, int slice, int j) {
+  static wordv level(const uint8_t* u, int64_t slice, int j) {
     const auto at = [&](int i) { return load_bytes(u + 64 * i + 4 * slice); };
     if constexpr (G == 0) return at(j) & all_bytes(7);
     if constexpr (G == 1) return (at(j) >> DOWN) & all_bytes(7 * TIMES);
@@ -173,7 +174,7 @@ struct Q3_0 {
     return ((at(j) >> (2 + DOWN)) & all_bytes(6 * TIMES)) | ((at(8 + j / 2) >> (3 + DOWN + j % 2)) & all_bytes(TIMES));
   }
   template <int G>
-  static floatv scale(const uint8_t* u, int slice, int) {
+  static floatv scale(const uint8_t* u, int64_t slice, int) {
     return halfs(u + LEVELS + 32 * G + 2 * slice) * all_floats(G & 1 ? 1.0f / TIMES : 1.0f);
   }
 };

@@ -14,13 +14,13 @@
 
 namespace sd {
 
-// MOST_ROWS rows times COLUMNS registers of channels take two registers each (on AVX2 three) beside their operands; up
-// to FEW_SUMS of them leave room for as many again. Up to DIRECT_ROWS rows are multiplied without unpacking first: up to
-// FEW_ROWS of them with 32 channels at once, the others with 16; AVX2's half registers gain nothing by it.
+// MOST_ROWS rows times COLUMNS registers of channels take two registers each beside their operands; up to FEW_SUMS of
+// them leave room for as many again. Up to DIRECT_ROWS rows are multiplied without unpacking first, with AVX2 any number;
+// with AVX-512 up to FEW_ROWS of them with 32 channels at once, the others with 16.
 #if defined(__AVX512VNNI__)
 constexpr int WIDTH = 64, MOST_ROWS = 6, COLUMNS = 2, FEW_SUMS = 8, FEW_ROWS = 4, DIRECT_ROWS = 12;
 #elif defined(__AVX2__)
-constexpr int WIDTH = 32, MOST_ROWS = 4, COLUMNS = 1, FEW_SUMS = 0, FEW_ROWS = 0, DIRECT_ROWS = 0;
+constexpr int WIDTH = 32, MOST_ROWS = 0, COLUMNS = 1, FEW_SUMS = 0, FEW_ROWS = 0, DIRECT_ROWS = INT32_MAX;
 #elif defined(__aarch64__)
 constexpr int WIDTH = 16, MOST_ROWS = 6, COLUMNS = 2, FEW_SUMS = 8, FEW_ROWS = 0, DIRECT_ROWS = 0;
 #else
@@ -146,6 +146,7 @@ inline void multiply(intv& sum, intv& run, wordv levels, intv four, int j) {
   }
   const __m256i pairs = _mm256_maddubs_epi16(w, a);
   run = j % RUN ? (intv)_mm256_add_epi16((__m256i)run, pairs) : (intv)pairs;
+  asm("" : "+x"(run));  // or GCC makes all products first and spills them
   if (j % RUN == RUN - 1) sum += (intv)_mm256_madd_epi16((__m256i)run, _mm256_set1_epi16(1));
 }
 
