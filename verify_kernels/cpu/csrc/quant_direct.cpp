@@ -81,7 +81,7 @@ __attribute__((noinline)) void direct_chunk(const uint8_t* w, int units, const i
 
 template <class F>
 void any_rows(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums) {
-  constexpr int UNITS = GROUPS / F::GROUPS, PANEL = 32;  // rows whose values and sums stay in the first cache
+  constexpr int UNITS = GROUPS / F::GROUPS, PANEL = 64;  // rows whose values and sums stay near
   const int units = a.k_pad / (GROUP * F::GROUPS), chunks = (units + UNITS - 1) / UNITS;
   for (int first = 0; first < rows; first += PANEL) {
     const uint8_t* w = (const uint8_t*)a.weight + (int64_t)tile * units * 2 * F::BYTES;
