@@ -52,7 +52,8 @@ __attribute__((noinline)) void direct_chunk(const uint8_t* w, int units, const i
 #pragma GCC unroll 16
         for (int i = PAIRS * G / F::GROUPS; i < PAIRS * (G + 1) / F::GROUPS; ++i)
 #pragma GCC unroll 3
-          for (const int distance : DISTANCES) __builtin_prefetch(unit + distance + 128 * i + 8 * slice, 0, 2);
+          for (const int distance : DISTANCES)  // six bits take so many lines that one request each is faster
+            if (F::BITS < 6 || distance == AHEAD) __builtin_prefetch(unit + distance + 128 * i + 8 * slice, 0, 2);
         wordv level[8];
 #pragma GCC unroll 8
         for (int j = 0; j < 8; ++j) {
