@@ -17,7 +17,7 @@ from verify_kernels.packed_weights import PackedLinear, StackedLinear, pack_bloc
 from verify_kernels.quant_formats import FORMATS, sample_blocks
 from verify_kernels.reference.backend import ReferenceBackend, fused
 
-ROWS = 30
+ROWS = 70  # more than any kernel multiplies in one panel
 _TYPES = gguf.GGMLQuantizationType
 
 
