@@ -82,7 +82,7 @@ __attribute__((noinline)) void direct_chunk(const uint8_t* w, int units, const i
 
 template <class F>
 void any_rows(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums) {
-  constexpr int UNITS = GROUPS / F::GROUPS, PANEL = 64;  // rows whose values and sums stay near
+  constexpr int UNITS = GROUPS / F::GROUPS, PANEL = 64;  // rows that share one unpacking
   const int units = a.k_pad / (GROUP * F::GROUPS), chunks = (units + UNITS - 1) / UNITS;
   for (int first = 0; first < rows; first += PANEL) {
     const uint8_t* w = (const uint8_t*)a.weight + (int64_t)tile * units * 2 * F::BYTES;
@@ -96,8 +96,8 @@ void any_rows(const sd_linear_args& a, int tile, int row, int rows, int all, flo
 
 #else
 
-// A tile for MR rows: unpacking does not pay for so few rows, and memory is read evenly. AT of the tile's two halves at a time, each a register here. The operations on a sum, and their order, are
-// those of quant_linear.cpp.
+// A tile for MR rows: unpacking does not pay for so few rows, and memory is read evenly. AT of the tile's two halves at
+// a time, each a register here. The operations on a sum, and their order, are those of quant_linear.cpp.
 template <class F, int MR, int AT>
 __attribute__((noinline)) void direct_rows(const uint8_t* w, int units, const int8_t* q, int64_t chunk, float* sums) {
   constexpr int BITS = SUM_BITS<F::BITS>, S = F::SCALES, ROW = Record<S>::BYTES, LINES = AT * F::BYTES / 64;

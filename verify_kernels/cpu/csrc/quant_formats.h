@@ -4,7 +4,6 @@
 // w = scale * level - low. Levels of odd groups may be HIGH times too large, which saves a shift; their scale is as much
 // smaller then, which changes no bit. verify_kernels/quant_formats.py writes these layouts.
 #pragma once
-#include <cstdint>
 #include "quant_simd.h"
 
 namespace sd {
