@@ -102,13 +102,16 @@ class DrafterManager:
         until = self._suspended_until[name]
         return until == -math.inf or self._clock() >= until
 
-    def pending_prefill(self, name: str, sequence: Sequence) -> int:
-        """Tokens that model-based drafter ``name`` must compute before it can propose for the sequence."""
+    def pending_prefill(self, name: str, sequence: Sequence) -> tuple[int, int]:
+        """Tokens that model-based drafter ``name`` must compute before it can propose for the sequence: of the whole
+        text, and if it leaves out the start."""
+        drafter = cast(ModelBasedDrafter, self._drafters[name])
         try:
-            return max(0, int(cast(ModelBasedDrafter, self._drafters[name]).pending_prefill(sequence)))
+            whole = max(0, int(drafter.pending_prefill(sequence)))
+            return whole, max(0, min(whole, int(drafter.tail_prefill(sequence))))
         except Exception:
             self._disable(name, [sequence], "failed to report its pending prefill")
-            return 0
+            return 0, 0
 
     def propose(self, name: str, tasks: Seq[DraftTask | None], prefill: int = 0) -> DraftWork:
         """Run drafter ``name``. tasks: per sequence; None: it does not propose. prefill: tokens it computes first."""

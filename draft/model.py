@@ -20,6 +20,7 @@ from specdec.core.sampling import Sampler
 from specdec.core.sequence import Sequence
 from specdec.core.tree import MAX_NODES, TokenTree
 from specdec.models.decoder import TargetDecoder
+from specdec.models.fim import FimParser
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.sampling import RowSampling
 
@@ -73,6 +74,9 @@ def prefill_drafts(decoder: TargetDecoder, pending: Seq[PendingPrefill]) -> Tens
 MASKED_LOGIT = -1e31  # samplers treat logits up to -1e30 as masked
 MAX_LOGIT_GAP = 14.0  # in temperatures; a token this far below the best one wins by its noise once in a million rows
 SPREAD_ROWS = 16  # rows of logits scattered into the whole vocabulary at a time; bounds the buffer
+TAIL_TOKENS = 32  # of a text, where a draft that leaves out its start begins
+TAIL_PAGES = 4  # of a text without its start; a longer one begins again
+TAIL_POOL = 8 * TAIL_PAGES  # pages for all such texts; further ones are read whole
 WIDEST_LEVEL = 4  # nodes expanded per level; further ones are too unlikely to be reached
 
 
@@ -245,14 +249,40 @@ def _entry(growth: Growth) -> tuple[BatchEntry, list[int], list[int]]:
     return entry, [*(row[node] for node in growth.frontier), *after], chain[:shared] + best
 
 
+@dataclass(slots=True)
+class Tail:
+    """A text that the draft reads without its start, at positions from 0."""
+
+    pages: Seq[int]  # of its KV, which no other sequence sees
+    before: list[int]  # the text before `start`, cut short
+    start: int  # the sequence's token that follows
+    computed: int = 0  # tokens with KV
+
+    def ids(self, tokens: Seq[int]) -> list[int]:
+        """The text as it is read. tokens: all of the sequence."""
+        return [*self.before, *tokens[self.start :]]
+
+    def pending(self, n_tokens: int) -> int:
+        """Tokens to compute before the draft can continue a sequence of ``n_tokens``."""
+        return len(self.before) + n_tokens - self.start - self.computed
+
+    def is_over(self, n_tokens: int) -> bool:
+        """Whether to begin another one, later: most of it lacks KV, or its pages are full."""
+        pending = self.pending(n_tokens)
+        return pending > 2 * TAIL_TOKENS or self.computed + pending + MAX_NODES > len(self.pages) * PAGE_SIZE
+
+
 class ModelDrafter(ModelBasedDrafter):
     """Proposes the top-w of log q / T + G under the request's own filters, where G is the noise the target will
     use: a without-replacement sample ordered by the chance of holding the target's choice (Daliri et al.,
     arXiv 2408.07978). With T = 0 these are simply the w likeliest tokens.
 
     Its KV is in its own pool under the shared page table: slot s of a sequence is slot s in both. Committed tokens
-    without KV (a prompt, an accepted run) are computed when it proposes, before the first level.
+    without KV (a prompt, an accepted run) are computed when it proposes, before the first level. A text that it reads
+    without its start (`DraftTask.tail`) has pages of its own.
 
+    tail_pages: pages of the pool that no page table names, `TAIL_PAGES` for each such text. fim: finds the text before
+    the cursor.
     target_size: rows of the target's output table; higher ids, padding of the draft's table, are never proposed.
     output_ids: int32, increasing, the tokens of the draft's output table if that was cut; others are never proposed.
     """
@@ -260,19 +290,24 @@ class ModelDrafter(ModelBasedDrafter):
     name = "model"
 
     def __init__(
-        self, decoder: TargetDecoder, sampler: Sampler, target_size: int, output_ids: Tensor | None = None
-    ) -> None:
+        self, decoder: TargetDecoder, sampler: Sampler, target_size: int, output_ids: Tensor | None = None,
+        tail_pages: Seq[int] = (), fim: FimParser | None = None,
+    ) -> None:  # fmt: skip
         self._decoder, self._sampler, self._target_size = decoder, sampler, target_size
         self._output_ids = None if output_ids is None else output_ids.numpy().astype(np.intp)
         self._spread = torch.full((SPREAD_ROWS, target_size), MASKED_LOGIT) if output_ids is not None else None
         self._drafted: dict[Sequence, Drafted] = {}  # until the step's tokens are committed
         self._table = NgramTable()
+        self._tails: dict[Sequence, Tail] = {}
+        self._fim = fim
+        self._free_tails = [tail_pages[at : at + TAIL_PAGES] for at in range(0, len(tail_pages), TAIL_PAGES)]
 
     def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
         """Keep the KV of drafted tokens that were committed."""
         drafted = self._drafted.pop(sequence, None)
         if drafted is not None:
-            sequence.draft_computed = drafted.computed(sequence.tokens, sequence.draft_computed)
+            text = self._text(sequence)
+            text.reached(drafted.computed(text.ids, text.start))
 
     def rewind(self, sequence: Sequence) -> None:
         self._drafted.pop(sequence, None)
@@ -280,9 +315,17 @@ class ModelDrafter(ModelBasedDrafter):
     def end(self, sequence: Sequence) -> None:
         self._drafted.pop(sequence, None)
         self._table.end(sequence)
+        self._read_whole(sequence)
 
     def pending_prefill(self, sequence: Sequence) -> int:
         return len(sequence.tokens) - sequence.draft_computed
+
+    def tail_prefill(self, sequence: Sequence) -> int:
+        n, tail = len(sequence.tokens), self._tails.get(sequence)
+        if tail is not None:
+            return TAIL_TOKENS if tail.is_over(n) else tail.pending(n)
+        pending = n - sequence.draft_computed
+        return TAIL_TOKENS if self._free_tails and pending > 2 * TAIL_TOKENS else pending
 
     def warm_up(self, rows: int) -> None:
         entry = BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, list(range(-(-rows // 64))))
@@ -290,16 +333,23 @@ class ModelDrafter(ModelBasedDrafter):
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         trees = [TokenTree(task.sequence.tokens[-1]) for task in tasks]
-        growing = [
-            Growth(task, tree, len(task.sequence.tokens) - 1, task.sequence.pages, [task.sequence.tokens[-1]])
-            for task, tree in zip(tasks, trees, strict=True)
-            if task.max_nodes > 0 < task.max_depth and self._knows(task.sequence)
-        ]
+        texts = [self._begin(task) for task in tasks]
+        growing, pending, prefilling = [], [], []
+        for task, tree, text in zip(tasks, trees, texts, strict=True):
+            # The draft's embedding may lack a token: the target's may be larger, by padding.
+            if text is None or max(text.ids[text.start :]) >= self._decoder.config.vocab_size:
+                continue
+            if task.max_nodes > 0 < task.max_depth:
+                growing.append(Growth(task, tree, len(text.ids) - 1, text.pages, [text.ids[-1]]))
+                pending.append(text)
+            elif task.prefill:
+                text.end = min(text.start + task.prefill, len(text.ids) - 1)
+                prefilling.append(text)
         begun = growing
         self._look_ahead(growing)
-        pending = [_pending(growth.task.sequence, ahead=growth.ahead) for growth in growing]
-        prefilling = [task for task in tasks if task.prefill and self._knows(task.sequence)]
-        pending += [_pending(task.sequence, task.prefill) for task in prefilling]
+        for growth, text in zip(growing, pending, strict=True):
+            text.ahead = growth.ahead
+        pending += prefilling
         logits = prefill_drafts(self._decoder, pending)
         while growing and logits is not None:
             growing = self._expand(growing, logits)
@@ -335,10 +385,42 @@ class ModelDrafter(ModelBasedDrafter):
                 count, rows, free = count + 1, rows + 1, free - 1
             growth.ahead = growth.guessed[:count]
 
-    def _knows(self, sequence: Sequence) -> bool:
-        """Whether the draft's embedding has every pending token: the target's may be larger, by padding."""
-        start = min(sequence.draft_computed, len(sequence.tokens) - 1)
-        return max(sequence.tokens[start:]) < self._decoder.config.vocab_size
+    def _begin(self, task: DraftTask) -> PendingPrefill | None:
+        """The text of a task's sequence, read whole or not; None: no pages are left for one without its start."""
+        sequence, n = task.sequence, len(task.sequence.tokens)
+        tail = self._tails.get(sequence)
+        if not task.tail:
+            self._read_whole(sequence)
+        elif tail is None or tail.is_over(n):
+            if tail is None and not self._free_tails:
+                return None
+            pages, written = self._free_tails.pop() if tail is None else tail.pages, sequence.tokens[:-1]
+            if self._fim is not None:
+                parts = self._fim.parts(written)
+                written = [*parts.prefix, *parts.middle]
+            self._tails[sequence] = Tail(pages, written[1 - TAIL_TOKENS :], n - 1)
+        return self._text(sequence)
+
+    def _text(self, sequence: Sequence) -> PendingPrefill:
+        """The sequence's text as the draft reads it."""
+        tail, tokens = self._tails.get(sequence), sequence.tokens
+
+        def reached(upto: int) -> None:
+            if tail is None:
+                sequence.draft_computed = upto
+            else:
+                tail.computed = upto
+
+        if tail is not None:
+            ids = tail.ids(tokens)
+            return PendingPrefill(ids, min(tail.computed, len(ids) - 1), tail.pages, reached)
+        return PendingPrefill(tokens, min(sequence.draft_computed, len(tokens) - 1), sequence.pages, reached)
+
+    def _read_whole(self, sequence: Sequence) -> None:
+        """Stop leaving out the start of its text."""
+        tail = self._tails.pop(sequence, None)
+        if tail is not None:
+            self._free_tails.append(tail.pages)
 
     def _expand(self, growing: Seq[Growth], logits: Tensor) -> list[Growth]:
         """Add the children of all frontier nodes, and of those behind a right guess; returns the growths to expand
@@ -419,16 +501,3 @@ def _bigram(growth: Growth, node: int) -> tuple[int, int]:
     """The token before ``node`` and its own. A text of one token is its own predecessor."""
     before = growth.tokens[growth.parents[node]] if node else growth.task.sequence.tokens[-2:][0]
     return before, growth.tokens[node]
-
-
-def _pending(sequence: Sequence, prefill: int | None = None, ahead: Seq[int] = ()) -> PendingPrefill:
-    """All tokens without KV, or with ``prefill`` at most so many and never the last one."""
-
-    def reached(upto: int) -> None:
-        sequence.draft_computed = upto
-
-    tokens = sequence.tokens
-    start, end = min(sequence.draft_computed, len(tokens) - 1), None
-    if prefill is not None:
-        end = min(start + prefill, len(tokens) - 1)
-    return PendingPrefill(tokens, start, sequence.pages, reached, end, ahead)

@@ -14,6 +14,7 @@ from draft.protocol import DraftTask
 from specdec.core.sampling import Sampler
 from specdec.core.tree import TokenTree
 from specdec.models.decoder import TargetDecoder
+from specdec.models.fim import FimParser
 from verify_kernels.forward_batch import PAGE_SIZE
 
 POSITIONS = 8  # predicted at most; with the tokens of a usual step, no more rows than one pass over the weights serves
@@ -42,8 +43,10 @@ class ParallelDrafter(ModelDrafter):
         target_size: int,
         mask_token: int,
         output_ids: Tensor | None = None,
+        tail_pages: Seq[int] = (),
+        fim: FimParser | None = None,
     ) -> None:
-        super().__init__(decoder, sampler, target_size, output_ids)
+        super().__init__(decoder, sampler, target_size, output_ids, tail_pages, fim)
         self._mask_token = mask_token
 
     def _look_ahead(self, growing: Seq[Growth]) -> None:
@@ -52,7 +55,7 @@ class ParallelDrafter(ModelDrafter):
         for growth in growing:
             task, most = growth.task, min(decoder.max_rows, decoder.max_logit_rows) // len(growing)
             positions = min(POSITIONS, task.max_depth, task.max_nodes, most)
-            room = len(growth.pages) * PAGE_SIZE - len(task.sequence.tokens)
+            room = len(growth.pages) * PAGE_SIZE - growth.base - 1
             growth.ahead = [self._mask_token] * max(0, min(positions - 1, room))
 
     def _expand(self, growing: Seq[Growth], logits: Tensor) -> list[Growth]:

@@ -42,6 +42,8 @@ class DraftTask:
     """Decides after each level which nodes and trees grow further; None: all."""
     prefill: int = 0
     """With `max_nodes` 0: tokens of pending prefill that a model-based drafter computes in this step."""
+    tail: bool = False
+    """A model-based drafter leaves out the start of the text, as in `ModelBasedDrafter.tail_prefill`."""
 
     @property
     def level_floor(self) -> float:
@@ -116,6 +118,10 @@ class ModelBasedDrafter(Drafter):
     def pending_prefill(self, sequence: Sequence) -> int:
         """Tokens of a started sequence that it must compute before it can propose."""
         raise NotImplementedError
+
+    def tail_prefill(self, sequence: Sequence) -> int:
+        """The same if it may leave out the start of the text; no fewer, unless it can draft without."""
+        return self.pending_prefill(sequence)
 
     def warm_up(self, rows: int) -> None:
         """Run one level's forward over ``rows`` dummy rows, to time it. Called before any sequence starts."""

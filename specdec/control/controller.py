@@ -27,7 +27,7 @@ from specdec.control.learning import Estimates, Learner
 from specdec.control.params import DEFAULT_PARAMS, ControlParams
 from specdec.control.policies.how_deep import expansion_floor
 from specdec.control.policies.which_nodes import choose, merge
-from specdec.control.policies.who_drafts import DraftPrices, choose_sequences, split_prefill
+from specdec.control.policies.who_drafts import DraftPrices, choose_sequences, leaves_start, split_prefill
 from specdec.core.tree import TokenTree
 
 
@@ -130,21 +130,29 @@ class Controller:
         known, costs, prices = self.estimates, self.estimates.costs[name], step.prices
         eligible = [name in one.drafters and one.nodes > 0 and (one.forced or not one.first) for one in step.sequences]
         if not any(eligible):
-            return DraftRequest(name, [DraftDecision.INELIGIBLE] * len(eligible), {})
+            n = len(eligible)
+            return DraftRequest(name, [DraftDecision.INELIGIBLE] * n, {}, pending=[0] * n)
         covered = [_covered(step, i) for i in range(len(eligible))]
-        pending = [one.pending_prefill.get(name, 0) for one in step.sequences]
-        prefill_ms = [costs.prefill_ms(tokens) for tokens in pending]
         token_ms = prices.token_ms / (1.0 + max(0.0, known.lookup_gain))
+        pending = [self._pending(name, one, token_ms) for one in step.sequences]
+        prefill_ms = [costs.prefill_ms(tokens) for tokens in pending]
         levels = costs.levels(eligible.count(True), known.verify.slowdown)
         draft_prices = DraftPrices(token_ms, prices.row_ms, levels, costs.prefill_ms(round(costs.first_prefill)))
         decisions = choose_sequences(known.yields[name], step.sequences, eligible, covered, prefill_ms, draft_prices)
         prefill = split_prefill(decisions, pending, self._prefill_limit(costs, decisions, step), known.params)
         floors = {DraftDecision.ON: _node_floor(known, step)}
         floors |= {DraftDecision.PROBE: -math.inf, DraftDecision.FORCED: -math.inf}
-        request = DraftRequest(name, decisions, floors, prefill=prefill)
+        request = DraftRequest(name, decisions, floors, prefill=prefill, pending=pending)
         if request.proposing:
             request.expansion = self._expansion(costs, request, step)
         return request
+
+    def _pending(self, name: str, one: SequenceInputs, token_ms: float) -> int:
+        """Tokens that the drafter computes before it proposes. token_ms: a token without it."""
+        whole, tail = one.pending_prefill.get(name, (0, 0))
+        costs = self.estimates.costs[name]
+        saved_ms = costs.prefill_ms(whole) - costs.prefill_ms(tail)
+        return tail if not one.forced and leaves_start(self.estimates.yields[name], one, saved_ms, token_ms) else whole
 
     def _expansion(self, costs: DraftCosts, request: DraftRequest, step: StepInputs) -> TreeExpansion:
         known, prices, batch, rate = self.estimates, step.prices, request.proposing, self.estimates.rate(step)

@@ -111,8 +111,9 @@ class SequenceInputs:
     """Tokens that this step should yield to meet its latency objective; 0 without an objective."""
     first: bool = False
     """This step computes the end of its prompt, so drafting would delay its first token."""
-    pending_prefill: dict[str, int] = field(default_factory=dict)
-    """Per model-based drafter, tokens that it must compute before it can propose."""
+    pending_prefill: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Per model-based drafter, tokens that it must compute before it can propose: of the whole text, and if it leaves
+    out the start."""
 
 
 @dataclass(slots=True)
@@ -128,6 +129,8 @@ class DraftWork:
     """Per sequence."""
     prefilled: int = 0
     """Tokens computed for sequences with the decision PREFILL."""
+    pending: list[int] = field(default_factory=list)
+    """As in `DraftRequest`."""
 
     @property
     def ran(self) -> bool:
@@ -205,6 +208,9 @@ class DraftRequest:
     """Of a model-based drafter."""
     prefill: dict[int, int] = field(default_factory=dict)
     """Index of a sequence with the decision PREFILL -> tokens to compute."""
+    pending: list[int] = field(default_factory=list)
+    """Per sequence, tokens that a model-based drafter must compute before it can propose: the second number of
+    `SequenceInputs.pending_prefill` where it leaves out the start of the text."""
 
     @property
     def proposing(self) -> int:

@@ -198,11 +198,7 @@ class Learner:
         left_ms -= known.lookup_ms * lookups
         drafted_ms = sum(work.ms for work in worked.values())
         for name, work in worked.items():
-            pending = [
-                one.pending_prefill.get(name, 0)
-                for one, tree in zip(step.sequences, work.trees, strict=True)
-                if tree is not None
-            ]
+            pending = [tokens for tokens, tree in zip(work.pending, work.trees, strict=True) if tree is not None]
             prefilled = sum(pending) + work.prefilled
             # The rest of the propose stage is attributed to model-based drafters by their share of its time.
             took = work.ms * max(1.0, left_ms / max(drafted_ms, 1e-9))
@@ -216,7 +212,7 @@ class Learner:
         for i, (one, tree) in enumerate(zip(step.sequences, work.trees, strict=True)):
             if yields is not None and name not in one.history.drafted_by and work.decisions[i] not in IDLE:
                 one.history.drafted_by.add(name)
-                known.costs[name].observe_first_prefill(one.pending_prefill.get(name, 0))
+                known.costs[name].observe_first_prefill(work.pending[i])
             if tree is None:
                 continue
             seen = len(trials)

@@ -19,7 +19,7 @@ from draft.grammar import GrammarDrafter
 from draft.head import HeadDrafter, HeadNetwork
 from draft.head_checkpoint import HeadModel, is_head, load_head
 from draft.index import IndexDrafter, IndexShelf
-from draft.model import ModelDrafter
+from draft.model import TAIL_POOL, ModelDrafter
 from draft.oracle import OracleDrafter
 from draft.parallel import ParallelDrafter
 from draft.prediction import PredictionDrafter
@@ -172,11 +172,12 @@ class DrafterBuilder:
         same = target.tokenizer.fingerprint == model.tokenizer.fingerprint
         # Another tokenizer may split a text into more tokens; the model's own context is the limit.
         positions = self._max_context if same else min(self._max_context * 3 // 2, model.config.max_context)
-        decoder = self._platform.draft_decoder(model, self._pages, positions, target.config)
+        tails = range(self._pages, self._pages + TAIL_POOL)
+        decoder = self._platform.draft_decoder(model, tails.stop, positions, target.config)
         if same and mask is not None:
-            drafter = ParallelDrafter(decoder, self._sampler, size, mask, output_ids)
+            drafter = ParallelDrafter(decoder, self._sampler, size, mask, output_ids, tails, FimParser(target.tokenizer))
         elif same:
-            drafter = ModelDrafter(decoder, self._sampler, size, output_ids)
+            drafter = ModelDrafter(decoder, self._sampler, size, output_ids, tails, FimParser(target.tokenizer))
         else:
             if mask is not None:
                 _LOG.warning("%s: drafts token by token, since its vocabulary is not the target's", model.name)

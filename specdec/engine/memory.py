@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from draft.head_checkpoint import HeadTensors, parse_head_config
+from draft.model import TAIL_POOL
 from draft.text_store import TextLimits
 from specdec.config import LEAST_KV_TOKENS, EngineConfig, SpeculationConfig
 from specdec.errors import ModelError
@@ -208,13 +209,15 @@ def plan_memory(
     needs.append(MemoryNeed("working space", WORKING_BYTES))
     available = (available_bytes() if available is None else available) - config.spare_bytes
     token_bytes = sum(page_bytes.values()) // PAGE_SIZE
+    tails = TAIL_POOL * page_bytes.get("draft", 0)
     tokens, rule = config.kv_tokens, "engine.kv_tokens"
     if tokens == 0:
-        left = available - sum(need.nbytes for need in needs if not need.later)
+        left = available - tails - sum(need.nbytes for need in needs if not need.later)
         later = sum(need.nbytes for need in needs if need.later)
         tokens, rule = kv_tokens_by_memory(config, target.config, token_bytes, left, later)
     pages = -(-tokens // PAGE_SIZE)
-    needs += [MemoryNeed(f"{role}: KV cache", pages * each, _KV) for role, each in page_bytes.items()]
+    kv_bytes = {role: pages * each + (tails if role == "draft" else 0) for role, each in page_bytes.items()}
+    needs += [MemoryNeed(f"{role}: KV cache", nbytes, _KV) for role, nbytes in kv_bytes.items()]
     return MemoryBudget(
         needs,
         available,

@@ -167,12 +167,15 @@ class Drafting:
             self._task(request, entry, one, decision) if decision in request.floors else None
             for entry, one, decision in zip(sampling, step.sequences, decisions, strict=True)
         ]
-        pending = sum(one.pending_prefill.get(name, 0) for one, task in zip(step.sequences, tasks, strict=True) if task)
+        pending = sum(tokens for tokens, task in zip(request.pending, tasks, strict=False) if task)
         for i, tokens in chunks.items():
             tasks[i] = DraftTask(sampling[i].seq, 0, 0, 1, name, prefill=tokens)
+        for task, tokens, one in zip(tasks, request.pending, step.sequences, strict=False):
+            if task is not None:
+                task.tail = tokens < one.pending_prefill.get(name, (0, 0))[0]
         prefilled = sum(chunks.values())
         work = self._manager.propose(name, tasks, pending + prefilled)
-        work.decisions, work.prefilled = decisions, prefilled
+        work.decisions, work.prefilled, work.pending = decisions, prefilled, request.pending
         out.predicted_draft_ms += self.controller.estimates.draft_ms(name, request.proposing, work.levels)
         grammars = sum(entry.seq.sampling.grammar is not None for entry in sampling)
         share_s = GRAMMAR_BUDGET_S / max(1, grammars)

@@ -31,7 +31,7 @@ def take_step(
     while plan.requests:
         for request in plan.requests:
             work = works.get(request.drafter, DraftWork([None] * len(sequences)))
-            work.decisions = work.decisions or request.decisions
+            work.decisions, work.pending = work.decisions or request.decisions, request.pending
             step.drafted[request.drafter] = work
         plan = controller.decide(step)
     return step, plan

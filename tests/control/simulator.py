@@ -234,7 +234,7 @@ class Simulation:
         names = tuple(drafter.name for drafter in world.drafters)
         sequences = [
             SequenceInputs(self.histories[i], self._positions[i] - 1, NODES, 512, names, forced, 0.0, self._first[i],
-                           dict(self._pending[i]))
+                           {name: (tokens, tokens) for name, tokens in self._pending[i].items()})
             for i in range(n)
         ]  # fmt: skip
         step = StepInputs(controller.estimates.prices([0] * n), sequences)
@@ -294,7 +294,8 @@ class Simulation:
                 growth.advance(self.world, drafter)
             growing = worth_expanding([growth for growth in growing if growth.frontier])
         levels = max(1, *(max(tree.depths) for tree in trees if tree is not None), 1) if grown else 0
-        return DraftWork(trees, levels, self.world.timed(ms * drafting) if ms else 0.0, request.decisions, reads)
+        return DraftWork(trees, levels, self.world.timed(ms * drafting) if ms else 0.0, request.decisions, reads,
+                         request.pending)  # fmt: skip
 
     def _task(self, request: DraftRequest, one: SequenceInputs, decision: str) -> DraftTask:
         sequence = self._borrowed.sequence

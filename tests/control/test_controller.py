@@ -207,7 +207,7 @@ def test_the_prefill_of_future_sequences_is_estimated_from_earlier_ones() -> Non
     for key, decision in enumerate(["on", "probe", "read"]):
         one = make_one(key)
         for pending in (60, 3, 3):
-            one.pending_prefill = {"m": pending}
+            one.pending_prefill = {"m": (pending, pending)}
             run_step(controller, [one], [TokenTree(0)], [[1]], decision=decision)
     assert controller.estimates.costs["m"].first_prefill == pytest.approx(60)
     run_step(controller, [make_one(9)], [TokenTree(0)], [[1]], decision="off")

@@ -42,7 +42,7 @@ def test_depth_costs_no_forward(tree_rows: int, decision: DraftDecision) -> None
     flat = CostTable(ROWS, [0], [[6.0 + 0.001 * n for n in ROWS]])
     verify = CostTable(ROWS, [0], [[10.0 + 0.01 * n for n in ROWS]])
     controller = Controller({"m": True}, verify, {"m": flat}, tree_rows={"m": tree_rows} if tree_rows else {})
-    one, forwards = make_one(pending_prefill={"m": 4}), 1 if tree_rows else 7
+    one, forwards = make_one(pending_prefill={"m": (4, 4)}), 1 if tree_rows else 7
     for _ in range(60):
         tree = chain([0.8] * 7, source="m", cells=[0] * 7)
         works = {"m": DraftWork([tree], forwards, 6.0 * forwards, [DraftDecision.ON])}

@@ -6,7 +6,7 @@ import pytest
 
 from specdec.control.estimates.drafters import DrafterYield
 from specdec.control.inputs import DraftDecision, DraftRecord, SequenceInputs
-from specdec.control.policies.who_drafts import DraftPrices, choose_sequences
+from specdec.control.policies.who_drafts import DraftPrices, choose_sequences, leaves_start
 from tests.control.helpers import make_one
 
 PLAIN_MS = 10.0
@@ -105,6 +105,19 @@ def test_a_long_text_is_prefilled_once_as_much_was_emitted_as_wins_it_back(prefi
     while decide(drafter, [one], 1.0, prefill_ms=prefill_ms) != ["on"]:
         one.history.emitted += 1
     assert one.history.emitted == pytest.approx(prefill_ms / saved_ms, abs=2)
+
+
+def test_the_whole_text_is_read_once_it_would_have_paid_on_the_answer_so_far() -> None:
+    """A step of 2.5 tokens gains 0.15 more if the whole text is read, each worth 10 ms: 0.6 ms a token."""
+    drafter, one = make_yield(), make_one()
+    knows(drafter, make_one(), *PRIOR)
+    found = []
+    for saved_ms in (-1.0, 0.0, 30.0, 300.0):
+        one.history.emitted = 0
+        while leaves_start(drafter, one, saved_ms, PLAIN_MS):
+            one.history.emitted += 1
+        found.append(one.history.emitted)
+    assert found == [0, 0, 50, 500]
 
 
 def test_sequences_share_the_cost_of_a_level() -> None:

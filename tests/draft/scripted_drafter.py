@@ -21,6 +21,7 @@ class Scripted(ModelBasedDrafter):
         self.calls: list[str] = []
         self.raises: set[str] = set()
         self.owes: Any = 0
+        self.owes_tail: Any = None  # without the start of the text; None: the same
 
     def _called(self, method: str) -> None:
         self.calls.append(method)
@@ -42,6 +43,11 @@ class Scripted(ModelBasedDrafter):
     def pending_prefill(self, sequence: Sequence) -> int:
         self._called("pending_prefill")
         answer: int = self.owes
+        return answer
+
+    def tail_prefill(self, sequence: Sequence) -> int:
+        self._called("tail_prefill")
+        answer: int = self.owes if self.owes_tail is None else self.owes_tail
         return answer
 
     def warm_up(self, rows: int) -> None:

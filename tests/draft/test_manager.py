@@ -181,6 +181,7 @@ def test_a_drafter_that_raises_is_dropped_for_its_sequence_only(method: str) -> 
 def test_an_invalid_pending_prefill_is_a_fault() -> None:
     for owes, raises in (
         (0, {"pending_prefill"}),
+        (0, {"tail_prefill"}),
         ("many", set()),
         (math.nan, set()),
         (None, set()),
@@ -190,14 +191,17 @@ def test_an_invalid_pending_prefill_is_a_fault() -> None:
         drafter.owes, drafter.raises = owes, raises
         panel = DrafterManager([drafter], VOCAB)
         (sequence,) = begun(panel, [1])
-        assert panel.pending_prefill("d", sequence) == 0
+        assert panel.pending_prefill("d", sequence) == (0, 0)
         assert not panel.may_propose("d", sequence)
 
 
-@pytest.mark.parametrize(("owes", "expected"), [(7, 7), (-3, 0), (2.5, 2)])
-def test_a_pending_prefill_is_returned(owes: float, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("owes", "tail", "expected"),
+    [(7, None, (7, 7)), (-3, None, (0, 0)), (2.5, None, (2, 2)), (7, 3, (7, 3)), (7, 9, (7, 7)), (7, -1, (7, 0))],
+)
+def test_a_pending_prefill_is_returned(owes: float, tail: int | None, expected: tuple[int, int]) -> None:
     drafter = Scripted("d", chain(5), model_based=True)
-    drafter.owes = owes
+    drafter.owes, drafter.owes_tail = owes, tail
     panel = DrafterManager([drafter], VOCAB)
     (sequence,) = begun(panel, [1])
     assert panel.pending_prefill("d", sequence) == expected

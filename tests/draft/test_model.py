@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draft.model import ModelDrafter
+from draft.model import TAIL_PAGES, TAIL_TOKENS, ModelDrafter
 from draft.protocol import DraftTask
 from specdec.control.inputs import TreeExpansion
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sampling import Sampler, SequenceSampling
+from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.core.types import Request, SamplingParams, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine, EngineParts
+from specdec.models.fim import FimParser
 from specdec.models.load import load_model
 from specdec.models.vocabulary_cut import VocabularyCut
 from tests.core.kv_cache.invariants import check_pages
@@ -39,7 +41,9 @@ from tests.draft.tiny_drafts import (
     own_drafter,
     parts,
     rejected,
+    wordy_tokenizer,
 )
+from tests.models.tiny import SPECIALS
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 
 ALLOWED = tuple(range(300))
@@ -183,6 +187,108 @@ def test_late_drafting_prefills_the_missed_tokens() -> None:
     tree = propose(drafter, [DraftTask(sampled_by(sequence, sampling), 8, 8, 1, "model")])[0]
     assert drafter.pending_prefill(sequence) == 1
     assert tree.tokens[1:] == plain(tokens, 8)
+
+
+TAILS = 3  # texts that the drafter of the following tests can read without their starts
+
+
+def tail_drafter(fim: Any = None) -> ModelDrafter:
+    """A drafter with pages 28 and up for texts without their starts."""
+    pages = range(28, 28 + TAILS * TAIL_PAGES)
+    return ModelDrafter(decoder("target"), Sampler(kernels().sampling, 2), 384, tail_pages=pages, fim=fim)
+
+
+def paged_sequence(kv: KvCacheManager, tokens: list[int]) -> Sequence:
+    sequence = sampled_by(make_sequence(tokens), greedy())
+    assert kv.admit(sequence) is not None
+    return sequence
+
+
+def chain(drafter: ModelDrafter, kv: KvCacheManager, sequence: Sequence, tail: bool = True, depth: int = 5) -> list[int]:
+    """The drafted chain."""
+    kv.ensure(sequence, len(sequence.tokens) + depth + 1)
+    (tree,) = propose(drafter, [DraftTask(sequence, depth, depth, 1, "model", tail=tail)])
+    return tree.tokens[1:]
+
+
+def commit(drafter: ModelDrafter, sequence: Sequence, tokens: list[int]) -> None:
+    sequence.tokens += tokens
+    drafter.observe(sequence, tokens)
+
+
+def test_a_text_without_its_start_is_continued_from_its_end() -> None:
+    """Also while another sequence with the same pages reads the whole text, whose KV stays as it is."""
+    drafter, kv, text = tail_drafter(), KvCacheManager(28, prefix_cache=True), [(5 * i) % 300 for i in range(200)]
+    short, whole = paged_sequence(kv, text), paged_sequence(kv, text)
+    assert (drafter.pending_prefill(short), drafter.tail_prefill(short)) == (200, TAIL_TOKENS)
+    read = text[-TAIL_TOKENS:]
+    for right in (5, 0, 3, 5):
+        assert chain(drafter, kv, whole, tail=False) == plain(text, 5)
+        found = chain(drafter, kv, short)
+        assert found == plain(read, 5)
+        new = [*found[:right], 7]
+        commit(drafter, short, new)
+        read += new
+        assert drafter.tail_prefill(short) == 1 + (right == 5)
+        drafter.rewind(whole)
+    assert short.draft_computed == 0  # no other sequence takes its KV for that of the whole text
+    drafter.rewind(short)
+    assert chain(drafter, kv, short) == plain(read, 5)
+    assert chain(drafter, kv, short, tail=False) == plain(short.tokens, 5)
+    assert drafter.pending_prefill(short) == 1
+
+
+def test_a_text_without_its_start_begins_again_where_too_much_is_missing_or_its_pages_are_full() -> None:
+    drafter, kv, text = tail_drafter(), KvCacheManager(28, prefix_cache=False), [(5 * i) % 300 for i in range(100)]
+    sequence = paged_sequence(kv, text)
+    read = text[-TAIL_TOKENS:]
+    assert chain(drafter, kv, sequence) == plain(read, 5)
+    missed = [(11 * i) % 300 for i in range(2 * TAIL_TOKENS + 1)]
+    commit(drafter, sequence, missed)
+    restarts = []
+    for i in range(30):
+        if drafter.tail_prefill(sequence) == TAIL_TOKENS:
+            read = sequence.tokens[-TAIL_TOKENS:]
+            restarts.append(i)
+        assert chain(drafter, kv, sequence) == plain(read, 5)
+        new = [(3 * i + j) % 300 for j in range(20)]
+        commit(drafter, sequence, new)
+        read = read + new
+    assert restarts == [0, 9, 18, 27]  # 256 slots have room for 32 tokens, eight times twenty more, and a tree
+
+
+def test_pages_for_texts_without_their_starts_run_out_and_return() -> None:
+    drafter, kv = tail_drafter(), KvCacheManager(28, prefix_cache=False)
+    sequences = [paged_sequence(kv, [(n * i) % 300 for i in range(80)]) for n in range(3, 4 + TAILS)]
+    tasks = [DraftTask(sequence, 3, 3, 1, "model", tail=True) for sequence in sequences]
+    for sequence in sequences:
+        kv.ensure(sequence, 90)
+    assert [len(tree) for tree in propose(drafter, tasks)] == [4] * TAILS + [1]
+    last = sequences.pop()
+    assert drafter.tail_prefill(last) == drafter.pending_prefill(last) == 80
+    drafter.end(sequences[0])
+    assert drafter.tail_prefill(last) == TAIL_TOKENS
+    assert chain(drafter, kv, last) == plain(last.tokens[-TAIL_TOKENS:], 5)
+
+
+def test_a_text_without_its_start_is_prefilled_in_pieces() -> None:
+    drafter, kv, text = tail_drafter(), KvCacheManager(28, prefix_cache=False), [(5 * i) % 300 for i in range(100)]
+    sequence = paged_sequence(kv, text)
+    for left in (20, 8):
+        assert len(propose(drafter, [DraftTask(sequence, 0, 0, 1, "model", prefill=12, tail=True)])[0]) == 1
+        assert drafter.tail_prefill(sequence) == left
+    assert chain(drafter, kv, sequence) == plain(text[-TAIL_TOKENS:], 5)
+
+
+def test_the_text_before_the_cursor_is_read_where_a_prompt_fills_a_gap() -> None:
+    tokenizer = wordy_tokenizer(("a",), (*SPECIALS, "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"))
+    prefix, suffix, middle = (tokenizer.token_id(f"<|fim_{name}|>") for name in ("prefix", "suffix", "middle"))
+    drafter, kv = tail_drafter(FimParser(tokenizer)), KvCacheManager(28, prefix_cache=False)
+    before, after = [i % 97 for i in range(70)], [i % 89 for i in range(50)]
+    sequence = paged_sequence(kv, [prefix, *before, suffix, *after, middle, 5])
+    assert chain(drafter, kv, sequence) == plain([*before, 5][-TAIL_TOKENS:], 5)
+    empty = paged_sequence(kv, [prefix, suffix, *after, *after, middle, 5])
+    assert chain(drafter, kv, empty) == plain([5], 5)
 
 
 def test_accepted_drafts_are_not_prefilled_again() -> None:

@@ -32,8 +32,9 @@ ROWS = [1, 96]
 class Recorder(ModelBasedDrafter):
     """Proposes one chain of token 3 as deep as it may, and keeps the tasks it was given."""
 
-    def __init__(self, name: str, model_based: bool, pending: int = 0) -> None:
+    def __init__(self, name: str, model_based: bool, pending: int = 0, tail: int | None = None) -> None:
         self.name, self.model_based, self._pending = name, model_based, pending
+        self._tail = pending if tail is None else tail
         self.tasks: list[DraftTask] = []
         self.batches: list[int] = []
         self.outputs: list[int] = []  # per task, tokens its sequence had emitted
@@ -42,6 +43,9 @@ class Recorder(ModelBasedDrafter):
 
     def pending_prefill(self, sequence: Sequence) -> int:
         return self._pending
+
+    def tail_prefill(self, sequence: Sequence) -> int:
+        return self._tail
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         self.tasks += tasks
@@ -212,6 +216,20 @@ def test_a_long_text_is_observed_in_chunks() -> None:
     assert max(together) < max(alone) == 512
     decisions = {drafter.decision for step in engine.trace(1000) for drafter in step.drafters}
     assert decisions == {"read"}
+
+
+@pytest.mark.parametrize(("mode", "gain", "tails"), [(AUTO, 0.1, {True}), (AUTO, 100.0, {False}), (ON, 0.1, {False})])
+def test_the_start_of_a_text_is_left_out_until_the_whole_would_have_paid(
+    mode: SpeculationMode, gain: float, tails: set[bool], tmp_path: Path
+) -> None:
+    """400 tokens take 5 ms, and the last 10 nothing beside the first level. Mode ON reads the whole."""
+    drafter, path = Recorder("model-based", True, pending=400, tail=10), tmp_path / "t.jsonl"
+    params = replace(PARAMS, whole_text_gain=gain)
+    engine = engine_with(drafter, level_ms=5.0, control_params=params, trace_file=path)
+    run_all(engine, [request("r", mode)])
+    engine.close()
+    assert {task.tail for task in drafting_tasks(drafter)} == tails
+    assert replay_file(path).differences == []
 
 
 def test_free_drafters_observe_a_prompt_during_prefill() -> None:

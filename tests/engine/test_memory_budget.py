@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft.model import TAIL_POOL
 from specdec.config import LEAST_KV_TOKENS, EngineConfig, SpeculationConfig
 from specdec.engine.build import build_parts
 from specdec.engine.memory import (
@@ -68,7 +69,8 @@ def test_the_budget_counts_both_models_and_both_caches(folders: tuple[Path, Path
     ]
     budget = plan_memory(make_config(folders), available=1 << 40)
     by_name = {need.what: need for need in budget.needs}
-    pages = [100 * kv_page_bytes(size.config, torch.bfloat16) for size in sizes]
+    counts = (100, 100 + TAIL_POOL)
+    pages = [n * kv_page_bytes(size.config, torch.bfloat16) for n, size in zip(counts, sizes, strict=True)]
     assert [by_name["target: KV cache"].nbytes, by_name["draft: KV cache"].nbytes] == pages
     assert by_name["target: weights of t"].nbytes == sizes[0].weight_bytes
     assert by_name["draft: weights of d"].nbytes == sizes[1].weight_bytes
@@ -94,7 +96,7 @@ def test_the_caches_are_measured_as_they_will_be_built(folders: tuple[Path, Path
     needs = {need.what: need for need in plan_memory(config, available=1 << 40).needs}
     for folder, role, dtype in zip(folders, ("target", "draft"), (host_kv_dtype, draft_kv_dtype), strict=False):
         shape = measure_model(str(folder), dtype="int8", cache_dir=folders[2]).config
-        pool = KvPool(shape, 100, dtype(config))
+        pool = KvPool(shape, 100 + (TAIL_POOL if role == "draft" else 0), dtype(config))
         assert needs[f"{role}: KV cache"].nbytes == sum(each.nbytes for each in pool.tensors.lanes())
         assert "engine.kv_dtype" in needs[f"{role}: KV cache"].options
 

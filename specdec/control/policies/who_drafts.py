@@ -96,6 +96,20 @@ def choose_sequences(
     return decisions
 
 
+def leaves_start(drafter: DrafterYield, one: SequenceInputs, saved_ms: float, token_ms: float) -> bool:
+    """Whether the drafter leaves out the start of the text of a sequence, since the whole has not paid yet.
+
+    The answer may end at any time. So the whole text is read once it would have paid on the answer so far, which costs
+    at most twice what the best choice in hindsight does (the break-even rule of the ski rental problem, Karlin et al.
+    1988).
+
+    saved_ms: draft prefill that this saves. token_ms: a token without the drafter.
+    """
+    pool = drafter.pool(one.history.bucket)
+    steps = one.history.emitted / (1.0 + pool.tokens / pool.steps)
+    return saved_ms > drafter.params.whole_text_gain * pool.tokens / pool.steps * token_ms * steps
+
+
 def split_prefill(
     decisions: list[DraftDecision], pending: Sequence[int], limit: int, params: ControlParams
 ) -> dict[int, int]:
