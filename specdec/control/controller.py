@@ -150,9 +150,12 @@ class Controller:
     def _pending(self, name: str, one: SequenceInputs, token_ms: float) -> int:
         """Tokens that the drafter computes before it proposes. token_ms: a token without it."""
         whole, tail = one.pending_prefill.get(name, (0, 0))
-        costs = self.estimates.costs[name]
-        saved_ms = costs.prefill_ms(whole) - costs.prefill_ms(tail)
-        return tail if not one.forced and leaves_start(self.estimates.yields[name], one, saved_ms, token_ms) else whole
+        if tail < whole and not one.forced:
+            costs = self.estimates.costs[name]
+            saved_ms = costs.prefill_ms(whole) - costs.prefill_ms(tail)
+            if leaves_start(self.estimates.yields[name], one, saved_ms, token_ms):
+                return tail
+        return whole
 
     def _expansion(self, costs: DraftCosts, request: DraftRequest, step: StepInputs) -> TreeExpansion:
         known, prices, batch, rate = self.estimates, step.prices, request.proposing, self.estimates.rate(step)

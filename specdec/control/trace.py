@@ -337,7 +337,9 @@ class _Replay:
                     for one, nodes in zip(sequences, record.trees[name], strict=True)
                 ]
                 levels, ms = record.work[name]
-                step.drafted[name] = DraftWork(trees, levels, ms, recorded, sum(request.prefill.values()), request.pending)
+                step.drafted[name] = DraftWork(
+                    trees, levels, ms, recorded, sum(request.prefill.values()), request.pending
+                )
             plan = controller.decide(step)
         if plan.kept != record.kept:
             self._report.differences.append(f"step {number}: nodes verified {plan.kept}, recorded {record.kept}")

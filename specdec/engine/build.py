@@ -175,7 +175,9 @@ class DrafterBuilder:
         tails = range(self._pages, self._pages + TAIL_POOL)
         decoder = self._platform.draft_decoder(model, tails.stop, positions, target.config)
         if same and mask is not None:
-            drafter = ParallelDrafter(decoder, self._sampler, size, mask, output_ids, tails, FimParser(target.tokenizer))
+            drafter = ParallelDrafter(
+                decoder, self._sampler, size, mask, output_ids, tails, FimParser(target.tokenizer)
+            )
         elif same:
             drafter = ModelDrafter(decoder, self._sampler, size, output_ids, tails, FimParser(target.tokenizer))
         else:

@@ -204,7 +204,9 @@ def paged_sequence(kv: KvCacheManager, tokens: list[int]) -> Sequence:
     return sequence
 
 
-def chain(drafter: ModelDrafter, kv: KvCacheManager, sequence: Sequence, tail: bool = True, depth: int = 5) -> list[int]:
+def chain(
+    drafter: ModelDrafter, kv: KvCacheManager, sequence: Sequence, tail: bool = True, depth: int = 5
+) -> list[int]:
     """The drafted chain."""
     kv.ensure(sequence, len(sequence.tokens) + depth + 1)
     (tree,) = propose(drafter, [DraftTask(sequence, depth, depth, 1, "model", tail=tail)])
