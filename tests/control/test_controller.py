@@ -202,12 +202,12 @@ def test_a_lookup_drafters_estimate_is_per_sequence() -> None:
 
 
 def test_the_prefill_of_future_sequences_is_estimated_from_earlier_ones() -> None:
-    """Sequences of 60 tokens, of which later steps find little unread, and one that is read in pieces."""
+    """Sequences of which 60 tokens are read, and in later steps little more, and one that is read in pieces."""
     controller = make_controller()
     for key, decision in enumerate(["on", "probe", "read"]):
         one = make_one(key)
         for pending in (60, 3, 3):
-            one.pending_prefill = {"m": (pending, pending)}
+            one.pending_prefill = {"m": (600, pending)}
             run_step(controller, [one], [TokenTree(0)], [[1]], decision=decision)
     assert controller.estimates.costs["m"].first_prefill == pytest.approx(60)
     run_step(controller, [make_one(9)], [TokenTree(0)], [[1]], decision="off")

@@ -287,8 +287,8 @@ def test_the_text_before_the_cursor_is_read_where_a_prompt_fills_a_gap() -> None
     prefix, suffix, middle = (tokenizer.token_id(f"<|fim_{name}|>") for name in ("prefix", "suffix", "middle"))
     drafter, kv = tail_drafter(FimParser(tokenizer)), KvCacheManager(28, prefix_cache=False)
     before, after = [i % 97 for i in range(70)], [i % 89 for i in range(50)]
-    sequence = paged_sequence(kv, [prefix, *before, suffix, *after, middle, 5])
-    assert chain(drafter, kv, sequence) == plain([*before, 5][-TAIL_TOKENS:], 5)
+    sequence = paged_sequence(kv, [prefix, *before, suffix, *after, middle, 9, 5])
+    assert chain(drafter, kv, sequence) == plain([*before, 9, 5][-TAIL_TOKENS:], 5)
     empty = paged_sequence(kv, [prefix, suffix, *after, *after, middle, 5])
     assert chain(drafter, kv, empty) == plain([5], 5)
 
