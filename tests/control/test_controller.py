@@ -201,6 +201,16 @@ def test_a_lookup_drafters_estimate_is_per_sequence() -> None:
     assert min(chances()) > 0.95 * controller.estimates.calibration.chance(cell, 0.9)
 
 
+def test_the_time_of_a_text_without_its_start_is_not_taken_for_that_of_the_whole() -> None:
+    """A level of one row takes 1 ms, and each further row 0.1 ms."""
+    verify, level = ([[ms * n + base for n in ROWS]] for ms, base in ((ROW_MS, 0.0), (0.1, 0.9)))
+    controller = Controller({"m": True}, CostTable(ROWS, [0], verify), {"m": CostTable(ROWS, [0], level)})
+    for key in range(40):
+        one = make_one(key, pending_prefill={"m": (600, 61)})
+        run_step(controller, [one], [TokenTree(0)], [[1]], draft_ms=7.0)
+    assert controller.estimates.costs["m"].prefill_ms(61) == pytest.approx(6.0, rel=0.02)
+
+
 def test_the_prefill_of_future_sequences_is_estimated_from_earlier_ones() -> None:
     """Sequences of which 60 tokens are read, and in later steps little more, and one that is read in pieces."""
     controller = make_controller()

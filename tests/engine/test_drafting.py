@@ -218,12 +218,15 @@ def test_a_long_text_is_observed_in_chunks() -> None:
     assert decisions == {"read"}
 
 
-@pytest.mark.parametrize(("mode", "gain", "tails"), [(AUTO, 0.1, {True}), (AUTO, 100.0, {False}), (ON, 0.1, {False})])
+@pytest.mark.parametrize(
+    ("mode", "gain", "tail", "tails"),
+    [(AUTO, 0.1, 10, {True}), (AUTO, 100.0, 10, {False}), (ON, 0.1, 10, {False}), (AUTO, 0.1, 390, {False})],
+)
 def test_the_start_of_a_text_is_left_out_until_the_whole_would_have_paid(
-    mode: SpeculationMode, gain: float, tails: set[bool], tmp_path: Path
+    mode: SpeculationMode, gain: float, tail: int, tails: set[bool], tmp_path: Path
 ) -> None:
-    """400 tokens take 5 ms, and the last 10 nothing beside the first level. Mode ON reads the whole."""
-    drafter, path = Recorder("model-based", True, pending=400, tail=10), tmp_path / "t.jsonl"
+    """400 tokens take 5 ms more than the first level, and 10 nothing. Mode ON reads the whole."""
+    drafter, path = Recorder("model-based", True, pending=400, tail=tail), tmp_path / "t.jsonl"
     params = replace(PARAMS, whole_text_gain=gain)
     engine = engine_with(drafter, level_ms=5.0, control_params=params, trace_file=path)
     run_all(engine, [request("r", mode)])
