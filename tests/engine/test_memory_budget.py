@@ -82,6 +82,12 @@ def test_the_budget_counts_both_models_and_both_caches(folders: tuple[Path, Path
     assert not [need for need in plan_memory(off, available=1 << 40).needs if need.what.startswith(("draft", "texts"))]
 
 
+def test_a_cache_sized_by_memory_leaves_room_for_texts_without_their_starts(folders: tuple[Path, Path, Path]) -> None:
+    fixed = plan_memory(make_config(folders, kv_tokens=1024), available=1 << 40)
+    config = make_config(folders, kv_tokens=0, max_context=2048)
+    assert plan_memory(config, available=fixed.needed + config.spare_bytes).kv_tokens == 1024
+
+
 def test_further_processes_are_counted_and_shared_memory_only_once(folders: tuple[Path, Path, Path]) -> None:
     one, two = (plan_memory(make_config(folders, tp=tp, draft=None), available=1 << 40) for tp in (1, 2))
     extra = {need.what: need for need in two.needs}["target: processes after the first"]
