@@ -103,8 +103,8 @@ class DrafterManager:
         return until == -math.inf or self._clock() >= until
 
     def pending_prefill(self, name: str, sequence: Sequence) -> tuple[int, int]:
-        """Tokens that model-based drafter ``name`` must compute before it can propose for the sequence: of the whole
-        text, and if it leaves out the start."""
+        """Tokens that model-based drafter ``name`` must compute before it can propose for the sequence: if it reads the
+        whole text, and if it reads the end alone."""
         drafter = cast(ModelBasedDrafter, self._drafters[name])
         try:
             whole = max(0, int(drafter.pending_prefill(sequence)))

@@ -74,9 +74,9 @@ def prefill_drafts(decoder: TargetDecoder, pending: Seq[PendingPrefill]) -> Tens
 MASKED_LOGIT = -1e31  # samplers treat logits up to -1e30 as masked
 MAX_LOGIT_GAP = 14.0  # in temperatures; a token this far below the best one wins by its noise once in a million rows
 SPREAD_ROWS = 16  # rows of logits scattered into the whole vocabulary at a time; bounds the buffer
-TAIL_TOKENS = 32  # of a text, where a draft that leaves out its start begins
-TAIL_PAGES = 4  # of a text without its start; a longer one begins again
-TAIL_POOL = 8 * TAIL_PAGES  # pages for all such texts; further ones are read whole
+TAIL_TOKENS = 32  # tokens that a new `Tail` holds, at most
+TAIL_PAGES = 4  # pages of a tail
+TAIL_POOL = 8 * TAIL_PAGES  # pages of all tails; sequences without one are read whole
 WIDEST_LEVEL = 4  # nodes expanded per level; further ones are too unlikely to be reached
 
 
@@ -251,23 +251,23 @@ def _entry(growth: Growth) -> tuple[BatchEntry, list[int], list[int]]:
 
 @dataclass(slots=True)
 class Tail:
-    """A text that the draft reads without its start, at positions from 0."""
+    """The end of a sequence's text, which the draft reads as a text of its own: its first token is at position 0."""
 
-    pages: Seq[int]  # of its KV, which no other sequence sees
-    before: list[int]  # the text before `start`, cut short
-    start: int  # the sequence's token that follows
-    computed: int = 0  # tokens with KV
+    pages: Seq[int]  # of its KV; no other sequence shares them
+    prompt: list[int]  # its tokens when it began, without the pending one
+    since: int  # index in the sequence of the pending token then; it and all later tokens follow `prompt`
+    computed: int = 0  # leading tokens with KV
 
     def ids(self, tokens: Seq[int]) -> list[int]:
-        """The text as it is read. tokens: all of the sequence."""
-        return [*self.before, *tokens[self.start :]]
+        """All of its tokens. tokens: the sequence's."""
+        return [*self.prompt, *tokens[self.since :]]
 
     def pending(self, n_tokens: int) -> int:
-        """Tokens to compute before the draft can continue a sequence of ``n_tokens``."""
-        return len(self.before) + n_tokens - self.start - self.computed
+        """Tokens without KV. n_tokens: of the sequence."""
+        return len(self.prompt) + n_tokens - self.since - self.computed
 
-    def is_over(self, n_tokens: int) -> bool:
-        """Whether to begin another one, later: most of it lacks KV, or its pages are full."""
+    def is_spent(self, n_tokens: int) -> bool:
+        """Whether a new tail must replace it: too many tokens lack KV, or its pages have no room for another tree."""
         pending = self.pending(n_tokens)
         return pending > 2 * TAIL_TOKENS or self.computed + pending + MAX_NODES > len(self.pages) * PAGE_SIZE
 
@@ -278,11 +278,11 @@ class ModelDrafter(ModelBasedDrafter):
     arXiv 2408.07978). With T = 0 these are simply the w likeliest tokens.
 
     Its KV is in its own pool under the shared page table: slot s of a sequence is slot s in both. Committed tokens
-    without KV (a prompt, an accepted run) are computed when it proposes, before the first level. A text that it reads
-    without its start (`DraftTask.tail`) has pages of its own.
+    without KV (a prompt, an accepted run) are computed when it proposes, before the first level. For a task with
+    ``tail`` it reads the end of the text alone (`Tail`).
 
-    tail_pages: pages of the pool that no page table names, `TAIL_PAGES` for each such text. fim: finds the text before
-    the cursor.
+    tail_pages: pages of the pool that are in no page table, `TAIL_PAGES` for each tail. fim: finds the text before the
+    cursor, whose end is read in a fill-in-the-middle request.
     target_size: rows of the target's output table; higher ids, padding of the draft's table, are never proposed.
     output_ids: int32, increasing, the tokens of the draft's output table if that was cut; others are never proposed.
     """
@@ -315,7 +315,7 @@ class ModelDrafter(ModelBasedDrafter):
     def end(self, sequence: Sequence) -> None:
         self._drafted.pop(sequence, None)
         self._table.end(sequence)
-        self._read_whole(sequence)
+        self._drop_tail(sequence)
 
     def pending_prefill(self, sequence: Sequence) -> int:
         return len(sequence.tokens) - sequence.draft_computed
@@ -323,7 +323,7 @@ class ModelDrafter(ModelBasedDrafter):
     def tail_prefill(self, sequence: Sequence) -> int:
         n, tail = len(sequence.tokens), self._tails.get(sequence)
         if tail is not None:
-            return TAIL_TOKENS if tail.is_over(n) else tail.pending(n)
+            return TAIL_TOKENS if tail.is_spent(n) else tail.pending(n)
         pending = n - sequence.draft_computed
         return TAIL_TOKENS if self._free_tails and pending > 2 * TAIL_TOKENS else pending
 
@@ -349,8 +349,7 @@ class ModelDrafter(ModelBasedDrafter):
         self._look_ahead(growing)
         for growth, text in zip(growing, pending, strict=True):
             text.ahead = growth.ahead
-        pending += prefilling
-        logits = prefill_drafts(self._decoder, pending)
+        logits = prefill_drafts(self._decoder, [*pending, *prefilling])
         while growing and logits is not None:
             growing = self._expand(growing, logits)
             self._look_ahead(growing)
@@ -386,23 +385,23 @@ class ModelDrafter(ModelBasedDrafter):
             growth.ahead = growth.guessed[:count]
 
     def _begin(self, task: DraftTask) -> PendingPrefill | None:
-        """The text of a task's sequence, read whole or not; None: no pages are left for one without its start."""
+        """The text that the draft reads for a task; None: it asks for a tail, and no pages are left for one."""
         sequence, n = task.sequence, len(task.sequence.tokens)
         tail = self._tails.get(sequence)
         if not task.tail:
-            self._read_whole(sequence)
-        elif tail is None or tail.is_over(n):
+            self._drop_tail(sequence)
+        elif tail is None or tail.is_spent(n):
             if tail is None and not self._free_tails:
                 return None
             pages, written = self._free_tails.pop() if tail is None else tail.pages, sequence.tokens[:-1]
             if self._fim is not None:
                 parts = self._fim.parts(written)
-                written = [*parts.prefix, *parts.middle]
+                written = parts.prefix + parts.middle
             self._tails[sequence] = Tail(pages, written[1 - TAIL_TOKENS :], n - 1)
         return self._text(sequence)
 
     def _text(self, sequence: Sequence) -> PendingPrefill:
-        """The sequence's text as the draft reads it."""
+        """The sequence's text as the draft reads it: its tail if it has one, else the whole."""
         tail, tokens = self._tails.get(sequence), sequence.tokens
 
         def reached(upto: int) -> None:
@@ -416,8 +415,8 @@ class ModelDrafter(ModelBasedDrafter):
             return PendingPrefill(ids, min(tail.computed, len(ids) - 1), tail.pages, reached)
         return PendingPrefill(tokens, min(sequence.draft_computed, len(tokens) - 1), sequence.pages, reached)
 
-    def _read_whole(self, sequence: Sequence) -> None:
-        """Stop leaving out the start of its text."""
+    def _drop_tail(self, sequence: Sequence) -> None:
+        """Return the pages of the sequence's tail, if it has one."""
         tail = self._tails.pop(sequence, None)
         if tail is not None:
             self._free_tails.append(tail.pages)

@@ -43,7 +43,7 @@ class DraftTask:
     prefill: int = 0
     """With `max_nodes` 0: tokens of pending prefill that a model-based drafter computes in this step."""
     tail: bool = False
-    """A model-based drafter leaves out the start of the text, as in `ModelBasedDrafter.tail_prefill`."""
+    """A model-based drafter reads the end of the text alone (`ModelBasedDrafter.tail_prefill`)."""
 
     @property
     def level_floor(self) -> float:
@@ -120,7 +120,7 @@ class ModelBasedDrafter(Drafter):
         raise NotImplementedError
 
     def tail_prefill(self, sequence: Sequence) -> int:
-        """The same if it may leave out the start of the text; no fewer, unless it can draft without."""
+        """The same if it reads the end of the text alone. By default it always reads the whole."""
         return self.pending_prefill(sequence)
 
     def warm_up(self, rows: int) -> None:

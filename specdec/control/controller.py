@@ -27,7 +27,7 @@ from specdec.control.learning import Estimates, Learner
 from specdec.control.params import DEFAULT_PARAMS, ControlParams
 from specdec.control.policies.how_deep import expansion_floor
 from specdec.control.policies.which_nodes import choose, merge
-from specdec.control.policies.who_drafts import DraftPrices, choose_sequences, leaves_start, split_prefill
+from specdec.control.policies.who_drafts import DraftPrices, choose_sequences, reads_end_alone, split_prefill
 from specdec.core.tree import TokenTree
 
 
@@ -120,7 +120,10 @@ class Controller:
         floors = {DraftDecision.FREE: _node_floor(known, step)}
         return [
             DraftRequest(
-                name, [_lookup_decision(name, one, ok) for one, ok in zip(sequences, wanted, strict=True)], floors
+                name,
+                [_lookup_decision(name, one, ok) for one, ok in zip(sequences, wanted, strict=True)],
+                floors,
+                pending=[0] * n,
             )
             for name in known.drafters
             if name in known.lookups
@@ -148,12 +151,12 @@ class Controller:
         return request
 
     def _pending(self, name: str, one: SequenceInputs, token_ms: float) -> int:
-        """Tokens that the drafter computes before it proposes. token_ms: a token without it."""
+        """Tokens that the drafter must compute, of the whole text or of its end. token_ms: a token without it."""
         whole, tail = one.pending_prefill.get(name, (0, 0))
         if tail < whole and not one.forced:
             costs = self.estimates.costs[name]
             saved_ms = costs.prefill_ms(whole) - costs.prefill_ms(tail)
-            if leaves_start(self.estimates.yields[name], one, saved_ms, token_ms):
+            if reads_end_alone(self.estimates.yields[name], one, saved_ms, token_ms):
                 return tail
         return whole
 

@@ -112,8 +112,8 @@ class SequenceInputs:
     first: bool = False
     """This step computes the end of its prompt, so drafting would delay its first token."""
     pending_prefill: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Per model-based drafter, tokens that it must compute before it can propose: of the whole text, and if it leaves
-    out the start."""
+    """Per model-based drafter, tokens that it must compute before it can propose: if it reads the whole text, and if it
+    reads the end alone."""
 
 
 @dataclass(slots=True)
@@ -209,8 +209,8 @@ class DraftRequest:
     prefill: dict[int, int] = field(default_factory=dict)
     """Index of a sequence with the decision PREFILL -> tokens to compute."""
     pending: list[int] = field(default_factory=list)
-    """Per sequence, tokens that a model-based drafter must compute before it can propose: the second number of
-    `SequenceInputs.pending_prefill` where it leaves out the start of the text."""
+    """Per sequence, tokens that the drafter must compute before it can propose: one of the two numbers of
+    `SequenceInputs.pending_prefill`, or 0."""
 
     @property
     def proposing(self) -> int:

@@ -172,14 +172,12 @@ class DrafterBuilder:
         same = target.tokenizer.fingerprint == model.tokenizer.fingerprint
         # Another tokenizer may split a text into more tokens; the model's own context is the limit.
         positions = self._max_context if same else min(self._max_context * 3 // 2, model.config.max_context)
-        tails = range(self._pages, self._pages + TAIL_POOL)
+        tails, fim = range(self._pages, self._pages + TAIL_POOL), FimParser(target.tokenizer)
         decoder = self._platform.draft_decoder(model, tails.stop, positions, target.config)
         if same and mask is not None:
-            drafter = ParallelDrafter(
-                decoder, self._sampler, size, mask, output_ids, tails, FimParser(target.tokenizer)
-            )
+            drafter = ParallelDrafter(decoder, self._sampler, size, mask, output_ids, tails, fim)
         elif same:
-            drafter = ModelDrafter(decoder, self._sampler, size, output_ids, tails, FimParser(target.tokenizer))
+            drafter = ModelDrafter(decoder, self._sampler, size, output_ids, tails, fim)
         else:
             if mask is not None:
                 _LOG.warning("%s: drafts token by token, since its vocabulary is not the target's", model.name)

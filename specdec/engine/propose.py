@@ -167,10 +167,10 @@ class Drafting:
             self._task(request, entry, one, decision) if decision in request.floors else None
             for entry, one, decision in zip(sampling, step.sequences, decisions, strict=True)
         ]
-        pending = sum(tokens for tokens, task in zip(request.pending, tasks, strict=False) if task)
+        pending = sum(tokens for tokens, task in zip(request.pending, tasks, strict=True) if task)
         for i, tokens in chunks.items():
             tasks[i] = DraftTask(sampling[i].seq, 0, 0, 1, name, prefill=tokens)
-        for task, tokens, one in zip(tasks, request.pending, step.sequences, strict=False):
+        for task, tokens, one in zip(tasks, request.pending, step.sequences, strict=True):
             if task is not None:
                 task.tail = tokens < one.pending_prefill.get(name, (0, 0))[0]
         prefilled = sum(chunks.values())

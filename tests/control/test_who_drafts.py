@@ -6,7 +6,7 @@ import pytest
 
 from specdec.control.estimates.drafters import DrafterYield
 from specdec.control.inputs import DraftDecision, DraftRecord, SequenceInputs
-from specdec.control.policies.who_drafts import DraftPrices, choose_sequences, leaves_start
+from specdec.control.policies.who_drafts import DraftPrices, choose_sequences, reads_end_alone
 from tests.control.helpers import make_one
 
 PLAIN_MS = 10.0
@@ -114,7 +114,7 @@ def test_the_whole_text_is_read_once_it_would_have_paid_on_the_answer_so_far() -
     found = []
     for saved_ms in (-1.0, 0.0, 30.0, 300.0):
         one.history.emitted = 0
-        while leaves_start(drafter, one, saved_ms, PLAIN_MS):
+        while reads_end_alone(drafter, one, saved_ms, PLAIN_MS):
             one.history.emitted += 1
         found.append(one.history.emitted)
     assert found == [0, 0, 50, 500]

@@ -96,14 +96,14 @@ def choose_sequences(
     return decisions
 
 
-def leaves_start(drafter: DrafterYield, one: SequenceInputs, saved_ms: float, token_ms: float) -> bool:
-    """Whether the drafter leaves out the start of the text of a sequence, since the whole has not paid yet.
+def reads_end_alone(drafter: DrafterYield, one: SequenceInputs, saved_ms: float, token_ms: float) -> bool:
+    """Whether the drafter reads only the end of a sequence's text.
 
-    The answer may end at any time. So the whole text is read once it would have paid on the answer so far, which costs
-    at most twice what the best choice in hindsight does (the break-even rule of the ski rental problem, Karlin et al.
-    1988).
+    The answer may end at any time. So the whole is read only once its gain on the answer so far would have covered its
+    cost: the break-even rule of the ski rental problem, at most twice the cost of the best choice in hindsight (Karlin
+    et al. 1988).
 
-    saved_ms: draft prefill that this saves. token_ms: a token without the drafter.
+    saved_ms: draft prefill that the end alone saves. token_ms: a token without the drafter.
     """
     pool = drafter.pool(one.history.bucket)
     steps = one.history.emitted / (1.0 + pool.tokens / pool.steps)
