@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence as Seq
@@ -22,6 +23,7 @@ from specdec.core.sequence import FIXED_DEPTH, FIXED_NODES, Sequence
 from specdec.core.tree import TokenTree
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine
+from specdec.engine.parts import EngineParts
 from specdec.engine.profile_costs import StepCosts
 from tests.engine.tiny_engine import drain, run_all, tiny_engine, tiny_parts, tokens_of
 
@@ -62,13 +64,13 @@ class Recorder(ModelBasedDrafter):
 
 def engine_with(
     *drafters: Recorder, level_ms: float = 1.0, row_ms: float = 0.01, control_params: ControlParams = PARAMS,
-    **speculation: Any,
+    parts: EngineParts | None = None, **speculation: Any,
 ) -> Engine:  # fmt: skip
     """The target's forward is believed to take 10 ms and ``row_ms`` a row, a level ``level_ms``."""
     verify = CostTable(ROWS, [0], [[10.0, 10.0 + 95 * row_ms]]).as_dict()
     level = CostTable(ROWS, [0], [[level_ms, level_ms]]).as_dict()
     costs = StepCosts(verify, {drafter.name: level for drafter in drafters if drafter.model_based})
-    parts = tiny_parts()
+    parts = parts or tiny_parts()
     config: SpeculationConfig = parts.config.speculation.model_copy(
         update={"max_nodes": 31, "max_depth": 12} | speculation
     )
@@ -151,8 +153,12 @@ def test_where_no_drafter_pays_most_steps_need_no_decision() -> None:
 
 
 def test_a_replay_counts_the_steps_between_decisions(tmp_path: Path) -> None:
+    """By a clock that is independent of the machine's load: each reading is 5 ms after the last."""
     path, params = tmp_path / "t.jsonl", replace(PARAMS, probe_every=2)
-    engine = engine_with(Recorder("model-based", True), control_params=params, trace_file=path)
+    clock = itertools.count(0.0, 0.005).__next__
+    parts = replace(tiny_parts(), clock=clock)
+    engine = engine_with(Recorder("model-based", True), parts=parts, control_params=params, trace_file=path)
+    engine._speculation.drafting._clock = clock
     run_all(engine, [request(f"r{i}", AUTO, tokens=100) for i in range(3)])
     engine.close()
     report = replay_file(path)
