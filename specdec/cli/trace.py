@@ -169,7 +169,7 @@ def _percent(value: float | None) -> str:
 
 
 _COLUMNS = ("step", "seqs", "rows", "context", "cand.", "budget", "tokens", "ms", "tok/s")
-_DRAFTERS_WIDTH = 20
+_DRAFTERS_WIDTH = 16
 
 
 def show_trace(steps: Collection[StepTrace], summary: TraceSummary, console: Console) -> None:
@@ -182,7 +182,7 @@ def show_trace(steps: Collection[StepTrace], summary: TraceSummary, console: Con
     for step in steps:
         table.add_row(*_cells(step))
     console.print(table)
-    console.print("tokens and ms: predicted/realised; drafters: decision, accepted/verified", style="dim")
+    console.print("tokens and ms: predicted/realised; drafters: decision, accepted/verified, text read", style="dim")
     for line in summary.lines():
         console.print(line, markup=False, highlight=False)
 
@@ -204,4 +204,5 @@ def _cells(step: StepTrace) -> list[str]:
 
 def _drafter(part: DrafterTrace) -> str:
     figures = f" {part.accepted}/{part.verified}" if part.verified else ""
-    return f"{part.name} {part.decision}{figures}"
+    read = f" text {part.read}" if part.read else ""
+    return f"{part.name} {part.decision}{figures}{read}"

@@ -481,6 +481,7 @@ class DrafterTrace:
     accepted: int = 0  # nodes
     predicted: float = 0.0  # accepted nodes expected of those verified
     ms: float = 0.0
+    read: int = 0  # tokens of text that its model read before it proposed
 
 
 @dataclass(slots=True)

@@ -353,9 +353,10 @@ class StepTracer:
 def _drafter_trace(name: str, done: DraftWork, trees: Seq[TokenTree], accepted: Seq[Seq[int]]) -> DrafterTrace:
     """The part of drafter ``name``. accepted: accepted nodes per tree."""
     decision = next(decision for decision in ("on", "forced", "probe", "free", "read") if decision in done.decisions)
-    trace = DrafterTrace(name, decision, ms=done.ms)
-    for proposed, tree, nodes in zip(done.trees, trees, accepted, strict=True):
+    trace = DrafterTrace(name, decision, ms=done.ms, read=done.prefilled)
+    for proposed, pending, tree, nodes in zip(done.trees, done.pending, trees, accepted, strict=True):
         if proposed is not None:
+            trace.read += pending
             trace.sequences += 1
             trace.proposed += len(proposed) - 1
         for node in range(1, len(tree)):

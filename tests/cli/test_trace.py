@@ -62,7 +62,7 @@ async def test_the_last_steps_of_a_server() -> None:
     assert "limit: must lie in 1..1024" in many.stderr
     rows = [line for line in shown.stdout.splitlines() if "suffix free 3/4" in line]
     assert [int(re.findall(r"\d+", row)[0]) for row in rows] == [4, 5, 6]
-    for text in ("3.5/4", "8.2/9.5", "400.0", "model off", "3 steps, 12 tokens, 100% of the steps with drafts"):
+    for text in ("text 7, model off", "3.5/4", "8.2/9.5", "400.0", "3 steps, 12 tokens, 100% of the steps with drafts"):
         assert text in shown.stdout
 
 
@@ -81,7 +81,7 @@ def test_a_small_terminal_shows_every_column() -> None:
     step = dataclasses.replace(plain_step(123456), context=7999.4, predicted_verify_ms=123.4, realised_verify_ms=150.0)
     show_trace([step], TraceSummary(), Console(file=out, width=80))
     text = " ".join(out.getvalue().split())
-    for part in ("123456", "7999", "123.7/150.5", "26.5", "suffix free 3/4,", "model off", "drafters"):
+    for part in ("123456", "7999", "123.7/150.5", "26.5", "suffix free 3/4 text 7, model off", "drafters"):
         assert part in text
     assert max(len(line) for line in out.getvalue().splitlines()) <= 80
 

@@ -220,8 +220,9 @@ def test_a_long_text_is_observed_in_chunks() -> None:
     drain(engine)
     alone = [task.prefill for task in drafter.tasks[len(together) :]]
     assert max(together) < max(alone) == 512
-    decisions = {drafter.decision for step in engine.trace(1000) for drafter in step.drafters}
-    assert decisions == {"read"}
+    parts = [part for step in engine.trace(1000) for part in step.drafters]
+    assert {part.decision for part in parts} == {"read"}
+    assert sum(part.read for part in parts) == sum(task.prefill for task in drafter.tasks)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +239,7 @@ def test_the_start_of_a_text_is_left_out_until_the_whole_would_have_paid(
     run_all(engine, [request("r", mode)])
     engine.close()
     assert {task.tail for task in drafting_tasks(drafter)} == tails
+    assert {part.read for step in engine.trace(1000) for part in step.drafters} == {tail if True in tails else 400}
     assert replay_file(path).differences == []
 
 

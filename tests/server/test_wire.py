@@ -132,7 +132,7 @@ EVENTS = st.one_of(
 
 TRACES = st.builds(
     StepTrace, COUNT, FLOAT, COUNT, COUNT, COUNT, FLOAT, COUNT, COUNT, FLOAT, COUNT, FLOAT, FLOAT, FLOAT, FLOAT, FLOAT,
-    FLOAT, FLOAT, st.lists(st.builds(DrafterTrace, TEXT, TEXT, COUNT, COUNT, COUNT, COUNT, FLOAT, FLOAT), max_size=3),
+    FLOAT, FLOAT, st.lists(st.builds(DrafterTrace, TEXT, TEXT, *[COUNT] * 4, FLOAT, FLOAT, COUNT), max_size=3),
 )  # fmt: skip
 
 

@@ -80,9 +80,12 @@ class DrafterTrace(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     PREDICTED_FIELD_NUMBER: _builtins.int
     MS_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     decision: _builtins.str
-    """The decision: on, off, probe, forced (MODE_ON) or free (its cost is negligible)."""
+    """The decision: on, off, probe, forced (MODE_ON), free (its cost is negligible) or read (a part of a long prompt, to
+    propose in a later step).
+    """
     sequences: _builtins.int
     """Sequences that it drafted for."""
     proposed: _builtins.int
@@ -95,6 +98,8 @@ class DrafterTrace(_message.Message):
     """Expected number of accepted tokens among the verified nodes."""
     ms: _builtins.float
     """Milliseconds."""
+    read: _builtins.int
+    """Tokens of text that its model read before it proposed: a long text whole, or at first its end alone."""
     def __init__(
         self,
         *,
@@ -106,10 +111,11 @@ class DrafterTrace(_message.Message):
         accepted: _builtins.int = ...,
         predicted: _builtins.float = ...,
         ms: _builtins.float = ...,
+        read: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "decision", b"decision", "ms", b"ms", "name", b"name", "predicted", b"predicted", "proposed", b"proposed", "sequences", b"sequences", "verified", b"verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "decision", b"decision", "ms", b"ms", "name", b"name", "predicted", b"predicted", "proposed", b"proposed", "read", b"read", "sequences", b"sequences", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -111,6 +111,7 @@ function Decisions({ step }: { step: StepTrace }) {
         <span key={drafter.name} class={`chip ${drafter.decision === "off" ? "off" : ""}`}>
           <span class={`mark-as ${look(drafter.name)}`}>{drafter.name}</span> {explained(drafter.decision)}
           {drafter.verified > 0 && ` · ${drafter.accepted} of ${drafter.verified} accepted`}
+          {drafter.read > 0 && ` · ${drafter.read} read`}
         </span>
       ))}
     </>

@@ -65,6 +65,7 @@ export interface DrafterTrace {
   accepted: number;
   predicted: number | null;
   ms: number | null;
+  read: number;
 }
 
 /** The controller's record of an engine step, over all sequences. */
