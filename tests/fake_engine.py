@@ -491,8 +491,10 @@ def embedding_of(request: Request) -> bytes:
 
 def fake_step(step: int, sequences: int) -> StepTrace:
     """A step whose figures have distinct values, some of them numpy's, as a controller's may be."""
-    parts = [DrafterTrace("suffix", "free", sequences, 5, 4, 3, np.float64(2.5), 0.125, 7)]
-    parts.append(DrafterTrace("model", "off"))
+    parts = [
+        DrafterTrace("suffix", "free", sequences, 5, 4, 3, np.float64(2.5), 0.125, 7),
+        DrafterTrace("model", "off"),
+    ]
     return StepTrace(
         step=step, at_s=step / 8, sequences=sequences, rows=sequences + 4, prefill_rows=2, context=17.5,
         candidates=np.int64(5), budget=np.int64(4), predicted_tokens=np.float32(3.5), realised_tokens=4,

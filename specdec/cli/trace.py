@@ -182,7 +182,7 @@ def show_trace(steps: Collection[StepTrace], summary: TraceSummary, console: Con
     for step in steps:
         table.add_row(*_cells(step))
     console.print(table)
-    console.print("tokens and ms: predicted/realised; drafters: decision, accepted/verified, text read", style="dim")
+    console.print("pairs: predicted/realised; drafters: decision, accepted/verified, text: tokens read", style="dim")
     for line in summary.lines():
         console.print(line, markup=False, highlight=False)
 
