@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from bisect import bisect_left
 from collections.abc import Callable
@@ -49,48 +48,15 @@ class DraftLaw:
         return rng.choice(self._by_size[sizes[right]])
 
 
-def given_steps(text: str, nodes: int, draft_ms: float) -> list[DraftedStep]:
-    """Returns steps of one sequence with the distribution ``text``: a mean such as ``2.1`` (each node of a chain of
-    ``nodes`` has the same acceptance probability), or shares such as ``1:0.5,2:0.3,4:0.2``. draft_ms: of each step.
+def given_steps(mean: float, nodes: int, draft_ms: float) -> list[DraftedStep]:
+    """Returns steps of one sequence that yield ``mean`` tokens each: every node of a chain of ``nodes`` has the same
+    acceptance probability, found by bisection. draft_ms: of each step.
 
     Raises:
-        ConfigError: ``text`` has neither form, or so many nodes cannot reach the mean.
+        ConfigError: so many nodes cannot reach the mean.
     """
-    shares = _shares(text) if ":" in text else _chain(text, nodes)
-    if max(shares) > nodes + 1:
-        raise ConfigError(f"tokens-per-step: {max(shares)} tokens need {max(shares) - 1} draft nodes, not {nodes}")
-    total = sum(shares.values())
-    counts = {tokens: round(1000 * share / total) for tokens, share in shares.items()}
-    return [
-        DraftedStep(sequences=((nodes, tokens),), draft_ms=draft_ms)
-        for tokens, count in sorted(counts.items())
-        for _ in range(count)
-    ]
-
-
-def _shares(text: str) -> dict[int, float]:
-    found: dict[int, float] = {}
-    for part in text.split(","):
-        tokens, _, share = part.partition(":")
-        try:
-            found[int(tokens)] = float(share)
-        except ValueError:
-            raise ConfigError(f"tokens-per-step: {part!r} is not TOKENS:SHARE such as 2:0.3") from None
-    if min(found) < 1 or not all(0 < share < math.inf for share in found.values()):
-        raise ConfigError(f"tokens-per-step: {text!r} needs tokens from 1 and positive shares")
-    return found
-
-
-def _chain(text: str, nodes: int) -> dict[int, float]:
-    """Shares of a chain of ``nodes`` with the given mean; by bisection of the acceptance probability."""
-    try:
-        mean = float(text)
-    except ValueError:
-        mean = math.nan
     if not 1 <= mean <= nodes + 1:
-        raise ConfigError(
-            f"tokens-per-step: {text!r} is not a mean from 1 to {nodes + 1}, the range of {nodes} draft nodes"
-        )
+        raise ConfigError(f"tokens-per-step: {mean:g} is not from 1 to {nodes + 1}, the range of {nodes} draft nodes")
     low, high = 0.0, 1.0
     for _ in range(60):
         chance = (low + high) / 2
@@ -98,8 +64,12 @@ def _chain(text: str, nodes: int) -> dict[int, float]:
             low = chance
         else:
             high = chance
-    found = {k + 1: chance**k * (1 - chance) for k in range(nodes)} | {nodes + 1: chance**nodes}
-    return {tokens: share for tokens, share in found.items() if share > 0}
+    shares = [*(chance**k * (1 - chance) for k in range(nodes)), chance**nodes]
+    return [
+        DraftedStep(sequences=((nodes, tokens),), draft_ms=draft_ms)
+        for tokens, share in enumerate(shares, 1)
+        for _ in range(round(1000 * share))
+    ]
 
 
 def _tree(nodes: int) -> TokenTree:

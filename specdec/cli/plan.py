@@ -73,7 +73,7 @@ _SCREEN = {
 )
 @click.option("--same-length", is_flag=True, help="Every request has the mean lengths, instead of geometric ones.")
 @click.option("--deadline", type=_POSITIVE, help="Deadline of every request in seconds.")
-@click.option("--tokens-per-step", help="Mean, or shares such as 1:0.5,2:0.3,4:0.2, instead of the profile's.")
+@click.option("--tokens-per-step", type=float, help="Mean, instead of the profile's distribution.")
 @click.option(
     "--draft-nodes",
     type=click.IntRange(0, 63),
