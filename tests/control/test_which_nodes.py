@@ -174,6 +174,20 @@ def test_bug_a_prompt_in_the_batch_does_not_raise_the_value_of_tokens() -> None:
     assert choose([make_one()], [tree], curve[101:], 0.0, prompts_ms=100.0).kept == [[]]
 
 
+def test_nodes_hardly_delay_a_first_token() -> None:
+    """The forward that ends a prompt takes 500 ms and a row 4: two nodes stay below 2 %. Sequences whose nodes are
+    forced or due, and those that have their first token, take all."""
+    tree, curve, fixed = chain([0.9] * 5), [4.0 * rows for rows in range(140)], 125
+    kept = {
+        (first, forced, due): choose(
+            [make_one(first=first, forced=forced, due=due)], [tree], curve[fixed:], 0.0, prompts_ms=460.0
+        ).kept
+        for first, forced, due in itertools.product((False, True), (False, True), (0.0, 6.0))
+    }
+    assert kept.pop((True, False, 0.0)) == [[1, 2]]
+    assert all(nodes == [[1, 2, 3, 4, 5]] for nodes in kept.values())
+
+
 def test_of_equal_probabilities_the_parent_is_first() -> None:
     curve = [0.0, 10, 10.1, 30, 50]
     for edges in ([(0, 1, 0.5), (1, 2, 1.0), (2, 3, 1.0)], [(0, 1, 0.5), (0, 2, 0.5), (1, 3, 1.0)]):
