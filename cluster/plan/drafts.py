@@ -49,8 +49,8 @@ class DraftLaw:
 
 
 def given_steps(mean: float, nodes: int, draft_ms: float) -> list[DraftedStep]:
-    """Returns steps of one sequence that yield ``mean`` tokens each: every node of a chain of ``nodes`` has the same
-    acceptance probability, found by bisection. draft_ms: of each step.
+    """Returns steps of one sequence that yield ``mean`` tokens on average: every node of a chain of ``nodes`` has the
+    same acceptance probability, found by bisection. draft_ms: of each step.
 
     Raises:
         ConfigError: so many nodes cannot reach the mean.

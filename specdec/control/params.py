@@ -137,7 +137,7 @@ class ControlParams:
     """Ratio of goodput over plain decoding below which no node is verified: less is within the estimates' error. An
     ablation of the bound changes the mean by 0.0001."""
     first_token_delay: float = 0.02
-    """Share of the forward that ends a prompt which draft nodes may add to it."""
+    """Share by which a sequence's draft nodes may lengthen the forward that ends its prompt."""
 
     # Prefill beside decoding (prefill_pace.py)
     new_answer_tokens: int = 32  # tokens of an answer during which `new_answer_slowdown` applies

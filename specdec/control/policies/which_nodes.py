@@ -113,14 +113,14 @@ def choose(
     B stops where a node earns less than ``rate``: slow drafting or prompts in the same forward do not make a token
     worth more. One order covers all sequences. A chance never exceeds its parent's, so the best B nodes form trees.
     Nodes of forced sequences, and nodes that a sequence needs to meet its objective, always come first. Other nodes of
-    a sequence whose prompt ends here delay its first token: they take `first_token_delay` of the forward at most.
+    a sequence whose prompt ends in this step may lengthen it by `first_token_delay` at most.
 
     costs: milliseconds of the forward by draft nodes, from 0. draft_ms: time spent drafting. rate: tokens per
     millisecond that other steps earn. prompts_ms: part of the forward that prompts take.
     """
     # Lists, not arrays: after a forward has streamed gigabytes through the caches, a numpy call takes about 10 us.
-    few = sum([ms <= costs[0] * (1.0 + params.first_token_delay) for ms in costs[1:]])
-    owners, nodes, chances = _candidates(sequences, trees, few)
+    first_cap = sum([ms <= costs[0] * (1.0 + params.first_token_delay) for ms in costs[1:]])
+    owners, nodes, chances = _candidates(sequences, trees, first_cap)
     order = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)  # stable: a parent before its child
     must = _required(sequences, owners, order, chances)
     if must:
@@ -141,11 +141,11 @@ def choose(
 
 
 def _candidates(
-    sequences: Sequence[SequenceInputs], trees: Sequence[TokenTree], few: int
+    sequences: Sequence[SequenceInputs], trees: Sequence[TokenTree], first_cap: int
 ) -> tuple[list[int], list[int], list[float]]:
     """Nodes that may be verified: index of the sequence, node, and chance of being reached.
 
-    few: most nodes of a sequence that is about to emit its first token.
+    first_cap: most nodes of a sequence whose prompt ends in this step.
     """
     owners: list[int] = []
     nodes: list[int] = []
@@ -156,7 +156,7 @@ def _candidates(
             continue
         scores = tree.capped_scores()
         mine: Sequence[int] = range(1, n + 1)
-        cap = min(one.nodes, few) if one.first and not one.forced and one.due <= 1 else one.nodes
+        cap = min(one.nodes, first_cap) if one.first and not one.forced and one.due <= 1 else one.nodes
         if n > cap:
             mine = sorted(mine, key=lambda node: (-scores[node], node))[:cap]
         owners += [i] * len(mine)
