@@ -158,8 +158,8 @@ class Completer:
                 return []
         others: list[asyncio.Task[list[Answer]]] = []
 
-        def ask_others() -> None:
-            others.append(asyncio.create_task(self._link.alternatives(request, CHOICES - 1)))
+        def ask_others(ends_s: float) -> None:
+            others.append(asyncio.create_task(self._link.alternatives(request, CHOICES - 1, ends_s)))
 
         try:
             answer = await self._link.complete(request, ask_others if invoked else None)
@@ -169,10 +169,13 @@ class Completer:
         finally:
             for task in others:
                 task.cancel()
-            if turn == self._latest:
+            if turn == self._latest and self._documents.get(document.uri) is document:  # still open
                 self.touched(document)
-        different = {answer.text: answer for answer in reversed(found) if answer.text.strip()}
-        return [self._item(answer, params) for answer in reversed(different.values())]
+        different: dict[str, Answer] = {}
+        for answer in found:
+            if answer.text.strip():
+                different.setdefault(answer.text, answer)
+        return [self._item(answer, params) for answer in different.values()]
 
     async def list_one(self, params: types.CompletionParams) -> types.CompletionList:
         """The suggestion as an item of the editor's menu, for editors without inline completion. It replaces the word
@@ -193,7 +196,7 @@ class Completer:
         start = types.Position(line, character - len(before))
         text = before + str(items[0].insert_text)
         item = types.CompletionItem(
-            label=text.split("\n", 1)[0], documentation=text, detail="specdec", command=items[0].command,
+            label=text.strip().split("\n", 1)[0], documentation=text, detail="specdec", command=items[0].command,
             text_edit=types.TextEdit(types.Range(start, params.position), text),
         )  # fmt: skip
         return types.CompletionList(is_incomplete=True, items=[item])

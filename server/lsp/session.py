@@ -423,19 +423,24 @@ class SessionLink:
         if self._live is not None:
             self._live.forget(document)
 
-    async def complete(self, request: SuggestionRequest, on_text: Callable[[], None] | None = None) -> Answer | None:
+    async def complete(
+        self, request: SuggestionRequest, on_text: Callable[[float], None] | None = None
+    ) -> Answer | None:
         """The suggestion; None if there is none now. If the caller is cancelled, the server continues for `GRACE_S`:
-        the next key may continue its text. on_text: called when its text begins, if it does."""
+        the next key may continue its text. on_text: called when its text begins, if it does, with the time at which its
+        limit ends, in seconds of the loop's clock."""
         live = self._live if self._ready else None
         if live is None:
             if self._trouble:
                 self._notices.warn("server", self._trouble)
             return None
-        ask_id, answer = live.complete(request, on_text)
         limit, later = self._settings.time_limit_ms, asyncio.get_running_loop().call_later
+        limit_s = SILENT_S + _NO_LIMIT_S if limit is None else limit / 1e3
+        ends_s = asyncio.get_running_loop().time() + limit_s
+        ask_id, answer = live.complete(request, None if on_text is None else lambda: on_text(ends_s))
         try:
             with self._notices.busy():
-                done, _ = await asyncio.wait([answer], timeout=SILENT_S + _NO_LIMIT_S if limit is None else limit / 1e3)
+                done, _ = await asyncio.wait([answer], timeout=limit_s)
         except asyncio.CancelledError:
             later(GRACE_S, live.cancel, ask_id)
             raise
@@ -460,13 +465,13 @@ class SessionLink:
         finally:
             live.cancel(ask_id)
 
-    async def alternatives(self, request: SuggestionRequest, count: int) -> list[Answer]:
-        """Up to ``count`` sampled texts for the same place. Ask once the text of `complete` has begun: the prompt is
-        then in the server's prefix cache."""
-        found = await asyncio.gather(*(self._sampled(request) for _ in range(count)))
+    async def alternatives(self, request: SuggestionRequest, count: int, ends_s: float) -> list[Answer]:
+        """Up to ``count`` sampled texts for the same place, those unfinished at ``ends_s`` without their last word. Ask
+        once the text of `complete` has begun: the prompt is then in the server's prefix cache."""
+        found = await asyncio.gather(*(self._sampled(request, ends_s) for _ in range(count)))
         return [answer for answer in found if answer is not None]
 
-    async def _sampled(self, request: SuggestionRequest) -> Answer | None:
+    async def _sampled(self, request: SuggestionRequest, ends_s: float) -> Answer | None:
         setup, client = setup_message(self._settings, self._session_id).setup, self._client
         if client is None:
             return None
@@ -476,9 +481,14 @@ class SessionLink:
             speculation=setup.speculation, cache=setup.cache, session=setup.session,
         )  # fmt: skip
         text = ""
-        with contextlib.suppress(CallError):
-            async for event in client.completion.stream(message):
-                text += event.text if isinstance(event, Delta) else ""
+        try:
+            async with asyncio.timeout_at(ends_s):
+                async for event in client.completion.stream(message):
+                    text += event.text if isinstance(event, Delta) else ""
+        except CallError:
+            pass
+        except TimeoutError:
+            text = _LAST_WORD.sub("", text)
         return Answer(message.request_id, text) if text else None
 
     def _reconnect_if_silent(self, live: LiveSession, heard: int) -> None:
