@@ -315,15 +315,15 @@ class Admission:
         max_queued_requests: int = MAX_QUEUED_REQUESTS,
         shed_late: bool = True,
     ) -> None:
-        """clock: monotonic seconds. beside: the admission of another model of the server; limits of keys cover both.
-        max_queued_requests: the engine's limit, for requests that it does not have. shed_late: refuse requests that
-        cannot meet their deadline."""
+        """clock: monotonic seconds. beside: the admission of another model of the server; keys' limits and
+        ``supersedes_key`` cover both. max_queued_requests: the engine's limit, for requests that it does not have.
+        shed_late: refuse requests that cannot meet their deadline."""
         self._client, self._clock = client, clock
         self._max_tokens, self._shed_late = config.max_queued_tokens, shed_late
         self._max_queued_requests = max_queued_requests
         self._usage: dict[str, KeyUsage] = {} if beside is None else beside._usage
         self._streams: dict[RequestStream, KeyUsage] = {}
-        self._by_key: dict[str, RequestStream] = {}
+        self._by_key: dict[str, tuple[Admission, RequestStream]] = {} if beside is None else beside._by_key
         self._rates = Rates()
         self.experiments = None
         self.windows = None
@@ -407,22 +407,23 @@ class Admission:
             raise InvalidRequestError([FieldViolation("supersedes_key", f"at most {MAX_NAME} characters")])
         now, own = self._clock(), principal.scope_request(request)
         key = principal.scoped(supersedes_key) if supersedes_key else ""
-        older = self._by_key.get(key) if key else None
+        owner, older = self._by_key.get(key, (self, None)) if key else (self, None)
         usage = self._usage_of(principal, now)
-        leaving = int(older is not None and self._streams[older] is usage)
-        usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(older), now)
-        self._check_room(own, older, now)
-        self._check_time(own, older, now)
+        leaving = int(older is not None and owner._streams[older] is usage)
+        here = older if owner is self else None  # another model's request leaves no room here
+        usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(here), now)
+        self._check_room(own, here, now)
+        self._check_time(own, here, now)
         stream = submit(own if self.windows is None else self.windows.predict(own))
         if not self._streams:
             self._rates.work_begins(now)
         stream.listen(self, request.request_id, key, now)
         if older is not None:
-            older.supersede(self._abort)
+            older.supersede(owner._abort)
         self._streams[stream] = usage
         usage.begin(own.tokens_to_read, now)
         if key:
-            self._by_key[key] = stream
+            self._by_key[key] = self, stream
         return stream
 
     def check_rate(self, principal: Principal) -> None:

@@ -31,6 +31,7 @@ class GenerationRun:
         self._error: RequestError | None = None
         self._ended = False
         self._cut: tuple[int, FinishReason] | None = None
+        self._cut_for = 0  # length of what was typed when it was cut
         self._wake = asyncio.Event()
         self._reading = asyncio.create_task(self._read(), name="completion-reader")
 
@@ -79,6 +80,8 @@ class GenerationRun:
         """
         if typed and not self._run.has_tokens:
             return False
+        if len(typed) < self._cut_for:
+            return False  # the user took something back: the rules of a longer text cut it
         while True:
             text = self.text
             length = min(len(text), len(typed))
@@ -99,9 +102,10 @@ class GenerationRun:
         while len(self.text) <= length and not self.ended:
             await self._wake.wait()
 
-    def cut(self, place: int, reason: FinishReason) -> None:
-        """End the text at offset ``place``, because of a rule, and leave the run."""
-        self._cut = (place, reason)
+    def cut(self, place: int, reason: FinishReason, typed: int) -> None:
+        """End the text at offset ``place``, because of a rule of the gap after ``typed`` characters, and leave the
+        run."""
+        self._cut, self._cut_for = (place, reason), typed
         self.leave()
 
     def leave(self) -> None:
@@ -170,7 +174,7 @@ class Suggestion:
             if cut is not None:
                 if piece := self._give(rest, cut.place):
                     yield piece
-                self._run.cut(self.typed + cut.place, cut.reason)
+                self._run.cut(self.typed + cut.place, cut.reason, self.typed)
                 break
             if piece := self._give(rest, read if self._cutter is None else self._cutter.safe):
                 yield piece

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -69,7 +69,7 @@ async def parse_generate(message: GenerateMessage, model: ServedModel) -> Reques
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
         sampling=read_params(SamplingParams, message.sampling, violations),
-        stopping=_with_ends(stopping, prompt.ends),
+        stopping=_for_prompt(stopping, prompt),
         output=read_params(OutputParams, message.output, violations),
         speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
         prediction_ids=await read_prediction(message, model, violations),
@@ -195,8 +195,16 @@ async def read_prediction(
     return tuple(message.prediction.token_ids.ids)
 
 
-def _with_ends(stopping: StoppingParams, ends: Sequence[int]) -> StoppingParams:
-    return replace(stopping, stop_token_ids=(*stopping.stop_token_ids, *ends)) if ends else stopping
+def _for_prompt(stopping: StoppingParams, prompt: PackedPrompt) -> StoppingParams:
+    """The conditions with the prompt's own ends, and room for the tokens of its healing prefix."""
+    if not prompt.ends and not prompt.n_healing_tokens:
+        return stopping
+    limit = stopping.max_tokens
+    return replace(
+        stopping,
+        max_tokens=limit + prompt.n_healing_tokens if limit else limit,
+        stop_token_ids=tuple(dict.fromkeys((*stopping.stop_token_ids, *prompt.ends))),
+    )
 
 
 def read_stopping(message: options.StoppingOptions, violations: ViolationCollector) -> StoppingParams:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import itertools
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -121,6 +122,8 @@ async def generate(
     share: a single request may read the events of an equal request that already runs (`RequestCoalescer`).
     supersedes_key: the first request ends the tenant's running request with the same key.
 
+    At most as many run at once as the caller's key allows.
+
     Raises:
         RequestError: admission or the engine refuses a request, or the engine fails.
     """
@@ -129,18 +132,28 @@ async def generate(
             async for event in events:
                 yield 0, event
         return
-    streams: list[RequestStream] = []
+    streams: list[RequestStream] = []  # by prompt
+
+    def admit_next() -> RequestStream:
+        number = len(streams)
+        key = "" if number else supersedes_key
+        streams.append(model.admission.admit(current_caller(), requests[number], key))
+        return streams[number]
+
+    def more() -> Iterator[tuple[int, RequestStream]]:
+        while len(streams) < len(requests):
+            yield len(streams), admit_next()
+
     try:
-        for i, request in enumerate(requests):
-            key = "" if i else supersedes_key
-            streams.append(model.admission.admit(current_caller(), request, key))
-        if len(streams) == 1:
+        for _ in range(min(len(requests), current_caller().limits.max_concurrent or len(requests))):
+            admit_next()
+        if len(requests) == 1:
             async for event in streams[0]:
                 yield 0, event
             return
         n = requests[0].sampling.n
-        async with aclosing(_merged(streams)) as events:
-            async for which, event in events:
+        async with aclosing(_merged(list(enumerate(streams)), more())) as merged:
+            async for which, event in merged:
                 if isinstance(event, Delta | Finished):
                     event.index += which * n
                 yield which, event
@@ -158,19 +171,23 @@ async def _shared(model: ServedModel, request: Request, supersedes_key: str) -> 
         run.leave()
 
 
-async def _merged(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, RequestEvent]]:
+async def _merged(
+    streams: Sequence[tuple[int, RequestStream]], more: Iterator[tuple[int, RequestStream]]
+) -> AsyncGenerator[tuple[int, RequestEvent]]:
+    """The events of ``streams``, and of one from ``more`` for each that has ended."""
     # The queue is short, so a slow client's events wait in the streams, which are bounded.
     queue: asyncio.Queue[tuple[int, RequestEvent | RequestError | None]] = asyncio.Queue(len(streams))
 
-    async def pump(which: int, stream: RequestStream) -> None:
+    async def pump(first: tuple[int, RequestStream]) -> None:
         try:
-            async for event in stream:
-                await queue.put((which, event))
-            await queue.put((which, None))
+            for which, stream in itertools.chain([first], more):
+                async for event in stream:
+                    await queue.put((which, event))
+            await queue.put((first[0], None))
         except RequestError as error:
-            await queue.put((which, error))
+            await queue.put((first[0], error))
 
-    pumps = [asyncio.create_task(pump(which, stream)) for which, stream in enumerate(streams)]
+    pumps = [asyncio.create_task(pump(each)) for each in streams]
     try:
         left = len(pumps)
         while left:

@@ -64,6 +64,7 @@ class EndpointApp:
 
     def __init__(self, endpoints: Sequence[Endpoint], server: ServerContext) -> None:
         self._endpoints, self._server = endpoints, server
+        self.path = endpoints[0].path.replace(":path}", "}")  # as metrics name it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, endpoint = Call(scope, receive, send, self._server), self._endpoints[-1]

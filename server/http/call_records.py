@@ -82,9 +82,5 @@ def _add_request_id(message: Message, request_id: bytes) -> None:
 
 def _endpoint(scope: Scope) -> str:
     """The path with placeholders for its parameters; one name for all that is not served, as there is no end of it."""
-    if "endpoint" not in scope:
-        return UNKNOWN_ENDPOINT
-    path: str = scope["path"]
-    for name, value in scope.get("path_params", {}).items():
-        path = path.replace(str(value), f"{{{name}}}") if value else path
+    path: str = getattr(scope.get("endpoint"), "path", UNKNOWN_ENDPOINT)
     return path

@@ -13,7 +13,7 @@ from server.auth.principal import current_caller
 from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, omitted_lines, sse
 from server.http.call import Call, Endpoint
 from server.http.errors import Refusal
-from server.http.fields import CONVERSATION, read_conversation
+from server.http.fields import CONVERSATION, MODEL, read_conversation
 from server.http.llamacpp_request import (
     COMPLETION_FIELDS,
     INFILL_FIELDS,
@@ -234,7 +234,8 @@ async def detokenize(call: Call) -> None:
 
 async def apply_template(call: Call) -> None:
     """A conversation as text, without the begin token, which /completion adds itself."""
-    body, model = call.body(), call.model
+    body, _ = await call.read_request(TEMPLATE_FIELDS)
+    model = call.model
     ids = await read_conversation(body, model, read_tools(body, model.tokenizer.loaded))
     body.violations.raise_if_any()
     begin = tuple(await model.tokenizer.encode(""))
@@ -311,13 +312,15 @@ async def props(call: Call) -> None:
 
 
 TOKENIZE_FIELDS: Table = (
+    MODEL,
     text_field("content"),
     flag_field("add_special"),
     flag_field("parse_special", default=True),
     flag_field("with_pieces"),
 )
-DETOKENIZE_FIELDS: Table = (text_field("model"), Field("tokens", IDS))
-SLOT_FIELDS: Table = (text_field("filename"),)
+DETOKENIZE_FIELDS: Table = (MODEL, Field("tokens", IDS))
+TEMPLATE_FIELDS: Table = (MODEL, *CONVERSATION)
+SLOT_FIELDS: Table = (MODEL, text_field("filename"))
 _FILENAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _KEPT = {
     "save": ("n_saved", "n_written", "save_ms"),
@@ -340,8 +343,8 @@ LLAMACPP = (
     Endpoint("POST", "/tokenize", tokenize, _ERRORS, "llama.cpp: ids of a text", TOKENIZE_FIELDS, ("content",)),
     Endpoint("POST", "/detokenize", detokenize, _ERRORS, "llama.cpp, vLLM: text of ids", DETOKENIZE_FIELDS,
              ("tokens",)),
-    Endpoint("POST", "/apply-template", apply_template, _ERRORS, "llama.cpp: the text of a conversation", CONVERSATION,
-             ("messages",), task=Task.CHAT),
+    Endpoint("POST", "/apply-template", apply_template, _ERRORS, "llama.cpp: the text of a conversation",
+             TEMPLATE_FIELDS, ("messages",), task=Task.CHAT),
     Endpoint("GET", "/slots", slots, _ERRORS, "llama.cpp: which slots are free", parameters=(_FREE,)),
     Endpoint("POST", "/slots/{id}", keep_slot, _ERRORS, "llama.cpp: save or restore a slot's prompt", SLOT_FIELDS,
              ("filename",), parameters=(_SLOT, _ACTION)),

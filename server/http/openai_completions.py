@@ -172,7 +172,7 @@ async def parse_completion(call: Call, table: Table = COMPLETION_FIELDS) -> Comp
     if requests[0].resume is not None and (echo or len(requests) > 1):
         body.refuse("resume", "goes with one prompt, and without echo, which came before")
     scored = echo and requests[0].output.logprobs is not None
-    if scored and "suffix" in fields.own:
+    if scored and fields.own.get("suffix"):
         body.refuse("echo", "cannot go with logprobs and suffix; leave out one of them")
     check_requests(requests, call.model.info, body.violations)
     texts = [await _text(call, prompt) if echo else "" for prompt in prompts]
@@ -202,7 +202,8 @@ class CompletionAnswer:
         self._chunks, self._scores = Chunks(head, parsed.streaming, samples), scores
         self._logprobs: list[LegacyLogprobs] | None = None
         if output.logprobs is not None:
-            self._logprobs = [LegacyLogprobs(tokenizer, parsed.requests[0].resume) for _ in range(samples)]
+            resume, skip = parsed.requests[0].resume, output.skip_special_tokens
+            self._logprobs = [LegacyLogprobs(tokenizer, resume, skip_special=skip) for _ in range(samples)]
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         self._chunks.totals.add(event)
@@ -265,7 +266,7 @@ class CompletionAnswer:
     def _prompt_rows(self, prompt: int, index: int) -> dict[str, list[Any]]:
         assert self._logprobs is not None  # scored prompts have log-probabilities
         first = self._request.requests[prompt].prompt_ids[0]
-        return self._logprobs[index].prompt(first, self._scores[prompt])
+        return self._logprobs[index].prompt(first, self._scores[prompt], self._request.echo[prompt])
 
 
 async def complete(call: Call) -> None:

@@ -176,38 +176,43 @@ _FLOOR = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
 
 class LegacyLogprobs:
     """Log-probabilities in the form of /v1/completions. Each sample needs its own, which counts text offsets; a resumed
-    sample begins after the text of its ``resume`` tokens."""
+    sample begins after the text of its ``resume`` tokens. skip_special: the text has no special tokens."""
 
-    def __init__(self, tokenizer: TokenizerLike, resume: ResumeParams | None = None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: TokenizerLike, resume: ResumeParams | None = None, *, skip_special: bool = True
+    ) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
         for token in () if resume is None else resume.token_ids:
             self._advance(token)
 
-    def prompt(self, first: int, rows: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
-        """The rows of a prompt; its token ``first`` has no log-probability."""
+    def prompt(self, first: int, rows: Sequence[TokenLogprobs], text: str) -> dict[str, list[Any]]:
+        """The rows of a prompt; its token ``first`` has no log-probability. text: the prompt's, which may hold some of
+        its special tokens."""
         begin: dict[str, list[Any]] = {
-            "text_offset": [self._advance(first)],
+            "text_offset": [self._advance(first, text)],
             "token_logprobs": [None],
             "tokens": [self._text(first)],
             "top_logprobs": [None],
         }
-        return {name: begin[name] + values for name, values in self.rows(rows).items()}
+        return {name: begin[name] + values for name, values in self.rows(rows, text).items()}
 
-    def rows(self, rows: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
-        """The next rows. Offsets count characters; special tokens have none."""
+    def rows(self, rows: Sequence[TokenLogprobs], prompt: str | None = None) -> dict[str, list[Any]]:
+        """The next rows. Offsets count characters of the text. prompt: the rows are those of this text."""
         return {
-            "text_offset": [self._advance(row.token_id) for row in rows],
+            "text_offset": [self._advance(row.token_id, prompt) for row in rows],
             "token_logprobs": [_number(row.logprob) for row in rows],
             "tokens": [self._text(row.token_id) for row in rows],
             "top_logprobs": [{self._text(token): _number(p) for token, p in row.top} for row in rows],
         }
 
-    def _advance(self, token: int) -> int:
-        """Return the token's offset, and move past it."""
-        offset = self._offset
-        if token not in self._tokenizer.special_ids:
+    def _advance(self, token: int, prompt: str | None = None) -> int:
+        """Return the token's offset, and move past it if the text has it."""
+        offset, shown = self._offset, True
+        if token in self._tokenizer.special_ids:
+            shown = not self._skip_special if prompt is None else prompt.startswith(self._text(token), offset)
+        if shown:
             self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
         return offset
 

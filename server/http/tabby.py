@@ -16,7 +16,7 @@ from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
 from server.completion.service import CompletionService, Outcome
 from server.http.answering import Totals
 from server.http.call import Call, Endpoint
-from server.http.fields import COMMON
+from server.http.fields import COMMON, MODEL
 from server.http.openai_format import OpenAIErrors, extras
 from server.json_body import Body
 from server.request_fields import (
@@ -72,6 +72,7 @@ SEGMENT_FIELDS: Table = (
     *(Field(kind, _SNIPPETS) for kind, _ in _KINDS),
 )
 COMPLETION_FIELDS: Table = (
+    MODEL,
     text_field("language", "As VS Code names it."),
     object_field("segments", SEGMENT_FIELDS, "prefix"),
     text_field("user", "Also the session, if none is named."),
@@ -226,6 +227,7 @@ async def _debug_data(call: Call, parsed: CompletionRequest) -> dict[str, Any]:
 
 
 EVENT_FIELDS: Table = (
+    MODEL,
     Field("type", {"enum": ["view", "select", "dismiss"]}, Body.text),
     text_field("completion_id", minLength=1),
     integer_field("choice_index", 0, INT31),

@@ -247,6 +247,8 @@ class Tokenizer:
         # These templates copy arguments into the prompt as they are.
         text_arguments = self.has_tool_template and self.tool_form in (ToolForm.FUNCTIONARY, ToolForm.FUNCTION_TAG)
         plain = plain_messages(messages, text_arguments=text_arguments)
+        if "developer" not in (self._info.chat_template or ""):  # OpenAI's newer name of the role
+            plain = [each | {"role": "system"} if each.get("role") == "developer" else each for each in plain]
         if not self.has_tool_template:
             plain, tools = without_tools(plain, tools), None
         return self._template.render(plain, add_generation_prompt, tools)

@@ -159,3 +159,11 @@ def test_templates_that_print_arguments_verbatim_get_text(folder: Path, sign: st
         messages = [{"role": "assistant", "content": "", "tool_calls": [call(arguments)]}]
         assert found.render_chat(messages, tools=[]) == f'null{sign}look{{"at": "é"}}'
         assert found.decode(found.encode_chat(messages)) == f'null{sign}look{{"at": "é"}}'
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_developers_message_has_the_role_that_the_template_knows(knows: bool, folder: Path) -> None:
+    template = TEMPLATE + ("{#- developer #}" if knows else "")
+    tokenizer = Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo(chat_template=template))
+    shown = tokenizer.render_chat([{"role": "developer", "content": "Be brief."}], add_generation_prompt=False)
+    assert shown == f"<|im_start|>{'developer' if knows else 'system'}\nBe brief.<|im_end|>\n"

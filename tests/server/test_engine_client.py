@@ -278,7 +278,7 @@ async def test_a_request_that_crashes_the_engine_is_retried_once_alone_and_then_
                 await asyncio.sleep(0.01)
             await client.engine.wait_ready()
         with pytest.raises(PoisonRequestError, match="stopped the engine twice") as refused:
-            client.generate(replace(poison, request_id="again"))
+            client.generate(replace(poison, request_id="again", deadline_s=19.5))
         headers = dict(refusal_of(refused.value, {}).headers)
         assert headers[NO_RETRY_HEADER.encode()] == b"true"
         await collect(client, innocent)

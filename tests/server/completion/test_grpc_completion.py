@@ -176,3 +176,12 @@ async def test_outcomes_are_reported() -> None:
 def test_the_book_fits_its_tokenizer() -> None:
     assert BOOK.isascii()
     assert len(QWEN) + 256 < 300
+
+
+@pytest.mark.parametrize("max_tokens", [1, 5])
+async def test_generating_a_gap_makes_as_many_tokens_as_completing_it(max_tokens: int) -> None:
+    stopping = options_pb2.StoppingOptions(max_tokens=max_tokens)
+    async with running() as server:
+        sent = [m async for m in server.completion.Complete(pb.CompleteRequest(fim=fim(), stopping=stopping))]
+        made = await server.generation.Generate(generation_pb2.GenerateRequest(fim=fim(), stopping=stopping))
+    assert made.samples[0].text == "".join(message.delta.text for message in sent) == LINE[:max_tokens]

@@ -259,3 +259,17 @@ class Busy(IdleEngine):
 
     def in_flight(self) -> int:
         return 1
+
+
+async def test_what_is_taken_back_brings_back_the_whole_suggestion() -> None:
+    """A loop's body is suggested without the line after it, which the shorter text's suggestion has."""
+    before = BOOK[: BOOK.index("for value in values:")]
+    async with running() as server:
+        editor = Editor(server)
+        await editor.set_up()
+        for typed in ("", "for value in values:\n        ", "", "for value in values:\n    ", "f"):
+            gap = options_pb2.FimPrompt(prefix=before + typed)
+            asked = await editor.ask(ask=pb.CompletionAsk(id=editor.asks + 1, fim=gap))
+            _, text, _ = await editor.answer(asked)
+            fresh = [m async for m in server.completion.Complete(pb.CompleteRequest(fim=gap))]
+            assert text == "".join(message.delta.text for message in fresh), typed

@@ -29,7 +29,7 @@ from specdec.errors import ConfigError
 from tests.server.auth.certificates import Certificates
 from tests.server.auth.key_files import make_key
 from tests.server.harness import make_config
-from tests.server.http.harness import COMPLETIONS, MESSAGES, Server, running
+from tests.server.http.harness import COMPLETIONS, MESSAGES, Server, events, running
 
 OPEN = {"/livez", "/ping", "/readyz", "/version", "/health", "/", "/docs", "/page/{name}"}
 
@@ -132,12 +132,18 @@ def test_an_exhausted_key_is_429_with_retry_after(guarded: Guarded) -> None:
             assert 0 < int(headers["retry-after-ms"]) <= 60_000
 
 
-def test_prompts_of_one_call_count_separately_and_release_their_limits(guarded: Guarded) -> None:
-    headers = {"authorization": f"Bearer {guarded.keys['one']}"}
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_prompts_run_as_many_at_once_as_the_key_allows(stream: bool, guarded: Guarded) -> None:
+    headers = {"x-api-key": guarded.keys["one"]}
     for _ in range(2):
-        body = {"prompt": ["a", "b"], "max_tokens": 1}
-        assert guarded.server.client.post(COMPLETIONS, json=body, headers=headers).status_code == 429
-    assert guarded.server.client.post(COMPLETIONS, json={"prompt": "a"}, headers=headers).status_code == 200
+        body = {"prompt": ["ab", "cd", "ef"], "max_tokens": 3, "n": 2, "stream": stream}
+        answer = guarded.server.client.post(COMPLETIONS, json=body, headers=headers)
+        assert answer.status_code == 200
+        texts = [""] * 6
+        for chunk in events(answer.content)[:-1] if stream else [answer.json()]:
+            for choice in chunk["choices"]:
+                texts[choice["index"]] += choice["text"]
+        assert texts == ["\x02ab", "ab\x02", "\x02cd", "cd\x02", "\x02ef", "ef\x02"]
     assert guarded.server.comes_to(lambda: guarded.server.serving.client.in_flight == 0)
 
 

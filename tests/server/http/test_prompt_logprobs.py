@@ -13,10 +13,12 @@ from server.http import openai_completions
 from server.http.answering import Sample, Totals
 from server.http.call import Call
 from server.http.openai_completions import scoring_requests
+from server.http.openai_format import LegacyLogprobs
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.core.types import OutputParams, Request, SamplingParams, StoppingParams, TokenLogprobs
 from specdec.models.resolve import load_tokenizer
 from tests.models.tiny import make_tiny_model
+from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.http.harness import Server, running
 
 CACHE = Path("~/.cache/specdec").expanduser()
@@ -109,3 +111,17 @@ def test_one_token_and_several_prompts(server: Server) -> None:
 def test_fill_in_the_middle_has_no_echo_to_score(server: Server) -> None:
     status, error = server.refused(prompt="a", suffix="b", echo=True, logprobs=1)
     assert (status, error["param"]) in ((400, "echo"), (422, "suffix"))
+
+
+def test_offsets_count_the_special_tokens_that_the_text_has() -> None:
+    def offsets(ids: list[int], text: str | None = None, *, skip_special: bool = True) -> list[int]:
+        counted = LegacyLogprobs(FakeTokenizer(), skip_special=skip_special)
+        first, *rows = [TokenLogprobs(token, -1.0) for token in ids]
+        found = counted.rows([first, *rows]) if text is None else counted.prompt(first.token_id, rows, text)
+        return found["text_offset"]
+
+    ids = [BOS, *b"a", BOS, *b"bc"]
+    assert offsets(ids, "<bos>a<bos>bc") == [0, 5, 6, 11, 12]
+    assert offsets(ids, "a<bos>bc") == [0, 0, 1, 6, 7]  # a begin token that the text does not have
+    assert offsets(ids, "abc") == offsets(ids) == [0, 0, 1, 1, 2]
+    assert offsets(ids, skip_special=False) == [0, 5, 6, 11, 12]

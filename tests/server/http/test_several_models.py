@@ -366,3 +366,20 @@ def test_captured_requests_are_replayed_on_the_same_model(server: Server, captur
         assert done.exit_code == 0, done.output
         again = [entry for entry in read_entries(captures) if entry["at_s"] >= began_s]
         assert sorted(entry["model"] for entry in again) == ["chat", "fim"]
+
+
+NAMED = [
+    ("/tokenize", {"content": "abc"}, "chat"), ("/tokenize", {"prompt": "abc"}, "chat"),
+    ("/detokenize", {"tokens": [65]}, "chat"), ("/apply-template", {"messages": TALK}, "chat"),
+    ("/v1/completions", {"prompt": "a"}, "chat"), ("/v1/completions", {"segments": {"prefix": "a"}}, "fim"),
+    ("/v1/events", {"type": "view", "completion_id": "x"}, "chat"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("strict_fields", [False, True])
+def test_every_call_may_name_its_model(strict_fields: bool) -> None:
+    with several(strict_fields=strict_fields) as server:
+        for path, body, model in NAMED:
+            assert server.client.post(path, json=body | {"model": model}).status_code == 200, (path, body)
+            if path != "/v1/events":
+                assert server.client.post(path, json=body | {"model": "nope"}).status_code == 404, (path, body)

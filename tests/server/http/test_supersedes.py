@@ -11,6 +11,7 @@ import pytest
 from server.errors import SupersededError
 from tests.server.http.harness import CHAT, COMPLETIONS, Server, events
 from tests.server.http.test_openapi import HI
+from tests.server.several_models import several
 
 SLOW = {"cache_salt": "slow"}
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -88,3 +89,13 @@ def test_the_key_must_be_text(server: Server) -> None:
     for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": HI})):
         status, error = server.refused(path, **body, supersedes_key=5)
         assert (status, error["param"]) == (400, "supersedes_key")
+
+
+def test_a_key_covers_all_models() -> None:
+    with several() as server:
+        old = Asked(server, COMPLETIONS, {"model": "chat", "prompt": "x" * 100, **SLOW, "supersedes_key": "k"})
+        assert running_one(server)
+        server.ask(COMPLETIONS, model="fim", prompt="ab", max_tokens=1, supersedes_key="k")
+        old.join(15)
+        assert old.status == 409
+        server.ask(COMPLETIONS, model="fim", prompt="ab", max_tokens=1, supersedes_key="k")  # it has been forgotten

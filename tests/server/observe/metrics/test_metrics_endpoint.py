@@ -95,6 +95,14 @@ def test_errors_and_unknown_paths_are_counted_by_cause(server: Server) -> None:
     assert found.value("specdec_calls_total", endpoint="other", status="404") == 2
 
 
+def test_a_path_with_a_parameter_is_one_endpoint(server: Server) -> None:
+    for name in ("models", "v1", "1", "some/model"):
+        server.client.get(f"/v1/models/{name}")
+    counts = scrape(server).by_label("specdec_calls_total", "endpoint")
+    assert counts["/v1/models/{model}"] == 4
+    assert not [name for name in counts if "{" in name and name != "/v1/models/{model}"]
+
+
 def test_a_disconnected_client_is_counted_with_its_output(server: Server) -> None:
     body = {"prompt": "x" * 100, "stream": True, "cache_salt": "slow"}
     with server.client.stream("POST", COMPLETIONS, json=body) as response:
