@@ -52,7 +52,8 @@ def prefill_drafts(decoder: TargetDecoder, pending: Seq[PendingPrefill]) -> Tens
             return logits
         entries, done, total, complete = [], [], 0, 0
         rows: list[int] = []
-        for text in [*whole, *parts]:
+        # Parts first: finished texts come again in every forward, and could leave them no rows.
+        for text in [*parts, *whole]:
             chain = list(text.ids[text.start : text.end][: decoder.max_rows - total])
             if not chain:
                 continue

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from server.completion.documents import ContextFile, FillMode, Gap
 from server.completion.prompt_parts import PrefixParts, UserText
 from server.interfaces import TokenizerLike
+from specdec.core.types import StoppingParams
 from specdec.errors import RequestError
 from specdec.models.fim import FimTokens
 
@@ -86,6 +87,16 @@ class PackedPrompt:
     shown: tuple[Sequence[int], Sequence[int], Sequence[tuple[int, ...]]] = field(
         default=((), (), ()), compare=False, repr=False
     )
+
+    def limits(self, stopping: StoppingParams) -> StoppingParams:
+        """``stopping`` with the prompt's own ends, and not counting the tokens of the healing prefix."""
+        healing, most, least = self.n_healing_tokens, stopping.max_tokens, stopping.min_tokens
+        return replace(
+            stopping,
+            max_tokens=most + healing if most else most,
+            min_tokens=least + healing if least else least,
+            stop_token_ids=tuple(dict.fromkeys((*stopping.stop_token_ids, *self.ends))),
+        )
 
 
 class FimNotSupportedError(RequestError):

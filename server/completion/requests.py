@@ -191,7 +191,9 @@ class RequestMaker:
             EngineDeadError: the model is not loaded yet.
         """
         budget = self.packer.budget(options.max_prompt_tokens, options.stopping.max_tokens or 1)
-        owner, heal = principal.scoped(options.cache_salt), options.grammar is None
+        owner = principal.scoped(options.cache_salt)
+        # The word's beginning may be forbidden by either.
+        heal = options.grammar is None and not options.sampling.allowed_token_ids
         return await self._pack(gap, options.mode, budget, owner, heal=heal, ttft_ms=options.ttft_ms)
 
     async def _pack(
@@ -215,19 +217,13 @@ class RequestMaker:
     ) -> Request:
         """The request for ``gap``, not validated. draft: a text that the answer is expected to resemble. Raises as
         `pack`."""
-        packed, stopping = await self.pack(gap, options, principal), options.stopping
+        packed = await self.pack(gap, options, principal)
         expected = packed.healing_prefix + draft if draft else ""
-        limit = stopping.max_tokens
         return Request(
             request_id=request_id,
             prompt_ids=packed.ids,
             sampling=options.sampling,
-            stopping=replace(
-                stopping,
-                max_tokens=limit + packed.n_healing_tokens if limit else limit,
-                stop_token_ids=tuple(dict.fromkeys((*stopping.stop_token_ids, *packed.ends))),
-                rules=gap_rules(gap, options),
-            ),
+            stopping=replace(packed.limits(options.stopping), rules=gap_rules(gap, options)),
             output=options.output,
             speculation=options.speculation,
             priority=options.priority,

@@ -21,7 +21,6 @@ from specdec.api.v1.completion_pb2 import CompleteRequest, PredictEditRequest, S
 from specdec.core.fields import params_of
 from specdec.core.types import (
     EngineInfo,
-    GrammarParams,
     OutputParams,
     Pooling,
     Request,
@@ -64,12 +63,13 @@ async def parse_generate(message: GenerateMessage, model: ServedModel) -> Reques
     violations = ViolationCollector()
     stopping = read_stopping(message.stopping, violations)
     grammar = read_grammar(message.grammar, violations) if message.HasField("grammar") else None
-    prompt = await _prompt(message, model, violations, grammar)
+    sampling = read_params(SamplingParams, message.sampling, violations)
+    prompt = await _prompt(message, model, violations, CompletionOptions(grammar=grammar, sampling=sampling))
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
-        sampling=read_params(SamplingParams, message.sampling, violations),
-        stopping=_for_prompt(stopping, prompt),
+        sampling=sampling,
+        stopping=prompt.limits(stopping),
         output=read_params(OutputParams, message.output, violations),
         speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
         prediction_ids=await read_prediction(message, model, violations),
@@ -85,7 +85,7 @@ async def parse_generate(message: GenerateMessage, model: ServedModel) -> Reques
 async def parse_prefill(message: pb.PrefillRequest, model: ServedModel) -> Request:
     """Return the prefill-only request in ``message``; raises as `parse_generate`."""
     violations = ViolationCollector()
-    prompt = await _prompt(message, model, violations)
+    prompt = await _prompt(message, model, violations, CompletionOptions())
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
@@ -156,13 +156,12 @@ def read_files(messages: Iterable[options.ContextFile]) -> tuple[ContextFile, ..
 
 
 async def _prompt(
-    message: PromptMessage, model: ServedModel, violations: ViolationCollector, grammar: GrammarParams | None = None
+    message: PromptMessage, model: ServedModel, violations: ViolationCollector, filling: CompletionOptions
 ) -> PackedPrompt:
-    """Return the prompt; its fill-in-the-middle form depends on ``grammar``."""
+    """Return the prompt. filling: what its fill-in-the-middle form depends on."""
     model.check_name(message.model)
     which = message.WhichOneof("prompt")
     if which == "fim":
-        filling = CompletionOptions(grammar=grammar)
         return await model.completion.maker.pack(read_gap(message.fim), filling, current_caller())
     if which == "text":
         ids = await model.tokenizer.encode(message.text)
@@ -193,18 +192,6 @@ async def read_prediction(
     unclear = which is None and message.HasField("prediction")
     violations.check(not unclear, "prediction", "one of text and token_ids is needed")
     return tuple(message.prediction.token_ids.ids)
-
-
-def _for_prompt(stopping: StoppingParams, prompt: PackedPrompt) -> StoppingParams:
-    """The conditions with the prompt's own ends, and room for the tokens of its healing prefix."""
-    if not prompt.ends and not prompt.n_healing_tokens:
-        return stopping
-    limit = stopping.max_tokens
-    return replace(
-        stopping,
-        max_tokens=limit + prompt.n_healing_tokens if limit else limit,
-        stop_token_ids=tuple(dict.fromkeys((*stopping.stop_token_ids, *prompt.ends))),
-    )
 
 
 def read_stopping(message: options.StoppingOptions, violations: ViolationCollector) -> StoppingParams:

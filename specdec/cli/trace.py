@@ -196,7 +196,7 @@ def _cells(step: StepTrace) -> list[str]:
         str(step.candidates),
         str(step.budget),
         f"{step.predicted_tokens:.1f}/{step.realised_tokens}",
-        f"{step.predicted_ms:.1f}/{step.realised_ms:.1f}",
+        f"{'-' if math.isnan(step.predicted_ms) else f'{step.predicted_ms:.1f}'}/{step.realised_ms:.1f}",
         f"{step.tokens_per_second:.1f}",
         ", ".join(_drafter(part) for part in step.drafters),
     ]

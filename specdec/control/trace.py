@@ -263,6 +263,11 @@ class TraceLog:
             self._lost += 1
             self._retry_s = self._clock() + RETRY_S
 
+    def replace_writer(self, writer: TraceWriter) -> None:
+        """Close the file, and write later steps with ``writer``."""
+        self.close()
+        self._writer, self.keeps_replay, self._lost = writer, True, 0
+
     def last(self, limit: int) -> list[StepTrace]:
         """The last ``limit`` steps, oldest first."""
         steps = list(self._ring)

@@ -259,7 +259,7 @@ class BlankLineStop(BlankRunStop):
     def feed(self, char: str) -> int | None:
         """See `TextStop.feed`."""
         self._run.feed(char)
-        return self._run.start if self._run.breaks == 2 else None
+        return self._run.start if self._run.breaks >= 2 else None
 
 
 class LineStop(TextStop):
@@ -286,7 +286,7 @@ class LineStop(TextStop):
         if char == "\n":
             if self._counts:
                 self._left -= 1
-                if self._left == 0:
+                if self._left <= 0:  # below 0: the text was not allowed to end at an earlier one
                     return at
             self._counts = True
         elif not char.isspace():

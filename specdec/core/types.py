@@ -500,7 +500,7 @@ class StepTrace:
     realised_tokens: int
     predicted_draft_ms: float
     realised_draft_ms: float
-    predicted_verify_ms: float
+    predicted_verify_ms: float  # NaN: nothing was predicted, as with speculation off
     realised_verify_ms: float
     plan_ms: float
     commit_ms: float

@@ -170,11 +170,8 @@ class DiskCache:
             self._read += n_filled
             each.n_cached, each.ended = len(each.load.cached) + n_filled, True
 
-    def flush(self) -> None:
-        """Erase all pages on disk; those that are being read are dropped. Called after the cache itself was flushed."""
-        with self._erasing:
-            self._pending.clear()
-            self._files.erase()
+    def drop_loads(self) -> None:
+        """Drop the pages that are being read, and end the saving of prompts."""
         for each in self._loads:
             each.filled.cancel()
         for each in self._loads:
@@ -183,6 +180,12 @@ class DiskCache:
             self._kv.end_load(each.load, 0)
             each.ended = True
         self._loads.clear()
+
+    def erase(self) -> None:
+        """Erase all pages and saved prompts on disk. Called after `drop_loads` and after the cache was flushed."""
+        with self._erasing:
+            self._pending.clear()
+            self._files.erase()
 
     def added_to(self, load: EngineLoad) -> EngineLoad:
         """``load`` with the figures of this cache."""

@@ -241,9 +241,12 @@ class Engine:
     def flush_cache(self) -> int:
         """Evict the cached pages that no running request uses, and erase those on disk; returns how many were
         evicted."""
+        disk = self._parts.disk
+        if disk is not None:
+            disk.drop_loads()  # they hold pages, and a prompt that is being saved would be written again
         count = self._kv.flush()
-        if self._parts.disk is not None:
-            self._parts.disk.flush()
+        if disk is not None:
+            disk.erase()
         return count
 
     def keep_prompt(

@@ -21,7 +21,7 @@ from verify_kernels.forward_batch import PAGE_SIZE
 
 _MAGIC = b"specdec pages 1\n"  # raise the number when the layout changes
 _DIGEST_BYTES = 8  # of XXH3, 64 bits
-_SUFFIX = ".pages"
+_SUFFIX, _SAVED = ".pages", ".saved"
 _TOKEN_BYTES = 4 * PAGE_SIZE
 _RECORD = struct.Struct(f"<{KEY_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{_TOKEN_BYTES}s{_DIGEST_BYTES}s")
 _RECORD_BYTES = _RECORD.size + _DIGEST_BYTES  # the fields, then their own digest
@@ -70,13 +70,17 @@ class SavedPrompt:
     tokens: list[int]
 
 
+MAX_SAVED = 1024  # prompts of all owners
+
+
 class SavedPrompts:
-    """Prompts by owner and name, as small files in ``folder``. Their pages are the last to be removed."""
+    """Prompts by owner and name, as small files in ``folder``: the last `MAX_SAVED`. Their pages are the last to be
+    removed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._keys: dict[Path, list[bytes]] = {}
-        for path in folder.glob("*.saved"):
+        self._keys: dict[Path, list[bytes]] = {}  # oldest first
+        for path in sorted(folder.glob(f"*{_SAVED}"), key=lambda path: path.stat().st_mtime):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 self._keys[path] = _keys_of(_read_saved(path))
 
@@ -91,7 +95,12 @@ class SavedPrompts:
         new.touch(0o600)
         new.write_text(json.dumps([prompt.salt, prompt.tokens]), encoding="ascii")
         new.replace(path)
+        self._keys.pop(path, None)
         self._keys[path] = _keys_of(prompt)
+        while len(self._keys) > MAX_SAVED:
+            oldest = next(iter(self._keys))
+            oldest.unlink(missing_ok=True)
+            self._keys.pop(oldest, None)
 
     def read(self, owner: str, name: str) -> SavedPrompt | None:
         """The prompt; None: there is none, or its file is damaged."""
@@ -112,7 +121,7 @@ class SavedPrompts:
         self._keys.clear()
 
     def _path(self, owner: str, name: str) -> Path:
-        return self._folder / f"{root_key(owner).hex()}-{root_key(name).hex()}.saved"
+        return self._folder / f"{root_key(owner).hex()}-{root_key(name).hex()}{_SAVED}"
 
 
 def _read_saved(path: Path) -> SavedPrompt:
@@ -363,19 +372,20 @@ def _locked(folder: Path) -> int:
 
 
 def _other_segments(folder: Path, own: Path) -> list[tuple[Path, int]]:
-    """Segments of other fingerprints with their bytes, oldest first, without those that a process owns."""
+    """Segments and saved prompts of other fingerprints with their bytes, oldest first, without those that a process
+    owns."""
     found = []
     for other in folder.iterdir():
         if other == own or not other.is_dir():
             continue
         with suppress(OSError):
             os.close(_locked(other))
-            found += [(path, path.stat()) for path in other.glob(f"*{_SUFFIX}")]
+            found += [(path, path.stat()) for path in other.iterdir() if path.suffix in (_SUFFIX, _SAVED)]
     return [(path, stat.st_size) for path, stat in sorted(found, key=lambda each: each[1].st_mtime)]
 
 
 def _remove_unowned(path: Path) -> None:
-    """Remove a segment of another fingerprint unless a process owns it by now."""
+    """Remove a file of another fingerprint unless a process owns it by now."""
     with suppress(OSError):
         descriptor = _locked(path.parent)
         try:

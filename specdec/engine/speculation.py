@@ -38,7 +38,7 @@ class Speculation:
         self._began_s = self._saved_s = began_s
         self._swaps = 0
         controller = self._new_controller(parts.drafters, costs, parts.learned)
-        self.trace = self._new_trace(controller)
+        self.trace = TraceLog(parts.trace_steps, self._trace_writer(controller))
         self._assemble(parts.drafters, controller)
 
     def swap(self, draft: LoadedDraft | None) -> None:
@@ -60,10 +60,8 @@ class Speculation:
             learned = self._parts.learned_file.read(drafters) | learned
         controller = self._new_controller(drafters, StepCosts(tables["verify"], drafting), learned)
         self._swaps += 1
-        if self._config.trace_file is not None:
-            trace = self._new_trace(controller)
-            self.trace.close()
-            self.trace = trace
+        if (writer := self._trace_writer(controller)) is not None:
+            self.trace.replace_writer(writer)
         self._assemble(drafters, controller)
 
     def check_swap(self) -> None:
@@ -104,13 +102,13 @@ class Speculation:
         tree_rows = {drafter.name: drafter.tree_rows for drafter in drafters if drafter.tree_rows}
         return Controller(model_based, verify, tables, learned, self._parts.control_params, tree_rows)
 
-    def _new_trace(self, controller: Controller) -> TraceLog:
-        """A trace. Its file begins with ``controller``, so each swap starts another."""
-        file, writer = self._config.trace_file, None
-        if file is not None:
-            name = f"{file.stem}.swap{self._swaps}{file.suffix}" if self._swaps else file.name
-            writer = TraceWriter(file.with_name(name), controller.as_dict())
-        return TraceLog(self._parts.trace_steps, writer)
+    def _trace_writer(self, controller: Controller) -> TraceWriter | None:
+        """The writer of the configured trace file, which begins with ``controller``: each swap starts another file."""
+        file = self._config.trace_file
+        if file is None:
+            return None
+        name = f"{file.stem}.swap{self._swaps}{file.suffix}" if self._swaps else file.name
+        return TraceWriter(file.with_name(name), controller.as_dict())
 
     def _assemble(self, drafters: Seq[Drafter], controller: Controller) -> None:
         self.drafters, self.controller = list(drafters), controller

@@ -337,7 +337,7 @@ class StepTracer:
                 realised_tokens=sum(len(tokens) for tokens in outcome.tokens),
                 predicted_draft_ms=out.predicted_draft_ms,
                 realised_draft_ms=result.draft_ms,
-                predicted_verify_ms=plan.verify_ms if plan else 0.0,
+                predicted_verify_ms=plan.verify_ms if plan else math.nan,
                 realised_verify_ms=outcome.verify_ms,
                 plan_ms=result.plan_ms,
                 commit_ms=result.commit_ms,

@@ -79,9 +79,10 @@ def test_the_end_of_a_file_is_shown_and_the_whole_is_summarized(tmp_path: Path) 
 def test_a_small_terminal_shows_every_column() -> None:
     out = io.StringIO()
     step = dataclasses.replace(plain_step(123456), context=7999.4, predicted_verify_ms=123.4, realised_verify_ms=150.0)
-    show_trace([step], TraceSummary(), Console(file=out, width=80))
+    undecided = dataclasses.replace(step, predicted_verify_ms=math.nan)
+    show_trace([step, undecided], TraceSummary(), Console(file=out, width=80))
     text = " ".join(out.getvalue().split())
-    for part in ("123456", "7999", "123.7/150.5", "26.5", "suffix free 3/4 text 7, model off", "drafters"):
+    for part in ("123456", "7999", "123.7/150.5", " -/150.5", "26.5", "suffix free 3/4 text 7, model off", "drafters"):
         assert part in text
     assert max(len(line) for line in out.getvalue().splitlines()) <= 80
 

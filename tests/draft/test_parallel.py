@@ -104,6 +104,25 @@ def test_logits_at_masks_stay_those_of_a_plain_forward(drafter: Recording) -> No
                 assert one.draft_computed == len(one.tokens) - len(new)
 
 
+@pytest.mark.parametrize("growing", [11, 12, 13])
+def test_a_text_that_is_read_beside_full_trees_is_read_soon(growing: int, drafter: Recording) -> None:
+    """Twelve trees of eight rows fill every forward."""
+    kv, forward, forwards = KvCacheManager(120, prefix_cache=False), drafter._decoder.forward, 0
+
+    def counted(*args: Any, **more: Any) -> Tensor:
+        nonlocal forwards
+        forwards += 1
+        assert forwards < 40
+        return forward(*args, **more)
+
+    drafter._decoder.forward = counted  # type: ignore[method-assign]
+    *short, long = sequences(kv, *[[3 + i, 4, 5, 6] * 4 for i in range(growing)], [7, 8, 9, 10] * 50)
+    reads = DraftTask(long, 0, 0, 1, "parallel", prefill=150)
+    trees = drafter.propose([*(task(one, nodes=20) for one in short), reads])
+    assert long.draft_computed == 150
+    assert all(len(tree) > 1 for tree in trees[:-1])
+
+
 def paths(tree: TokenTree) -> set[tuple[int, ...]]:
     return {tuple(tree.path_tokens(node)) for node in range(1, len(tree))}
 

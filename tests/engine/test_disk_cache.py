@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -114,6 +115,27 @@ def test_a_flush_erases_the_disk_too(folder: Path) -> None:
     engine.close()
     engine = engine_on(folder)
     assert answer(engine, asked) == (cold(asked), 0)
+    engine.close()
+
+
+def test_a_flush_during_a_save_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, asked = engine_on(folder), request("a", 300)
+    answer(engine, asked)
+    disk, entered, write = engine._parts.disk, threading.Event(), DiskCache._write
+    assert disk is not None
+
+    def slow(cache: DiskCache, page: int, buffer: bytearray) -> None:
+        entered.set()
+        time.sleep(0.05)
+        write(cache, page, buffer)
+
+    monkeypatch.setattr(DiskCache, "_write", slow)
+    saved = engine.keep_prompt("save", "owner", "name", "", list(asked.prompt_ids))
+    assert entered.wait(20)
+    engine.flush_cache()
+    assert saved() == (0, 0)
+    assert [path.name for path in folder.glob("*/*")] == ["lock"]
+    assert engine._kv.cached_tokens(list(asked.prompt_ids), "") == 0
     engine.close()
 
 

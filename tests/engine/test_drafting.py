@@ -273,6 +273,12 @@ def test_the_trace_records_the_draft_requests() -> None:
         assert step.predicted_verify_ms > 0 or not step.drafters
 
 
+def test_a_step_without_a_decision_has_no_prediction() -> None:
+    engine = engine_with(Recorder("free", False))
+    run_all(engine, [request("off", OFF)])
+    assert all(math.isnan(step.predicted_ms) for step in engine.trace(1000))
+
+
 def test_forced_drafting_is_marked_in_the_trace() -> None:
     engine = engine_with(Recorder("model-based", True))
     run_all(engine, [request("r", ON)])

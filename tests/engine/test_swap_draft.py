@@ -327,6 +327,18 @@ def test_without_a_suffix_the_trace_of_a_swap_has_a_new_name(tmp_path: Path) -> 
     assert sorted(file.name for file in tmp_path.iterdir()) == ["trace", "trace.swap1"]
 
 
+def test_a_swap_keeps_the_steps_in_memory_and_their_numbers(tmp_path: Path) -> None:
+    engine = tiny_engine(traced(tmp_path / "trace.jsonl"))
+    run_all(engine, [Request("a", PROMPT, GREEDY, LONG)])
+    before = engine.trace(1000)
+    engine.swap_draft(None)
+    run_all(engine, [Request("b", PROMPT, GREEDY, LONG)])
+    after = engine.trace(1000)
+    assert after[: len(before)] == before
+    assert [step.step for step in after] == list(range(len(after)))
+    engine.close()
+
+
 def test_an_unwritable_trace_file_changes_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     folder.mkdir()

@@ -163,7 +163,7 @@ class StepTrace(_message.Message):
     predicted_tokens: _builtins.float
     realised_tokens: _builtins.int
     predicted_draft_ms: _builtins.float
-    """Milliseconds, like all fields that follow."""
+    """Milliseconds, like all fields that follow. Predictions are NaN for a step without a decision."""
     realised_draft_ms: _builtins.float
     predicted_verify_ms: _builtins.float
     realised_verify_ms: _builtins.float

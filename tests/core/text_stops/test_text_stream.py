@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.core.text_stops import TextStream
-from specdec.core.types import OutputParams, StoppingParams
+from specdec.core.types import FinishReason, OutputParams, StoppingParams, TextRules
 from tests.engine.tiny_engine import tiny_parts
 
 
@@ -39,3 +39,37 @@ def test_a_stop_cuts_at_its_first_occurrence(text: str, stop: str, include: bool
 def test_the_earliest_of_several_stops_wins(stops: tuple[str, ...]) -> None:
     assert stream("xxab", stops)[0] in ("xx", "xxa")
     assert stream("xxb", stops) == ("xx", "b")
+
+
+class Letters:
+    """A token is a byte."""
+
+    special_ids: frozenset[int] = frozenset()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
+
+def ended(text: str, stopping: StoppingParams, limit_at: int | None = None) -> tuple[str, FinishReason | None]:
+    """What a stream gives of ``text``, and why it ends. limit_at: where its time limit is reached."""
+    out, given = TextStream(Letters(), stopping, OutputParams()), ""  # type: ignore[arg-type]
+    for at, byte in enumerate(text.encode()):
+        if at == limit_at:
+            out.end_at_line()
+        piece = out.push(byte)
+        given += piece.text
+        if piece.reason is not None:
+            return given, piece.reason
+    return given + out.flush(), None
+
+
+@pytest.mark.parametrize("least", range(12))
+def test_a_rule_that_holds_below_min_tokens_ends_the_text_later(least: int) -> None:
+    """Byte n of ten lines of two letters is a line break if n % 3 == 2."""
+    lines, after = "ab\n" * 10, least + (2 - least) % 3
+    rules = StoppingParams(rules=TextRules(max_lines=1), min_tokens=least)
+    assert ended(lines, rules) == (lines[:after], FinishReason.LINES)
+    limit = StoppingParams(time_limit_s=1.0, finish_line=True, min_tokens=least)
+    assert ended(lines, limit, 1) == (lines[:after], FinishReason.TIME_LIMIT)
+    blank = StoppingParams(rules=TextRules(blank_line=True), min_tokens=least)
+    assert ended("a" + "\n" * 20 + "b", blank)[1] == FinishReason.BLANK_LINE

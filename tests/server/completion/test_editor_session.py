@@ -352,3 +352,11 @@ def test_documents_are_bounded() -> None:
     assert list(session.documents) == ["19", "big"]
     session.keep("bigger", TextDocument("x" * MAX_CHARACTERS, 1))
     assert list(session.documents) == ["bigger"]
+
+
+@pytest.mark.parametrize(("allowed", "healed"), [((), " retu"), ((48, 49), "")])
+async def test_no_word_is_healed_where_tokens_are_allowed_one_by_one(allowed: tuple[int, ...], healed: str) -> None:
+    desk = Desk()
+    options = CompletionOptions(sampling=SamplingParams(temperature=0.0, allowed_token_ids=allowed))
+    await desk.ask(replace(GAP, prefix=GAP.prefix + "tu"), options)
+    assert desk.engine.last.request.healing_prefix == healed

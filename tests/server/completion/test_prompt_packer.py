@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from server.completion.documents import ContextFile, FillMode, Gap
 from server.completion.prompt_packer import SMALLEST_BUDGET, PackedPrompt, PromptPacker
 from server.completion.prompt_parts import TOP_LEVEL, line_breaks
+from specdec.core.types import StoppingParams
 from tests.server.completion.code_tokenizer import CodeTokenizer, encoded
 
 TOKENIZER = CodeTokenizer()
@@ -189,3 +190,12 @@ def test_encode_returns_the_prompt_of_two_texts() -> None:
 def test_many_equal_lines_are_packed_within_the_budget() -> None:
     found = PACKER.pack(Gap("a\n" * 50_000), FillMode.MIDDLE, 20_000)
     assert 10_000 < len(found.ids) <= 20_000
+
+
+def test_the_tokens_of_a_healing_prefix_do_not_count() -> None:
+    packed = PACKER.pack(Gap("one\nthree", "four"), FillMode.MIDDLE, 900)
+    limits = packed.limits(StoppingParams(max_tokens=4, min_tokens=2, stop_token_ids=(7, packed.ends[0])))
+    assert (limits.max_tokens, limits.min_tokens) == (9, 7)
+    assert sorted(limits.stop_token_ids) == sorted({7, *packed.ends})
+    unset = packed.limits(StoppingParams(max_tokens=0))
+    assert (unset.max_tokens, unset.min_tokens) == (0, 0)
