@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from specdec.control.estimates.acceptance import Calibration, Reliability
+from specdec.control.estimates.acceptance import Calibration
 from specdec.control.estimates.costs import CostTable
 from specdec.control.estimates.drafters import DraftCosts, DrafterYield
 from specdec.control.estimates.learned import Learned
@@ -47,7 +47,6 @@ class Estimates:
         self.drafters, self.verify, self.params = dict(drafters), verify, params
         self.lookups = frozenset(name for name, model_based in drafters.items() if not model_based)
         self.calibration = Calibration(tuple(drafters), params)
-        self.reliability = Reliability(drafters)
         self.start = {name: learned for name, learned in start.items() if name in drafters}
         for name, learned in self.start.items():
             self.calibration.start(name, learned.cells)
@@ -216,7 +215,7 @@ class Learner:
             if tree is None:
                 continue
             seen = len(trials)
-            held = self._observe_tree(name, tree, outcome.tokens[i], trials) if len(tree.tokens) > 1 else 0
+            held = self._observe_tree(tree, outcome.tokens[i], trials) if len(tree.tokens) > 1 else 0
             if yields is None:
                 self._observe_sequence_rate(name, one.history, trials[seen:])
                 continue
@@ -242,17 +241,16 @@ class Learner:
             rate = history.rates.setdefault(name, Ratio(1.0, (0.0, 1.0), retention))
             rate.add(sum([rate_of(cell) for cell, _ in trials]), sum([hit for _, hit in trials]))
 
-    def _observe_tree(self, name: str, tree: TokenTree, tokens: Sequence[int], trials: list[tuple[int, bool]]) -> int:
+    def _observe_tree(self, tree: TokenTree, tokens: Sequence[int], trials: list[tuple[int, bool]]) -> int:
         """Append the trials of a drafter's own tree, verified or not; returns the depth to which it held ``tokens``."""
         reached, depth = {0}, 0
-        parents, depths, cells, scores, own = tree.parents, tree.depths, tree.cells, tree.scores, tree.tokens
+        parents, depths, cells, own = tree.parents, tree.depths, tree.cells, tree.tokens
         for node in range(1, len(own)):
             parent = parents[node]
             if parent not in reached or depths[node] > len(tokens) or cells[node] < 0:
                 continue
             hit = own[node] == tokens[depths[node] - 1]
             trials.append((cells[node], hit))
-            self._known.reliability.add(name, math.exp(scores[node] - scores[parent]), hit)
             if hit:
                 reached.add(node)
                 depth = max(depth, depths[node])

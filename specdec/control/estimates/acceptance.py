@@ -134,24 +134,3 @@ def _shrunk(
     hits: NDArray[np.float64], trials: NDArray[np.float64], towards: NDArray[np.float64], weight: float
 ) -> NDArray[np.float64]:
     return (hits + weight * towards) / (trials + weight)
-
-
-BINS = 10  # equal bins of predicted chance
-
-
-class Reliability:
-    """Per drafter and bin of predicted chance: the predicted and the observed acceptance rate."""
-
-    def __init__(self, drafters: Iterable[str]) -> None:
-        self._bins = {name: [[0.0, 0.0, 0.0] for _ in range(BINS)] for name in drafters}
-
-    def add(self, drafter: str, predicted: float, hit: bool) -> None:
-        """Count a node whose parent was reached."""
-        found = self._bins[drafter][min(BINS - 1, int(predicted * BINS))]
-        found[0] += predicted
-        found[1] += hit
-        found[2] += 1.0
-
-    def table(self) -> dict[str, list[tuple[float, float, float]]]:
-        """Per drafter its non-empty bins: (mean predicted chance, observed rate, nodes)."""
-        return {name: [(p / n, h / n, n) for p, h, n in bins if n] for name, bins in self._bins.items()}
