@@ -7,9 +7,6 @@ import dataclasses
 import uuid
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
-
-import grpc
 
 from server.auth.principal import current_caller
 from server.completion.documents import FillMode, Gap, OffsetUnit, TextDocument, check_length, place_of
@@ -18,7 +15,7 @@ from server.completion.next_edit import EditPrompt, EditReader
 from server.completion.prompt_packer import FimNotSupportedError
 from server.completion.requests import CompletionOptions
 from server.completion.service import Owner
-from server.errors import DeadlinePassedError, DrainingError
+from server.errors import DrainingError
 from server.grpc.completion_messages import (
     acceptance_message,
     ask_refused,
@@ -37,7 +34,7 @@ from server.grpc.completion_messages import (
     suggestion_started,
 )
 from server.grpc.errors import guarded
-from server.grpc.request_reader import read_files, read_gap, read_prediction, validate
+from server.grpc.request_reader import Context, read_files, read_gap, read_prediction, validate, with_deadline
 from server.hold_headers import DeferredHeaders
 from server.served_model import Models, ServedModel, Task
 from specdec.api.v1 import completion_pb2 as pb
@@ -47,7 +44,6 @@ from specdec.core.types import Request
 from specdec.errors import EngineDeadError, FieldViolation, InvalidRequestError, RequestError, ViolationCollector
 
 _WAITING = 64  # messages that wait for a slow reader; beyond, its own are not read
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class CompletionSession:
@@ -333,7 +329,7 @@ async def _read(message: pb.CompleteRequest, context: Context, model: ServedMode
     request = await model.completion.maker.make(read_gap(message.fim), options, current_caller(), request_id)
     request = dataclasses.replace(request, prediction_ids=prediction)
     validate(request, model.info, violations)
-    return _with_deadline(request, context)
+    return with_deadline(request, context)
 
 
 async def _read_edit(
@@ -351,13 +347,4 @@ async def _read_edit(
     ttft = model.completion.maker.time.objective(owner, ttft_ms)
     request = await asyncio.to_thread(prompt.request, base, owner, budget, ttft)
     validate(request, model.info, violations)
-    return _with_deadline(request, context), EditReader(prompt)
-
-
-def _with_deadline(request: Request, context: Context) -> Request:
-    remaining = context.time_remaining()
-    if remaining is None:
-        return request
-    if remaining <= 0:
-        raise DeadlinePassedError
-    return dataclasses.replace(request, deadline_s=remaining)
+    return with_deadline(request, context), EditReader(prompt)

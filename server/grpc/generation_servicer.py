@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
-from typing import Any
-
-import grpc
 
 from server.auth.principal import current_caller
-from server.errors import DeadlinePassedError
 from server.grpc.errors import guarded
 from server.grpc.messages import (
     delta_message,
@@ -20,7 +15,15 @@ from server.grpc.messages import (
     started_message,
     timings_message,
 )
-from server.grpc.request_reader import PromptMessage, parse_embed, parse_generate, parse_prefill, read_chat
+from server.grpc.request_reader import (
+    Context,
+    PromptMessage,
+    parse_embed,
+    parse_generate,
+    parse_prefill,
+    read_chat,
+    with_deadline,
+)
 from server.hold_headers import DeferredHeaders
 from server.observe.records import current_arm
 from server.request_stream import RequestStream
@@ -29,8 +32,6 @@ from specdec.api.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model
 from specdec.api.v1 import options_pb2 as options
 from specdec.core.types import Delta, Finished, Request, RequestEvent, Started
 from specdec.errors import ViolationCollector
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -90,7 +91,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         model = self._models.find(request.model, Task.EMBED)
         with model.gate.enter():
             asked, requests = await parse_embed(request, model)
-            requests = [_with_deadline(each, context) for each in requests]
+            requests = [with_deadline(each, context) for each in requests]
             response = generation_pb2.EmbedResponse(model=model.name)
             for values, usage in await asked.run(requests):
                 response.embeddings.add(
@@ -155,20 +156,8 @@ def _admit(
     Raises:
         RequestError: no time is left, the caller is not allowed, or the engine refuses it.
     """
-    request = _with_deadline(request, context)
+    request = with_deadline(request, context)
     return model.admission.admit(current_caller(), request, supersedes_key=scheduling.supersedes_key)
-
-
-def _with_deadline(request: Request, context: Context) -> Request:
-    """``request`` with the rest of the call's time as its deadline.
-
-    Raises:
-        DeadlinePassedError: no time is left.
-    """
-    remaining = context.time_remaining()
-    if remaining is not None and remaining <= 0:
-        raise DeadlinePassedError
-    return request if remaining is None else dataclasses.replace(request, deadline_s=remaining)
 
 
 def _stream_message(event: RequestEvent, model: str) -> generation_pb2.GenerateStreamResponse:

@@ -8,11 +8,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import grpc
+
 from server.auth.principal import current_caller
 from server.completion.documents import ContextFile, Gap
 from server.completion.prompt_packer import PackedPrompt
 from server.completion.requests import CompletionOptions
 from server.embedding import EmbeddingCall, check_count, embedded_ids
+from server.errors import DeadlinePassedError
 from server.served_model import ServedModel
 from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import generation_pb2 as pb
@@ -33,6 +36,8 @@ from specdec.core.types import (
 from specdec.engine.validation import check_requests
 from specdec.errors import FieldViolation, InvalidRequestError, PromptTooLongError, ViolationCollector
 
+Context = grpc.aio.ServicerContext[Any, Any]
+
 
 def _message_paths() -> dict[str, str]:
     """Return the paths of fields that the engine calls differently."""
@@ -48,6 +53,18 @@ _MESSAGE_PATHS = _message_paths()
 def validate(request: Request, info: EngineInfo, violations: ViolationCollector) -> None:
     """Call `check_requests` with the messages' names."""
     check_requests([request], info, violations, _MESSAGE_PATHS)
+
+
+def with_deadline(request: Request, context: Context) -> Request:
+    """``request`` with the rest of the call's time as its deadline.
+
+    Raises:
+        DeadlinePassedError: no time is left.
+    """
+    remaining = context.time_remaining()
+    if remaining is not None and remaining <= 0:
+        raise DeadlinePassedError
+    return request if remaining is None else replace(request, deadline_s=remaining)
 
 
 GenerateMessage = pb.GenerateRequest | pb.GenerateStreamRequest
