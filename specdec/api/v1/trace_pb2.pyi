@@ -163,9 +163,10 @@ class StepTrace(_message.Message):
     predicted_tokens: _builtins.float
     realised_tokens: _builtins.int
     predicted_draft_ms: _builtins.float
-    """Milliseconds, like all fields that follow. Predictions are NaN for a step without a decision."""
+    """Milliseconds, like all fields that follow."""
     realised_draft_ms: _builtins.float
     predicted_verify_ms: _builtins.float
+    """NaN: nothing was predicted, as with speculation off."""
     realised_verify_ms: _builtins.float
     plan_ms: _builtins.float
     commit_ms: _builtins.float
