@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -443,25 +443,35 @@ def merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
     """Merge a YAML file with dotted overrides (``{"engine.target": "x"}``; None values are skipped).
 
+    Those of ``engine`` hold for each of the file's ``engines``, ``engine.aliases`` for the first.
+
     Raises:
         ConfigError: the file can not be read, or a field is unknown or out of range; names every such field.
     """
     data = read_mapping(path, "`engine:` and `server:`") if path else {}
+    named = data.get("engines")
+    engines = [("engines", name) for name in named] if isinstance(named, dict) else []
     for dotted, value in (overrides or {}).items():
         if value is None:
             continue
-        node = data
-        *parents, leaf = dotted.split(".")
-        for name in parents:
-            node[name] = node.get(name) or {}  # `engine:` with nothing under it reads as null
-            node = node[name]
-            if not isinstance(node, dict):
-                raise ConfigError(f"{path}: `{name}` must hold a mapping")
-        node[leaf] = value
+        section, *names = dotted.split(".")
+        places = engines if engines and section == "engine" else [(section,)]
+        for place in places[:1] if names == ["aliases"] else places:
+            _put(data, (*place, *names), value, path)
     try:
         return Config.model_validate(data)
     except ValidationError as error:
         raise ConfigError(f"{path or 'configuration'}: {problems(error)}") from None
+
+
+def _put(data: dict[str, Any], names: Sequence[str], value: Any, path: Path | None) -> None:
+    node = data
+    for depth, name in enumerate(names[:-1], 1):
+        node[name] = node.get(name) or {}  # `engine:` with nothing under it reads as null
+        node = node[name]
+        if not isinstance(node, dict):
+            raise ConfigError(f"{path}: `{'.'.join(map(str, names[:depth]))}` must hold a mapping")
+    node[names[-1]] = value
 
 
 def problems(error: ValidationError) -> str:

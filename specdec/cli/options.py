@@ -145,6 +145,7 @@ def pop_config(values: dict[str, Any]) -> Config:
 
     Raises:
         ConfigError: a value is out of range, or the configuration file is bad; names every such field.
+        click.UsageError: a target is given besides a file with `engines`.
     """
     drafters, indexes = drafter_names(values.pop("drafter")), _index_files(values.pop("index"))
     file = values.pop("config_file")
@@ -155,7 +156,13 @@ def pop_config(values: dict[str, Any]) -> Config:
         overrides["engine.speculation.drafters"] = drafters
     if indexes:
         overrides["engine.indexes"] = indexes
-    return load_config(file, overrides)
+    config = load_config(file, overrides)
+    if config.engines and overrides.get("engine.target") is not None:
+        raise click.UsageError(
+            f"MODEL and --target can not be used with the `engines` of {file}, which have targets of their own; "
+            "change engines.NAME.target there"
+        )
+    return config
 
 
 def _index_files(given: tuple[str, ...]) -> dict[str, str]:

@@ -146,6 +146,15 @@ def test_a_model_is_the_target_without_engines() -> None:
         engine_named(Config(engine=EngineConfig(target="m")), "other")
 
 
+@pytest.mark.parametrize("words", [["serve", "m"], ["generate", "x", "--target", "m"]])
+def test_a_target_besides_engines_is_refused(words: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("engines: {a: {target: x}}")
+    result = CliRunner().invoke(cli, [*words, "--config", str(file)])
+    assert result.exit_code == 2
+    assert "change engines.NAME.target there" in result.stderr
+
+
 def test_an_https_address_names_the_option_for_it() -> None:
     result = CliRunner().invoke(cli, ["status", "--server", "https://box:1"])
     assert result.exit_code == 2
