@@ -45,7 +45,7 @@ class Conversation:
 
     def __init__(self, runner: Runner, request: Request, system: str | None = None) -> None:
         """request: the options of every answer; its texts may be drafted from in later ones."""
-        self._runner = runner
+        self._runner, self._model = runner, runner.model
         self._request = replace(request, session=request.session or uuid.uuid4().hex)
         self._system = [ChatTurn("system", system)] if system else []
         self._turns = [*self._system]
@@ -73,7 +73,7 @@ class Conversation:
 
     def _answer(self, text: str) -> None:
         turns = [*self._turns, ChatTurn("user", text)]
-        answer = Answer(self._runner.model, 1, write_text)
+        answer = Answer(self._model, 1, write_text)
         request = replace(self._request, request_id=uuid.uuid4().hex)
         stopped = False
         try:

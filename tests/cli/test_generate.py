@@ -21,6 +21,7 @@ from specdec.client.connection import Credentials
 from specdec.config import EngineConfig
 from specdec.core.types import (
     Delta,
+    EngineInfo,
     Finished,
     FinishReason,
     GrammarKind,
@@ -31,6 +32,7 @@ from specdec.core.types import (
     Timings,
     Usage,
 )
+from specdec.errors import ModelError
 from tests.fake_engine import DEFAULT_SEED, FakeEngine
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.harness import running_server
@@ -138,6 +140,33 @@ def test_ctrl_c_stops_an_answer_of_a_chat_and_not_the_chat(run_on: Callable[[Spy
     stopped, whole = result.stdout.splitlines()
     assert "user:hello;".startswith(stopped)
     assert whole == f"user:hello;assistant:{stopped};user:again;"
+
+
+class LostEngine(SpyEngine):
+    """Can not be reached when the second request comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 0
+
+    def submit(self, request: Request) -> None:
+        if len(self.requests) == 1 and not self.failures:
+            self.failures += 1
+            raise ModelError("no server answers")
+        super().submit(request)
+
+    def info(self) -> EngineInfo:
+        if len(self.requests) == 1 and not self.failures:
+            raise ModelError("no server answers")
+        return super().info()
+
+
+def test_a_chat_survives_a_server_that_is_away_for_a_while(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    run_on(LostEngine())
+    result = CliRunner().invoke(cli, ["chat"], input="hi\nlost\nagain\n")
+    assert result.exit_code == 0, result.output
+    assert "Error: no server answers" in result.stderr
+    assert result.stdout.splitlines() == ["user:hi;", "user:hi;assistant:user:hi;;user:again;"]
 
 
 def test_every_option_reaches_the_request(run_on: Callable[[SpyEngine], Invoke]) -> None:
