@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specdec.cli.generate import Answer, model_options, pop_call, write_text
-from specdec.cli.options import PromptRequest, ScreenCommand
+from specdec.cli.options import TEXT, PromptRequest, ScreenCommand, check_text
 from specdec.client.prompt import ChatTurn
 from specdec.core.types import Request, SpeculationMode
 from specdec.errors import SpecdecError
@@ -27,7 +27,7 @@ _HELP = "/off, /auto, /on: speculation; /clear: forget the conversation; Ctrl-C:
 
 
 @click.command("chat", cls=ScreenCommand, screen=_SCREEN)
-@click.option("--system", help="System message: instructions that hold for the conversation.")
+@click.option("--system", type=TEXT, help="System message: instructions that hold for the conversation.")
 @model_options
 def chat_command(server: str | None, model: str, system: str | None, **values: Any) -> None:
     """Hold a conversation, and show after each answer what speculation did.
@@ -77,12 +77,13 @@ class Conversation:
         request = replace(self._request, request_id=uuid.uuid4().hex)
         stopped = False
         try:
+            check_text(text, "the line")
             with closing(self._runner.events(PromptRequest(turns, "", request))) as events:
                 for event in events:
                     answer.take(event)
         except KeyboardInterrupt:
             stopped = True
-        except SpecdecError as error:
+        except (SpecdecError, click.UsageError) as error:
             _note(f"Error: {' '.join(str(error).split())}")
             return
         click.echo()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -89,6 +91,9 @@ _COMMANDS = {
 @click.version_option(specdec.__version__, prog_name="specdec")
 def cli() -> None:
     """A speculative-decoding-first LLM serving engine."""
+    # Python reads arguments like this too; `check_text` finds what was not UTF-8 in both.
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
 
 
 def main() -> None:

@@ -25,6 +25,31 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 
 
+def check_text(text: str, name: str) -> str:
+    """``text`` as it is, which came from the command line.
+
+    Raises:
+        click.UsageError: its bytes were not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise click.UsageError(f"{name} is not valid UTF-8") from None
+    return text
+
+
+class _Text(click.ParamType):
+    """Text whose bytes were UTF-8."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return check_text(value, param.opts[0] if param is not None else self.name)
+
+
+TEXT = _Text()
+
+
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
     """A request whose prompt and prediction are still text."""
@@ -98,7 +123,7 @@ _MODEL = (
 
 def model_option(command: Command) -> Command:
     """Add ``--model`` to ``command``, which receives ``model``, empty where it is not given."""
-    return click.option("--model", default="", metavar="NAME", help=_MODEL)(command)
+    return click.option("--model", type=TEXT, default="", metavar="NAME", help=_MODEL)(command)
 
 
 def engine_named(config: Config, name: str) -> EngineConfig:
@@ -134,8 +159,8 @@ def add_server_options(command: Command) -> Command:
 
 def add_engine_options(command: Command) -> Command:
     """Add the engine's options to ``command``, which gives its keyword arguments to `pop_config` itself."""
-    drafter = click.option("--drafter", "--drafters", multiple=True, help=_DRAFTERS)
-    index = click.option("--index", multiple=True, help=_INDEX)
+    drafter = click.option("--drafter", "--drafters", type=TEXT, multiple=True, help=_DRAFTERS)
+    index = click.option("--index", type=TEXT, multiple=True, help=_INDEX)
     file = click.option("--config", "config_file", type=_FILE, help=_CONFIG)
     return file(config_options(drafter(index(command)), _ENGINE))
 
@@ -234,7 +259,7 @@ def _parameter_type(field: FieldInfo) -> Any:
         return WholeNumber(lowest, bounds.get("le"))
     if annotation is float:
         return click.FloatRange(lowest, bounds.get("le"), min_open="gt" in bounds)
-    return str
+    return TEXT
 
 
 class WholeNumber(click.IntRange):

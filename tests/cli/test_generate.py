@@ -169,6 +169,17 @@ def test_a_chat_survives_a_server_that_is_away_for_a_while(run_on: Callable[[Spy
     assert result.stdout.splitlines() == ["user:hi;", "user:hi;assistant:user:hi;;user:again;"]
 
 
+def test_a_chat_survives_a_line_that_is_not_utf_8(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    engine = SpyEngine()
+    run_on(engine)
+    result = CliRunner().invoke(cli, ["chat"], input=b"hi\n\xff\nagain\n")
+    assert result.exit_code == 0, result.output
+    assert "Error: the line is not valid UTF-8" in result.stderr
+    assert len(engine.requests) == 2
+    refused = CliRunner().invoke(cli, ["chat", "--system", "\udcff"])
+    assert (refused.exit_code, "--system is not valid UTF-8" in refused.stderr) == (2, True)
+
+
 def test_every_option_reaches_the_request(run_on: Callable[[SpyEngine], Invoke]) -> None:
     engine = SpyEngine()
     flags = (
@@ -324,6 +335,7 @@ def test_misuse_is_reported(run_on: Callable[[SpyEngine], Invoke]) -> None:
     for args in (
         ["x", "--logprobs", "2"], ["x", "--threads", "-1"], ["x", "--seed", "-1"], ["x", "--n", "0"], ["\udcff"],
         ["x", "--prediction", "\udcff"], ["x", "--session", "\udcff"], ["x", "--choice", "\udcff"],
+        ["x", "--stop", "\udcff"], ["x", "--model", "\udcff"], ["x", "--drafter", "\udcff"], ["x", "--draft", "\udcff"],
         ["x", "--regex", "\udcff"], ["x", "--prediction-file", "/no/such/file"], ["x", "--json-schema", sys.executable],
         ["x", "--json-object", "--regex", "a"], ["x", "--choice", "a", "--ebnf", "b"],
         ["x", "--prediction", "a", "--prediction-file", __file__],
