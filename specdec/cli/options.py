@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import types
 import typing
@@ -267,6 +268,20 @@ class WholeNumber(click.IntRange):
 
     def _describe_range(self) -> str:
         return "" if self.max in (2**32 - 1, 2**64 - 1) else super()._describe_range()
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found: int = click.IntRange(self.min, self.max).convert(value, param, ctx)  # its errors name the whole range
+        return found
+
+
+class FiniteRange(click.FloatRange):
+    """A range that refuses nan too, which is neither below nor above anything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return found
 
 
 class ScreenCommand(click.Command):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -342,6 +343,19 @@ def test_misuse_is_reported(run_on: Callable[[SpyEngine], Invoke]) -> None:
     ):  # fmt: skip
         result = invoke(*args)
         assert (result.exit_code, "Error" in result.stderr) == (2, True), args
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "allowed"),
+    [
+        ("--n", "0", "1<=x<=4294967295"), ("--top-k", "-1", "0<=x<=4294967295"), ("--threads", "-1", "x>=0"),
+        *[("--timeout", value, "0<x<=1000000000") for value in ("0", "-1", "1e10", "inf", "nan")],
+    ],
+)  # fmt: skip
+def test_a_number_out_of_range_is_refused_with_the_range(flag: str, value: str, allowed: str) -> None:
+    result = CliRunner().invoke(cli, ["generate", "--server", "127.0.0.1:1", "x", flag, value])
+    assert result.exit_code == 2
+    assert re.search(rf"'{flag}': \S+ is not in the range {re.escape(allowed)}\.$", result.stderr.strip())
 
 
 @pytest.mark.parametrize(
