@@ -153,7 +153,7 @@ class ModelConfig(Section):
     replicas: ReplicasConfig = ReplicasConfig()
     autoscaling: AutoscalingConfig = AutoscalingConfig()
     releases: dict[Name, ReleaseConfig] = Field(
-        {FIRST_RELEASE: ReleaseConfig()}, min_length=1, description="releases by name, oldest first"
+        {FIRST_RELEASE: ReleaseConfig()}, description="releases by name, oldest first"
     )
 
     @model_validator(mode="after")
@@ -200,7 +200,7 @@ class ModelConfig(Section):
 class ClusterConfig(Section):
     """The content of cluster.yaml."""
 
-    models: tuple[ModelConfig, ...] = Field(min_length=1, description="each with its own ports and replicas")
+    models: tuple[ModelConfig, ...] = Field(description="each with its own ports and replicas")
     listen: ListenConfig = ListenConfig()
     routing: RoutingConfig = RoutingConfig()
     health: HealthConfig = HealthConfig()
@@ -215,12 +215,18 @@ class ClusterConfig(Section):
     @field_validator("models")
     @classmethod
     def _differ(cls, models: tuple[ModelConfig, ...]) -> tuple[ModelConfig, ...]:
+        if not models:  # `min_length` would count the valid ones only, and complain about a single invalid one
+            raise ValueError("must name at least one model")
         names: set[str] = set()
+        apps: dict[str, str] = {}
         ports: dict[int, str] = {}
         for model in models:
             if model.name in names:
                 raise ValueError(f"two models are named {model.name!r}")
             names.add(model.name)
+            for app in (f"{model.name}.{release}" for release in model.releases):
+                if (owner := apps.setdefault(app, model.name)) != model.name:
+                    raise ValueError(f"{app} is a release of {owner} and of {model.name}; rename one of them")
             for place, port in _ports(model):
                 if (owner := ports.setdefault(port, place)) != place:
                     raise ValueError(f"{place} is {port}, the same as {owner}; each model needs its own ports")

@@ -42,7 +42,11 @@ def test_settings_of_a_release_override_the_models(tmp_path: Path) -> None:
     [
         ({}, "models: Field required"),
         ([], "must hold a mapping with `models:`"),
-        ({"models": []}, "models: Tuple should have at least 1 item"),
+        ({"models": []}, "models: Value error, must name at least one model"),
+        (
+            {"models": [{**CODER, "releases": {"v2.blue": {}}}, {"name": "coder.v2", "http_port": 1, "grpc_port": 2}]},
+            "coder.v2.blue is a release of coder and of coder.v2; rename one",
+        ),
         ({"models": [{"name": "a b"}]}, "models.0.name"),
         ({"models": [CODER, {**CODER, "http_port": 1, "grpc_port": 2}]}, "two models are named 'coder'"),
         ({"models": [CODER, {"name": "chat"}]}, "chat.http_port is 8401, the same as coder.http_port"),
@@ -52,7 +56,7 @@ def test_settings_of_a_release_override_the_models(tmp_path: Path) -> None:
         ({"models": [{**CODER, "replicas": {"min": 3}}]}, "models.0.replicas: Value error, min is 3, above max"),
         ({"models": [{**CODER, "settings": {"engine": {"treads": 1}}}]}, "settings of release blue: engine.treads"),
         ({"models": [{**CODER, "releases": {"blue": {"weight": 0}}}]}, "releases: at least one needs a weight above 0"),
-        ({"models": [{**CODER, "releases": {}}]}, "models.0.releases"),
+        ({"models": [{**CODER, "releases": {}}]}, "models.0: Value error, releases: at least one needs"),
         ({"models": [CODER], "routing": {"affinity_headers": ["X-Session"]}}, "routing.affinity_headers.0"),
         ({"models": [CODER], "routing": {"hash_balance_factor": 100}}, "routing.hash_balance_factor"),
         ({"models": [CODER], "listen": {"tls_cert": "c.pem"}}, "listen: Value error, tls_cert needs tls_key"),
@@ -93,6 +97,13 @@ def test_invalid_fields_are_named(tmp_path: Path, data: Any, problem: str) -> No
         load(tmp_path, data)
     assert problem in str(caught.value)
     assert "cluster.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [{"name": "a b"}, {**CODER, "releases": {"blue": {"weight": 101}}}])
+def test_an_invalid_item_is_the_only_problem(tmp_path: Path, model: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, {"models": [model]})
+    assert ";" not in str(caught.value)
 
 
 def test_a_relative_folder_does_not_depend_on_the_working_directory(
