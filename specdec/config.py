@@ -471,7 +471,7 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
 def _put(data: dict[str, Any], names: Sequence[str], value: Any, path: Path | None) -> None:
     node = data
     for depth, name in enumerate(names[:-1], 1):
-        node[name] = node.get(name) or {}  # `engine:` with nothing under it reads as null
+        node[name] = node.get(name) or {}  # it may be null, as a section with nothing under it
         node = node[name]
         if not isinstance(node, dict):
             raise ConfigError(f"{path}: `{'.'.join(map(str, names[:depth]))}` must hold a mapping")
@@ -522,4 +522,4 @@ def read_mapping(path: Path, of: str) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must hold a mapping with {of}")
-    return data
+    return {name: {} if value is None else value for name, value in data.items()}  # `engine:` alone reads as null

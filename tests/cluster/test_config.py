@@ -21,7 +21,7 @@ def load(folder: Path, data: Any) -> Any:
 
 
 def test_a_model_needs_only_a_name(tmp_path: Path) -> None:
-    config = load(tmp_path, {"models": [CODER]})
+    config = load(tmp_path, {"models": [CODER], "listen": None})
     model = config.model("coder")
     assert (model.http_port, model.grpc_port, list(model.releases)) == (8401, 8400, ["blue"])
     assert model.server_config("blue").engine.target == "smollm2-135m"
