@@ -78,6 +78,13 @@ def test_version_and_unknown_command() -> None:
         assert result.stderr.endswith(f"Error: No such command {said}\n")
 
 
+def test_a_full_disk_is_reported_in_one_line() -> None:
+    words = [sys.executable, "-m", "specdec.cli.main", "models", "list"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "Error: [Errno 28] No space left on device\n")
+
+
 def test_serve_rejects_a_port_in_use_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
