@@ -344,6 +344,7 @@ def read_server(_: click.Context, option: click.Parameter, text: str | None) -> 
     if "https://" in text or "grpcs://" in text:
         raise click.BadParameter("give HOST:PORT without a scheme, and --tls", param=option)
     places = [one.strip().split("://")[-1].rstrip("/") for one in text.split(",")]
+    places = [f"[{place}]" if place.count(":") > 1 and "]" not in place else place for place in places]  # IPv6
     return ",".join(place if re.search(r":\d+$", place) or not place else f"{place}:{_GRPC_PORT}" for place in places)
 
 

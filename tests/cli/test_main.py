@@ -140,6 +140,7 @@ def test_two_spellings_of_an_option_are_rejected(words: list[str]) -> None:
     [
         ("http://127.0.0.1:8400/", "127.0.0.1:8400"), ("grpc://box:1", "box:1"), ("box", "box:8400"),
         ("a:1, http://b:2", "a:1,b:2"), ("[::1]:5", "[::1]:5"), ("[::1]", "[::1]:8400"),
+        ("::1", "[::1]:8400"), ("http://fe80::2/,a", "[fe80::2]:8400,a:8400"),
     ],
 )  # fmt: skip
 def test_server_addresses_parse_in_every_usual_form(given: str, read: str) -> None:
