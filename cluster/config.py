@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from specdec.config import Config, Name, merged, problems, read_mapping
+from specdec.config import Config, Name, Section, merged, problems, read_mapping
 from specdec.errors import ConfigError
 
 HeaderName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
@@ -21,11 +21,7 @@ RING_PLACES = 4096  # minimum ring size over all replicas; with four replicas, t
 BALANCE_PERCENT = 125  # of the mean number of running calls: the limit up to which a replica gets more
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class ListenConfig(_Section):
+class ListenConfig(Section):
     """Where clients connect. Each model has its own ports, so that every dialect keeps its paths."""
 
     host: str = Field("127.0.0.1", description="address that Envoy listens on; 0.0.0.0: all interfaces")
@@ -54,7 +50,7 @@ class ListenConfig(_Section):
         return self
 
 
-class RoutingConfig(_Section):
+class RoutingConfig(Section):
     """How Envoy distributes calls over the replicas of a release."""
 
     affinity_headers: tuple[HeaderName, ...] = Field(
@@ -73,7 +69,7 @@ class RoutingConfig(_Section):
     connect_s: float = Field(1.0, gt=0, description="connection timeout, after which Envoy tries another replica")
 
 
-class HealthConfig(_Section):
+class HealthConfig(Section):
     """When Envoy stops sending calls to a listed replica: failed probes of /readyz, or errors in its answers."""
 
     interval_s: float = Field(1.0, gt=0, le=60, description="time between two probes of /readyz")
@@ -92,7 +88,7 @@ class HealthConfig(_Section):
     )  # fmt: skip
 
 
-class AutoscalingConfig(_Section):
+class AutoscalingConfig(Section):
     """When the fleet adds and removes replicas, between ``min`` and ``max``."""
 
     target_waiting: float = Field(
@@ -107,7 +103,7 @@ class AutoscalingConfig(_Section):
     down_after_s: float = Field(300.0, ge=0, description="how long the load must stay below the target")
 
 
-class ReplicasConfig(_Section):
+class ReplicasConfig(Section):
     """The number of replicas, and the resources that each one reserves."""
 
     min: int = Field(1, ge=1, description="minimum number", json_schema_extra={"unit": "replicas"})
@@ -130,7 +126,7 @@ class ReplicasConfig(_Section):
         return self
 
 
-class ReleaseConfig(_Section):
+class ReleaseConfig(Section):
     """One release of a model: its share of the sessions, and the settings that override the model's."""
 
     weight: int = Field(
@@ -140,7 +136,7 @@ class ReleaseConfig(_Section):
     settings: dict[str, Any] = Field({}, description="`engine:` and `server:`, merged over the model's settings")
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """A model of the fleet.
 
     The fleet chooses host and ports of ``settings``. ``{replica}`` in any text of them stands for the replica's id;
@@ -157,7 +153,7 @@ class ModelConfig(_Section):
     replicas: ReplicasConfig = ReplicasConfig()
     autoscaling: AutoscalingConfig = AutoscalingConfig()
     releases: dict[Name, ReleaseConfig] = Field(
-        {FIRST_RELEASE: ReleaseConfig()}, min_length=1, description="releases by name, oldest first"
+        {FIRST_RELEASE: ReleaseConfig()}, description="releases by name, oldest first"
     )
 
     @model_validator(mode="after")
@@ -201,10 +197,10 @@ class ModelConfig(_Section):
         return Config.model_validate(merged(self.settings, self.releases[release].settings))
 
 
-class ClusterConfig(_Section):
+class ClusterConfig(Section):
     """The content of cluster.yaml."""
 
-    models: tuple[ModelConfig, ...] = Field(min_length=1, description="each with its own ports and replicas")
+    models: tuple[ModelConfig, ...] = Field(description="each with its own ports and replicas")
     listen: ListenConfig = ListenConfig()
     routing: RoutingConfig = RoutingConfig()
     health: HealthConfig = HealthConfig()
@@ -219,12 +215,18 @@ class ClusterConfig(_Section):
     @field_validator("models")
     @classmethod
     def _differ(cls, models: tuple[ModelConfig, ...]) -> tuple[ModelConfig, ...]:
+        if not models:  # `min_length` would count the valid ones only, and complain about a single invalid one
+            raise ValueError("must name at least one model")
         names: set[str] = set()
+        apps: dict[str, str] = {}
         ports: dict[int, str] = {}
         for model in models:
             if model.name in names:
                 raise ValueError(f"two models are named {model.name!r}")
             names.add(model.name)
+            for app in (f"{model.name}.{release}" for release in model.releases):
+                if (owner := apps.setdefault(app, model.name)) != model.name:
+                    raise ValueError(f"{app} is a release of {owner} and of {model.name}; rename one of them")
             for place, port in _ports(model):
                 if (owner := ports.setdefault(port, place)) != place:
                     raise ValueError(f"{place} is {port}, the same as {owner}; each model needs its own ports")

@@ -218,23 +218,29 @@ def with_weights(fleet: Fleet, model: str, weights: Mapping[str, int]) -> Fleet:
     """Changes ``weights``, by release; releases that are not named keep theirs.
 
     Raises:
-        ConfigError: a release is unknown, no release would have a weight, or a release without a ready replica would
-            gain weight.
+        ConfigError: a release is unknown, no release would have a weight, or the share of a named release without a
+            ready replica would grow.
     """
+    former = {release.name: release.weight for release in fleet.releases.get(model, ())}
+    wanted = {**former, **weights}
     for name, weight in weights.items():
-        release = fleet.release(model, name)
+        fleet.release(model, name)
         if weight < 0:
             raise ConfigError(f"{model}/{name}: a weight of {weight}; it must be 0 or more")
-        if weight > release.weight and not fleet.pool(model, name):
+        if percentages(wanted)[name] > percentages(former)[name] and not fleet.pool(model, name):
             raise ConfigError(f"{model}/{name} has no replica that is ready; start some before it gets sessions")
-    former = {release.name: release.weight for release in fleet.releases[model]}
-    wanted = {**former, **weights}
     if not any(wanted.values()):
         raise ConfigError(f"{model}: every release would have the weight 0, and no call could be served")
     if former == wanted:
         return fleet
     changed = tuple(replace(release, weight=wanted[release.name]) for release in fleet.releases[model])
     return replace(fleet, releases={**fleet.releases, model: changed}, earlier={**fleet.earlier, model: former})
+
+
+def percentages(weights: Mapping[str, int]) -> dict[str, int]:
+    """The share of each weight in their sum, in percent, rounded."""
+    whole = sum(weights.values()) or 1
+    return {name: round(100 * weight / whole) for name, weight in weights.items()}
 
 
 def switched(fleet: Fleet, model: str, name: str) -> Fleet:

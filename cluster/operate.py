@@ -20,7 +20,7 @@ from cluster import ray_serve
 from cluster.config import ClusterConfig, fixed_changes
 from cluster.deployment import LOOPBACK, Deployment, deployment_of
 from cluster.envoy_process import EnvoyProcess, check_certificates
-from cluster.fleet import Fleet, with_weights, without_release
+from cluster.fleet import Fleet, percentages, with_weights, without_release
 from cluster.ray_serve import (
     NAMESPACE,
     FleetUnreachableError,
@@ -336,7 +336,7 @@ def canary(reconciler: Any, model: str, release: str, percent: int) -> None:
     left = 100 - percent - sum(weight for name, weight in others.items() if name != giver)
     if left < 0:
         raise ConfigError(f"{model}.{release} cannot have {percent} % of the sessions: the others have {others}")
-    change(reconciler, with_weights, model, {release: percent, giver: left})
+    change(reconciler, with_weights, model, {**others, release: percent, giver: left})
 
 
 def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[str]:
@@ -402,9 +402,7 @@ def _weights(reconciler: Any, model: str) -> dict[str, int]:
     models = ask(reconciler, "status")
     if model not in models:
         raise ConfigError(f"no model {model!r} in the fleet; there are: {', '.join(models)}")
-    weights = {name: release["weight"] for name, release in models[model].items()}
-    whole = sum(weights.values())
-    return {name: round(100 * weight / whole) for name, weight in weights.items()}
+    return percentages({name: release["weight"] for name, release in models[model].items()})
 
 
 def _deployed(reconciler: Any, model: str, release: str | None) -> Deployment:

@@ -56,11 +56,13 @@ class ReplicaProcess:
         self.host, self.http_port, self.grpc_port = host, *free_ports(host, 2)
         self._drain_s = drain_s
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._models = [{"model": name} for name in settings.get("engines") or ()] or [{}]
         own = private_folder(folder)
         for part in ("replicas", replica_id):
             own = private_folder(own / part)
         config, self._log = own / "specdec.yaml", own / "specdec.log"
-        replace_files({config: yaml.safe_dump(self._with_ports(settings_of(settings, replica_id))).encode()})
+        found = self._with_ports(settings_of(settings, replica_id))
+        replace_files({config: yaml.safe_dump(found, sort_keys=False).encode()})  # the first of `engines` is a default
         program = str((python or Path(sys.executable)).expanduser())
         words = [program, "-m", "specdec.cli.main", "serve", "--config", str(config)]
         self.bound_log()
@@ -93,13 +95,24 @@ class ReplicaProcess:
             return False
 
     async def load(self) -> tuple[str, ReplicaLoad]:
-        """Returns the server's numeric fingerprint and its load.
+        """Returns the server's numeric fingerprint and its load. Of several models: their fingerprints, joined by `+`;
+        all that wait, the longest wait, and how busy the busiest is.
 
         Raises:
             ModelError: it does not answer, or refuses the key.
         """
+        answers = [await self._loads(model) for model in self._models]
+        loads = [answer["loads"][0] for answer in answers]
+        found = ReplicaLoad(
+            sum(load["num_waiting_reqs"] for load in loads),
+            max(load["forecast_wait_s"] for load in loads),
+            max(load["utilization"] for load in loads),
+        )
+        return "+".join(answer["numeric_fingerprint"] for answer in answers), found
+
+    async def _loads(self, model: dict[str, str]) -> Any:
         try:
-            answer = await self._client.get("/v1/loads", headers=self._headers)
+            answer = await self._client.get("/v1/loads", params=model, headers=self._headers)
             answer.raise_for_status()
         except httpx.HTTPStatusError as error:
             status = error.response.status_code
@@ -107,10 +120,7 @@ class ReplicaProcess:
             raise ModelError(f"the server answers {status} to /v1/loads{hint}") from None
         except httpx.HTTPError as error:
             raise ModelError(f"the server does not answer: {error!r}") from None
-        body = answer.json()
-        load = body["loads"][0]
-        found = ReplicaLoad(load["num_waiting_reqs"], load["forecast_wait_s"], load["utilization"])
-        return body["numeric_fingerprint"], found
+        return answer.json()
 
     def bound_log(self) -> None:
         """Bounds the server's log; to be called regularly."""

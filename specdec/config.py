@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from specdec.errors import ConfigError
 
@@ -24,14 +24,28 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 LEAST_KV_TOKENS = 128
 
 
-class SpeculationConfig(BaseModel):
+class Section(BaseModel):
+    """A part of a configuration file: refuses unknown fields, infinite numbers, and true or false for other types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _switches_are_no_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
+            raise ValueError(
+                "must not be true or false, as which YAML also reads yes, no, on and off; write null for none, and "
+                "put a text into quotes"
+            )
+        return value
+
+
+class SpeculationConfig(Section):
     """Which drafters are loaded, how far each request may draft, and how the controller behaves.
 
     ``drafters`` are tried together and their proposals merged into one tree. ``max_nodes``, ``max_depth`` and
     ``width`` bound the trees of requests that name no caps of their own.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     enabled: bool = Field(
         True, description="draft at all; false: plain decoding for every request, no drafter is loaded"
@@ -56,10 +70,8 @@ class SpeculationConfig(BaseModel):
     )
 
 
-class EngineConfig(BaseModel):
+class EngineConfig(Section):
     """Everything the engine is built from. Sizes are in tokens unless a name says otherwise."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     target: str = Field("smollm2-135m", min_length=1, description="HF folder, .gguf file, hub id or catalogue name")
     aliases: tuple[Alias, ...] = Field((), description="other names by which requests may ask for the model")
@@ -171,10 +183,8 @@ class EngineConfig(BaseModel):
         return self
 
 
-class ExperimentsConfig(BaseModel):
+class ExperimentsConfig(Section):
     """Experiments that ran when the server ended go on when it is back, whatever ``start`` says."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     folder: Path | None = Field(None, description="folder for plans and records; null: no experiments")
     start: tuple[Path, ...] = Field((), description="YAML files of experiments to start once the model is loaded")
@@ -189,13 +199,11 @@ class ExperimentsConfig(BaseModel):
 _ENDPOINT = re.compile(r"ipc://.+|tcp://(?P<host>\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
 
-class KvEventsConfig(BaseModel):
+class KvEventsConfig(Section):
     """Events of the prefix cache for routers, as vLLM publishes them. Needs the `kv-events` extra.
 
     Of several models the second publishes at the next port, and so on; an ipc path gets `.1`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     endpoint: str | None = Field(
         None, description="ZeroMQ address to publish at, such as tcp://127.0.0.1:5557; null: none"
@@ -260,13 +268,11 @@ _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
 
 
-class ServerConfig(BaseModel):
+class ServerConfig(Section):
     """Where and how people connect. A port of 0 lets the system choose; None leaves that face closed.
 
     ``keys_file``, ``tls_cert``, ``tls_key`` and ``tls_client_ca`` are read again when they change.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     host: str = Field("127.0.0.1", description="address or name to listen on; 0.0.0.0: all")
     grpc_port: int = Field(8400, ge=0, le=65535, description="gRPC port; 0: any free one")
@@ -369,14 +375,12 @@ class ServerConfig(BaseModel):
         return _is_loopback(self.host)
 
 
-class Config(BaseModel):
+class Config(Section):
     """The whole configuration, as a YAML file holds it: ``engine:`` and ``server:``.
 
     ``engines``: several models of one server by name, each with an engine of its own. What ``engine:`` says then holds
     for those that do not say otherwise (its aliases for the first), and once checked ``engine`` is the first.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     engine: EngineConfig = EngineConfig()
     engines: dict[Name, EngineConfig] = {}
@@ -443,25 +447,35 @@ def merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
     """Merge a YAML file with dotted overrides (``{"engine.target": "x"}``; None values are skipped).
 
+    Those of ``engine`` hold for each of the file's ``engines``, ``engine.aliases`` for the first.
+
     Raises:
         ConfigError: the file can not be read, or a field is unknown or out of range; names every such field.
     """
     data = read_mapping(path, "`engine:` and `server:`") if path else {}
+    named = data.get("engines")
+    engines = [("engines", name) for name in named] if isinstance(named, dict) else []
     for dotted, value in (overrides or {}).items():
         if value is None:
             continue
-        node = data
-        *parents, leaf = dotted.split(".")
-        for name in parents:
-            node[name] = node.get(name) or {}  # `engine:` with nothing under it reads as null
-            node = node[name]
-            if not isinstance(node, dict):
-                raise ConfigError(f"{path}: `{name}` must hold a mapping")
-        node[leaf] = value
+        section, *names = dotted.split(".")
+        places = engines if engines and section == "engine" else [(section,)]
+        for place in places[:1] if names == ["aliases"] else places:
+            _put(data, (*place, *names), value, path)
     try:
         return Config.model_validate(data)
     except ValidationError as error:
         raise ConfigError(f"{path or 'configuration'}: {problems(error)}") from None
+
+
+def _put(data: dict[str, Any], names: Sequence[str], value: Any, path: Path | None) -> None:
+    node = data
+    for depth, name in enumerate(names[:-1], 1):
+        node[name] = node.get(name) or {}  # it may be null, as a section with nothing under it
+        node = node[name]
+        if not isinstance(node, dict):
+            raise ConfigError(f"{path}: `{'.'.join(map(str, names[:depth]))}` must hold a mapping")
+    node[names[-1]] = value
 
 
 def problems(error: ValidationError) -> str:
@@ -508,4 +522,4 @@ def read_mapping(path: Path, of: str) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must hold a mapping with {of}")
-    return data
+    return {name: {} if value is None else value for name, value in data.items()}  # `engine:` alone reads as null

@@ -84,7 +84,7 @@ def reporting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--max-tokens", type=click.IntRange(min=1), help="Length limit of an answer; default: the workload's own."
 )
 @click.option("--fixed-length", is_flag=True, help="Every answer has --max-tokens tokens; stops are ignored.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the arrivals.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the arrivals.")
 @credential_options
 @reporting_options
 def serve_load_command(**values: Any) -> None:

@@ -150,7 +150,7 @@ LEAST_GOODPUT = 0.9
 @number_option("--factor", default=4.0, least=1, help="Arrival rate over the peak rate.")
 @number_option("--minutes", default=3.0, least=0.05, help="Duration of the overload.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=32, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the arrivals.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the arrivals.")
 @json_option
 def overload_command(config: Config, as_json: bool, **options: Any) -> None:
     """Start a server, find its peak, and send several times that load.
@@ -271,7 +271,7 @@ def restart_command(config: Config, as_json: bool, **options: Any) -> None:
 @click.option("--minutes", type=click.FloatRange(min=0.01), default=60.0, show_default=True)
 @click.option("--clients", type=click.IntRange(min=1), default=12, show_default=True)
 @number_option("--shift", default=60.0, least=0.5, help="Seconds between samples.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random visits.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random visits.")
 @json_option
 def soak_command(config: Config, minutes: float, clients: int, shift: float, seed: int, as_json: bool) -> None:
     """Start a server and put mixed load on it: streams, editor sessions, cancelled calls, clients that vanish.

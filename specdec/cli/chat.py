@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specdec.cli.generate import Answer, model_options, pop_call, write_text
-from specdec.cli.options import PromptRequest, ScreenCommand
+from specdec.cli.options import TEXT, PromptRequest, ScreenCommand, check_text
 from specdec.client.prompt import ChatTurn
 from specdec.core.types import Request, SpeculationMode
 from specdec.errors import SpecdecError
@@ -27,7 +27,7 @@ _HELP = "/off, /auto, /on: speculation; /clear: forget the conversation; Ctrl-C:
 
 
 @click.command("chat", cls=ScreenCommand, screen=_SCREEN)
-@click.option("--system", help="System message: instructions that hold for the conversation.")
+@click.option("--system", type=TEXT, help="System message: instructions that hold for the conversation.")
 @model_options
 def chat_command(server: str | None, model: str, system: str | None, **values: Any) -> None:
     """Hold a conversation, and show after each answer what speculation did.
@@ -45,7 +45,7 @@ class Conversation:
 
     def __init__(self, runner: Runner, request: Request, system: str | None = None) -> None:
         """request: the options of every answer; its texts may be drafted from in later ones."""
-        self._runner = runner
+        self._runner, self._model = runner, runner.model
         self._request = replace(request, session=request.session or uuid.uuid4().hex)
         self._system = [ChatTurn("system", system)] if system else []
         self._turns = [*self._system]
@@ -73,16 +73,17 @@ class Conversation:
 
     def _answer(self, text: str) -> None:
         turns = [*self._turns, ChatTurn("user", text)]
-        answer = Answer(self._runner.model, 1, write_text)
+        answer = Answer(self._model, 1, write_text)
         request = replace(self._request, request_id=uuid.uuid4().hex)
         stopped = False
         try:
+            check_text(text, "the line")
             with closing(self._runner.events(PromptRequest(turns, "", request))) as events:
                 for event in events:
                     answer.take(event)
         except KeyboardInterrupt:
             stopped = True
-        except SpecdecError as error:
+        except (SpecdecError, click.UsageError) as error:
             _note(f"Error: {' '.join(str(error).split())}")
             return
         click.echo()

@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specdec.cli.options import (
+    TEXT,
+    FiniteRange,
     PromptRequest,
     ScreenCommand,
     WholeNumber,
     add_engine_options,
     add_options,
+    check_text,
     credential_options,
     drafter_names,
     engine_named,
@@ -58,7 +61,7 @@ if TYPE_CHECKING:
 
 
 PREDICTION_OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("--prediction", {}, "What the output is expected to look like: drafted from, never forced."),
+    ("--prediction", {"type": TEXT}, "What the output is expected to look like: drafted from, never forced."),
     ("--prediction-file", {"type": click.Path(exists=True, dir_okay=False, path_type=Path)}, "The same, from a file."),
 )
 GRAMMAR_OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -66,7 +69,7 @@ GRAMMAR_OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--json-object", {"is_flag": True}, "The output must be a JSON object."),
     ("--regex", {}, "The output must match this regular expression (Rust syntax) as a whole."),
     ("--ebnf", {"metavar": "FILE_OR_TEXT"}, "The output must follow this grammar: Lark rules with a start, or GBNF."),
-    ("--choice", {"multiple": True}, "The output must be one of these texts; give one --choice for each."),
+    ("--choice", {"type": TEXT, "multiple": True}, "The output must be one of these texts; a --choice for each."),
 )
 
 
@@ -81,7 +84,7 @@ def pop_prediction(values: dict[str, Any]) -> str:
         raise click.UsageError("--prediction and --prediction-file can not be used together")
     if file is not None:
         return _read(file, "--prediction-file")
-    return check_text(text or "", "--prediction")
+    return text or ""
 
 
 def pop_grammar(values: dict[str, Any]) -> GrammarParams | None:
@@ -102,8 +105,7 @@ def pop_grammar(values: dict[str, Any]) -> GrammarParams | None:
     if kind == GrammarKind.JSON_OBJECT:
         return GrammarParams(kind)
     if kind == GrammarKind.CHOICE:
-        texts = [check_text(text, _flag(kind)) for text in value]
-        return GrammarParams(kind, json.dumps(texts, ensure_ascii=False))
+        return GrammarParams(kind, json.dumps(value, ensure_ascii=False))
     if kind in _MARKS and os.path.isfile(value):
         return GrammarParams(kind, _read(Path(value), _flag(kind)))
     if kind in _MARKS and _MARKS[kind] not in value:
@@ -113,19 +115,6 @@ def pop_grammar(values: dict[str, Any]) -> GrammarParams | None:
 
 # Grammars that may be given as a file, and what every such grammar contains.
 _MARKS = {GrammarKind.JSON_SCHEMA: "{", GrammarKind.EBNF: ":"}
-
-
-def check_text(text: str, name: str) -> str:
-    """``text`` as it is, which came from the command line.
-
-    Raises:
-        click.UsageError: its bytes were not UTF-8.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise click.UsageError(f"{name} is not valid UTF-8") from None
-    return text
 
 
 def _flag(kind: GrammarKind) -> str:
@@ -141,6 +130,7 @@ def _read(path: Path, flag: str) -> str:
 
 
 _U32 = WholeNumber(0, 2**32 - 1)
+_TIMEOUT = FiniteRange(0, 10**9, min_open=True)  # gRPC's clock has 64-bit nanoseconds: a later end is a past one
 _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--max-tokens", {"type": _U32, "default": 256, "show_default": True}, "Longest output."),
     ("--min-tokens", {"type": _U32, "default": 0}, "Shortest output."),
@@ -153,7 +143,7 @@ _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--frequency-penalty", {"type": float, "default": 0.0}, "Subtracted per occurrence in the output."),
     ("--seed", {"type": WholeNumber(0, 2**64 - 1)}, "Same seed, same tokens. Drawn when not given."),
     ("--n", {"type": WholeNumber(1, 2**32 - 1), "default": 1}, "Samples of the prompt."),
-    ("--stop", {"multiple": True}, "Stop at this text; may be repeated."),
+    ("--stop", {"type": TEXT, "multiple": True}, "Stop at this text; may be repeated."),
     ("--ignore-eos", {"is_flag": True}, "Do not stop at the model's end token."),
     ("--logprobs", {"type": _U32}, "Log-probabilities of the chosen and the k likeliest tokens; needs --json."),
     ("--speculation", {"type": click.Choice([m.value for m in SpeculationMode]), "default": "auto"},
@@ -161,9 +151,10 @@ _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--max-nodes", {"type": _U32}, "Draft nodes of one tree."),
     ("--max-depth", {"type": _U32}, "Depth of one tree."),
     ("--width", {"type": _U32}, "Children per node."),
-    ("--session", {"default": ""}, "Name of an editor or conversation whose earlier texts may be drafted from."),
+    ("--session", {"type": TEXT, "default": ""},
+     "Name of an editor or conversation whose earlier texts may be drafted from."),
     ("--target-tpot-ms", {"type": float}, "Milliseconds per token to keep to: drafts go to those that lag behind."),
-    ("--timeout", {"type": float}, "Seconds after which the request is given up."),
+    ("--timeout", {"type": _TIMEOUT}, "Seconds after which the request is given up."),
 )  # fmt: skip
 
 
@@ -190,7 +181,7 @@ def _request(request_id: str, values: dict[str, Any], drafters: tuple[str, ...],
             indexes=indexes or None,
         ),
         deadline_s=v["timeout"],
-        session=check_text(v["session"], "--session"),
+        session=v["session"],
         target_tpot_ms=v["target_tpot_ms"],
         grammar=pop_grammar(values),
     )

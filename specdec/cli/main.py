@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
+import io
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,8 +25,8 @@ class LazyCommand(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """`specdec --help` is instant, because nothing heavy is imported for it. A `SpecdecError` ends any subcommand with
-    one line on standard error and exit code 1."""
+    """`specdec --help` is instant, because nothing heavy is imported for it. A `SpecdecError`, or an error of the
+    system such as a full disk, ends any subcommand with one line on standard error and exit code 1."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,6 +64,11 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except SpecdecError as error:
             raise click.ClickException(" ".join(str(error).split())) from error
+        except OSError as error:
+            # click ends in silence where the reader of a pipe left; an error without a number may have no text.
+            if error.errno in (None, errno.EPIPE):
+                raise
+            raise click.ClickException(str(error)) from error
 
 
 _COMMANDS = {
@@ -89,6 +97,9 @@ _COMMANDS = {
 @click.version_option(specdec.__version__, prog_name="specdec")
 def cli() -> None:
     """A speculative-decoding-first LLM serving engine."""
+    # Python reads arguments like this too; `check_text` finds what was not UTF-8 in both.
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import types
 import typing
@@ -23,6 +24,31 @@ if TYPE_CHECKING:
 
 
 Command = Callable[..., Any]
+
+
+def check_text(text: str, name: str) -> str:
+    """``text`` as it is, which came from the command line.
+
+    Raises:
+        click.UsageError: its bytes were not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise click.UsageError(f"{name} is not valid UTF-8") from None
+    return text
+
+
+class _Text(click.ParamType):
+    """Text whose bytes were UTF-8."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return check_text(value, param.opts[0] if param is not None else self.name)
+
+
+TEXT = _Text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +124,7 @@ _MODEL = (
 
 def model_option(command: Command) -> Command:
     """Add ``--model`` to ``command``, which receives ``model``, empty where it is not given."""
-    return click.option("--model", default="", metavar="NAME", help=_MODEL)(command)
+    return click.option("--model", type=TEXT, default="", metavar="NAME", help=_MODEL)(command)
 
 
 def engine_named(config: Config, name: str) -> EngineConfig:
@@ -134,8 +160,8 @@ def add_server_options(command: Command) -> Command:
 
 def add_engine_options(command: Command) -> Command:
     """Add the engine's options to ``command``, which gives its keyword arguments to `pop_config` itself."""
-    drafter = click.option("--drafter", "--drafters", multiple=True, help=_DRAFTERS)
-    index = click.option("--index", multiple=True, help=_INDEX)
+    drafter = click.option("--drafter", "--drafters", type=TEXT, multiple=True, help=_DRAFTERS)
+    index = click.option("--index", type=TEXT, multiple=True, help=_INDEX)
     file = click.option("--config", "config_file", type=_FILE, help=_CONFIG)
     return file(config_options(drafter(index(command)), _ENGINE))
 
@@ -145,6 +171,7 @@ def pop_config(values: dict[str, Any]) -> Config:
 
     Raises:
         ConfigError: a value is out of range, or the configuration file is bad; names every such field.
+        click.UsageError: a target is given besides a file with `engines`.
     """
     drafters, indexes = drafter_names(values.pop("drafter")), _index_files(values.pop("index"))
     file = values.pop("config_file")
@@ -155,7 +182,13 @@ def pop_config(values: dict[str, Any]) -> Config:
         overrides["engine.speculation.drafters"] = drafters
     if indexes:
         overrides["engine.indexes"] = indexes
-    return load_config(file, overrides)
+    config = load_config(file, overrides)
+    if config.engines and overrides.get("engine.target") is not None:
+        raise click.UsageError(
+            f"MODEL and --target can not be used with the `engines` of {file}, which have targets of their own; "
+            "change engines.NAME.target there"
+        )
+    return config
 
 
 def _index_files(given: tuple[str, ...]) -> dict[str, str]:
@@ -227,7 +260,7 @@ def _parameter_type(field: FieldInfo) -> Any:
         return WholeNumber(lowest, bounds.get("le"))
     if annotation is float:
         return click.FloatRange(lowest, bounds.get("le"), min_open="gt" in bounds)
-    return str
+    return TEXT
 
 
 class WholeNumber(click.IntRange):
@@ -235,6 +268,20 @@ class WholeNumber(click.IntRange):
 
     def _describe_range(self) -> str:
         return "" if self.max in (2**32 - 1, 2**64 - 1) else super()._describe_range()
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found: int = click.IntRange(self.min, self.max).convert(value, param, ctx)  # its errors name the whole range
+        return found
+
+
+class FiniteRange(click.FloatRange):
+    """A range that refuses nan too, which is neither below nor above anything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return found
 
 
 class ScreenCommand(click.Command):
@@ -297,6 +344,7 @@ def read_server(_: click.Context, option: click.Parameter, text: str | None) -> 
     if "https://" in text or "grpcs://" in text:
         raise click.BadParameter("give HOST:PORT without a scheme, and --tls", param=option)
     places = [one.strip().split("://")[-1].rstrip("/") for one in text.split(",")]
+    places = [f"[{place}]" if place.count(":") > 1 and "]" not in place else place for place in places]  # IPv6
     return ",".join(place if re.search(r":\d+$", place) or not place else f"{place}:{_GRPC_PORT}" for place in places)
 
 

@@ -88,7 +88,7 @@ _SCREEN = {
     show_default=True,
     help="Draft time per step, with --tokens-per-step.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all random numbers.")
+@click.option("--seed", type=_COUNT, default=0, show_default=True, help="Of all random numbers.")
 @json_option
 @click.pass_context
 def plan_group(ctx: click.Context, **values: Any) -> None:
@@ -240,7 +240,7 @@ def _memory_bandwidth(config: EngineConfig, info: EngineInfo) -> float:
 @click.option("--rate", type=_POSITIVE, help="Requests per second; default: 0.6 of the servers' capacity.")
 @click.option("--duration", type=_POSITIVE, default=40.0, show_default=True, help="Seconds of the load.")
 @click.option("--max-tokens", type=_SOME, default=48, show_default=True, help="Length limit of every answer.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the arrivals.")
+@click.option("--seed", type=_COUNT, default=0, show_default=True, help="Of the arrivals.")
 @click.option("--out", type=_OUT, help="Write all figures to this file, as JSON.")
 def check_command(config: Config, replicas: int, out: Path | None, **values: Any) -> None:
     """Run a Poisson load on real servers, simulate the same arrivals, and show both."""

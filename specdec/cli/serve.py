@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specdec.cli.options import (
+    TEXT,
     ScreenCommand,
     add_server_options,
     config_options,
@@ -70,8 +71,8 @@ def _more_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("serve", cls=ScreenCommand, screen=_SCREEN)
-@click.argument("model", required=False)
-@click.option("--model", "named", metavar="MODEL", help="The same as MODEL and --target.")
+@click.argument("model", type=TEXT, required=False)
+@click.option("--model", "named", type=TEXT, metavar="MODEL", help="The same as MODEL and --target.")
 @click.option("--port", type=click.IntRange(0, 65535), help="The same as --http-port.")
 @add_server_options
 @_more_options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from specdec.client.connection import Credentials
 from specdec.config import EngineConfig
 from specdec.core.types import (
     Delta,
+    EngineInfo,
     Finished,
     FinishReason,
     GrammarKind,
@@ -31,6 +33,7 @@ from specdec.core.types import (
     Timings,
     Usage,
 )
+from specdec.errors import ModelError
 from tests.fake_engine import DEFAULT_SEED, FakeEngine
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.harness import running_server
@@ -138,6 +141,44 @@ def test_ctrl_c_stops_an_answer_of_a_chat_and_not_the_chat(run_on: Callable[[Spy
     stopped, whole = result.stdout.splitlines()
     assert "user:hello;".startswith(stopped)
     assert whole == f"user:hello;assistant:{stopped};user:again;"
+
+
+class LostEngine(SpyEngine):
+    """Can not be reached when the second request comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 0
+
+    def submit(self, request: Request) -> None:
+        if len(self.requests) == 1 and not self.failures:
+            self.failures += 1
+            raise ModelError("no server answers")
+        super().submit(request)
+
+    def info(self) -> EngineInfo:
+        if len(self.requests) == 1 and not self.failures:
+            raise ModelError("no server answers")
+        return super().info()
+
+
+def test_a_chat_survives_a_server_that_is_away_for_a_while(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    run_on(LostEngine())
+    result = CliRunner().invoke(cli, ["chat"], input="hi\nlost\nagain\n")
+    assert result.exit_code == 0, result.output
+    assert "Error: no server answers" in result.stderr
+    assert result.stdout.splitlines() == ["user:hi;", "user:hi;assistant:user:hi;;user:again;"]
+
+
+def test_a_chat_survives_a_line_that_is_not_utf_8(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    engine = SpyEngine()
+    run_on(engine)
+    result = CliRunner().invoke(cli, ["chat"], input=b"hi\n\xff\nagain\n")
+    assert result.exit_code == 0, result.output
+    assert "Error: the line is not valid UTF-8" in result.stderr
+    assert len(engine.requests) == 2
+    refused = CliRunner().invoke(cli, ["chat", "--system", "\udcff"])
+    assert (refused.exit_code, "--system is not valid UTF-8" in refused.stderr) == (2, True)
 
 
 def test_every_option_reaches_the_request(run_on: Callable[[SpyEngine], Invoke]) -> None:
@@ -295,12 +336,26 @@ def test_misuse_is_reported(run_on: Callable[[SpyEngine], Invoke]) -> None:
     for args in (
         ["x", "--logprobs", "2"], ["x", "--threads", "-1"], ["x", "--seed", "-1"], ["x", "--n", "0"], ["\udcff"],
         ["x", "--prediction", "\udcff"], ["x", "--session", "\udcff"], ["x", "--choice", "\udcff"],
+        ["x", "--stop", "\udcff"], ["x", "--model", "\udcff"], ["x", "--drafter", "\udcff"], ["x", "--draft", "\udcff"],
         ["x", "--regex", "\udcff"], ["x", "--prediction-file", "/no/such/file"], ["x", "--json-schema", sys.executable],
         ["x", "--json-object", "--regex", "a"], ["x", "--choice", "a", "--ebnf", "b"],
         ["x", "--prediction", "a", "--prediction-file", __file__],
     ):  # fmt: skip
         result = invoke(*args)
         assert (result.exit_code, "Error" in result.stderr) == (2, True), args
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "allowed"),
+    [
+        ("--n", "0", "1<=x<=4294967295"), ("--top-k", "-1", "0<=x<=4294967295"), ("--threads", "-1", "x>=0"),
+        *[("--timeout", value, "0<x<=1000000000") for value in ("0", "-1", "1e10", "inf", "nan")],
+    ],
+)  # fmt: skip
+def test_a_number_out_of_range_is_refused_with_the_range(flag: str, value: str, allowed: str) -> None:
+    result = CliRunner().invoke(cli, ["generate", "--server", "127.0.0.1:1", "x", flag, value])
+    assert result.exit_code == 2
+    assert re.search(rf"'{flag}': \S+ is not in the range {re.escape(allowed)}\.$", result.stderr.strip())
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,13 @@ def test_version_and_unknown_command() -> None:
         assert result.stderr.endswith(f"Error: No such command {said}\n")
 
 
+def test_a_full_disk_is_reported_in_one_line() -> None:
+    words = [sys.executable, "-m", "specdec.cli.main", "models", "list"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "Error: [Errno 28] No space left on device\n")
+
+
 def test_serve_rejects_a_port_in_use_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -133,6 +140,7 @@ def test_two_spellings_of_an_option_are_rejected(words: list[str]) -> None:
     [
         ("http://127.0.0.1:8400/", "127.0.0.1:8400"), ("grpc://box:1", "box:1"), ("box", "box:8400"),
         ("a:1, http://b:2", "a:1,b:2"), ("[::1]:5", "[::1]:5"), ("[::1]", "[::1]:8400"),
+        ("::1", "[::1]:8400"), ("http://fe80::2/,a", "[fe80::2]:8400,a:8400"),
     ],
 )  # fmt: skip
 def test_server_addresses_parse_in_every_usual_form(given: str, read: str) -> None:
@@ -144,6 +152,15 @@ def test_a_model_is_the_target_without_engines() -> None:
     assert engine_named(Config(engine=EngineConfig(target="m")), "m").target == "m"
     with pytest.raises(click.UsageError, match="the target is already m"):
         engine_named(Config(engine=EngineConfig(target="m")), "other")
+
+
+@pytest.mark.parametrize("words", [["serve", "m"], ["generate", "x", "--target", "m"]])
+def test_a_target_besides_engines_is_refused(words: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("engines: {a: {target: x}}")
+    result = CliRunner().invoke(cli, [*words, "--config", str(file)])
+    assert result.exit_code == 2
+    assert "change engines.NAME.target there" in result.stderr
 
 
 def test_an_https_address_names_the_option_for_it() -> None:

@@ -21,7 +21,7 @@ def load(folder: Path, data: Any) -> Any:
 
 
 def test_a_model_needs_only_a_name(tmp_path: Path) -> None:
-    config = load(tmp_path, {"models": [CODER]})
+    config = load(tmp_path, {"models": [CODER], "listen": None})
     model = config.model("coder")
     assert (model.http_port, model.grpc_port, list(model.releases)) == (8401, 8400, ["blue"])
     assert model.server_config("blue").engine.target == "smollm2-135m"
@@ -42,7 +42,11 @@ def test_settings_of_a_release_override_the_models(tmp_path: Path) -> None:
     [
         ({}, "models: Field required"),
         ([], "must hold a mapping with `models:`"),
-        ({"models": []}, "models: Tuple should have at least 1 item"),
+        ({"models": []}, "models: Value error, must name at least one model"),
+        (
+            {"models": [{**CODER, "releases": {"v2.blue": {}}}, {"name": "coder.v2", "http_port": 1, "grpc_port": 2}]},
+            "coder.v2.blue is a release of coder and of coder.v2; rename one",
+        ),
         ({"models": [{"name": "a b"}]}, "models.0.name"),
         ({"models": [CODER, {**CODER, "http_port": 1, "grpc_port": 2}]}, "two models are named 'coder'"),
         ({"models": [CODER, {"name": "chat"}]}, "chat.http_port is 8401, the same as coder.http_port"),
@@ -52,11 +56,12 @@ def test_settings_of_a_release_override_the_models(tmp_path: Path) -> None:
         ({"models": [{**CODER, "replicas": {"min": 3}}]}, "models.0.replicas: Value error, min is 3, above max"),
         ({"models": [{**CODER, "settings": {"engine": {"treads": 1}}}]}, "settings of release blue: engine.treads"),
         ({"models": [{**CODER, "releases": {"blue": {"weight": 0}}}]}, "releases: at least one needs a weight above 0"),
-        ({"models": [{**CODER, "releases": {}}]}, "models.0.releases"),
+        ({"models": [{**CODER, "releases": {}}]}, "models.0: Value error, releases: at least one needs"),
         ({"models": [CODER], "routing": {"affinity_headers": ["X-Session"]}}, "routing.affinity_headers.0"),
         ({"models": [CODER], "routing": {"hash_balance_factor": 100}}, "routing.hash_balance_factor"),
         ({"models": [CODER], "listen": {"tls_cert": "c.pem"}}, "listen: Value error, tls_cert needs tls_key"),
         ({"models": [CODER], "listen": {"tls_client_ca": "c.pem"}}, "tls_client_ca needs tls_cert"),
+        ({"models": [{**CODER, "http_port": False}]}, "models.0.http_port: Value error, must not be true or false"),
         ({"models": [CODER], "drain": 3}, "drain: Extra inputs"),
         ({"models": [CODER], "drain_s": float("inf")}, "drain_s: Input should be a finite number"),
         ({"models": [{**CODER, "replicas": {"gpus": 1.5}}]}, "models.0.replicas.gpus: Value error, 1.5 GPUs"),
@@ -92,6 +97,13 @@ def test_invalid_fields_are_named(tmp_path: Path, data: Any, problem: str) -> No
         load(tmp_path, data)
     assert problem in str(caught.value)
     assert "cluster.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [{"name": "a b"}, {**CODER, "releases": {"blue": {"weight": 101}}}])
+def test_an_invalid_item_is_the_only_problem(tmp_path: Path, model: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, {"models": [model]})
+    assert ";" not in str(caught.value)
 
 
 def test_a_relative_folder_does_not_depend_on_the_working_directory(

@@ -19,6 +19,7 @@ import pytest
 from cluster import envoy_process
 from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
+from cluster.reconciler import ready
 from cluster.state_folder import locked, private_folder
 from specdec.errors import ConfigError, ModelError, SpecdecError
 from tests.cluster.envoy_fleet import free_port
@@ -336,6 +337,28 @@ def test_a_change_that_cannot_be_recorded_is_not_started(fleet: Fleet, monkeypat
 def test_the_only_release_keeps_all_sessions(fleet: Fleet) -> None:
     with pytest.raises(ConfigError, match="coder has no release but blue"):
         fleet.operate.canary(started(fleet), "coder", "blue", 5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "percent"), [((1, 1, 0), (45, 50)), ((100, 100, 0), (45, 50)), ((30, 30, 30), (62, 33))]
+)
+def test_a_canary_gets_its_share_whatever_the_weights_were(
+    fleet: Fleet, weights: tuple[int, ...], percent: tuple[int, ...]
+) -> None:
+    """``red`` has no ready replica: its weight is written anew, and its share stays."""
+    names = ("blue", "red", "green")
+    releases = {name: {"weight": weight} for name, weight in zip(names, weights, strict=True)}
+    fleet.config = fleet.configured(model={"releases": releases})
+    fleet.ray.running = True
+    reconciler = fleet.ray_serve.start_reconciler(fleet.config)
+    for name in ("blue", "green"):
+        replica = fleet.operate.ask(reconciler, "join", "coder", name, "127.0.0.1")
+        fleet.operate.ask(reconciler, "beat", ready(replica, 1, 2, "f" * 32), None)
+    fleet.operate.canary(reconciler, "coder", "green", 5)
+    found = fleet.operate.status(reconciler)["models"]["coder"]
+    assert tuple(found[name]["weight"] for name in names) == (*percent, 5)
+    with pytest.raises(ConfigError, match="coder/red has no replica that is ready"):
+        fleet.operate.canary(reconciler, "coder", "red", 60)
 
 
 def test_a_restarted_reconciler_continues_from_its_file_or_without(fleet: Fleet) -> None:

@@ -6,9 +6,11 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
+from cluster.autoscale import ReplicaLoad
 from cluster.config import ClusterConfig, settings_of
 from cluster.deployment import deployment_of
 from cluster.replica_process import ReplicaProcess
@@ -35,6 +37,25 @@ def test_every_replica_has_its_own_files(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert {stat.S_IMODE(parent.stat().st_mode) for parent in (*file.parents,)[:3]} == {0o700}
     assert settings_of(["{replica}", 3], "a") == ["a", 3]
+
+
+async def test_a_replica_of_several_models_is_judged_by_all(tmp_path: Path) -> None:
+    """The order of the models stays: the first one takes calls that name none."""
+    server = {"": ("e", 5, 0.5, 0.25), "writer": ("f", 1, 0.5, 0.25), "coder": ("a", 2, 0.25, 1.0)}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        fingerprint, waiting, wait_s, busy = server[request.url.params.get("model", "")]
+        load = {"num_waiting_reqs": waiting, "forecast_wait_s": wait_s, "utilization": busy}
+        return httpx.Response(200, json={"numeric_fingerprint": fingerprint, "loads": [load]})
+
+    found = []
+    for place, settings in enumerate(({"engines": {"writer": {}, "coder": None}}, {"engines": {}}, {})):
+        process = replica(tmp_path / str(place), settings)
+        process._client = httpx.AsyncClient(base_url="http://a", transport=httpx.MockTransport(answer))
+        found.append(await process.load())
+    assert found == [("f+a", ReplicaLoad(3, 0.5, 1.0)), *[("e", ReplicaLoad(5, 0.5, 0.25))] * 2]
+    written = yaml.safe_load((tmp_path / "0" / "replicas" / "coder.blue.0" / "specdec.yaml").read_text())
+    assert [*written["engines"]] == ["writer", "coder"]
 
 
 def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:

@@ -35,6 +35,16 @@ def test_engines_inherit_unset_fields(tmp_path: Path) -> None:
     assert Config.model_validate_json(config.model_dump_json()) == config
 
 
+def test_options_win_over_the_fields_of_every_engine(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"{TWO}  bare:\n")
+    options = {"engine.kv_tokens": 2048, "engine.aliases": ["m"], "engine.speculation.max_nodes": 3}
+    engines = load_config(file, options).engines.values()
+    assert [engine.kv_tokens for engine in engines] == [2048] * 3
+    assert [engine.aliases for engine in engines] == [("m",), ("codestral",), ()]
+    assert [(engine.speculation.max_nodes, engine.speculation.width) for engine in engines] == [(3, 2)] * 3
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

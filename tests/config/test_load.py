@@ -28,17 +28,22 @@ def test_a_draft_model_enables_its_drafter(tmp_path: Path) -> None:
 def test_overrides_win_and_empty_sections_are_valid(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, "engine:\nserver: {grpc_port: 1}\n"), {"engine.target": "x"})
     assert (config.engine.target, config.server.grpc_port) == ("x", 1)
+    assert load_config(write(tmp_path, "engine:\nengines:\nserver:\n")) == load_config()
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("engine: {targt: x}", "targt"),
+        ("enigne:", "enigne"),
         ("engine: {max_batch: 0}", "max_batch"),
         ("engine:\n  threads: 1\n  threads: 2\n", r"line 3: the key `threads` is given twice"),
         ("server: {drain_s: 1}\nserver: {drain_s: 2}\n", r"line 2: the key `server` is given twice"),
         ("server: {drain_s: .inf}", r"server\.drain_s: .*finite number"),
         ("engine: {speculation: {profile_s: .nan}}", r"engine\.speculation\.profile_s: .*finite number"),
+        ("server: {http_port: no}", r"server\.http_port: .*not be true or false"),
+        ("server: {drain_s: off}", r"server\.drain_s: .*not be true or false"),
+        ("engine: {speculation: {max_nodes: on}}", r"engine\.speculation\.max_nodes: .*not be true or false"),
         ("engine: {aliases: [a b]}", "engine.aliases.0"),
         ("engine: {prefill_chunk: 500}", "prefill_chunk"),
         ("engine: {speculation: {drafters: [model]}}", "model"),

@@ -79,6 +79,7 @@ def test_a_trace_at_its_own_times_and_at_a_rate(path: str, tmp_path: Path) -> No
             "objective: 4 replicas do not meet it",
         ),
         (("--profile", "P", "--rate", "0.001", "--duration", "1", "--replicas", "1"), "no request arrives"),
+        (("--profile", "P", "--rate", "1", "--replicas", "1", "--seed", "-1"), "'--seed': -1 is not in the range x>=0"),
         (("--profile", "P", "export", "--out", "x"), "give the options of `export` after it"),
         (("export", "--out", "x", "--captured", "P"), "--captured needs --decisions"),
     ],
