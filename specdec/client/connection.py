@@ -309,9 +309,12 @@ def _as_metadata(name: str) -> str:
     return quote(name, safe=_PLAIN)
 
 
+_NO_END_S = 1e9  # gRPC's clock has 64 bits of nanoseconds: a much later end is a past one
+
+
 def end_of(timeout_s: float | None) -> float | None:
-    """The end of a call's timeout, in monotonic seconds."""
-    return None if timeout_s is None else time.monotonic() + timeout_s
+    """The end of a call's timeout, in monotonic seconds; None: it has none, or one of more than 30 years."""
+    return None if timeout_s is None or timeout_s > _NO_END_S else time.monotonic() + timeout_s
 
 
 def time_left(until: float | None) -> float | None:
