@@ -191,18 +191,23 @@ def _extents(text: str) -> dict[str, int]:
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     found, start = {}, 0
     for entry in root.value if isinstance(root, yaml.SequenceNode) else ():
-        fields = {key.value: value for key, value in entry.value}
-        end = text.find("\n", max(map(_content_end, fields.values()))) + 1 or len(text)
-        found[str(fields["name"].value)], start = end - start, end
+        fields = {key.value: (key.end_mark.index, value) for key, value in entry.value}
+        end = max(_content_end(*field) for field in fields.values())
+        if text[end - 1] != "\n":  # a block of text ends with its line
+            end = text.find("\n", end) + 1 or len(text)
+        found[str(fields["name"][1].value)], start = end - start, end
     return found
 
 
-def _content_end(node: yaml.Node) -> int:
-    """The end of a node without the comments and blank lines behind it, which YAML counts to it."""
+def _content_end(place: int, node: yaml.Node) -> int:
+    """The end of the node at ``place`` without the comments and blank lines behind it, which YAML counts to it."""
+    if node.start_mark.index < place:
+        return place  # an alias, whose marks are those of its anchor
     if isinstance(node, yaml.MappingNode) and node.value and not node.flow_style:
-        return _content_end(node.value[-1][1])
+        key, value = node.value[-1]
+        return _content_end(key.end_mark.index, value)
     if isinstance(node, yaml.SequenceNode) and node.value and not node.flow_style:
-        return _content_end(node.value[-1])
+        return _content_end(node.start_mark.index, node.value[-1])
     return int(node.end_mark.index)
 
 
@@ -230,12 +235,12 @@ def add_key(path: Path, entry: KeyEntry) -> None:
 def _parse(text: str, path: Path) -> list[KeyEntry]:
     try:
         entries = _ENTRIES.validate_python(load_yaml(text) or [])
-    except yaml.YAMLError as error:
-        raise ConfigError(f"server.keys_file: {path} is not valid YAML: {error}") from None
     except ValidationError as error:
         # The message must not contain values: one may be a key, pasted instead of its hash.
         lines = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors(include_input=False)]
         raise ConfigError(f"server.keys_file: {path}: " + "; ".join(lines)) from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+        raise ConfigError(f"server.keys_file: {path} is not valid YAML: {error}") from None
     for field in ("name", "hash"):
         values = [getattr(entry, field) for entry in entries]
         twice = [entry.name for i, entry in enumerate(entries) if values[i] in values[:i]]
@@ -245,14 +250,17 @@ def _parse(text: str, path: Path) -> list[KeyEntry]:
 
 
 def _replace(path: Path, text: str) -> None:
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+    former = path.stat() if path.exists() else None
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, mode)
+        if former is not None:
+            with contextlib.suppress(PermissionError):  # only root may give a file to another owner
+                os.chown(temporary, former.st_uid, former.st_gid)
+        os.chmod(temporary, 0o600 if former is None else former.st_mode & 0o777)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

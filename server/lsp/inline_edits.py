@@ -123,6 +123,7 @@ class _Prediction:
         self.text = document.text  # the document's text once every edit that was given is applied
         self._message, self._latency = message, latency
         self._given, self._shift = 0, 0  # edits, and by how much they moved what follows them
+        self._waits = False  # whether `next` waits for one
         self._edits: asyncio.Queue[pb.TextEdit | None] = asyncio.Queue()
         self._reading = asyncio.create_task(self._read(client), name="lsp-next-edit")
 
@@ -131,8 +132,8 @@ class _Prediction:
         self._reading.cancel()
 
     def is_taken(self, document: OpenDocument) -> bool:
-        """Whether every edit that was given is in ``document``, and nothing else changed."""
-        return self._given > 0 and document is self.document and document.text == self.text
+        """Whether every edit that was given is in ``document``, nothing else changed, and no caller waits for more."""
+        return self._given > 0 and not self._waits and document is self.document and document.text == self.text
 
     async def next(self) -> pb.TextEdit | None:
         """The next edit, with offsets in the text after those before it; None: there is none.
@@ -140,7 +141,9 @@ class _Prediction:
         Raises:
             CallError: the server does not answer.
         """
+        self._waits = True
         edit = await self._edits.get()
+        self._waits = False
         if edit is None:
             self._edits.put_nowait(None)
             await asyncio.wait([self._reading])
@@ -218,6 +221,8 @@ class InlineEdits:
             if found is not None and found.is_taken(document):
                 edit = await self._next(found)
             if edit is None:
+                if turn != self._latest:  # a newer request has ended this one
+                    return None
                 self.cancel()
                 if not invoked:
                     await asyncio.sleep(self._latency.debounce_s(self.settings.debounce_ms / 1e3))

@@ -38,6 +38,7 @@ def test_added_keys_are_read_back_and_comments_are_kept(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[1, 2", "not valid YAML"),
+        ("- name: 2024-13-45", "not valid YAML"),
         ("a: b", "valid list"),
         (f"- {{name: a, tenant: t, hash: '{HASH}', admn: true}}", "0.admn"),
         (f"- {{name: a/b, tenant: t, hash: '{HASH}'}}", "0.name"),

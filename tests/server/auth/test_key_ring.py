@@ -157,6 +157,20 @@ def test_which_versions_are_complete(old: str, new: str, complete: bool) -> None
         check_complete(*texts)
 
 
+@pytest.mark.parametrize("gone", "abc")
+@pytest.mark.parametrize(
+    "fields", ["  limits: {0}\n", "  hash: >-\n    sha256\n", "  limits: {0}\n  indexes:\n  - x\n"]
+)
+def test_one_entry_may_be_deleted_whatever_its_form(gone: str, fields: str) -> None:
+    def text(names: str) -> str:
+        entries = [fields.format("&shared {max_concurrent: 1}" if name == names[0] else "*shared") for name in names]
+        return "".join(f"- name: {name}\n  tenant: t\n{entry}" for name, entry in zip(names, entries, strict=True))
+
+    check_complete(text("abc"), text("abc".replace(gone, "")))
+    with pytest.raises(ConfigError, match="one at a time"):
+        check_complete(text("abc"), text("a"))
+
+
 def test_a_ring_starts_with_its_keys(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     path.write_text("# none yet\n")

@@ -271,6 +271,25 @@ async def test_the_rest_of_an_answer_waits_until_the_first_edit_is_taken() -> No
     again.cancel()
 
 
+async def test_a_newer_request_does_not_take_the_edit_that_an_older_one_waits_for() -> None:
+    """Both would count the same edits as applied."""
+    desk = Desk()
+    desk.server.answers.put_nowait(pb.TextEdit(start=0, end=4, text="first line"))
+    found = await desk.ask()
+    assert found is not None
+    where = desk.document.range_of(found[0].start, found[0].end)
+    desk.edits.apply(desk.document, [types.TextDocumentContentChangePartial(where, found[0].text)])
+    older = desk.ask()
+    await asyncio.sleep(0)
+    newer = desk.ask()
+    assert await older is None
+    await desk.asked(2)
+    desk.server.answers.put_nowait(pb.TextEdit(start=13, end=17, text="LINE"))
+    edit = await newer
+    assert edit is not None
+    assert desk.document.text[edit[0].start : edit[0].end] == "line"
+
+
 async def test_an_error_of_the_server_is_the_status_until_it_answers() -> None:
     desk = Desk()
     desk.server.answers.put_nowait(CallError(grpc.StatusCode.UNIMPLEMENTED, "no such method", reached=True))
