@@ -341,7 +341,8 @@ def analyse(manifest: Manifest, log: RecordLog) -> Result:
     table, curves = _table(selection, config, rng)
     guardrails = check_guardrails(selection, config, rng)
     outputs = compare_outputs(selection)
-    shares = sample_ratio(selection, config)
+    # As many first requests of each arm are excluded, whatever the weights: the shares are those before.
+    shares = sample_ratio(select(config.model_copy(update={"warmup_requests": 0}), log.records), config)
     problems = _problems(selection, config, outputs, shares)
     verdict = decide(
         primary,
