@@ -221,6 +221,19 @@ class TestTakenUp:
         play(tmp_path, plan(warmup_requests=1), a, b)
         assert a.asked == b.asked == []
 
+    def test_its_time_goes_on_too(self, tmp_path: Path) -> None:
+        config = plan(stopping={"max_duration": "6s"})
+
+        def stop(ask: LoadRequest) -> bool:
+            if ask.name.startswith("000010"):
+                raise KilledError
+            return False
+
+        with pytest.raises(ExceptionGroup):
+            play(tmp_path, config, FakeArm(fails=stop), FakeArm(fails=stop))
+        assert play(tmp_path, config, FakeArm(), FakeArm()) == "6 s have passed"
+        assert 2 * 15 <= len(logged(tmp_path).records) <= 2 * 16  # 0.4 s each
+
     def test_times_go_on_too(self, tmp_path: Path) -> None:
         self.broken_after(tmp_path, 7, False)
         play(tmp_path, plan(warmup_requests=1), FakeArm(), FakeArm())
