@@ -200,7 +200,7 @@ def given_prompts(files: Iterable[Path], tokenizer: Tokenizer) -> Iterator[Promp
         except (UnicodeDecodeError, OSError):
             continue
         if file.suffix == ".jsonl":
-            for line in text.splitlines():
+            for line in text.split("\n"):  # `splitlines` also splits at U+2028, which JSON may contain
                 yield from _line_prompts(line, tokenizer, file.name)
         else:
             yield from _pieces(text, tokenizer, file.name)

@@ -118,15 +118,16 @@ def test_given_files_become_prompts(tmp_path: Path) -> None:
         {"from": "gpt", "value": "Yes."},
         {"from": "human", "value": "Go."},
     ]
-    lines = [json.dumps({"conversations": turns}), json.dumps({"prompt": "Say so."}), "{broken", '{"messages": 3}']
-    (tmp_path / "b.jsonl").write_text("\n".join(lines))
+    breaks = json.dumps({"prompt": "Say\u2028so\x85."}, ensure_ascii=False)  # that end no line
+    lines = [json.dumps({"conversations": turns}), breaks, "{broken", '{"messages": 3}']
+    (tmp_path / "b.jsonl").write_text("\n".join(lines), encoding="utf-8")
     found = list(given_prompts([tmp_path / "a.py", tmp_path / "b.jsonl"], tokenizer))
     plain = [prompt for prompt in found if prompt.origin == "a.py"]
     chats = [prompt for prompt in found if prompt.origin == "b.jsonl"]
     assert len(plain) > 1
     assert tokenizer.decode(list(plain[0].ids)).startswith("def add(first")
     said = [tokenizer.decode(list(prompt.ids[prompt.lead :])) for prompt in chats]
-    assert [text.split("\nassistant")[0] for text in said] == ["Read it.", "Say so."]
+    assert [text.split("\nassistant")[0] for text in said] == ["Read it.", "Say\u2028so\x85."]
     assert "Yes." in said[0]
     assert "Go." in said[0]
     assert all(list(prompt.ids[: prompt.lead]) == chat_lead(tokenizer) for prompt in chats)
