@@ -43,7 +43,7 @@ def test_a_store_cut_at_any_byte_holds_the_complete_texts(tmp_path: Path) -> Non
     (path,) = tmp_path.glob("*.bin")
     data, expected = path.read_bytes(), [text.tokens.tolist() for text in texts]
     assert next(TextStore(tmp_path, "aa").read()).origin == OWN
-    for size in range(len(data) - 1, 7, -1):
+    for size in range(len(data) - 1, -1, -1):
         path.write_bytes(data[:size])
         assert stored(tmp_path) == expected[: sum(end <= size for end in ends)], size
     again = TextStore(tmp_path, "aa")  # the next run writes to a file of its own, behind the torn one
