@@ -123,7 +123,8 @@ def file_prompts(file: Path, tokenizer: Tokenizer, count: int, max_tokens: int |
     found: list[BenchPrompt] = []
     number = 0
     try:
-        for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        # `splitlines` also splits at U+2028, which JSON may contain.
+        for number, text in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
             if not text.strip() or len(found) > count:
                 continue
             line = PromptLine.model_validate_json(text)

@@ -170,7 +170,7 @@ class EditsBench:
         prompts[0] = dataclasses.replace(prompts[0], counted=False)
         reading, run = [ReadAhead(peer) for peer in peers], PeersRun(arms=[peer.arm for peer in peers])
         await PeersBench(reading, self._say).run(prompts, run)
-        problems = [*run.missing.values(), *run.faults()]
+        problems = [*(f"{arm}: {reason}" for arm, reason in run.missing.items()), *run.faults()]
         if problems:
             raise BenchError("; ".join(problems))
         return {peer.arm.name: self._figures(peer, prompts[1:], run) for peer in reading}

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+
 from bench.local_server import LocalServer
 from bench.workloads.workload import source_of
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2, result_pb2
 from specdec.client.client import Client, SessionCall
+from specdec.client.connection import CallError
 from specdec.config import Config, EngineConfig, ServerConfig
 from specdec.load.figures import spread
 
@@ -114,7 +117,7 @@ async def type_in_session(client: Client, stretch: Stretch, plan: TypingPlan, sa
     salt: separates the prefix cache from other stretches'.
 
     Raises:
-        CallError: the server failed.
+        CallError: the server failed, or refused an ask.
     """
     log, done = KeysLog(), asyncio.Event()
     clock = asyncio.get_running_loop().time
@@ -165,6 +168,13 @@ async def _read_answers(session: SessionCall, log: KeysLog, warm: asyncio.Event,
             warm.set()
             if ended.ask_id == last:
                 return
+        elif which == "refused":
+            raise _refusal(message.refused)
+
+
+def _refusal(refused: pb.AskRefused) -> CallError:
+    code = next(code for code in grpc.StatusCode if code.value[0] == refused.code)
+    return CallError(code, f"ask {refused.ask_id} was refused: {refused.message}", reason=refused.reason)
 
 
 async def _first(warm: asyncio.Event, reading: asyncio.Task[None]) -> None:
@@ -293,14 +303,17 @@ def _half_a_line(source: str, share: float) -> tuple[str, str]:
 
 
 async def _first_text(session: SessionCall, message: pb.CompleteSessionRequest) -> FirstText:
-    """Send a request and read its answer."""
+    """Send a request and read its answer; raises CallError if it is refused."""
     clock = asyncio.get_running_loop().time
     sent, wait_ms = clock(), math.inf
     await session.send(message)
     async for answer in session:
-        if answer.WhichOneof("event") == "delta":
+        which = answer.WhichOneof("event")
+        if which == "delta":
             wait_ms = min(wait_ms, (clock() - sent) * 1e3)
-        elif answer.WhichOneof("event") == "finished" and answer.finished.ask_id == message.ask.id:
+        elif which == "refused":
+            raise _refusal(answer.refused)
+        elif which == "finished" and answer.finished.ask_id == message.ask.id:
             usage = answer.finished.usage
             omitted = usage.omitted_prefix_lines + usage.omitted_suffix_lines
             return FirstText(wait_ms, usage.prompt_tokens, usage.cached_tokens, omitted)

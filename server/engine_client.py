@@ -77,6 +77,11 @@ class RequestTable:
         return engine_id, stream
 
     @property
+    def samples_left(self) -> int:
+        """Samples in flight that have not ended."""
+        return sum(stream.samples_left for stream in self._by_engine_id.values())
+
+    @property
     def unread_bytes(self) -> int:
         """Approximate memory of unread events."""
         return self._unread.total
@@ -277,6 +282,11 @@ class EngineClient:
     def in_flight(self) -> int:
         """Requests that have not ended."""
         return len(self._table)
+
+    @property
+    def samples_left(self) -> int:
+        """Samples of these requests that have not ended; each takes a place in the engine's batch."""
+        return self._table.samples_left
 
     @property
     def draft_setting(self) -> tuple[str | None, WeightDtype | None]:

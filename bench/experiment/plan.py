@@ -316,6 +316,11 @@ class Script:
         """The number in a pair's name; None for warm-up."""
         return None if pair.startswith(_WARM_UP) else int(pair.partition(".")[0])
 
+    @staticmethod
+    def attempt(pair: str) -> str:
+        """The attempt in a pair's name; empty for the first."""
+        return pair.partition(".")[2]
+
     def _prompts(self) -> Iterator[LoadRequest]:
         load = self._load
         if self._trace is not None:

@@ -233,5 +233,8 @@ class StopRule:
         self._next = max(units + 1, math.ceil(units * _GROWTH))
         if mismatched and self._manifest.config.assignment.expect_same_tokens:
             return f"{mismatched} pairs got different tokens, which more records cannot change"
-        kind = analyse(self._manifest, self._log).verdict.kind
-        return f"the verdict is certain: {kind}" if kind in _DECIDED else ""
+        result = analyse(self._manifest, self._log)
+        kind = result.verdict.kind
+        # An open guardrail may still break, which turns better and equivalent into worse.
+        is_open = kind != "worse" and any(guardrail.state == "open" for guardrail in result.guardrails)
+        return f"the verdict is certain: {kind}" if kind in _DECIDED and not is_open else ""

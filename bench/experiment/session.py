@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AsyncExitStack
 from hashlib import blake2b
 from pathlib import Path
@@ -73,12 +73,13 @@ class PairedRun(_Run):
         self._stop = StopRule(self._folder.manifest, self._folder.log)
         done = [number for pair in self.progress.done if (number := self._script.number(pair)) is not None]
         turns = self._script.turns(frozenset(done))
-        if why := self._why(0.0):
+        earlier_s = _measured_s(self._folder.log.records)
+        if why := self._why(earlier_s):
             return why
         for first in turns:
             for turn in self._script.warm_up():
                 await self._take(turn, warm_up=True)
-            begun_s = self._clock.now()
+            begun_s = self._clock.now() - earlier_s
             for turn in itertools.chain([first], turns):
                 await self._take(turn)
                 if why := self._why(self._clock.now() - begun_s):
@@ -109,6 +110,15 @@ class PairedRun(_Run):
         return {seen.name: seen for seen in run.records}
 
 
+def _measured_s(records: Sequence[Record]) -> float:
+    """The duration of the earlier attempts of a paired run, from the first request to the last answer of each."""
+    times: dict[str, list[float]] = {}
+    for record in records:
+        if not record.warm_up and record.end is not None:
+            times.setdefault(Script.attempt(record.pair), []).extend((record.arrival, record.end))
+    return sum(max(attempt) - min(attempt) for attempt in times.values())
+
+
 _LEAD_S = 0.25  # from the preparation of a block to its begin
 
 
@@ -121,14 +131,14 @@ class SwitchbackRun(_Run):
     """Requests arrive by one schedule, independent of earlier ones; a block's arm serves those that arrive in it.
 
     A block's records are written together when its last request has ended, so that a kill does not keep its short
-    requests and lose the long ones. A resumed run begins with the first block that has no record."""
+    requests and lose the long ones. A resumed run plays the blocks that have no record: the last ones, and earlier ones
+    whose requests had not all ended."""
 
     async def run(self) -> str:
         assignment = self._config.assignment
         arm_of = paired_arms(assignment.salt or self._config.name, *self._config.arms)
         self._blocks = TimeBlocks(assignment.block_s, assignment.washout_s, arm_of)
-        written = max((record.block for record in self._folder.log.records), default=NO_BLOCK)
-        blocks = self._blocks_from(written + 1)
+        blocks = self._blocks_except({record.block for record in self._folder.log.records})
         for first in blocks:
             await self._warm_up()
             try:
@@ -171,14 +181,14 @@ class SwitchbackRun(_Run):
             records.append(self._record(seen[asked.pair], asked, choice, scheduled=not warm_up))
         self._keep(records)
 
-    def _blocks_from(self, first: int) -> Iterator[_Block]:
-        """The blocks from ``first`` on that have requests."""
+    def _blocks_except(self, written: Container[int]) -> Iterator[_Block]:
+        """The blocks that have requests, without those ``written``."""
         stopping = self._config.stopping
         end_s = math.inf if stopping.max_duration is None else stopping.max_duration
         timed = enumerate(itertools.islice(self._script.schedule(), stopping.max_requests))
         planned = itertools.takewhile(lambda item: item[1].offset_s < end_s, timed)
         for number, group in itertools.groupby(planned, lambda item: self._blocks.at(item[1].offset_s)):
-            if number >= first:
+            if number not in written:
                 yield _Block(number, [self._script.paired(f"{n:06}", at, ask) for n, (at, ask) in group])
 
 

@@ -219,7 +219,8 @@ class HttpPeer:
         except (StatusError, RefusedError) as error:
             return Answer(error=str(error))
         except EndpointError as error:
-            ended = "" if self._started.running else f": {self._started.log_tail()}"
+            process = self._process  # none if the server is not ours to start
+            ended = "" if process is None or process.running else f": {process.log_tail()}"
             raise PeerError(f"{error}{ended}") from None
         finally:
             await endpoint.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from hashlib import blake2b
@@ -243,9 +244,10 @@ class OpenAIEndpoint:
             async with self._http.stream("POST", f"{self._base}/{path}", json=self._body(ask)) as answer:
                 if answer.status_code != 200:
                     raise _refusal(answer.status_code, answer.headers, await answer.aread())
-                async for line in answer.aiter_lines():
-                    if (event := stream_event(line)) is not None:
-                        _take(event, record, hashes, clock())
+                async with aclosing(_lines(answer)) as lines:
+                    async for line in lines:
+                        if (event := stream_event(line)) is not None:
+                            _take(event, record, hashes, clock())
         except httpx.HTTPError as error:
             raise EndpointError(f"{type(error).__name__}: {error}") from None
         hashes.note(record)
@@ -283,6 +285,16 @@ class OpenAIEndpoint:
         if self._open and self._with_ids:
             body["return_token_ids"] = True
         return body | self._extra
+
+
+async def _lines(answer: httpx.Response) -> AsyncGenerator[str]:
+    """The lines of an event stream. httpx also splits at U+2028 and others, which JSON may contain."""
+    rest = b""
+    async for data in answer.aiter_bytes():
+        *lines, rest = re.split(rb"[\r\n]", rest + data)
+        for line in lines:
+            yield line.decode(errors="replace")
+    yield rest.decode(errors="replace")
 
 
 DONE: dict[str, Any] = {}

@@ -16,9 +16,9 @@ from specdec.config import load_yaml
 
 
 class StrictModel(BaseModel):
-    """Immutable; unknown fields are rejected."""
+    """Immutable; unknown fields are rejected, and so are infinite numbers and NaN, which JSON cannot hold."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def read_json(cls, data: bytes) -> Self:
@@ -209,7 +209,7 @@ class Stopping(StrictModel):
     """``fixed``: conclude once, at the planned number. ``always_valid``: conclude at any time, with wider intervals."""
 
     rule: Literal["fixed", "always_valid"] = "fixed"
-    alpha: float = Field(0.05, gt=0, le=0.5)
+    alpha: float = Field(0.05, gt=0, lt=0.5)
     max_requests: int | None = Field(None, ge=1)
     max_duration: Seconds | None = Field(None, gt=0)
     min_units: int = Field(8, ge=8, description="pairs, blocks or keys before a conclusion")

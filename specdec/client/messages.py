@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -89,7 +90,7 @@ def completion_message(gap: Fim, hints: CompletionHints, asked: GenerateOptions)
 
 
 def fill_prompt(message: PromptMessage, prompt: Prompt) -> None:
-    """Put ``prompt`` into ``message``."""
+    """Put ``prompt`` into ``message``; raises TypeError for token ids that are not integers."""
     if isinstance(prompt, str):
         message.text = prompt
     elif isinstance(prompt, Fim):
@@ -98,7 +99,12 @@ def fill_prompt(message: PromptMessage, prompt: Prompt) -> None:
         message.chat.CopyFrom(chat_message([turn for turn in prompt if isinstance(turn, ChatTurn)]))
     else:
         message.token_ids.SetInParent()
-        message.token_ids.ids.extend(token for token in prompt if isinstance(token, int))
+        try:
+            message.token_ids.ids.extend([operator.index(token) for token in prompt])  # type: ignore[arg-type]
+        except TypeError:
+            raise TypeError(
+                "prompt: must be a text, a gap, a conversation, or token ids, all of them integers"
+            ) from None
 
 
 def embed_message(

@@ -78,7 +78,7 @@ def read_trace_lines(path: Path) -> list[tuple[int, TraceLine]]:
         ConfigError: the file cannot be read or holds no request, or a line is invalid; names the line and the field.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` also splits at U+2028, legal in JSON
     except OSError as error:
         raise ConfigError(f"trace: {path} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:

@@ -80,6 +80,8 @@ class TextStore:
         """All texts, in the order in which they were written."""
         for path in _FILES.paths(self.folder):
             data = path.read_bytes()
+            if _FILES.magic.startswith(data):  # a kill before the first text
+                continue
             if not data.startswith(_FILES.magic):
                 raise TrainingError(f"--data: {path} is no file of texts; choose another folder")
             values = (value for value, _ in _FILES.values(data))
@@ -200,7 +202,7 @@ def given_prompts(files: Iterable[Path], tokenizer: Tokenizer) -> Iterator[Promp
         except (UnicodeDecodeError, OSError):
             continue
         if file.suffix == ".jsonl":
-            for line in text.splitlines():
+            for line in text.split("\n"):  # `splitlines` also splits at U+2028, which JSON may contain
                 yield from _line_prompts(line, tokenizer, file.name)
         else:
             yield from _pieces(text, tokenizer, file.name)

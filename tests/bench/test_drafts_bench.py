@@ -55,7 +55,7 @@ def _no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def prompts(folder: Path, *lines: object) -> Path:
     file = folder / "prompts.jsonl"
-    file.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    file.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines), "utf-8")
     return file
 
 
@@ -148,6 +148,7 @@ def test_bad_candidates_are_refused_by_the_name_of_their_option(tmp_path: Path) 
         ([{"prompt": "a"}, {"messages": [{"role": "user"}]}], r"line 2: messages\.0\.content Field required"),
         ([{"prompt": "a", "max_tokens": 0}], "line 1: max_tokens Input should"),
         ([{"prompt": "a"}], "1 prompts; give two or more"),
+        (['{"prompt": "a\u2028b"}\n'], "1 prompts; give two or more"),  # ends no line
     ],
 )
 def test_a_bad_line_is_named(

@@ -67,6 +67,12 @@ async def test_an_engine_that_fails_ends_the_run() -> None:
         await bench(EditsPlan(), [edit("warm"), edit("a")]).road([Actor(OURS_OFF, [], breaks="ask")], ("",))
 
 
+async def test_a_server_that_is_gone_ends_the_run_by_its_name() -> None:
+    gone = CompletionsPeer(cast(Any, SimpleNamespace(http_port=1)), OURS_OFF)
+    with pytest.raises(BenchError, match=f"{OURS_OFF}: ConnectError"):
+        await bench(EditsPlan(), [edit("warm"), edit("a")]).road([gone], ("",))
+
+
 async def test_both_apis_of_a_server() -> None:
     """The model writes the window with ``numbers`` in place of ``values``."""
     serving = Serving(make_config(http_port=0), lambda _: CodeTokenizer(), factory=BOOKS, policy=quick_policy())

@@ -7,6 +7,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,6 +108,14 @@ def test_every_kind_of_prompt_and_the_fields_that_the_reader_omits() -> None:
     for empty, which in (("", "text"), ([], "token_ids")):
         assert fill_request(pb.GenerateRequest(), empty, {}).WhichOneof("prompt") == which
     assert not fill_request(pb.GenerateRequest(), "x", {}).HasField("prediction")
+
+
+def test_token_ids_are_any_integers_and_nothing_else() -> None:
+    ids = cast(Any, list(np.array([5, 6, 7])))
+    assert list(fill_request(pb.GenerateRequest(), ids, {}).token_ids.ids) == [5, 6, 7]
+    for other in ([1, 2.0], [1, "a"], [1, ChatTurn("user", "b")]):
+        with pytest.raises(TypeError, match=r"prompt: must be .* token ids, all of them integers"):
+            fill_request(pb.GenerateRequest(), cast(Any, other), {})
 
 
 def test_fill_in_the_middle_uses_the_servers_sampling_by_default() -> None:

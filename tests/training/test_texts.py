@@ -43,7 +43,7 @@ def test_a_store_cut_at_any_byte_holds_the_complete_texts(tmp_path: Path) -> Non
     (path,) = tmp_path.glob("*.bin")
     data, expected = path.read_bytes(), [text.tokens.tolist() for text in texts]
     assert next(TextStore(tmp_path, "aa").read()).origin == OWN
-    for size in range(len(data) - 1, 7, -1):
+    for size in range(len(data) - 1, -1, -1):
         path.write_bytes(data[:size])
         assert stored(tmp_path) == expected[: sum(end <= size for end in ends)], size
     again = TextStore(tmp_path, "aa")  # the next run writes to a file of its own, behind the torn one
@@ -118,15 +118,16 @@ def test_given_files_become_prompts(tmp_path: Path) -> None:
         {"from": "gpt", "value": "Yes."},
         {"from": "human", "value": "Go."},
     ]
-    lines = [json.dumps({"conversations": turns}), json.dumps({"prompt": "Say so."}), "{broken", '{"messages": 3}']
-    (tmp_path / "b.jsonl").write_text("\n".join(lines))
+    breaks = json.dumps({"prompt": "Say\u2028so\x85."}, ensure_ascii=False)  # that end no line
+    lines = [json.dumps({"conversations": turns}), breaks, "{broken", '{"messages": 3}']
+    (tmp_path / "b.jsonl").write_text("\n".join(lines), encoding="utf-8")
     found = list(given_prompts([tmp_path / "a.py", tmp_path / "b.jsonl"], tokenizer))
     plain = [prompt for prompt in found if prompt.origin == "a.py"]
     chats = [prompt for prompt in found if prompt.origin == "b.jsonl"]
     assert len(plain) > 1
     assert tokenizer.decode(list(plain[0].ids)).startswith("def add(first")
     said = [tokenizer.decode(list(prompt.ids[prompt.lead :])) for prompt in chats]
-    assert [text.split("\nassistant")[0] for text in said] == ["Read it.", "Say so."]
+    assert [text.split("\nassistant")[0] for text in said] == ["Read it.", "Say\u2028so\x85."]
     assert "Yes." in said[0]
     assert "Go." in said[0]
     assert all(list(prompt.ids[: prompt.lead]) == chat_lead(tokenizer) for prompt in chats)

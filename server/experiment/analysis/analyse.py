@@ -31,6 +31,7 @@ from server.experiment.analysis.result import (
 from server.experiment.config import ExperimentConfig, Guardrail
 from server.experiment.folder import Manifest
 from server.experiment.records import METRICS, ExperimentError, RecordLog
+from server.experiment.stats.means import design_effect
 from server.experiment.stats.proportions import (
     chi_square_ratio,
     equivalent,
@@ -109,10 +110,13 @@ def _check(
 ) -> GuardrailResult:
     target = guardrail.target
     if target is None:
-        hits = _failed(selection, 0), _failed(selection, 1)
-        n = len(selection.records[0]), len(selection.records[1])
+        failed = selection.failures()
+        hits, n = (int(failed.values[0].sum()), int(failed.values[1].sum())), failed.sizes
+        each = design_effect(failed)  # a session's requests may all fail together
         always = config.stopping.rule == "always_valid"
-        increase = (share_difference_bounds if always else share_difference)(hits, n, config.stopping.alpha)
+        increase = (share_difference_bounds if always else share_difference)(
+            (hits[0] / each, hits[1] / each), (n[0] / each, n[1] / each), config.stopping.alpha
+        )
         seen = hits[1] / n[1] - hits[0] / n[0] if all(n) else 0.0
         text = f"{hits[0]} of {n[0]} requests failed in the control, {hits[1]} of {n[1]} in the treatment"
         return _judged(guardrail, seen, increase, text)
@@ -153,10 +157,6 @@ def _judged(guardrail: Guardrail, increase: float | None, interval: Interval, te
         bounds=bounds(interval),
         text=text,
     )
-
-
-def _failed(selection: Selection, arm: int) -> int:
-    return sum(not record.ok for record in selection.records[arm])
 
 
 CURVE_CHANCES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
@@ -341,7 +341,8 @@ def analyse(manifest: Manifest, log: RecordLog) -> Result:
     table, curves = _table(selection, config, rng)
     guardrails = check_guardrails(selection, config, rng)
     outputs = compare_outputs(selection)
-    shares = sample_ratio(selection, config)
+    # As many first requests of each arm are excluded, whatever the weights: the shares are those before.
+    shares = sample_ratio(select(config.model_copy(update={"warmup_requests": 0}), log.records), config)
     problems = _problems(selection, config, outputs, shares)
     verdict = decide(
         primary,

@@ -39,6 +39,12 @@ class Selection:
         a, b = (np.array([r.prompt_tokens for r in records], float) for records in kept)
         return sample, (a, b)
 
+    def failures(self) -> TwoArmSample:
+        """1 for each request that failed, else 0."""
+        a, b = (np.array([not record.ok for record in records], float) for records in self.records)
+        units_a, units_b = (np.array(units, np.int64) for units in self.units)
+        return TwoArmSample((a, b), (units_a, units_b), self.n_units)
+
     def _filled(self, metric: str) -> tuple[TwoArmSample, tuple[list[Record], list[Record]]]:
         value = METRICS[metric].value
         filled = [

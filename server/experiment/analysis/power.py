@@ -234,7 +234,13 @@ def count_false_alarms(manifest: Manifest, log: RecordLog, experiments: int) -> 
             f"{MIN_UNITS} at most, not {experiments}; capture more or ask for fewer"
         )
     alarms = 0
-    arms = (_cut(*arm, each, experiments) for arm in zip(whole.records, whole.units, strict=True))
+    arms = [_cut(*arm, each, experiments) for arm in zip(whole.records, whole.units, strict=True)]
+    fewest = min(len(set(units)) for arm in arms for _, units in arm)
+    if fewest < MIN_UNITS:  # of units that have one arm each; the interval would be infinite and raise no alarm
+        raise ExperimentError(
+            f"experiments: of {experiments} with {each} {whole.unit_name}s each, one has only {fewest} in an arm, "
+            f"and {MIN_UNITS} are needed; capture more or ask for fewer"
+        )
     for a, b in zip(*arms, strict=True):
         piece = dataclasses.replace(whole, records=(a[0], b[0]), units=(a[1], b[1]), n_units=each)
         compared = compare_target(piece, config.primary, config.stopping, config.covariate, rng)

@@ -115,8 +115,8 @@ _RETRY_S = 0.5  # between attempts while the engine restarts
 
 
 class EngineSwitch:
-    """Switches the engine at the beginning of each block. `stop` restores the original draft model.
-    If a switch fails, ``on_error`` is called once and the engine stays as it is.
+    """Switches the engine at the beginning of each block. `stop` restores the original draft model
+    if the arms name one. If a switch fails, ``on_error`` is called once and the engine stays as it is.
 
     Belongs to one event loop. ``now`` is Unix time, as in ``chooser``.
     """
@@ -139,7 +139,7 @@ class EngineSwitch:
         self._task = asyncio.create_task(self._run(), name="experiment-switch")
 
     async def stop(self) -> None:
-        """End, and restore the original draft model; waits for a load or a restart in progress.
+        """End, and restore the original draft model if the arms name one; waits for a load or a restart in progress.
 
         Raises:
             RequestError: it cannot be restored.
@@ -147,7 +147,8 @@ class EngineSwitch:
         self._stopping.set()
         if self._task is not None:
             await asyncio.wait([self._task])
-        while True:
+        # An operator or another experiment may change a draft model that no arm names.
+        while any("draft" in arm.names for arm in self._settings.values()):
             try:
                 await self._draft(*self._before)
                 return
@@ -190,6 +191,9 @@ class EngineSwitch:
 
     async def _draft(self, draft: str | None, dtype: WeightDtype | None) -> None:
         if self._client.draft_setting != (draft, dtype):
+            head = self._client.info.head
             await self._client.swap_draft(draft, dtype)
             if self._client.draft_setting != (draft, dtype):
+                if head:
+                    await self._client.swap_draft(head)
                 raise DraftNotSwappedError(f"engine.draft: {draft} is a feature head; an arm takes draft models only")

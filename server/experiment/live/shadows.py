@@ -30,8 +30,9 @@ class _Pair:
 
 
 class Shadows:
-    """A shadow has the lowest priority, is sent only if the engine has a free slot, and is cancelled when a real
-    request needs that slot. It counts against no caller's limits, and appears in no metric, log or trace of calls.
+    """A shadow has the lowest priority, is sent only if the engine has free slots for its samples, and is cancelled
+    when a real request needs them. It counts against no caller's limits, and appears in no metric, log or trace of
+    calls.
 
     ``write`` gets both halves of a pair when both have ended. If one was cancelled, neither is written. Belongs to one
     event loop.
@@ -70,10 +71,10 @@ class Shadows:
         else:
             self._send_soon(real, pair)
 
-    def make_room(self) -> None:
-        """A real request arrives: cancel shadows until it has a slot."""
+    def make_room(self, samples: int) -> None:
+        """A real request of ``samples`` samples arrives: cancel shadows until each has a slot."""
         for name in reversed(list(self._pairs)):
-            if self._has_room:
+            if self._has_room(samples):
                 return
             if self._pairs[name].stream is not None:
                 self.given_up += 1
@@ -83,9 +84,8 @@ class Shadows:
         for name in list(self._pairs):
             self._drop(name)
 
-    @property
-    def _has_room(self) -> bool:
-        return self._client.in_flight < self._client.info.max_batch
+    def _has_room(self, samples: int) -> bool:
+        return self._client.samples_left + samples <= self._client.info.max_batch
 
     def _send_soon(self, real: Participation, pair: _Pair) -> None:
         """Send after the event loop has served the readers of the real request."""
@@ -94,7 +94,7 @@ class Shadows:
     def _send(self, real: Participation, pair: _Pair) -> None:
         if pair.over:
             return
-        if not self._has_room:
+        if not self._has_room(pair.request.sampling.n):
             self.given_up += 1
             self._drop(real.name)
             return

@@ -111,9 +111,9 @@ class RunningExperiment:
         if self._switch is not None:
             self._switch.start()
 
-    def make_room(self) -> None:
+    def make_room(self, samples: int) -> None:
         if self._shadows is not None:
-            self._shadows.make_room()
+            self._shadows.make_room(samples)
 
     def take(self, principal: Principal, request: Request, asked: str | None = None) -> Participation | None:
         """The request's participation; None: it has none. ``asked``: the arm that its caller requests."""
@@ -265,7 +265,7 @@ class LiveTraffic:
         asked = self._asked(call)
         parts: list[tuple[RunningExperiment, Participation]] = []
         for experiment in self._running:
-            experiment.make_room()
+            experiment.make_room(request.sampling.n)
             part = experiment.take(principal, request, asked.get(experiment.plan.config.name))
             if part is not None:
                 parts.append((experiment, part))

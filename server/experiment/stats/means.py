@@ -99,6 +99,13 @@ def compare_means(sample: TwoArmSample) -> MeanComparison:
     return MeanComparison(a, b, variances, float(first @ second) * min(corrections), fewest)
 
 
+def design_effect(sample: TwoArmSample) -> float:
+    """How many values of a unit count as one: the variance of the two means over units, relative to that of independent
+    values (Kish, Survey Sampling, 1965); at least 1."""
+    independent = sum(values.var() / len(values) for values in sample.values if len(values))
+    return max(1.0, sum(compare_means(sample).variances) / independent) if independent else 1.0
+
+
 def mean_ratio_bounds(comparison: MeanComparison, alpha: float, tuned_for: float) -> Interval:
     """The interval for B / A: an asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy & Ramdas, arXiv
     2103.06476, Theorem 2.2) for b - r a at every r. Valid for many units."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import special, stats  # type: ignore[import-untyped]
 
-from server.experiment.stats.samples import Floats, Indices, Interval, log_beta
+from server.experiment.stats.samples import Floats, Indices, Interval, log_beta, normal_ppf
 
 
 def share_interval(hits: int, n: int, alpha: float) -> Interval:
@@ -16,22 +16,34 @@ def share_interval(hits: int, n: int, alpha: float) -> Interval:
     return Interval(*stats.binomtest(hits, n).proportion_ci(1 - alpha, "exact"))
 
 
-def share_difference(hits: tuple[int, int], n: tuple[int, int], alpha: float) -> Interval:
+Counts = tuple[float, float]
+"""Of both arms; a fraction where requests depend on each other and count as fewer."""
+
+
+def share_difference(hits: Counts, n: Counts, alpha: float) -> Interval:
     """Interval for the share of B less that of A, of independent requests (Newcombe, Statist. Med. 1998, method 10)."""
     if min(n) == 0:
         return Interval(-1.0, 1.0)
     p, q = hits[0] / n[0], hits[1] / n[1]
-    a, b = (stats.binomtest(h, m).proportion_ci(1 - alpha, "wilson") for h, m in zip(hits, n, strict=True))
+    a, b = (_wilson(share, m, alpha) for share, m in zip((p, q), n, strict=True))
     return Interval(q - p - math.hypot(q - b.low, a.high - p), q - p + math.hypot(b.high - q, p - a.low))
 
 
-def share_difference_bounds(hits: tuple[int, int], n: tuple[int, int], alpha: float) -> Interval:
+def _wilson(share: float, n: float, alpha: float) -> Interval:
+    """Wilson's interval for one share (J. Am. Statist. Assoc. 1927)."""
+    square = normal_ppf(1 - alpha / 2) ** 2
+    middle = share + square / (2 * n)
+    half = math.sqrt(square * (share * (1 - share) / n + square / (4 * n * n)))
+    return Interval((middle - half) / (1 + square / n), (middle + half) / (1 + square / n))
+
+
+def share_difference_bounds(hits: Counts, n: Counts, alpha: float) -> Interval:
     """Like `share_difference`, valid at all times: the two shares' confidence sequences, alpha / 2 each."""
     a, b = (share_bounds(h, m, alpha / 2) for h, m in zip(hits, n, strict=True))
     return Interval(b.low - a.high, b.high - a.low)
 
 
-def share_bounds(hits: int, n: int, alpha: float) -> Interval:
+def share_bounds(hits: float, n: float, alpha: float) -> Interval:
     """A confidence sequence for one share: the shares against which a uniform mixture of all others has a likelihood
     ratio below 1 / alpha (Robbins, Ann. Math. Statist. 1970; Ville's inequality)."""
     limit = -math.log(alpha) - float(log_beta(1 + hits, 1 + n - hits))

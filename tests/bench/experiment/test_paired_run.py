@@ -126,10 +126,20 @@ def test_time_ends_it(tmp_path: Path) -> None:
 
 def test_certainty_ends_it_early(tmp_path: Path) -> None:
     stopping = {"rule": "always_valid", "max_requests": 2000, "min_units": 20, "expected_units": 100}
-    why = play(tmp_path, plan(stopping=stopping), noisy("a"), noisy("b", 0.4))
+    why = play(tmp_path, plan(stopping=stopping, guardrails=[]), noisy("a"), noisy("b", 0.4))
     assert why == "the verdict is certain: better"
     assert 40 <= len(logged(tmp_path).records) < 1000
     assert result(tmp_path).verdict.kind == "better"
+
+
+@pytest.mark.parametrize(
+    ("limit", "why"), [("1%", "all planned requests were sent"), ("50%", "the verdict is certain: better")]
+)
+def test_an_open_guardrail_keeps_it_going(tmp_path: Path, limit: str, why: str) -> None:
+    stopping = {"rule": "always_valid", "max_requests": 120, "min_units": 20, "expected_units": 100}
+    config = plan(stopping=stopping, guardrails=[{"metric": "error_rate", "max_increase": limit}])
+    assert play(tmp_path, config, noisy("a"), noisy("b", 0.4)) == why
+    assert result(tmp_path).guardrails[0].state == ("open" if limit == "1%" else "held")
 
 
 def test_other_tokens_end_it_early_where_looking_is_allowed(tmp_path: Path) -> None:
@@ -210,6 +220,19 @@ class TestTakenUp:
         a, b = FakeArm(), FakeArm()
         play(tmp_path, plan(warmup_requests=1), a, b)
         assert a.asked == b.asked == []
+
+    def test_its_time_goes_on_too(self, tmp_path: Path) -> None:
+        config = plan(stopping={"max_duration": "6s"})
+
+        def stop(ask: LoadRequest) -> bool:
+            if ask.name.startswith("000010"):
+                raise KilledError
+            return False
+
+        with pytest.raises(ExceptionGroup):
+            play(tmp_path, config, FakeArm(fails=stop), FakeArm(fails=stop))
+        assert play(tmp_path, config, FakeArm(), FakeArm()) == "6 s have passed"
+        assert 2 * 15 <= len(logged(tmp_path).records) <= 2 * 16  # 0.4 s each
 
     def test_times_go_on_too(self, tmp_path: Path) -> None:
         self.broken_after(tmp_path, 7, False)

@@ -89,6 +89,31 @@ def test_one_that_was_broken_off_goes_on_with_the_next_block(tmp_path: Path) -> 
     assert len(records) == len(logged(whole).records)
 
 
+def test_a_block_that_had_not_ended_is_played_again(tmp_path: Path) -> None:
+    """A request of block 1 is still running when block 3 breaks off."""
+
+    def took(ask: LoadRequest) -> float:
+        return 100.0 if ask.name == "000060" else 0.2
+
+    def stop(ask: LoadRequest) -> bool:
+        if ask.name == "000190":
+            raise KilledError
+        return False
+
+    config = switchback(8)
+    with pytest.raises(ExceptionGroup):
+        play(tmp_path, config, FakeArm(took, fails=stop), FakeArm(took, fails=stop))
+    before = logged(tmp_path).records
+    blocks = {record.block for record in before}
+    assert 1 not in blocks
+    assert max(blocks) > 1
+    a, b = FakeArm(), FakeArm()
+    play(tmp_path, config, a, b)
+    records = logged(tmp_path).records
+    assert {record.block for record in records} == set(range(8))
+    assert len(a.asked) + len(b.asked) == len(records) - len(before)
+
+
 def test_servers_that_are_gone_end_the_run(tmp_path: Path) -> None:
     arms = [FakeArm(fails=lambda ask: True) for _ in range(2)]
     with pytest.raises(ExperimentError, match=r"the servers no longer answer \(broken\)"):

@@ -95,6 +95,15 @@ async def test_http_failures(response: httpx.Response) -> None:
         await answering(lambda request: response).send(TEXT, Record("t", 0.0))
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+async def test_only_line_breaks_of_the_protocol_end_a_line(end: str) -> None:
+    said = "a\u2028b\u2029c\x85d"
+    event = json.dumps({"choices": [{"index": 0, "text": said}]}, ensure_ascii=False)
+    record = Record("t", 0.0)
+    await answering(lambda request: httpx.Response(200, text=f"data: {event}{end}{end}")).send(TEXT, record)
+    assert record.text == said
+
+
 async def test_what_is_sent_and_what_counts_as_text() -> None:
     """Chunks without text do not count as first token."""
     seen: list[Any] = []

@@ -36,6 +36,12 @@ def test_what_a_trace_may_hold(tmp_path: Path) -> None:
     assert (text.text, text.stop, text.prediction, text.session, text.salt) == ("p", ("a",), "b", "s", "t")
 
 
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    path, said = tmp_path / "t.jsonl", "a\u2028b\u2029c\x85d"
+    path.write_text(json.dumps({"offset_s": 0, "prompt": said}, ensure_ascii=False) + "\r\n", encoding="utf-8")
+    assert [timed.ask.text for timed in read_trace(path)] == [said]
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

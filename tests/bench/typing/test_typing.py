@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from bench.typing_bench import PLACES, KeysLog, Stretch, TypingPlan, figures_of,
 from bench.workloads.workload import source_of
 from server.serving import Serving
 from specdec.client.client import Client
+from specdec.client.connection import CallError
 from tests.fake_engine import BOOK, BOOKS
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.completion.editor import AT, BEHIND, LINE
@@ -72,6 +74,19 @@ def test_stretches_are_parts_of_real_files(place: str) -> None:
 def test_a_file_that_is_too_short_is_told() -> None:
     with pytest.raises(ValueError, match="no function"):
         find_stretch("colorsys:", 10**6)
+
+
+async def test_a_refused_ask_ends_the_typing() -> None:
+    stretch = Stretch("book", BOOK[:AT], LINE[:8], "\n" + BOOK[BEHIND:])
+    serving = Serving(make_config(), lambda _: CodeTokenizer(), factory=BOOKS, policy=quick_policy())
+    addresses = await serving.start()
+    try:
+        await serving.wait_ready()
+        async with Client(f"127.0.0.1:{addresses.grpc_port}") as client, asyncio.timeout(10):
+            with pytest.raises(CallError, match=r"INVALID_ARGUMENT: ask 1 was refused: .*cache\.salt"):
+                await type_in_session(client, stretch, TypingPlan(), "x" * 5000)
+    finally:
+        await serving.stop()
 
 
 async def test_typing_what_the_model_would_say() -> None:

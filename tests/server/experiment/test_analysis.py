@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,18 @@ def test_missing_records_or_a_lagging_generator_invalidate_the_result() -> None:
     late = RecordLog([replace(r, scheduled=r.arrival - 0.05) for r in log.records])
     assert "lagged" in analyse(plan, late).verdict.headline
     assert analyse(plan, log).verdict.kind != "invalid"
+
+
+@pytest.mark.parametrize("rule", ["fixed", "always_valid"])
+def test_shares_are_checked_before_the_first_requests_are_excluded(rule: str) -> None:
+    weights: dict[str, Any] = {"off": {"weight": 9}, "auto": {"weight": 1}}
+    plan = manifest(arms=weights, assignment={"mode": "hash"}, warmup_requests=50, stopping={"rule": rule})
+    log = paired(plan, 1000, 1.0, seed=12)
+    log.records = [r for i, r in enumerate(log.records) if (r.arm == "auto") == (i // 2 % 10 == 0)]
+    result = analyse(plan, log)
+    assert result.sample_ratio_counts == (900, 100)
+    assert [arm.requests for arm in result.arms] == [850, 50]
+    assert result.verdict.kind != "invalid"
 
 
 def test_errors_and_queues_are_guarded_whatever_the_gain() -> None:

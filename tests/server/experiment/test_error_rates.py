@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import insort
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import binom
 
+from server.experiment.analysis.analyse import check_guardrails
 from server.experiment.analysis.compare import compare_target, select
 from server.experiment.analysis.power import plan_size
 from server.experiment.config import Stopping
@@ -16,7 +18,7 @@ from server.experiment.stats.proportions import sequential_ratio
 from server.experiment.stats.quantiles import below_bounds, compare_quantiles, quantile_ranks, quantile_ratio_bounds
 from server.experiment.stats.samples import sample_block_length
 from tests.server.experiment.samples import SHAPES, lognormal
-from tests.server.experiment.simulated import manifest, paired, switchback
+from tests.server.experiment.simulated import make_record, manifest, paired, switchback
 
 ALPHA = 0.1
 CHANCES = [0.5, 0.9]
@@ -83,6 +85,26 @@ def test_a_a_experiments_raise_no_more_alarms_than_alpha() -> None:
 @pytest.mark.timeout(1800)
 def test_a_a_experiments_raise_no_more_alarms_than_alpha_in_a_thousand() -> None:
     assert max(false_alarms(1000, 100)) <= most(1000, ALPHA)
+
+
+@pytest.mark.parametrize("rule", ["fixed", "always_valid"])
+def test_sessions_that_fail_as_a_whole_break_no_guardrail(rule: str) -> None:
+    """Both arms lose 30 % of their sessions of 80 requests."""
+    guardrails = [{"metric": "error_rate", "max_increase": 0}]
+    plan = manifest(assignment={"mode": "aa", "unit": "session"}, guardrails=guardrails, stopping={"rule": rule})
+    rng = np.random.default_rng(5)
+    broken = 0
+    for _ in range(30):
+        lost = rng.random(50) < 0.3
+        records = [
+            make_record(f"{key}-{i}", "ab"[key % 2], key + i / 80, 1.0, rng, 0, key=str(key))
+            for key in range(50)
+            for i in range(80)
+        ]
+        records = [replace(r, status="FAILED") if lost[int(r.key)] else r for r in records]
+        (found,) = check_guardrails(select(plan.config, records), plan.config, rng)
+        broken += found.state == "broken"
+    assert broken <= most(30, plan.config.stopping.alpha / 2)
 
 
 def peeking_alarms(runs: int, pairs: int) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -206,6 +207,17 @@ def test_check_counts_false_positives(tmp_path: Path) -> None:
     refused = _ab("check", same, "--experiments", 100)
     assert refused.exit_code == 1
     assert "410 pairs make 51 experiments of 8 at most, not 100" in refused.output
+
+
+def test_check_needs_enough_keys_in_each_arm(tmp_path: Path) -> None:
+    plan = manifest(assignment={"mode": "aa", "unit": "session"})
+    log = paired(plan, 160, 100.0, seed=8)  # no check can miss such a difference
+    keyed = [replace(r, key=r.pair, pair="") for i, r in enumerate(log.records) if (r.arm == "b") == (i // 2 % 2)]
+    folder = _folder(tmp_path, plan, RecordLog(keyed))
+    refused = _ab("check", folder, "--experiments", 20)
+    assert refused.exit_code == 1
+    assert "of 20 with 8 keys each, one has only 4 in an arm, and 8 are needed" in refused.output
+    assert _ab("check", folder, "--experiments", 10).exit_code == 14
 
 
 def test_an_impossible_analysis_fails_with_one_line(tmp_path: Path) -> None:

@@ -11,6 +11,13 @@ export interface Selection {
   token: number;
 }
 
+/** What was asked for at the start; the form and the model may change while it runs. */
+interface Asked {
+  form: Form;
+  model: string;
+  seed: number | null;
+}
+
 const HISTORY = 24;
 const TRACE_STEPS = 60;
 const ROUND_MS = 700;
@@ -85,20 +92,20 @@ function refresh(): void {
 
 /** Run the form's request once, in its mode. */
 export async function generate(): Promise<void> {
-  await working(async (seed) => {
+  await working(async (asked) => {
     pair.value = null;
-    await runOnce(form.value.mode, seed, "");
+    await runOnce(asked, asked.form.mode, "");
   });
 }
 
 /** Run it with speculation off, then auto, with one seed and separate caches. */
 export async function compare(): Promise<void> {
   await working(async (given) => {
-    const seed = given ?? crypto.getRandomValues(new Uint32Array(1))[0]!;
+    const asked = { ...given, seed: given.seed ?? crypto.getRandomValues(new Uint32Array(1))[0]! };
     const salt = () => `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
     pair.value = null;
-    const off = await runOnce("off", seed, salt(), (run) => (pair.value = { off: run, auto: null }));
-    if (off.state === "done") await runOnce("auto", seed, salt(), (run) => (pair.value = { off, auto: run }));
+    const off = await runOnce(asked, "off", salt(), (run) => (pair.value = { off: run, auto: null }));
+    if (off.state === "done") await runOnce(asked, "auto", salt(), (run) => (pair.value = { off, auto: run }));
   });
 }
 
@@ -106,14 +113,14 @@ export function stop(): void {
   stopper?.abort();
 }
 
-async function working(work: (seed: number | null) => Promise<void>): Promise<void> {
+async function working(work: (asked: Asked) => Promise<void>): Promise<void> {
   if (busy.value) return;
   notice.value = faultOf(form.value);
   if (notice.value) return;
   stopper = new AbortController();
   busy.value = true;
   try {
-    await work(form.value.seed === "" ? null : Number(form.value.seed));
+    await work({ form: form.value, model: chosen(), seed: form.value.seed === "" ? null : Number(form.value.seed) });
   } finally {
     busy.value = false;
     stopper = null;
@@ -121,15 +128,15 @@ async function working(work: (seed: number | null) => Promise<void>): Promise<vo
   }
 }
 
-async function runOnce(mode: Mode, seed: number | null, salt: string, begun: (run: Run) => void = () => {}): Promise<Run> {
-  const run = new Run(++runs, mode, salt, textOf(form.value));
+async function runOnce(asked: Asked, mode: Mode, salt: string, begun: (run: Run) => void = () => {}): Promise<Run> {
+  const run = new Run(++runs, mode, salt, textOf(asked.form));
   const signal = stopper!.signal;
   batch(() => {
     history.value = [...history.value, run].slice(-HISTORY);
     begun(run);
     show(run);
   });
-  const { path, body } = requestOf(form.value, mode, seed, salt, chosen());
+  const { path, body } = requestOf(asked.form, mode, asked.seed, salt, asked.model);
   const began = performance.now();
   try {
     for await (const chunk of stream(path, body, apiKey.value, signal)) {

@@ -286,6 +286,18 @@ async def test_a_switchback_changes_the_engine_and_restores_it(tmp_path: Path) -
         assert server.serving.client.info.draft == "old"
 
 
+async def test_an_experiment_that_flushes_keeps_an_operators_draft(tmp_path: Path) -> None:
+    plan = (
+        "name: flush\narms: {a: {engine: {flush_cache: true}}, b: {engine: {flush_cache: false}}}\n"
+        "assignment: {mode: switchback, block_s: 1h, washout_s: 0}\n"
+    )
+    async with live_server(tmp_path, "old") as server:
+        await started(server, plan)
+        await server.serving.client.swap_draft("small")
+        await server.experiments.stop("flush")
+        assert server.serving.client.info.draft == "small"
+
+
 @pytest.mark.parametrize(("a", "b"), [("missing", "broken"), ("a-head", "a-head-too")])
 async def test_an_engine_that_cannot_be_switched_ends_the_experiment(tmp_path: Path, a: str, b: str) -> None:
     plan = (
@@ -293,13 +305,14 @@ async def test_an_engine_that_cannot_be_switched_ends_the_experiment(tmp_path: P
         "assignment: {mode: switchback, block_s: 10, washout_s: 1}\n"
     )
     async with live_server(tmp_path, "old") as server:
+        await server.serving.client.swap_draft("a-head-before")
         await started(server, plan)
         async with asyncio.timeout(15):
             while (status := await server.experiments.get("drafts")).state == "running":
                 assert (await server.ask()).status_code == 200
         assert status.state == "failed"
         assert "cannot be switched" in status.reason
-        assert server.serving.client.info.draft == "old"
+        assert (server.serving.client.info.draft, server.serving.client.info.head) == ("old", "a-head-before")
         assert "x-specdec-arm" not in (await server.ask()).headers
 
 

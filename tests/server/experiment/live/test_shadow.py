@@ -129,6 +129,21 @@ async def test_a_shadow_is_preempted_by_any_request(server: LiveServer) -> None:
     await server.comes_to(lambda: server.serving.client.in_flight == 0)
 
 
+async def test_every_sample_needs_a_place(server: LiveServer) -> None:
+    """The engine has two places."""
+    await server.experiments.start(BESIDE)
+    two = generation_pb2.GenerateStreamRequest(text="x" * 100)
+    two.cache.salt = "held"
+    two.sampling.n = 2
+    call = server.generation.GenerateStream(two, metadata=server.metadata())
+    await anext(aiter(call))
+    await server.ask("y")
+    assert shadows(server) == []
+    assert (await server.experiments.get("widths")).given_up == 2
+    call.cancel()
+    await server.comes_to(lambda: server.serving.client.in_flight == 0)
+
+
 async def test_shadows_do_not_count_towards_limits_or_metrics(server: LiveServer) -> None:
     await server.experiments.start(PLAN)
     for i in range(3):
