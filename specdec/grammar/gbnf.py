@@ -184,7 +184,9 @@ class _Conversion:
         if isinstance(node, SequenceNode):
             each = enumerate(node.nodes, 1)
             return " ".join(self._parsed(child, self._after(node.nodes[i:], follow)) for i, child in each) or '""'
-        if node.is_terminal():
+        # Other inline parts stay divided: the larger a lexeme, the more often it hides a shorter one beside it.
+        simple = isinstance(node, RepetitionNode) and isinstance(node.node, RegexNode)
+        if simple or (node.is_terminal() and not node.children()):
             return self._lexed(node, follow)
         if isinstance(node, RuleRefNode):
             return str(node)
