@@ -17,14 +17,14 @@ import threading
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
 from specdec.core.types import GrammarKind, GrammarParams
+from specdec.grammar.gbnf import gbnf_to_lark, is_gbnf
 
 WHITESPACE = r" |\n{1,2}[ \t]{0,40}"
 """White space between tokens of JSON. Bounded: an unsure model may continue with white space for ever."""
 MAX_GBNF_RULES = 512
-"""The converter takes time quadratic in the rules: 0.1 s for these, seconds for thousands."""
+"""The converter takes time quadratic in the rules: 0.2 s for these, seconds for thousands."""
 STACK_BYTES = 256 << 20
 """Stack of a thread that compiles: 1,000 nested references of a schema exceed the usual 8 MiB."""
 MAX_ADDRESS_BYTES = 1 << 30
@@ -61,9 +61,11 @@ def grammar_source(params: GrammarParams) -> str:
         return str(LLMatcher.grammar_from_regex(params.text))
     if params.kind is GrammarKind.CHOICE:
         return _choice(_parsed(params.text))
-    if not is_lark_syntax(params.text) and params.text.count("::=") > MAX_GBNF_RULES:
+    if not is_gbnf(params.text):
+        return str(LLMatcher.grammar_from_lark(params.text))
+    if params.text.count("::=") > MAX_GBNF_RULES:
         raise ValueError(f"more than {MAX_GBNF_RULES} GBNF rules; write it in Lark syntax (start: ...)")
-    return str(LLMatcher.grammar_from_lark(any_to_lark(params.text)))
+    return str(LLMatcher.grammar_from_lark(gbnf_to_lark(params.text)))
 
 
 def _json(schema: str, options: Any) -> str:

@@ -15,8 +15,13 @@ RANK = "rank"  # the pooling of a model made for reranking
 _RERANKER = "rerank"  # part of the names of such models
 # GGUF's ``*.pooling_type``: 0 none, 1 mean, 2 first token, 3 last token, 4 rank
 _GGUF_TYPES: dict[int, str] = {0: "", 1: Pooling.MEAN, 3: Pooling.LAST, 4: RANK}
-# The flags that sentence-transformers writes to a pooling module's configuration
-_FLAGS: dict[str, str] = {"pooling_mode_mean_tokens": Pooling.MEAN, "pooling_mode_lasttoken": Pooling.LAST}
+# The flags or names that sentence-transformers writes to a pooling module's configuration
+_POOLINGS: dict[str, str] = {
+    "pooling_mode_mean_tokens": Pooling.MEAN,
+    "pooling_mode_lasttoken": Pooling.LAST,
+    "mean": Pooling.MEAN,
+    "lasttoken": Pooling.LAST,
+}
 _MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers; others would change the vector
 
 
@@ -109,7 +114,9 @@ def folder_pooling(folder: Path, modules: Any, configuration: dict[str, Any]) ->
             f"{folder}: modules.json: module '{unknown[0]}' is not supported; use a model without it"
         )
     chosen = [flag for flag, on in configuration.items() if flag.startswith("pooling_mode_") and on is True]
-    found = _FLAGS.get(chosen[0]) if len(chosen) == 1 else None
+    if (named := configuration.get("pooling_mode")) is not None:  # newer versions write this instead of the flags
+        chosen = [str(mode) for mode in (named if isinstance(named, list) else [named])]
+    found = _POOLINGS.get(chosen[0]) if len(chosen) == 1 else None
     if found is None:
         raise UnsupportedModelError(
             f"{folder}: pooling by {', '.join(chosen) or 'nothing'} is not supported; only mean_tokens or lasttoken is"

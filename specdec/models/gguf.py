@@ -219,6 +219,10 @@ def parse_gguf_config(file: GGUFFile) -> ModelConfig:
         UnsupportedModelError: the architecture, or an option of it, is not one specdec runs.
         ModelError: a field is missing or makes no sense.
     """
+    if file.metadata.get("split.count", 0) not in (0, 1):
+        raise UnsupportedModelError(
+            f"{file.path}: is a part of a model (split.count); join them: llama-gguf-split --merge FIRST_PART NEW_FILE"
+        )
     architecture = str(file.metadata.get("general.architecture", "(none)"))
     if architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
@@ -312,11 +316,12 @@ class _Reader:
         if "rope_freqs.weight" in self.file.tensors:
             factors = self.file.rows("rope_freqs.weight", slice(None)).reshape(-1)
             return ("factors", *(float(factor) for factor in factors))
-        kind = self._get("rope.scaling.type", "none")
-        if kind == "none":
+        factor = float(self._get("rope.scaling.factor", self._get("rope.scale_linear", 0.0)))
+        kind = self._get("rope.scaling.type", "linear")
+        if kind == "none" or (kind == "linear" and factor == 0.0):
             return None
         if kind == "linear":
-            return ("linear", float(self._get("rope.scaling.factor", 1.0)))
+            return ("linear", factor)
         raise UnsupportedModelError(f"{self.file.path}: rope scaling '{kind}' is not supported")
 
 

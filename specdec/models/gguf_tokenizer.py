@@ -81,7 +81,9 @@ def _converted(file: GGUFFile, meta: dict[str, Any]) -> tuple[str, TokenizerInfo
     else:
         raise UnsupportedModelError(f"{file.path}: tokenizer kind '{kind}' is not supported; use the model's HF folder")
     _add_named(tokenizer, tokens, types)
-    info = _info(meta, tokens, types, begins=kind == "llama")
+    # as llama.cpp takes it where the file does not say
+    begins = kind == "llama" or meta.get("tokenizer.ggml.pre") in _IGNORE_MERGES
+    info = _info(meta, tokens, types, begins=begins)
     return tokenizer.to_str(), replace(info, pooling=gguf_pooling(meta, file.path))
 
 
@@ -190,7 +192,7 @@ def _info(meta: dict[str, Any], tokens: list[str], types: list[int], *, begins: 
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 2  # of cached tokenizers; raise it when the conversion changes, so that older ones are not used
+_FORMAT = 3  # of cached tokenizers; raise it when the conversion changes, so that older ones are not used
 
 
 class TokenizerCache:

@@ -542,10 +542,13 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
         )
     serialised = read_text_file(path, MAX_TOKENIZER_BYTES)
     data = parse_json(path, serialised)
-    settings_path = folder / "tokenizer_config.json"
-    settings = read_json(settings_path) if settings_path.exists() else {}
-    with well_formed(str(settings_path)):
-        named = {key: text for key in _NAMED if (text := _content(settings.get(key))) is not None}
+    settings, older = (
+        read_json(folder / name) if (folder / name).exists() else {}
+        for name in ("tokenizer_config.json", "special_tokens_map.json")
+    )
+    with well_formed(f"{folder}: tokenizer_config.json or special_tokens_map.json"):
+        names = ((key, _content(settings.get(key) or older.get(key))) for key in _NAMED)
+        named = {key: text for key, text in names if text is not None}
         template = _chat_template(folder, settings)
     with well_formed(str(path)):
         if len(data.get("model", {}).get("merges") or ()) > MAX_MERGES:
@@ -560,7 +563,7 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
         known = tuple(end for end in ends if 0 <= end < config.vocab_size)
     info = TokenizerInfo(
         bos_id=bos,
-        add_bos=bool(settings.get("add_bos_token", adds)),
+        add_bos=adds if settings.get("add_bos_token") is None else bool(settings["add_bos_token"]),
         eos_ids=known,
         chat_template=template,
         template_variables=named,

@@ -230,9 +230,12 @@ class QuantizedSource:
         return slice(first, last), slice(low - first * per_word, high - first * per_word)
 
     def _groups(self, role: str, inputs: int, groups: int) -> Tensor:
+        straight = torch.arange(inputs) // self._group_size(inputs)
         if not self._has_groups(role):
-            return torch.arange(inputs) // self._group_size(inputs)
+            return straight
         given = self._inner.raw(self._tensor(role, self._parts.groups)).long()
+        if self._by_rows and bool((given == -1).all()):  # its initial value, which compressed-tensors takes for none
+            return straight
         if bool((given < 0).any()) or bool((given >= groups).any()):
             raise ModelError(
                 f"{self.name}: tensor {self._tensor(role, self._parts.groups)} names groups beyond the {groups} there "

@@ -26,6 +26,13 @@ def test_a_folder_of_sentence_transformers(flag: str, pooling: str, tmp_path: Pa
     assert load_model(str(tmp_path / "m"), dtype="fp32", cache_dir=tmp_path).config.tie_embeddings
 
 
+@pytest.mark.parametrize(("named", "pooling"), [("lasttoken", "last"), ("mean", "mean"), (["lasttoken"], "last")])
+def test_a_folder_of_newer_sentence_transformers(named: object, pooling: str, tmp_path: Path) -> None:
+    configuration = {"embedding_dimension": 8, "pooling_mode": named, "include_prompt": True}
+    write_modules(make_tiny_model("qwen3", tmp_path / "m"), ["Transformer", "Pooling"], configuration)
+    assert load_tokenizer(str(tmp_path / "m"), tmp_path).pooling == pooling
+
+
 @pytest.mark.parametrize(("adds", "end"), [(True, 2), (False, None)])
 def test_a_plain_folder(adds: bool, end: int | None, tmp_path: Path) -> None:
     folder = make_tiny_model("qwen3", tmp_path / "m")
@@ -39,6 +46,8 @@ def test_a_plain_folder(adds: bool, end: int | None, tmp_path: Path) -> None:
     ("kinds", "pooling", "problem"),
     [
         (["Transformer", "Pooling"], {"pooling_mode_cls_token": True}, "pooling by pooling_mode_cls_token"),
+        (["Transformer", "Pooling"], {"pooling_mode": ["mean", "lasttoken"]}, "pooling by mean, lasttoken"),
+        (["Transformer", "Pooling"], {"pooling_mode": "cls"}, "pooling by cls"),
         (["Transformer", "Pooling"], {}, "pooling by nothing"),
         (["Transformer", "Pooling"], {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True}, "pooling by"),
         (["Transformer", "Pooling", "Dense"], {"pooling_mode_lasttoken": True}, "module 'Dense'"),

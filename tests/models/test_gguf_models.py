@@ -117,6 +117,24 @@ def test_llama3_rope_factors(tiny: Tiny, tmp_path: Path) -> None:
     assert again == config  # this one is from the cache
 
 
+@pytest.mark.parametrize(
+    ("fields", "scaling"),
+    [
+        ({}, None),
+        ({"scale_linear": 4.0}, ("linear", 4.0)),
+        ({"scaling.factor": 4.0}, ("linear", 4.0)),
+        ({"scaling.factor": 4.0, "scale_linear": 2.0, "scaling.type": "linear"}, ("linear", 4.0)),
+        ({"scaling.factor": 0.0, "scaling.type": "linear"}, None),
+        ({"scaling.factor": 4.0, "scaling.type": "none"}, None),
+    ],
+)
+def test_spellings_of_linear_rope_scaling(fields: dict[str, Any], scaling: object, tiny: Tiny, tmp_path: Path) -> None:
+    write_tiny_gguf(tiny("llama"), tmp_path / "m.gguf")
+    file = GGUFFile(tmp_path / "m.gguf")
+    file.metadata |= {f"llama.rope.{key}": value for key, value in fields.items()}
+    assert parse_gguf_config(file).rope.scaling == scaling
+
+
 def test_folder_with_one_gguf_file(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
     write_tiny_gguf(tiny("qwen2"), tmp_path / "f" / "some.gguf")
@@ -135,6 +153,7 @@ def test_folder_with_one_gguf_file(tiny: Tiny, tmp_path: Path) -> None:
             UnsupportedModelError,
             "architecture 'mamba' is not supported.*gemma3, llama",
         ),
+        ("split.count", 2, UnsupportedModelError, "llama-gguf-split --merge"),
         ("llama.expert_count", 8, UnsupportedModelError, "mixture-of-experts"),
         ("llama.rope.scaling.type", "yarn", UnsupportedModelError, "rope scaling 'yarn'"),
         ("llama.attention.value_length", 8, UnsupportedModelError, "equal lengths"),

@@ -144,6 +144,13 @@ def test_text_splitting_follows_the_file(pre: str, expected: list[bytes]) -> Non
     assert [tokenizer.token_bytes(i) for i in tokenizer.encode("a  123")] == expected
 
 
+@pytest.mark.parametrize("pre", ["llama-bpe", "llama3", "tekken", "qwen2", None])
+def test_a_file_that_does_not_say_begins_texts_as_in_llama_cpp(pre: str | None) -> None:
+    given = _pairs() | {"bos_token_id": 7} | ({} if pre is None else {"pre": pre})
+    assert (_convert(**given).encode("a")[0] == 7) == (pre not in ("qwen2", None))
+    assert _convert(**given, add_bos_token=False).encode("a")[0] != 7
+
+
 def test_qwen_normalises() -> None:
     composed, decomposed = "é", "e\u0301"
     tokenizer = _convert(pre="qwen2", **_pairs())

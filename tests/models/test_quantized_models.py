@@ -308,6 +308,24 @@ def test_missing_parts_are_named(scheme: Scheme, part: str, words: str, tmp_path
             load_model(str(folder), dtype=dtype, cache_dir=tmp_path)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "auto"])
+def test_groups_that_were_never_set_are_in_order(dtype: WeightDtype, tmp_path: Path) -> None:
+    """compressed-tensors saves them as -1, their initial value, if the channels were not reordered."""
+    folder, plain = write_folder(tmp_path, Scheme("compressed-tensors", sym=True))
+    state = load_file(folder / "model.safetensors")
+    for name in [name for name in state if name.endswith("weight_packed")]:
+        unset = torch.full((8 * state[name].shape[1],), -1, dtype=torch.int32)
+        state[name.replace("weight_packed", "weight_g_idx")] = unset
+    save_file(state, folder / "model.safetensors")
+    weights = load_model(str(folder), dtype=dtype, cache_dir=tmp_path).weights
+    if dtype == "fp32":
+        assert differences(weights, load_oracle(plain)) == []
+    else:
+        assert torch.equal(
+            found_layer(weights.layers[0])["qkv"], expected_layer(load_oracle(plain).state_dict(), 0, False)["qkv"]
+        )
+
+
 def test_inconsistent_parts_of_a_compressed_folder_are_named(tmp_path: Path) -> None:
     folder, _ = write_folder(tmp_path, Scheme("compressed-tensors", act_order=True))
     good = load_file(folder / "model.safetensors")

@@ -89,7 +89,13 @@ def test_begin_token(tiny: Tiny, tmp_path: Path) -> None:
     template = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
     processors = {"type": "Sequence", "processors": [template]}
     (tmp_path / "tokenizer.json").write_text(json.dumps(data | {"post_processor": processors}))
+    for silent in (settings, settings | {"add_bos_token": None}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(silent))
+        assert load_hf_tokenizer(tmp_path, config).encode("a") == tokenizer.encode("a")
+    named = {"bos_token": {"content": settings.pop("bos_token"), "lstrip": False}}  # older folders name it elsewhere
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_hf_tokenizer(tmp_path, config).encode("a") == tokenizer.encode("a")[1:]
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
     assert load_hf_tokenizer(tmp_path, config).encode("a") == tokenizer.encode("a")
 
 
