@@ -108,9 +108,8 @@ class _TargetForwards:
     """Forwards of the target to measure, by rows and context."""
 
     def __init__(self, decoder: TargetDecoder) -> None:
-        self._decoder = decoder
+        self._decoder, self.rows = decoder, _fitting(VERIFY_ROWS, decoder)
         limit = min(decoder.pool.pages * PAGE_SIZE, decoder.max_positions)
-        self.rows = [r for r in VERIFY_ROWS if r <= min(decoder.max_logit_rows, decoder.max_rows) and r < limit]
         self.contexts = contexts_measured(limit, self.rows[-1])
         self.points: dict[Point, Callable[[], None]] = {
             (n, c): partial(self._forward, n, c) for n in self.rows for c in self.contexts
@@ -123,7 +122,13 @@ class _TargetForwards:
 
 
 def _level_forwards(drafter: ModelBasedDrafter, target: TargetDecoder) -> dict[Point, Callable[[], None]]:
-    return {(n, 0): partial(drafter.warm_up, n) for n in LEVEL_ROWS if n <= target.max_rows}
+    return {(n, 0): partial(drafter.warm_up, n) for n in _fitting(LEVEL_ROWS, target)}
+
+
+def _fitting(rows: Sequence[int], decoder: TargetDecoder) -> list[int]:
+    """Those of ``rows`` that one sequence can have in a forward, each with logits."""
+    positions = min(decoder.pool.pages * PAGE_SIZE, decoder.max_positions)
+    return [n for n in rows if n <= min(decoder.max_rows, decoder.max_logit_rows) and n < positions]
 
 
 def _best(points: dict[Point, Callable[[], None]], seconds: float, settling: int) -> dict[Point, float]:

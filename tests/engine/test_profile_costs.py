@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from specdec.config import EngineConfig, SpeculationConfig
 from specdec.control.estimates.costs import CostTable
 from specdec.engine import profile_costs
+from specdec.engine.build import build_parts
 from specdec.engine.profile_cache import ProfileCache
 from specdec.engine.profile_costs import Point, _again, check_costs
 from tests.engine.tiny_engine import tiny_parts
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (64, 1024)
+CACHE = Path("~/.cache/specdec").expanduser()
 
 
 def price(rows: int, context: int) -> float:
@@ -100,3 +103,15 @@ def test_a_stored_time_that_exceeds_all_current_ones_is_measured_again(monkeypat
     kept = CostTable(ROWS, CONTEXTS, [[*(price(n, c) for n in ROWS[:-1]), 1e308] for c in CONTEXTS])
     measured(monkeypatch, lambda n, context: 2.0 * price(n, context))
     assert _again(kept, points(), 0) is None
+
+
+@pytest.mark.parametrize("max_context", [8, 63, 128])
+def test_a_draft_is_measured_within_the_longest_context(max_context: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProfileCache, "read", lambda cache: None)
+    monkeypatch.setattr(ProfileCache, "write", lambda cache, values: None)
+    speculation = SpeculationConfig(drafters=("model",), profile_s=0.01)
+    config = EngineConfig(
+        target="random:tiny", draft="random:tiny", device="cpu", cache_dir=CACHE, threads=1, kv_tokens=64 * 20,
+        max_batch=2, max_context=max_context, speculation=speculation,
+    )  # fmt: skip
+    assert "model" in build_parts(config).costs.drafting
