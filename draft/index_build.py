@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -58,10 +59,11 @@ class _Ignored:
         if not file.is_file():
             return self
         try:
-            spec = GitIgnoreSpec.from_lines(file.read_text(encoding="utf-8", errors="replace").splitlines())
-        except (OSError, ValueError) as error:
+            lines = file.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+        except OSError as error:
             raise ConfigError(f"{file} can not be read ({error})") from None
-        return _Ignored([(folder, spec), *self._specs])
+        # Git, too, ignores a malformed line and heeds the others.
+        return _Ignored([(folder, GitIgnoreSpec.from_lines(filter(_is_pattern, lines))), *self._specs])
 
     def hides(self, path: str, *, folder: bool) -> bool:
         """Whether the file or folder at ``path`` is ignored; its parents are not."""
@@ -72,12 +74,24 @@ class _Ignored:
         return False
 
 
+def _is_pattern(line: str) -> bool:
+    try:
+        GitIgnoreSpec.from_lines([line])
+    except (ValueError, re.error):  # `!`, `[z-a]`
+        return False
+    return True
+
+
 def find_files(sources: IndexSources) -> Iterator[str]:
     """Paths of the files of an index, in reproducible order. Links are not followed.
 
     Raises:
-        ConfigError: a root is missing or can not be listed.
+        ConfigError: a root is missing or can not be listed, or a pattern is malformed.
     """
+    for option, patterns in (("--only", sources.only), ("--exclude", sources.exclude)):
+        for pattern in patterns:
+            if not _is_pattern(pattern):
+                raise ConfigError(f"{option} {pattern!r} is malformed; write it as a pattern in .gitignore")
     for root in sources.roots:
         noise = _Ignored([(root, GitIgnoreSpec.from_lines([*_NOISE, *sources.exclude]))])
         only = GitIgnoreSpec.from_lines(sources.only) if sources.only else None

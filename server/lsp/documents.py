@@ -321,10 +321,10 @@ class DocumentTable:
     def beside(self, document: OpenDocument, settings: Settings) -> list[options_pb2.ContextFile]:
         """Excerpts of the other documents, last used first, within the limits of ``settings``."""
         others = [o for o in self._documents.values() if o is not document and o.text and not secret(o.name, settings)]
-        others.sort(key=lambda other: other.used_ms, reverse=True)
+        others = sorted(others, key=lambda other: other.used_ms, reverse=True)[: settings.context_files]
         found: list[options_pb2.ContextFile] = []
         left = settings.context_characters
-        for i, other in enumerate(others[: settings.context_files]):
+        for i, other in enumerate(others):
             # Each gets half of the remaining characters, the last one all of them.
             text = other.excerpt(left if i + 1 == len(others) else left // 2 or left)
             if not text:

@@ -131,7 +131,7 @@ class CallLog(TelemetryListener):
             found["model"] = records[0].model
         if self._prompt_text is not None:
             found["prompt"] = "\n".join(map(self._prompt_text, records))
-            found["output"] = "".join(text for record in records for text in record.text)
+            found["output"] = "\n".join("".join(text) for record in records for _, text in sorted(record.texts.items()))
         return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
@@ -78,7 +79,7 @@ class RequestRecord:
         self.samples: dict[int, SampleRecord] = {}
         self.error: RequestError | None = None
         self.complete = False
-        self.text: list[str] = []
+        self.texts: defaultdict[int, list[str]] = defaultdict(list)  # pieces of each sample's text
         self.watchers: tuple[RequestWatcher, ...] = ()
         self.arms: tuple[tuple[str, str], ...] = ()  # (experiment, arm) of experiments that count the request
 
@@ -123,7 +124,7 @@ class RequestRecord:
 
     def _tokens(self, event: Delta) -> None:
         if self._keeps_text:
-            self.text.append(event.text)
+            self.texts[event.index].append(event.text)
         count = len(event.token_ids)
         if not count:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,20 @@ def test_gitignore_is_honoured(tmp_path: Path) -> None:
     put(tmp_path / "src", _gitignore="*.txt\n!secret.py\n")
     own = [".gitignore", "a.py", "keep.log", "src/.gitignore", "src/build/x.py", "src/secret.py"]
     assert names(tmp_path) == own
+
+
+def test_gitignore_is_read_as_git_reads_it(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_bytes(b"\xef\xbb\xbfsecret.txt\n[z-a]\n!\nend\\\n*.log\n")
+    put(tmp_path, "secret.txt", "a.log", "a.py")
+    assert names(tmp_path) == [".gitignore", "a.py"]
+
+
+@pytest.mark.parametrize("pattern", ["!", "[z-a]"])
+def test_a_malformed_pattern_is_reported(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"--only {pattern!r}")):
+        names(tmp_path, only=("*.py", pattern))
+    with pytest.raises(ConfigError, match=re.escape(f"--exclude {pattern!r}")):
+        names(tmp_path, exclude=(pattern,))
 
 
 def test_a_folder_of_a_repository_follows_its_gitignore(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def test_recently_used_texts_come_first_within_the_budget() -> None:
     assert [(f.filename, f.text, f.time_ms) for f in found] == [
         ("a3.py", "c\n" * 25, 3), ("a1.py", "b\n" * 12, 1), ("a0.py", "a\n" * 13, 0),
     ]  # fmt: skip
-    assert [f.filename for f in table.beside(documents[-1], Settings(contextFiles=1))] == ["a3.py"]
+    (only,) = table.beside(documents[-1], Settings(contextFiles=1, contextCharacters=60))
+    assert (only.filename, only.text) == ("a3.py", "c\n" * 30)
     assert table.beside(documents[-1], Settings(contextFiles=0)) == []
     assert table.beside(documents[-1], Settings(contextCharacters=0)) == []
 

@@ -88,6 +88,10 @@ def test_texts_are_logged_only_if_configured() -> None:
     (line,) = lines.of("call", endpoint=COMPLETIONS)
     assert line["prompt"] == f"say {SECRET}"
     assert SECRET in line["output"]
+    with logged() as lines, running(log_texts=True) as server:
+        choices = server.ask(prompt=f"say {SECRET}", n=2, seed=1)["choices"]
+    (line,) = lines.of("call", endpoint=COMPLETIONS)
+    assert line["output"] == "\n".join(choice["text"] for choice in choices)
     with logged() as lines, running(log_calls=False) as server:
         server.ask(prompt="hello")
     assert not lines.of("call")
