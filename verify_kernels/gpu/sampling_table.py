@@ -253,7 +253,7 @@ class SamplingPlan:
     Results do not depend on the plan.
     """
 
-    SIZES: ClassVar[tuple[tuple[int, int, int], ...]] = ((64, 4, 32), (64, 64, 32), (64, 64, 64))
+    SIZES: ClassVar[tuple[tuple[int, int, int], ...]] = ((64, 4, 32), (64, 64, 32), (64, 64, 64), (64, 64, 128))
 
     vocab: int
     groups: int  # in a split
@@ -265,9 +265,9 @@ class SamplingPlan:
         """The plan for a vocabulary: the first of SIZES (groups, group, segments) that holds it.
 
         Raises:
-            ValueError: ``vocab`` is not within 1 to 2^18 (more and a row's weight could pass 2^63).
+            ValueError: ``vocab`` is not within 1 to 2^19 - 1 (more and a row's weight, 2^44 a token, could pass 2^63).
         """
-        most = max(groups * group * segments for groups, group, segments in SamplingPlan.SIZES)
+        most = max(groups * group * segments for groups, group, segments in SamplingPlan.SIZES) - 1
         if not 1 <= vocab <= most:
             raise ValueError(f"logits: {vocab} columns; must be within 1 to {most}")
         size = next(size for size in SamplingPlan.SIZES if size[0] * size[1] * size[2] >= vocab)

@@ -93,9 +93,10 @@ def test_hard_rows_unfiltered(kernels: TritonSampling) -> None:
     assert differences(kernels, logits, [row()] * len(logits), 20, ("sample", "greedy", "logprobs")) == []
 
 
-def test_a_real_vocabulary(kernels: TritonSampling) -> None:
-    logits = torch.randn(4, 70_001, generator=torch.Generator().manual_seed(3)) * 6
-    rows = [row(seed=i, **how) for i, how in enumerate(FILTERS[:4])]
+@pytest.mark.parametrize(("vocab", "filters"), [(70_001, FILTERS[:4]), (262_208, FILTERS[1:2])])  # Gemma 3's
+def test_a_real_vocabulary(vocab: int, filters: list[dict[str, Any]], kernels: TritonSampling) -> None:
+    logits = torch.randn(len(filters), vocab, generator=torch.Generator().manual_seed(3)) * 6
+    rows = [row(seed=i, **how) for i, how in enumerate(filters)]
     assert differences(kernels, logits, rows, 4) == []
 
 
@@ -258,8 +259,9 @@ def test_wrong_arguments_are_named(device: torch.device) -> None:
 
 
 def test_too_large_inputs_are_rejected(device: torch.device) -> None:
-    with pytest.raises(ValueError, match="262145 columns"):
-        SamplingPlan.of(2**18 + 1)
+    assert SamplingPlan.of(2**19 - 1).splits == 128
+    with pytest.raises(ValueError, match="524288 columns"):
+        SamplingPlan.of(2**19)
     for allocate in (lambda: SamplingTable.allocate(0, 1, 1, device), lambda: _workspace_of_no_rows(device)):
         with pytest.raises(ValueError, match="rows: 0"):
             allocate()
