@@ -18,6 +18,7 @@ from typing import Protocol
 from server.auth.principal import Principal
 from server.completion.time_budget import TimeBudget
 from server.errors import GenerationFailedError
+from server.observe.records import RequestRecord, current_call
 from server.request_stream import Ticket, UnreadEvents, weight_of
 from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, SpeculationParams, Started
 from specdec.errors import RequestError
@@ -28,6 +29,10 @@ class EventSource(Protocol):
 
     abort_reader: Callable[[], bool] | None  # as `RequestStream.abort_reader`
     unread: UnreadEvents  # counts the events that its readers have not read
+
+    @property
+    def record(self) -> RequestRecord | None:
+        """The request's history."""
 
     async def __anext__(self) -> RequestEvent:
         """The next event.
@@ -131,7 +136,11 @@ class SharedAnswer:
         return self._started or until_s == self.until_s
 
     def join(self, ticket: Ticket) -> None:
-        """Pass all events to ``ticket``, from the first one on. Its unread events count against `first`'s limit."""
+        """Pass all events to ``ticket``, from the first one on. Its unread events count against `first`'s limit. The
+        request becomes one of the current call, whose log line then has its figures."""
+        call = current_call()
+        if call is not None and not call.many and self._source.record is not None:
+            call.requests.append(self._source.record)
         ticket.unread = self._source.unread
         ticket.on_ticket_end = self._reader_ended
         self._readers.append(ticket)

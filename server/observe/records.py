@@ -161,7 +161,7 @@ def call_id(given: str) -> str:
     return given[:MAX_ID_CHARACTERS] or uuid.uuid4().hex
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class CallRecord:
     protocol: str  # `http` or `grpc`
     endpoint: str  # path or method

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -34,7 +35,8 @@ class Spans(TelemetryListener):
         self._provider.add_span_processor(processor or BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("specdec", specdec.__version__)
         self._propagator = TraceContextTextMapPropagator()
-        self._calls: dict[CallRecord, Span] = {}
+        # A call may end before its request, whose answer another call reads on.
+        self._calls: WeakKeyDictionary[CallRecord, Span] = WeakKeyDictionary()
 
     def call_began(self, call: CallRecord) -> None:
         span = self._tracer.start_span(
@@ -68,7 +70,7 @@ class Spans(TelemetryListener):
         span.end(_ns(record.ended_s + shift_s))
 
     def call_ended(self, call: CallRecord) -> None:
-        span = self._calls.pop(call)
+        span = self._calls[call]
         span.update_name(f"{call.protocol} {call.endpoint}")
         span.set_attributes({_STATUS[call.protocol]: call.status, "gen_ai.request.id": call.request_id})
         if call.reason:

@@ -10,6 +10,7 @@ from server.auth.principal import Principal
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import RequestMaker
 from server.completion.service import CompletionService
+from server.observe.records import RequestRecord
 from server.request_stream import Ticket, UnreadEvents
 from specdec.core.types import (
     Delta,
@@ -36,6 +37,7 @@ class ScriptedRequest:
         self.principal, self.request, self.supersedes_key, self.unread = principal, request, supersedes_key, unread
         self.closed = self.over = False
         self.abort_reader: Callable[[], bool] | None = None
+        self.record: RequestRecord | None = None
         self._events: asyncio.Queue[RequestEvent | Exception | None] = asyncio.Queue()
 
     def say(self, text: str) -> None:

@@ -1,6 +1,6 @@
 // Runs `specdec lsp` and provides its suggestions to VS Code.
 import * as vscode from "vscode";
-import { LanguageClient, type LanguageClientOptions, type ServerOptions } from "vscode-languageclient/node";
+import { LanguageClient, type LanguageClientOptions, type ServerOptions, State } from "vscode-languageclient/node";
 import type { DynamicFeature, InitializeParams, StaticFeature } from "vscode-languageclient";
 import type { Edit, Item, Link } from "./link.js";
 import { NextEdits } from "./next_edits.js";
@@ -28,7 +28,10 @@ class Client extends LanguageClient {
   }
 }
 
+const START_MS = 10_000; // milliseconds that a server gets to start before it may be killed
+
 let client: Client | undefined;
+let changes: Promise<void> = Promise.resolve(); // the last of the client's starts and stops
 
 export async function activate(context: vscode.ExtensionContext): Promise<void> {
   const bar = new StatusBar();
@@ -58,14 +61,35 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
   await restart(bar);
 }
 
-export async function deactivate(): Promise<void> {
-  const former = client;
-  client = undefined;
-  await former?.stop().catch(() => undefined);
+export function deactivate(): Promise<void> {
+  return queue(stop);
 }
 
-async function restart(bar: StatusBar): Promise<void> {
-  await deactivate();
+function restart(bar: StatusBar): Promise<void> {
+  return queue(async () => {
+    await stop();
+    begin(bar);
+  });
+}
+
+// One change at a time, so that each finds the client of the one before.
+function queue(change: () => Promise<void>): Promise<void> {
+  changes = changes.catch(() => undefined).then(change);
+  return changes;
+}
+
+async function stop(): Promise<void> {
+  const former = client;
+  client = undefined;
+  if (former?.state === State.Starting) {
+    // A client refuses to stop while it starts. Where its server hangs, `dispose` kills that.
+    const limit = new Promise<void>((resolve) => setTimeout(resolve, START_MS));
+    await Promise.race([former.start(), limit]).catch(() => undefined);
+  }
+  await former?.dispose().catch(() => undefined);
+}
+
+function begin(bar: StatusBar): void {
   bar.show({ state: "connecting", message: "", model: "", nextEdits: "" });
   const { command, args } = start();
   const server: ServerOptions = { command, args };
@@ -73,11 +97,11 @@ async function restart(bar: StatusBar): Promise<void> {
   const fresh = new Client("specdec", "specdec", server, clientOptions);
   fresh.onNotification("specdec/didChangeStatus", (status: Status) => bar.show(status));
   client = fresh;
-  try {
-    await fresh.start();
-  } catch (error) {
-    bar.show({ state: "away", message: `${command} cannot be started (${error})`, model: "", nextEdits: "" });
-  }
+  fresh.start().catch((error) => {
+    if (client === fresh) {
+      bar.show({ state: "away", message: `${command} cannot be started (${error})`, model: "", nextEdits: "" });
+    }
+  });
 }
 
 async function toggle(): Promise<void> {

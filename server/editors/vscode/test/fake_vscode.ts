@@ -49,11 +49,29 @@ export class Document {
 export const configured: Record<string, unknown> = {};
 export const bars: Record<string, unknown>[] = [];
 
+const nothing = { dispose: () => undefined };
+const ran: Record<string, () => unknown> = {};
+
+export const commands = {
+  registerCommand: (name: string, run: () => unknown) => {
+    ran[name] = run;
+    return nothing;
+  },
+  run: (name: string) => ran[name]?.(),
+};
+
+export const languages = { registerInlineCompletionItemProvider: () => nothing };
+
 export const workspace = {
+  onDidChangeConfiguration: () => nothing,
+  onDidChangeTextDocument: () => nothing,
   getConfiguration: () => ({ get: (name: string, fallback?: unknown) => (name in configured ? configured[name] : fallback) }),
 };
 
 export const window = {
+  createTextEditorDecorationType: () => nothing,
+  onDidChangeActiveTextEditor: () => nothing,
+  onDidChangeTextEditorSelection: () => nothing,
   createStatusBarItem: () => {
     const bar: Record<string, unknown> = { show: () => (bar.visible = true), dispose: () => (bar.visible = false) };
     bars.push(bar);

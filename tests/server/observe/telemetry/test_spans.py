@@ -15,8 +15,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from server.observe import observer
+from server.observe.observer import Observer
+from server.observe.records import leave_call, set_call
 from server.observe.spans import Spans
 from specdec.config import ServerConfig
+from specdec.core.types import Request
 from specdec.errors import ConfigError
 from tests.server.harness import running_server, stream_request
 from tests.server.http.harness import COMPLETIONS, running
@@ -98,6 +101,21 @@ async def test_a_grpc_call_continues_it_too_and_an_error_has_its_reason(monkeypa
     assert dict(calls[1].attributes or {})["error.type"] == "QUEUE_FULL"
     failed = [span for span in spans if span.name == "llm_request" and span.status.status_code is StatusCode.ERROR]
     assert [span.parent.span_id for span in failed if span.parent] == [calls[1].context.span_id]
+
+
+def test_a_request_that_outlives_its_call_stays_in_the_calls_trace() -> None:
+    exporter = InMemorySpanExporter()
+    watching = Observer([Spans(exporter, SimpleSpanProcessor(exporter))])
+    call = watching.begin_call("http", COMPLETIONS, "mine", HEADERS)
+    token = set_call(call)
+    record = watching.request(Request("r", (1, 2)))
+    leave_call(token)
+    watching.end_call(call, "499")
+    record.ended(complete=True)
+    found = by_name(exporter)
+    parent = found["llm_request"].parent
+    assert parent is not None
+    assert parent.span_id == found[f"http {COMPLETIONS}"].context.span_id
 
 
 def test_the_callers_sampling_decision_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:

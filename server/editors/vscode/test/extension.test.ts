@@ -1,0 +1,57 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { activate, deactivate } from "../src/extension.js";
+import { State, clients } from "./fake_client.js";
+import { commands } from "./fake_vscode.js";
+
+const turn = () => new Promise(setImmediate);
+const states = () => clients.map((client) => client.state);
+
+async function active() {
+  clients.length = 0;
+  void activate({ subscriptions: [] } as never);
+  await turn();
+}
+
+function restart() {
+  void commands.run("specdec.restart");
+  return turn();
+}
+
+test("a server that still starts is stopped once it has started", async () => {
+  await active();
+  await restart();
+  assert.deepEqual(states(), [State.Starting]);
+  clients[0]?.ready();
+  await turn();
+  await turn();
+  assert.deepEqual(states(), [State.Stopped, State.Starting]);
+  clients[1]?.ready();
+  await deactivate();
+  assert.deepEqual(states(), [State.Stopped, State.Stopped]);
+});
+
+test("restarts at the same time leave one server", async () => {
+  await active();
+  clients[0]?.ready();
+  const restarts = [restart(), restart()];
+  for (let i = 0; i < 5; i++) {
+    await turn();
+    clients.at(-1)?.ready();
+  }
+  await Promise.all(restarts);
+  assert.deepEqual(states(), [State.Stopped, State.Stopped, State.Running]);
+  await deactivate();
+});
+
+test("a server that hangs while it starts is disposed of after a while", async ({ mock }) => {
+  mock.timers.enable({ apis: ["setTimeout"] });
+  await active();
+  await restart();
+  mock.timers.tick(9_000);
+  await turn();
+  assert.deepEqual(clients.map((client) => client.disposed), [false]);
+  mock.timers.tick(2_000);
+  await turn();
+  assert.deepEqual(clients.map((client) => client.disposed), [true, false]);
+});
