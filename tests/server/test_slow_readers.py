@@ -96,7 +96,7 @@ async def test_several_prompts_are_consumed_no_faster_than_read() -> None:
             await asyncio.sleep(0)
             yield delta()
 
-    async with aclosing(_merged(cast(Any, [endless(), endless()]))) as events:
+    async with aclosing(_merged(cast(Any, [(0, endless()), (1, endless())]), iter(()))) as events:
         for read in range(1, 20):
             await anext(events)
             for _ in range(20):
