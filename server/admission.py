@@ -87,10 +87,11 @@ class KeyUsage:
         self._requests = _bucket(self._requests, limits.requests_per_minute, now)
         self._tokens = _bucket(self._tokens, limits.tokens_per_minute, now)
 
-    def check(self, limits: Limits, leaving: int, retry_s: float, now: float) -> None:
+    def check(self, limits: Limits, leaving: int, retry_s: float, now: float, *, begun: bool) -> None:
         """Check that one more request may start; takes nothing.
 
-        leaving: running requests that it supersedes. retry_s: seconds until a running request may have ended.
+        leaving: running requests that it supersedes. retry_s: seconds until a running request may have ended. begun: as
+        in `Admission.admit`.
 
         Raises:
             RateLimitedError: a limit is reached.
@@ -98,7 +99,8 @@ class KeyUsage:
         most = limits.max_concurrent
         if most is not None and self._running - leaving >= most:
             raise RateLimitedError(self._name, "max_concurrent", most, retry_s)
-        self.check_rate(now)
+        if not begun:
+            self.check_rate(now)
 
     def check_rate(self, now: float) -> None:
         """As `check`, without the limit on concurrent requests.
@@ -349,11 +351,14 @@ class Admission:
         request: Request,
         supersedes_key: str = "",
         submit: Callable[[Request], RequestStream] | None = None,
+        *,
+        begun: bool = False,
     ) -> RequestStream:
         """Submit ``request`` on behalf of ``principal``. Use the stream as ``async with``, or close it.
 
         supersedes_key: ends the running request of the same tenant with the same key. submit: default: the client's
-        ``generate``.
+        ``generate``. begun: it belongs to a call of which a request was admitted, so that it counts against the key's
+        rates but is not refused for them: such a call could never succeed.
 
         Raises:
             InvalidRequestError: ``supersedes_key`` is too long, or the caller may not choose the experiment arm that it
@@ -364,7 +369,7 @@ class Admission:
             EngineDeadError: the engine is not ready.
             DuplicateRequestError: its id is in flight.
         """
-        through = partial(self._admit, submit=submit or self._client.generate)
+        through = partial(self._admit, submit=submit or self._client.generate, begun=begun)
         if self.experiments is not None:
             return self.experiments.admit(principal, request, supersedes_key, through)
         return through(principal, request, supersedes_key)
@@ -401,7 +406,13 @@ class Admission:
             raise QueueFullError(self._max_queued_requests, self.wait_s())
 
     def _admit(
-        self, principal: Principal, request: Request, supersedes_key: str, *, submit: Callable[[Request], RequestStream]
+        self,
+        principal: Principal,
+        request: Request,
+        supersedes_key: str,
+        *,
+        submit: Callable[[Request], RequestStream],
+        begun: bool = False,
     ) -> RequestStream:
         if len(supersedes_key) > MAX_NAME:
             raise InvalidRequestError([FieldViolation("supersedes_key", f"at most {MAX_NAME} characters")])
@@ -411,7 +422,7 @@ class Admission:
         usage = self._usage_of(principal, now)
         leaving = int(older is not None and owner._streams[older] is usage)
         here = older if owner is self else None  # another model's request leaves no room here
-        usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(here), now)
+        usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(here), now, begun=begun)
         self._check_room(own, here, now)
         self._check_time(own, here, now)
         stream = submit(own if self.windows is None else self.windows.predict(own))

@@ -81,7 +81,8 @@ async def run_all(model: ServedModel, requests: Sequence[Request]) -> list[Answe
 
     async def work() -> None:
         for request, answer in waiting:
-            async with model.admission.admit(current_caller(), request) as stream:
+            begun = request is not requests[0]
+            async with model.admission.admit(current_caller(), request, begun=begun) as stream:
                 async for event in stream:
                     if isinstance(event, Delta):
                         answer.logprobs += event.logprobs

@@ -137,7 +137,7 @@ async def generate(
     def admit_next() -> RequestStream:
         number = len(streams)
         key = "" if number else supersedes_key
-        streams.append(model.admission.admit(current_caller(), requests[number], key))
+        streams.append(model.admission.admit(current_caller(), requests[number], key, begun=number > 0))
         return streams[number]
 
     def more() -> Iterator[tuple[int, RequestStream]]:

@@ -61,7 +61,7 @@ class LocalModel:
     async def encode(self, text: str, **options: Any) -> list[int]:
         return self.loaded.encode(text, **options)
 
-    def admit(self, caller: object, request: Request) -> Stream:
+    def admit(self, caller: object, request: Request, *, begun: bool) -> Stream:
         return Stream(run_all(self._engine, [request]))
 
 

@@ -474,7 +474,7 @@ async def play(moves: list[tuple[str, int, str]]) -> None:
             elif client._table.engine_id(given.request_id) is not None:
                 client.say(finished(given, 1) if pick % 2 else delta(given, 1))
         assert doors.in_flight <= len(open_ones)
-        assert {t.supersedes_key for t in doors._by_key.values()} == set(doors._by_key)
+        assert {t.supersedes_key for _, t in doors._by_key.values()} == set(doors._by_key)
         keyed = [t for t in doors._streams if t.supersedes_key]
         assert sorted(t.supersedes_key for t in keyed) == sorted(doors._by_key)  # one request per key
         running = [usage._running for usage in doors._usage.values()]

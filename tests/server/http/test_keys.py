@@ -59,6 +59,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     made, path = Certificates(folder), folder / "keys.yaml"
     limits: dict[str, dict[str, Any]] = {
         "free": {}, "slow": {"requests_per_minute": 1}, "one": {"max_concurrent": 1}, "low": {"max_priority": -3},
+        "texts": {"requests_per_minute": 2}, "inputs": {"requests_per_minute": 2},
     }  # fmt: skip
     keys = {name: make_key(path, name, **more) for name, more in limits.items()}
     tls = made.client_context()
@@ -145,6 +146,23 @@ def test_several_prompts_run_as_many_at_once_as_the_key_allows(stream: bool, gua
                 texts[choice["index"]] += choice["text"]
         assert texts == ["\x02ab", "ab\x02", "\x02cd", "cd\x02", "\x02ef", "ef\x02"]
     assert guarded.server.comes_to(lambda: guarded.server.serving.client.in_flight == 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "body"),
+    [
+        ("texts", COMPLETIONS, {"prompt": ["abc"] * 5}),
+        ("inputs", "/v1/embeddings", {"input": ["abc"] * 5, "pooling": "mean"}),
+    ],
+)
+def test_a_call_that_has_begun_may_exceed_the_rates(
+    key: str, path: str, body: dict[str, Any], guarded: Guarded
+) -> None:
+    """Refused amid its texts, it could never succeed."""
+    headers = {"x-api-key": guarded.keys[key]}
+    answers = [guarded.server.client.post(path, json=body, headers=headers) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert float(answers[1].headers["retry-after"]) > 60  # for all texts of the first call
 
 
 def test_client_certificates_are_required_if_configured(tmp_path: Path) -> None:
