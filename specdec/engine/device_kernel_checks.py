@@ -235,8 +235,8 @@ def _verify_checks(decoder: DeviceDecoder) -> Iterator[KernelCheck]:
         tokens[: 7 * n] = torch.tensor([2, 0, 6, 0, 0, 0, 9] * n)
         result = AcceptResult.allocate(step.tier.entries, MAX_NODES - 1, device)
         accept(
-            step, step.root_row, step.tokens, tokens, result, max_nodes=MAX_NODES, n_pages=pool.pages,
-            sample_start=step.sample_start,
+            step, step.root_row, step.tokens, tokens, step.sample_start, result,
+            max_nodes=MAX_NODES, n_pages=pool.pages,
         )  # fmt: skip
         got = (result.counts[:, None], result.next_ctx[:, None], result.rows[:, :3], result.emitted[:, :3])
         yield torch.cat(got, 1)[:n], torch.tensor([[3, 6, 0, 2, 6, 2, 6, 9]] * n)

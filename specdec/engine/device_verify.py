@@ -139,8 +139,8 @@ class DeviceVerifier(StepVerifier):
             sampling.logprobs(logits, outputs.tokens, self._workspace, outputs.chosen, outputs.ids, outputs.values)
         result = outputs.accepted
         accept(
-            step, step.root_row, step.tokens, outputs.tokens, result,
-            max_nodes=MAX_NODES, n_pages=pool.pages, sample_start=step.sample_start,
+            step, step.root_row, step.tokens, outputs.tokens, step.sample_start, result,
+            max_nodes=MAX_NODES, n_pages=pool.pages,
         )  # fmt: skip
         move_kv(pool.k, pool.v, result.move_source, result.move_target, result.n_moves)
         outputs.mirror.copy()

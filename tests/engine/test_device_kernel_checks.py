@@ -156,7 +156,7 @@ def wrong_token(self: TritonSampling, logits: Any, rows: Any, threads: int) -> A
 
 
 def wrong_path(*args: Any, **named: Any) -> None:
-    args[4].counts.fill_(3)
+    args[5].counts.fill_(3)
 
 
 VERIFY = [

@@ -334,7 +334,8 @@ def _accept_run(shapes: Any, device: torch.device) -> Any:
     def run(twin: bool) -> dict[str, Tensor]:
         result = AcceptResult.allocate(len(entries), 63, device)
         kernel = accept_twin if twin else accept
-        kernel(rows, rows.root_row, rows.tokens, sampled, result, max_nodes=64, n_pages=pages)
+        starts = rows.entry_start[:-1] + rows.root_row
+        kernel(rows, rows.root_row, rows.tokens, sampled, starts, result, max_nodes=64, n_pages=pages)
         pools = [pool.to(torch.uint8).view(torch.float16).to(device) for _ in "kv"]
         (attention_twin.move_kv if twin else move_kv)(*pools, result.move_source, result.move_target, result.n_moves)
         found = {name: getattr(result, name).clone() for name in ("counts", "pending", "next_ctx", "rows", "emitted")}

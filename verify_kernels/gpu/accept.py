@@ -101,10 +101,7 @@ def accept_kernel(
     is_node = row < tl.where(samples, root + tl.minimum(size - root, max_nodes), root)
     above = tl.load(parent + first + row, mask=is_node, other=-1)
     token = tl.load(tokens + first + row, mask=is_node, other=-1)
-    if sample_start is None:
-        at_sample = first + row
-    else:
-        at_sample = tl.load(sample_start + entry) + lane
+    at_sample = tl.load(sample_start + entry) + lane
     sampled_here = is_node & (at_sample >= 0) & (at_sample < n_samples)
     choices = tl.load(sampled + at_sample, mask=sampled_here, other=-1)
     # Row and choice in one word, so that one minimum finds the child and its sampled token.
@@ -158,20 +155,20 @@ def accept(
     root_row: Tensor,
     tokens: Tensor,
     sampled: Tensor,
+    sample_start: Tensor,
     result: AcceptResult,
     *,
     max_nodes: int,
     n_pages: int,
-    sample_start: Tensor | None = None,
 ) -> None:
     """Accept down each entry's tree: from the root on, go to the child that holds the token sampled at the row.
 
     All int32. root_row: [entries], the row of the entry that is its tree's root; -1 for an entry without a tree (amid
-    a prompt), which accepts nothing and keeps all its rows. tokens: [rows]. sampled: the target's token, -1 where no
-    logit is usable, at index ``entry_start + row``; or, if only trees were sampled, at ``sample_start + row -
-    root_row`` with sample_start: [entries]. Page ids of ``step`` are below ``n_pages``. Rows past the root's first
-    ``max_nodes`` (<= 256) are no nodes; a path has at most ``result.rows.shape[1] - 1`` of them. Of siblings with the
-    same token the first counts. ``result.next_ctx`` may be ``step.entry_ctx`` itself.
+    a prompt), which accepts nothing and keeps all its rows. tokens: [rows]. sampled: [samples], the target's token,
+    -1 where no logit is usable; an entry's root has the one at sample_start: [entries], its nodes those behind it. Page
+    ids of ``step`` are below ``n_pages``. Rows past the root's first ``max_nodes`` (<= 256) are no nodes; a path has at
+    most ``result.rows.shape[1] - 1`` of them. Of siblings with the same token the first counts. ``result.next_ctx`` may
+    be ``step.entry_ctx`` itself.
 
     Raises:
         ValueError: a shape, dtype, device or layout is wrong, or max_nodes or n_pages is out of range.
@@ -193,24 +190,21 @@ def accept(
 
 def compile_cases() -> list[CompileCase]:
     """Every size of tree and path."""
-    return [_case(nodes, path, per_row) for nodes in SIZES for path in SIZES for per_row in (True, False)]
+    return [_case(nodes, path) for nodes in SIZES for path in SIZES]
 
 
-def _case(nodes: int, path: int, per_row: bool) -> CompileCase:
+def _case(nodes: int, path: int) -> CompileCase:
     tensors = (
-        "entry_start", "entry_ctx", "root_row", "parent", "tokens", "sampled", "page_table", "counts", "pending",
-        "rows", "emitted", "next_ctx", "n_moves", "move_source", "move_target",
+        "entry_start", "entry_ctx", "root_row", "parent", "tokens", "sampled", "sample_start", "page_table", "counts",
+        "pending", "rows", "emitted", "next_ctx", "n_moves", "move_source", "move_target",
     )  # fmt: skip
     numbers = ("n_rows", "n_samples", "max_nodes", "max_depth", "max_pages", "n_pages")
     signature = dict.fromkeys(tensors, "*i32") | dict.fromkeys(numbers, "i32")
-    absent = {"sample_start": None} if per_row else {}
-    if not per_row:
-        signature["sample_start"] = "*i32"
     return CompileCase(
-        name=f"accept {nodes} nodes, path {path}{'' if per_row else ', trees sampled'}",
+        name=f"accept {nodes} nodes, path {path}",
         kernel=accept_kernel,
         signature=signature,
-        constexprs={"NODES": nodes, "PATH": path, **absent},
+        constexprs={"NODES": nodes, "PATH": path},
         options=OPTIONS,
     )
 
@@ -219,7 +213,7 @@ def _size(n: int) -> int:
     return next(size for size in SIZES if size >= n)
 
 
-def _check(step: StepRows, root_row: Tensor, tokens: Tensor, sampled: Tensor, sample_start: Tensor | None) -> None:
+def _check(step: StepRows, root_row: Tensor, tokens: Tensor, sampled: Tensor, sample_start: Tensor) -> None:
     device = step.entry_ctx.device
     check_rank("entry_ctx", step.entry_ctx, 1)
     check_rank("parent", step.parent, 1)
@@ -228,11 +222,8 @@ def _check(step: StepRows, root_row: Tensor, tokens: Tensor, sampled: Tensor, sa
     step.check(rows, entries, device)
     check_tensor("root_row", root_row, (entries,), INDEX, device)
     check_tensor("tokens", tokens, (rows,), INDEX, device)
-    if sample_start is None:
-        check_tensor("sampled", sampled, (rows,), INDEX, device)
-    else:
-        check_tensor("sampled", sampled, sampled.shape, INDEX, device)
-        check_tensor("sample_start", sample_start, (entries,), INDEX, device)
+    check_tensor("sampled", sampled, sampled.shape, INDEX, device)
+    check_tensor("sample_start", sample_start, (entries,), INDEX, device)
 
 
 def _check_result(result: AcceptResult, entry_ctx: Tensor) -> tuple[int, int]:

@@ -198,9 +198,7 @@ def _trees(device: torch.device) -> None:
     step, roots, tokens = _step(make, entries, rows, 16), make.ints(entries), make.ints(rows)
     for nodes, depth in ((4, 3), (16, 15), (64, 16), (256, 255)):
         result = AcceptResult.allocate(entries, depth, device)
-        accept(step, roots, tokens, tokens, result, max_nodes=nodes, n_pages=64)
-        starts = make.ints(entries)
-        accept(step, roots, tokens, make.ints(20), result, max_nodes=nodes, n_pages=64, sample_start=starts)
+        accept(step, roots, tokens, make.ints(20), make.ints(entries), result, max_nodes=nodes, n_pages=64)
 
 
 def _sampling(device: torch.device) -> None:

@@ -55,7 +55,8 @@ def launch(run, rows: DeviceRows, sampled: Tensor, depth: int, **given) -> Accep
     result = AcceptResult.allocate(rows.entry_ctx.shape[0], depth, rows.tokens.device)
     for name in AcceptResult.__dataclass_fields__:
         getattr(result, name).fill_(-77)
-    given = {"max_nodes": 64, "n_pages": N_PAGES, "result": result} | given
+    starts = rows.entry_start[:-1] + rows.root_row  # every row has a sample
+    given = {"max_nodes": 64, "n_pages": N_PAGES, "result": result, "sample_start": starts} | given
     run(rows, rows.root_row, rows.tokens, sampled, **given)
     return given["result"]
 
@@ -229,7 +230,6 @@ _STEP = StepRows(
         ({"root_row": torch.zeros(3).int()}, "root_row"),
         ({"parent": torch.zeros(8).int()[::2]}, "parent"),
         ({"tokens": torch.zeros(5).int()}, "tokens"),
-        ({"sampled": torch.zeros(5).int()}, "sampled"),
         ({"sampled": torch.zeros(4).long()}, "sampled"),
         ({"sampled": torch.zeros(4, device="meta").int()}, "sampled"),
         ({"sample_start": torch.zeros(1).int()}, "sample_start"),
@@ -245,7 +245,8 @@ _STEP = StepRows(
 )
 def test_a_bad_argument_is_named(change: dict[str, object], message: str) -> None:
     four = torch.zeros(4).int()
-    given: dict[str, object] = {"root_row": torch.zeros(2).int(), "tokens": four, "sampled": four}
+    two = torch.zeros(2).int()
+    given: dict[str, object] = {"root_row": two, "tokens": four, "sampled": four, "sample_start": two}
     given |= {"max_nodes": 8, "n_pages": 9, "result": AcceptResult.allocate(2, 3, torch.device("cpu"))}
     in_step = {name: value for name, value in change.items() if hasattr(_STEP, name)}
     given |= {"step": replace(_STEP, **in_step)} | {n: v for n, v in change.items() if n not in in_step}  # type: ignore[arg-type]
@@ -259,7 +260,7 @@ def test_a_bad_result_is_named(name: str) -> None:
     wrong = replace(result, **{name: getattr(result, name).float()})
     two, four = torch.zeros(2).int(), torch.zeros(4).int()
     with pytest.raises(ValueError, match=rf"^result\.{name}: "):
-        accept(_STEP, two, four, four, wrong, max_nodes=4, n_pages=1)
+        accept(_STEP, two, four, four, two, wrong, max_nodes=4, n_pages=1)
 
 
 @pytest.mark.parametrize(("entries", "depth"), [(0, 3), (2, -1)])

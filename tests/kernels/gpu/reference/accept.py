@@ -14,11 +14,11 @@ def accept(
     root_row: Tensor,
     tokens: Tensor,
     sampled: Tensor,
+    sample_start: Tensor,
     result: AcceptResult,
     *,
     max_nodes: int,
     n_pages: int,
-    sample_start: Tensor | None = None,
 ) -> None:
     """Walk down each entry's tree; see `verify_kernels.gpu.accept`."""
     limit, parent, page_table = result.rows.shape[1], step.parent, step.page_table
@@ -34,7 +34,7 @@ def accept(
             result.next_ctx[entry] = ctx + size
             continue
         nodes = list(range(root, min(size, root + max_nodes)))
-        start = first + root if sample_start is None else int(sample_start[entry])
+        start = int(sample_start[entry])
         path, emitted = [root], [int(sampled[start])]
         while emitted[-1] >= 0 and len(path) < limit:
             held = [
