@@ -81,12 +81,12 @@ async def parse_generate(message: GenerateMessage, model: ServedModel) -> Reques
     stopping = read_stopping(message.stopping, violations)
     grammar = read_grammar(message.grammar, violations) if message.HasField("grammar") else None
     sampling = read_params(SamplingParams, message.sampling, violations)
-    prompt = await _prompt(message, model, violations, CompletionOptions(grammar=grammar, sampling=sampling))
+    prompt = await _prompt(message, model, violations, grammar=grammar, sampling=sampling)
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
         sampling=sampling,
-        stopping=prompt.limits(stopping),
+        stopping=prompt.limits(stopping) if prompt.ends or prompt.n_healing_tokens else stopping,
         output=read_params(OutputParams, message.output, violations),
         speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
         prediction_ids=await read_prediction(message, model, violations),
@@ -102,7 +102,7 @@ async def parse_generate(message: GenerateMessage, model: ServedModel) -> Reques
 async def parse_prefill(message: pb.PrefillRequest, model: ServedModel) -> Request:
     """Return the prefill-only request in ``message``; raises as `parse_generate`."""
     violations = ViolationCollector()
-    prompt = await _prompt(message, model, violations, CompletionOptions())
+    prompt = await _prompt(message, model, violations)
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
@@ -173,13 +173,13 @@ def read_files(messages: Iterable[options.ContextFile]) -> tuple[ContextFile, ..
 
 
 async def _prompt(
-    message: PromptMessage, model: ServedModel, violations: ViolationCollector, filling: CompletionOptions
+    message: PromptMessage, model: ServedModel, violations: ViolationCollector, **filling: Any
 ) -> PackedPrompt:
-    """Return the prompt. filling: what its fill-in-the-middle form depends on."""
+    """Return the prompt. filling: the `CompletionOptions` on which its fill-in-the-middle form depends."""
     model.check_name(message.model)
     which = message.WhichOneof("prompt")
     if which == "fim":
-        return await model.completion.maker.pack(read_gap(message.fim), filling, current_caller())
+        return await model.completion.maker.pack(read_gap(message.fim), CompletionOptions(**filling), current_caller())
     if which == "text":
         ids = await model.tokenizer.encode(message.text)
     elif which == "chat":
