@@ -223,11 +223,13 @@ def with_weights(fleet: Fleet, model: str, weights: Mapping[str, int]) -> Fleet:
     """
     former = {release.name: release.weight for release in fleet.releases.get(model, ())}
     wanted = {**former, **weights}
+    before, after = sum(former.values()) or 1, sum(wanted.values()) or 1
     for name, weight in weights.items():
         fleet.release(model, name)
         if weight < 0:
             raise ConfigError(f"{model}/{name}: a weight of {weight}; it must be 0 or more")
-        if percentages(wanted)[name] > percentages(former)[name] and not fleet.pool(model, name):
+        gain = weight / after - former[name] / before
+        if (gain > _ROUNDING or (weight and not former[name])) and not fleet.pool(model, name):
             raise ConfigError(f"{model}/{name} has no replica that is ready; start some before it gets sessions")
     if not any(wanted.values()):
         raise ConfigError(f"{model}: every release would have the weight 0, and no call could be served")
@@ -235,6 +237,9 @@ def with_weights(fleet: Fleet, model: str, weights: Mapping[str, int]) -> Fleet:
         return fleet
     changed = tuple(replace(release, weight=wanted[release.name]) for release in fleet.releases[model])
     return replace(fleet, releases={**fleet.releases, model: changed}, earlier={**fleet.earlier, model: former})
+
+
+_ROUNDING = 0.0051  # above any gain of a share that comes from writing it in percent
 
 
 def percentages(weights: Mapping[str, int]) -> dict[str, int]:

@@ -134,25 +134,21 @@ async def generate(
         return
     streams: list[RequestStream] = []  # by prompt
 
-    def admit_next() -> RequestStream:
-        number = len(streams)
-        key = "" if number else supersedes_key
-        streams.append(model.admission.admit(current_caller(), requests[number], key, begun=number > 0))
-        return streams[number]
+    def admit() -> Iterator[tuple[int, RequestStream]]:
+        for number, request in enumerate(requests):
+            key = "" if number else supersedes_key
+            streams.append(model.admission.admit(current_caller(), request, key, begun=number > 0))
+            yield number, streams[number]
 
-    def more() -> Iterator[tuple[int, RequestStream]]:
-        while len(streams) < len(requests):
-            yield len(streams), admit_next()
-
+    admitted = admit()
     try:
-        for _ in range(min(len(requests), current_caller().limits.max_concurrent or len(requests))):
-            admit_next()
+        first = list(itertools.islice(admitted, current_caller().limits.max_concurrent))
         if len(requests) == 1:
             async for event in streams[0]:
                 yield 0, event
             return
         n = requests[0].sampling.n
-        async with aclosing(_merged(list(enumerate(streams)), more())) as merged:
+        async with aclosing(_merged(first, admitted)) as merged:
             async for which, event in merged:
                 if isinstance(event, Delta | Finished):
                     event.index += which * n

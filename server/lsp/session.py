@@ -486,7 +486,7 @@ class SessionLink:
                 async for event in client.completion.stream(message):
                     text += event.text if isinstance(event, Delta) else ""
         except CallError:
-            pass
+            pass  # the text before the error is offered
         except TimeoutError:
             text = _LAST_WORD.sub("", text)
         return Answer(message.request_id, text) if text else None

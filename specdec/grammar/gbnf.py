@@ -51,7 +51,8 @@ def gbnf_to_lark(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """The grammar without what the library's parser or Lark read in another way than llama.cpp."""
+    """The grammar without comments, its characters written so that the library's parser and Lark read them as llama.cpp
+    does."""
 
     def rewritten(found: re.Match[str]) -> str:
         literal, ranges, comment = found.groups()
@@ -89,7 +90,11 @@ def _byte_vocabulary() -> LLTokenizer:
 
 
 class _Conversion:
-    """What a part of the grammar may begin with, and what may follow it, are sets of Lark texts of one character."""
+    """The conversion of one grammar.
+
+    ``begins`` and ``follow``, what a part may begin with and what may follow it, are sets of Lark texts that match one
+    character.
+    """
 
     def __init__(self, text: str) -> None:
         self._rules: dict[str, RuleNode] = GrammarParser().parse(_plain(text))
@@ -107,10 +112,13 @@ class _Conversion:
         self._begins: dict[str, tuple[frozenset[str], bool]] = dict.fromkeys(self._rules, (frozenset(), False))
         self._follows: dict[str, frozenset[str]] = dict.fromkeys(self._recursive, frozenset())
         self._lexemes: dict[str, str] = {}
-        self._asked: dict[tuple[str, frozenset[str]], None] | None = {}  # collected first, to be tested together
-        self._known: dict[tuple[str, frozenset[str]], bool] = {}
+        # One test of many lexemes is cheaper than one of each, so `lark` writes the rules twice: first every lexeme
+        # counts as safe and is only noted here, then all are tested together, and this is None.
+        self._asked: dict[tuple[str, frozenset[str]], None] | None = {}
+        self._known: dict[tuple[str, frozenset[str]], bool] = {}  # answers of `_is_safe`
 
     def lark(self) -> str:
+        """The grammar in Lark: `_begins` and `_follows` grow until nothing is added, then the rules are written."""
         before: object = None
         while before != self._begins:
             before = dict(self._begins)
@@ -200,7 +208,7 @@ class _Conversion:
         if isinstance(node, LiteralNode | RegexNode):
             return str(node)
         begins = self._beginning(node)[0] if isinstance(node, RepetitionNode) else ()
-        if any(text.startswith(("/[^", f"/{_ANY}")) for text in begins) or self._leaves(str(node), follow):
+        if any(text.startswith(("/[^", f"/{_ANY}")) for text in begins) or self._is_safe(str(node), follow):
             return self._lexemes.setdefault(str(node), f"L{len(self._lexemes)}")
         if isinstance(node, RuleRefNode):
             assert node.target is not None
@@ -211,12 +219,13 @@ class _Conversion:
             for cut in range(len(node.nodes) - 1, 0, -1):
                 head, tail = SequenceNode(node.nodes[:cut]), SequenceNode(node.nodes[cut:])
                 between = self._after(tail.nodes, follow)
-                if cut == 1 or self._leaves(str(head), between):
+                if cut == 1 or self._is_safe(str(head), between):
                     return f"{self._lexed(head, between)} {self._lexed(tail, follow)}"
         return _rebuilt(node, [self._lexed(child, self._within(node, follow)) for child in node.children()])
 
-    def _leaves(self, lexeme: str, follow: frozenset[str]) -> bool:
-        """Whether the longest match of ``lexeme`` never takes one of ``follow`` that comes after a shorter match."""
+    def _is_safe(self, lexeme: str, follow: frozenset[str]) -> bool:
+        """Whether ``lexeme`` leaves what follows it alone: its longest match never takes one of ``follow`` that comes
+        after a shorter match."""
         if self._asked is not None:
             self._asked[lexeme, follow] = None
             return True
@@ -225,7 +234,7 @@ class _Conversion:
         return self._known[lexeme, follow]
 
     def _test(self, pairs: list[tuple[str, frozenset[str]]]) -> None:
-        """Answer `_leaves` for each of ``pairs``; halves that pass together need no test of their own."""
+        """Answer `_is_safe` for each of ``pairs``; halves that pass together need no test of their own."""
         taken = [
             f"((({lexeme}) ({' | '.join(sorted(follow))}) {_REST}) & ({lexeme}))" for lexeme, follow in pairs if follow
         ]

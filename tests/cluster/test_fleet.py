@@ -100,6 +100,8 @@ def test_no_call_is_routed_to_a_release_without_replicas() -> None:
     fleet = fleet_of(replica("a"))
     with pytest.raises(ConfigError, match="coder/green has no replica that is ready"):
         switched(fleet, "coder", "green")
+    with pytest.raises(ConfigError, match="coder/green has no replica that is ready"):
+        with_weights(fleet, "coder", {"blue": 10_000, "green": 1})  # however small its share
     with pytest.raises(ConfigError, match="there is nothing to go back to"):
         rolled_back(fleet, "coder")
     with pytest.raises(ConfigError, match="every release would have the weight 0"):
