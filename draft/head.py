@@ -327,7 +327,7 @@ class HeadDrafter(ModelBasedDrafter):
         self._pending_rows = min(MAX_PENDING_ROWS, network.max_rows)
 
     def begin(self, sequence: Sequence) -> None:
-        self._contexts[sequence] = HeadContext()
+        self._contexts.setdefault(sequence, HeadContext())  # a swap of the draft model begins a running one again
 
     def features(self, sequence: Sequence, start: int, rows: Tensor) -> None:
         """See `Drafter`. Skipped positions were in the prefix cache; repeated positions are ignored."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -231,7 +232,8 @@ def file_version(found: os.stat_result) -> tuple[int, int, int]:
 def write_index(
     path: Path, header: dict[str, Any], tokens: np.ndarray, suffixes: np.ndarray, files: Seq[IndexedFile]
 ) -> int:
-    """Write an index to ``path`` atomically, readable by its owner only, and return its size in bytes.
+    """Write an index to ``path`` atomically and return its size in bytes. A new one is readable by its owner only; one
+    that replaces another keeps its owner and mode.
 
     header: the fields of `IndexHeader` that do not follow from the other parameters. tokens, suffixes: [tokens].
 
@@ -260,6 +262,11 @@ def write_index(
                 file.flush()
                 os.fsync(file.fileno())
                 size = file.tell()
+            if path.exists():
+                former = path.stat()
+                with contextlib.suppress(PermissionError):  # only root may give a file to another owner
+                    os.chown(temporary, former.st_uid, former.st_gid)
+                os.chmod(temporary, former.st_mode & 0o777)
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)

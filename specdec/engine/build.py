@@ -157,14 +157,15 @@ class DrafterBuilder:
     ) -> tuple[str, ModelBasedDrafter]:
         """Load a draft model; returns its name and its drafter. Thread-safe while an engine runs.
 
-        draft, dtype: as in the configuration. On a GPU ``dtype`` is ignored: the draft has the target's type, or 16
-        bits if that is float8.
+        draft, dtype: as in the configuration, `auto` included. On a GPU ``dtype`` is ignored: the draft has the target's
+        type, or 16 bits if that is float8.
 
         Raises:
             ModelError: it cannot be loaded, or memory is short.
             ConfigError: its tokenizer does not reproduce the target's text.
         """
-        config, target = self._config, self._target
+        config, target = with_named_draft(self._config.model_copy(update={"draft": draft})), self._target
+        draft = config.draft or draft
         cut = most_frequent(target.tokenizer.fingerprint, config.draft_vocab, target.config.vocab_size)
         model = self._platform.load_draft(draft, dtype, cut, target.tokenizer, progress)
         drafter: ModelBasedDrafter

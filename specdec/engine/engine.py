@@ -284,8 +284,8 @@ class Engine:
     def swap_draft(self, draft: LoadedDraft | None) -> EngineInfo:
         """Replace the draft model or the feature head, or remove the draft model; returns the new `info`.
 
-        The tokens of running requests do not change: their drafters start again, and so does the controller, from its
-        estimates. The old model's memory is free on return.
+        The tokens of running requests do not change. Other drafters keep what they have read; the controller starts
+        again from its estimates. The old model's memory is free on return.
 
         Raises:
             ConfigError: this engine does not draft, or its next trace file cannot be written; nothing has changed.
@@ -298,11 +298,12 @@ class Engine:
             info = dataclasses.replace(self._info, head=draft[0], head_acceptance=draft[1].acceptance)
         else:
             info = dataclasses.replace(self._info, draft=None if draft is None else draft[0])
+            self._kv.forget_drafts()
+            for sequence in self._requests.sequences():
+                sequence.draft_computed = sequence.n_draft_published = 0
         self._info = dataclasses.replace(info, drafters=names)
         self._step = self._new_step()
-        self._kv.forget_drafts()
         for sequence in self._requests.sequences():
-            sequence.draft_computed = sequence.n_draft_published = 0
             sequence.history = None
             if sequence.first_scheduled_s is not None:
                 self._speculation.drafting.begin(sequence)

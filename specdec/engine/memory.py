@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from draft.head_checkpoint import HeadTensors, parse_head_config
+from draft.head_checkpoint import HeadTensors, is_head, parse_head_config
 from draft.model import TAIL_POOL
 from draft.text_store import TextLimits
 from specdec.config import LEAST_KV_TOKENS, EngineConfig, SpeculationConfig
-from specdec.errors import ModelError
+from specdec.errors import ConfigError, ModelError
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import kv_page_bytes
 from specdec.models.hf import read_json
@@ -276,9 +276,12 @@ def measure_draft(
 
     Raises:
         ModelError: it cannot be found or read.
+        ConfigError: it is a feature head.
     """
     if config.draft is None or "model" not in config.drafters:
         return None
+    if is_head(Path(config.draft).expanduser()):
+        raise ConfigError(f"engine.draft: {config.draft} is a feature head; name it as engine.draft_head")
     cut = None
     if tokenizer is not None:
         cut = most_frequent(tokenizer.fingerprint, config.draft_vocab, target.vocab_size)

@@ -37,6 +37,7 @@ from specdec.training.texts import (
     Prompt,
     Text,
     TextStore,
+    TrainingError,
     chat_lead,
     chat_prompt,
 )
@@ -99,14 +100,17 @@ class Collector:
         """Collect until the store has ``tokens`` tokens, or `time.monotonic` passes ``deadline_s``.
 
         Raises:
-            TrainingError: the disk is full.
+            TrainingError: the disk is full, or there is no prompt at all.
         """
         began, before = time.monotonic(), self.n_tokens
         while self.n_tokens < tokens and time.monotonic() < deadline_s:
             while len(self._writing) < AT_ONCE and self._submit():
                 pass
             if not self._writing:
-                say("no prompts are left: the target has no chat template to write its own")
+                reason = "the target has no chat template to write prompts with"
+                if not self.n_texts:
+                    raise TrainingError(f"--texts: {reason}; name files of plain text")
+                say(f"no prompts are left: {reason}")
                 break
             for event in self._engine.step():
                 self._take(event)

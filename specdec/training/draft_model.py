@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -95,7 +96,7 @@ class DraftModel(Student):
             self.model.to("cpu", torch.bfloat16).save_pretrained(folder)
             tokenizer.save(folder)
             (folder / "README.md").write_text(card, encoding="utf-8")
-        except (OSError, RuntimeError) as error:  # safetensors' writer has errors of its own
+        except (OSError, RuntimeError, SafetensorError) as error:
             raise TrainingError(
                 f"--out: {folder} cannot be written ({error}); free some space, and run again"
             ) from None

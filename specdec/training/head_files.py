@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -135,5 +136,5 @@ def write_head(
             fresh = folder / (name + ".new")
             fresh.write_text(text, encoding="utf-8")
             os.replace(fresh, folder / name)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise TrainingError(f"--out: {folder} cannot be written ({error}); free some space, and run again") from None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bench.workloads.prompts import chat, edits, humaneval
 from bench.workloads.workload import WorkloadUnavailableError
-from draft.head_checkpoint import usual_aux_layers
+from draft.head_checkpoint import is_head, usual_aux_layers
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
@@ -131,6 +131,8 @@ def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress |
         states.fill(parts.decoder, show, deadline_s)
         if states.n_texts == len(texts):
             train(plan, parts, draft, texts, states, benchmarks, note, show, deadline_s)
+        else:
+            note(f"--hours: over after the hidden states of {states.n_texts} of {len(texts)} texts; run again to go on")
 
 
 def _draft_checkpoint(plan: TrainingPlan, target: Tokenizer, progress: Progress | None) -> Checkpoint:
@@ -139,6 +141,10 @@ def _draft_checkpoint(plan: TrainingPlan, target: Tokenizer, progress: Progress 
     checkpoint = resolve(plan.draft, plan.cache_dir.expanduser(), progress or silent)
     if not checkpoint.path.exists():
         raise TrainingError(f"--draft: {plan.draft} has no file to read; give a folder, a GGUF file or a known name")
+    if is_head(checkpoint.path):
+        raise TrainingError(f"--draft: {plan.draft} is a feature head; name a draft model")
+    if checkpoint.open().config.mask_token is not None:
+        raise TrainingError(f"--draft: {plan.draft} is a parallel draft, which is not trained here; name another model")
     tokenizer = checkpoint.tokenizer(plan.cache_dir.expanduser(), like=target)
     if tokenizer.fingerprint != target.fingerprint:
         raise TrainingError(

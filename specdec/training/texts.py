@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.frame_files import FrameFiles, FrameWriter
-from specdec.errors import InvalidRequestError, SpecdecError
+from specdec.errors import InvalidRequestError, ModelError, SpecdecError
 from specdec.models.tokenizer import Tokenizer
 
 TEXT_TOKENS = 512  # of a text, at most: prompt and answer
@@ -244,10 +244,11 @@ def _turns(value: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def chat_prompt(messages: Seq[dict[str, str]], tokenizer: Tokenizer, origin: str) -> Prompt | None:
-    """The conversation ``messages``, which ends with the user's turn, as a prompt; None if it is too long."""
+    """The conversation ``messages``, which ends with the user's turn, as a prompt; None if it is too long, or the model
+    has no template for it."""
     try:
         ids = tokenizer.encode_chat(messages)
-    except InvalidRequestError:  # such as roles that the template does not take in this order
+    except (InvalidRequestError, ModelError):  # such as roles that the template does not take in this order
         return None
     lead = len(chat_lead(tokenizer)) if messages[0]["role"] == "user" else 0
     return Prompt(tuple(ids), lead, origin) if len(ids) <= PROMPT_TOKENS else None

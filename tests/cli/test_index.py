@@ -37,6 +37,29 @@ def test_index_builds_and_updates(tmp_path: Path, target: str) -> None:
     assert "1 files, none changed" in run("--out", out, "--target", target).stdout
     (code / "c.py").write_text("x\n")
     assert "1 of 2 files read" in run("--out", out, "--target", target).stdout  # still only *.py
+    Path(out).chmod(0o644)
+    (code / "c.py").write_text("xy\n")
+    assert run("--out", out, "--target", target).exit_code == 0
+    assert Path(out).stat().st_mode & 0o777 == 0o644
+
+
+def test_an_update_keeps_the_vocabulary(tmp_path: Path, target: str) -> None:
+    out, code = tmp_path / "x.index", tmp_path / "a.py"
+    code.write_text("def f(): pass\n")
+    assert run(str(code), "--out", str(out), "--target", target).exit_code == 0
+    before, other = out.read_bytes(), str(make_tiny_model("llama", tmp_path / "other", vocab_size=400))
+    file = Path(other, "tokenizer.json")
+    tokenizer = json.loads(file.read_text())
+    swapped = {"a": "b", "b": "a"}
+    vocab = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {swapped.get(token, token): at for token, at in vocab.items()}
+    file.write_text(json.dumps(tokenizer))
+    result = run("--out", str(out), "--target", other)
+    assert result.exit_code == 2
+    assert "--target: " in result.stderr
+    assert out.read_bytes() == before
+    assert run(str(code), "--out", str(out), "--target", other).exit_code == 0  # with PATHs it is built anew
+    assert out.read_bytes() != before
 
 
 def test_mistakes_are_reported(tmp_path: Path, target: str) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft.cross_vocab import CrossVocabularyDrafter
+from draft.head import HeadDrafter
 from draft.model import ModelDrafter
 from specdec.control.trace import read_trace, replay_file
 from specdec.core.types import (
@@ -29,6 +30,7 @@ from specdec.core.types import (
 )
 from specdec.engine.engine import Engine, EngineParts
 from specdec.errors import ConfigError, InvalidRequestError, ModelError
+from specdec.models.catalogue import CATALOGUE
 from tests.core.kv_cache.invariants import check_pages
 from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
 from tests.draft.tiny_drafts import folders
@@ -173,6 +175,36 @@ def test_a_head_replaces_a_head_and_the_draft_model_stays() -> None:
     events += [*engine.step(), *run_all(engine, [dataclasses.replace(ask, request_id="new")])]
     for request_id in ("old", "new"):
         assert finish_of(events, request_id).stats.by_drafter["head"].proposed_at[0] > 0
+
+
+def test_drafters_that_stay_keep_what_they_have_read() -> None:
+    engine = tiny_engine(every_parts())
+    ask = Request("a", PROMPT, GREEDY, LONG, speculation=dataclasses.replace(FORCED, drafters=("model", "head")))
+    engine.submit(ask)
+    for _ in range(4):
+        engine.step()
+    (sequence,) = engine._requests.sequences()
+    read = sequence.draft_computed
+    assert read >= len(PROMPT)
+    swap(engine, "head")
+    assert sequence.draft_computed == read
+    (head,) = [d for d in engine._speculation.drafters if isinstance(d, HeadDrafter)]
+    for _ in range(4):
+        engine.step()
+    known = head._contexts[sequence].known
+    assert known > 0
+    swap(engine, "same")
+    assert sequence.draft_computed == 0
+    assert head._contexts[sequence].known == known
+
+
+def test_auto_names_the_catalogues_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = tiny_parts()
+    entry = dataclasses.replace(CATALOGUE["smollm2-135m"], drafts=(drafts()["same"],))
+    monkeypatch.setitem(CATALOGUE, parts.config.target, entry)
+    engine = tiny_engine()
+    engine.swap_draft(engine.load_draft("auto", None))
+    assert engine.info().draft == Path(drafts()["same"]).name
 
 
 def test_a_head_whose_states_the_target_does_not_keep_needs_a_restart() -> None:

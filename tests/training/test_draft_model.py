@@ -196,6 +196,8 @@ def test_what_cannot_work_is_said(data: Path, draft: Path, tmp_path: Path) -> No
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert "has another vocabulary than the target; choose a model of its family" in said(other)
     assert "no such file" in said(tmp_path / "nowhere")
+    masked = make_tiny_model("llama", tmp_path / "masked", pard_token=3)
+    assert "is a parallel draft" in said(masked)
     result = CliRunner().invoke(cli, ["train-head", "--kind", "model", "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
     assert "--kind model needs the small model" in " ".join(result.output.split())

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
+import pytest
 import torch
 from click.testing import CliRunner, Result
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 
 from specdec.cli.main import cli
+from specdec.training.draft_model import DraftModel
+from specdec.training.head_files import write_head
+from specdec.training.states import StateFile
+from specdec.training.texts import TrainingError
+from tests.models.tiny import make_tiny_model
 from tests.training.permuting_target import (
     USED,
     check_drafts,
@@ -61,6 +72,47 @@ def test_a_run_ends_in_time_and_says_what_is_left(data: Path, tmp_path: Path) ->
     assert result.exit_code == 0, result.output
     assert "of the training; run again to go on" in " ".join(result.stderr.split())
     assert head_json(tmp_path / "short")["draft_vocab_size"] == len(USED)
+
+
+def test_a_target_without_a_chat_template_needs_plain_texts(tmp_path: Path) -> None:
+    target = make_tiny_model("llama", tmp_path / "target", num_hidden_layers=6, max_position_embeddings=1024)
+    file = target / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    del settings["chat_template"]
+    file.write_text(json.dumps(settings))
+    given = tmp_path / "given"
+    given.mkdir()
+    (given / "a.jsonl").write_text('{"prompt": "Write a haiku about the sea."}\n')
+
+    def collected() -> Result:
+        more = ("--target", str(target), "--texts", str(given), "--tokens", "200", "--passes", "0")
+        return run(tmp_path / "data", tmp_path / "out", *more)
+
+    assert "--texts: the target has no chat template" in " ".join(collected().output.split())
+    (given / "b.txt").write_text("The sea is wide and the ships are many. " * 50)
+    assert collected().exit_code == 0
+    assert any((tmp_path / "data").iterdir())
+
+
+def test_no_time_for_training_is_said(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateFile, "fill", lambda *_: None)
+    result = run(data, tmp_path, "--passes", "1")
+    assert "texts; run again to go on" in " ".join(result.stderr.split())
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("specdec.training.head_files.save_file", full)
+    head = nn.Linear(2, 2)
+    head.published = dict  # type: ignore[assignment]
+    with pytest.raises(TrainingError, match="free some space"):
+        write_head(tmp_path, head, np.arange(2), {"vocab_size": 2}, "")  # type: ignore[arg-type]
+    model = SimpleNamespace(save_pretrained=full, to=lambda *_: model, train=lambda: model)
+    with pytest.raises(TrainingError, match="free some space"):
+        DraftModel(model, 0).write(tmp_path, None, "")  # type: ignore[arg-type]
 
 
 def test_what_cannot_work_is_said(data: Path, tmp_path: Path) -> None:
