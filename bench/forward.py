@@ -104,7 +104,7 @@ class StepBench:
         if not fitting:
             raise ValueError(f"max_context: must be at least {min(contexts) + max(ROWS)} to measure a step")
         contexts = fitting
-        figures = ForwardFigures(weight_bytes(self._decoder))
+        figures = ForwardFigures(self._decoder.weights.nbytes)
         self._fill(max(contexts))
         self._measure_steps(figures, contexts, repeats)
         figures.prefill_tokens_per_s = statistics.median(self._prefill() for _ in range(3))
@@ -179,13 +179,6 @@ class StepBench:
             rest.append((seconds - timed.seconds) * 1e3)
             whole.append(seconds * 1e3)
         return statistics.median(rest[1:]), statistics.median(whole[1:])
-
-
-def weight_bytes(decoder: Decoder) -> int:
-    """Bytes of packed weights that one step reads."""
-    weights = decoder.weights
-    linears = [w for layer in weights.layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-    return weights.lm_head.nbytes + sum(w.nbytes for w in linears)
 
 
 CHUNK = 64

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from specdec.config import WeightDtype
 from specdec.core.cache_events import CacheRecorder
 from specdec.core.types import EngineInfo, EngineLoad, Request, RequestEvent, StepTrace
+from specdec.models.tokenizer import TextTokenizer
 from specdec.models.tool_forms import ToolForm
 
 # (task, units done, total units); a total of 0: unknown
@@ -113,7 +114,7 @@ class CacheFeed(Protocol):
         """Publish that the cache is empty: an engine started or ended."""
 
 
-class TokenizerLike(Protocol):
+class TokenizerLike(TextTokenizer, Protocol):
     """Text to ids and back; safe to use from several threads."""
 
     special_ids: frozenset[int]
@@ -135,9 +136,6 @@ class TokenizerLike(Protocol):
     def tool_form(self) -> ToolForm:
         """The form of tool calls in the model's text."""
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Ids of ``text``."""
-
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -151,12 +149,3 @@ class TokenizerLike(Protocol):
             ModelError: the model has no chat template.
             InvalidRequestError: the template refuses the messages.
         """
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of ``ids``."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of one token; a special token gives its name."""
-
-    def special_id(self, name: str) -> int | None:
-        """Id of the special token ``name``; None when there is none of that name."""

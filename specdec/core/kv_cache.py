@@ -42,19 +42,6 @@ class PagedTokens:
     The last token is the *pending token*, whose KV is not computed. Pages are shared among sequences of equal ``salt``.
     """
 
-    __slots__ = (
-        "draft_computed",
-        "most_cached",
-        "n_computed",
-        "n_draft_published",
-        "n_pending",
-        "n_published",
-        "page_keys",
-        "pages",
-        "salt",
-        "tokens",
-    )
-
     def __init__(self, tokens: Iterable[int], salt: str) -> None:
         self.tokens = list(tokens)
         self.salt = salt

@@ -61,43 +61,6 @@ class Sequence(PagedTokens):
         InvalidRequestError: the request cannot have produced the tokens that it resumes after.
     """
 
-    __slots__ = (
-        "_healing",
-        "_max_context",
-        "_stop_tokens",
-        "_tokenizer",
-        "_unsent",
-        "_vocab_size",
-        "arrival_s",
-        "cached_tokens",
-        "deadline",
-        "drafts",
-        "due_s",
-        "ending",
-        "finishing_line",
-        "first_scheduled_s",
-        "first_token_s",
-        "history",
-        "index",
-        "max_depth",
-        "max_nodes",
-        "n_prompt",
-        "n_resumed",
-        "pauses",
-        "phase",
-        "pooler",
-        "preemptions",
-        "queued_prefill",
-        "rank",
-        "request",
-        "sampling",
-        "seed",
-        "stats",
-        "text",
-        "timings",
-        "width",
-    )
-
     def __init__(
         self,
         request: Request,

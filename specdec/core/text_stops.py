@@ -208,46 +208,31 @@ class TextStop:
         return None
 
 
-class BlankRun:
-    """Tracks the blank lines at the end of a text."""
-
-    __slots__ = ("at", "breaks", "indent", "start")
-
-    def __init__(self) -> None:
-        self.at = 0  # characters read
-        self.start: int | None = None  # place of the first line break after the last visible character
-        self.breaks = 0  # line breaks from there on
-        self.indent = 0  # white space after the last line break
-
-    @property
-    def safe(self) -> int:
-        """The place where the blank lines begin."""
-        return self.at if self.start is None else self.start
-
-    def feed(self, char: str) -> None:
-        """Take the next character."""
-        if char == "\n":
-            if self.start is None:
-                self.start, self.breaks = self.at, 0
-            self.breaks += 1
-            self.indent = 0
-        elif char.isspace():
-            self.indent += 1
-        else:
-            self.start, self.breaks = None, 0
-        self.at += 1
-
-
 class BlankRunStop(TextStop):
     """A rule that holds line breaks back until it sees what follows them."""
 
     def __init__(self) -> None:
-        self._run = BlankRun()
+        self._at = 0  # characters read
+        self._start: int | None = None  # place of the first line break after the last visible character
+        self._breaks = 0  # line breaks from there on
+        self._white = 0  # white space after the last line break
 
     @property
     def safe(self) -> int:
         """The place where the blank lines begin."""
-        return self._run.safe
+        return self._at if self._start is None else self._start
+
+    def _track(self, char: str) -> None:
+        if char == "\n":
+            if self._start is None:
+                self._start, self._breaks = self._at, 0
+            self._breaks += 1
+            self._white = 0
+        elif char.isspace():
+            self._white += 1
+        else:
+            self._start, self._breaks = None, 0
+        self._at += 1
 
 
 class BlankLineStop(BlankRunStop):
@@ -258,8 +243,8 @@ class BlankLineStop(BlankRunStop):
 
     def feed(self, char: str) -> int | None:
         """See `TextStop.feed`."""
-        self._run.feed(char)
-        return self._run.start if self._run.breaks >= 2 else None
+        self._track(char)
+        return self._start if self._breaks >= 2 else None
 
 
 class LineStop(TextStop):
@@ -306,10 +291,9 @@ class IndentStop(BlankRunStop):
 
     def feed(self, char: str) -> int | None:
         """See `TextStop.feed`."""
-        run = self._run
-        start, indent = run.start, run.indent
-        run.feed(char)
-        return start if start is not None and run.start is None and indent < self._indent else None
+        start, indent = self._start, self._white
+        self._track(char)
+        return start if start is not None and self._start is None and indent < self._indent else None
 
 
 _MARKS = "'\"`"  # quotation marks of common languages
@@ -386,8 +370,8 @@ class BracketStop(BlankRunStop):
 
     def feed(self, char: str) -> int | None:
         """See `TextStop.feed`. A bracket that begins its line is cut off with the line break before it."""
-        start, at = self._run.start, self._run.at
-        self._run.feed(char)
+        start, at = self._start, self._at
+        self._track(char)
         is_code = self._reader.feed(char)
         if char in CLOSERS:
             (self._open if is_code else self._quoted).append(CLOSERS[char])

@@ -157,8 +157,8 @@ class DrafterBuilder:
     ) -> tuple[str, ModelBasedDrafter]:
         """Load a draft model; returns its name and its drafter. Thread-safe while an engine runs.
 
-        draft, dtype: as in the configuration, `auto` included. On a GPU ``dtype`` is ignored: the draft has the target's
-        type, or 16 bits if that is float8.
+        draft, dtype: as in the configuration, `auto` included. On a GPU ``dtype`` is ignored: the draft has the
+        target's type, or 16 bits if that is float8.
 
         Raises:
             ModelError: it cannot be loaded, or memory is short.

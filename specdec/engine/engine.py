@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from draft.head import HeadDrafter
 from specdec.config import WeightDtype
@@ -31,7 +31,6 @@ from specdec.engine.validation import check_requests
 from specdec.engine.verify import Verifier
 from specdec.errors import DuplicateRequestError, FieldViolation, InvalidRequestError, RequestError, StageError
 from specdec.grammar.compiler import GrammarCompiler
-from specdec.models.decoder import HostDecoder
 
 __all__ = ["Engine", "EngineParts", "LoadedDraft"]
 
@@ -59,7 +58,7 @@ class Engine:
         costs = parts.costs or StepCosts(CostTable.guess(config.max_step_rows).as_dict())
         self._pace = PrefillPace(CostTable.from_dict(costs.verify), parts.control_params)
         self._scheduler = Scheduler(parts.kv, limits, parts.clock, self._pace)
-        self._verifier = parts.verifier or Verifier(cast(HostDecoder, parts.decoder), parts.sampler)
+        self._verifier = parts.verifier or Verifier(parts.decoder, parts.sampler)
         self._speculation = Speculation(parts, costs, began_s=parts.clock())
         self._grammars = parts.grammars or GrammarCompiler(parts.tokenizer, parts.info.vocab_size)
         self._preparation = RequestPreparation(self._grammars, parts.max_queued_requests)

@@ -16,7 +16,7 @@ from specdec.core.tree import TokenTree
 from specdec.core.types import TokenLogprobs
 from specdec.engine.scheduler import PlanEntry
 from specdec.errors import StageError
-from specdec.models.decoder import HostDecoder, TargetDecoder
+from specdec.models.decoder import TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.sampling import NO_TOKEN, RowSampling
 
@@ -124,7 +124,7 @@ class Verifier(StepVerifier):
 
     overlaps = False
 
-    def __init__(self, decoder: HostDecoder, sampler: Sampler) -> None:
+    def __init__(self, decoder: TargetDecoder, sampler: Sampler) -> None:
         super().__init__(decoder)
         self._decoder, self._sampler = decoder, sampler
 

@@ -96,10 +96,6 @@ class TargetDecoder(BatchLimits, Protocol):
     def check(self) -> None:
         """Raises `RankLostError` if one of its processes is gone."""
 
-
-class HostDecoder(TargetDecoder, Protocol):
-    """A target's decoder on the CPU."""
-
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy KV of global slots (page * 64 + lane) ``source`` to ``target`` in all layers, in order."""
 

@@ -276,7 +276,7 @@ class DeviceDecoder:
         self.network.plan_coarsely(coarse)
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """See `HostDecoder.move_kv`; in plain torch, one row after the other."""
+        """See `TargetDecoder.move_kv`; in plain torch, one row after the other."""
         for a, b in zip(source.tolist(), target.tolist(), strict=True):
             for pool in (self.pool.k, self.pool.v):
                 pool[:, b // PAGE_SIZE, :, b % PAGE_SIZE] = pool[:, a // PAGE_SIZE, :, a % PAGE_SIZE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,23 +97,21 @@ def gguf_pooling(metadata: dict[str, Any], path: Path) -> str:
     return _GGUF_TYPES[kind]
 
 
-def folder_pooling(folder: Path, modules: Any, configuration: dict[str, Any]) -> str:
-    """`EngineInfo.pooling` of a Hugging Face folder.
-
-    modules: its parsed modules.json, which sentence-transformers writes; None: there is none. configuration: of its
-    pooling module.
+def folder_pooling(folder: Path, modules: Any, read: Callable[[Path], dict[str, Any]]) -> str:
+    """`EngineInfo.pooling` of a Hugging Face folder. modules: its parsed modules.json, which sentence-transformers
+    writes. read: reads a JSON object.
 
     Raises:
         UnsupportedModelError: it asks for another kind of pooling, or for a further module.
         ModelError: modules.json is not a list of modules.
     """
-    if modules is None:
-        return ""
-    unknown = [kind for kind, _ in _named(modules, folder) if kind not in _MODULES]
+    places = dict(_named(modules, folder))
+    unknown = [kind for kind in places if kind not in _MODULES]
     if unknown:
         raise UnsupportedModelError(
             f"{folder}: modules.json: module '{unknown[0]}' is not supported; use a model without it"
         )
+    configuration = read(folder / places["Pooling"] / "config.json") if "Pooling" in places else {}
     chosen = [flag for flag, on in configuration.items() if flag.startswith("pooling_mode_") and on is True]
     if (named := configuration.get("pooling_mode")) is not None:  # newer versions write this instead of the flags
         chosen = [str(mode) for mode in (named if isinstance(named, list) else [named])]
@@ -122,12 +121,6 @@ def folder_pooling(folder: Path, modules: Any, configuration: dict[str, Any]) ->
             f"{folder}: pooling by {', '.join(chosen) or 'nothing'} is not supported; only mean_tokens or lasttoken is"
         )
     return found
-
-
-def pooling_folder(folder: Path, modules: Any) -> Path | None:
-    """The subfolder of the pooling module; None if there is no such module. Raises as `folder_pooling`."""
-    named = dict(_named(modules, folder))
-    return folder / named["Pooling"] if "Pooling" in named else None
 
 
 def _named(modules: Any, folder: Path) -> list[tuple[str, str]]:

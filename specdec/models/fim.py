@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from specdec.models.tokenizer import Tokenizer
+from specdec.models.tokenizer import TextTokenizer, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +119,6 @@ class FimParser:
         return FimParts([], ids, [], [])
 
 
-class FimVocabulary(Protocol):
-    """The part of a tokenizer that `FimTokens` needs."""
-
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Ids of ``text``."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of one token; a special token gives its name."""
-
-    def special_id(self, name: str) -> int | None:
-        """Id of the special token ``name``; None: there is none."""
-
-
 # Tokens that never occur in a middle, in any family
 COMMON_ENDS = (
     "<|endoftext|>", "<|end_of_text|>", "<|fim_pad|>", "<fim_pad>", "<|repo_name|>", "<|file_sep|>",
@@ -175,7 +161,7 @@ class FimTokens:
         return self.suffix >= 0
 
     @staticmethod
-    def of(tokenizer: FimVocabulary) -> FimTokens:
+    def of(tokenizer: TextTokenizer) -> FimTokens:
         """The tokens of the first template that the vocabulary has. If there is none, the tokens that mark files, for
         prompts that end at the gap."""
         for template in TEMPLATES:
@@ -185,13 +171,13 @@ class FimTokens:
         return FimTokens.prefix_only(tokenizer)
 
     @staticmethod
-    def prefix_only(tokenizer: FimVocabulary) -> FimTokens:
+    def prefix_only(tokenizer: TextTokenizer) -> FimTokens:
         """Tokens for prompts that end at the gap."""
         repo, file = (_first(tokenizer, names) for names in (PREFIX_ONLY.repo, PREFIX_ONLY.file))
         return FimTokens(PREFIX_ONLY, -1, -1, -1, repo, file, _named(tokenizer, COMMON_ENDS))
 
 
-def _resolve(tokenizer: FimVocabulary, template: FimTemplate) -> FimTokens | None:
+def _resolve(tokenizer: TextTokenizer, template: FimTemplate) -> FimTokens | None:
     prefix, suffix, middle, repo, file = (
         _first(tokenizer, names)
         for names in (template.prefix, template.suffix, template.middle, template.repo, template.file)
@@ -202,15 +188,15 @@ def _resolve(tokenizer: FimVocabulary, template: FimTemplate) -> FimTokens | Non
     return FimTokens(template, prefix, suffix, middle, repo, file, _named(tokenizer, names))
 
 
-def _first(tokenizer: FimVocabulary, names: tuple[str, ...]) -> int:
+def _first(tokenizer: TextTokenizer, names: tuple[str, ...]) -> int:
     return next((found for name in names if (found := _token(tokenizer, name)) >= 0), -1)
 
 
-def _named(tokenizer: FimVocabulary, names: tuple[str, ...]) -> dict[int, str]:
+def _named(tokenizer: TextTokenizer, names: tuple[str, ...]) -> dict[int, str]:
     return {found: name for name in names if (found := _token(tokenizer, name)) >= 0}
 
 
-def _token(tokenizer: FimVocabulary, name: str) -> int:
+def _token(tokenizer: TextTokenizer, name: str) -> int:
     """Id of the token ``name``, or -1. Not every tokenizer file marks these as special, so encoding is tried too."""
     known = tokenizer.special_id(name)
     if known is not None:

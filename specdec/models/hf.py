@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import MAX_MERGES, MAX_TOKENIZER_BYTES, check_regular, read_text_file, well_formed
 from specdec.models.config import MAX_LAYERS, ModelConfig, RopeConfig
-from specdec.models.embedding import folder_pooling, pooling_folder
+from specdec.models.embedding import folder_pooling
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 
 if TYPE_CHECKING:
@@ -611,11 +611,10 @@ def _pooling(folder: Path) -> str:
     """`EngineInfo.pooling`, from the files of sentence-transformers if there are any."""
     path = folder / "modules.json"
     if not path.exists():
-        return folder_pooling(folder, None, {})
+        return ""
     with well_formed(str(path)):
         modules = json.loads(read_text_file(path))
-    place = pooling_folder(folder, modules)
-    return folder_pooling(folder, modules, {} if place is None else read_json(place / "config.json"))
+    return folder_pooling(folder, modules, read_json)
 
 
 def _content(token: Any) -> str | None:

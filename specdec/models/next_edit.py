@@ -6,11 +6,10 @@ which the prompt contains, predicts the answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from specdec.core.types import Request, SpeculationMode
+from specdec.models.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +163,6 @@ def _answer(form: NextEditForm, prompt: str) -> str:
     if answer.startswith(written):
         return answer.removeprefix(written)
     return answer if form.in_chat and len(written) <= _MESSAGE_END_CHARACTERS else ""
-
-
-class TextTokenizer(Protocol):
-    """The part of a tokenizer that is used here."""
-
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Ids of ``text``."""
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of ``ids``."""
-
-    def special_id(self, name: str) -> int | None:
-        """Id of the special token ``name``; None: there is none."""
 
 
 def trained_form(model: str) -> NextEditForm | None:

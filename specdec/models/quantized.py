@@ -23,12 +23,6 @@ def unpack_columns(words: Tensor, bits: int) -> Tensor:
     return ((words[:, :, None] >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(1)
 
 
-def unpack_rows(words: Tensor, bits: int) -> Tensor:
-    """uint8 [rows * 32 / bits, columns] of ``words`` int32 [rows, columns]: neighbours, lowest bits first."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)[:, None]
-    return ((words[:, None, :] >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(0, 1)
-
-
 def unpack_awq_columns(words: Tensor) -> Tensor:
     """uint8 [rows, columns * 8] of ``words`` int32 [rows, columns], in AWQ's order."""
     nibbles = unpack_columns(words, 4).unflatten(1, (-1, 8))
@@ -207,7 +201,7 @@ class QuantizedSource:
         if self._by_rows:
             return unpack_columns(self._inner.raw(tensor, slice(low, high)), bits)
         if self.quantized.method == "gptq":
-            return unpack_rows(self._inner.raw(tensor, columns=slice(low, high)), bits).t().contiguous()
+            return unpack_columns(self._inner.raw(tensor, columns=slice(low, high)).t(), bits)
         words, cut = self._words(low, high)
         return unpack_awq_columns(self._inner.raw(tensor, columns=words))[:, cut].t().contiguous()
 
@@ -221,7 +215,7 @@ class QuantizedSource:
         stored = self._read(role, self._parts.zeros, words.start, words.stop)
         if config.method == "awq":
             return unpack_awq_columns(stored.t())[:, cut].t().to(torch.int16)
-        return unpack_rows(stored, config.bits)[cut].to(torch.int16) + config.zero_offset
+        return unpack_columns(stored.t(), config.bits).t()[cut].to(torch.int16) + config.zero_offset
 
     def _words(self, low: int, high: int) -> tuple[slice, slice]:
         """The words that hold values [low, high), and where in them these lie."""

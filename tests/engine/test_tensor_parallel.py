@@ -68,7 +68,7 @@ def cache_in(folder: Path) -> Path:
 
 def ranks_of(parts: EngineParts) -> list[psutil.Process]:
     assert isinstance(parts.decoder, ParallelDecoder)
-    return [psutil.Process(pid) for pid in parts.decoder.pids]
+    return [psutil.Process(rank.process.pid) for rank in parts.decoder._others._ranks]
 
 
 def gone(process: psutil.Process) -> bool:
@@ -101,7 +101,7 @@ def test_embeddings_equal_those_of_one_process(two: tuple[EngineParts, EnginePar
 
 def test_a_rank_holds_its_share_only(two: tuple[EngineParts, EngineParts]) -> None:
     alone, cut = two
-    whole, own = alone.decoder.weights, cut.decoder.weights  # type: ignore[attr-defined]
+    whole, own = alone.decoder.weights, cut.decoder._own.weights  # type: ignore[attr-defined]
     assert own.nbytes < 0.4 * whole.nbytes
     assert own.embed.shape == whole.embed.shape  # looked up for all
     assert (cut.info.tp, cut.info.threads) == (3, 3)

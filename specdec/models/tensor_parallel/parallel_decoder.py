@@ -86,16 +86,6 @@ class ParallelDecoder:
         """See `Decoder`."""
         return self._own.aux_hidden_states
 
-    @property
-    def weights(self) -> ModelWeights[HostLinear]:
-        """The first rank's share."""
-        return self._own.weights
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the other ranks."""
-        return self._others.pids
-
     def check(self) -> None:
         """Raises RankLostError if a rank is gone."""
         if self._others.lost:

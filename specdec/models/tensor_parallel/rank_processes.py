@@ -92,11 +92,6 @@ class RankProcesses:
             _LOG.error("a rank of the target was lost: %s", self.lost)
             on_lost()
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids, by rank from 1 on."""
-        return [rank.process.pid for rank in self._ranks]
-
     def close(self) -> None:
         """Kill all ranks and wait for their ends; they hold no state that outlives them."""
         self._closing = True
