@@ -230,7 +230,7 @@ class ConditionsRunner:
         info = dataclasses.replace(parts.info, max_context=limit)
         kv = KvCacheManager(pages, prefix_cache=conditions.prefix_cache)
         costs = _free_drafting(parts) if conditions.free else parts.costs
-        return dataclasses.replace(parts, config=config, info=info, drafters=drafters, kv=kv, costs=costs)
+        return dataclasses.replace(parts, config=config, info=info, drafters=drafters, kv=kv, disk=None, costs=costs)
 
 
 def _free_drafting(parts: EngineParts) -> StepCosts:

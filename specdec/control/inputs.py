@@ -176,7 +176,7 @@ class StepInputs:
     @property
     def constrained(self) -> bool:
         """Whether a request's mode, an objective or a prompt shaped the step, so that it is no free decision."""
-        return self.prefill_rows > 0 or any(one.forced or one.due > 0 for one in self.sequences)
+        return self.prefill_rows > 0 or any(one.forced or one.due > 1 for one in self.sequences)
 
 
 @dataclass(frozen=True, slots=True)

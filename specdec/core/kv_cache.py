@@ -419,7 +419,11 @@ class KvCacheManager:
                 tokens = load.tokens[depth * PAGE_SIZE : (depth + 1) * PAGE_SIZE]
                 parent = load.keys[depth - 1] if depth else None
                 self._add_page(load.pages[depth - first], load.keys[depth], parent, tokens, load.salt)
-        for page in reversed(load.cached + load.pages):  # the deepest are evicted first
+        pages = load.cached + load.pages
+        for key, page in zip(reversed(load.keys), reversed(pages), strict=True):  # the deepest are evicted first
+            known = index.page(key)
+            if known is not None and known != page:  # computed meanwhile; it must outlive the deeper pages
+                self._pool.touch(known)
             self._pool.drop(page, keep=index.key(page) is not None)
 
     def forget_drafts(self) -> None:

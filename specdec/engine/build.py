@@ -419,7 +419,7 @@ def warm_up(parts: EngineParts, seconds: float) -> dict[str, Learned]:
     config = parts.config.model_copy(update={"speculation": speculation})
     kv = KvCacheManager(parts.kv.n_total, prefix_cache=False)
     engine = Engine(
-        dataclasses.replace(parts, config=config, kv=kv, drafters=drafters, learned_file=None, trace_steps=0)
+        dataclasses.replace(parts, config=config, kv=kv, drafters=drafters, disk=None, learned_file=None, trace_steps=0)
     )
     depth = max(WARM_UP_DEPTH, *(drafter.tree_rows for drafter in drafters))
     wish = SpeculationParams(SpeculationMode.ON, None, depth, depth, 1)

@@ -71,6 +71,7 @@ class SavedPrompt:
 
 
 MAX_SAVED = 1024  # prompts of all owners
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)  # reading a file that is
 
 
 class SavedPrompts:
@@ -81,7 +82,7 @@ class SavedPrompts:
         self._folder = folder
         self._keys: dict[Path, list[bytes]] = {}  # oldest first
         for path in sorted(folder.glob(f"*{_SAVED}"), key=lambda path: path.stat().st_mtime):
-            with suppress(OSError, ValueError, KeyError, TypeError):
+            with suppress(*_DAMAGED):
                 self._keys[path] = _keys_of(_read_saved(path))
 
     def holds_any(self, keys: Sequence[bytes]) -> bool:
@@ -104,7 +105,7 @@ class SavedPrompts:
 
     def read(self, owner: str, name: str) -> SavedPrompt | None:
         """The prompt; None: there is none, or its file is damaged."""
-        with suppress(OSError, ValueError, TypeError):
+        with suppress(*_DAMAGED):
             return _read_saved(self._path(owner, name))
         return None
 

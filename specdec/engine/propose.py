@@ -103,6 +103,8 @@ class Drafting:
             for request in plan.requests:
                 step.drafted[request.drafter] = self._run(request, sampling, step, out)
             plan = self._decide(step, out)
+        estimates = self.controller.estimates
+        out.predicted_draft_ms += estimates.lookup_ms * sum(estimates.lookups_proposed(step))
         out.plan, self._rest, self._rested = plan, plan.rest, 0
         self._resting = [entry.seq for entry in entries] if plan.rest else None
         for i, tree, kept in zip(at, plan.trees, plan.kept, strict=True):
@@ -176,7 +178,10 @@ class Drafting:
         prefilled = sum(chunks.values())
         work = self._manager.propose(name, tasks, pending + prefilled)
         work.decisions, work.prefilled, work.pending = decisions, prefilled, request.pending
-        out.predicted_draft_ms += self.controller.estimates.draft_ms(name, request.proposing, work.levels)
+        estimates = self.controller.estimates
+        out.predicted_draft_ms += estimates.draft_ms(name, request.proposing, work.levels)
+        if name in estimates.costs:
+            out.predicted_draft_ms += estimates.costs[name].prefill_ms(pending + prefilled)
         grammars = sum(entry.seq.sampling.grammar is not None for entry in sampling)
         share_s = GRAMMAR_BUDGET_S / max(1, grammars)
         work.trees = [

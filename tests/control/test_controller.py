@@ -79,7 +79,13 @@ def test_steps_without_a_decision_count_as_idle_ones() -> None:
 
 @pytest.mark.parametrize(
     ("decision", "wish", "prefill_rows", "rests"),
-    [("off", {}, 0, True), ("on", {}, 0, False), ("off", {"due": 1.5}, 0, False), ("off", {}, 7, False)],
+    [
+        ("off", {}, 0, True),
+        ("on", {}, 0, False),
+        ("off", {"due": 1.5}, 0, False),
+        ("off", {"due": 0.5}, 0, True),
+        ("off", {}, 7, False),
+    ],
 )
 def test_only_free_decisions_against_drafting_last(
     decision: str, wish: dict[str, float], prefill_rows: int, rests: bool

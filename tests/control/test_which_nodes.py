@@ -137,9 +137,18 @@ def test_a_forced_turn_keeps_all_nodes_and_the_others_are_still_selected() -> No
 
 
 def test_a_lagging_turn_gets_exactly_the_nodes_it_needs() -> None:
-    tree = chain([0.5, 0.5, 0.5])
-    kept = {due: choose([make_one(due=due)], [tree], STEEP[1:], 0.0).kept for due in (1.0, 1.5, 1.6, 1.8, 5.0)}
+    """Other steps earn two tokens in a millisecond, so without an objective no node is worth its half millisecond."""
+    tree, curve = chain([0.5, 0.5, 0.5]), [10 + rows / 2 for rows in range(40)]
+    kept = {due: choose([make_one(due=due)], [tree], curve, 0.0, rate=2.0).kept for due in (1.0, 1.5, 1.6, 1.8, 5.0)}
     assert kept == {1.0: [[]], 1.5: [[1]], 1.6: [[1, 2]], 1.8: [[1, 2, 3]], 5.0: [[1, 2, 3]]}
+
+
+def test_an_objective_out_of_reach_slows_nobody() -> None:
+    tree = chain([0.9, 0.5, 0.5])
+    assert choose([make_one(due=9.0)], [tree], STEEP[1:], 0.0).kept == [[]]
+    curve = [10.0, 10.0, 12.0, 20.0, 40.0]  # two nodes make a step's tokens 1.96 times as fast
+    assert choose([make_one(due=9.0)], [tree], curve, 0.0).kept == [[1, 2]]
+    assert choose([make_one(forced=True)], [tree], curve, 0.0).kept == [[1, 2, 3]]
 
 
 def test_a_lagging_turn_precedes_better_nodes_of_others() -> None:

@@ -22,12 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from bench.path_identity import BatchConditions, ConditionsRunner
 from specdec.config import EngineConfig, KvDtype
 from specdec.core.kv_cache import KvCacheManager, PagedTokens
 from specdec.core.types import EngineLoad, Finished, Request, SamplingParams, StoppingParams
+from specdec.engine.build import warm_up
 from specdec.engine.disk_cache import DiskCache, open_disk_cache
 from specdec.engine.engine import Engine
 from specdec.engine.page_files import PageFiles
+from tests.engine.test_every_drafter import every_parts
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts, tokens_of
 
 PAGES = 40
@@ -100,6 +103,19 @@ def test_a_salt_another_model_and_another_type_find_nothing(folder: Path) -> Non
         assert answer(engine, request("a", 300, salt))[1] == cached
         engine.flush_cache() if cached else None
         engine.close()
+
+
+def test_engines_beside_it_leave_the_disk_cache_alone(folder: Path) -> None:
+    """The warm-up and `specdec verify` run on the same parts with page numbers of their own."""
+    engine, asked = engine_on(folder), request("a", 300)
+    warm_up(dataclasses.replace(engine._parts, drafters=every_parts().drafters), 0.05)
+    assert answer(engine, asked) == (cold(asked), 0)
+    engine.close()
+    engine = engine_on(folder)
+    ConditionsRunner(engine._parts).run(BatchConditions("alone"), [asked])
+    assert engine._kv.cached_tokens(asked.prompt_ids, "") == 0  # nothing was loaded into these pages
+    assert answer(engine, asked) == (cold(asked), 256)
+    engine.close()
 
 
 def test_a_flush_erases_the_disk_too(folder: Path) -> None:

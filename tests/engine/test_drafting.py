@@ -279,6 +279,18 @@ def test_a_step_without_a_decision_has_no_prediction() -> None:
     assert all(math.isnan(step.predicted_ms) for step in engine.trace(1000))
 
 
+def test_the_trace_predicts_the_reading_of_texts_and_lookups() -> None:
+    def predicted(*drafters: Recorder) -> float:
+        engine = engine_with(*drafters, level_ms=2.0)
+        engine._speculation.controller.estimates.lookup_ms = 0.5
+        run_all(engine, [request("r", ON, tokens=4)])
+        return next(step.predicted_draft_ms for step in engine.trace(9) if step.drafters)
+
+    short, long = (predicted(Recorder("model-based", True, pending=pending)) for pending in (0, 2000))
+    assert 0 < short < long - 2
+    assert predicted(Recorder("free", False), Recorder("model-based", True)) == pytest.approx(short + 0.5)
+
+
 def test_forced_drafting_is_marked_in_the_trace() -> None:
     engine = engine_with(Recorder("model-based", True))
     run_all(engine, [request("r", ON)])

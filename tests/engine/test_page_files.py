@@ -185,9 +185,11 @@ def test_the_pages_of_saved_prompts_are_the_last_to_go_until_a_flush(folder: Pat
     files.erase()
     assert files.saved.read("me", "name") is None
     assert [path.name for path in (folder / MODEL).iterdir()] == ["lock"]
-    (folder / MODEL / "damaged.saved").write_text("[1")
+    for damaged in ("[1", "[" * 100_000, '["", [99999999999]]'):
+        (folder / MODEL / "damaged.saved").write_text(damaged)
+        files.close()
+        files = opened(folder)
     files.close()
-    opened(folder).close()
 
 
 def test_the_number_of_saved_prompts_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

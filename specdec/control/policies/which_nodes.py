@@ -112,8 +112,9 @@ def choose(
 
     B stops where a node earns less than ``rate``: slow drafting or prompts in the same forward do not make a token
     worth more. One order covers all sequences. A chance never exceeds its parent's, so the best B nodes form trees.
-    Nodes of forced sequences, and nodes that a sequence needs to meet its objective, always come first. Other nodes of
-    a sequence whose prompt ends in this step may lengthen it by `first_token_delay` at most.
+    Nodes of forced sequences come first, then nodes that a sequence needs to meet its objective, as far as they make
+    such sequences faster. Other nodes of a sequence whose prompt ends in this step may lengthen it by
+    `first_token_delay` at most.
 
     costs: milliseconds of the forward by draft nodes, from 0. draft_ms: time spent drafting. rate: tokens per
     millisecond that other steps earn. prompts_ms: part of the forward that prompts take.
@@ -122,13 +123,15 @@ def choose(
     first_cap = sum([ms <= costs[0] * (1.0 + params.first_token_delay) for ms in costs[1:]])
     owners, nodes, chances = _candidates(sequences, trees, first_cap)
     order = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)  # stable: a parent before its child
-    must = _required(sequences, owners, order, chances)
+    top = len(costs) - 1
+    spent = [draft_ms - prompts_ms + costs[min(count, top)] for count in range(max(len(order), top) + 1)]
+    must = _required(sequences, owners, order, chances, spent)
     if must:
         order = [at for at in order if at in must] + [at for at in order if at not in must]
-    least, top = len(must), len(costs) - 1
+    least = len(must)
     most = max(least, min(len(order), top))
     tokens = list(accumulate([chances[at] for at in order[:most]], initial=float(len(sequences))))
-    spent = [draft_ms - prompts_ms + costs[min(count, top)] for count in range(least, most + 1)]
+    spent = spent[least : most + 1]
     values = [earned / ms for earned, ms in zip(tokens[least:], spent, strict=True)]
     left = [earned - rate * ms for earned, ms in zip(tokens[least:], spent, strict=True)]
     best = least + min(values.index(max(values)), left.index(max(left)))
@@ -166,16 +169,27 @@ def _candidates(
 
 
 def _required(
-    sequences: Sequence[SequenceInputs], owners: Sequence[int], order: Sequence[int], chances: Sequence[float]
+    sequences: Sequence[SequenceInputs],
+    owners: Sequence[int],
+    order: Sequence[int],
+    chances: Sequence[float],
+    spent: Sequence[float],
 ) -> set[int]:
-    """Candidates that are verified at any cost. order: all candidates, best first."""
-    due = {i: math.inf if one.forced else one.due for i, one in enumerate(sequences) if one.forced or one.due > 1}
-    must: set[int] = set()
+    """Candidates that are verified before all others: those of forced sequences, and those that sequences behind their
+    objectives need, up to the one beyond which they would only become slower.
+
+    order: all candidates, best first. spent: milliseconds of the step by draft nodes, from 0.
+    """
+    due = {i: one.due for i, one in enumerate(sequences) if one.due > 1 and not one.forced}
+    must = {at for at in order if sequences[owners[at]].forced}
     if due:
-        reached = dict.fromkeys(due, 1.0)
+        reached, needed = dict.fromkeys(due, 1.0), []
         for at in order:
             owner = owners[at]
             if owner in due and reached[owner] < due[owner]:
                 reached[owner] += chances[at]
-                must.add(at)
+                needed.append(at)
+        tokens = accumulate([chances[at] for at in needed], initial=float(len(due)))
+        values = [earned / ms for earned, ms in zip(tokens, spent[len(must) :], strict=False)]
+        must.update(needed[: values.index(max(values))])
     return must

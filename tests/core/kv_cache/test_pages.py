@@ -158,3 +158,15 @@ def test_pages_held_by_others_are_free_for_an_admission() -> None:
     assert kv.admit(second) is not None
     assert kv.n_free == 0
     check_pages(kv, [first, second])
+
+
+def test_a_page_that_is_computed_during_a_load_outlives_those_behind_it() -> None:
+    kv, tokens = KvCacheManager(8, prefix_cache=True), text(200)
+    keys: list[bytes] = []
+    for depth in range(3):
+        kv._keys_to(tokens, "", keys, depth)
+    load = kv.begin_load(tokens, "", set(keys), 0)
+    kv.release(compute(kv, make_sequence(tokens[:70])))
+    kv.end_load(load, 3)
+    check_pages(kv)
+    assert kv.cached_tokens(tokens, "") == 192
