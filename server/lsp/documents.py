@@ -204,6 +204,7 @@ class OpenDocument:
                 self._content = SyncedText(change.text, self._encoding)
                 self._log.clear()
                 self.revision = self._log_from = next(_REVISIONS)
+                self.touched = min(self.touched, len(self.text))
         self.used_ms = _now_ms()
 
     def edits_since(self, revision: int | None) -> Sequence[pb.TextEdit] | None:

@@ -136,3 +136,12 @@ def test_an_excerpt_consists_of_whole_lines(touched: int, shown: str) -> None:
     document.touched = touched
     assert document.excerpt(10) == shown
     assert document.excerpt(10**6) == text
+
+
+def test_a_whole_text_moves_the_touched_place_into_it() -> None:
+    document = OpenDocument("file:///a", "a", "python", "x" * 100, PositionEncoding.UTF16)
+    document.completed_at(types.Position(0, 80))
+    document.apply([types.TextDocumentContentChangeWholeDocument("y" * 90)])
+    assert document.touched == 80
+    document.apply([types.TextDocumentContentChangeWholeDocument("z" * 40)])
+    assert document.touched == 40
