@@ -59,6 +59,10 @@ class ModelNames:
         )
         self._target, self._known = "", self._exact
 
+    def include_exactly(self, asked: str) -> bool:
+        """Whether ``asked`` is the model's own name or one of its aliases."""
+        return asked.lower() in self._exact
+
     def include(self, asked: str, target: str = "") -> bool:
         """Whether ``asked`` names the model. target: the name of its target; empty until the engine is ready."""
         if target != self._target:
@@ -362,7 +366,10 @@ class Models:
         if len(self._models) == 1:
             return self._models[0]
         if asked:
-            fitting = (model for model in self._models if model.is_called(asked))
+            # First: a target's short form may be another model's own name.
+            exact = (model for model in self._models if model.names.include_exactly(asked))
+            called = (model for model in self._models if model.is_called(asked))
+            fitting: Iterator[ServedModel] = chain(exact, called)
         else:
             fitting = (model for model in self._models if model.can(task))
         loading = (model for model in self._models if not model.tokenizer.is_loaded)

@@ -87,6 +87,13 @@ def test_every_dialect_routes_by_name(server: Server, channel: grpc.Channel, nam
     assert answer.model == model
 
 
+def test_an_own_name_precedes_the_name_of_another_models_target() -> None:
+    engines = {"quick": {"target": "echo-1"}, "echo-1": {"target": "book-2"}}
+    with several(engines) as server:
+        for asked, model in (("echo-1", "echo-1"), ("quick", "quick"), ("book-2", "echo-1")):
+            assert server.ask(COMPLETIONS, model=asked, prompt=BOOK[:12], max_tokens=2)["model"] == model
+
+
 def test_fill_in_the_middle_is_routed_to_the_capable_model(server: Server, channel: grpc.Channel) -> None:
     segments = {"prefix": BEFORE, "suffix": AFTER}
     more: dict[str, Any] = {"max_tokens": 40, "temperature": 0}
