@@ -15,7 +15,7 @@ from server.http.call import Call, Endpoint
 from server.http.errors import PathNotFoundError, Refusal
 from server.http.openai_format import OpenAIErrors
 from specdec.core.types import trace_dict
-from specdec.errors import FieldViolation, InvalidRequestError, RequestError
+from specdec.errors import FieldViolation, InvalidRequestError
 
 
 class ProbeErrors:
@@ -55,14 +55,8 @@ async def trace(call: Call) -> None:
     """The engine's last steps, newest last."""
     given = call.query.get("limit", str(DEFAULT_TRACE_STEPS))
     if not (given.isascii() and given.isdigit() and len(given) <= 9 and 1 <= int(given) <= MAX_TRACE_STEPS):
-        await call.reply(400, {"error": f"limit: {TRACE_LIMIT_RULE}", "field": "limit"})
-        return
-    try:
-        steps = await call.model.client.trace(int(given))
-    except RequestError as error:
-        await call.reply(503, {"error": str(error)})
-    else:
-        await call.reply(200, [trace_dict(step) for step in steps])
+        raise InvalidRequestError([FieldViolation("limit", TRACE_LIMIT_RULE)])
+    await call.reply(200, [trace_dict(step) for step in await call.model.client.trace(int(given))])
 
 
 _LIMIT = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_TRACE_STEPS}}

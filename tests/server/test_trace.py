@@ -24,6 +24,7 @@ from specdec.core.types import DrafterTrace, StepTrace
 from specdec.errors import EngineDeadError
 from tests.fake_engine import TRACE_STEPS, fake_step
 from tests.server.harness import Harness, rich, running_client, running_server, stream_request
+from tests.server.observe.metrics.scrape import Scrape
 from tests.server.test_engine_client import collect, make_request
 
 
@@ -38,13 +39,17 @@ async def generate(server: Harness, text: str = "hello", salt: str = "") -> None
 
 
 def get(port: int | None, path: str) -> tuple[int, Any]:
+    status, body = read(port, path)
+    assert b" " not in body or status != 200  # compact
+    return status, json.loads(body)
+
+
+def read(port: int | None, path: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
-        body = response.read()
-        assert b" " not in body or response.status != 200  # compact
-        return response.status, json.loads(body)
+        return response.status, response.read()
     finally:
         connection.close()
 
@@ -156,10 +161,15 @@ async def test_http_returns_steps_and_names_a_bad_limit() -> None:
         for bad in ("0", "-1", str(MAX_TRACE_STEPS + 1), "", "x", "1.5", "%D9%A3", "9" * 5000):
             assert await asyncio.to_thread(get, port, f"/trace?limit={bad}") == (
                 400,
-                {"error": f"limit: must lie in 1..{MAX_TRACE_STEPS}", "field": "limit"},
+                {"error": f"limit: must lie in 1..{MAX_TRACE_STEPS}"},
             )
         await generate(server, salt="untold")
-        assert (await asyncio.to_thread(get, port, "/trace"))[0] == 503
+        assert (await asyncio.to_thread(get, port, "/trace"))[0] == 500
+        _, metrics = await asyncio.to_thread(read, port, "/metrics")
+    assert Scrape(metrics.decode()).by_label("specdec_refusals_total", "reason") == {
+        "INVALID_ARGUMENT": 8,
+        "INTERNAL": 1,
+    }
     wanted = dataclasses.asdict(expected(6))
     del wanted["replay"]
     assert (status, [step["step"] for step in steps], steps[-1]) == (200, [5, 6], wanted)
