@@ -366,7 +366,7 @@ class EngineClient:
         return freed
 
     async def keep_prompt(self, action: str, owner: str, name: str, salt: str, tokens: Sequence[int]) -> list[int]:
-        """Save, restore or erase a prompt on disk, as `KeepingEngine.keep_prompt`; returns the numbers of tokens and
+        """Save, restore or erase a prompt on disk, as `EngineLike.keep_prompt`; returns the numbers of tokens and
         bytes.
 
         Raises:

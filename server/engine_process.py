@@ -17,19 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from server.errors import (
-    DraftNotSwappedError,
-    GenerationFailedError,
-    NotAdministeredError,
-    SwapUnderWayError,
-    pack_error,
-)
-from server.interfaces import AdministeredEngine, CachingEngine, EngineLike, KeepingEngine, ProgressListener
+from server.errors import DraftNotSwappedError, GenerationFailedError, SwapUnderWayError, pack_error
+from server.interfaces import EngineLike, ProgressListener
 from server.ipc import Frame, ParentGoneError, ParentLink, pack_event, pack_info, pack_load, pack_trace, unpack_request
 from server.kv_event_messages import pack_batch
 from specdec.config import EngineConfig, KvEventsConfig
 from specdec.core.cache_events import CacheRecorder
-from specdec.errors import ConfigError, RequestError, SpecdecError
+from specdec.errors import RequestError, SpecdecError
 
 _LOG = logging.getLogger(__name__)
 
@@ -96,11 +90,9 @@ class EngineAdmin:
 
     def _begin(self, number: int, command: str, args: list[Any]) -> Any:
         engine = self._engine
-        if command == KEEP_PROMPT and isinstance(engine, KeepingEngine):
+        if command == KEEP_PROMPT:
             self._keeping[number] = engine.keep_prompt(*args)
             return None
-        if not isinstance(engine, AdministeredEngine):
-            raise NotAdministeredError(f"this engine does not know {command}")
         if command == FLUSH_CACHE:
             return engine.flush_cache()
         if command != SWAP_DRAFT:
@@ -114,7 +106,6 @@ class EngineAdmin:
         return None
 
     def _swap(self, draft: Any | None) -> Any:
-        assert isinstance(self._engine, AdministeredEngine)  # checked by `_begin`
         return pack_info(self._engine.swap_draft(draft))
 
     def _answer(self, number: int, work: Callable[[], Any]) -> bool:
@@ -144,8 +135,6 @@ class KvEventForwarder:
     """Sends the prefix cache's changes since the last call as one message, packed for publication."""
 
     def __init__(self, engine: EngineLike, link: ParentLink, config: KvEventsConfig) -> None:
-        if not isinstance(engine, CachingEngine):
-            raise ConfigError("server.kv_events: this engine does not publish cache events; leave endpoint out")
         self._recorder, self._link, self._form = CacheRecorder(salted=config.salted), link, config.format
         engine.record_cache(self._recorder)
 

@@ -104,13 +104,6 @@ def unpack_error(parts: Sequence[Any]) -> RequestError:
     return GenerationFailedError(reason, message) if known is None else known(message)
 
 
-class NotAdministeredError(RequestError):
-    """The engine does not support operators' commands."""
-
-    reason = "NOT_ADMINISTERED"
-    http_status, grpc_code = 501, "UNIMPLEMENTED"
-
-
 class DraftNotSwappedError(RequestError):
     """The draft model could not be replaced; the former one is still in use."""
 
@@ -132,7 +125,7 @@ class SwapUnderWayError(RequestError):
 _BY_MESSAGE: dict[str, type[RequestError]] = {
     kind.reason: kind
     for kind in (
-        DuplicateRequestError, EngineDeadError, FingerprintMismatchError, NotAdministeredError, DraftNotSwappedError,
+        DuplicateRequestError, EngineDeadError, FingerprintMismatchError, DraftNotSwappedError,
         SwapUnderWayError,
     )
 }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from specdec.config import WeightDtype
 from specdec.core.cache_events import CacheRecorder
@@ -44,19 +44,15 @@ class EngineLike(Protocol):
     def trace(self, limit: int) -> list[StepTrace]:
         """Up to ``limit`` recent steps, newest last."""
 
-    def close(self) -> None:
-        """End every request and free resources."""
-
-
-@runtime_checkable
-class AdministeredEngine(Protocol):
-    """An engine that operators can change while it serves. Only `load_draft` may be called from another thread."""
+    def record_cache(self, recorder: CacheRecorder) -> None:
+        """Report every page of the prefix cache to ``recorder``; called before the first request."""
 
     def flush_cache(self) -> int:
         """Drop the cached prefixes that no running request uses; returns the number of pages freed."""
 
     def load_draft(self, draft: str, dtype: WeightDtype | None) -> Any:
-        """Load a draft model for `swap_draft` while the current one stays in use.
+        """Load a draft model for `swap_draft` while the current one stays in use. The only method that another thread
+        may call.
 
         Raises:
             SpecdecError: it cannot be loaded, or does not fit.
@@ -69,28 +65,18 @@ class AdministeredEngine(Protocol):
             SpecdecError: it cannot be used; nothing has changed.
         """
 
-
-@runtime_checkable
-class KeepingEngine(Protocol):
-    """An engine that keeps prompts on disk by name."""
-
     def keep_prompt(
         self, action: Any, owner: str, name: str, salt: str, tokens: list[int]
     ) -> Callable[[], tuple[int, int] | None]:
-        """Begin to ``save``, ``restore`` or ``erase`` a prompt. Returns a function for later calls: the number of its
-        tokens that are kept, cached again or forgotten, and of bytes; None while this takes place.
+        """Begin to ``save``, ``restore`` or ``erase`` a prompt on disk by name. Returns a function for later calls: the
+        number of its tokens that are kept, cached again or forgotten, and of bytes; None while this takes place.
 
         Raises:
             InvalidRequestError: nothing is saved under the name, or the prefix cache is not on disk.
         """
 
-
-@runtime_checkable
-class CachingEngine(Protocol):
-    """An engine that reports the contents of its prefix cache."""
-
-    def record_cache(self, recorder: CacheRecorder) -> None:
-        """Report every page to ``recorder``; called before the first request."""
+    def close(self) -> None:
+        """End every request and free resources."""
 
 
 @dataclass(slots=True)

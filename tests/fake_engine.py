@@ -30,6 +30,7 @@ import numpy as np
 
 from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
+from specdec.core.cache_events import CacheRecorder
 from specdec.core.kv_cache import KvCacheManager, PagedTokens
 from specdec.core.text_stops import TextCutter
 from specdec.core.types import (
@@ -50,7 +51,15 @@ from specdec.core.types import (
     TokenLogprobs,
     Usage,
 )
-from specdec.errors import ConfigError, DuplicateRequestError, ModelError, PromptTooLongError, QueueFullError
+from specdec.errors import (
+    ConfigError,
+    DuplicateRequestError,
+    FieldViolation,
+    InvalidRequestError,
+    ModelError,
+    PromptTooLongError,
+    QueueFullError,
+)
 
 DEFAULT_SEED = 4242
 MAX_CONTEXT = 128
@@ -243,8 +252,6 @@ class FakeEngine:
         self._kv = KvCacheManager(self.pages, prefix_cache=True) if self.pages else None
         self._aborts = self._submits = self._steps = self._prompt_tokens = self._hits = 0
         self._deadline_s, self._untold = 0.0, False
-        if self._kv is not None:
-            self.record_cache = self._kv.record  # makes it a caching engine
 
     def submit(self, request: Request) -> None:
         script = request.cache_salt.rpartition("/")[2]
@@ -322,6 +329,40 @@ class FakeEngine:
         if self._untold:
             raise RuntimeError("a secret of the inside")
         return list(self._trace)[-limit:]
+
+    def record_cache(self, recorder: CacheRecorder) -> None:
+        if self._kv is not None:
+            self._kv.record(recorder)
+
+    def flush_cache(self) -> int:
+        self.flushes += 1
+        return FLUSHED
+
+    def load_draft(self, draft: str, dtype: str | None) -> str:
+        """A draft's name is its script: ``slow`` takes half a second, ``missing`` and ``broken`` fail."""
+        if draft == "missing":
+            raise ModelError("model 'missing' can not be found; fetch it")
+        if draft == "broken":
+            raise RuntimeError("a secret of the inside")
+        if draft == "slow":
+            time.sleep(0.5)
+        return draft if dtype is None else f"{draft}-{dtype}"
+
+    def swap_draft(self, draft: str | None) -> EngineInfo:
+        """``unfit`` fails; ``a-head`` is a feature head."""
+        if draft == "unfit":
+            raise ConfigError("engine.draft: it does not fit")
+        if draft is not None and draft.startswith("a-head"):
+            self.engine_info = dataclasses.replace(self.engine_info, head=draft)
+            return self.info()
+        self.draft = draft
+        drafters = ("suffix", *(["model"] if draft else []))
+        self.engine_info = dataclasses.replace(self.engine_info, drafters=drafters)
+        return self.info()
+
+    def keep_prompt(self, action: str, owner: str, name: str, salt: str, tokens: list[int]) -> Any:
+        """There is no disk."""
+        raise InvalidRequestError([FieldViolation("action", "the prefix cache is not on disk")])
 
     def close(self) -> None:
         self._running.clear()
@@ -437,36 +478,6 @@ class FakeEngine:
             out.write(json.dumps(note) + "\n")
 
 
-class AdministeredFakeEngine(FakeEngine):
-    """Can be changed while it serves."""
-
-    def flush_cache(self) -> int:
-        self.flushes += 1
-        return FLUSHED
-
-    def load_draft(self, draft: str, dtype: str | None) -> str:
-        """A draft's name is its script: ``slow`` takes half a second, ``missing`` and ``broken`` fail."""
-        if draft == "missing":
-            raise ModelError("model 'missing' can not be found; fetch it")
-        if draft == "broken":
-            raise RuntimeError("a secret of the inside")
-        if draft == "slow":
-            time.sleep(0.5)
-        return draft if dtype is None else f"{draft}-{dtype}"
-
-    def swap_draft(self, draft: str | None) -> EngineInfo:
-        """``unfit`` fails; ``a-head`` is a feature head."""
-        if draft == "unfit":
-            raise ConfigError("engine.draft: it does not fit")
-        if draft is not None and draft.startswith("a-head"):
-            self.engine_info = dataclasses.replace(self.engine_info, head=draft)
-            return self.info()
-        self.draft = draft
-        drafters = ("suffix", *(["model"] if draft else []))
-        self.engine_info = dataclasses.replace(self.engine_info, drafters=drafters)
-        return self.info()
-
-
 def _finished(running: _Running, index: int, reason: FinishReason) -> Finished:
     request = running.request
     expected = sum(a == b for a, b in zip(request.prompt_ids, request.prediction_ids, strict=False))
@@ -533,10 +544,9 @@ def echo_behind_the_tokenizer(config: EngineConfig, progress: ProgressListener) 
     return FakeEngine(config)
 
 
-def admin(config: EngineConfig, progress: ProgressListener) -> AdministeredFakeEngine:
+def admin(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
     """Starts with the configuration's draft."""
-    echo(config, progress)
-    engine = AdministeredFakeEngine(config)
+    engine = echo(config, progress)
     engine.swap_draft(config.draft)
     return engine
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from server.interfaces import CachingEngine
 from server.kv_event_messages import block_hash, pack_batch
 from specdec.core.cache_events import CacheRecorder
 from specdec.core.types import Request, StoppingParams
@@ -12,7 +11,6 @@ from tests.server.kv_events.subscriber import CacheView, decoded
 
 def test_after_every_step_the_events_reproduce_the_cache() -> None:
     engine, recorder, view = tiny_engine(pages=9), CacheRecorder(salted=False), CacheView()
-    assert isinstance(engine, CachingEngine)
     engine.record_cache(recorder)
     for number in range(3):
         prompt = tuple((7 * (number) + i) % 50 + 1 for i in range(150 + 10 * number))

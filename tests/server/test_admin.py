@@ -18,11 +18,10 @@ from grpc_health.v1 import health_pb2
 
 from server.errors import DrainingError
 from specdec.api.v1 import admin_pb2 as admin
-from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import model_pb2
 from specdec.config import Config
 from specdec.errors import EngineDeadError
-from tests.fake_engine import ECHO, FLUSHED
+from tests.fake_engine import FLUSHED
 from tests.server.auth.key_files import make_key
 from tests.server.harness import make_config, refused, stream_request
 from tests.server.secure_harness import SecureServer, secure_server
@@ -192,15 +191,9 @@ async def test_a_restarted_engine_has_the_new_draft(tmp_path: Path) -> None:
         assert await draft_of(stubs) is None
 
 
-async def test_while_the_engine_is_not_ready_or_there_are_no_operators(tmp_path: Path) -> None:
+async def test_while_the_engine_is_not_ready(tmp_path: Path) -> None:
     async with administered(tmp_path, wait=False) as (server, stubs):
         error = await failed(stubs.admin.FlushCache(admin.FlushCacheRequest()))
         assert error.code() == grpc.StatusCode.UNAVAILABLE
         with pytest.raises(EngineDeadError):
             await server.client.swap_draft(None)
-    other = tmp_path / "plain"
-    other.mkdir()
-    async with administered(other, factory=ECHO) as (_, stubs):
-        error = await failed(stubs.admin.FlushCache(admin.FlushCacheRequest()))
-        assert error.code() == grpc.StatusCode.UNIMPLEMENTED
-        assert (await stubs.generation.Generate(pb.GenerateRequest(text="x"))).samples

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from specdec.api.v1 import admin_pb2, admin_pb2_grpc, model_pb2
+from tests.fake_engine import FLUSHED
 from tests.server.auth.key_files import make_key
 from tests.server.harness import running_server, stream_request
 from tests.server.observe.logs.capture import logged
@@ -36,7 +37,8 @@ async def test_every_service_needs_a_key_and_admin_services_an_admin_key(tmp_pat
             flush = admin.FlushCache(admin_pb2.FlushCacheRequest(), metadata=user)
             assert await code_of(flush) == grpc.StatusCode.PERMISSION_DENIED
             flush = admin.FlushCache(admin_pb2.FlushCacheRequest(), metadata=operator)
-            assert await code_of(flush) == grpc.StatusCode.UNIMPLEMENTED  # let in; this engine has no cache
+            assert (await flush).pages == FLUSHED
     assert [line["reason"] for line in lines.of("call", status="UNAUTHENTICATED")] == ["UNAUTHENTICATED"] * 4
-    (line,) = lines.of("call", status="OK")
+    line, flushed = lines.of("call", status="OK")
     assert (line["key"], line["tenant"]) == ("user", "team")
+    assert flushed["key"] == "operator"
