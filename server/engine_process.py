@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from server.errors import DraftNotSwappedError, GenerationFailedError, SwapUnderWayError, pack_error
@@ -28,34 +29,18 @@ from specdec.errors import RequestError, SpecdecError
 _LOG = logging.getLogger(__name__)
 
 
-class DraftLoad:
-    """Runs ``load`` in a daemon thread for the admin call ``number``."""
+def _in_thread(work: Callable[[], Any]) -> Future[Any]:
+    """The result of ``work`` in a daemon thread, which the process does not wait for when it ends."""
+    future: Future[Any] = Future()
 
-    def __init__(self, number: int, load: Callable[[], Any]) -> None:
-        self.number = number
-        self._load = load
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="draft-load", daemon=True)
-        self._thread.start()
-
-    @property
-    def done(self) -> bool:
-        """Whether the thread has ended."""
-        return not self._thread.is_alive()
-
-    def result(self) -> Any:
-        """Return the result of ``load``, or raise its error; waits for the thread."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._result = self._load()
+            future.set_result(work())
         except BaseException as error:  # `result` raises it in the engine's thread
-            self._error = error
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="draft-load", daemon=True).start()
+    return future
 
 
 FLUSH_CACHE, SWAP_DRAFT, KEEP_PROMPT = "flush_cache", "swap_draft", "keep_prompt"
@@ -66,7 +51,7 @@ class EngineAdmin:
 
     def __init__(self, engine: EngineLike, link: ParentLink) -> None:
         self._engine, self._link = engine, link
-        self._loading: DraftLoad | None = None
+        self._loading: tuple[int, Future[Any]] | None = None  # number and draft model of a swap
         self._keeping: dict[int, Callable[[], tuple[int, int] | None]] = {}  # by number, the results of `keep_prompt`
 
     @property
@@ -83,10 +68,9 @@ class EngineAdmin:
         for number, result in list(self._keeping.items()):
             if self._answer(number, result):
                 del self._keeping[number]
-        loading = self._loading
-        if loading is not None and loading.done:
-            self._loading = None
-            self._answer(loading.number, lambda: self._swap(loading.result()))
+        if self._loading is not None and self._loading[1].done():
+            (number, loaded), self._loading = self._loading, None
+            self._answer(number, lambda: self._swap(loaded.result()))
 
     def _begin(self, number: int, command: str, args: list[Any]) -> Any:
         engine = self._engine
@@ -102,7 +86,7 @@ class EngineAdmin:
         draft, dtype = args
         if draft is None:
             return self._swap(None)
-        self._loading = DraftLoad(number, lambda: engine.load_draft(draft, dtype))
+        self._loading = number, _in_thread(lambda: engine.load_draft(draft, dtype))
         return None
 
     def _swap(self, draft: Any | None) -> Any:
