@@ -145,8 +145,8 @@ class RequestMaker:
     """Makes prompts that fill gaps and derives the stops. ``packer`` is set once the model is loaded. ``time`` limits
     the prompts of requests with an objective of time to first token."""
 
-    def __init__(self, time: TimeBudget | None = None) -> None:
-        self.time = time or TimeBudget()
+    def __init__(self, time: TimeBudget) -> None:
+        self.time = time
         self._packer: PromptPacker | None = None
 
     @property

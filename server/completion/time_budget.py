@@ -168,20 +168,6 @@ class EngineTimes(Protocol):
         """Requests that have not ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class IdleEngine:
-    """An engine of unknown speed, without other requests."""
-
-    def prompt_ms(self) -> tuple[float, ...]:
-        return ()
-
-    def forecast_s(self) -> float:
-        return 0.0
-
-    def in_flight(self) -> int:
-        return 0
-
-
 @dataclass(slots=True)
 class TimeBudget:
     """Makes objectives from the engine's measured times and what its prefix cache holds. Belongs to one event loop.
@@ -190,7 +176,7 @@ class TimeBudget:
     requests, the server and changes of the machine's speed.
     """
 
-    engine: EngineTimes = field(default_factory=IdleEngine)
+    engine: EngineTimes
     computed: ComputedPrompts = field(default_factory=ComputedPrompts)
     slowdown: float = 1.0
 

@@ -10,6 +10,7 @@ from server.auth.principal import Principal
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import RequestMaker
 from server.completion.service import CompletionService
+from server.completion.time_budget import TimeBudget
 from server.observe.records import RequestRecord
 from server.request_stream import Ticket, UnreadEvents
 from specdec.core.types import (
@@ -28,6 +29,19 @@ from specdec.errors import RequestError
 from tests.server.completion.code_tokenizer import CodeTokenizer
 
 INFO = EngineInfo("m", None, "int8", "native", "bitwise", 4096, 300, 1 << 16, 8, ("suffix",), (261,), 2, "1", "fp32")
+
+
+class IdleEngine:
+    """An engine of unknown speed, without other requests."""
+
+    def prompt_ms(self) -> tuple[float, ...]:
+        return ()
+
+    def forecast_s(self) -> float:
+        return 0.0
+
+    def in_flight(self) -> int:
+        return 0
 
 
 class ScriptedRequest:
@@ -126,6 +140,6 @@ class ScriptedEngine:
 
 def service_on(engine: ScriptedEngine, tokenizer: CodeTokenizer | None = None) -> CompletionService:
     """A completion service over ``engine``."""
-    maker = RequestMaker()
+    maker = RequestMaker(TimeBudget(IdleEngine()))
     maker.packer = PromptPacker(tokenizer or CodeTokenizer(), INFO.max_context)  # type: ignore[arg-type]
     return CompletionService(maker, engine)

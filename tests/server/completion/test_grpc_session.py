@@ -9,11 +9,11 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest
 
-from server.completion.time_budget import IdleEngine
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2, result_pb2
 from tests.fake_engine import BOOK
 from tests.server.completion.editor import AT, LINE, TEXT, Editor, failed, running
+from tests.server.completion.scripted_engine import IdleEngine
 from tests.server.harness import rich
 
 
