@@ -40,22 +40,6 @@ def _load_file(name: str, media_type: bytes) -> StaticFile:
     return StaticFile(data, media_type, hashlib.sha256(data).hexdigest()[:16])
 
 
-_HTML = frozenset({"text/html", "application/xhtml+xml"})
-
-
-def wants_html(accept: str) -> bool:
-    """Whether ``accept`` names HTML with a weight above 0; ``*/*``, as plain clients send it, does not."""
-    return any(_names_html(part) for part in accept.split(","))
-
-
-def _names_html(part: str) -> bool:
-    media_type, *parameters = (piece.strip().lower() for piece in part.split(";"))
-    weight = next(
-        (value.strip() for piece in parameters for value in [piece.removeprefix("q=")] if value != piece), "1"
-    )
-    return media_type in _HTML and weight.rstrip("0.") != ""
-
-
 _FILES = load_files()
 _FOREVER, _ASK_AGAIN = b"public, max-age=31536000, immutable", b"no-cache"
 _GUARD = (
@@ -66,9 +50,13 @@ _GUARD = (
 )
 
 
+_HTML = "text/html", "application/xhtml+xml"  # `*/*`, as plain clients send it, does not count
+
+
 async def root(call: Call) -> None:
     """The playground for browsers, which accept HTML; the line that Ollama's clients expect for all other callers."""
-    if wants_html(call.header("accept")):
+    accept = call.header("accept").lower()
+    if any(name in accept for name in _HTML):
         await _send(call, _FILES[MAIN], _ASK_AGAIN, (*_GUARD, (b"vary", b"accept")))
     else:
         await alive(call)
