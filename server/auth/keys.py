@@ -143,15 +143,6 @@ END_MARK = "# end of keys"
 """The last line of a keys file, by which a version that was cut off is recognised."""
 
 
-def read_keys(path: Path) -> list[KeyEntry]:
-    """Every key in the file at ``path``.
-
-    Raises:
-        ConfigError: the file cannot be read, an entry is invalid, or two entries share a name or a hash.
-    """
-    return _parse(_read(path), path)
-
-
 def _read(path: Path) -> str:
     try:
         return path.expanduser().read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from server.auth.keys import KeyHash, read_keys
+from server.auth.keys import KeyHash
 from server.serving import Addresses
 from specdec.cli.generate import PromptRequest
 from specdec.cli.main import cli
@@ -21,7 +21,7 @@ from specdec.client.connection import CallError, Credentials
 from specdec.config import ServerConfig
 from specdec.core.types import Delta, EngineInfo, Request
 from tests.server.auth.certificates import Certificates
-from tests.server.auth.key_files import make_key
+from tests.server.auth.key_files import make_key, read_keys
 from tests.server.fake_tokenizer import BOS
 from tests.server.secure_harness import secure_server
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from server.auth.keys import KeyEntry, KeyHash, add_key, new_key
+from server.auth.keys import KeyEntry, KeyHash, _parse, _read, add_key, new_key
 from server.auth.principal import Limits
 
 
@@ -25,3 +25,8 @@ def make_key(
     limited = Limits(**limits)
     add_key(path, KeyEntry(name=name, tenant=tenant, hash=digest, admin=admin, indexes=indexes, limits=limited))
     return key
+
+
+def read_keys(path: Path) -> list[KeyEntry]:
+    """Every key in the file at ``path``, or the error of a server that starts with it."""
+    return _parse(_read(path), path)

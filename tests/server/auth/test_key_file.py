@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from server.auth.keys import KeyEntry, KeyHash, add_key, read_keys
+from server.auth.keys import KeyEntry, KeyHash, add_key
 from server.auth.principal import Limits
 from specdec.errors import ConfigError
-from tests.server.auth.key_files import make_key
+from tests.server.auth.key_files import make_key, read_keys
 
 HASH = str(KeyHash.of("k"))
 
