@@ -81,11 +81,6 @@ class RequestTable:
         """Samples in flight that have not ended."""
         return sum(stream.samples_left for stream in self._by_engine_id.values())
 
-    @property
-    def unread_bytes(self) -> int:
-        """Approximate memory of unread events."""
-        return self._unread.total
-
     def engine_id(self, request_id: str) -> str | None:
         """The engine id of a request in flight."""
         return self._engine_ids.get(request_id)
@@ -267,11 +262,6 @@ class EngineClient:
         self._table = RequestTable(lambda engine_id: engine.send(Frame.ABORT, engine_id), self._ended)
         self._calls = EngineCalls()
         engine.listener = self
-
-    @property
-    def unread_bytes(self) -> int:
-        """Approximate memory of events that no reader has taken yet."""
-        return self._table.unread_bytes
 
     @property
     def info(self) -> EngineInfo:

@@ -18,7 +18,7 @@ from server.served_model import ServedModel
 from specdec.core.types import Request, SamplingParams, StoppingParams
 from specdec.errors import EngineDeadError, RequestError
 from tests.fake_engine import SOAKED
-from tests.server.harness import make_client, make_config
+from tests.server.harness import make_client, make_config, unread_bytes
 
 CALLERS = 16
 FAULTS = ("broken", "full", "long", "bug")  # of one request; every fourth fault stops the engine
@@ -120,7 +120,7 @@ async def test_no_resource_is_leaked(total: int, faults: int) -> None:
             await asyncio.sleep(0.01)
     assert (client.in_flight, model.admission.in_flight, model.admission.waiting_tokens) == (0, 0, 0)
     assert model.completion.runs.in_flight == 0
-    assert client.unread_bytes == 0
+    assert unread_bytes(client) == 0
     assert threading.active_count() <= threads
     assert process.num_fds() <= descriptors
     await client.engine.close()

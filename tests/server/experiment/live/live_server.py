@@ -20,7 +20,7 @@ from specdec.config import Config, EngineConfig, ExperimentsConfig, ServerConfig
 from tests.fake_engine import NOTING, noted
 from tests.server.auth.key_files import make_key
 from tests.server.fake_tokenizer import FakeTokenizer
-from tests.server.harness import quick_policy
+from tests.server.harness import quick_policy, unread_bytes
 
 PLAN = """\
 name: widths
@@ -127,6 +127,6 @@ async def live_server(tmp_path: Path, draft: str | None = None, **experiments: A
             server = LiveServer(serving, folder, notes, key, user, code, channel, http, address)
             yield server
             if serving.client.in_flight == 0:
-                assert serving.client.unread_bytes == 0
+                assert unread_bytes(serving.client) == 0
     finally:
         await serving.stop()

@@ -9,6 +9,7 @@ import pytest
 
 from specdec.api.v1 import generation_pb2
 from tests.server.experiment.live.live_server import LiveServer, live_server
+from tests.server.harness import unread_bytes
 
 PLAN = """\
 name: widths
@@ -32,7 +33,7 @@ async def test_a_pair_has_both_arms_and_one_answer(server: LiveServer, plan: str
         assert answer.json()["choices"][0]["text"] == f"\x02te{i}"  # the engine echoes, once
         assert answer.headers["x-specdec-arm"] == "widths=narrow"
         await server.recorded(2 * (i + 1))
-        assert server.serving.client.in_flight == server.serving.client.unread_bytes == 0  # no reader, no memory
+        assert server.serving.client.in_flight == unread_bytes(server.serving.client) == 0  # no reader, no memory
     records = server.records()
     pairs: dict[str, dict[str, Any]] = {}
     for record in records:
