@@ -42,11 +42,6 @@ class VocabularyBridge:
         self._draft_ids = np.array([d for _, d in shared], np.intp)
         self._spell = lru_cache(maxsize=65536)(self._spelled)
 
-    @property
-    def shared(self) -> int:
-        """Number of tokens with a twin."""
-        return len(self._target_ids)
-
     def translate(self, logits: Tensor, out: Tensor) -> Tensor:
         """The draft's logits [rows, draft vocabulary] by the target's ids, in the first rows of ``out``.
 

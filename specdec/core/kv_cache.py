@@ -182,10 +182,6 @@ class PrefixIndex:
         self._partial_parent[block.page] = previous
         self._parent_of[block.page] = None if first else previous
 
-    def partial_parent(self, page: int) -> bytes | None:
-        """The key before ``page`` if that is a partial block, else None."""
-        return self._partial_parent.get(page)
-
     def forget_drafts(self) -> None:
         """Mark the draft model's KV of all pages as lost."""
         self.draft_ready[:] = bytes(len(self.draft_ready))
@@ -294,13 +290,6 @@ class KvCacheManager:
     def n_free(self) -> int:
         """Pages that a sequence could get: free and idle ones."""
         return self._pool.n_available
-
-    def match(self, tokens: Seq[int], salt: str) -> PrefixHit:
-        """The longest cached chain of full pages of ``tokens[:-1]``; each page gets a reference."""
-        hit = self._find(tokens, salt, [])
-        for page in hit.pages:
-            self._pool.retain(page)
-        return hit
 
     def cached_tokens(self, tokens: Seq[int], salt: str) -> int:
         """How many of ``tokens[:-1]`` are cached; takes no reference."""

@@ -34,7 +34,7 @@ def test_twins_have_the_same_text() -> None:
             found += 1
             assert target.token_bytes(token) == draft.token_bytes(twin)
             assert (token in target.special_ids) == (twin in draft.special_ids)
-    assert found == bridge().shared > 256
+    assert found > 256
 
 
 def test_the_maps_are_inverse() -> None:

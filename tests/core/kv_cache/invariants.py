@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from specdec.core.kv_cache import KvCacheManager, PagedTokens, PagePool, PrefixIndex
+from specdec.core.kv_cache import KvCacheManager, PagedTokens, PagePool, PrefixHit, PrefixIndex
 
 
 def check_pages(kv: KvCacheManager, sequences: Iterable[PagedTokens] | None = None) -> None:
@@ -17,6 +17,14 @@ def check_pages(kv: KvCacheManager, sequences: Iterable[PagedTokens] | None = No
 def cached_pages(kv: KvCacheManager) -> int:
     """Pages in the prefix cache, referenced or idle."""
     return len(kv._index)
+
+
+def match(kv: KvCacheManager, tokens: Seq[int], salt: str = "") -> PrefixHit:
+    """The longest cached chain of full pages of ``tokens[:-1]``; each page gets a reference."""
+    hit = kv._find(tokens, salt, [])
+    for page in hit.pages:
+        kv._pool.retain(page)
+    return hit
 
 
 def check_invariants(pool: PagePool, index: PrefixIndex, holders: Seq[Seq[int]] | None) -> None:
@@ -45,13 +53,13 @@ def check_invariants(pool: PagePool, index: PrefixIndex, holders: Seq[Seq[int]] 
 def _check_chains(index: PrefixIndex, free: list[int], idle: list[int], referenced: set[int]) -> None:
     place = {page: i for i, page in enumerate(idle)}
     for page in free:
-        _require(index.key(page) is None and index.partial_parent(page) is None, f"free page {page} is still indexed")
+        _require(index.key(page) is None and page not in index._partial_parent, f"free page {page} is still indexed")
     for page in referenced:
-        _require(index.partial_parent(page) is None, f"page {page} is referenced and indexed as a partial block")
+        _require(page not in index._partial_parent, f"page {page} is referenced and indexed as a partial block")
     for page in idle:
         key, parent = index.key(page), index.parent(page)
         found = key is not None and index.page(key) == page
-        _require(found or index.partial_parent(page) is not None, f"idle page {page} is not indexed")
+        _require(found or page in index._partial_parent, f"idle page {page} is not indexed")
         if parent is None:
             continue
         before = index.page(parent)

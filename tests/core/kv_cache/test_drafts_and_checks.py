@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdec.core.kv_cache import KvCacheManager, PagePool, PrefixIndex
-from tests.core.kv_cache.invariants import check_invariants, check_pages
+from tests.core.kv_cache.invariants import check_invariants, check_pages, match
 from tests.core.kv_cache.sequences import compute, make_sequence, text
 
 
@@ -13,7 +13,7 @@ from tests.core.kv_cache.sequences import compute, make_sequence, text
 def test_draft_tokens_count_whole_pages_that_the_draft_computed(draft: int, ready: int) -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     compute(kv, make_sequence(text(200)), draft_tokens=draft)
-    hit = kv.match(text(200), "")
+    hit = match(kv, text(200))
     assert (hit.n_tokens, hit.draft_tokens) == (192, ready)
 
 
@@ -21,29 +21,29 @@ def test_a_draft_that_catches_up_marks_the_pages_later() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     seq = compute(kv, make_sequence(text(200)), draft_tokens=64)
     compute(kv, seq, draft_tokens=192)
-    assert kv.match(text(200), "").draft_tokens == 192
+    assert match(kv, text(200)).draft_tokens == 192
 
 
 def test_draft_tokens_never_exceed_what_the_target_published() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     seq = compute(kv, make_sequence(text(200)), 70, draft_tokens=150)
-    assert kv.match(text(200), "").draft_tokens == 64
+    assert match(kv, text(200)).draft_tokens == 64
     compute(kv, seq, 130, draft_tokens=150)
-    assert kv.match(text(200), "").draft_tokens == 128
+    assert match(kv, text(200)).draft_tokens == 128
 
 
 def test_the_draft_state_of_a_twin_does_not_change_the_indexed_page() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     compute(kv, make_sequence(text(100)))
     compute(kv, make_sequence(text(100)), draft_tokens=99)
-    assert kv.match(text(100), "").draft_tokens == 0
+    assert match(kv, text(100)).draft_tokens == 0
 
 
 def test_a_page_reused_for_other_content_is_not_draft_ready() -> None:
     kv = KvCacheManager(2, prefix_cache=True)
     kv.release(compute(kv, make_sequence(text(100, 1)), draft_tokens=99))
     compute(kv, make_sequence(text(100, 2)))
-    hit = kv.match(text(100, 2), "")
+    hit = match(kv, text(100, 2))
     assert (hit.n_tokens, hit.draft_tokens) == (64, 0)
 
 
@@ -54,7 +54,7 @@ def test_a_twin_that_replaces_an_evicted_page_keeps_its_draft_state() -> None:
     kv.release(first)
     assert kv.ensure(make_sequence([0]), 2 * 64)
     kv.release(twin)
-    hit = kv.match(text(200), "")
+    hit = match(kv, text(200))
     assert (hit.n_tokens, hit.draft_tokens) == (192, 128)
 
 
@@ -62,10 +62,10 @@ def test_forget_drafts() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     seq = compute(kv, make_sequence(text(200)), draft_tokens=199)
     kv.forget_drafts()
-    assert kv.match(text(200), "").draft_tokens == 0
+    assert match(kv, text(200)).draft_tokens == 0
     compute(kv, seq, draft_tokens=0)
     compute(kv, seq, draft_tokens=128)
-    assert kv.match(text(200), "").draft_tokens == 128
+    assert match(kv, text(200)).draft_tokens == 128
 
 
 def test_check_requires_every_holder() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.core.kv_cache import KvCacheManager
-from tests.core.kv_cache.invariants import cached_pages, check_pages
+from tests.core.kv_cache.invariants import cached_pages, check_pages, match
 from tests.core.kv_cache.sequences import compute, make_sequence, text
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -18,7 +18,7 @@ from verify_kernels.forward_batch import PAGE_SIZE
 def test_a_page_is_published_once_all_its_tokens_are_computed(n_computed: int, pages: int) -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     seq = compute(kv, make_sequence(text(200)), n_computed)
-    hit = kv.match(text(200), "")
+    hit = match(kv, text(200))
     assert hit.pages == seq.pages[:pages]
     assert hit.n_tokens == pages * PAGE_SIZE
 
@@ -27,7 +27,7 @@ def test_a_page_is_published_once_all_its_tokens_are_computed(n_computed: int, p
 def test_the_pending_token_is_never_covered(length: int, pages: int) -> None:
     kv = KvCacheManager(16, prefix_cache=True)
     seq = compute(kv, make_sequence(text(200)))
-    hit = kv.match(text(500)[:length], "")
+    hit = match(kv, text(500)[:length])
     assert hit.pages == seq.pages[:pages]
     assert hit.n_tokens <= max(0, length - 1)
 
@@ -36,7 +36,7 @@ def test_a_match_holds_a_reference() -> None:
     kv = KvCacheManager(4, prefix_cache=True)
     first = compute(kv, make_sequence(text(200)))
     second = make_sequence(text(200))
-    second.pages = kv.match(second.tokens, "").pages
+    second.pages = match(kv, second.tokens).pages
     check_pages(kv, [first, second])
     kv.release(first)
     check_pages(kv, [second])
@@ -49,9 +49,9 @@ def test_a_match_holds_a_reference() -> None:
 def test_another_salt_never_hits() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     compute(kv, make_sequence(text(200), "alice"))
-    assert kv.match(text(200), "bob").pages == []
-    assert kv.match(text(200), "").pages == []
-    assert len(kv.match(text(200), "alice").pages) == 3
+    assert match(kv, text(200), "bob").pages == []
+    assert match(kv, text(200)).pages == []
+    assert len(match(kv, text(200), "alice").pages) == 3
 
 
 def test_a_page_of_equal_tokens_after_another_prefix_does_not_match() -> None:
@@ -59,7 +59,7 @@ def test_a_page_of_equal_tokens_after_another_prefix_does_not_match() -> None:
     beginning, other, shared = text(64, 1), text(64, 2), text(64, 3)
     compute(kv, make_sequence([*other, *shared, 7]))
     seq = compute(kv, make_sequence([*beginning, 7]))
-    assert kv.match([*beginning, *shared, 7], "").pages == seq.pages[:1]
+    assert match(kv, [*beginning, *shared, 7]).pages == seq.pages[:1]
 
 
 @given(st.integers(0, 127), st.integers(1, 1000))
@@ -68,13 +68,13 @@ def test_one_changed_token_ends_the_match_at_its_page(position: int, change: int
     seq = compute(kv, make_sequence(text(200)))
     other = text(200)
     other[position] += change
-    assert kv.match(other, "").pages == seq.pages[: position // PAGE_SIZE]
+    assert match(kv, other).pages == seq.pages[: position // PAGE_SIZE]
 
 
 def test_without_a_prefix_cache_nothing_is_kept() -> None:
     kv = KvCacheManager(8, prefix_cache=False)
     seq = compute(kv, make_sequence(text(200)))
-    assert kv.match(text(200), "").pages == []
+    assert match(kv, text(200)).pages == []
     assert cached_pages(kv) == 0
     kv.release(seq)
     check_pages(kv, [])
@@ -88,7 +88,7 @@ def test_of_two_pages_with_equal_content_the_first_is_kept() -> None:
     own = list(compute(kv, second).pages)
     assert second.pages == own
     assert set(first.pages).isdisjoint(own)
-    assert kv.match(text(200), "").pages == first.pages[:3]
+    assert match(kv, text(200)).pages == first.pages[:3]
     assert cached_pages(kv) == 3
 
 
@@ -98,7 +98,7 @@ def test_output_tokens_are_cached_like_prompt_tokens() -> None:
     assert cached_pages(kv) == 1
     seq.tokens += text(200)[100:]
     compute(kv, seq)
-    assert kv.match(text(200), "").n_tokens == 192
+    assert match(kv, text(200)).n_tokens == 192
 
 
 def test_each_page_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,4 +126,4 @@ def test_a_restarted_sequence_is_published_again() -> None:
     kv.flush()
     seq.n_computed = 0
     compute(kv, seq)
-    assert kv.match(text(200), "").pages == seq.pages[:3]
+    assert match(kv, text(200)).pages == seq.pages[:3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdec.core.kv_cache import KvCacheManager, pages_for
-from tests.core.kv_cache.invariants import cached_pages, check_pages
+from tests.core.kv_cache.invariants import cached_pages, check_pages, match
 from tests.core.kv_cache.sequences import compute, make_sequence, text
 
 
@@ -48,11 +48,11 @@ def test_idle_pages_are_evicted_least_recently_used_first() -> None:
     for seed in (1, 2, 3):
         kv.release(compute(kv, make_sequence(text(65, seed))))
     again = make_sequence(text(65, 1))
-    again.pages = kv.match(again.tokens, "").pages
+    again.pages = match(kv, again.tokens).pages
     kv.release(again)
     hog = make_sequence([0])
     assert kv.ensure(hog, 3 * 64)  # two free pages and the idle one used longest ago, text 2
-    assert [len(kv.match(text(65, seed), "").pages) for seed in (1, 2, 3)] == [1, 0, 1]
+    assert [len(match(kv, text(65, seed)).pages) for seed in (1, 2, 3)] == [1, 0, 1]
 
 
 def test_a_chain_is_evicted_from_its_end() -> None:
@@ -61,7 +61,7 @@ def test_a_chain_is_evicted_from_its_end() -> None:
     for taken, left in ((1, 3), (2, 2), (3, 1), (4, 0)):
         hog = make_sequence([0])
         assert kv.ensure(hog, taken * 64)
-        hit = kv.match(text(200), "")
+        hit = match(kv, text(200))
         assert len(hit.pages) == left
         seq = make_sequence(text(200))
         seq.pages = hit.pages
@@ -75,7 +75,7 @@ def test_referenced_pages_are_never_evicted() -> None:
     seq = compute(kv, make_sequence(text(130)))
     assert not kv.ensure(make_sequence([0]), 2 * 64)
     assert kv.ensure(make_sequence([0]), 64)
-    assert kv.match(text(130), "").pages == seq.pages[:2]
+    assert match(kv, text(130)).pages == seq.pages[:2]
 
 
 def test_a_twin_keeps_a_chain_reachable_when_the_first_copy_was_evicted() -> None:
@@ -87,11 +87,11 @@ def test_a_twin_keeps_a_chain_reachable_when_the_first_copy_was_evicted() -> Non
     hog = make_sequence([0])
     assert kv.ensure(hog, 2 * 64)  # evicts first's page
     check_pages(kv, [twin, hog])
-    assert kv.match(text(200), "").pages == []
+    assert match(kv, text(200)).pages == []
     pages = list(twin.pages)
     kv.release(twin)
     check_pages(kv, [hog])
-    assert kv.match(text(200), "").pages == pages[:3]
+    assert match(kv, text(200)).pages == pages[:3]
 
 
 def test_releasing_a_twin_refreshes_the_indexed_page() -> None:
@@ -104,7 +104,7 @@ def test_releasing_a_twin_refreshes_the_indexed_page() -> None:
     check_pages(kv, [])
     hog = make_sequence([0])
     assert kv.ensure(hog, 4 * 64)
-    assert kv.match(text(200), "").pages[:1] == [indexed]
+    assert match(kv, text(200)).pages[:1] == [indexed]
 
 
 def test_flush_frees_unreferenced_pages() -> None:
@@ -113,7 +113,7 @@ def test_flush_frees_unreferenced_pages() -> None:
     kv.release(compute(kv, make_sequence(text(130, 2))))
     assert kv.flush() == 3
     check_pages(kv, [held])
-    assert kv.match(text(130, 2), "").pages == []
+    assert match(kv, text(130, 2)).pages == []
     assert cached_pages(kv) == 2
     kv.release(held)
     kv.flush()
@@ -134,7 +134,7 @@ def test_trim_releases_only_pages_beyond_the_length() -> None:
 def test_admit_allocates_prefix_and_pages_or_changes_nothing() -> None:
     kv = KvCacheManager(5, prefix_cache=True)
     kv.release(compute(kv, make_sequence(text(130)), draft_tokens=64))
-    before = list(kv.match(text(130), "").pages)
+    before = list(match(kv, text(130)).pages)
     holder = make_sequence(text(130))
     holder.pages = before
     kv.release(holder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from specdec.core.sequence import SequencePhase
 from specdec.engine.scheduler import DUE_SHARE, PATIENCE_S
-from tests.core.kv_cache.invariants import check_pages
+from tests.core.kv_cache.invariants import check_pages, match
 from tests.engine.scheduler.rig import Rig
 
 
@@ -198,7 +198,7 @@ def test_prefill_only_never_samples_and_reports_its_end() -> None:
     plan = rig.step(want=5)  # an engine would have finished it here; it gets no row
     assert (plan.entries, plan.prefilled) == ([], [seq])
     rig.scheduler.finish(seq)
-    assert rig.kv.match(seq.tokens, "").n_tokens == 128
+    assert match(rig.kv, seq.tokens).n_tokens == 128
 
 
 def test_prefill_only_with_nothing_to_compute_ends_at_admission() -> None:
