@@ -78,10 +78,10 @@ class TlsFiles:
         return _ReloadingContext(self)
 
     def _read(self) -> TlsMaterial:
-        context = self._context()
-        ca = None if self._client_ca is None else _bytes(self._client_ca, "server.tls_client_ca")
+        # First: OpenSSL does not say which file cannot be read.
         cert, key = _bytes(self._cert, "server.tls_cert"), _bytes(self._key, "server.tls_key")
-        return TlsMaterial(cert, key, ca, context)
+        ca = None if self._client_ca is None else _bytes(self._client_ca, "server.tls_client_ca")
+        return TlsMaterial(cert, key, ca, self._context())
 
     def _context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -181,8 +181,11 @@ def test_unusable_files_are_rejected_at_the_start(tmp_path: Path) -> None:
         "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIGbMFcGCSqGSIb3DQEFDTBKMCkGCSqGSIb3DQEFDDAc"
         "\n-----END ENCRYPTED PRIVATE KEY-----\n"
     )
-    for cert, key in ((made.cert, other.key), (text, made.key), (made.cert, tmp_path / "none"), (made.cert, locked)):
+    for cert, key in ((made.cert, other.key), (text, made.key), (made.cert, locked)):
         with pytest.raises(ConfigError, match=r"server\.tls_cert, server\.tls_key"):
+            TlsFiles(cert, key)
+    for field, cert, key in (("cert", tmp_path / "none", made.key), ("key", made.cert, tmp_path / "none")):
+        with pytest.raises(ConfigError, match=rf"^server\.tls_{field}: .*none cannot be read \(No such file"):
             TlsFiles(cert, key)
     for ca in (text, tmp_path / "none"):
         with pytest.raises(ConfigError, match=r"server\.tls_client_ca"):
