@@ -14,7 +14,6 @@ import re
 import shutil
 import signal
 import socket
-import ssl
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -29,6 +28,7 @@ from cluster.envoy import EnvoyFiles, write_bootstrap, write_fleet
 from cluster.fleet import Fleet
 from cluster.state_folder import bound_log
 from cluster.supervisor import Supervisor
+from server.auth.access import TlsFiles
 from specdec.errors import ConfigError, SpecdecError
 
 _LOG = logging.getLogger(__name__)
@@ -70,31 +70,12 @@ def check_certificates(listen: ListenConfig) -> None:
     Raises:
         ConfigError: a file is missing, unreadable or of the wrong kind; names the field.
     """
-    for field in ("tls_cert", "tls_key", "tls_client_ca"):
-        path = getattr(listen, field)
-        try:
-            if path is not None:
-                path.expanduser().read_bytes()
-        except OSError as error:
-            raise ConfigError(f"listen.{field}: {path} cannot be read ({error.strerror})") from None
     if listen.tls_cert is None or listen.tls_key is None:
         return
-    cert, key = listen.tls_cert.expanduser(), listen.tls_key.expanduser()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(cert, key, password=lambda: b"")  # instead of a prompt on the terminal
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"listen.tls_cert, listen.tls_key: {cert} and {key} are not a certificate and its key ({error}); "
-            "both must be PEM files, the key not encrypted"
-        ) from None
-    if listen.tls_client_ca is not None:
-        try:
-            context.load_verify_locations(listen.tls_client_ca.expanduser())
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"listen.tls_client_ca: {listen.tls_client_ca} holds no PEM certificates ({error})"
-            ) from None
+        TlsFiles(listen.tls_cert, listen.tls_key, listen.tls_client_ca)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("server.tls_", "listen.tls_")) from None
 
 
 def check_ports(config: ClusterConfig) -> None:
