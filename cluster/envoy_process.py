@@ -219,14 +219,6 @@ class EnvoyProcess:
         assert self._process is not None  # started
         return self._process.pid
 
-    def update(self, fleet: Fleet) -> None:
-        """Routes by ``fleet`` from now on. Running calls continue.
-
-        Raises:
-            ConfigError: a replica's host is not an IP address; nothing changed.
-        """
-        write_fleet(self._config, fleet, self._files)
-
     async def prepare(self) -> None:
         """Stops an Envoy that was left behind in this folder, and checks the ports.
 

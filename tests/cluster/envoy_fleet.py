@@ -15,6 +15,7 @@ import pytest
 
 from bench.local_server import LocalServer
 from cluster.config import ClusterConfig
+from cluster.envoy import write_fleet
 from cluster.envoy_process import EnvoyError, EnvoyProcess, find_envoy
 from cluster.fleet import Fleet, Replica, ReplicaState, with_release, with_replica, without_replica
 from specdec.config import Config, EngineConfig, ServerConfig
@@ -81,7 +82,7 @@ class EnvoyFleet:
     def route(self, fleet: Fleet) -> None:
         """Routes by ``fleet``."""
         self.fleet = fleet
-        self.envoy.update(fleet)
+        route(self.envoy, fleet)
 
     async def add(self, replica_id: str, release: str = "blue", **settings: Any) -> None:
         """Adds a replica and waits until it gets calls."""
@@ -94,6 +95,11 @@ class EnvoyFleet:
         async with httpx.AsyncClient(trust_env=False) as client:
             answers = await asyncio.gather(*(client.get(f"{self.direct(name)}/v1/loads") for name in self.servers))
         return {name: answer.json() for name, answer in zip(self.servers, answers, strict=True)}
+
+
+def route(envoy: EnvoyProcess, fleet: Fleet) -> None:
+    """Routes by ``fleet`` from now on, as the reconciler does; running calls continue."""
+    write_fleet(envoy._config, fleet, envoy._files)
 
 
 def replica_of(replica_id: str, release: str, of: LocalServer, fingerprint: str = "") -> Replica:

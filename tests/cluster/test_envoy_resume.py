@@ -14,7 +14,7 @@ import pytest
 from cluster.envoy_process import EnvoyProcess
 from cluster.fleet import Fleet, with_release, with_replica, without_replica
 from specdec.client import Client
-from tests.cluster.envoy_fleet import MODEL, cluster_config, envoy_program, replica_of
+from tests.cluster.envoy_fleet import MODEL, cluster_config, envoy_program, replica_of, route
 from tests.server.test_resuming import QUICK, TOKENS, Read, read, server, uncut
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ async def test_started_streams_survive_a_kill(tmp_path: Path) -> None:
                     killed_at = time.monotonic()
                     for process in processes:
                         os.kill(process.pid, signal.SIGKILL)
-                    envoy.update(without_replica(fleet, "r0"))  # as the reconciler does, half a second later
+                    route(envoy, without_replica(fleet, "r0"))  # as the reconciler does, half a second later
 
             async with Client(f"127.0.0.1:{config.models[0].grpc_port}", retry=QUICK) as client:
                 return await read(client, number, saw)
