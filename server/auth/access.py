@@ -7,7 +7,7 @@ import logging
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -286,5 +286,17 @@ async def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> 
         return ANYBODY
     if (access.open_health and path in HEALTH_PATHS) or (access.open_metrics and path == METRICS_PATH):
         return ANYBODY
+    authorization, api_key = (headers.get(name) for name in KEY_HEADERS)
+    return await access.caller(authorization, api_key)
+
+
+async def grpc_caller(access: Access, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal:
+    """The principal of a gRPC call with ``metadata``.
+
+    Raises:
+        UnauthenticatedError: a key is required and missing or unknown.
+        KeyChecksBusyError: too many keys are being checked.
+    """
+    headers = {name: value for name, value in metadata or () if isinstance(value, str)}
     authorization, api_key = (headers.get(name) for name in KEY_HEADERS)
     return await access.caller(authorization, api_key)

@@ -8,7 +8,8 @@ import uuid
 from collections.abc import AsyncIterator
 from functools import partial
 
-from server.auth.principal import current_caller
+from server.auth.access import grpc_caller
+from server.auth.principal import current_caller, set_caller
 from server.completion.documents import FillMode, Gap, OffsetUnit, TextDocument, check_length, place_of
 from server.completion.editor_session import EditorSession
 from server.completion.next_edit import EditPrompt, EditReader
@@ -52,8 +53,8 @@ class CompletionSession:
     So a newer request never waits for an older one, and no write is interrupted.
     """
 
-    def __init__(self, models: Models) -> None:
-        self._models, self._principal = models, current_caller()
+    def __init__(self, models: Models, context: Context) -> None:
+        self._models, self._context = models, context
         self._use(models.first)
         self._out: asyncio.Queue[pb.CompleteSessionResponse | BaseException | None] = asyncio.Queue(_WAITING)
         self._session: EditorSession | None = None
@@ -66,10 +67,11 @@ class CompletionSession:
     def _use(self, model: ServedModel) -> None:
         self._service, self._model = model.completion, model
 
-    async def run(self, messages: AsyncIterator[pb.CompleteSessionRequest], context: Context) -> None:
+    async def run(self, messages: AsyncIterator[pb.CompleteSessionRequest]) -> None:
         """Serve until the client has closed its side and has all answers, or has left.
 
         Raises:
+            UnauthenticatedError: the key was revoked.
             RequestError: the first message is no setup, the engine is dead, or the server shuts down.
         """
         reading = asyncio.create_task(self._read(messages), name="completion-session")
@@ -77,7 +79,7 @@ class CompletionSession:
             while (item := await self._out.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
-                await context.write(item)
+                await self._context.write(item)
         finally:
             for task in (reading, self._asked):
                 if task is not None:
@@ -107,6 +109,8 @@ class CompletionSession:
         if action is not None:
             await self._drop(result.FINISH_REASON_SUPERSEDED if action == "ask" else result.FINISH_REASON_ABORTED)
         if action == "ask":
+            # Since the call began, the key may have been revoked or its limits changed.
+            set_caller(await grpc_caller(self._models.first.access, self._context.invocation_metadata()))
             self._open_ask = ask_id
         try:
             known = self._change(session, message)
@@ -144,7 +148,7 @@ class CompletionSession:
                 "the model has no fill-in-the-middle tokens; serve one that was trained for it, or set "
                 "setup.completion.mode to MODE_MIDDLE_OR_PREFIX or MODE_PREFIX"
             )
-        owner = self._service.owner(self._principal, options.cache_salt)
+        owner = self._service.owner(current_caller(), options.cache_salt)
         session = self._session or self._service.sessions.open(owner, setup.session.id)
         self._session, self._unit, self._owner = session, unit, owner
         self._options = options.of_session(session.session_id)
@@ -213,7 +217,7 @@ class CompletionSession:
         try:
             with self._model.gate.enter():
                 suggestion = await session.suggest(
-                    gap, options, self._principal, lambda request: validate(
+                    gap, options, current_caller(), lambda request: validate(
                         request, self._model.info, ViolationCollector()
                     ), self._supersedes_key,
                 )  # fmt: skip
@@ -237,7 +241,7 @@ class CompletionSession:
         check = partial(validate, info=self._model.info, violations=ViolationCollector())
         try:
             with self._model.gate.enter():
-                await session.read_ahead(gap, self._options, self._principal, check)
+                await session.read_ahead(gap, self._options, current_caller(), check)
             await self._out.put(suggestion_dropped(ask_id, result.FINISH_REASON_LENGTH))
         except (EngineDeadError, DrainingError) as error:
             await self._out.put(error)
@@ -283,7 +287,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
     async def CompleteSession(  # type: ignore[override]
         self, request_iterator: AsyncIterator[pb.CompleteSessionRequest], context: Context
     ) -> None:
-        await CompletionSession(self._models).run(request_iterator, context)
+        await CompletionSession(self._models, context).run(request_iterator)
 
     @guarded
     async def PredictEdit(self, request: pb.PredictEditRequest, context: Context) -> None:  # type: ignore[override]

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
-from server.auth.access import Access
+from server.auth.access import Access, grpc_caller
 from server.auth.principal import ANYBODY, Principal, set_caller
 from server.body_budget import BodyBudget, MessageReads
 from server.errors import BodiesFullError
@@ -148,8 +148,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     async def _caller(self, details: Details) -> Principal:
         if details.method.startswith(self._open):
             return ANYBODY
-        metadata = {name: value for name, value in details.invocation_metadata or () if isinstance(value, str)}
-        return await self._access.caller(metadata.get("authorization"), metadata.get("x-api-key"))
+        return await grpc_caller(self._access, details.invocation_metadata)
 
 
 def _refusing(error: RequestError) -> Handler:

@@ -51,8 +51,8 @@ class Server:
 class Editor:
     """One CompleteSession stream."""
 
-    def __init__(self, server: Server) -> None:
-        self.call = server.completion.CompleteSession()
+    def __init__(self, server: Server, key: str = "") -> None:
+        self.call = server.completion.CompleteSession(metadata=[("x-api-key", key)])
         self.asks = 0
 
     async def send(self, **fields: Any) -> None:
@@ -93,9 +93,9 @@ class Editor:
 
 
 @asynccontextmanager
-async def running(tokenizer: Callable[[], Any] = CodeTokenizer) -> AsyncIterator[Server]:
-    """A server that is ready."""
-    serving = Serving(make_config(), lambda _: tokenizer(), factory=BOOKS, policy=quick_policy())
+async def running(tokenizer: Callable[[], Any] = CodeTokenizer, **server: Any) -> AsyncIterator[Server]:
+    """A server that is ready. server: values of `ServerConfig`."""
+    serving = Serving(make_config(**server), lambda _: tokenizer(), factory=BOOKS, policy=quick_policy())
     addresses = await serving.start()
     try:
         await serving.wait_ready()

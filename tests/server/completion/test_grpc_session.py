@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest
 
+from server.auth.file_watch import FileWatch
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2, result_pb2
 from tests.fake_engine import BOOK
+from tests.server.auth.key_files import make_key
 from tests.server.completion.editor import AT, LINE, TEXT, Editor, failed, running
 from tests.server.completion.scripted_engine import IdleEngine
 from tests.server.harness import rich
@@ -273,3 +277,29 @@ async def test_what_is_taken_back_brings_back_the_whole_suggestion() -> None:
             _, text, _ = await editor.answer(asked)
             fresh = [m async for m in server.completion.Complete(pb.CompleteRequest(fim=gap))]
             assert text == "".join(message.delta.text for message in fresh), typed
+
+
+async def test_a_session_follows_the_changes_of_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileWatch.__init__, "__defaults__", (0.0, time.monotonic))  # sees every change
+    path = tmp_path / "keys.yaml"
+    make_key(path, "other")
+    without = path.read_text()
+    key = make_key(path, "mine")
+    limited = path.read_text().replace("name: mine\n", "name: mine\n  limits: {requests_per_minute: 0.01}\n")
+    async with running(keys_file=path) as server:
+        editor = Editor(server, key)
+        await editor.set_up()
+
+        async def ask(version: int) -> int:
+            """Of a text that no former suggestion goes on with."""
+            text = pb.DocumentText(uri="a.py", version=version, text=f"{TEXT.text}# {version}\n")
+            return await editor.ask(text=text, offset=AT, version=version)
+
+        await editor.answer(await ask(1))
+        path.write_text(limited)
+        await editor.answer(await ask(2))
+        await ask(3)
+        assert (await editor.read()).refused.reason == "RATE_LIMITED"
+        path.write_text(without)
+        await ask(4)
+        assert (await failed(editor.call)).code() == grpc.StatusCode.UNAUTHENTICATED
