@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import uuid
 from collections.abc import AsyncIterator
-from functools import partial
 
 from server.auth.access import grpc_caller
 from server.auth.principal import current_caller, set_caller
@@ -238,9 +237,15 @@ class CompletionSession:
             await put(error)
 
     async def _read_ahead(self, session: EditorSession, ask_id: int, gap: Gap) -> None:
-        check = partial(validate, info=self._model.info, violations=ViolationCollector())
+        gate = self._model.gate
+
+        def check(request: Request) -> None:
+            if gate.is_closed:  # nobody waits for what is read ahead, but a shutdown would
+                raise DrainingError
+            validate(request, self._model.info, ViolationCollector())
+
         try:
-            with self._model.gate.enter():
+            with gate.enter():
                 await session.read_ahead(gap, self._options, current_caller(), check)
             await self._out.put(suggestion_dropped(ask_id, result.FINISH_REASON_LENGTH))
         except (EngineDeadError, DrainingError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -12,6 +13,7 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest
 
 from server.auth.file_watch import FileWatch
+from server.served_model import DrainGate
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2, result_pb2
 from tests.fake_engine import BOOK
@@ -256,6 +258,30 @@ async def test_reading_ahead_suggests_nothing_and_ends_at_the_next_action() -> N
         ended = (await editor.read()).finished
         assert (ended.ask_id, ended.finish_reason) == (51, result_pb2.FINISH_REASON_ABORTED)
         assert not maker.time.computed.of("")
+
+
+async def test_a_drain_waits_for_no_more_prompts_that_are_read_ahead() -> None:
+    async with running() as server:
+        editor, cursor = Editor(server), pb.Cursor(uri="a.py", version=1, offset=AT)
+        await editor.set_up(completion=pb.CompletionOptions(ttft_ms=400))
+        model = server.serving.models.first
+        model.completion.maker.time.engine = Draining(model.gate)
+        await editor.send(text=TEXT, ask=pb.CompletionAsk(id=50, cursor=cursor, read_ahead=True))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await editor.read()
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert not model.completion.maker.time.computed.of("")
+
+
+@dataclass(frozen=True)
+class Draining(IdleEngine):
+    """An engine whose server begins to shut down before the first part is read."""
+
+    gate: DrainGate
+
+    def in_flight(self) -> int:
+        self.gate._closed = True
+        return 0
 
 
 class Busy(IdleEngine):
