@@ -70,8 +70,9 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
-async def run_all(model: ServedModel, requests: Sequence[Request]) -> list[Answer]:
-    """The answers to ``requests``, in their order; `IN_FLIGHT` of them per place in the batch run at once.
+async def run_all(model: ServedModel, requests: Sequence[Request], *, begun: bool = False) -> list[Answer]:
+    """The answers to ``requests``, in their order; `IN_FLIGHT` of them per place in the batch run at once. begun: as in
+    `Admission.admit`, for the first request too.
 
     Raises:
         RequestError: admission or the engine refuses a request; the others are ended.
@@ -81,8 +82,8 @@ async def run_all(model: ServedModel, requests: Sequence[Request]) -> list[Answe
 
     async def work() -> None:
         for request, answer in waiting:
-            begun = request is not requests[0]
-            async with model.admission.admit(current_caller(), request, begun=begun) as stream:
+            late = begun or request is not requests[0]
+            async with model.admission.admit(current_caller(), request, begun=late) as stream:
                 async for event in stream:
                     if isinstance(event, Delta):
                         answer.logprobs += event.logprobs
@@ -236,7 +237,7 @@ class Reranker:
             replace(self._request(requests[i], (token,)), request_id=f"{requests[i].request_id}-{token}")
             for i, token in missing
         ]
-        for (i, _), answer in zip(missing, await run_all(self.model, again), strict=True):
+        for (i, _), answer in zip(missing, await run_all(self.model, again, begun=True), strict=True):
             found[i] |= _logprobs(answer)
         margins = np.array([known[self.yes] - known[self.no] for known in found])
         return (1.0 / (1.0 + np.exp(-margins))).tolist(), sum(answer.end.usage.prompt_tokens for answer in answers)

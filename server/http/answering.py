@@ -112,7 +112,12 @@ def _add_stats(total: SpeculationStats, part: SpeculationStats) -> None:
 
 
 async def generate(
-    model: ServedModel, requests: Sequence[Request], *, share: bool = False, supersedes_key: str = ""
+    model: ServedModel,
+    requests: Sequence[Request],
+    *,
+    share: bool = False,
+    supersedes_key: str = "",
+    begun: bool = False,
 ) -> AsyncGenerator[tuple[int, RequestEvent]]:
     """The events of ``requests``, one request per prompt: (number of the request, event).
 
@@ -120,7 +125,8 @@ async def generate(
     in the engine.
 
     share: a single request may read the events of an equal request that already runs (`RequestCoalescer`).
-    supersedes_key: the first request ends the tenant's running request with the same key.
+    supersedes_key: the first request ends the tenant's running request with the same key. begun: as in
+    `Admission.admit`, for the first request too.
 
     At most as many run at once as the caller's key allows.
 
@@ -137,7 +143,7 @@ async def generate(
     def admit() -> Iterator[tuple[int, RequestStream]]:
         for number, request in enumerate(requests):
             key = "" if number else supersedes_key
-            streams.append(model.admission.admit(current_caller(), request, key, begun=number > 0))
+            streams.append(model.admission.admit(current_caller(), request, key, begun=begun or number > 0))
             yield number, streams[number]
 
     admitted = admit()
@@ -214,26 +220,29 @@ class Answer(Protocol):
         """The JSON body of an answer in one piece."""
 
 
-async def answer(call: Call, requests: Sequence[Request], form: Answer, *, stream: bool, share: bool = False) -> None:
-    """Answer with a stream, or in one piece. ``share`` as in `generate`.
+async def answer(
+    call: Call, requests: Sequence[Request], form: Answer, *, stream: bool, share: bool = False, begun: bool = False
+) -> None:
+    """Answer with a stream, or in one piece. ``share`` and ``begun`` as in `generate`.
 
     Raises:
         RequestError: the engine refuses a request or fails.
     """
     if stream:
-        await _stream(call, requests, form, share)
+        await _stream(call, requests, form, share, begun)
     else:
-        samples, totals = await whole_answer(call, requests, share=share)
+        samples, totals = await whole_answer(call, requests, share=share, begun=begun)
         await call.reply(200, form.whole(samples, totals))
 
 
-async def _stream(call: Call, requests: Sequence[Request], form: Answer, share: bool) -> None:
+async def _stream(call: Call, requests: Sequence[Request], form: Answer, share: bool, begun: bool) -> None:
     """Headers wait for the engine's first event, or for the first token if the call holds them, so that an earlier
     failure has a status of its own. The end is sent with the last event; after a sample that was cut off it is sent
     later, because an error may follow."""
     hold, held = call.holds_headers, b""
     left, cut = sum(request.sampling.n for request in requests), False
-    async with aclosing(generate(call.model, requests, share=share, supersedes_key=call.supersedes_key)) as events:
+    key = call.supersedes_key
+    async with aclosing(generate(call.model, requests, share=share, supersedes_key=key, begun=begun)) as events:
         async for prompt, event in events:
             data = form.take(prompt, event)
             if hold:
@@ -254,11 +263,15 @@ async def _stream(call: Call, requests: Sequence[Request], form: Answer, share: 
         await call.finish(form.last())
 
 
-async def whole_answer(call: Call, requests: Sequence[Request], *, share: bool = False) -> tuple[list[Sample], Totals]:
-    """Every sample, finished and in order, and their sums; raises as `answer`."""
+async def whole_answer(
+    call: Call, requests: Sequence[Request], *, share: bool = False, begun: bool = False
+) -> tuple[list[Sample], Totals]:
+    """Every sample, finished and in order, and their sums; ``share`` and ``begun`` as in `generate`, raises as
+    `answer`."""
     n, totals = requests[0].sampling.n, Totals()
     samples = [Sample(index // n, index) for index in range(n * len(requests))]
-    async with aclosing(generate(call.model, requests, share=share, supersedes_key=call.supersedes_key)) as events:
+    key = call.supersedes_key
+    async with aclosing(generate(call.model, requests, share=share, supersedes_key=key, begun=begun)) as events:
         async for _, event in events:
             totals.add(event)
             if isinstance(event, Delta):

@@ -277,7 +277,8 @@ async def complete(call: Call) -> None:
         scores = await prompt_logprobs(call, parsed.requests) if parsed.scored else []
         form = CompletionAnswer(head, parsed, call.model.tokenizer.loaded, scores)
         share = bool(call.data.get("suffix"))  # editors ask for the same gap several times at once
-        await answer(call, parsed.requests, form, stream=parsed.streaming.stream, share=share)
+        stream, begun = parsed.streaming.stream, any(scores)
+        await answer(call, parsed.requests, form, stream=stream, share=share, begun=begun)
 
 
 WINDOW = 1024  # tokens of one grammar, whose text is bounded
@@ -320,7 +321,8 @@ async def prompt_logprobs(call: Call, requests: Sequence[Request]) -> list[list[
     """
     found: list[list[TokenLogprobs]] = [[] for _ in requests]
     for asked in zip_longest(*(scoring_requests(request, call.model.info.eos_ids) for request in requests)):
-        samples, _ = await whole_answer(call, [request for request in asked if request is not None])
+        windows = [request for request in asked if request is not None]
+        samples, _ = await whole_answer(call, windows, begun=any(found))
         left = [rows for rows, request in zip(found, asked, strict=True) if request is not None]
         for rows, sample in zip(left, samples, strict=True):
             rows += sample.logprobs

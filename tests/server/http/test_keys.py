@@ -60,6 +60,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     limits: dict[str, dict[str, Any]] = {
         "free": {}, "slow": {"requests_per_minute": 1}, "one": {"max_concurrent": 1}, "low": {"max_priority": -3},
         "texts": {"requests_per_minute": 2}, "inputs": {"requests_per_minute": 2},
+        "scores": {"requests_per_minute": 1},
     }  # fmt: skip
     keys = {name: make_key(path, name, **more) for name, more in limits.items()}
     tls = made.client_context()
@@ -153,6 +154,7 @@ def test_several_prompts_run_as_many_at_once_as_the_key_allows(stream: bool, gua
     [
         ("texts", COMPLETIONS, {"prompt": ["abc"] * 5}),
         ("inputs", "/v1/embeddings", {"input": ["abc"] * 5, "pooling": "mean"}),
+        ("scores", COMPLETIONS, {"prompt": [97, 0, 98], "echo": True, "logprobs": 1}),  # two windows, then the answer
     ],
 )
 def test_a_call_that_has_begun_may_exceed_the_rates(
