@@ -71,8 +71,8 @@ class RequestRecord:
         self.request, self.call, self.model = request, call, model
         self._metrics, self._on_end, self._keeps_text, self._clock = metrics, on_end, keeps_text, clock
         self.made_s = clock()
-        # Arrival of the call; of a call with many requests, creation of the request.
-        self.began_s = self.made_s if call is None or call.many else call.began_s
+        # Arrival of the call; of its later requests, which may wait for earlier ones, creation of the request.
+        self.began_s = self.made_s if call is None or call.many or call.requests else call.began_s
         self.started: Started | None = None  # None: the engine has sent no event
         self.first_s: float | None = None
         self.ended_s = 0.0

@@ -88,6 +88,20 @@ def test_requests_of_a_session_are_measured_from_their_own_start() -> None:
     assert metrics.ttft.total == 1.0
 
 
+def test_later_requests_of_a_call_are_measured_from_their_own_start() -> None:
+    """They may have waited for earlier ones."""
+    metrics, clock = ServerMetrics(), Clock()
+    call = CallRecord("http", "/x", "id", 99.5, 0.0)
+    for began_s in (100.0, 110.0):
+        clock.now = began_s
+        record = make_record(metrics, clock, call)
+        call.requests.append(record)
+        clock.now = began_s + 1.0
+        record.saw(Delta("r", 0, [1], "x"))
+        record.ended(complete=True)
+    assert (metrics.ttft.count, metrics.ttft.total) == (metrics.e2e.count, metrics.e2e.total) == (2, 1.5 + 1.0)
+
+
 def test_how_requests_end() -> None:
     metrics, clock = ServerMetrics(), Clock()
     make_record(metrics, clock).ended(complete=False)
