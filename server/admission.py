@@ -291,6 +291,10 @@ class EngineClientProtocol(Protocol):
     def info(self) -> EngineInfo:
         """The engine's description; raises EngineDeadError until it is known."""
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether the engine does not get a request submitted now at once."""
+
     def generate(self, request: Request) -> RequestStream:
         """Submit ``request``; raises DuplicateRequestError, EngineDeadError."""
 
@@ -364,7 +368,7 @@ class Admission:
             InvalidRequestError: ``supersedes_key`` is too long, or the caller may not choose the experiment arm that it
                 asks for.
             RateLimitedError: the key has used up a limit.
-            QueueFullError: too many prompt tokens wait.
+            QueueFullError: too many prompt tokens wait, or too many requests that the engine does not have.
             LateError: it is not expected to meet its deadline.
             EngineDeadError: the engine is not ready.
             DuplicateRequestError: its id is in flight.
@@ -423,6 +427,8 @@ class Admission:
         leaving = int(older is not None and owner._streams[older] is usage)
         here = older if owner is self else None  # another model's request leaves no room here
         usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(here), now, begun=begun)
+        if self._client.holds_back:  # the engine, which bounds its queue, does not see how many wait
+            self.check_queue()
         self._check_room(own, here, now)
         self._check_time(own, here, now)
         stream = submit(own if self.windows is None else self.windows.predict(own))

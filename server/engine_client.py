@@ -173,6 +173,11 @@ class SubmitQueue:
         self.running: set[str] = set()  # engine ids
         self._alone = False
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a request that comes now waits for one that runs alone, or will."""
+        return self._alone or bool(self._waiting)
+
     def put(self, engine_id: str, request: Request, *, alone: bool, hold: bool = False) -> None:
         """Send a request, now or later. hold: not before `release`."""
         (self._held if hold else self._waiting)[engine_id] = (request, alone, time.monotonic())
@@ -277,6 +282,11 @@ class EngineClient:
     def samples_left(self) -> int:
         """Samples of these requests that have not ended; each takes a place in the engine's batch."""
         return self._table.samples_left
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether a request submitted now waits here, for a suspect that runs alone."""
+        return self._queue.is_blocked
 
     @property
     def draft_setting(self) -> tuple[str | None, WeightDtype | None]:

@@ -98,6 +98,8 @@ class Replica:
     Times are seconds of one clock for all replicas. ``seed``: of its random numbers.
     """
 
+    holds_back = False  # the engine gets each request at once
+
     def __init__(self, profile: Profile, law: DraftLaw | None, seed: int) -> None:
         self._clock, self._front_clock = VirtualClock(), VirtualClock()
         self._info = profile.engine_info(VOCABULARY)

@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
+from server.admission import Admission
+from server.auth.principal import ANYBODY
 from server.descriptors import DescriptorReserve
 from server.engine_client import MAX_SUSPECTS, EngineClient, Suspects
 from server.engine_supervisor import EngineStartError, EngineState
 from server.errors import DeadlinePassedError, GenerationFailedError, PoisonRequestError
 from server.http.errors import refusal_of
 from server.observe.records import NO_RETRY_HEADER
+from specdec.config import ServerConfig
 from specdec.core.types import (
     Delta,
     Finished,
@@ -283,6 +286,25 @@ async def test_a_request_that_crashes_the_engine_is_retried_once_alone_and_then_
         assert headers[NO_RETRY_HEADER.encode()] == b"true"
         await collect(client, innocent)
         assert (client.engine.restarts, client.in_flight) == (2, 0)
+
+
+async def test_the_queue_behind_a_request_that_runs_alone_is_bounded() -> None:
+    suspect = make_request("s", b"x" * 100, "slow")
+    async with running_client() as client:
+        running = asyncio.create_task(collect(client, suspect))
+        await in_flight(client)
+        assert client.engine.pid is not None
+        os.kill(client.engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError):
+            await running
+        await client.engine.wait_ready()
+        doors = Admission(client, ServerConfig(), max_queued_requests=3)
+        streams = [doors.admit(ANYBODY, request) for request in (suspect, make_request("1"), make_request("2"))]
+        with pytest.raises(QueueFullError, match=r"queue is full \(3 requests\)"):
+            doors.admit(ANYBODY, make_request("3"))
+        for stream in streams:
+            stream.close()
+        assert (doors.in_flight, client.holds_back) == (0, False)
 
 
 async def test_a_request_that_has_not_been_sent_to_the_engine_can_be_aborted() -> None:
