@@ -141,7 +141,8 @@ class Learner:
         for one, tree, kept, tokens, did in zip(
             step.sequences, plan.trees, plan.kept, outcome.tokens, proposed, strict=True
         ):
-            one.history.emitted += len(tokens)
+            # A step without a decision yields one token; a sequence that has none yet was not part of it.
+            one.history.emitted += len(tokens) + (step.rested if one.history.emitted else 0)
             gain = 0.0
             if kept:
                 own = {node for node in kept if not known.lookups.isdisjoint(tree.sources[node])}

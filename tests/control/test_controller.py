@@ -75,6 +75,12 @@ def test_steps_without_a_decision_count_as_idle_ones() -> None:
     step.rested = plan.rest
     controller.observe(step, plan, outcome_of(plan, [[1]]))
     assert one.history.records["m"].idle == controller.estimates.yields["m"].pool(0).idle == 1 + PARAMS.rest_steps
+    assert one.history.emitted == 2 + PARAMS.rest_steps
+    new = make_one(2)
+    step, plan = take_step(controller, [one, new], {})
+    step.rested = 5
+    controller.observe(step, plan, outcome_of(plan, [[1], [1]]))
+    assert (one.history.emitted, new.history.emitted) == (8 + PARAMS.rest_steps, 1)
 
 
 @pytest.mark.parametrize(
