@@ -484,8 +484,15 @@ def problems(error: ValidationError) -> str:
 
 
 def load_yaml(text: str) -> Any:
-    """The value of a YAML text; YAMLError with its name and line for a key that a mapping has twice."""
-    return yaml.load(text, _UniqueKeys)
+    """The value of a YAML text.
+
+    Raises:
+        YAMLError: the text is not valid, or a mapping has a key twice, which is named with its line.
+    """
+    try:
+        return yaml.load(text, _UniqueKeys)
+    except (ValueError, RecursionError) as error:  # a date that does not exist, and unbounded nesting
+        raise yaml.YAMLError(str(error)) from None
 
 
 class _UniqueKeys(yaml.SafeLoader):

@@ -230,7 +230,7 @@ def _parse(text: str, path: Path) -> list[KeyEntry]:
         # The message must not contain values: one may be a key, pasted instead of its hash.
         lines = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors(include_input=False)]
         raise ConfigError(f"server.keys_file: {path}: " + "; ".join(lines)) from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+    except yaml.YAMLError as error:
         raise ConfigError(f"server.keys_file: {path} is not valid YAML: {error}") from None
     for field in ("name", "hash"):
         values = [getattr(entry, field) for entry in entries]

@@ -50,6 +50,8 @@ def test_overrides_win_and_empty_sections_are_valid(tmp_path: Path) -> None:
         ("[1, 2]", "mapping"),
         ("engine: [1]", "engine"),
         ("a: b: c", "YAML"),
+        ("engine: {aliases: [2024-13-01]}", "not valid YAML: month must be in"),
+        pytest.param("engine: " + "[" * 3000, "not valid YAML: maximum recursion depth", id="nested"),
         (b"\xff\xfe", "UTF-8"),
     ],
 )
