@@ -39,6 +39,13 @@ class Section(BaseModel):
             )
         return value
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _sections_may_be_empty(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML reads a section with nothing under it, such as one with all fields commented out, as null."""
+        default = cls.model_fields[info.field_name or ""].default
+        return default if value is None and isinstance(default, Section) else value
+
 
 class SpeculationConfig(Section):
     """Which drafters are loaded, how far each request may draft, and how the controller behaves.
@@ -436,11 +443,12 @@ class Config(Section):
 
 
 def merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """``own``, completed by what only ``shared`` says, inside of mappings too."""
+    """``own``, completed by what only ``shared`` says, inside of mappings too, of which null is an empty one."""
     found = dict(shared) | dict(own)
     for name, value in shared.items():
-        if isinstance(value, Mapping) and isinstance(own.get(name), Mapping):
-            found[name] = merged(value, own[name])
+        inner = {} if own.get(name) is None else own[name]
+        if isinstance(value, Mapping) and isinstance(inner, Mapping):
+            found[name] = merged(value, inner)
     return found
 
 

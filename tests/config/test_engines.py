@@ -35,6 +35,11 @@ def test_engines_inherit_unset_fields(tmp_path: Path) -> None:
     assert Config.model_validate_json(config.model_dump_json()) == config
 
 
+def test_an_empty_section_of_an_engine_inherits_all(tmp_path: Path) -> None:
+    config = load(tmp_path, "engine: {speculation: {max_nodes: 3}}\nengines:\n  a:\n    speculation:\n")
+    assert config.engine.speculation.max_nodes == 3
+
+
 def test_options_win_over_the_fields_of_every_engine(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(f"{TWO}  bare:\n")

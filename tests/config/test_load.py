@@ -29,6 +29,8 @@ def test_overrides_win_and_empty_sections_are_valid(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, "engine:\nserver: {grpc_port: 1}\n"), {"engine.target": "x"})
     assert (config.engine.target, config.server.grpc_port) == ("x", 1)
     assert load_config(write(tmp_path, "engine:\nengines:\nserver:\n")) == load_config()
+    inner = "engine:\n  speculation:\n    # max_nodes: 3\nserver: {experiments: , kv_events: }"
+    assert load_config(write(tmp_path, inner)) == load_config()
 
 
 @pytest.mark.parametrize(
