@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic.functional_validators import AfterValidator
 
 from specdec.errors import ConfigError
 
@@ -21,13 +23,15 @@ KvDtype = Literal["auto", "fp32", "bf16", "int8", "fp8"]
 
 Alias = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+# A path in which `~` is expanded; it stays where it names no user.
+UserPath = Annotated[Path, AfterValidator(lambda path: Path(os.path.expanduser(path)))]
 LEAST_KV_TOKENS = 128
 
 
 class Section(BaseModel):
     """A part of a configuration file: refuses unknown fields, infinite numbers, and true or false for other types."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -67,7 +71,7 @@ class SpeculationConfig(Section):
         3, ge=1, le=16, description="children per node a drafter may propose", json_schema_extra={"unit": "nodes"}
     )
     profile_s: float = Field(3.0, ge=0, le=60, description="time at start to measure costs and drafts; 0: assume them")
-    trace_file: Path | None = Field(
+    trace_file: UserPath | None = Field(
         None, description="JSON lines of every step's decision, for replay; earlier ones become FILE.1 to FILE.3"
     )
     shared_tokens: int = Field(
@@ -96,7 +100,7 @@ class EngineConfig(Section):
         json_schema_extra={"unit": "tokens"},
     )
     draft_head: str | None = Field(None, description="EAGLE-3 checkpoint folder for the `head` drafter")
-    indexes: dict[Name, Path] = Field(
+    indexes: dict[Name, UserPath] = Field(
         {}, description="name: file that `specdec index` wrote, for the `index` drafter; requests choose by name"
     )
     dtype: Dtype = Field("auto", description="weights on a CPU; auto: a file's own blocks or 4 bits, else int8")
@@ -120,7 +124,7 @@ class EngineConfig(Section):
         description="processes that share the target, each with its part of weights, KV and threads; CPU only",
         json_schema_extra={"unit": "processes"},
     )
-    cache_dir: Path = Field(Path("~/.cache/specdec"), description="downloads, packed weights, built kernels")
+    cache_dir: UserPath = Field(Path("~/.cache/specdec"), description="downloads, packed weights, built kernels")
 
     max_context: int = Field(0, ge=0, description="prompt and output together; 0: the model's own limit, at most 8192")
     spare_bytes: int = Field(0, ge=0, description="memory left to other programs")
@@ -132,7 +136,7 @@ class EngineConfig(Section):
         None, ge=0, description="bytes of prefix cache on disk, which a restart keeps; CPU without `tp` only; 0: none; "
         "null: `specdec serve` without keys_file takes 4 GiB or a quarter of the free space, else none",
     )  # fmt: skip
-    kv_disk_folder: Path | None = Field(None, description="folder for kv_disk_bytes; null: `prefix` in cache_dir")
+    kv_disk_folder: UserPath | None = Field(None, description="folder for kv_disk_bytes; null: `prefix` in cache_dir")
 
     max_batch: int = Field(
         16, ge=1, le=256, description="sequences decoded together, at most", json_schema_extra={"unit": "sequences"}
@@ -193,8 +197,8 @@ class EngineConfig(Section):
 class ExperimentsConfig(Section):
     """Experiments that ran when the server ended go on when it is back, whatever ``start`` says."""
 
-    folder: Path | None = Field(None, description="folder for plans and records; null: no experiments")
-    start: tuple[Path, ...] = Field((), description="YAML files of experiments to start once the model is loaded")
+    folder: UserPath | None = Field(None, description="folder for plans and records; null: no experiments")
+    start: tuple[UserPath, ...] = Field((), description="YAML files of experiments to start once the model is loaded")
 
     @model_validator(mode="after")
     def _has_a_place(self) -> ExperimentsConfig:
@@ -303,14 +307,14 @@ class ServerConfig(Section):
     )
     drain_s: float = Field(30.0, ge=0, description="how long a stop waits for running requests")
 
-    keys_file: Path | None = Field(None, description="YAML file of key hashes; null: no key is required")
+    keys_file: UserPath | None = Field(None, description="YAML file of key hashes; null: no key is required")
     open_health: bool = Field(True, description="health and readiness need no key")
     keys_without_tls: bool = Field(
         False, description="accept keys without TLS off loopback, behind a proxy that terminates TLS"
     )
-    tls_cert: Path | None = Field(None, description="PEM certificate chain; with tls_key: serve TLS only")
-    tls_key: Path | None = Field(None, description="PEM private key of tls_cert")
-    tls_client_ca: Path | None = Field(
+    tls_cert: UserPath | None = Field(None, description="PEM certificate chain; with tls_key: serve TLS only")
+    tls_key: UserPath | None = Field(None, description="PEM private key of tls_cert")
+    tls_client_ca: UserPath | None = Field(
         None, description="PEM authorities; clients must present a certificate that one of them signed"
     )
 
@@ -323,7 +327,9 @@ class ServerConfig(Section):
 
     max_queued_tokens: int = Field(1 << 18, ge=0, description="prompt tokens that may wait for the engine; 0: no limit")
 
-    capture_dir: Path | None = Field(None, description="folder for what `specdec capture` reads; null: nothing is kept")
+    capture_dir: UserPath | None = Field(
+        None, description="folder for what `specdec capture` reads; null: nothing is kept"
+    )
     capture_prompts: bool = Field(False, description="capture prompts too, not only their lengths and hashes")
 
     experiments: ExperimentsConfig = ExperimentsConfig()

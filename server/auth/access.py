@@ -48,8 +48,7 @@ class TlsFiles:
         watch: FileWatch | None = None,
         file_errors: FileErrors | None = None,
     ) -> None:
-        self._cert, self._key = cert.expanduser(), key.expanduser()
-        self._client_ca = None if client_ca is None else client_ca.expanduser()
+        self._cert, self._key, self._client_ca = cert, key, client_ca
         paths = [self._cert, self._key, *([self._client_ca] if self._client_ca else [])]
         self._watch = watch or FileWatch(paths)
         self._errors: FileErrors = Counter() if file_errors is None else file_errors

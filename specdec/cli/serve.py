@@ -182,7 +182,7 @@ def _credential_flags(server: ServerConfig) -> str:
     flags = ""
     if server.tls_cert is not None:
         flags += " --tls"
-        if _is_self_signed(server.tls_cert.expanduser()):
+        if _is_self_signed(server.tls_cert):
             flags += f" --ca {shlex.quote(str(server.tls_cert))}"
         if server.tls_client_ca is not None:
             flags += " --cert CERT --cert-key CERT_KEY"

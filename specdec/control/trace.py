@@ -89,7 +89,7 @@ class TraceWriter:
     """
 
     def __init__(self, path: Path, controller: Mapping[str, Any], max_bytes: int = 256 << 20) -> None:
-        self._path, self._controller, self._max_bytes = path.expanduser(), dict(controller), max_bytes
+        self._path, self._controller, self._max_bytes = path, dict(controller), max_bytes
         try:
             self._begin(continues=False)
         except OSError as error:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -311,7 +310,7 @@ def open_disk_cache(
     memory = decoder.pool.tensors.page_bytes()
     payload_bytes = sum(tensor.shape[0] * tensor.shape[2] for tensor in memory)
     try:
-        files = PageFiles(Path(folder).expanduser(), info.numeric_fingerprint, payload_bytes, config.kv_disk_bytes)
+        files = PageFiles(folder, info.numeric_fingerprint, payload_bytes, config.kv_disk_bytes)
     except BlockingIOError:
         logger.warning("disk cache: off, since another process uses %s for the same model", folder)
     except (OSError, ValueError) as error:

@@ -279,7 +279,7 @@ class ParallelPlatform(HostPlatform):
             buffer = file.read_parts(*share_layout(file.layout, self._share), on_bytes)
         except (PackedFileError, OSError) as error:
             raise model.damaged(error) from None
-        shape, found = with_tokenizer(model.checkpoint, file.config, config.cache_dir.expanduser(), tokenizer)
+        shape, found = with_tokenizer(model.checkpoint, file.config, config.cache_dir, tokenizer)
         return LoadedModel(name, shape, config.dtype, buffer.weights(file.config), found, model.key, file.bits)
 
     def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> ParallelDecoder:

@@ -33,6 +33,22 @@ def test_overrides_win_and_empty_sections_are_valid(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, inner)) == load_config()
 
 
+def test_paths_begin_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/u")
+    text = """
+        engine: {kv_disk_folder: ~/d, indexes: {i: ~/i}, speculation: {trace_file: ~/t}}
+        server: {capture_dir: ~/c, keys_file: ~nobody-by-this-name/k, experiments: {folder: ~/e, start: [~/s]}}
+    """
+    config = load_config(write(tmp_path, text))
+    engine, server, home = config.engine, config.server, Path("/home/u")
+    assert (engine.cache_dir, engine.kv_disk_folder) == (home / ".cache/specdec", home / "d")
+    assert (engine.indexes, engine.speculation.trace_file) == ({"i": home / "i"}, home / "t")
+    assert (server.capture_dir, server.experiments.folder, server.experiments.start) == (
+        home / "c", home / "e", (home / "s",),
+    )  # fmt: skip
+    assert server.keys_file == Path("~nobody-by-this-name/k")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
