@@ -12,7 +12,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -433,9 +433,10 @@ class PackedCache:
             logger.warning("%s: packed weights can not be cached (%s)", self._folder, error)
 
     def discard(self, error: object) -> None:
-        """Delete a damaged file."""
+        """Delete a damaged file, if that is possible."""
         logger.warning("%s: cached weights are damaged (%s), packing again", self.path, error)
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):  # where the cache can only be read, the model runs without it
+            self.path.unlink(missing_ok=True)
 
 
 def cut_output(

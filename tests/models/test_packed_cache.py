@@ -121,6 +121,15 @@ def test_an_unwritable_cache_is_only_logged(tiny: Tiny, tmp_path: Path, caplog: 
     assert "can not be cached" in caplog.text
 
 
+def test_a_damaged_file_that_cannot_be_deleted_is_only_logged(
+    tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder in its place, since root may delete any file."""
+    PackedCache(tmp_path / "packed", HFCheckpoint(tiny("llama")), "int8").path.mkdir(parents=True)
+    assert load_model(str(tiny("llama")), dtype="int8", cache_dir=tmp_path).config.n_layers == 2
+    assert "packing again" in caplog.text
+
+
 def test_views_share_one_aligned_buffer(tiny: Tiny, tmp_path: Path) -> None:
     weights = load_model(str(tiny("gemma3")), dtype="int8", cache_dir=tmp_path).weights
     tensors = _tensors(weights).values()
