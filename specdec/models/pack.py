@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -309,15 +310,28 @@ class PackedFile:
 
 
 def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: WeightsBuffer) -> None:
-    """Write the buffer atomically, under a temporary name that is then renamed. Raises OSError."""
+    """Write the buffer atomically, under a temporary name that is then renamed. Raises OSError.
+
+    The temporary file is locked while it is written, so that `_delete_unfinished` of another process leaves it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
+            with suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
             write_packed(file, key, config, buffer)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _delete_unfinished(folder: Path) -> None:
+    """Delete what processes left that were killed while they wrote: the system has released their locks."""
+    for path in folder.glob("*.packed.*.tmp"):
+        with suppress(OSError), path.open("r+b") as file:  # it is locked, or may not be deleted
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def write_packed(file: BinaryIO, key: str, config: ModelConfig, buffer: WeightsBuffer) -> None:
@@ -422,6 +436,7 @@ class PackedCache:
         """Cache the weights. A failure is only logged, since the model runs without the cache."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            _delete_unfinished(self._folder)
             if shutil.disk_usage(self._folder).free < buffer.nbytes + _SPARE_BYTES:
                 logger.warning("%s: too little disk space to keep packed weights of %s", self._folder, self._name)
                 return

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -128,6 +128,25 @@ def test_a_damaged_file_that_cannot_be_deleted_is_only_logged(
     PackedCache(tmp_path / "packed", HFCheckpoint(tiny("llama")), "int8").path.mkdir(parents=True)
     assert load_model(str(tiny("llama")), dtype="int8", cache_dir=tmp_path).config.n_layers == 2
     assert "packing again" in caplog.text
+
+
+def test_only_what_a_killed_process_left_unfinished_is_deleted(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "packed" / "m-int8-0-0.packed.1.tmp"
+    left.parent.mkdir()
+    left.touch()
+    write = pack.write_packed
+
+    def beside_another(file: BinaryIO, *args: Any) -> None:
+        monkeypatch.setattr(pack, "write_packed", write)
+        load_model(str(tiny("qwen2")), dtype="int8", cache_dir=tmp_path)
+        assert not left.exists()
+        write(file, *args)
+
+    monkeypatch.setattr(pack, "write_packed", beside_another)
+    load_model(str(tiny("llama")), dtype="int8", cache_dir=tmp_path)
+    assert [path.suffix for path in left.parent.iterdir()] == [".packed", ".packed"]
 
 
 def test_views_share_one_aligned_buffer(tiny: Tiny, tmp_path: Path) -> None:
