@@ -92,14 +92,19 @@ class GGUFFile:
         raw = self._bytes[tensor.offset : tensor.offset + tensor.nbytes].reshape(-1, tensor.row_bytes)
         return np.array(raw[index])  # the mapping is read-only, and tensors must not be
 
-    def rows(self, name: str, index: np.ndarray | slice) -> np.ndarray:
-        """The rows ``index`` of matrix ``name``, dequantised to float32 [rows, row length]."""
+    def supported(self, name: str) -> GGUFTensor:
+        """Tensor ``name``; UnsupportedModelError if its type can not be dequantised."""
         tensor = self.tensors[name]
         if tensor.type not in SUPPORTED_TYPES:
             raise UnsupportedModelError(
                 f"{self.path}: tensor {name} has type {tensor.type.name}; use a GGUF of one of "
                 + ", ".join(sorted(kind.name for kind in SUPPORTED_TYPES))
             )
+        return tensor
+
+    def rows(self, name: str, index: np.ndarray | slice) -> np.ndarray:
+        """The rows ``index`` of matrix ``name``, dequantised to float32 [rows, row length]."""
+        tensor = self.supported(name)
         chosen = self.raw_rows(name, index)
         if tensor.type == _TYPES.F32:
             return chosen.view(np.float32)
@@ -375,7 +380,7 @@ class GGUFSource:
         name = self._tensor_name(role)
         if name not in self._file.tensors:
             raise ModelError(f"{self._file.path}: tensor {name} is missing; the file is incomplete, fetch it again")
-        return self._file.tensors[name].shape
+        return self._file.supported(name).shape
 
     def rows(self, role: str, low: int, high: int) -> Tensor:
         return _tensor(self._file.rows(self._tensor_name(role), self._index(role, low, high)))

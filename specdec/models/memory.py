@@ -11,7 +11,7 @@ import psutil
 from specdec.config import WeightDtype
 from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
-from specdec.models.pack import PackedCache, cut_output
+from specdec.models.pack import PackedCache, check_shapes, cut_output
 from specdec.models.progress import Progress, silent
 from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
@@ -125,7 +125,7 @@ def measure_model(
     """The size of the model ``ref`` as `load_model` would load it; fetched if missing.
 
     Raises:
-        ModelError: not found, or not readable.
+        ModelError: not found, not readable, or a tensor is missing or of another shape.
         UnsupportedModelError: the architecture or a tensor type is not supported.
     """
     cache_dir = cache_dir.expanduser()
@@ -137,6 +137,7 @@ def measure_model(
         if packed is not None:
             return _size(checkpoint.name, packed.config, packed.layout)
     source = checkpoint.open()
+    check_shapes(source)
     return _size(checkpoint.name, source.config, plan_layout(source, dtype))
 
 

@@ -171,7 +171,8 @@ def test_wrong_metadata_is_rejected(
         parse_gguf_config(file)
 
 
-def test_unsupported_tensor_type_is_rejected(tiny: Tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize("read", [load_model, measure_model])
+def test_unsupported_tensor_type_is_rejected(read: Callable[..., object], tiny: Tiny, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_tiny_gguf(tiny("llama"), path)
     raw = path.read_bytes()
@@ -180,7 +181,7 @@ def test_unsupported_tensor_type_is_rejected(tiny: Tiny, tmp_path: Path) -> None
     assert int.from_bytes(raw[at : at + 4], "little") == Kind.F32
     path.write_bytes(raw[:at] + int(Kind.I32).to_bytes(4, "little") + raw[at + 4 :])
     with pytest.raises(UnsupportedModelError, match=r"blk\.0\.ffn_down\.weight has type I32; use a GGUF of one of"):
-        load_model(str(path), dtype="int8", cache_dir=tmp_path)
+        read(str(path), dtype="int8", cache_dir=tmp_path)
 
 
 def test_file_without_vocabulary_or_tensor_is_rejected(tiny: Tiny, tmp_path: Path) -> None:
