@@ -264,6 +264,7 @@ def _copy(sources: Sequence[IO[bytes]], target: Path | None, progress: Progress,
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]  # files of a repository that are downloaded
+_UNWANTED = ["consolidated*", "*/*.safetensors"]  # Mistral's second copy of its weights; those of other formats
 
 
 def fetch_from_hub(repository: str, pins: Path) -> Path:
@@ -280,7 +281,7 @@ def fetch_from_hub(repository: str, pins: Path) -> Path:
     pin = pins / repository.replace("/", "--")
     known = _pinned(pin)
     try:
-        folder = Path(snapshot_download(repository, revision=known, allow_patterns=_WANTED))
+        folder = Path(snapshot_download(repository, revision=known, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     except Exception as error:  # the library raises its HTTP client's errors too
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 
 from specdec.errors import ModelError
 from specdec.models.checkpoint import TensorSource
@@ -46,14 +47,20 @@ def test_hub_ids(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     requested = []
 
     def snapshot(repository: str, **options: Any) -> str:
-        requested.append((repository, options["allow_patterns"]))
+        requested.append((repository, options))
         return str(tiny("llama"))
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     loaded = load_model("some-org/Some-Model", dtype="int8", cache_dir=tmp_path)
     assert loaded.name == "Some-Model"
     assert [repository for repository, _ in requested] == ["some-org/Some-Model"]
-    assert "*.safetensors" in requested[0][1]
+    wanted = [
+        "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json", "chat_template.jinja",
+        "modules.json", "1_Pooling/config.json",
+    ]  # fmt: skip
+    others = ["consolidated.safetensors", "onnx/model.onnx", "adapter/adapter_model.safetensors", "README.md"]
+    patterns = {name: requested[0][1][name] for name in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects(wanted + others, **patterns)) == wanted
 
     def offline(repository: str, **options: Any) -> str:
         raise ConnectionError("no route\nto host")
