@@ -136,8 +136,10 @@ def with_disk_cache(config: Config) -> Config:
         if engine.kv_disk_bytes is not None:
             return engine
         most = _DISK_BYTES
-        with suppress(OSError):  # without the folder there is nothing to fill
-            most = int(min(most, _DISK_SHARE * shutil.disk_usage(engine.cache_dir.expanduser()).free))
+        folder = (engine.kv_disk_folder or engine.cache_dir).absolute()
+        with suppress(OSError):  # a folder that may not be looked into is none to fill
+            made = next(each for each in (folder, *folder.parents) if each.exists())  # the engine makes the rest
+            most = int(min(most, _DISK_SHARE * shutil.disk_usage(made).free))
         return engine.model_copy(update={"kv_disk_bytes": 0 if config.server.keys_file else most})
 
     engines = {name: completed(engine) for name, engine in config.engines.items()}
