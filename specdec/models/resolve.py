@@ -46,7 +46,7 @@ class HFCheckpoint:
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
         """The folder's own tokenizer, which needs no conversion."""
-        return load_hf_tokenizer(self.path, config or self.open().config, like)
+        return load_hf_tokenizer(self.path, config or HFSource(self.path, "numpy").config, like)
 
 
 class GGUFCheckpoint:

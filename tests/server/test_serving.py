@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import torch
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -26,6 +27,7 @@ from specdec.config import EngineConfig
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError
 from tests.fake_engine import ECHO
+from tests.models.tiny import make_tiny_model
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.harness import (
     Harness,
@@ -214,10 +216,15 @@ async def test_the_tokenizer_is_loaded_while_the_engine_starts(tmp_path: Path) -
         await serving.stop()
 
 
-def test_the_server_process_needs_no_torch() -> None:
+def test_the_server_process_needs_no_torch(tmp_path: Path) -> None:
     """It takes seconds to import, and 200 MB."""
-    code = "import server.serving, specdec.models.resolve, sys; print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    folder = make_tiny_model("llama", tmp_path / "m", dtype=torch.bfloat16)  # a type that numpy does not have
+    code = (
+        "import server.serving, sys; from pathlib import Path; from specdec.models.resolve import load_tokenizer; "
+        "load_tokenizer(sys.argv[1], Path(sys.argv[2])); print('torch' in sys.modules)"
+    )
+    call = [sys.executable, "-c", code, str(folder), str(tmp_path)]
+    found = subprocess.run(call, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
 
 
