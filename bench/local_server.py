@@ -29,13 +29,35 @@ from server.observe.logs import configure_logs
 from server.served_model import LoadTokenizer
 from server.serving import Addresses, Serving
 from specdec.child_python import module_command, module_environment
-from specdec.config import Config
+from specdec.config import Config, ExperimentsConfig, KvEventsConfig
 from specdec.core.types import EngineInfo
-from specdec.errors import SpecdecError
+from specdec.errors import ConfigError, SpecdecError
 from specdec.models.resolve import load_tokenizer
 
 _TAIL_BYTES = 2000  # of the log that an error shows
 _STOP_S = 30.0  # seconds to stop after SIGTERM, before SIGKILL
+
+
+def private_config(config: Config, *, http: bool = False) -> Config:
+    """``config`` for a server that only its benchmark uses: free ports of loopback, in the clear and without keys.
+
+    A server.yaml in production names experiments, captures and subscribers; what a benchmark asks is not for them.
+    http: with an HTTP port.
+
+    Raises:
+        ConfigError: there are `engines`; a benchmark measures one model and changes its settings.
+    """
+    if config.engines:
+        raise ConfigError(
+            f"engines: a benchmark measures one model, not {', '.join(config.engines)}; "
+            "give a file in which `engine:` describes that one"
+        )
+    changes = {
+        "host": "127.0.0.1", "grpc_port": 0, "http_port": 0 if http else None,
+        "keys_file": None, "tls_cert": None, "tls_key": None, "tls_client_ca": None, "capture_dir": None,
+        "experiments": ExperimentsConfig(), "kv_events": KvEventsConfig(),
+    }  # fmt: skip
+    return config.model_copy(update={"server": config.server.model_copy(update=changes)})
 
 
 class ChildServerError(SpecdecError):

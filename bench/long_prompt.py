@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from bench.local_server import LocalServer
+from bench.local_server import LocalServer, private_config
 from bench.workloads.workload import long_text
 from specdec.client.client import Client
 from specdec.config import Config
@@ -68,11 +68,10 @@ async def measure_long_prompt(
 
     Raises:
         ChildServerError: the server did not start.
+        ConfigError: the configuration has `engines`.
         SpecdecError: the model's context is too short for the plan.
     """
-    changes = {"host": "127.0.0.1", "grpc_port": 0, "http_port": None}
-    config = config.model_copy(update={"server": config.server.model_copy(update=changes)})
-    async with LocalServer(config, **server) as running, Client(running.grpc_address) as client:
+    async with LocalServer(private_config(config), **server) as running, Client(running.grpc_address) as client:
         info = await client.info()
         room = info.max_context - plan.short_output
         if max(plan.tokens, plan.long_tokens) > room:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.local_server import LocalServer
+from bench.local_server import LocalServer, private_config
 from bench.serve.endpoints import GrpcEndpoint
 from bench.serve.load import LoadRun, ServeReport
 from bench.serve.schedule import endless_requests
@@ -97,6 +97,7 @@ async def check_plan(config: Config, plan: CheckPlan, folder: Path, note: Callab
 
     Raises:
         ChildServerError: a server did not start.
+        ConfigError: the configuration has `engines`.
         SpecdecError: the servers answered nothing, or too little for a profile.
     """
     places = [folder / f"replica-{number}" for number in range(plan.replicas)]
@@ -131,8 +132,9 @@ def _config(config: Config, place: Path, plan: CheckPlan) -> Config:
     threads = config.engine.threads or max(1, len(os.sched_getaffinity(0)) // plan.replicas)
     speculation = config.engine.speculation.model_copy(update={"trace_file": place / DECISIONS})
     engine = config.engine.model_copy(update={"speculation": speculation, "threads": threads})
-    faces = {"grpc_port": 0, "http_port": None, "capture_dir": place / CAPTURED, "capture_prompts": True}
-    return config.model_copy(update={"engine": engine, "server": config.server.model_copy(update=faces)})
+    config = private_config(config)
+    server = config.server.model_copy(update={"capture_dir": place / CAPTURED, "capture_prompts": True})
+    return config.model_copy(update={"engine": engine, "server": server})
 
 
 async def _info(server: LocalServer) -> EngineInfo:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.local_server import LocalServer
+from bench.local_server import LocalServer, private_config
 from bench.workloads.workload import long_text
 from specdec.client.client import Client
 from specdec.client.prompt import GenerateOptions
@@ -52,6 +52,7 @@ async def measure_restart(
 
     Raises:
         ChildServerError: the server did not start.
+        ConfigError: the configuration has `engines`.
     """
     folder = Path(tempfile.mkdtemp(prefix="specdec-restart-"))
     try:
@@ -82,8 +83,7 @@ def _with_disk(config: Config, folder: Path, room: int) -> Config:
     speculation = config.engine.speculation.model_copy(update={"enabled": False})  # so that all steps are alike
     more = {"kv_disk_bytes": room, "kv_disk_folder": folder, "speculation": speculation}
     engine = config.engine.model_copy(update=more)
-    changes = {"host": "127.0.0.1", "grpc_port": 0, "http_port": None}
-    return config.model_copy(update={"engine": engine, "server": config.server.model_copy(update=changes)})
+    return private_config(config).model_copy(update={"engine": engine})
 
 
 async def _prompt(client: Client, tokens: int) -> list[int]:

@@ -180,7 +180,7 @@ async def _run(
 ) -> str:
     from bench.experiment.plan import ArmServer
     from bench.experiment.session import run_experiment
-    from bench.local_server import LocalServer
+    from bench.local_server import LocalServer, private_config
     from specdec.cli.progress_bar import LiveLine
 
     with LiveLine(quiet=quiet, plain_every_s=_PLAIN_EVERY_S) as line:
@@ -190,8 +190,7 @@ async def _run(
 
         if servers is not None:
             return await run_experiment(config, servers, out, watch)
-        here = server.server.model_copy(update={"host": "127.0.0.1", "grpc_port": 0, "http_port": None})
-        async with LocalServer(server.model_copy(update={"server": here})) as started:
+        async with LocalServer(private_config(server)) as started:
             one = ArmServer(f"grpc://{started.grpc_address}", "--target", "started for this experiment")
             return await run_experiment(config, (one, one), out, watch)
 

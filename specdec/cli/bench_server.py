@@ -157,11 +157,10 @@ def overload_command(config: Config, as_json: bool, **options: Any) -> None:
 
     Exit code 1: the goodput fell below 90 % of the peak, a refusal had no retry hint, or admitted requests were late.
     Exit code 2: the load generator could not keep up."""
+    from bench.local_server import private_config
     from bench.overload import OverloadPlan, measure_overload
 
-    server = config.server.model_copy(update={"host": "127.0.0.1", "grpc_port": 0, "http_port": None})
-    config = config.model_copy(update={"server": server})
-    figures = asyncio.run(measure_overload(config, OverloadPlan(**options), progress_line()))
+    figures = asyncio.run(measure_overload(private_config(config), OverloadPlan(**options), progress_line()))
     if as_json:
         print_json(figures)
     else:
@@ -313,9 +312,10 @@ def _counts(outcomes: dict[str, int]) -> str:
 
 
 def _own_server(config: Config) -> Config:
-    """``config`` with free ports and small stores of draft texts."""
-    server = config.server.model_copy(update={"host": "127.0.0.1", "grpc_port": 0, "http_port": 0})
+    """``config`` for a private server, with small stores of draft texts."""
+    from bench.local_server import private_config
+
     speculation = config.engine.speculation.model_copy(update=_SMALL_STORES)
     kv_tokens = config.engine.kv_tokens or _SMALL_CACHE_TOKENS
     engine = config.engine.model_copy(update={"speculation": speculation, "kv_tokens": kv_tokens})
-    return config.model_copy(update={"server": server, "engine": engine})
+    return private_config(config, http=True).model_copy(update={"engine": engine})

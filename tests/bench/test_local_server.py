@@ -1,4 +1,4 @@
-"""A measured server ends with the process that started it."""
+"""A measured server: it ends with the process that started it, and has no part in production."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
+from click.testing import CliRunner
+
+from bench.local_server import private_config
+from bench.plan_check import CheckPlan
+from bench.plan_check import _config as of_replica
+from specdec.cli.main import cli
+from specdec.config import Config, ExperimentsConfig, KvEventsConfig, ServerConfig
 
 ROOT = Path(__file__).parents[2]
 STARTS_ONE = """
@@ -37,3 +45,40 @@ def test_it_ends_when_its_starter_is_killed() -> None:
         starter.stdout.close()
     _, alive = psutil.wait_procs(found, 60)
     assert not alive
+
+
+PRODUCTION = ServerConfig(
+    host="0.0.0.0", grpc_port=8400, http_port=8401, max_queued_tokens=77,
+    keys_file=Path("keys.yaml"), tls_cert=Path("c.pem"), tls_key=Path("k.pem"), tls_client_ca=Path("ca.pem"),
+    capture_dir=Path("captured"), experiments=ExperimentsConfig(folder=Path("ab"), start=(Path("plan.yaml"),)),
+    kv_events=KvEventsConfig(endpoint="tcp://127.0.0.1:5557", salted=True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("http", [False, True])
+def test_a_private_server_leaves_out_what_is_for_others(http: bool) -> None:
+    found = private_config(Config(server=PRODUCTION), http=http).server
+    assert found == ServerConfig(grpc_port=0, http_port=0 if http else None, max_queued_tokens=77)
+
+
+def test_a_server_of_a_checked_plan_captures_into_its_own_folder(tmp_path: Path) -> None:
+    found = of_replica(Config(server=PRODUCTION), tmp_path / "replica", CheckPlan()).server
+    assert found.capture_dir == tmp_path / "replica" / "captured"
+    assert (found.keys_file, found.experiments) == (None, ExperimentsConfig())
+
+
+PLAN = "{name: x, arms: {a: {}, b: {}}, assignment: {mode: aa}, load: {workload: chat}, stopping: {max_requests: 4}}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["ab run PLAN --quiet", "bench overload", "bench long-prompt", "bench restart", "bench soak", "plan check"],
+)
+def test_a_server_of_several_models_is_not_measured(tmp_path: Path, words: str) -> None:
+    config, plan = tmp_path / "server.yaml", tmp_path / "plan.yaml"
+    config.write_text("engines: {small: {target: 'random:tiny'}, large: {target: 'random:tiny'}}")
+    plan.write_text(PLAN)
+    command = words.replace("PLAN", f"{plan} --out {tmp_path / 'out'}").split()
+    done = CliRunner().invoke(cli, [*command, "--config", str(config)])
+    assert done.exit_code == 1, done.output
+    assert "engines: a benchmark measures one model, not small, large" in done.output
