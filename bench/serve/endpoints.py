@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import re
+import ssl
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from hashlib import blake2b
@@ -111,7 +112,7 @@ class GrpcEndpoint:
         asked: GenerateOptions | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        self._client = Client(address, credentials, RetryPolicy(attempts=1))
+        self._client = Client(address, credentials, RetryPolicy(attempts=1, resumes=0))
         self._sampling, self._asked = SamplingParams(temperature=temperature), asked or GenerateOptions()
         self._deadline_s = deadline_s
 
@@ -121,7 +122,8 @@ class GrpcEndpoint:
             async with aclosing(self._events(ask)) as events:
                 await _note(events, record)
         except CallError as error:
-            if error.code in _BUSY_CODES and error.reached:
+            # An answer that broke off was not refused.
+            if error.code in _BUSY_CODES and error.reached and not record.chunk_s:
                 raise RefusedError(str(error), error.retry_after_s) from None
             raise
 
@@ -194,7 +196,8 @@ class OpenAIEndpoint:
     event loop.
 
     base: URL with the version, ``http://host:port/v1``. model: empty until `find_model` finds the server's first.
-    with_ids: request token ids from servers that return them. extra: further fields of every body.
+    with_ids: request token ids from servers that return them. extra: further fields of every body. verify: of TLS, as
+    httpx takes it.
     """
 
     def __init__(
@@ -206,6 +209,7 @@ class OpenAIEndpoint:
         temperature: float = 0.0,
         with_ids: bool = False,
         extra: dict[str, Any] | None = None,
+        verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._base, self._model, self._temperature, self._extra = base.rstrip("/"), model, temperature, extra or {}
@@ -214,7 +218,7 @@ class OpenAIEndpoint:
         # No limit: waiting for a free connection would count as the server's time.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.AsyncClient(
-            headers=headers, limits=limits, timeout=None, trust_env=False, transport=transport
+            headers=headers, limits=limits, timeout=None, trust_env=False, verify=verify, transport=transport
         )
 
     async def find_model(self) -> str:
@@ -365,7 +369,7 @@ async def connect(
     """The endpoint at ``url``, as `ServerUrl.read` takes it, and facts for the report.
 
     Raises:
-        ConfigError: the URL is invalid.
+        ConfigError: the URL is invalid, or a file of the credentials cannot be read.
         SpecdecError: the server does not answer.
     """
     asked = GenerateOptions(speculation=SpeculationParams(SpeculationMode(speculation)))
@@ -400,10 +404,26 @@ async def connect_with(
             {"server": dataclasses.asdict(info)},
         )
     http = OpenAIEndpoint(
-        where.place, key=credentials.key, model=model, temperature=temperature, with_ids=with_ids, extra=dict(extra)
-    )
+        where.place, key=credentials.key, model=model, temperature=temperature, with_ids=with_ids, extra=dict(extra),
+        verify=_tls_of(credentials) if where.tls else True,
+    )  # fmt: skip
     try:
         return http, {"model": await http.find_model()}
     except BaseException:
         await http.close()
         raise
+
+
+def _tls_of(credentials: Credentials) -> ssl.SSLContext | bool:
+    """How httpx checks a server, and which certificate it shows to one. Raises ConfigError: a file cannot be read."""
+    ca, cert, key = (
+        None if path is None else path.expanduser() for path in (credentials.ca, credentials.cert, credentials.cert_key)
+    )
+    try:
+        context = httpx.create_ssl_context(trust_env=False) if ca is None else ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            context.load_cert_chain(cert, key)
+    except OSError as error:  # also of ssl, where a file is not PEM
+        files = ", ".join(str(path) for path in (ca, cert, key) if path is not None)
+        raise ConfigError(f"credentials: {files} cannot be read ({error.strerror or error})") from None
+    return context

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from bench.serve.endpoints import EndpointError, OpenAIEndpoint, connect
+from bench.serve.endpoints import EndpointError, GrpcEndpoint, OpenAIEndpoint, connect
 from bench.serve.load import ServePlan, report_tables, run_plan
 from specdec.client.connection import Credentials
 from specdec.client.prompt import ChatTurn
-from specdec.errors import ConfigError, SpecdecError
+from specdec.errors import ConfigError, EngineDeadError, SpecdecError
 from specdec.load.request import LoadRequest, Record, RefusedError
+from tests.client.test_resuming import REST, Script, delta, started, talking
+from tests.server.auth.certificates import Certificates
 from tests.server.harness import running_server
 
 TEXT = LoadRequest("t", 6, text="hello world")
@@ -55,6 +60,39 @@ async def test_a_server_that_is_gone_did_not_refuse() -> None:
         await endpoint.send(TEXT, Record("t", 0.0))
     assert not isinstance(caught.value, RefusedError)
     await endpoint.close()
+
+
+async def test_bug_an_answer_that_broke_off_is_not_resumed() -> None:
+    script = Script([started(), delta("ab", 1, 2), EngineDeadError()], REST)
+    async with talking(script) as client:
+        endpoint = GrpcEndpoint(client._connection.address, Credentials())
+        with pytest.raises(SpecdecError, match="the engine process stopped") as caught:
+            await endpoint.send(TEXT, Record("t", 0.0))
+        await endpoint.close()
+    assert not isinstance(caught.value, RefusedError)
+    assert len(script.asked) == 1
+
+
+async def test_a_server_with_an_authority_of_its_own(tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(files.cert, files.key)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 22\r\n\r\n{"data":[{"id": "m"}]}')
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        shown = Credentials(tls=True, ca=files.ca, cert=files.client, cert_key=files.client)
+        endpoint, about = await connect(url, shown)
+        await endpoint.close()
+    assert about["model"] == "m"
+    with pytest.raises(ConfigError, match=r"nothing\.pem cannot be read \(No such file"):
+        await connect(url, Credentials(tls=True, ca=tmp_path / "nothing.pem"))
 
 
 @pytest.mark.parametrize("url", ["localhost:1", "ftp://x/v1", "grpc://", "grpc://h:1/v1", "http:///v1"])
