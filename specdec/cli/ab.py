@@ -137,7 +137,7 @@ def run_command(**values: Any) -> None:
 def _servers(
     config: ExperimentConfig, values: dict[str, Any], credentials: Credentials, key_b: Path | None
 ) -> tuple[ExperimentConfig, tuple[ArmServer, ArmServer] | None]:
-    """The plan with the arms' URLs, and where they are; None: on a server that is to be started."""
+    """The plan with the URLs of the servers that are asked, and these; None: a server that is to be started."""
     from bench.experiment.plan import ArmServer
     from specdec.cli.options import read_key
 
@@ -155,24 +155,26 @@ def _servers(
     if key_b is not None and pair[0] is None:
         raise click.UsageError("--b-key-file means nothing without --b")
     if local:
-        return config, None
+        return _with_urls(config, (None, None)), None
     if url is not None:
         one = ArmServer(url, "--url", url, credentials, values["model"])
-        return config, (one, one)
+        return _with_urls(config, (url, url)), (one, one)
     if given == ["the plan"]:
         sources = [f"{values['experiment']}: arms.{name}.url" for name in config.arms]
     else:
         sources = ["--a", "--b"]
-        arms = {
-            name: arm.model_copy(update={"url": at}) for (name, arm), at in zip(config.arms.items(), pair, strict=True)
-        }
-        config = config.model_copy(update={"arms": arms})
     # A key is for the server it was given for.
     second = dataclasses.replace(credentials, key=read_key("--b-key-file", key_b))
-    return config, (
+    return _with_urls(config, pair), (
         ArmServer(pair[0], sources[0], pair[0], credentials, values["model"]),
         ArmServer(pair[1], sources[1], pair[1], second, values["b_model"]),
     )
+
+
+def _with_urls(config: ExperimentConfig, urls: tuple[str | None, str | None]) -> ExperimentConfig:
+    """The plan as it is run: reports and manifests name ``urls``, not those of the file."""
+    arms = {name: arm.model_copy(update={"url": at}) for (name, arm), at in zip(config.arms.items(), urls, strict=True)}
+    return config.model_copy(update={"arms": arms})
 
 
 async def _run(

@@ -67,7 +67,7 @@ def test_both_arms_of_one_server(server: Faces, plan: Path, tmp_path: Path, face
     assert [arm["failed"] for arm in found["arms"]] == [0, 0]
     assert (found["compared_outputs"], found["mismatched_outputs"]) == (10, 0)
     assert found["facts"]["outputs compared by"] == "token ids"
-    assert found["arms"][0]["settings"] == {"request.speculation": "off"}
+    assert found["arms"][0]["settings"] == {"request.speculation": "off", "url": getattr(server, face)}
     records = read_records(tmp_path / "out").records
     assert all(record.tokens == 4 and record.accepted for record in records)
     assert all((record.started is not None) == (face == "grpc") for record in records)
@@ -96,6 +96,13 @@ def test_text_is_compared_where_a_server_tells_no_tokens(plan: Path, tmp_path: P
 def test_urls_in_the_plan(server: Faces, tmp_path: Path) -> None:
     plan = write_plan(tmp_path, arms={"a": {"url": server.grpc}, "b": {"url": server.http}})
     assert finished(plan, tmp_path / "out")["compared_outputs"] == 10
+
+
+def test_bug_a_report_names_the_server_that_was_asked(server: Faces, tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, arms={"a": {"url": "grpc://far-a:1"}, "b": {"url": "grpc://far-b:1"}})
+    found = finished(plan, tmp_path / "out", "--url", server.grpc)
+    assert [arm["settings"] for arm in found["arms"]] == [{"url": server.grpc}] * 2
+    assert "far-a" not in (tmp_path / "out" / "manifest.json").read_text()
 
 
 def test_fewer_requests_and_json(server: Faces, plan: Path, tmp_path: Path) -> None:
