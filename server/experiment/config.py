@@ -205,6 +205,9 @@ class Guardrail(StrictModel):
         return None if self.metric == ERROR_RATE else MetricTarget.model_validate(self.metric)
 
 
+QUEUE = Guardrail(metric="queue_ms@p99", max_increase=0.10)
+
+
 class Stopping(StrictModel):
     """``fixed``: conclude once, at the planned number. ``always_valid``: conclude at any time, with wider intervals."""
 
@@ -227,7 +230,7 @@ class ExperimentConfig(StrictModel):
     secondary: tuple[MetricTarget, ...] = ()
     guardrails: tuple[Guardrail, ...] = (
         Guardrail(metric="error_rate", max_increase=0.01),
-        Guardrail(metric="queue_ms@p99", max_increase=0.10),
+        QUEUE,
     )
     stopping: Stopping = Stopping()
     load: Load = Load()
@@ -261,6 +264,13 @@ class ExperimentConfig(StrictModel):
         if self.assignment.pairs and first.weight != second.weight:
             raise ValueError(f"arms: {self.assignment.mode} serves each request in both arms; leave weight out")
         return self
+
+    @property
+    def checked_guardrails(self) -> tuple[Guardrail, ...]:
+        """``guardrails`` without the default `QUEUE` where an arm speaks HTTP, in which no answer tells its wait."""
+        if not any((arm.url or "").lower().startswith("http") for arm in self.arms.values()):
+            return self.guardrails
+        return tuple(guardrail for guardrail in self.guardrails if guardrail != QUEUE)
 
     @property
     def control(self) -> str:

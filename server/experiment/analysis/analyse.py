@@ -28,7 +28,7 @@ from server.experiment.analysis.result import (
     Verdict,
     VerdictKind,
 )
-from server.experiment.config import ExperimentConfig, Guardrail
+from server.experiment.config import QUEUE, ExperimentConfig, Guardrail
 from server.experiment.folder import Manifest
 from server.experiment.records import METRICS, ExperimentError, RecordLog
 from server.experiment.stats.means import design_effect
@@ -101,8 +101,8 @@ _NEGLIGIBLE_MS = 0.5  # guardrails ignore latencies below this in both arms, wha
 def check_guardrails(
     selection: Selection, config: ExperimentConfig, rng: np.random.Generator
 ) -> tuple[GuardrailResult, ...]:
-    """Check each of the plan's guardrails, at the plan's level."""
-    return tuple(_check(guardrail, selection, config, rng) for guardrail in config.guardrails)
+    """Check each of the plan's guardrails that can be checked, at the plan's level."""
+    return tuple(_check(guardrail, selection, config, rng) for guardrail in config.checked_guardrails)
 
 
 def _check(
@@ -435,6 +435,8 @@ def _notes(
             notes.append(f"pairs excluded from the latencies because a request failed: {lost}")
         if config.assignment.expect_same_tokens and not outputs.compared:
             notes.append("equality of tokens was not checked: no pair has token hashes in both arms")
+    if config.checked_guardrails != config.guardrails:
+        notes.append(f"guardrail {QUEUE.metric} was not checked: over HTTP no answer says how long it waited")
     if config.assignment.mode == "hash":
         notes.append("both arms shared one engine: their effect on each other is part of the difference")
     if merged > 1:

@@ -112,6 +112,22 @@ def test_errors_and_queues_are_guarded_whatever_the_gain() -> None:
     assert analyse(median, RecordLog(tiny)).verdict.kind == "better"
 
 
+def test_bug_the_queue_is_not_guarded_where_no_answer_tells_it() -> None:
+    arms = {"ours": {"url": "grpc://a:1"}, "theirs": {"url": "http://b:1/v1"}}
+    plan, other = (
+        manifest(arms=arms),
+        manifest(arms=arms, guardrails=[{"metric": "queue_ms@p50", "max_increase": "5%"}]),
+    )
+    log = paired(plan, 30, 0.7, seed=5)
+    told = RecordLog([replace(r, started=None) if r.arm == "theirs" else r for r in log.records])
+    found = analyse(plan, told)
+    assert [guardrail.label for guardrail in found.guardrails] == ["error_rate"]
+    assert any("queue_ms@p99 was not checked" in note for note in found.notes)
+    found = analyse(other, told)  # the plan asks for it
+    assert [(guardrail.label, guardrail.state) for guardrail in found.guardrails] == [("queue_ms@p50", "open")]
+    assert len(analyse(manifest(), paired(manifest(), 30, 0.7, seed=5)).guardrails) == 2
+
+
 def test_blocks_are_the_units_of_a_switchback() -> None:
     plan = manifest(assignment={"mode": "switchback"}, guardrails=OPEN_GUARDRAILS)
     log = switchback(plan, 40, 25, 0.8, seed=6)
