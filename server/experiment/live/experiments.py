@@ -304,8 +304,9 @@ class Experiments:
         running: RunningExperiment | None = None
         try:
             running = RunningExperiment(
-                plan, folder.path, self._client, self._clock, written, over, self._decode, self._file_errors
-            )
+                plan, folder.path, self._client, self._admission.predict, self._clock, written, over, self._decode,
+                self._file_errors,
+            )  # fmt: skip
             state = StoredState(state="running", at=now_text(), records=dict(written))
             await asyncio.to_thread(folder.note, state)
         except BaseException:

@@ -74,6 +74,13 @@ class LivePlan:
         return frozenset(name for arm in self.options.values() for name in arm.speculation.get("indexes") or ())
 
     @cached_property
+    def highest_priority(self) -> int | None:
+        """Of the arms; None: they leave it as it is."""
+        if "priority" not in self.names:
+            return None
+        return max(arm.put(UNTOUCHED).priority for arm in self.options.values())
+
+    @cached_property
     def _unset(self) -> list[tuple[attrgetter[Any], Any]]:
         return [(get := attrgetter(name), get(UNTOUCHED)) for name in sorted(self.names)]
 

@@ -52,19 +52,20 @@ def append_arms(before: str, arms: Iterable[tuple[str, str]]) -> str:
     return ", ".join(dict.fromkeys((*entries, *(f"{name}={arm}" for name, arm in arms))))
 
 
-OWN_OPTIONS, NO_ARM, NO_DRAFTER, NO_INDEX = (
+OWN_OPTIONS, NO_ARM, NO_DRAFTER, NO_INDEX, NO_PRIORITY = (
     "set their own options",
     "outside of the share, or without a key",
     "drafter not loaded",
     "index not for their key",
+    "priority above their key's",
 )
 
 
 class RunningExperiment:
     """Assigns arms to requests and records their outcome. Belongs to one event loop.
 
-    written: records of earlier runs, by arm. on_over: called once, from any thread, with state and reason when the
-    experiment must end.
+    predict: gives next-edit prompts their predictions. written: records of earlier runs, by arm. on_over: called once,
+    from any thread, with state and reason when the experiment must end.
 
     Raises:
         OSError: the folder cannot be written.
@@ -75,6 +76,7 @@ class RunningExperiment:
         plan: LivePlan,
         folder: Path,
         client: EngineClient,
+        predict: Callable[[Request], Request],
         clock: RunClock,
         written: Mapping[str, int],
         on_over: Callable[[State, str], None],
@@ -84,7 +86,7 @@ class RunningExperiment:
         self.plan = plan
         self._recorded = Counter({name: written.get(name, 0) for name in plan.config.arms})
         self.left_out: Counter[str] = Counter()  # requests of this run that do not participate, by reason
-        self._client, self._clock, self._on_over = client, clock, on_over
+        self._client, self._predict, self._clock, self._on_over = client, predict, clock, on_over
         self._decode = decode if plan.config.store_prompts else None
         self._run, self._serial = uuid.uuid4().hex[:8], 0
         self._over = False
@@ -126,6 +128,10 @@ class RunningExperiment:
         if principal.denied_indexes(self.plan.indexes):  # checked for both arms: they must have the same callers
             self.left_out[NO_INDEX] += 1
             return None
+        ceiling, highest = principal.limits.max_priority, self.plan.highest_priority
+        if ceiling is not None and highest is not None and ceiling < highest:  # the cap would make both arms alike
+            self.left_out[NO_PRIORITY] += 1
+            return None
         choice = self._chooser.choose(principal, request)
         if asked is not None:
             choice = (choice or Choice(asked))._replace(arm=asked, shadowed=False)
@@ -151,7 +157,8 @@ class RunningExperiment:
         """A request that ``part`` pairs with a shadow was admitted; ``request``: without any arm's options."""
         if self._shadows is not None and part.choice.shadowed:
             options = self.plan.options[self.plan.config.treatment]
-            self._shadows.begin(part, principal.scope_request(options.put(request)))
+            own = principal.scope_request(options.put(request))
+            self._shadows.begin(part, self._predict(own))  # as admission does with the real request
 
     def refused(self, part: Participation, request: Request, error: RequestError) -> None:
         """The request was refused: the queue was full, or the engine down."""

@@ -34,7 +34,7 @@ assignment: {mode: hash}
 @dataclass
 class LiveServer:
     """``folder``: of the experiments. ``key``: an operator's; ``user_key``: another user's; ``code_key``: of a user
-    limited to the index `code`; ``address``: of gRPC."""
+    limited to the index `code`; ``low_key``: of one limited to priority 2; ``address``: of gRPC."""
 
     serving: Serving
     folder: Path
@@ -42,6 +42,7 @@ class LiveServer:
     key: str
     user_key: str
     code_key: str
+    low_key: str
     channel: grpc.aio.Channel
     http: httpx.AsyncClient
     address: str
@@ -111,7 +112,7 @@ async def live_server(tmp_path: Path, draft: str | None = None, **experiments: A
     keys = tmp_path / "keys.yaml"
     keys.unlink(missing_ok=True)
     key, user = make_key(keys, "boss", "ops", admin=True), make_key(keys, "ada")
-    code = make_key(keys, "bob", indexes=("code",))
+    code, low = make_key(keys, "bob", indexes=("code",)), make_key(keys, "cleo", max_priority=2)
     config = live_config(tmp_path, draft, **experiments)
     serving = Serving(config, lambda _: FakeTokenizer(), factory=NOTING, policy=quick_policy())
     addresses = await serving.start()
@@ -124,7 +125,7 @@ async def live_server(tmp_path: Path, draft: str | None = None, **experiments: A
             httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as http,
         ):
             folder, notes = tmp_path / "experiments", config.engine.cache_dir
-            server = LiveServer(serving, folder, notes, key, user, code, channel, http, address)
+            server = LiveServer(serving, folder, notes, key, user, code, low, channel, http, address)
             yield server
             if serving.client.in_flight == 0:
                 assert unread_bytes(serving.client) == 0

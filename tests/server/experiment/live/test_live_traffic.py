@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.engine_supervisor import EngineState
-from server.experiment.live.traffic import NO_ARM, NO_INDEX, OWN_OPTIONS
+from server.experiment.live.traffic import NO_ARM, NO_INDEX, NO_PRIORITY, OWN_OPTIONS
 from server.experiment.records import NO_BLOCK
 from specdec.api.v1 import completion_pb2, generation_pb2, options_pb2
 from tests.server.experiment.live.live_server import PLAN, LiveServer, live_server
@@ -167,6 +167,22 @@ async def test_a_key_without_an_arms_index_takes_no_part(tmp_path: Path) -> None
             assert "x-specdec-arm" not in answer.headers
             assert "x-specdec-arm" in (await server.ask(f"boss{i}")).headers
         assert (await server.experiments.get("widths")).left_out == {NO_INDEX: 6}
+
+
+@pytest.mark.parametrize(("priority", "left_out"), [(3, {NO_PRIORITY: 6}), (2, {})])
+async def test_bug_a_key_whose_priority_an_arm_exceeds_takes_no_part(
+    server: LiveServer, priority: int, left_out: dict[str, int]
+) -> None:
+    await started(server, PLAN.replace("priority: 3", f"priority: {priority}"))
+    for i in range(6):
+        answer = await server.http.post(
+            "/v1/completions",
+            json={"prompt": f"cleo{i}", "max_tokens": 1},
+            headers={"x-request-id": f"cleo{i}", "authorization": f"Bearer {server.low_key}"},
+        )
+        assert ("x-specdec-arm" in answer.headers) == (not left_out)
+        assert "x-specdec-arm" in (await server.ask(f"boss{i}")).headers
+    assert (await server.experiments.get("widths")).left_out == left_out
 
 
 async def test_cache_warming_takes_no_part(server: LiveServer) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdec.api.v1 import generation_pb2
+from specdec.core.types import Request
 from tests.server.experiment.live.live_server import LiveServer, live_server
 from tests.server.harness import unread_bytes
 
@@ -67,6 +69,32 @@ async def test_a_shadow_has_the_arms_of_other_experiments(tmp_path: Path) -> Non
         await server.recorded(2)
         depth = 1 if "depths=narrow" in arm else 2
         assert [(note["width"], note["depth"]) for note in server.got()] == [(1, depth), (2, depth)]
+
+
+class Windows:
+    """Every prompt has a window."""
+
+    def predict(self, request: Request) -> Request:
+        return dataclasses.replace(request, prediction_ids=(1, 2, 3), prediction_form="zeta")
+
+
+async def test_bug_a_shadow_has_the_prediction_of_its_window(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await server.experiments.start(PLAN)
+    model = server.serving.models.first
+    sent: list[Request] = []
+    generate = model.client.generate
+
+    def noted(request: Request, *more: Any) -> Any:
+        sent.append(request)
+        return generate(request, *more)
+
+    monkeypatch.setattr(model.client, "generate", noted)
+    monkeypatch.setattr(model.admission, "windows", Windows())
+    await server.ask("te1")
+    await server.recorded(2)
+    assert [(request.prediction_ids, request.prediction_form) for request in sent] == [((1, 2, 3), "zeta")] * 2
 
 
 async def test_a_token_mismatch_is_detected(server: LiveServer) -> None:
