@@ -139,17 +139,18 @@ class EditsBench:
         """The figures of every road, as JSON types.
 
         Raises:
-            BenchError: an engine failed.
+            BenchError: an engine failed, or llama.cpp is to be measured and cannot be.
             ChildServerError: the server did not start.
         """
         config = Config(engine=engine, server=ServerConfig(grpc_port=0, http_port=0))
         found: dict[str, dict[str, Any]] = {}
         async with LocalServer(config) as server, Client(server.grpc_address) as client:
             info = await client.info()
+            # Before the first road: the figures of minutes would be lost if it is not installed.
+            llama = _llama(engine, info.threads, progress) if LLAMA in self._plan.roads else []
             for road in self._plan.roads:
-                if road == LLAMA:
-                    peers = _llama(engine, info.threads, progress)
-                else:
+                peers: Seq[Peer] = llama
+                if road != LLAMA:
                     predicts = road == PREDICT_EDIT
                     peers = [
                         PredictEditPeer(server, mode, client, self._edits)
@@ -214,7 +215,7 @@ def _llama(engine: EngineConfig, threads: int, progress: Progress) -> list[HttpP
     try:
         made = MAKERS[LLAMA](PeersPlan(target, None, folder, threads, (), (LLAMA,)), model, None)
     except PeerError as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(f"{LLAMA}: {error}; to measure without it, name the others with --road") from None
     return [peer for peer in made if peer.arm.name == LLAMA_ARM]
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from bench.engine_bench import BenchError
 from bench.machine import BandwidthProbe
 from bench.workloads.workload import long_text
 from specdec.config import EngineConfig
@@ -88,21 +89,24 @@ class StepBench:
     """Measures a loaded model.
 
     Raises:
-        ValueError: the model is on a GPU.
+        BenchError: the model is on a GPU.
     """
 
     def __init__(self, parts: EngineParts, config: EngineConfig) -> None:
         self._parts, self._config = parts, config
         if parts.info.kernels == "triton":
-            raise ValueError("engine.device: bench step measures the CPU's kernels; set it to cpu")
+            raise BenchError("engine.device: bench step measures the CPU's kernels; set it to cpu")
         self._decoder = cast(Decoder, parts.decoder)
         self._tokens = parts.tokenizer.encode(long_text())
 
     def run(self, repeats: int = 15, contexts: Sequence[int] = CONTEXTS) -> ForwardFigures:
-        """All figures for the contexts that fit; raises ValueError if none does."""
+        """All figures for the contexts that fit; raises BenchError if none does."""
         fitting = [c for c in contexts if c + max(ROWS) <= self._parts.info.max_context]
         if not fitting:
-            raise ValueError(f"max_context: must be at least {min(contexts) + max(ROWS)} to measure a step")
+            raise BenchError(
+                f"contexts: {min(contexts)} and {max(ROWS)} rows do not fit the model's {self._parts.info.max_context} "
+                "tokens; give a shorter one, or a higher max_context"
+            )
         contexts = fitting
         figures = ForwardFigures(self._decoder.weights.nbytes)
         self._fill(max(contexts))
@@ -190,9 +194,12 @@ def perplexity(parts: EngineParts, tokens: int, window: int = 512, text: str | N
     window: tokens per window. given: tokens at the start of each window that are not scored.
 
     Raises:
-        ValueError: no tokens are left to score.
+        BenchError: a window is longer than the model's context, or no tokens are left to score.
     """
     ids = parts.tokenizer.encode(long_text() if text is None else text)
+    longest, context = min(window + 1, len(ids)), parts.info.max_context
+    if longest > context:
+        raise BenchError(f"window: must be below the model's context of {context} tokens")
     total, scored = 0.0, 0
     for start in range(0, min(tokens, len(ids) - 1), window):
         read = ids[start : start + window + 1]
@@ -200,7 +207,7 @@ def perplexity(parts: EngineParts, tokens: int, window: int = 512, text: str | N
             total += _window_nll(parts, read, given)
             scored += len(read) - given
     if not scored:
-        raise ValueError("given: must leave tokens of a window and of the text to score")
+        raise BenchError("given: must leave tokens of a window and of the text to score")
     return math.exp(total / scored)
 
 

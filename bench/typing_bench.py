@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from bench.engine_bench import BenchError
 from bench.local_server import LocalServer
 from bench.workloads.workload import source_of
 from specdec.api.v1 import completion_pb2 as pb
@@ -38,7 +39,8 @@ def find_stretch(place: str, keys: int) -> Stretch:
     place: as `source_of` takes it.
 
     Raises:
-        ValueError: there is no such file, or no function is followed by so much text.
+        ValueError: there is no such file.
+        BenchError: no function is followed by so much text.
     """
     source = source_of(place)
     lines = source.splitlines(keepends=True)
@@ -49,7 +51,7 @@ def find_stretch(place: str, keys: int) -> Stretch:
     begins = sorted(starts[_first_statement(node) - 1] for node in functions)
     fitting = [begin for begin in begins if begin + keys <= len(source)]
     if not fitting:
-        raise ValueError(f"{place}: no function is followed by {keys} characters")
+        raise BenchError(f"{place} has no function that is followed by {keys} characters; type fewer keys")
     begin = min(fitting, key=lambda b: abs(b - len(source) // 2))
     begin += len(source[begin:]) - len(source[begin:].lstrip(" "))  # editors indent automatically
     return Stretch(place, source[:begin], source[begin : begin + keys], source[begin + keys :])

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from bench import edits_bench
 from bench.edits_bench import CompletionsPeer, EditsBench, EditsPlan, PredictEditPeer, over_off
 from bench.engine_bench import BenchError
+from bench.local_server import LocalServer
 from bench.peers.peer import OURS_AUTO, OURS_OFF, Answer, PeerPrompt
+from bench.workloads import EDIT_ROADS
 from bench.workloads.next_edit import EditPrompts, NextEdit
 from server.completion.next_edit import EditPlace
 from server.serving import Serving
 from specdec.client.client import Client
+from specdec.config import EngineConfig
 from tests.bench.peers.peers import Actor
 from tests.fake_engine import BOOK, BOOKS
 from tests.server.completion.code_tokenizer import CodeTokenizer
@@ -71,6 +77,28 @@ async def test_a_server_that_is_gone_ends_the_run_by_its_name() -> None:
     gone = CompletionsPeer(cast(Any, SimpleNamespace(http_port=1)), OURS_OFF)
     with pytest.raises(BenchError, match=f"{OURS_OFF}: ConnectError"):
         await bench(EditsPlan(), [edit("warm"), edit("a")]).road([gone], ("",))
+
+
+async def test_bug_a_missing_llama_cpp_is_told_before_the_first_road(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    async def road(self: EditsBench, peers: Any, forms: Any) -> dict[str, Any]:
+        begun.append(str(forms))
+        return {}
+
+    monkeypatch.setattr(EditsBench, "road", road)
+    monkeypatch.setattr(edits_bench, "find_model", lambda *_: SimpleNamespace(gguf=lambda: tmp_path))
+    fakes = {"factory": "tests.fake_engine:echo", "tokenizer": "tests.server.fake_tokenizer:FakeTokenizer"}
+    monkeypatch.setattr(edits_bench, "LocalServer", functools.partial(LocalServer, **fakes))
+    engine = EngineConfig(target="fake", cache_dir=tmp_path)
+    edits = [edit("warm"), edit("a")]
+    with pytest.raises(BenchError, match=r"llama\.cpp: not installed; `make peers` installs it; .* with --road"):
+        await bench(EditsPlan(), edits).run(engine, cast(Any, None))
+    assert not begun
+    await bench(EditsPlan(roads=EDIT_ROADS[:2]), edits).run(engine, cast(Any, None))
+    assert len(begun) == 2
 
 
 async def test_both_apis_of_a_server() -> None:

@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 import torch
 
+from bench.engine_bench import BenchError
 from bench.forward import ROWS, ForwardFigures, StepBench, perplexity
 from specdec.models.decoder import Decoder
 from tests.engine.tiny_engine import tiny_parts
@@ -62,5 +63,16 @@ def test_perplexity_is_of_the_tokens_that_are_not_given(given: int) -> None:
 
 
 def test_perplexity_needs_something_to_score() -> None:
-    with pytest.raises(ValueError, match="given: must leave tokens"):
-        perplexity(tiny_parts(), 10, 512, "abcdef", given=200)
+    for text in ("abcdef", ""):
+        with pytest.raises(BenchError, match="given: must leave tokens"):
+            perplexity(tiny_parts(), 10, 512, text, given=200)
+
+
+def test_a_context_or_a_window_that_does_not_fit_is_told() -> None:
+    parts = tiny_parts()
+    limit = parts.info.max_context
+    with pytest.raises(BenchError, match=f"contexts: 100000 and 32 rows do not fit the model's {limit} tokens"):
+        StepBench(parts, parts.config).run(contexts=(100_000,))
+    with pytest.raises(BenchError, match=f"window: must be below the model's context of {limit} tokens"):
+        perplexity(parts, 10_000, limit)
+    assert perplexity(parts, 64, limit, "a short text") > 1

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.engine_bench import BenchError
 from bench.typing_bench import PLACES, KeysLog, Stretch, TypingPlan, figures_of, find_stretch, type_in_session
 from bench.workloads.workload import source_of
 from server.serving import Serving
@@ -72,7 +73,7 @@ def test_stretches_are_parts_of_real_files(place: str) -> None:
 
 
 def test_a_file_that_is_too_short_is_told() -> None:
-    with pytest.raises(ValueError, match="no function"):
+    with pytest.raises(BenchError, match=r"colorsys: has no function that is followed by 1000000 characters"):
         find_stretch("colorsys:", 10**6)
 
 
