@@ -73,6 +73,7 @@ class _Rows:
         return self._values[np.repeat(self._starts[chosen], sizes) + within], np.repeat(labels, sizes)
 
 
+_MOST_POWER = 0.999  # that the search aims at
 _ROUNDS = 5  # of the search for the number of units
 _DRAWS = 400  # of the bootstrap in a simulated experiment
 _MAX_UNITS = 200_000
@@ -130,7 +131,7 @@ def plan_size(
         if found[units] >= wanted and found[units] <= wanted + 0.05:
             break
         seen = min(max(found[units], 0.02), 0.995)
-        factor = ((z + normal_ppf(wanted + 0.02)) / max(0.2, z + normal_ppf(seen))) ** 2
+        factor = ((z + normal_ppf(min(wanted + 0.02, _MOST_POWER))) / max(0.2, z + normal_ppf(seen))) ** 2
         units = max(2 * MIN_UNITS, math.ceil(units * min(4.0, max(0.4, factor))))
         if units in found:
             break

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
-from server.experiment.analysis.power import Redraw
-from server.experiment.stats.samples import TwoArmSample
+import numpy as np
+import pytest
+
+from server.experiment.analysis import power
+from server.experiment.analysis.power import Redraw, plan_size
+from server.experiment.config import MetricTarget, Stopping
+from server.experiment.stats.samples import TwoArmSample, normal_ppf
 from tests.server.experiment.samples import clustered, paired_sample
+from tests.server.experiment.simulated import manifest, paired
 
 
 def test_pairs_stay_together_and_a_bias_of_the_capture_is_removed() -> None:
@@ -37,3 +43,20 @@ def test_units_of_one_arm_are_split_into_random_halves() -> None:
     present = drawn.present()
     assert [int(p.sum()) for p in present] == [20, 20]
     assert not np.any(present[0] & present[1])
+
+
+@pytest.mark.parametrize("wanted", [0.98, 0.985, 0.999])
+def test_bug_the_search_for_a_high_power_aims_at_a_number(monkeypatch: pytest.MonkeyPatch, wanted: float) -> None:
+    aims: list[float] = []
+
+    def noted(p: float) -> float:
+        aims.append(normal_ppf(p))
+        return aims[-1]
+
+    monkeypatch.setattr(power, "normal_ppf", noted)
+    plan = manifest(assignment={"mode": "aa"})
+    stopping = Stopping(max_requests=400)
+    target = MetricTarget(metric="e2e_ms")
+    found = plan_size(plan, paired(plan, 60, 1.0, 1), target, stopping, 0.3, wanted, 20)
+    assert found.units >= 16
+    assert all(math.isfinite(aim) for aim in aims)
