@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -75,6 +76,18 @@ class SessionCall:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:
             raise CallError.of(error, self._address) from None
+        except asyncio.InvalidStateError:  # of gRPC, where the stream had ended before
+            if not self._call.done():
+                raise  # `done` was called
+            raise await self._why_ended() from None
+
+    async def _why_ended(self) -> CallError:
+        """The error of a stream that has ended."""
+        code, details = await self._call.code(), await self._call.details()
+        if code == grpc.StatusCode.OK:
+            return CallError(grpc.StatusCode.CANCELLED, "the server has ended the stream", address=self._address)
+        trailers = await self._call.trailing_metadata() or grpc.aio.Metadata()
+        return CallError.of(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailers, details), self._address)
 
     async def done(self) -> None:
         """End sending; pending requests are still answered."""

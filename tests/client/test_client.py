@@ -27,6 +27,25 @@ from tests.server.harness import running_server
 from tests.server.secure_harness import secure_server
 
 
+async def test_bug_a_message_to_a_session_that_has_ended_says_why() -> None:
+    async with running_server() as server, Client(f"127.0.0.1:{server.addresses.grpc_port}") as client:
+        message = completion.CompleteSessionRequest(ask=completion.CompletionAsk(id=1))  # without a setup
+        async with client.completion.session() as session:
+            await session.send(message)
+            with pytest.raises(CallError):
+                _ = [answer async for answer in session]
+            with pytest.raises(CallError, match="the first message must set up the session") as caught:
+                await session.send(message)
+            assert caught.value.code == grpc.StatusCode.INVALID_ARGUMENT
+        async with client.completion.session() as session:
+            setup = completion.SessionSetup(completion=completion.CompletionOptions(mode="MODE_PREFIX"))
+            await session.send(completion.CompleteSessionRequest(setup=setup))
+            await session._call.done_writing()
+            _ = [answer async for answer in session]
+            with pytest.raises(CallError, match="the server has ended the stream"):
+                await session.send(message)
+
+
 async def test_every_call_over_tls_with_a_key(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "tls")
     keys = tmp_path / "keys.yaml"
