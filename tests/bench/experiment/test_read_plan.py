@@ -8,6 +8,7 @@ import pytest
 
 from bench.experiment.plan import read_arm, read_plan
 from server.experiment.records import ExperimentError
+from server.experiment.stats.proportions import share_difference, share_difference_bounds
 from specdec.core.types import SpeculationMode
 from specdec.load.request import LoadRequest
 
@@ -92,10 +93,38 @@ def test_a_switchback_is_not_looked_at(tmp_path: Path) -> None:
         read_plan(write(tmp_path, text + "assignment: {mode: switchback}\n"))
 
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "docs/examples/ab").glob("*.yaml"))
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted((ROOT / "docs/examples/ab").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_can_be_run(path: Path) -> None:
     assert read_plan(path).name == path.stem
     assert f"specdec ab run docs/examples/ab/{path.name}" in path.read_text()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_bug_without_a_failure_an_example_holds_its_error_rate(path: Path) -> None:
+    config = read_plan(path)
+    stopping, assignment, load = config.stopping, config.assignment, config.load
+    if stopping.max_requests is not None:
+        n = stopping.max_requests // 2
+    else:
+        assert load.rate is not None
+        assert stopping.max_duration is not None
+        counted = 1 - assignment.washout_s / assignment.block_s
+        n = int(load.rate * stopping.max_duration / 2 * counted)
+    n -= config.warmup_requests
+    bounds = share_difference_bounds if stopping.rule == "always_valid" else share_difference
+    (limit,) = [guardrail.max_increase for guardrail in config.guardrails if guardrail.target is None]
+    assert bounds((0, 0), (n, n), stopping.alpha).high <= limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "fixed", "always_valid"), [(0.01, 381, 1061), (0.02, 189, 490), (0.05, 73, 173), (0.1, 35, 77)]
+)
+def test_the_documented_numbers_are_the_fewest(limit: float, fixed: int, always_valid: int) -> None:
+    row = f"| {limit * 100:.0f} % {'(default) ' if limit == 0.01 else ''}| {fixed} | {always_valid:,} |"
+    assert row in (ROOT / "docs/experiments.md").read_text()
+    for n, bounds in ((fixed, share_difference), (always_valid, share_difference_bounds)):
+        assert bounds((0, 0), (n, n), 0.05).high <= limit < bounds((0, 0), (n - 1, n - 1), 0.05).high
