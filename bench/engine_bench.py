@@ -128,16 +128,6 @@ class EngineRunner:
         self._engine, self._sampling, self._clock = engine, sampling, clock
         self._serial = itertools.count()
 
-    def run(self, group: Seq[BenchPrompt], arm: Setting, salt: str, at_once: int | None = None) -> GroupRun:
-        """Run ``group`` alone to its end; arguments as `start`.
-
-        Raises:
-            BenchError, RequestError: as `InterleavedRun.step`.
-        """
-        run = self.start(group, arm, salt, at_once)
-        run_interleaved([run])
-        return run.result()
-
     def start(self, group: Seq[BenchPrompt], arm: Setting, salt: str, at_once: int | None = None) -> InterleavedRun:
         """A run of ``group``, ready for its first step.
 

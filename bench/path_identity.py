@@ -193,9 +193,7 @@ class ConditionsRunner:
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
 
-    def run(
-        self, conditions: BatchConditions, requests: Sequence[Request], on_done: Callable[[], None] = lambda: None
-    ) -> Outcomes:
+    def run(self, conditions: BatchConditions, requests: Sequence[Request]) -> Outcomes:
         """Outcomes by (request id, sample index).
 
         Raises:
@@ -203,8 +201,8 @@ class ConditionsRunner:
         """
         engine = Engine(self._assemble(conditions))
         if conditions.warm:
-            _decode(engine, requests, conditions, lambda: None)
-        return _decode(engine, requests, conditions, on_done)
+            _decode(engine, requests, conditions)
+        return _decode(engine, requests, conditions)
 
     def _assemble(self, conditions: BatchConditions) -> EngineParts:
         parts = self._parts
@@ -254,9 +252,7 @@ def _in_mode(request: Request, conditions: BatchConditions) -> Request:
     return dataclasses.replace(request, speculation=wish)
 
 
-def _decode(
-    engine: Engine, requests: Sequence[Request], conditions: BatchConditions, on_done: Callable[[], None]
-) -> Outcomes:
+def _decode(engine: Engine, requests: Sequence[Request], conditions: BatchConditions) -> Outcomes:
     outcomes: Outcomes = {}
     steps = 0
     waiting = list(reversed(requests))
@@ -285,7 +281,6 @@ def _decode(
                 running[event.request_id] -= 1
                 if running[event.request_id] == 0:
                     del running[event.request_id]
-                    on_done()
     return outcomes
 
 

@@ -183,14 +183,6 @@ class StatusError(EndpointError):
     """An HTTP status that is neither success nor a temporary refusal."""
 
 
-class StreamError(EndpointError):
-    """The server ended a running stream with an error."""
-
-    def __init__(self, error: Any) -> None:
-        self.error = error
-        super().__init__(str(error)[:_SHOWN])
-
-
 class OpenAIEndpoint:
     """Streams ``/completions`` for texts and gaps (``suffix``), ``/chat/completions`` for conversations. Use in one
     event loop.
@@ -308,7 +300,7 @@ def stream_event(line: str) -> dict[str, Any] | None:
     """The object in a line of OpenAI's stream; `DONE` for the last; None for a line without data.
 
     Raises:
-        EndpointError: the line reports an error (`StreamError`), or is not a JSON object.
+        EndpointError: the line reports an error, or is not a JSON object.
     """
     if not line.startswith(_DATA):
         return None
@@ -322,7 +314,7 @@ def stream_event(line: str) -> dict[str, Any] | None:
     if not isinstance(event, dict):
         raise EndpointError(f"the stream contains a value that is not an object: {data[:_SHOWN]}")
     if event.get("error"):
-        raise StreamError(event["error"])
+        raise EndpointError(str(event["error"])[:_SHOWN])
     return event
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from bench.machine import host_facts
 from bench.serve.schedule import endless_requests, read_trace
-from specdec.errors import ConfigError, SpecdecError
+from specdec.errors import SpecdecError
 from specdec.load.arrivals import Arrivals
 from specdec.load.figures import QUANTILES, spread
 from specdec.load.request import Endpoint, LoadRequest, Objective, Record, RefusedError, TimedRequest
@@ -233,11 +233,8 @@ class ServeReport:
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """A load: an open loop with ``arrivals``, the replay of a ``trace``, or else a closed loop.
-
-    Raises:
-        ConfigError: the plan has no end, or both arrivals and a trace.
-    """
+    """A load: an open loop with ``arrivals``, the replay of a ``trace``, or else a closed loop of so many ``requests``
+    or of ``duration_s``."""
 
     workload: str = "humaneval"
     at_once: int = 1  # concurrent requests of a closed loop
@@ -253,12 +250,6 @@ class ServePlan:
     timeout_s: float = 120.0  # of a request
     objectives: tuple[Objective, ...] = ()
     max_slip_ms: float = MAX_SLIP_MS
-
-    def __post_init__(self) -> None:
-        if self.arrivals is not None and self.trace is not None:
-            raise ConfigError("serve: a rate and a trace exclude each other")
-        if self.arrivals is None and self.trace is None and self.requests is None and self.duration_s is None:
-            raise ConfigError("serve: give a number of requests or a duration")
 
     @property
     def kind(self) -> str:

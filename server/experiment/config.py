@@ -287,15 +287,6 @@ Place = tuple[int | str, ...]
 Problem = tuple[Place, str]
 
 
-def read_config(path: Path) -> ExperimentConfig:
-    """The experiment that a file describes.
-
-    Raises:
-        ExperimentError: the file cannot be read, or `parse_config` rejects it.
-    """
-    return parse_config(read_text(path), str(path))
-
-
 def read_text(path: Path) -> str:
     """A file's text.
 

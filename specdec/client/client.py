@@ -25,7 +25,7 @@ from specdec.api.v1 import (
     trace_pb2,
     trace_pb2_grpc,
 )
-from specdec.client.connection import CallError, Connection, Credentials, RetryPolicy
+from specdec.client.connection import CallError, Connection, Credentials, Method, RetryPolicy
 from specdec.client.messages import (
     chat_message,
     completion_message,
@@ -174,25 +174,20 @@ class ExperimentClient:
     async def start(self, plan: str, *, model: str = "") -> experiment_pb2.Experiment:
         """Start or resume the experiment that ``plan`` describes, in YAML or JSON."""
         request = experiment_pb2.StartExperimentRequest(plan=plan, model=model)
-        found: experiment_pb2.Experiment = (
-            await self._connection.unary(lambda at: _Experiments(at).StartExperiment, request)
-        ).experiment
-        return found
+        return await self._one(lambda at: _Experiments(at).StartExperiment, request)
 
     async def stop(self, name: str, *, model: str = "") -> experiment_pb2.Experiment:
         """Stop an experiment; its records stay."""
         request = experiment_pb2.StopExperimentRequest(name=name, model=model)
-        found: experiment_pb2.Experiment = (
-            await self._connection.unary(lambda at: _Experiments(at).StopExperiment, request)
-        ).experiment
-        return found
+        return await self._one(lambda at: _Experiments(at).StopExperiment, request)
 
     async def get(self, name: str, *, model: str = "") -> experiment_pb2.Experiment:
         """An experiment's status."""
         request = experiment_pb2.GetExperimentRequest(name=name, model=model)
-        found: experiment_pb2.Experiment = (
-            await self._connection.unary(lambda at: _Experiments(at).GetExperiment, request)
-        ).experiment
+        return await self._one(lambda at: _Experiments(at).GetExperiment, request)
+
+    async def _one(self, method: Method, request: Any) -> experiment_pb2.Experiment:
+        found: experiment_pb2.Experiment = (await self._connection.unary(method, request)).experiment
         return found
 
     async def every(self, *, model: str = "") -> list[experiment_pb2.Experiment]:

@@ -41,6 +41,14 @@ def runner(engine: FakeEngine) -> EngineRunner:
     return EngineRunner(cast(Engine, engine), GREEDY, engine.clock)
 
 
+def run_alone(
+    engine: FakeEngine, group: list[BenchPrompt], arm: Setting, salt: str, at_once: int | None = None
+) -> GroupRun:
+    run = runner(engine).start(group, arm, salt, at_once)
+    run_interleaved([run])
+    return run.result()
+
+
 @dataclass
 class Bench:
     """A benchmark whose arms have fake engines."""
@@ -59,24 +67,24 @@ class Bench:
 
 
 def test_time_per_token_is_of_decode_steps_only() -> None:
-    run = runner(FakeEngine()).run([prompt(1)], OFF, "s").requests[0]
+    run = run_alone(FakeEngine(), [prompt(1)], OFF, "s").requests[0]
     assert run.tokens == list(range(1000, 1013))
     assert run.text == "x" * 13
     assert (run.decode_s, run.gaps, run.tpot_ms, run.first_tokens) == (12.0, 12, 1000.0, 1)
     # 4 tokens come with the prefill, 9 in three steps of 2 s.
-    run = runner(FakeEngine()).run([prompt(1)], AUTO, "s").requests[0]
+    run = run_alone(FakeEngine(), [prompt(1)], AUTO, "s").requests[0]
     assert (run.decode_s, run.tpot_ms, run.stats.num_steps, run.first_tokens) == (6.0, 500.0, 4, 4)
 
 
 def test_too_few_tokens_or_all_in_the_first_step_are_not_timed() -> None:
-    assert runner(FakeEngine()).run([prompt(1, 3)], OFF, "s").requests[0].tpot_ms is None
-    assert runner(FakeEngine()).run([prompt(1, 4)], OFF, "s").requests[0].tpot_ms == 1000.0
-    assert runner(FakeEngine()).run([prompt(1, 4)], AUTO, "s").requests[0].tpot_ms is None
+    assert run_alone(FakeEngine(), [prompt(1, 3)], OFF, "s").requests[0].tpot_ms is None
+    assert run_alone(FakeEngine(), [prompt(1, 4)], OFF, "s").requests[0].tpot_ms == 1000.0
+    assert run_alone(FakeEngine(), [prompt(1, 4)], AUTO, "s").requests[0].tpot_ms is None
 
 
 def test_a_group_runs_at_once_with_its_prompts_prefilled_before() -> None:
     engine = FakeEngine()
-    group = runner(engine).run([prompt(1), prompt(2)], AUTO, "s")
+    group = run_alone(engine, [prompt(1), prompt(2)], AUTO, "s")
     assert [r.stopping.max_tokens for r in engine.seen] == [0, 0, 13, 13]
     assert {r.speculation.mode for r in engine.seen[:2]} == {SpeculationMode.OFF}
     assert {r.cache_salt for r in engine.seen} == {"s"}
@@ -95,7 +103,7 @@ def test_a_closed_loop_keeps_so_many_in_flight(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(FakeEngine, "step", watched)
     monkeypatch.setattr(EngineRunner, "_prefill", lambda self, requests: None)
-    group = runner(engine).run([prompt(i) for i in range(1, 6)], AUTO, "s", 2)
+    group = run_alone(engine, [prompt(i) for i in range(1, 6)], AUTO, "s", 2)
     assert at_once == [2] * 10 + [1] * 5
     assert [run.prompt for run in group.requests] == [prompt(i).name for i in range(1, 6)]
     # Two and two together, then the last: prefill (2 x 100 s), three steps of 2 s each.
@@ -107,7 +115,7 @@ def test_a_closed_loop_keeps_so_many_in_flight(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_a_prompt_says_reaches_the_engine() -> None:
     engine = FakeEngine()
-    runner(engine).run([prompt(1, prediction_ids=(5, 6), session="file.py")], FIXED_GRID[-1], "w/arm")
+    run_alone(engine, [prompt(1, prediction_ids=(5, 6), session="file.py")], FIXED_GRID[-1], "w/arm")
     (request,) = engine.seen
     assert (request.prediction_ids, request.session, request.cache_salt) == ((5, 6), "w/arm/file.py", "w/arm")
     assert (request.speculation.mode, request.sampling) == (SpeculationMode.ON, GREEDY)
@@ -116,7 +124,7 @@ def test_what_a_prompt_says_reaches_the_engine() -> None:
 
 def test_an_engine_that_fails_stops_the_benchmark() -> None:
     with pytest.raises(BenchError, match=r"p1.*MODEL_BROKEN"):
-        runner(FakeEngine(failing=True)).run([prompt(1)], OFF, "s")
+        run_alone(FakeEngine(failing=True), [prompt(1)], OFF, "s")
 
 
 @pytest.mark.parametrize("wrong", [SpeculationMode.AUTO, SpeculationMode.OFF])

@@ -59,10 +59,6 @@ class Interval(NamedTuple):
         """Whether all of it lies strictly between the two."""
         return low < self.low and self.high < high
 
-    @property
-    def bounded(self) -> bool:
-        return math.isfinite(self.low) and math.isfinite(self.high)
-
 
 EVERYTHING = Interval(-math.inf, math.inf)
 ANY_RATIO = Interval(0.0, math.inf)

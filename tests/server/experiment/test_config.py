@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.experiment.config import MetricTarget, read_config
+from server.experiment.config import ExperimentConfig, MetricTarget, parse_config, read_text
 from server.experiment.folder import Manifest
 from server.experiment.records import ExperimentError
 from tests.server.experiment.simulated import manifest
@@ -27,6 +27,10 @@ guardrails:
 stopping: {rule: always_valid, alpha: 0.05, max_duration: 2h}
 warmup_requests: 200
 """
+
+
+def read_config(path: Path) -> ExperimentConfig:
+    return parse_config(read_text(path), str(path))
 
 
 def test_a_plan_is_parsed(tmp_path: Path) -> None:
