@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from server.experiment.analysis import power
 from server.experiment.analysis.power import Redraw, plan_size
 from server.experiment.config import MetricTarget, Stopping
-from server.experiment.stats.samples import TwoArmSample, normal_ppf
+from server.experiment.stats.samples import TwoArmSample
 from tests.server.experiment.samples import clustered, paired_sample
 from tests.server.experiment.simulated import manifest, paired
 
@@ -46,17 +46,18 @@ def test_units_of_one_arm_are_split_into_random_halves() -> None:
 
 
 @pytest.mark.parametrize("wanted", [0.98, 0.985, 0.999])
-def test_bug_the_search_for_a_high_power_aims_at_a_number(monkeypatch: pytest.MonkeyPatch, wanted: float) -> None:
-    aims: list[float] = []
+def test_bug_too_low_a_power_calls_for_more_units(monkeypatch: pytest.MonkeyPatch, wanted: float) -> None:
+    asked: list[int] = []
 
-    def noted(p: float) -> float:
-        aims.append(normal_ppf(p))
-        return aims[-1]
+    def low(redraw: Redraw, units: int, *_: object) -> float:
+        asked.append(units)
+        return 0.9
 
-    monkeypatch.setattr(power, "normal_ppf", noted)
+    monkeypatch.setattr(power, "_power", low)
     plan = manifest(assignment={"mode": "aa"})
-    stopping = Stopping(max_requests=400)
-    target = MetricTarget(metric="e2e_ms")
-    found = plan_size(plan, paired(plan, 60, 1.0, 1), target, stopping, 0.3, wanted, 20)
-    assert found.units >= 16
-    assert all(math.isfinite(aim) for aim in aims)
+    capture = paired(plan, 60, 1.0, 1)
+    found = plan_size(plan, capture, MetricTarget(metric="e2e_ms"), Stopping(), 0.3, wanted, 20)
+    assert len(asked) > 1
+    assert asked == sorted(asked)
+    assert all(after < 4 * before for before, after in itertools.pairwise(asked))  # as far as the formula says
+    assert found.units == asked[-1] * found.merged
