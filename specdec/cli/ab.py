@@ -154,6 +154,8 @@ def _servers(
         raise click.UsageError(f"the arms need servers: give one of --url, --a and --b, --target; there is {found}")
     if key_b is not None and pair[0] is None:
         raise click.UsageError("--b-key-file means nothing without --b")
+    if config.assignment.mode == "aa" and pair[0] != pair[1]:
+        raise click.UsageError("--b: mode aa compares an arm with itself; give --url")
     if local:
         return _with_urls(config, (None, None)), None
     if url is not None:

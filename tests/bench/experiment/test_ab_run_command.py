@@ -129,6 +129,12 @@ def test_words_that_lead_nowhere(plan: Path, tmp_path: Path, words: tuple[str, .
     assert not (tmp_path / "out").exists()
 
 
+def test_mode_aa_has_one_server(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, arms={"a": {}, "b": {}}, assignment={"mode": "aa"})
+    done = invoke(plan, tmp_path / "out", "--a", "grpc://h:1", "--b", "grpc://h:2")
+    assert (done.exit_code, "--b: mode aa compares an arm with itself" in done.output) == (2, True)
+
+
 def test_an_option_that_the_server_does_not_take(server: Faces, tmp_path: Path) -> None:
     plan = write_plan(tmp_path, arms={"a": {}, "b": {"request": {"speculation": {"drafters": ["dream"]}}}})
     done = invoke(plan, tmp_path / "out", "--url", server.grpc)
