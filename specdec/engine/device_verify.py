@@ -138,10 +138,7 @@ class DeviceVerifier(StepVerifier):
         if outputs.ids is not None and outputs.chosen is not None and outputs.values is not None:
             sampling.logprobs(logits, outputs.tokens, self._workspace, outputs.chosen, outputs.ids, outputs.values)
         result = outputs.accepted
-        accept(
-            step, step.root_row, step.tokens, outputs.tokens, step.sample_start, result,
-            max_nodes=MAX_NODES, n_pages=pool.pages,
-        )  # fmt: skip
+        accept(step, step.root_row, step.tokens, outputs.tokens, step.sample_start, result, n_pages=pool.pages)
         move_kv(pool.k, pool.v, result.move_source, result.move_target, result.n_moves)
         outputs.mirror.copy()
 

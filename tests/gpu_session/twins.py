@@ -335,7 +335,7 @@ def _accept_run(shapes: Any, device: torch.device) -> Any:
         result = AcceptResult.allocate(len(entries), 63, device)
         kernel = accept_twin if twin else accept
         starts = rows.entry_start[:-1] + rows.root_row
-        kernel(rows, rows.root_row, rows.tokens, sampled, starts, result, max_nodes=64, n_pages=pages)
+        kernel(rows, rows.root_row, rows.tokens, sampled, starts, result, n_pages=pages)
         pools = [pool.to(torch.uint8).view(torch.float16).to(device) for _ in "kv"]
         (attention_twin.move_kv if twin else move_kv)(*pools, result.move_source, result.move_target, result.n_moves)
         found = {name: getattr(result, name).clone() for name in ("counts", "pending", "next_ctx", "rows", "emitted")}

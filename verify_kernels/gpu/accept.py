@@ -62,6 +62,8 @@ def _shapes(entries: int, max_depth: int) -> dict[str, tuple[int, ...]]:
     return host | {"next_ctx": one, "n_moves": one, "move_source": moves, "move_target": moves}
 
 
+MAX_NODES = 64  # of a tree and of a path, the root included
+OPTIONS = {"num_warps": 1, "num_stages": 1}
 _NONE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
@@ -77,14 +79,14 @@ def _global_slot(page_table, entry, slot, mask, max_pages, n_pages):
     do_not_specialize=[
         "entry_start", "entry_ctx", "root_row", "parent", "tokens", "sampled", "sample_start", "page_table",
         "counts", "pending", "rows", "emitted", "next_ctx", "n_moves", "move_source", "move_target",
-        "n_rows", "n_samples", "max_nodes", "max_depth", "max_pages", "n_pages",
+        "n_rows", "n_samples", "max_depth", "max_pages", "n_pages",
     ]
 )  # fmt: skip
 def accept_kernel(
     entry_start, entry_ctx, root_row, parent, tokens, sampled, sample_start, page_table,
     counts, pending, rows, emitted, next_ctx, n_moves, move_source, move_target,
-    n_rows, n_samples, max_nodes, max_depth, max_pages, n_pages,
-    NODES: tl.constexpr, PATH: tl.constexpr,
+    n_rows, n_samples, max_depth, max_pages, n_pages,
+    NODES: tl.constexpr,
 ):  # fmt: skip
     """One program per entry. It holds the tree in registers; a step down the tree is one reduction over it."""
     await_previous()
@@ -96,9 +98,9 @@ def accept_kernel(
     root = tl.load(root_row + entry)
     samples = (first >= 0) & (first <= last) & (last <= n_rows) & (root >= 0) & (root < size)
 
-    lane = tl.arange(0, NODES)
+    lane = tl.arange(0, NODES)  # a place in the tree, then in the path
     row = root + lane
-    is_node = row < tl.where(samples, root + tl.minimum(size - root, max_nodes), root)
+    is_node = row < tl.where(samples, size, root)
     above = tl.load(parent + first + row, mask=is_node, other=-1)
     token = tl.load(tokens + first + row, mask=is_node, other=-1)
     at_sample = tl.load(sample_start + entry) + lane
@@ -107,12 +109,11 @@ def accept_kernel(
     # Row and choice in one word, so that one minimum finds the child and its sampled token.
     packed = (row.to(tl.int64) << 32) | (choices.to(tl.int64) & 0xFFFFFFFF)
 
-    step = tl.arange(0, PATH)
     at = root
     choice = tl.where(samples, tl.sum(tl.where(lane == 0, choices, 0), axis=0), -1)
     count = samples.to(tl.int32)
-    path = tl.where(step < count, root, -1)
-    taken = tl.where(step < count, choice, -1)
+    path = tl.where(lane < count, root, -1)
+    taken = tl.where(lane < count, choice, -1)
     going = (choice >= 0) & (count <= max_depth)
     while going:
         child = is_node & (row > at) & (above == at) & (token == choice)
@@ -121,33 +122,28 @@ def accept_kernel(
         at = tl.where(found, (best >> 32).to(tl.int32), at)
         choice = tl.where(found, best.to(tl.int32), choice)
         place = tl.where(found, count, -1)
-        path = tl.where(step == place, at, path)
-        taken = tl.where(step == place, choice, taken)
+        path = tl.where(lane == place, at, path)
+        taken = tl.where(lane == place, choice, taken)
         count += found.to(tl.int32)
         going = found & (choice >= 0) & (count <= max_depth)
 
     tl.store(counts + entry, count)
     tl.store(pending + entry, choice)
     tl.store(next_ctx + entry, ctx + tl.where(samples, root + count, size))
-    kept = step <= max_depth
-    tl.store(rows + entry * (max_depth + 1) + step, path, mask=kept)
-    tl.store(emitted + entry * (max_depth + 1) + step, taken, mask=kept)
+    kept = lane <= max_depth
+    tl.store(rows + entry * (max_depth + 1) + lane, path, mask=kept)
+    tl.store(emitted + entry * (max_depth + 1) + lane, taken, mask=kept)
 
     # One place per accepted row, so that it needs no compaction; those in place already read -1.
-    accepted = (step >= 1) & (step < count)
-    moved = accepted & (path != root + step)
+    accepted = (lane >= 1) & (lane < count)
+    moved = accepted & (path != root + lane)
     source = _global_slot(page_table, entry, ctx + path, moved, max_pages, n_pages)
-    target = _global_slot(page_table, entry, ctx + root + step, moved, max_pages, n_pages)
-    listed = (step >= 1) & (step <= max_depth)
-    tl.store(move_source + entry * max_depth + step - 1, source, mask=listed)
-    tl.store(move_target + entry * max_depth + step - 1, target, mask=listed)
+    target = _global_slot(page_table, entry, ctx + root + lane, moved, max_pages, n_pages)
+    listed = (lane >= 1) & (lane <= max_depth)
+    tl.store(move_source + entry * max_depth + lane - 1, source, mask=listed)
+    tl.store(move_target + entry * max_depth + lane - 1, target, mask=listed)
     any_moved = tl.max(moved.to(tl.int32), axis=0)
     tl.store(n_moves + entry, any_moved * (count - 1))
-
-
-SIZES = (16, 64, 256)  # what trees and paths are padded to
-MAX_NODES = SIZES[-1]
-OPTIONS = {"num_warps": 1, "num_stages": 1}
 
 
 def accept(
@@ -158,7 +154,6 @@ def accept(
     sample_start: Tensor,
     result: AcceptResult,
     *,
-    max_nodes: int,
     n_pages: int,
 ) -> None:
     """Accept down each entry's tree: from the root on, go to the child that holds the token sampled at the row.
@@ -166,51 +161,35 @@ def accept(
     All int32. root_row: [entries], the row of the entry that is its tree's root; -1 for an entry without a tree (amid
     a prompt), which accepts nothing and keeps all its rows. tokens: [rows]. sampled: [samples], the target's token,
     -1 where no logit is usable; an entry's root has the one at sample_start: [entries], its nodes those behind it. Page
-    ids of ``step`` are below ``n_pages``. Rows past the root's first ``max_nodes`` (<= 256) are no nodes; a path has at
-    most ``result.rows.shape[1] - 1`` of them. Of siblings with the same token the first counts. ``result.next_ctx`` may
+    ids of ``step`` are below ``n_pages``. Rows past the root's first `MAX_NODES` are no nodes; a path has at most
+    ``result.rows.shape[1] - 1`` of them. Of siblings with the same token the first counts. ``result.next_ctx`` may
     be ``step.entry_ctx`` itself.
 
     Raises:
-        ValueError: a shape, dtype, device or layout is wrong, or max_nodes or n_pages is out of range.
+        ValueError: a shape, dtype, device or layout is wrong, or n_pages is out of range.
     """
     _check(step, root_row, tokens, sampled, sample_start)
     entries, path = _check_result(result, step.entry_ctx)
-    if not 1 <= max_nodes <= MAX_NODES:
-        raise ValueError(f"max_nodes: {max_nodes}; must lie in 1 to {MAX_NODES}")
     if not 0 <= n_pages * PAGE_SIZE < 2**31:
         raise ValueError(f"n_pages: {n_pages}; must be at least 0 and hold less than 2^31 slots")
     accept_kernel[(entries,)](
         step.entry_start, step.entry_ctx, root_row, step.parent, tokens, sampled, sample_start, step.page_table,
         result.counts, result.pending, result.rows, result.emitted, result.next_ctx,
         result.n_moves, result.move_source, result.move_target,
-        step.parent.shape[0], sampled.shape[0], max_nodes, path - 1, step.page_table.shape[1], n_pages,
-        NODES=_size(max_nodes), PATH=_size(path), **launch_options(OPTIONS, sampled.device),
+        step.parent.shape[0], sampled.shape[0], path - 1, step.page_table.shape[1], n_pages,
+        NODES=MAX_NODES, **launch_options(OPTIONS, sampled.device),
     )  # fmt: skip
 
 
 def compile_cases() -> list[CompileCase]:
-    """Every size of tree and path."""
-    return [_case(nodes, path) for nodes in SIZES for path in SIZES]
-
-
-def _case(nodes: int, path: int) -> CompileCase:
+    """The kernel's only form."""
     tensors = (
         "entry_start", "entry_ctx", "root_row", "parent", "tokens", "sampled", "sample_start", "page_table", "counts",
         "pending", "rows", "emitted", "next_ctx", "n_moves", "move_source", "move_target",
     )  # fmt: skip
-    numbers = ("n_rows", "n_samples", "max_nodes", "max_depth", "max_pages", "n_pages")
+    numbers = ("n_rows", "n_samples", "max_depth", "max_pages", "n_pages")
     signature = dict.fromkeys(tensors, "*i32") | dict.fromkeys(numbers, "i32")
-    return CompileCase(
-        name=f"accept {nodes} nodes, path {path}",
-        kernel=accept_kernel,
-        signature=signature,
-        constexprs={"NODES": nodes, "PATH": path},
-        options=OPTIONS,
-    )
-
-
-def _size(n: int) -> int:
-    return next(size for size in SIZES if size >= n)
+    return [CompileCase("accept", accept_kernel, signature, {"NODES": MAX_NODES}, options=OPTIONS)]
 
 
 def _check(step: StepRows, root_row: Tensor, tokens: Tensor, sampled: Tensor, sample_start: Tensor) -> None:

@@ -196,9 +196,8 @@ def _attend(make: _Maker, shape: ModelConfig, pool_type: torch.dtype | None) -> 
 def _trees(device: torch.device) -> None:
     make, entries, rows = _Maker(device, torch.float32), 3, 40
     step, roots, tokens = _step(make, entries, rows, 16), make.ints(entries), make.ints(rows)
-    for nodes, depth in ((4, 3), (16, 15), (64, 16), (256, 255)):
-        result = AcceptResult.allocate(entries, depth, device)
-        accept(step, roots, tokens, make.ints(20), make.ints(entries), result, max_nodes=nodes, n_pages=64)
+    result = AcceptResult.allocate(entries, 63, device)
+    accept(step, roots, tokens, make.ints(20), make.ints(entries), result, n_pages=64)
 
 
 def _sampling(device: torch.device) -> None:

@@ -15,7 +15,7 @@ from tests.kernels.gpu.device_rows import DeviceRows, choices, on, pool_slot, ra
 from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.reference.accept import accept as reference_accept
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry
-from verify_kernels.gpu.accept import AcceptResult, accept
+from verify_kernels.gpu.accept import MAX_NODES, AcceptResult, accept
 from verify_kernels.gpu.kernel_launch import StepRows
 
 RUNS = pytest.mark.parametrize("run", [accept, reference_accept], ids=["kernel", "reference"])
@@ -56,7 +56,7 @@ def launch(run, rows: DeviceRows, sampled: Tensor, depth: int, **given) -> Accep
     for name in AcceptResult.__dataclass_fields__:
         getattr(result, name).fill_(-77)
     starts = rows.entry_start[:-1] + rows.root_row  # every row has a sample
-    given = {"max_nodes": 64, "n_pages": N_PAGES, "result": result, "sample_start": starts} | given
+    given = {"n_pages": N_PAGES, "result": result, "sample_start": starts} | given
     run(rows, rows.root_row, rows.tokens, sampled, **given)
     return given["result"]
 
@@ -127,12 +127,13 @@ def test_a_path_is_no_longer_than_its_buffer(device, run, depth):  # type: ignor
 
 
 @RUNS
-@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5])
-def test_rows_past_the_largest_tree_are_not_nodes(device, run, nodes):  # type: ignore[no-untyped-def]
-    rows = DeviceRows.build([CHAIN], [0], device)
-    cut = BatchEntry(CHAIN.tokens[:nodes], CHAIN.parents[:nodes], CHAIN.ctx, CHAIN.pages)
-    sampled = [6, 7, 8, 9, 4, 4]
-    check(launch(run, rows, on(device, sampled), 8, max_nodes=nodes), 0, accepted(cut, 0, sampled))
+@pytest.mark.parametrize("row", [MAX_NODES, MAX_NODES + 1])
+def test_rows_past_the_largest_tree_are_not_nodes(device, run, row):  # type: ignore[no-untyped-def]
+    tokens, root = list(range(MAX_NODES + 3)), 1
+    wide = BatchEntry(tokens, [-1, 0] + [root] * (len(tokens) - 2), 50, [3, 1])
+    sampled = [0, row, *[0] * (len(tokens) - 2)]
+    result = launch(run, DeviceRows.build([wide], [root], device), on(device, sampled), 8)
+    assert result.rows[0, :2].tolist() == [root, row if row < root + MAX_NODES else -1]
 
 
 @RUNS
@@ -235,19 +236,17 @@ _STEP = StepRows(
         ({"sample_start": torch.zeros(1).int()}, "sample_start"),
         ({"page_table": torch.zeros(1, 3).int()}, "page_table"),
         ({"page_table": torch.zeros(2).int()}, "page_table"),
-        ({"max_nodes": 0}, "max_nodes"),
-        ({"max_nodes": 257}, "max_nodes"),
         ({"n_pages": -1}, "n_pages"),
         ({"n_pages": 2**25}, "n_pages"),
         ({"result": AcceptResult.allocate(3, 2, torch.device("cpu"))}, r"result\.counts"),
-        ({"result": AcceptResult.allocate(2, 256, torch.device("cpu"))}, r"result\.rows"),
+        ({"result": AcceptResult.allocate(2, MAX_NODES, torch.device("cpu"))}, r"result\.rows"),
     ],
 )
 def test_a_bad_argument_is_named(change: dict[str, object], message: str) -> None:
     four = torch.zeros(4).int()
     two = torch.zeros(2).int()
     given: dict[str, object] = {"root_row": two, "tokens": four, "sampled": four, "sample_start": two}
-    given |= {"max_nodes": 8, "n_pages": 9, "result": AcceptResult.allocate(2, 3, torch.device("cpu"))}
+    given |= {"n_pages": 9, "result": AcceptResult.allocate(2, 3, torch.device("cpu"))}
     in_step = {name: value for name, value in change.items() if hasattr(_STEP, name)}
     given |= {"step": replace(_STEP, **in_step)} | {n: v for n, v in change.items() if n not in in_step}  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=rf"^{message}: "):
@@ -260,7 +259,7 @@ def test_a_bad_result_is_named(name: str) -> None:
     wrong = replace(result, **{name: getattr(result, name).float()})
     two, four = torch.zeros(2).int(), torch.zeros(4).int()
     with pytest.raises(ValueError, match=rf"^result\.{name}: "):
-        accept(_STEP, two, four, four, two, wrong, max_nodes=4, n_pages=1)
+        accept(_STEP, two, four, four, two, wrong, n_pages=1)
 
 
 @pytest.mark.parametrize(("entries", "depth"), [(0, 3), (2, -1)])

@@ -101,7 +101,7 @@ def test_accepted_rows_are_stored_where_plain_decode_stores_them(device, shapes,
     with NoHostRead(device.type):
         flat = on(device, [*sampled, 0, 0])
         starts = rows.entry_start[:-1] + rows.root_row
-        accept(rows, rows.root_row, rows.tokens, flat, starts, result, max_nodes=64, n_pages=N_PAGES)
+        accept(rows, rows.root_row, rows.tokens, flat, starts, result, n_pages=N_PAGES)
         move_kv(k, v, result.move_source, result.move_target, result.n_moves)
     touched = set()
     for i, (entry, root) in enumerate(zip(entries, roots, strict=True)):

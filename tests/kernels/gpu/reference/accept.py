@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE
-from verify_kernels.gpu.accept import AcceptResult
+from verify_kernels.gpu.accept import MAX_NODES, AcceptResult
 from verify_kernels.gpu.kernel_launch import StepRows
 
 
@@ -17,7 +17,6 @@ def accept(
     sample_start: Tensor,
     result: AcceptResult,
     *,
-    max_nodes: int,
     n_pages: int,
 ) -> None:
     """Walk down each entry's tree; see `verify_kernels.gpu.accept`."""
@@ -33,7 +32,7 @@ def accept(
         if not 0 <= root < size:
             result.next_ctx[entry] = ctx + size
             continue
-        nodes = list(range(root, min(size, root + max_nodes)))
+        nodes = list(range(root, min(size, root + MAX_NODES)))
         start = int(sample_start[entry])
         path, emitted = [root], [int(sampled[start])]
         while emitted[-1] >= 0 and len(path) < limit:
