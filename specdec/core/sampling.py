@@ -34,10 +34,6 @@ class TokenGrammar(Protocol):
     error: str
     """The complexity limit that the grammar ran into, or empty."""
 
-    @property
-    def finished(self) -> bool:
-        """Whether only an end token can follow the committed tokens."""
-
     def mask(self, path: Sequence[int]) -> NDArray[np.uint32]:
         """Allowed tokens after ``path``: uint32 [ceil(vocab / 32)], bit v & 31 of word v >> 5 set: v may follow."""
 

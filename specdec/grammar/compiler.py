@@ -266,10 +266,6 @@ class GrammarCompiler:
         _check_beginning(state, allowed_token_ids, self._eos_ids)
         return state
 
-    def compile(self, params: GrammarParams, allowed_token_ids: Sequence[int] = ()) -> GrammarState:
-        """Compile a grammar and wait for it. Raises as `start` and `state` do."""
-        return self.state(self.start(params, ""), allowed_token_ids)
-
     def close(self) -> None:
         """Cancel what waits, and end the thread and the check process; they start again when they are needed."""
         with self._lock:

@@ -84,12 +84,6 @@ class GrammarState:
             chain += following
         return chain[:limit]
 
-    @property
-    def finished(self) -> bool:
-        """Whether the text is complete and nothing but an end token can follow."""
-        mask = self.mask(())
-        return bool(mask.any()) and not (mask & ~self._end).any()
-
     def _mask(self, path: tuple[int, ...]) -> Mask:
         for _ in range(2):
             place = self._walk(path)

@@ -58,7 +58,6 @@ class TokenHealing:
     """
 
     error = ""
-    finished = False
 
     def __init__(self, spelling: TokenSpelling, start: str) -> None:
         self._spelling, self._rest = spelling, start.encode()

@@ -214,7 +214,6 @@ class Alternating:
     """A grammar in which the sum of a text's tokens so far decides which residue may follow."""
 
     error = ""
-    finished = False
 
     def __init__(self) -> None:
         self.total = 0

@@ -75,7 +75,17 @@ def compiler(vocab_size: int = VOCAB_SIZE, pieces: bool = False) -> GrammarCompi
 
 
 def start(params: GrammarParams, vocab_size: int = VOCAB_SIZE) -> GrammarState:
-    return compiler(vocab_size).compile(params)
+    return compiled(compiler(vocab_size), params)
+
+
+def compiled(ours: GrammarCompiler, params: GrammarParams, allowed_token_ids: Sequence[int] = ()) -> GrammarState:
+    """Compile a grammar and wait for it."""
+    return ours.state(ours.start(params, ""), allowed_token_ids)
+
+
+def finished(state: GrammarState) -> bool:
+    """Whether the text is complete and nothing but the end token can follow."""
+    return ids_of(state.mask(())) == [EOS]
 
 
 def ids_of(mask: NDArray[np.uint32]) -> list[int]:

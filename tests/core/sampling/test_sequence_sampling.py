@@ -157,7 +157,7 @@ GOLDEN = 18220876575004849820
 class StubGrammar:
     """Allows 3 to 6, and after a path that ends in 6 only the end token; records what was committed."""
 
-    error, finished = "", False
+    error = ""
 
     def __init__(self) -> None:
         self.committed: list[int] = []
