@@ -85,14 +85,10 @@ class DrafterManager:
         self._notify(sequence, lambda drafter: drafter.end(sequence))
         del self._enabled[sequence]
 
-    def drafts_for(self, sequence: Sequence) -> bool:
-        """Whether any drafter is enabled for the sequence."""
-        return bool(self._enabled.get(sequence))
-
     def may_draft(self, sequence: Sequence, allowed: tuple[str, ...] | None) -> bool:
         """Whether any drafter may propose for a sequence, also before `begin`; ``allowed`` as there."""
         if sequence in self._begun:
-            return self.drafts_for(sequence)
+            return bool(self._enabled[sequence])
         return any(selects(allowed, name) for name in self._drafters)
 
     def may_propose(self, name: str, sequence: Sequence) -> bool:

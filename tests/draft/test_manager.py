@@ -171,7 +171,7 @@ def test_a_drafter_that_raises_is_dropped_for_its_sequence_only(method: str) -> 
     panel.rewind(sequence)
     drafter.raises = set()
     assert not panel.may_propose("d", sequence)
-    assert not panel.drafts_for(sequence)
+    assert not panel.may_draft(sequence, None)
     assert tokens(ask(panel, "d", before, sequence)) == [[1, 5], None]
     seen = len(drafter.calls)
     panel.observe(sequence, [4])
@@ -354,7 +354,7 @@ def test_without_allowed_drafters_nothing_is_drafted() -> None:
     panel = DrafterManager([Scripted("a", chain(1))], VOCAB)
     sequence = make_sequence([0])
     panel.begin(sequence, ())
-    assert not panel.drafts_for(sequence)
+    assert not panel.may_draft(sequence, None)
     panel.end(sequence)
 
 
@@ -363,12 +363,12 @@ def test_a_failed_drafter_is_notified_of_the_end() -> None:
     bad.raises = {"propose", "end"}
     panel = DrafterManager([bad], VOCAB)
     (sequence,) = begun(panel, [1])
-    assert panel.drafts_for(sequence)
+    assert panel.may_draft(sequence, None)
     ask(panel, "bad", sequence)
-    assert not panel.drafts_for(sequence)
+    assert not panel.may_draft(sequence, None)
     panel.end(sequence)
     assert bad.calls.count("end") == 1
-    assert not panel.drafts_for(sequence)
+    assert not panel.may_propose("bad", sequence)
 
 
 def test_a_sequence_that_never_started_may_end() -> None:
