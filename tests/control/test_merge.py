@@ -107,8 +107,3 @@ def test_proposals_are_not_modified() -> None:
 
 def test_without_proposals_decode_is_plain() -> None:
     assert merge([TokenTree(5), TokenTree(5)]).tokens == [5]
-
-
-def test_trees_of_different_sequences_are_rejected() -> None:
-    with pytest.raises(ValueError, match="pending"):
-        merge([TokenTree(5), TokenTree(6)])

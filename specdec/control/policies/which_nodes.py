@@ -17,12 +17,7 @@ def merge(trees: Sequence[TokenTree], params: ControlParams = DEFAULT_PARAMS) ->
 
     A node with several proposers has the best of their chances: they read the same text.
     Siblings' chances are scaled down where they sum to more than 1.
-
-    Raises:
-        ValueError: the trees have different roots.
     """
-    if any(tree.tokens[0] != trees[0].tokens[0] for tree in trees):
-        raise ValueError("trees: must share their pending token")
     proposals = _fitting([tree for tree in trees if len(tree.tokens) > 1])
     if not proposals or (len(proposals) == 1 and _siblings_fit(proposals[0], params.max_sibling_sum)):
         return proposals[0] if proposals else TokenTree(trees[0].tokens[0])
