@@ -47,11 +47,6 @@ class PlanEntry:
     samples: bool
     """Whether row ``prefill`` is the pending token, the root of the sequence's tree."""
 
-    @property
-    def rows(self) -> int:
-        """Maximum rows in the forward."""
-        return self.prefill + 1 + self.nodes if self.samples else self.prefill
-
 
 @dataclass(slots=True)
 class StepPlan:
@@ -159,11 +154,6 @@ class Scheduler:
     def running(self) -> Seq[Sequence]:
         """Sequences in the batch, most important first. A view: do not keep it across a plan."""
         return self._running
-
-    @property
-    def waiting(self) -> Seq[Sequence]:
-        """Waiting sequences, most important first; held-back samples last."""
-        return self._waiting.sequences()
 
     @property
     def n_waiting_requests(self) -> int:

@@ -19,6 +19,7 @@ from specdec.core.types import Request, SamplingParams, StoppingParams
 from specdec.engine.scheduler import PlanEntry, Scheduler, SchedulerLimits, StepPlan
 from specdec.errors import QueueFullError
 from tests.core.kv_cache.invariants import cached_pages, check_pages
+from tests.engine.scheduler.rig import queued, rows_of
 from tests.sequences import new_sequence
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -96,7 +97,7 @@ class FakeEngine:
         """Plan a step in which sequences want up to ``most`` nodes, and check the plan."""
         self.now += STEP_S
         before = self._snapshot()
-        waiting = {seq: self._may_be_held(seq) for seq in self.scheduler.waiting}
+        waiting = {seq: self._may_be_held(seq) for seq in queued(self.scheduler)}
         self.wanted = {}
         plan = self.scheduler.plan(lambda seq: self.wanted.setdefault(seq, self.rng.randint(0, most)))
         self._check_bounds(plan)
@@ -144,8 +145,8 @@ class FakeEngine:
         """Check that the block tables are consistent, and that every computed slot of a running sequence matches its
         tokens."""
         check_pages(self.kv, self.live)
-        assert set(self.scheduler.running) | set(self.scheduler.waiting) == set(self.live)
-        assert len(self.scheduler.running) + len(self.scheduler.waiting) == len(self.live)
+        assert set(self.scheduler.running) | set(queued(self.scheduler)) == set(self.live)
+        assert len(self.scheduler.running) + len(queued(self.scheduler)) == len(self.live)
         for seq in self.live:
             if seq.phase is SequencePhase.WAITING:
                 assert (seq.pages, seq.n_computed, seq.draft_computed) == ([], 0, 0)
@@ -173,7 +174,7 @@ class FakeEngine:
         decoding = {s for s in running if not s.prefilling and not s.prefill_only}
         missing = sum(max(0, pages_for(len(s.tokens)) - len(s.pages)) for s in decoding)
         spare = sum(max(0, len(s.pages) - pages_for(len(s.tokens))) for s in running)
-        due = [s for s in self.scheduler.waiting if (s.n_output or self.now >= s.due_s) and not self._may_be_held(s)]
+        due = [s for s in queued(self.scheduler) if (s.n_output or self.now >= s.due_s) and not self._may_be_held(s)]
         first = min(due, key=lambda s: s.rank, default=None)
         short = first is not None and not self.kv.fits(first, reserve=len(running) - spare)
         return Snapshot(running, decoding, missing, self.kv.n_free + spare, first if short else None)
@@ -181,7 +182,7 @@ class FakeEngine:
     def _check_bounds(self, plan: StepPlan) -> None:
         limits, entries = self.limits, plan.entries
         assert len(self.scheduler.running) <= limits.max_batch
-        assert sum(e.rows for e in entries) <= limits.max_step_rows
+        assert sum(rows_of(e) for e in entries) <= limits.max_step_rows
         assert sum(e.prefill for e in entries) <= limits.prefill_chunk
         assert len({e.seq for e in entries}) == len(entries)
 
@@ -190,8 +191,8 @@ class FakeEngine:
         for entry in entries:
             seq, start = entry.seq, entry.seq.n_computed
             assert seq.phase is SequencePhase.RUNNING
-            assert entry.rows == entry.prefill + (1 + entry.nodes if entry.samples else 0) >= 1
-            assert start + entry.rows <= min(self.limits.max_context, len(seq.pages) * PAGE_SIZE)
+            assert rows_of(entry) >= 1
+            assert start + rows_of(entry) <= min(self.limits.max_context, len(seq.pages) * PAGE_SIZE)
             if entry.samples:
                 assert start + entry.prefill == len(seq.tokens) - 1
                 assert 0 <= entry.nodes <= self.wanted.get(seq, 0)
@@ -199,7 +200,7 @@ class FakeEngine:
             else:
                 assert entry.nodes == 0
                 assert start + entry.prefill <= len(seq.tokens) - 1
-            for page in seq.pages[start // PAGE_SIZE : pages_for(start + entry.rows)]:
+            for page in seq.pages[start // PAGE_SIZE : pages_for(start + rows_of(entry))]:
                 assert holders[page] == 1, "a page to be written is shared"
 
     def _check_decodes(self, plan: StepPlan, before: Snapshot) -> None:
@@ -212,7 +213,7 @@ class FakeEngine:
         assert not set(plan.preempted) & (sampling | set(plan.admitted))
 
     def _check_admissions(self, plan: StepPlan, waiting: dict[Sequence, bool], before: Snapshot) -> None:
-        left = [s for s in self.scheduler.waiting if not waiting.get(s, True)]
+        left = [s for s in queued(self.scheduler) if not waiting.get(s, True)]
         overtaken = before.short is not None and any(seq.rank > before.short.rank for seq in plan.admitted)
         assert not overtaken, "overtaken, though due and short of pages"
         for seq in plan.admitted:
@@ -248,7 +249,7 @@ class FakeEngine:
         for entry in plan.entries:
             seq, start = entry.seq, entry.seq.n_computed
             committed = entry.prefill + int(entry.samples)
-            for i in range(entry.rows):
+            for i in range(rows_of(entry)):
                 content = self.chain[seq][start + i] if i < committed else REJECTED
                 self.target[seq.pages[(start + i) // PAGE_SIZE]][(start + i) % PAGE_SIZE] = content
 

@@ -12,6 +12,16 @@ from specdec.engine.scheduler import PlanEntry, Scheduler, SchedulerLimits, Step
 from tests.core.kv_cache.sequences import make_request, make_samples, text
 
 
+def rows_of(entry: PlanEntry) -> int:
+    """Maximum rows in the forward."""
+    return entry.prefill + 1 + entry.nodes if entry.samples else entry.prefill
+
+
+def queued(scheduler: Scheduler) -> list[Sequence]:
+    """Waiting sequences, most important first; held-back samples last."""
+    return scheduler._waiting.sequences()
+
+
 class Rig:
     """Sizes default to roomy; a test narrows the one it is about. ``now`` is the clock."""
 

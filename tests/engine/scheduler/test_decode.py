@@ -9,7 +9,7 @@ from specdec.core.sequence import SequencePhase
 from specdec.engine.scheduler import Scheduler, SchedulerLimits
 from specdec.errors import ConfigError
 from tests.core.kv_cache.invariants import cached_pages, check_pages
-from tests.engine.scheduler.rig import Rig
+from tests.engine.scheduler.rig import Rig, queued, rows_of
 
 
 def test_every_decoding_sequence_gets_its_row() -> None:
@@ -17,7 +17,7 @@ def test_every_decoding_sequence_gets_its_row() -> None:
     seqs = [rig.start(10) for _ in range(8)]
     plan = rig.plan(want=5)
     assert [e.seq for e in plan.entries] == seqs
-    assert all((e.prefill, e.nodes, e.samples, e.rows) == (0, 0, True, 1) for e in plan.entries)
+    assert all((e.prefill, e.nodes, e.samples, rows_of(e)) == (0, 0, True, 1) for e in plan.entries)
 
 
 def test_draft_nodes_are_shared_fairly() -> None:
@@ -25,7 +25,7 @@ def test_draft_nodes_are_shared_fairly() -> None:
     a, b, c = (rig.start(10) for _ in range(3))
     plan = rig.plan(lambda seq: {a: 2, b: 20, c: 20}[seq])
     assert [e.nodes for e in plan.entries] == [2, 6, 5]
-    assert sum(e.rows for e in plan.entries) == 16
+    assert sum(rows_of(e) for e in plan.entries) == 16
 
 
 def test_without_requested_nodes_nothing_is_drafted() -> None:
@@ -49,7 +49,7 @@ def test_slots_of_all_nodes_have_pages() -> None:
     seq = rig.start(60)
     (entry,) = rig.plan(want=30).entries
     assert entry.nodes == 30
-    assert len(seq.pages) * 64 >= seq.n_computed + entry.rows
+    assert len(seq.pages) * 64 >= seq.n_computed + rows_of(entry)
     assert len(seq.pages) == 2
 
 
@@ -99,7 +99,7 @@ def test_the_latest_arrival_is_preempted_first() -> None:
     assert [e.seq for e in plan.entries] == [a, b]
     assert (c.phase, c.n_computed, c.draft_computed, c.preemptions) == (SequencePhase.WAITING, 0, 0, 1)
     assert c.pages == []
-    assert list(rig.scheduler.waiting) == [c]
+    assert queued(rig.scheduler) == [c]
     check_pages(rig.kv, [a, b, hog])
 
 
@@ -131,7 +131,7 @@ def test_a_preempted_sequence_returns_to_its_position_and_finds_its_pages() -> N
     rig.squeeze(0)
     (later,) = rig.add(5)
     rig.until(lambda: bool(b.preemptions))
-    assert list(rig.scheduler.waiting) == [b, later]
+    assert queued(rig.scheduler) == [b, later]
     rig.scheduler.finish(a)
     plan = rig.plan()
     assert plan.admitted == [b, later]
@@ -177,7 +177,7 @@ def test_finish_is_idempotent_in_every_state() -> None:
         rig.scheduler.finish(seq)
         assert seq.phase is SequencePhase.FINISHED
     assert rig.plan().entries == []
-    assert (list(rig.scheduler.running), list(rig.scheduler.waiting)) == ([], [])
+    assert (list(rig.scheduler.running), queued(rig.scheduler)) == ([], [])
     check_pages(rig.kv, [])
     assert rig.kv.n_free == rig.kv.n_total
 

@@ -12,7 +12,7 @@ from specdec.core.sequence import Sequence, SequencePhase
 from specdec.engine.scheduler import PlanEntry, StepPlan
 from specdec.engine.step import _mean_contexts
 from tests.core.kv_cache.sequences import make_request, make_samples
-from tests.engine.scheduler.rig import Rig
+from tests.engine.scheduler.rig import Rig, queued
 
 GRID, CONTEXTS = (1, 8, 64, 256), (0, 4000)
 CHUNK = 192
@@ -147,7 +147,7 @@ def test_the_first_in_the_queue_gets_a_third_of_every_chunk_however_many_short_o
             rig.scheduler.finish(seq)
         rig.step()
         steps += 1
-        for seq in list(rig.scheduler.waiting)[20:]:
+        for seq in queued(rig.scheduler)[20:]:
             rig.scheduler.finish(seq)
     assert steps <= 1 + 8000 // (CHUNK // 3)
 
@@ -160,7 +160,7 @@ def test_no_prompt_starves_under_a_flood(seed: int) -> None:
     alone_s = Simulation(max_batch=6).time_of((2000, 1))
     long, began = sim.ask(2000, 1), sim.now
     while long not in sim.done_s:
-        if len(sim.scheduler.waiting) < 12 and rng.random() < 0.5:
+        if len(queued(sim.scheduler)) < 12 and rng.random() < 0.5:
             sim.ask(rng.randint(1, 60), rng.randint(1, 12))
         sim.tick()
     assert sim.now - began <= 3 * (1 + 6) * alone_s

@@ -6,7 +6,7 @@ from __future__ import annotations
 from specdec.core.sequence import SequencePhase
 from specdec.engine.scheduler import DUE_SHARE, PATIENCE_S
 from tests.core.kv_cache.invariants import check_pages, match
-from tests.engine.scheduler.rig import Rig
+from tests.engine.scheduler.rig import Rig, queued, rows_of
 
 
 def test_a_prompt_is_computed_in_chunks() -> None:
@@ -24,7 +24,7 @@ def test_a_one_token_prompt_is_sampled_immediately() -> None:
     (seq,) = rig.add(1)
     plan = rig.plan()
     assert plan.admitted == [seq]
-    assert [(e.prefill, e.samples, e.rows) for e in plan.entries] == [(0, True, 1)]
+    assert [(e.prefill, e.samples, rows_of(e)) for e in plan.entries] == [(0, True, 1)]
 
 
 def test_the_chunk_is_shared_by_all_prompts_in_order() -> None:
@@ -55,7 +55,7 @@ def test_decodes_never_wait_for_a_prefill() -> None:
     while prompt.n_output == 0:
         plan = rig.step()
         assert rig.entry(plan, decoding).samples
-        assert sum(e.rows for e in plan.entries) <= 64
+        assert sum(rows_of(e) for e in plan.entries) <= 64
         steps += 1
     assert steps == 8  # 63 prompt rows in addition to the decode's one: 499 = 7 x 63 + 58
     assert decoding.n_output == 1 + steps
@@ -88,7 +88,7 @@ def test_a_prompt_that_ends_may_draft_with_the_remaining_rows() -> None:
     (seq,) = rig.add(50)
     (entry,) = rig.plan(want=60).entries
     assert (entry.prefill, entry.samples, entry.nodes) == (49, True, 14)
-    assert len(seq.pages) * 64 >= entry.rows
+    assert len(seq.pages) * 64 >= rows_of(entry)
 
 
 def test_a_prompt_that_does_not_end_has_no_nodes() -> None:
@@ -161,7 +161,7 @@ def test_bug_a_preempted_answer_is_not_overtaken_behind_one_that_is_not_due() ->
     rig.squeeze(left=3)
     (small,) = rig.add(10)
     plan = rig.step()
-    assert list(rig.scheduler.waiting) == [older, begun, small]
+    assert queued(rig.scheduler) == [older, begun, small]
     assert (plan.admitted, list(rig.scheduler.running)) == ([], [kept])
 
 
@@ -177,7 +177,7 @@ def test_priority_then_arrival_order_admission() -> None:
     rig = Rig(max_batch=2)
     first, second, urgent = rig.add(5)[0], rig.add(5)[0], rig.add(5, priority=3)[0]
     assert rig.plan().admitted == [urgent, first]
-    assert list(rig.scheduler.waiting) == [second]
+    assert queued(rig.scheduler) == [second]
     assert list(rig.scheduler.running) == [urgent, first]
 
 

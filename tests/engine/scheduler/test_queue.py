@@ -10,7 +10,7 @@ from specdec.core.sequence import SequencePhase
 from specdec.engine.scheduler import RetryEstimate, fair_shares
 from specdec.errors import QueueFullError
 from tests.core.kv_cache.invariants import check_pages
-from tests.engine.scheduler.rig import Rig
+from tests.engine.scheduler.rig import Rig, queued
 
 
 def test_the_queue_is_bounded_in_requests() -> None:
@@ -23,7 +23,7 @@ def test_the_queue_is_bounded_in_requests() -> None:
         rig.add(5)
     assert caught.value.limit == 2
     assert caught.value.retry_after_s >= 0.1
-    assert len(rig.scheduler.waiting) == 5
+    assert len(queued(rig.scheduler)) == 5
 
 
 def test_a_queue_of_size_zero_accepts_a_request_while_a_slot_is_free() -> None:
@@ -41,7 +41,7 @@ def test_a_request_with_a_running_sample_does_not_wait() -> None:
     assert rig.scheduler.n_waiting_requests == 1
     rig.step()
     assert rig.scheduler.n_waiting_requests == 0
-    assert len(rig.scheduler.waiting) == 2
+    assert len(queued(rig.scheduler)) == 2
 
 
 def test_the_retry_estimate_follows_completions_and_not_idleness() -> None:
@@ -89,7 +89,7 @@ def test_siblings_keep_their_position_before_later_requests() -> None:
     (later,) = rig.add(5)
     assert rig.plan().admitted == [sibling]
     assert list(rig.scheduler.running) == [leader, sibling]
-    assert list(rig.scheduler.waiting) == [later]
+    assert queued(rig.scheduler) == [later]
 
 
 def test_held_siblings_do_not_block_the_queue() -> None:
