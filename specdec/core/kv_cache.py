@@ -80,23 +80,13 @@ class PagePool:
     def __init__(self, n_pages: int, on_evict: Callable[[int], None]) -> None:
         self.references = [0] * n_pages
         self._free = list(range(n_pages - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle: OrderedDict[int, None] = OrderedDict()  # next to be evicted first
         self.on_evict = on_evict
 
     @property
     def n_available(self) -> int:
         """Pages that `take` can return."""
         return len(self._free) + len(self._idle)
-
-    @property
-    def idle(self) -> Iterable[int]:
-        """Idle pages, next to be evicted first."""
-        return self._idle.keys()
-
-    @property
-    def free(self) -> Iterable[int]:
-        """Pages that hold nothing."""
-        return self._free
 
     def take(self, count: int) -> list[int]:
         """``count`` pages with one reference each; at most ``n_available``."""
@@ -168,9 +158,6 @@ class PrefixIndex:
         self._parent_of: list[bytes | None] = [None] * n_pages
         self._partial: dict[bytes, PartialBlock] = {}  # by the key before
         self._partial_parent: dict[int, bytes] = {}  # by the page of a partial block, the key before
-
-    def __len__(self) -> int:
-        return len(self._page_of) + len(self._partial)
 
     def partial(self, previous: bytes) -> PartialBlock | None:
         """The partial block after key ``previous``."""

@@ -16,7 +16,7 @@ def check_pages(kv: KvCacheManager, sequences: Iterable[PagedTokens] | None = No
 
 def cached_pages(kv: KvCacheManager) -> int:
     """Pages in the prefix cache, referenced or idle."""
-    return len(kv._index)
+    return len(kv._index._page_of) + len(kv._index._partial)
 
 
 def match(kv: KvCacheManager, tokens: Seq[int], salt: str = "") -> PrefixHit:
@@ -34,7 +34,7 @@ def check_invariants(pool: PagePool, index: PrefixIndex, holders: Seq[Seq[int]] 
     page before an idle page in its chain is indexed, and is referenced or evicted later. Partial blocks are idle.
     holders: the page lists of all sequences; None: reference counts are not compared with them.
     """
-    free, idle = list(pool.free), list(pool.idle)
+    free, idle = pool._free, list(pool._idle)
     referenced = {page for page, count in enumerate(pool.references) if count > 0}
     _require(min(pool.references) >= 0, "a reference count is negative")
     _require(len(set(free)) == len(free), "a page is free twice")

@@ -118,7 +118,7 @@ def test_check_detects_a_chain_whose_root_would_be_evicted_first(order: tuple[in
         pool.drop(pages[i], keep=True)
     if order == (1, 0):
         check_invariants(pool, index, [])
-        assert list(pool.idle) == [pages[1], pages[0]]
+        assert list(pool._idle) == [pages[1], pages[0]]
         return
     with pytest.raises(AssertionError, match="would be evicted before"):
         check_invariants(pool, index, None)
