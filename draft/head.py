@@ -14,7 +14,7 @@ from torch import Tensor
 from draft.head_checkpoint import HeadLayer, HeadModel
 from draft.model import MASKED_LOGIT, sampling_row
 from draft.protocol import DraftTask, ModelBasedDrafter
-from specdec.core.kv_cache import page_key, root_key
+from specdec.core.kv_cache import extend_keys
 from specdec.core.sampling import Sampler
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
@@ -172,7 +172,6 @@ class HeadContext:
     pending: list[Tensor] = field(default_factory=list)  # float32 [n, width] each: features of the next positions
     n_pending: int = 0  # their number
     root: Tensor | None = None  # float32 [hidden]: x of the last slot with KV, if this context computed it
-    keys: list[bytes] = field(default_factory=list)  # page keys of the sequence's tokens
     n_recorded: int = 0  # pages that `HeadPages` has
 
     @property
@@ -196,14 +195,6 @@ class HeadContext:
         self.pending = [rows[n:]] if n < self.n_pending else []
         self.n_pending -= n
         return rows[:n]
-
-    def keys_to(self, sequence: Sequence, n_pages: int) -> Seq[bytes]:
-        """Keys of the first ``n_pages`` pages of the sequence's tokens."""
-        while len(self.keys) < n_pages:
-            start = len(self.keys) * PAGE_SIZE
-            previous = self.keys[-1] if self.keys else root_key(sequence.salt)
-            self.keys.append(page_key(previous, sequence.tokens[start : start + PAGE_SIZE]))
-        return self.keys[:n_pages]
 
 
 class HeadPages:
@@ -378,8 +369,8 @@ class HeadDrafter(ModelBasedDrafter):
 
     def _restart(self, context: HeadContext, sequence: Sequence, start: int) -> None:
         pages, rest = divmod(start, PAGE_SIZE)
-        keys = context.keys_to(sequence, pages)
-        first = self._pages.first_page(sequence.pages[:pages], keys) if not rest else None
+        extend_keys(sequence.page_keys, sequence.tokens, sequence.salt, pages)
+        first = self._pages.first_page(sequence.pages[:pages], sequence.page_keys[:pages]) if not rest else None
         begin = -(-start // PAGE_SIZE)
         context.restart(begin, begin * PAGE_SIZE) if first is None else context.restart(first, start)
 
@@ -430,9 +421,9 @@ class HeadDrafter(ModelBasedDrafter):
         context, sequence = feed.context, feed.sequence
         context.filled += feed.rows
         full = context.filled // PAGE_SIZE
-        keys = context.keys_to(sequence, full)
+        extend_keys(sequence.page_keys, sequence.tokens, sequence.salt, full)
         for depth in range(max(context.n_recorded, context.first_page), full):
-            self._pages.filled(sequence.pages[depth], keys[depth], context.first_page)
+            self._pages.filled(sequence.pages[depth], sequence.page_keys[depth], context.first_page)
         context.n_recorded = full
 
     def _grow(self, growing: Seq[HeadTree]) -> list[HeadTree]:

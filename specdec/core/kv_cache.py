@@ -36,6 +36,14 @@ def page_key(previous: bytes, tokens: Seq[int]) -> bytes:
     return blake2b(previous + array("i", tokens).tobytes(), digest_size=KEY_BYTES, person=_PAGE).digest()
 
 
+def extend_keys(keys: list[bytes], tokens: Seq[int], salt: str, n_pages: int) -> None:
+    """Extend ``keys``, of the leading pages of ``tokens``, to the first ``n_pages``."""
+    while len(keys) < n_pages:
+        start = len(keys) * PAGE_SIZE
+        previous = keys[-1] if keys else root_key(salt)
+        keys.append(page_key(previous, tokens[start : start + PAGE_SIZE]))
+
+
 class PagedTokens:
     """Tokens and the pages that hold their KV: one row of the block tables. Compared by identity.
 
@@ -282,11 +290,11 @@ class KvCacheManager:
         """How many of ``tokens[:-1]`` are cached; takes no reference."""
         return self._find_all(tokens, salt, []).n_tokens if tokens else 0
 
-    @classmethod
-    def key_of(cls, seq: PagedTokens, n_tokens: int) -> bytes:
+    @staticmethod
+    def key_of(seq: PagedTokens, n_tokens: int) -> bytes:
         """Digest, 16 bytes, of the salt and the first ``n_tokens`` of ``seq``; reuses its page keys."""
         full = n_tokens // PAGE_SIZE
-        cls._keys_to(seq.tokens, seq.salt, seq.page_keys, full - 1)
+        extend_keys(seq.page_keys, seq.tokens, seq.salt, full)
         previous = seq.page_keys[full - 1] if full else root_key(seq.salt)
         return page_key(previous, seq.tokens[full * PAGE_SIZE : n_tokens])
 
@@ -338,7 +346,7 @@ class KvCacheManager:
             return
         full = min(seq.n_computed // PAGE_SIZE, len(seq.pages))
         for depth in range(seq.n_published, full):
-            self._keys_to(seq.tokens, seq.salt, seq.page_keys, depth)
+            extend_keys(seq.page_keys, seq.tokens, seq.salt, depth + 1)
             if self._index.page(seq.page_keys[depth]) is None:
                 self._add(seq, depth)
         seq.n_published = full
@@ -377,7 +385,7 @@ class KvCacheManager:
         cached = self._find(tokens, salt, keys).pages
         depth, full = len(cached), (len(tokens) - 1) // PAGE_SIZE
         while depth < full:
-            self._keys_to(tokens, salt, keys, depth)
+            extend_keys(keys, tokens, salt, depth + 1)
             if keys[depth] not in source:
                 break
             depth += 1
@@ -425,7 +433,7 @@ class KvCacheManager:
         drafted = 0
         if self.prefix_cache:
             for depth in range((len(tokens) - 1) // PAGE_SIZE):
-                self._keys_to(tokens, salt, keys, depth)
+                extend_keys(keys, tokens, salt, depth + 1)
                 page = self._index.page(keys[depth])
                 if page is None:
                     break
@@ -462,14 +470,6 @@ class KvCacheManager:
         block = PartialBlock(page, array("i", seq.tokens[start : start + rest]), drafted)
         self._index.add_partial(previous, block, first=not depth)
         return page
-
-    @staticmethod
-    def _keys_to(tokens: Seq[int], salt: str, keys: list[bytes], depth: int) -> None:
-        """Extend ``keys`` up to page ``depth``."""
-        while len(keys) <= depth:
-            start = len(keys) * PAGE_SIZE
-            previous = keys[-1] if keys else root_key(salt)
-            keys.append(page_key(previous, tokens[start : start + PAGE_SIZE]))
 
     def _add(self, seq: PagedTokens, depth: int) -> None:
         """Index page ``depth`` of ``seq`` after those before it that have left the index: a page can only be found, and

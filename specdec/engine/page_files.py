@@ -16,7 +16,7 @@ from pathlib import Path
 
 import xxhash
 
-from specdec.core.kv_cache import KEY_BYTES, page_key, root_key
+from specdec.core.kv_cache import KEY_BYTES, extend_keys, root_key
 from verify_kernels.forward_batch import PAGE_SIZE
 
 _MAGIC = b"specdec pages 1\n"  # raise the number when the layout changes
@@ -131,10 +131,9 @@ def _read_saved(path: Path) -> SavedPrompt:
 
 
 def _keys_of(prompt: SavedPrompt) -> list[bytes]:
-    keys = [root_key(prompt.salt)]
-    for start in range(0, len(prompt.tokens), PAGE_SIZE):
-        keys.append(page_key(keys[-1], prompt.tokens[start : start + PAGE_SIZE]))
-    return keys[1:]
+    keys: list[bytes] = []
+    extend_keys(keys, prompt.tokens, prompt.salt, len(prompt.tokens) // PAGE_SIZE)
+    return keys
 
 
 class PageFiles:

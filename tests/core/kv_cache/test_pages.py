@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.core.kv_cache import KvCacheManager, pages_for
+from specdec.core.kv_cache import KvCacheManager, extend_keys, pages_for
 from tests.core.kv_cache.invariants import cached_pages, check_pages, match
 from tests.core.kv_cache.sequences import compute, make_sequence, text
 
@@ -163,8 +163,7 @@ def test_pages_held_by_others_are_free_for_an_admission() -> None:
 def test_a_page_that_is_computed_during_a_load_outlives_those_behind_it() -> None:
     kv, tokens = KvCacheManager(8, prefix_cache=True), text(200)
     keys: list[bytes] = []
-    for depth in range(3):
-        kv._keys_to(tokens, "", keys, depth)
+    extend_keys(keys, tokens, "", 3)
     load = kv.begin_load(tokens, "", set(keys), 0)
     kv.release(compute(kv, make_sequence(tokens[:70])))
     kv.end_load(load, 3)
