@@ -41,8 +41,8 @@ _STOP_S = 30.0  # seconds to stop after SIGTERM, before SIGKILL
 def private_config(config: Config, *, http: bool = False) -> Config:
     """``config`` for a server that only its benchmark uses: free ports of loopback, in the clear and without keys.
 
-    A server.yaml in production names experiments, captures and subscribers; what a benchmark asks is not for them.
-    http: with an HTTP port.
+    A server.yaml in production names experiments, captures, subscribers and a collector of traces; what a benchmark
+    asks is not for them. http: with an HTTP port.
 
     Raises:
         ConfigError: there are `engines`; a benchmark measures one model and changes its settings.
@@ -55,7 +55,7 @@ def private_config(config: Config, *, http: bool = False) -> Config:
     changes = {
         "host": "127.0.0.1", "grpc_port": 0, "http_port": 0 if http else None,
         "keys_file": None, "tls_cert": None, "tls_key": None, "tls_client_ca": None, "capture_dir": None,
-        "experiments": ExperimentsConfig(), "kv_events": KvEventsConfig(),
+        "experiments": ExperimentsConfig(), "kv_events": KvEventsConfig(), "otlp_endpoint": None, "log_texts": False,
     }  # fmt: skip
     return config.model_copy(update={"server": config.server.model_copy(update=changes)})
 

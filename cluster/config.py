@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from specdec.config import Config, Name, Section, merged, problems, read_mapping
+from specdec.config import Config, Name, Section, UserPath, merged, problems, read_mapping
 from specdec.errors import ConfigError
 
 HeaderName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
@@ -28,9 +28,11 @@ class ListenConfig(Section):
     admin_port: int = Field(
         8499, ge=0, le=65535, description="Envoy's admin interface, on loopback only; 0: any free port"
     )
-    tls_cert: Path | None = Field(None, description="PEM certificate chain; with tls_key, clients must use TLS")
-    tls_key: Path | None = Field(None, description="PEM private key of tls_cert")
-    tls_client_ca: Path | None = Field(None, description="PEM authorities; clients need a certificate signed by one")
+    tls_cert: UserPath | None = Field(None, description="PEM certificate chain; with tls_key, clients must use TLS")
+    tls_key: UserPath | None = Field(None, description="PEM private key of tls_cert")
+    tls_client_ca: UserPath | None = Field(
+        None, description="PEM authorities; clients need a certificate signed by one"
+    )
 
     @field_validator("host")
     @classmethod

@@ -88,7 +88,8 @@ class Drafter:
         return True
 
     def begin(self, sequence: Sequence) -> None:
-        """A sequence starts; ``sequence.tokens`` holds its prompt."""
+        """A sequence starts; ``sequence.tokens`` holds its prompt. Called again amid the text when another drafter has
+        been replaced."""
 
     def features(self, sequence: Sequence, start: int, rows: Tensor) -> None:
         """The target's auxiliary hidden states of committed tokens from position ``start`` on.

@@ -122,8 +122,8 @@ class GrpcEndpoint:
             async with aclosing(self._events(ask)) as events:
                 await _note(events, record)
         except CallError as error:
-            # An answer that broke off was not refused.
-            if error.code in _BUSY_CODES and error.reached and not record.chunk_s:
+            # A request that had started was not refused.
+            if error.code in _BUSY_CODES and error.reached and record.queue_ms is None:
                 raise RefusedError(str(error), error.retry_after_s) from None
             raise
 
@@ -407,15 +407,17 @@ async def connect_with(
 
 
 def _tls_of(credentials: Credentials) -> ssl.SSLContext | bool:
-    """How httpx checks a server, and which certificate it shows to one. Raises ConfigError: a file cannot be read."""
+    """How httpx checks a server, and which certificate it shows to one. Raises ConfigError: a file cannot be used."""
+    credentials.channel()  # names a file that cannot be read, which OpenSSL does not
     ca, cert, key = (
         None if path is None else path.expanduser() for path in (credentials.ca, credentials.cert, credentials.cert_key)
     )
     try:
         context = httpx.create_ssl_context(trust_env=False) if ca is None else ssl.create_default_context(cafile=ca)
         if cert is not None:
-            context.load_cert_chain(cert, key)
-    except OSError as error:  # also of ssl, where a file is not PEM
-        files = ", ".join(str(path) for path in (ca, cert, key) if path is not None)
-        raise ConfigError(f"credentials: {files} cannot be read ({error.strerror or error})") from None
+            context.load_cert_chain(cert, key, password=lambda: b"")  # instead of a prompt on the terminal
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"credentials: ca, cert and cert_key must be PEM files, the key not encrypted and that of cert ({error})"
+        ) from None
     return context

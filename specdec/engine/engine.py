@@ -283,8 +283,8 @@ class Engine:
     def swap_draft(self, draft: LoadedDraft | None) -> EngineInfo:
         """Replace the draft model or the feature head, or remove the draft model; returns the new `info`.
 
-        The tokens of running requests do not change. Other drafters keep what they have read; the controller starts
-        again from its estimates. The old model's memory is free on return.
+        The tokens of running requests do not change. A draft model or head that stays keeps what it has read; the
+        controller starts again from its estimates. The old model's memory is free on return.
 
         Raises:
             ConfigError: this engine does not draft, or its next trace file cannot be written; nothing has changed.

@@ -321,7 +321,8 @@ def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: Weights
             with suppress(OSError):  # some network file systems have no locks
                 fcntl.flock(file, fcntl.LOCK_EX)
             write_packed(file, key, config, buffer)
-        os.replace(temporary, path)
+            file.flush()
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -331,7 +332,8 @@ def _delete_unfinished(folder: Path) -> None:
     for path in folder.glob("*.packed.*.tmp"):
         with suppress(OSError), path.open("r+b") as file:  # it is locked, or may not be deleted
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+            if os.fstat(file.fileno()).st_size:  # an empty one may be about to be locked
+                path.unlink()
 
 
 def write_packed(file: BinaryIO, key: str, config: ModelConfig, buffer: WeightsBuffer) -> None:

@@ -52,6 +52,7 @@ PRODUCTION = ServerConfig(
     keys_file=Path("keys.yaml"), tls_cert=Path("c.pem"), tls_key=Path("k.pem"), tls_client_ca=Path("ca.pem"),
     capture_dir=Path("captured"), experiments=ExperimentsConfig(folder=Path("ab"), start=(Path("plan.yaml"),)),
     kv_events=KvEventsConfig(endpoint="tcp://127.0.0.1:5557", salted=True),
+    otlp_endpoint="http://h:4317", log_texts=True,
 )  # fmt: skip
 
 

@@ -110,8 +110,12 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return found
 
 
-def test_valid_and_missing_files_are_accepted(files: dict[str, Path]) -> None:
+def test_valid_and_missing_files_are_accepted(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     check_certificates(ListenConfig(**files))
+    check_certificates(ListenConfig(**{name: Path("~") / path.name for name, path in files.items()}))
     check_certificates(ListenConfig())
 
 

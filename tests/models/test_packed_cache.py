@@ -135,7 +135,9 @@ def test_only_what_a_killed_process_left_unfinished_is_deleted(
 ) -> None:
     left = tmp_path / "packed" / "m-int8-0-0.packed.1.tmp"
     left.parent.mkdir()
-    left.touch()
+    left.write_bytes(b"SPECDEC")
+    begun = left.with_name("n-int8-0-0.packed.1.tmp")
+    begun.touch()  # another process is about to lock it
     write = pack.write_packed
 
     def beside_another(file: BinaryIO, *args: Any) -> None:
@@ -146,7 +148,8 @@ def test_only_what_a_killed_process_left_unfinished_is_deleted(
 
     monkeypatch.setattr(pack, "write_packed", beside_another)
     load_model(str(tiny("llama")), dtype="int8", cache_dir=tmp_path)
-    assert [path.suffix for path in left.parent.iterdir()] == [".packed", ".packed"]
+    assert sorted(path.suffix for path in left.parent.iterdir()) == [".packed", ".packed", ".tmp"]
+    assert begun.exists()
 
 
 def test_views_share_one_aligned_buffer(tiny: Tiny, tmp_path: Path) -> None:

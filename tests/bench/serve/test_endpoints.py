@@ -62,8 +62,9 @@ async def test_a_server_that_is_gone_did_not_refuse() -> None:
     await endpoint.close()
 
 
-async def test_bug_an_answer_that_broke_off_is_not_resumed() -> None:
-    script = Script([started(), delta("ab", 1, 2), EngineDeadError()], REST)
+@pytest.mark.parametrize("sent", [[], [delta("ab", 1, 2)]])
+async def test_bug_an_answer_that_broke_off_is_not_resumed(sent: list[Any]) -> None:
+    script = Script([started(), *sent, EngineDeadError()], REST)
     async with talking(script) as client:
         endpoint = GrpcEndpoint(client._connection.address, Credentials())
         with pytest.raises(SpecdecError, match="the engine process stopped") as caught:
@@ -93,6 +94,8 @@ async def test_a_server_with_an_authority_of_its_own(tmp_path: Path) -> None:
     assert about["model"] == "m"
     with pytest.raises(ConfigError, match=r"nothing\.pem cannot be read \(No such file"):
         await connect(url, Credentials(tls=True, ca=tmp_path / "nothing.pem"))
+    with pytest.raises(ConfigError, match="must be PEM files"):
+        await connect(url, Credentials(tls=True, cert=files.client, cert_key=files.key))
 
 
 @pytest.mark.parametrize("url", ["localhost:1", "ftp://x/v1", "grpc://", "grpc://h:1/v1", "http:///v1"])
