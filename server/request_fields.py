@@ -155,6 +155,11 @@ def read_seed(body: Body, name: str) -> int | None:
     return None if seed is None or seed == -1 else seed % (UINT64 + 1)
 
 
+RANDOM_SEED = Field(
+    "random_seed", {**INTEGER, "description": "The seed, by Mistral's name."}, read_seed, "sampling.seed"
+)
+
+
 def _read_repeated(body: Body, name: str, kind: Repeated, read: Reader) -> Any:
     """A list or an object, which is refused for its length before it is copied."""
     given = body.raw(name)
@@ -240,6 +245,9 @@ _STRUCTURED: dict[str, tuple[GrammarKind, Schema]] = {
 }
 
 
+_ANY_OBJECT = GrammarParams(GrammarKind.JSON_OBJECT)
+
+
 def _read_response_format(body: Body, name: str) -> GrammarParams | None:
     given = body.object(name)
     return None if given is None else _read_format(given, "json_schema")
@@ -256,8 +264,9 @@ def _read_format(given: Body, holder: str) -> GrammarParams | None:
     kind = given.text("type")
     if kind not in _TYPES:
         given.refuse("type", f"must be one of {', '.join(_TYPES)}")
-    if kind == "json_object":
-        return GrammarParams(GrammarKind.JSON_OBJECT)
+    if kind == "json_object":  # llama.cpp has a schema beside it
+        with_schema = given.raw("schema") is not None
+        return read_grammar(given, "schema", GrammarKind.JSON_SCHEMA) if with_schema else _ANY_OBJECT
     if kind != "json_schema":
         return None
     schema = given.object(holder) if holder else given
@@ -298,7 +307,7 @@ FORMAT = Field("format", with_fields({**_FORMAT_TYPE, "schema": OBJECT}), read_f
 GRAMMAR: Table = (
     Field(
         "response_format",
-        with_fields({**_FORMAT_TYPE, "json_schema": with_fields({"schema": OBJECT})}),
+        with_fields({**_FORMAT_TYPE, "json_schema": with_fields({"schema": OBJECT}), "schema": OBJECT}),
         _read_response_format,
         GRAMMAR_FIELD,
     ),

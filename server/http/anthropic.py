@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -88,6 +88,7 @@ MESSAGE_FIELDS: Table = (
     param_field(StoppingParams, "max_tokens"),
     STREAM,
     object_field("output_config", (FORMAT,)),
+    replace(FORMAT, name="output_format"),  # its name in earlier versions of the API
     *SAMPLING,
     param_field(StoppingParams, "stop", "stop_sequences"),
     *param_fields(StoppingParams, "max_tokens", "stop"),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from server.errors import DrainingError
+from server.errors import DrainingError, FingerprintMismatchError, SupersededError
 from server.observe.records import NO_RETRY_HEADER, forbids_retry, note_refusal
 from specdec.errors import FieldViolation, InvalidRequestError, RequestError
 
@@ -90,6 +90,8 @@ def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
     headers = [] if retry_s is None else _retry_headers(retry_s)
     if forbids_retry(error):
         headers.append((NO_RETRY_HEADER.encode(), b"true"))
+    if isinstance(error, SupersededError | FingerprintMismatchError):
+        headers.append((b"x-should-retry", b"false"))  # OpenAI's and Anthropic's clients repeat any other 409
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, DrainingError | BodyTooLargeError | BodyTimeoutError):

@@ -46,8 +46,8 @@ TTFT = Field(
 async def read_conversation(
     body: Body, model: ServedModel, tools: ToolUse | None, *, add_generation_prompt: bool = True
 ) -> tuple[int, ...]:
-    """Token ids of ``messages``, with the answer's beginning if ``add_generation_prompt``. Empty: ``messages`` are
-    wrong, and ``body`` notes why.
+    """Token ids of ``messages``, with the answer's beginning if ``add_generation_prompt``, which a last message with
+    ``prefix`` continues. Empty: ``messages`` are wrong, and ``body`` notes why.
 
     Raises:
         ChatNotSupportedError: the model has no chat template.
@@ -64,7 +64,11 @@ async def read_conversation(
             message.refuse("role", "must be a string that is not empty")
     if len(body.violations.found) > n_known or not isinstance(messages, list):
         return ()
-    return await encode_messages(body, model, messages, tools, add_generation_prompt=add_generation_prompt)
+    beginning = ""
+    if messages[-1].get("prefix") is True and messages[-1]["role"] == "assistant" and add_generation_prompt:
+        beginning, messages = given[-1].text("content") or "", messages[:-1]  # as with Mistral and DeepSeek
+    ids = await encode_messages(body, model, messages, tools, add_generation_prompt=add_generation_prompt)
+    return (*ids, *await model.tokenizer.encode(beginning, add_special=False)) if ids and beginning else ids
 
 
 async def encode_messages(

@@ -9,14 +9,14 @@ from server.http.answering import Sample, answer
 from server.http.call import Call, Endpoint
 from server.http.openai_completions import CompletionAnswer, CompletionRequest, completion_fields, parse_completion
 from server.http.openai_format import OpenAIErrors, answer_head
-from server.request_fields import INTEGER, Field, Table, read_seed
+from server.request_fields import RANDOM_SEED, Table
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
 from specdec.errors import FieldViolation, InvalidRequestError
 
 FIM_FIELDS: Table = (
     *completion_fields(DEFAULT_MAX_TOKENS),
-    Field("random_seed", {**INTEGER, "description": "The seed, by Mistral's name."}, read_seed, "sampling.seed"),
+    RANDOM_SEED,
 )
 _REASONS = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "error"}
 

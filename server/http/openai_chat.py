@@ -26,7 +26,7 @@ from server.http.openai_format import (
 from server.http.tool_calls import CallArguments, CallBegin, Part, ToolCall, ToolCallParser, WholeCallParser
 from server.http.tool_use import ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
-from server.request_fields import NO_PROMPT, Table, flag_field, param_field, param_fields
+from server.request_fields import NO_PROMPT, RANDOM_SEED, Table, flag_field, param_field, param_fields
 from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, StoppingParams
 from specdec.engine.validation import check_requests
 
@@ -38,6 +38,7 @@ CHAT_FIELDS: Table = (
     param_field(StoppingParams, "max_tokens", "max_completion_tokens"),
     flag_field("logprobs"),
     param_field(OutputParams, "logprobs", "top_logprobs"),
+    RANDOM_SEED,
 )
 
 

@@ -41,6 +41,8 @@ def plain_messages(messages: Sequence[Mapping[str, Any]], *, text_arguments: boo
             for call in calls:
                 if isinstance(call, Mapping) and isinstance(call.get("id"), str):
                     called[call["id"]] = _function(call).get("name")
+        if not copy.get("tool_calls"):  # templates ask whether the field is there
+            copy.pop("tool_calls", None)
         if message.get("role") == "tool" and not message.get("name"):
             # Some templates refuse a result without a name, for which OpenAI's API has no field.
             name = message.get("tool_name") or called.get(str(message.get("tool_call_id")))

@@ -17,7 +17,7 @@ import tokenizers
 
 from specdec.errors import FieldViolation, InvalidRequestError, ModelError
 from specdec.models.chat_template import ChatTemplate, plain_messages
-from specdec.models.tool_forms import ToolForm, tool_form, without_tools
+from specdec.models.tool_forms import ToolForm, fit_calls, tool_form, without_tools
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,9 @@ class Tokenizer:
         plain = plain_messages(messages, text_arguments=text_arguments)
         if "developer" not in (self._info.chat_template or ""):  # OpenAI's newer name of the role
             plain = [each | {"role": "system"} if each.get("role") == "developer" else each for each in plain]
-        if not self.has_tool_template:
+        if self.has_tool_template:
+            plain = [dict(each) for each in fit_calls(plain, self.tool_form)]
+        else:
             plain, tools = without_tools(plain, tools), None
         return self._template.render(plain, add_generation_prompt, tools)
 

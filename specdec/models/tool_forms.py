@@ -5,8 +5,10 @@ A model whose template has no tools gets them in a system message, in the form `
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
@@ -47,6 +49,62 @@ def tool_form(template: str) -> ToolForm | None:
     if "tools" not in template:
         return None
     return next((form for signs, form in _SIGNS if all(sign in template for sign in signs)), None)
+
+
+def fit_calls(messages: Sequence[Mapping[str, Any]], form: ToolForm) -> Sequence[Mapping[str, Any]]:
+    """``messages`` with their calls as templates of ``form`` take them: Mistral's refuse ids that are not nine letters
+    and digits, Llama's more than one call in a message."""
+    if form in (ToolForm.MISTRAL, ToolForm.MISTRAL_ARGS):
+        return _with_short_ids(messages)
+    return _with_single_calls(messages) if form is ToolForm.LLAMA else messages
+
+
+def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    calls = message.get("tool_calls")
+    return [dict(call) for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+
+
+def _with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
+    waiting: list[str] = []  # ids of calls without a result: a result without an id answers the first
+    for i, message in enumerate(messages):
+        if calls := _calls(message):
+            named = [{**call, "id": _short_id(call.get("id") or f"{i}.{j}")} for j, call in enumerate(calls)]
+            waiting = [call["id"] for call in named]
+            message = {**message, "tool_calls": named}
+        elif message.get("role") == "tool":
+            given = message.get("tool_call_id")
+            known = _short_id(given) if given else next(iter(waiting), _short_id(str(i)))
+            waiting = [each for each in waiting if each != known]
+            message = {**message, "tool_call_id": known}
+        found.append(message)
+    return found
+
+
+def _short_id(given: Any) -> str:
+    text = str(given)
+    return text if re.fullmatch("[A-Za-z0-9]{9}", text) else hashlib.sha256(text.encode()).hexdigest()[:9]
+
+
+def _with_single_calls(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
+    left = list(reversed(messages))
+    while left:
+        message = left.pop()
+        calls = _calls(message)
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        results = []
+        while left and left[-1].get("role") == "tool":
+            results.append(left.pop())
+        for number, call in enumerate(calls):
+            found.append({**message, "content": "" if number else message.get("content", ""), "tool_calls": [call]})
+            own = [each for each in results if each.get("tool_call_id", call.get("id")) == call.get("id")][:1]
+            found += own
+            results = [each for each in results if each not in own]
+        found += results
+    return found
 
 
 _OPENING = "You can call these functions, each on a line of its own with the JSON schema of its arguments:"

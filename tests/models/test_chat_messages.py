@@ -98,6 +98,52 @@ def test_if_a_template_does_not_support_tools_a_message_describes_them(tokenizer
     assert not Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo()).has_tool_template
 
 
+@pytest.mark.parametrize("calls", [None, []])
+def test_calls_that_are_none_are_left_out(calls: Any) -> None:
+    assert plain_messages([{"role": "assistant", "content": "x", "tool_calls": calls}]) == [
+        {"role": "assistant", "content": "x"}
+    ]
+
+
+def rendered(folder: Path, sign: str, messages: list[dict[str, Any]]) -> str:
+    """By a template of the form that ``sign`` stands for: per message its ids of calls and results."""
+    calls = "{% for c in m.tool_calls or [] %} {{ c.id }}{% endfor %}"
+    answered = "{% if m.tool_call_id is defined %} {{ m.tool_call_id }}{% endif %}"
+    each = "{{ m.role[0] }}" + calls + answered + "{{ m.content }};"
+    template = "{# tools " + sign + " #}{% for m in messages %}" + each + "{% endfor %}"
+    tokenizer = Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo(chat_template=template))
+    return tokenizer.render_chat(messages)
+
+
+def test_mistrals_ids_have_nine_characters(folder: Path) -> None:
+    first = [call("{}") | {"id": "call_0123456789"}, call("{}") | {"id": "abcdefgh9"}]
+    results = [{"role": "tool", "content": "", "tool_call_id": each["id"]} for each in reversed(first)]
+    without = [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}] * 2}]
+    texts = rendered(folder, "[TOOL_CALLS]", [
+        {"role": "assistant", "content": "", "tool_calls": first}, *results,
+        *without, {"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}, {"role": "tool", "content": "3"},
+    ]).split(";")  # fmt: skip
+    _, a, b = texts[0].split(" ")
+    assert (len(a), b) == (9, "abcdefgh9")
+    assert texts[1:3] == [f"t {b}", f"t {a}"]
+    _, c, d = texts[3].split(" ")
+    assert len({a, c, d}) == 3
+    assert texts[4:6] == [f"t {c}1", f"t {d}2"]
+    assert len(texts[6]) == len("t 1234567893")
+
+
+def test_llamas_messages_have_one_call(folder: Path) -> None:
+    calls = [call("{}") | {"id": name} for name in "abc"]
+    results = [{"role": "tool", "content": name, "tool_call_id": name} for name in "bac"]
+    messages = [{"role": "assistant", "content": "x", "tool_calls": calls}, *results, {"role": "user", "content": "u"}]
+    assert rendered(folder, "<|python_tag|>", messages) == "a ax;t aa;a b;t bb;a c;t cc;uu;"
+    unnamed = [{"role": "tool", "content": name} for name in "12"]
+    messages = [{"role": "assistant", "content": "", "tool_calls": calls[:2]}, *unnamed]
+    assert rendered(folder, "<|python_tag|>", messages) == "a a;t1;a b;t2;"
+    messages = [{"role": "assistant", "content": "", "tool_calls": calls[:1]}, *results]
+    assert rendered(folder, "<|python_tag|>", messages) == "a a;t bb;t aa;t cc;"
+
+
 @pytest.mark.parametrize("arguments", ["", "{", "[1]", "5", '"x"', "[" * 100_000, None, 5, {"a": 1}])
 def test_arguments_that_are_not_an_object_are_unchanged(arguments: Any) -> None:
     (message,) = plain_messages([{"role": "assistant", "content": "x", "tool_calls": [call(arguments), 5, {"a": 1}]}])

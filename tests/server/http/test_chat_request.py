@@ -49,6 +49,11 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"n": 2, "seed": 3, "temperature": 0.5}, {"sampling": SamplingParams(n=2, seed=3, temperature=0.5)}),
     ({"stop": ["a"]}, {"stopping": StoppingParams(stop=("a",))}),
     ({"response_format": {"type": "json_object"}}, {"grammar": GrammarParams(GrammarKind.JSON_OBJECT)}),
+    (
+        {"response_format": {"type": "json_object", "schema": {"type": "array"}}},
+        {"grammar": GrammarParams(GrammarKind.JSON_SCHEMA, '{"type":"array"}')},
+    ),
+    ({"random_seed": 5}, {"sampling": SamplingParams(seed=5)}),
     ({"prediction": {"type": "content", "content": "ab"}}, {"prediction_ids": tuple(b"ab")}),
     (
         {"resume": {"token_ids": [3, 4], "numeric_fingerprint": FINGERPRINT}, "seed": 3},
@@ -67,6 +72,13 @@ def test_content_may_be_parts_or_missing() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None}, {"role": "tool"}]
     assert request(messages=messages).prompt_ids == tuple(b"user:a\nb;assistant:;tool:;")
+
+
+def test_a_last_message_with_a_prefix_is_continued() -> None:
+    begun = {"role": "assistant", "content": "ab", "prefix": True}
+    assert request(messages=[*HI, begun]).prompt_ids == tuple(b"user:hi;ab")
+    assert request(messages=[*HI, begun | {"prefix": False}]).prompt_ids == tuple(b"user:hi;assistant:ab;")
+    assert request(messages=[begun, *HI]).prompt_ids == tuple(b"assistant:ab;user:hi;")
 
 
 def test_tools_are_rendered_unless_tool_choice_is_none() -> None:

@@ -29,6 +29,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_tokens": 5, "stop_sequences": ["a", "b"]}, {"stopping": StoppingParams(max_tokens=5, stop=("a", "b"))}),
     ({"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 3},
      {"sampling": SamplingParams(temperature=0.5, top_p=0.9, top_k=7, seed=3)}),
+    ({"output_format": {"type": "json_schema", "schema": {"type": "array"}}},
+     {"grammar": GrammarParams(GrammarKind.JSON_SCHEMA, '{"type":"array"}')}),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}, "effort": "low"}},
      {"grammar": GrammarParams(GrammarKind.JSON_SCHEMA, '{"type":"object"}')}),
     ({"session": "s", "priority": 3, "cache_salt": "c"}, {"session": "s", "priority": 3, "cache_salt": "c"}),
