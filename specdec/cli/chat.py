@@ -35,6 +35,8 @@ def chat_command(server: str | None, model: str, system: str | None, **values: A
     Commands: /off, /auto, /on (speculation), /clear (forget the conversation). Ctrl-C stops an answer, Ctrl-D leaves.
     """
     open_runner, request = pop_call(server, model, values)
+    if request.sampling.n > 1:
+        raise click.UsageError("--n: a conversation goes on from one answer; leave it out")
     with open_runner() as runner:
         click.echo(f"{runner.model}. {_HELP}", err=True)
         Conversation(runner, request, system).run()

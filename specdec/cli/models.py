@@ -69,13 +69,9 @@ def list_command(cache_dir: Path, as_json: bool) -> None:
 def fetch_command(name: str, cache_dir: Path) -> None:
     """Fetch the catalogue model NAME; an interrupted fetch goes on where it stopped."""
     from specdec.cli.progress_bar import ProgressBar
-    from specdec.errors import ModelError
     from specdec.models.catalogue import find_entry
     from specdec.models.fetch import Fetcher
 
-    try:
-        with ProgressBar() as progress:
-            path = Fetcher(cache_dir.expanduser() / "models").fetch(find_entry(name), progress)
-    except ModelError as error:
-        raise click.ClickException(str(error)) from None
+    with ProgressBar() as progress:
+        path = Fetcher(cache_dir.expanduser() / "models").fetch(find_entry(name), progress)
     click.echo(path)

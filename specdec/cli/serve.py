@@ -9,9 +9,10 @@ import shlex
 import shutil
 import ssl
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,17 +66,12 @@ _DISK_BYTES = 4 << 30  # of prefix cache for a server of one user, if nothing el
 _DISK_SHARE = 1 / 4  # of the free space, at most
 
 
-def _more_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that only `specdec serve` has."""
-    return config_options(command, _MORE)
-
-
 @click.command("serve", cls=ScreenCommand, screen=_SCREEN)
 @click.argument("model", type=TEXT, required=False)
 @click.option("--model", "named", type=TEXT, metavar="MODEL", help="The same as MODEL and --target.")
 @click.option("--port", type=click.IntRange(0, 65535), help="The same as --http-port.")
 @add_server_options
-@_more_options
+@partial(config_options, options=_MORE)
 @click.option("--quiet", is_flag=True, help="Log warnings and errors only.")
 def serve_command(quiet: bool, **values: Any) -> None:
     """Serve MODEL over gRPC and HTTP until SIGTERM or Ctrl-C, then finish running requests.

@@ -156,6 +156,10 @@ _OPTIONS = [
     # Reconnect to a restarted server soon: by default gRPC waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 3000),
+    # Notice a server that vanished without closing its connections, so that a stream can go on elsewhere.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
 ]
 
 _WORKSPACE, _SESSION = "x-workspace-id", "x-session-id"
@@ -282,15 +286,21 @@ class Connection:
         """A bidirectional stream; it is never repeated."""
         return method(self.channel)(metadata=self._metadata)
 
+    def leave(self, address: str) -> None:
+        """Send the next call to the address after ``address``, unless it goes elsewhere already."""
+        if address == self.address:
+            self._at = (self._at + 1) % len(self._addresses)
+
     async def pause(
         self, error: CallError, attempt: int, until: float | None, retry: RetryPolicy | None = None
     ) -> None:
         """Wait until the next try, after try ``attempt`` failed, and switch to the next address if the server failed.
         Raises ``error`` if there is no next try, or no time for it."""
-        if error.code == grpc.StatusCode.UNAVAILABLE and error.address == self.address:
-            self._at = (self._at + 1) % len(self._addresses)
+        if error.code == grpc.StatusCode.UNAVAILABLE:
+            self.leave(error.address)
         pause = (retry or self.retry).pause_s(error, attempt, random.random())
-        if pause is not None and self.address != error.address and attempt % len(self._addresses):
+        unasked = not error.reached and attempt < len(self._addresses)  # each address is tried once in any case
+        if (pause is not None or unasked) and self.address != error.address and attempt % len(self._addresses):
             pause = 0.0
         if pause is None or (until is not None and time.monotonic() + pause >= until):
             raise error from None

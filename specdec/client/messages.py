@@ -95,7 +95,7 @@ def fill_prompt(message: PromptMessage, prompt: Prompt) -> None:
         message.text = prompt
     elif isinstance(prompt, Fim):
         message.fim.CopyFrom(fim_message(prompt))
-    elif prompt and isinstance(prompt[0], ChatTurn):
+    elif len(prompt) and all(isinstance(turn, ChatTurn) for turn in prompt):
         message.chat.CopyFrom(chat_message([turn for turn in prompt if isinstance(turn, ChatTurn)]))
     else:
         message.token_ids.SetInParent()

@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import grpc
@@ -18,6 +18,7 @@ from specdec.client.connection import CallError, Connection, Method, RetryPolicy
 from specdec.client.messages import event_of
 from specdec.core.seeds import sample_seed
 from specdec.core.types import Delta, Finished, RequestEvent, Started
+from specdec.errors import FingerprintMismatchError
 
 Message = generation.GenerateStreamRequest | completion.CompleteRequest
 
@@ -80,7 +81,7 @@ class ResumableStream:
                 return  # every sample is complete; only the end of the call is missing
             if cut is None or not self._can_resume:
                 raise
-            await self._connection.pause(cut, 1, self._until, self._connection.retry.resuming)
+            await self._connection.pause(cut, 1, self._until, _first_of(self._connection.retry.resuming))
         missing = [had for had in samples if not had.finished]
         calls = [self._rest(had, "" if had is missing[0] else f"~{had.index}") for had in missing]
         async with aclosing(_merged(calls)) as rest:
@@ -95,6 +96,7 @@ class ResumableStream:
     async def _rest(self, had: _Received, suffix: str) -> AsyncGenerator[Delta | Finished, None]:
         """The rest of a sample, over any number of calls. suffix: of their ids; empty for the first sample."""
         retry, attempt, first = self._connection.retry.resuming, 0, not suffix
+        refused: set[str] = set()  # addresses of servers with another fingerprint
         while True:
             known, began = len(had.tokens), False
             try:
@@ -112,13 +114,19 @@ class ResumableStream:
                 cut = cut_of(error)
                 if cut is not None and had.finished:
                     return
-                attempt = 1 if len(had.tokens) > known else attempt + 1
+                progressed = len(had.tokens) > known
+                attempt = 1 if progressed else attempt + 1
                 if error.code == grpc.StatusCode.ALREADY_EXISTS and not began and attempt <= retry.attempts:
                     suffix += "~"  # the server still runs the broken call
                     continue
+                if error.reason == FingerprintMismatchError.reason:
+                    refused.add(error.address)
+                    self._connection.leave(error.address)
+                    if self._connection.address not in refused:
+                        continue
                 if cut is None or not began:
                     raise  # it is refused, or the policy allows no further try
-                await self._connection.pause(cut, attempt, self._until, retry)
+                await self._connection.pause(cut, attempt, self._until, _first_of(retry) if progressed else retry)
 
     async def _call(
         self, message: Message, retry: RetryPolicy | None = None
@@ -163,6 +171,11 @@ class ResumableStream:
         if stopping.HasField("decode_time_limit_ms") and self._first_token_s is not None:
             stopping.decode_time_limit_ms = max(1.0, stopping.decode_time_limit_ms - (now - self._first_token_s) * 1e3)
         return message
+
+
+def _first_of(retry: RetryPolicy) -> RetryPolicy:
+    """``retry`` for the first of its tries in a row, before which none has failed."""
+    return replace(retry, attempts=max(2, retry.attempts))
 
 
 Event = TypeVar("Event")

@@ -127,11 +127,13 @@ def load_tokenizer(ref: str, cache_dir: Path, progress: Progress | None = None) 
 
 
 def is_here(ref: str, cache_dir: Path) -> bool:
-    """Whether `resolve` finds ``ref`` without fetching; False for a hub id, which is not looked up."""
-    if Path(ref).expanduser().exists() or ref.startswith(RANDOM_PREFIX):
+    """Whether `resolve` fetches nothing for ``ref``, which may name nothing; False for a hub id, which is not looked
+    up."""
+    if Path(ref).expanduser().exists():
         return True
-    fetcher = Fetcher(cache_dir.expanduser() / "models")
-    return ref in CATALOGUE and fetcher.is_complete(CATALOGUE[ref])
+    if ref in CATALOGUE:
+        return Fetcher(cache_dir.expanduser() / "models").is_complete(CATALOGUE[ref])
+    return ref.endswith(".gguf") or not _HUB_ID.fullmatch(ref)
 
 
 def _folder(path: Path) -> Checkpoint:

@@ -49,6 +49,9 @@ def test_missing_values_are_reported_as_unknown(tmp_path: Path) -> None:
     done = doctor(tmp_path / "cache", "--target", "qwen2.5-coder-1.5b")
     assert done.exit_code == 0
     assert "qwen2.5-coder-1.5b is not here; specdec models fetch qwen2.5-coder-1.5b" in done.stdout
+    for name, reason in (("/no/model.gguf", "no such file or folder"), ("smollm2-135", "did you mean smollm2-135m?")):
+        done = doctor(tmp_path / "cache", "--target", name)
+        assert (done.exit_code, reason in " ".join(done.stdout.split())) == (1, True)
 
 
 def test_the_ceiling_is_bandwidth_over_bytes_read_per_step() -> None:

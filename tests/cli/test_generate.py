@@ -177,6 +177,7 @@ def test_a_chat_survives_a_line_that_is_not_utf_8(run_on: Callable[[SpyEngine], 
     assert result.exit_code == 0, result.output
     assert "Error: the line is not valid UTF-8" in result.stderr
     assert len(engine.requests) == 2
+    assert "--n: a conversation goes on from one answer" in CliRunner().invoke(cli, ["chat", "--n", "2"]).stderr
     refused = CliRunner().invoke(cli, ["chat", "--system", "\udcff"])
     assert (refused.exit_code, "--system is not valid UTF-8" in refused.stderr) == (2, True)
 

@@ -161,6 +161,25 @@ async def test_the_next_address_continues() -> None:
         assert isinstance((await gather(client))[-1], Finished)
 
 
+async def test_a_server_with_other_numbers_is_passed_over() -> None:
+    refused = FingerprintMismatchError.between("numbers", "others")
+    first, second, third = Script(BROKEN, [BREAK]), Script([refused]), Script(REST)
+    async with talking(third) as at_third, talking(second) as at_second:
+        behind = f"{at_second._connection.address},{at_third._connection.address}"
+        async with (
+            talking(first) as at_first,
+            Client(f"{at_first._connection.address},{behind}", retry=QUICK) as client,
+        ):
+            assert isinstance((await gather(client))[-1], Finished)
+    assert len(second.asked) == len(third.asked) == 1
+
+
+async def test_one_try_after_each_progress() -> None:
+    script = Script(BROKEN, [started(), delta("c", 4), BREAK], REST)
+    async with talking(script, RetryPolicy(first_s=0.01, resumes=1)) as client:
+        assert isinstance((await gather(client))[-1], Finished)
+
+
 @pytest.mark.parametrize(
     ("answer", "retry", "code", "calls"),
     [
@@ -170,8 +189,9 @@ async def test_the_next_address_continues() -> None:
         ([started(), BREAK], QUICK, grpc.StatusCode.UNAVAILABLE, 4),
         ([BREAK], QUICK, grpc.StatusCode.UNAVAILABLE, 4),
         (REST, RetryPolicy(resumes=0), grpc.StatusCode.UNAVAILABLE, 1),
+        ([BREAK], RetryPolicy(first_s=0.01, resumes=1), grpc.StatusCode.UNAVAILABLE, 2),
     ],
-    ids=["other numbers", "other prompt", "other date", "no progress", "no start", "not asked to"],
+    ids=["other numbers", "other prompt", "other date", "no progress", "no start", "not asked to", "one try"],
 )
 async def test_resuming_gives_up(answer: list[Any], retry: RetryPolicy, code: grpc.StatusCode, calls: int) -> None:
     script, seen = Script(BROKEN, answer), list[RequestEvent]()

@@ -178,6 +178,13 @@ async def test_an_unreachable_server() -> None:
         await connection.close()
 
 
+async def test_each_address_is_tried_once_whatever_the_policy() -> None:
+    async with talking(Script()) as (connection, unary, _):
+        both = Connection(["127.0.0.1:1", connection.address], Credentials(), RetryPolicy(unreachable=False))
+        assert await both.unary(unary, b"") == b"answer"
+        await both.close()
+
+
 async def test_every_try_sends_the_key_and_cancelling_ends_it() -> None:
     script = Script(full(0.01), full(60))
     policy = RetryPolicy(longest_s=100)

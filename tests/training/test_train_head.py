@@ -95,7 +95,7 @@ def test_a_target_without_a_chat_template_needs_plain_texts(tmp_path: Path) -> N
 
 
 def test_no_time_for_training_is_said(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StateFile, "fill", lambda *_: None)
+    monkeypatch.setattr(StateFile, "fill", lambda states, *_: setattr(states, "n_texts", 0))
     result = run(data, tmp_path, "--passes", "1")
     assert "texts; run again to go on" in " ".join(result.stderr.split())
     assert not (tmp_path / "config.json").exists()
