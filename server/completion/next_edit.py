@@ -47,7 +47,8 @@ class RecentEdit:
         file."""
         if diff:
             return RecentEdit(path, *_sides(diff))
-        old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+        # Line breaks as in the window's text
+        old, new = (text.replace("\r\n", "\n").splitlines(keepends=True) for text in (before, after))
         head = max(0, common_length(old, new) - DIFF_CONTEXT)
         tail = max(0, common_length(old[head:][::-1], new[head:][::-1]) - DIFF_CONTEXT)
         return RecentEdit(path, *("".join(lines[head : len(lines) - tail]) for lines in (old, new)))

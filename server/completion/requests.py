@@ -136,7 +136,9 @@ def gap_rules(gap: Gap, options: CompletionOptions) -> TextRules | None:
         closers, quote = open_brackets(gap.prefix, gap.suffix)
         rules = replace(rules, closers=closers, quote=quote)
     if options.suffix and not rules.suffix:
-        lead = "\n" + head if not head.strip() and len(head) < len(gap.prefix) else ""
+        lead = ""
+        if not head.strip() and len(head) < len(gap.prefix):
+            lead = ("\r\n" if gap.prefix.endswith("\r\n" + head) else "\n") + head
         rules = replace(rules, suffix=gap.suffix[:SUFFIX_CHARACTERS], lead=lead)
     return None if rules == TextRules() else rules
 

@@ -56,6 +56,7 @@ def test_unmatched_brackets_may_be_closed(prefix: str, suffix: str, closers: str
         ),
         (Gap("def f():\n    ", "\nx"), TextRules(min_indent=4, closers="", suffix="\nx", lead="\n    ")),
         (Gap("def f():\n", "\nx"), TextRules(closers="", suffix="\nx", lead="\n")),
+        (Gap("f(\r\n\t", "\r\nx)"), TextRules(min_indent=1, closers="", suffix="\r\nx)", lead="\r\n\t")),
         (Gap("", "x"), TextRules(closers="", suffix="x")),
         (Gap("  ", "x"), TextRules(min_indent=2, closers="", suffix="x")),
         (Gap("\t\tif x", ""), TextRules(min_indent=2, closers="")),

@@ -228,6 +228,13 @@ def test_the_changed_lines_of_two_whole_files_are_the_edit() -> None:
     assert (comment.before, comment.after) == ("-- old\n", "-- new\n")
 
 
+def test_the_text_before_an_edit_is_known_in_a_file_with_crlf() -> None:
+    text = FILE.replace("\n", "\r\n")
+    edit = RecentEdit.of("a.py", text.replace("area", "f"), text)
+    place = EditPlace("a.py", text, text.index("return"), (edit,))
+    assert place.earlier_window == place.shown(place.window).replace("area", "f")
+
+
 lines = st.lists(st.sampled_from(["a = 1", "b = 2", "", "return a", "}", "c"]), min_size=2, max_size=15)
 
 
