@@ -46,7 +46,7 @@ class Settings(BaseModel):
     max_lines: Annotated[int, Field(ge=1, le=1000)] | None = 12
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 96
     time_limit_ms: Annotated[float, Field(gt=0, le=600_000)] | None = 2000.0
-    max_prompt_tokens: Annotated[int, Field(ge=64)] | None = None  # None: the server's default
+    max_prompt_tokens: Annotated[int, Field(ge=64, le=2**31 - 1)] | None = None  # None: the server's default
     # Objective of time to first token; a slow server shows the model less text, and reads ahead while the user pauses.
     ttft_ms: Annotated[float, Field(ge=0, le=600_000)] = 400.0  # 0: none
     # Fill in, or be refused by models that cannot; continue the prefix with such models; always continue the prefix.

@@ -126,6 +126,8 @@ class _Prediction:
         self._waits = False  # whether `next` waits for one
         self._edits: asyncio.Queue[pb.TextEdit | None] = asyncio.Queue()
         self._reading = asyncio.create_task(self._read(client), name="lsp-next-edit")
+        # Not in `_read`, which does not begin if it is cancelled at once
+        self._reading.add_done_callback(lambda _: self._edits.put_nowait(None))
 
     def cancel(self) -> None:
         """End the request."""
@@ -146,7 +148,6 @@ class _Prediction:
         self._waits = False
         if edit is None:
             self._edits.put_nowait(None)
-            await asyncio.wait([self._reading])
             if not self._reading.cancelled() and (error := self._reading.exception()) is not None:
                 raise error
             return None
@@ -158,18 +159,15 @@ class _Prediction:
 
     async def _read(self, client: Client) -> None:
         begun_s, answered = time.monotonic(), False
-        try:
-            async with aclosing(client.completion.predict_edit(self._message)) as events:
-                async for event in events:
-                    if event.HasField("started"):
-                        continue
-                    if not answered:
-                        answered = True
-                        self._latency.add(time.monotonic() - begun_s)
-                    if event.HasField("edit"):
-                        self._edits.put_nowait(event.edit)
-        finally:
-            self._edits.put_nowait(None)
+        async with aclosing(client.completion.predict_edit(self._message)) as events:
+            async for event in events:
+                if event.HasField("started"):
+                    continue
+                if not answered:
+                    answered = True
+                    self._latency.add(time.monotonic() - begun_s)
+                if event.HasField("edit"):
+                    self._edits.put_nowait(event.edit)
 
 
 class InlineEdits:

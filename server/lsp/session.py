@@ -252,10 +252,10 @@ class LiveSession:
             self._send(pending)
         return pending.ask_id, pending.answer
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether a request runs."""
-        return self._pending is not None
+    async def idle(self) -> None:
+        """Wait until no request runs."""
+        while self._pending is not None:
+            await asyncio.wait([self._pending.answer])
 
     def so_far(self, ask_id: int) -> Answer | None:
         """The text received for an unfinished request, without its last, incomplete word; None if there is none."""
@@ -455,9 +455,11 @@ class SessionLink:
         return live.so_far(ask_id)
 
     async def read_ahead(self, request: SuggestionRequest) -> None:
-        """Let the server compute the prompts of a place while nothing else is requested; cancel it to stop."""
+        """Let the server compute the prompts of a place once nothing else is requested; cancel it to stop."""
+        if self._live is not None:
+            await self._live.idle()  # a request that met its limit runs for `GRACE_S` more
         live = self._live if self._ready else None
-        if live is None or live.is_asked:
+        if live is None:
             return
         ask_id, answer = live.complete(request)
         try:

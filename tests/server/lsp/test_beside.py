@@ -79,6 +79,9 @@ def test_settings_are_parsed_field_by_field() -> None:
     assert (settings.max_lines, settings.time_limit_ms, settings.max_tokens) == (3, None, 7)
     assert len(problems) == 1
     assert problems[0].startswith("specdec.maxLines")
+    for tokens, found in ((2**31 - 1, 2**31 - 1), (2**31, None)):  # what a message can hold
+        settings, problems = read_settings({"maxPromptTokens": tokens})
+        assert (settings.max_prompt_tokens, len(problems)) == (found, found is None)
     for nothing in (None, [], "text", 5):
         assert read_settings(nothing) == (Settings(), [])
 

@@ -246,6 +246,17 @@ async def test_what_the_user_does_next_ends_the_request(by: str) -> None:
     assert desk.server.running == (by == "newer request")
 
 
+async def test_a_request_that_ends_before_it_is_sent_is_answered() -> None:
+    desk = Desk()
+    asking = desk.ask()
+    while desk.edits._prediction is None:
+        await asyncio.sleep(0)
+    desk.change(50, "x")
+    async with asyncio.timeout(10):
+        assert await asking is None
+    assert desk.server.asked == []
+
+
 async def test_an_answer_to_another_text_is_dropped() -> None:
     desk = Desk()
     asking = desk.ask()

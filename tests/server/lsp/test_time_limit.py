@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,23 @@ async def test_an_answer_within_the_limit_is_complete() -> None:
     say(live, 1, "one two thr")
     live._take(pb.CompleteSessionResponse(finished=pb.SuggestionFinished(ask_id=1)))
     assert await waiting == Answer("s", "one two thr")
+
+
+async def test_reading_ahead_waits_for_a_request_that_met_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "GRACE_S", 60.0)
+    live, request = made()
+    link = link_to(live, 1.0)
+    assert await link.complete(request) is None
+    reading = asyncio.create_task(link.read_ahead(replace(request, read_ahead=True)))
+    await asyncio.sleep(0)
+    assert not reading.done()
+    assert not live._unsent.get_nowait().ask.read_ahead
+    assert live._unsent.empty()
+    live._take(pb.CompleteSessionResponse(finished=pb.SuggestionFinished(ask_id=1)))
+    async with asyncio.timeout(10):
+        assert (await live._unsent.get()).ask.read_ahead
+    live._take(pb.CompleteSessionResponse(finished=pb.SuggestionFinished(ask_id=2)))
+    await reading
 
 
 async def test_a_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
