@@ -276,5 +276,6 @@ def _fim_ids(gap: Fim, tokenizer: Tokenizer) -> tuple[list[int], tuple[int, ...]
         raise WorkloadUnavailableError("the model has no fill-in-the-middle tokens")
     prefix = [tokens.prefix, *tokenizer.encode(gap.prefix, add_special=False)]
     suffix = [tokens.suffix, *tokenizer.encode(gap.suffix, add_special=False)]
-    ids = [*suffix, *prefix] if tokens.template.suffix_first else [*prefix, *suffix, tokens.middle]
-    return ids, tokens.ends
+    middle = [tokens.middle] if tokens.middle >= 0 else []
+    ids = [*suffix, *prefix] if tokens.template.suffix_first else [*prefix, *suffix]
+    return [*ids, *middle], tokens.ends

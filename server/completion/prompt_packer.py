@@ -273,7 +273,8 @@ class PromptPacker:
         if not tokens.fills_in:
             return [*begin, *around, *above, *head]
         if tokens.template.suffix_first:
-            return [*begin, tokens.suffix, *suffix, tokens.prefix, *around, *above, *head]
+            middle = [tokens.middle] if tokens.middle >= 0 else []
+            return [*begin, tokens.suffix, *suffix, tokens.prefix, *around, *above, *middle, *head]
         if tokens.file >= 0:
             return [*begin, *around, tokens.prefix, *above, tokens.suffix, *suffix, tokens.middle, *head]
         return [*begin, tokens.prefix, *around, *above, tokens.suffix, *suffix, tokens.middle, *head]

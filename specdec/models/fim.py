@@ -17,7 +17,7 @@ class FimTemplate:
     suffix: tuple[str, ...]
     middle: tuple[str, ...] = ()
     suffix_first: bool = False
-    """The prompt is suffix, prefix and then the middle, which has no token of its own."""
+    """The prompt is suffix, prefix and then the middle."""
     repo: tuple[str, ...] = ()
     """Token before the project's name, if the family has one."""
     file: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ TEMPLATES = (
     ),
     FimTemplate("codestral", ("[PREFIX]",), ("[SUFFIX]",), suffix_first=True, heading="+++++ {}\n"),
     FimTemplate("glm", ("<|code_prefix|>",), ("<|code_suffix|>",), ("<|code_middle|>",)),
-    FimTemplate("seed", ("<[fim-prefix]>",), ("<[fim-suffix]>",), ("<[fim-middle]>",)),
+    FimTemplate("seed", ("<[fim-prefix]>",), ("<[fim-suffix]>",), ("<[fim-middle]>",), suffix_first=True),
 )
 
 

