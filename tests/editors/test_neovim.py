@@ -174,6 +174,45 @@ async def test_an_insertion_predicted_at_the_cursor_is_ghost_text(tmp_path: Path
             await nvim.until(TEXT, BOOK.replace("\n\n\ndef mean", "\n\nsum = 0 + 0\n\ndef mean").rstrip("\n"))
 
 
+# Answers requests of a method by the insertion of a text at the cursor. Before 0.11 a client's methods take no self.
+ANSWER = """
+local answered, text = ...
+local client = vim.lsp.get_clients({ name = 'specdec' })[1]
+local request = client.request
+client.request = function(...)
+  local method, params, take = select(vim.fn.has('nvim-0.11') == 1 and 2 or 1, ...)
+  if method ~= answered then return request(...) end
+  local at = params.position
+  local item = { insertText = text, text = text, range = { start = at, ['end'] = at } }
+  vim.schedule(function() take(nil, { items = { item }, edits = { item } }) end)
+  return true, 0
+end
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "keys", "shows", "shown", "text"),
+    [
+        ("textDocument/inlineCompletion", "A", GHOST, "one\ntwo", "abone\ntwo\nc"),
+        ("textDocument/copilotInlineEdit", "x", DIFF, "+one|+two", "one\ntwo\nb\nc"),
+    ],
+)
+async def test_a_file_with_crlf_gets_no_other_line_ends(
+    method: str, keys: str, shows: str, shown: str, text: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.py"
+    file.write_bytes(b"ab\r\nc\r\n")
+    async with running() as server:
+        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
+        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
+            await nvim.until("return specdec.status and specdec.status.state", "ready")
+            await nvim.lua(ANSWER, method, "one\r\ntwo" if keys == "A" else "one\r\ntwo\r\n")
+            await nvim.type(keys)
+            await nvim.until(shows, shown)
+            await nvim.type("<Tab>")
+            await nvim.until(TEXT, text)
+
+
 async def test_an_older_version_is_rejected_in_one_sentence() -> None:
     async with neovim(NVIM, RECIPE, {}, []) as nvim:
         stub = "vim.fn.has = function() return 0 end; vim.notify = function(text) said[#said + 1] = text end;"

@@ -175,13 +175,19 @@ local function send(method, kind, take)
   end
 end
 
+-- `text` with the line breaks of Neovim's API. The language server gets "\r\n" from buffers whose `fileformat` is dos, and
+-- answers with it.
+local function with_line_feeds(text)
+  return (text:gsub('\r\n', '\n'))
+end
+
 local function show(buffer, items, index, client)
   local item = items[index]
   local line = vim.api.nvim_buf_get_lines(buffer, item.range.start.line, item.range.start.line + 1, false)[1] or ''
   hide()
   shown = { buffer = buffer, items = items, index = index, item = item, row = item.range.start.line }
   shown.column = byte_of(line, item.range.start.character, client.offset_encoding)
-  shown.text = type(item.insertText) == 'table' and item.insertText.value or item.insertText
+  shown.text = with_line_feeds(type(item.insertText) == 'table' and item.insertText.value or item.insertText)
   shown.typed = ''
   if follow(buffer) then
     notify('ShowCompletion')
@@ -322,6 +328,7 @@ local function show_edit(buffer, item, client)
     end
     return
   end
+  item.text = with_line_feeds(item.text)
   predicted = {
     buffer = buffer, tick = vim.api.nvim_buf_get_changedtick(buffer), item = item,
     row = from.line, column = column, end_row = to.line, end_column = end_column,
