@@ -170,6 +170,11 @@ export async function look(): Promise<void> {
     if (notice.value?.lost) notice.value = null;
   } catch (error) {
     const status = error instanceof ApiError ? error.status : -1;
+    if (status === 404 && chosen()) {
+      info.value = null; // the server has restarted without the chosen model
+      change({ drafters: null });
+      return look();
+    }
     connection.value = status === 401 ? "key" : status === 0 ? "lost" : "loading";
   }
 }

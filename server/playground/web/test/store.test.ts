@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { change, compare } from "../src/store";
+import { change, choose, compare, connection, info, look } from "../src/store";
 
 test("both runs of a comparison send one request, whatever changes meanwhile", async () => {
   const sent: Record<string, any>[] = [];
@@ -18,4 +18,28 @@ test("both runs of a comparison send one request, whatever changes meanwhile", a
   assert.deepEqual(sent.map(({ speculation }) => speculation.mode), ["off", "auto"]);
   assert.deepEqual(auto, off);
   assert.equal(off!.messages[0].content, "first");
+});
+
+test("a server that restarts without the chosen model is shown with its default one", async () => {
+  let served = ["a", "b"];
+  let ready = true;
+  Object.assign(globalThis, {
+    fetch: async (path: string) => {
+      const model = new URL(path, "http://server").searchParams.get("model") ?? served[0]!;
+      if (!ready) throw new TypeError("refused");
+      if (path.startsWith("/page/info")) {
+        return served.includes(model) ? Response.json({ model, models: served }) : new Response("{}", { status: 404 });
+      }
+      return Response.json([]);
+    },
+  });
+  await look();
+  await choose("b");
+  assert.equal(info.value?.model, "b");
+  ready = false;
+  await look();
+  assert.equal(connection.value, "lost");
+  [ready, served] = [true, ["a", "c"]];
+  await look();
+  assert.deepEqual([connection.value, info.value?.model], ["ready", "a"]);
 });
