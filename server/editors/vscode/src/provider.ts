@@ -3,9 +3,7 @@ import * as vscode from "vscode";
 import type { Edit, Item, Link, Params, Range } from "./link.js";
 
 const SHOWN = "textDocument/didShowCompletion";
-const PARTLY_ACCEPTED = "textDocument/didPartiallyAcceptCompletion";
 const DISMISSED = "textDocument/didDismissCompletion";
-const REJECTED = 1; // VS Code's kind of end; 0: accepted, 2: ignored
 
 interface Given {
   item: Item;
@@ -14,10 +12,9 @@ interface Given {
   range: Range;
 }
 
-// VS Code calls the `handle...` methods if their proposed interface is enabled. Otherwise a suggestion counts as shown
-// when it is provided, and as dismissed when other text is typed in its place.
+// A suggestion counts as shown when it is provided, and as dismissed when other text is typed in its place: what VS Code
+// knows about it is a proposed interface.
 export class Provider implements vscode.InlineCompletionItemProvider {
-  private readonly given = new WeakMap<vscode.InlineCompletionItem, Given>();
   private last: Given | undefined;
 
   /** predicted: the predicted insertion at a position, if there is one. */
@@ -45,29 +42,12 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     return items.map((item) => this.shown(document, position, item));
   }
 
-  handleDidShowCompletionItem(item: vscode.InlineCompletionItem): void {
-    this.notify(SHOWN, item);
-  }
-
-  handleDidPartiallyAcceptCompletionItem(item: vscode.InlineCompletionItem, info: number | { acceptedLength: number }): void {
-    this.notify(PARTLY_ACCEPTED, item, { acceptedLength: typeof info === "number" ? info : info.acceptedLength });
-  }
-
-  handleEndOfLifetime(item: vscode.InlineCompletionItem, reason: { kind: number }): void {
-    if (reason.kind === REJECTED) {
-      this.notify(DISMISSED, item);
-    }
-  }
-
   private shown(document: vscode.TextDocument, position: vscode.Position, item: Item): vscode.InlineCompletionItem {
     const text = typeof item.insertText === "string" ? item.insertText : item.insertText.value;
     const range = item.range ?? { start: position, end: position };
-    const made = new vscode.InlineCompletionItem(text, rangeOf(range), item.command);
-    const given = { item, text, uri: document.uri.toString(), range };
-    this.given.set(made, given);
-    this.last = given;
+    this.last = { item, text, uri: document.uri.toString(), range };
     this.link.notify(SHOWN, { item });
-    return made;
+    return new vscode.InlineCompletionItem(text, rangeOf(range), item.command);
   }
 
   // Reports the last suggestion as dismissed if the text in its place is no longer a prefix of it.
@@ -83,13 +63,6 @@ export class Provider implements vscode.InlineCompletionItemProvider {
       this.link.notify(DISMISSED, { item: last.item });
     } else if (typed.length === last.text.length) {
       this.last = undefined; // typed or accepted completely
-    }
-  }
-
-  private notify(method: string, item: vscode.InlineCompletionItem, more: object = {}): void {
-    const given = this.given.get(item);
-    if (given !== undefined) {
-      this.link.notify(method, { item: given.item, ...more });
     }
   }
 }

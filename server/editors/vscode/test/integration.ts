@@ -47,7 +47,6 @@ async function main(): Promise<void> {
     textDocument: { uri: URI, languageId: "python", version: 1, text: document.text },
   });
   const first = await ask(provider, document, at);
-  const [taken] = first;
 
   const place = document.offsetAt(at);
   document.text = document.text.slice(0, place) + TYPED + document.text.slice(place);
@@ -56,9 +55,6 @@ async function main(): Promise<void> {
     contentChanges: [{ range: { start: at, end: at }, text: TYPED }],
   });
   const second = await ask(provider, document, new Position(at.line, at.character + TYPED.length));
-  if (taken !== undefined) {
-    provider.handleDidPartiallyAcceptCompletionItem(taken, TYPED.length);
-  }
   for (const { command: accept } of second) {
     await connection.sendRequest("workspace/executeCommand", accept);
   }

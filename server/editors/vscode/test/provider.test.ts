@@ -1,6 +1,5 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import type * as vscode from "vscode";
 import type { Item, Params } from "../src/link.js";
 import { Provider } from "../src/provider.js";
 import { Document, Position, Range } from "./fake_vscode.js";
@@ -29,7 +28,7 @@ function editor(answer: () => Item[] | { items: Item[] } | null = () => [ITEM]) 
       document as never, new Position(0, character) as never, context as never,
       { isCancellationRequested: cancelled } as never,
     );
-  return { asked, told, provider, document, ask };
+  return { asked, told, document, ask };
 }
 
 test("asks as LSP has it, and gives what comes back", async () => {
@@ -83,22 +82,4 @@ test("taken to its end is not dismissed", async () => {
   await ask(2);
   assert.equal(told.filter(([method]) => method === "DismissCompletion").length, 1); // of the second one
   assert.equal(told.length, 4);
-});
-
-test("tells what VS Code says about it", async () => {
-  const { provider, ask, told } = editor();
-  const [item] = (await ask(4)) as [vscode.InlineCompletionItem];
-  told.length = 0;
-  provider.handleDidShowCompletionItem(item);
-  provider.handleDidPartiallyAcceptCompletionItem(item, 2);
-  provider.handleDidPartiallyAcceptCompletionItem(item, { acceptedLength: 3 });
-  provider.handleEndOfLifetime(item, { kind: 0 });
-  provider.handleEndOfLifetime(item, { kind: 1 });
-  provider.handleDidShowCompletionItem({} as never);
-  assert.deepEqual(told, [
-    ["ShowCompletion", { item: ITEM }],
-    ["PartiallyAcceptCompletion", { item: ITEM, acceptedLength: 2 }],
-    ["PartiallyAcceptCompletion", { item: ITEM, acceptedLength: 3 }],
-    ["DismissCompletion", { item: ITEM }],
-  ]);
 });
