@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from specdec.cli.models import models_group
+from specdec.cli.main import cli
 from specdec.models.catalogue import CATALOGUE, CatalogueEntry
 from specdec.models.fetch import Fetcher
 
 
 def test_list_shows_local_models(tmp_path: Path) -> None:
-    result = CliRunner().invoke(models_group, ["list", "--json", "--cache-dir", str(tmp_path)])
+    result = CliRunner().invoke(cli, ["models", "list", "--json", "--cache-dir", str(tmp_path)])
     rows = json.loads(result.output)
     assert [(row["name"], row["path"], row["default"]) for row in rows] == [
         ("smollm2-135m", None, True),
@@ -26,9 +26,9 @@ def test_list_shows_local_models(tmp_path: Path) -> None:
     path.parent.mkdir()
     with path.open("wb") as file:
         file.truncate(CATALOGUE["gemma3-270m"].size)
-    result = CliRunner().invoke(models_group, ["list", "--json", "--cache-dir", str(tmp_path)])
+    result = CliRunner().invoke(cli, ["models", "list", "--json", "--cache-dir", str(tmp_path)])
     assert [row["path"] for row in json.loads(result.output)] == [None, None, None, str(path)]
-    table = CliRunner().invoke(models_group, ["list", "--cache-dir", str(tmp_path)]).output
+    table = CliRunner().invoke(cli, ["models", "list", "--cache-dir", str(tmp_path)]).output
     assert "253 MB" in table
     assert "Apache-2.0" in table
 
@@ -41,9 +41,9 @@ def test_fetch_prints_the_path_or_one_line(tmp_path: Path, monkeypatch: pytest.M
         return self.path(entry)
 
     monkeypatch.setattr(Fetcher, "fetch", fetch)
-    result = CliRunner().invoke(models_group, ["fetch", "gemma3-270m", "--cache-dir", str(tmp_path)])
+    result = CliRunner().invoke(cli, ["models", "fetch", "gemma3-270m", "--cache-dir", str(tmp_path)])
     assert (result.exit_code, result.output) == (0, f"{tmp_path}/models/gemma3-270m.gguf\n")
     assert fetched == ["gemma3-270m"]
-    result = CliRunner().invoke(models_group, ["fetch", "gemma", "--cache-dir", str(tmp_path)])
+    result = CliRunner().invoke(cli, ["models", "fetch", "gemma", "--cache-dir", str(tmp_path)])
     assert result.exit_code == 1
     assert result.output.startswith("Error: gemma: not in the catalogue")
