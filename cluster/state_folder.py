@@ -131,7 +131,7 @@ def is_locked(folder: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        pass
+        pass  # there is no such folder
     return False
 
 

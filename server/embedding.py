@@ -82,8 +82,8 @@ async def run_all(model: ServedModel, requests: Sequence[Request], *, begun: boo
 
     async def work() -> None:
         for request, answer in waiting:
-            late = begun or request is not requests[0]
-            async with model.admission.admit(current_caller(), request, begun=late) as stream:
+            later = request is not requests[0]
+            async with model.admission.admit(current_caller(), request, begun=begun or later) as stream:
                 async for event in stream:
                     if isinstance(event, Delta):
                         answer.logprobs += event.logprobs

@@ -245,9 +245,6 @@ _STRUCTURED: dict[str, tuple[GrammarKind, Schema]] = {
 }
 
 
-_ANY_OBJECT = GrammarParams(GrammarKind.JSON_OBJECT)
-
-
 def _read_response_format(body: Body, name: str) -> GrammarParams | None:
     given = body.object(name)
     return None if given is None else _read_format(given, "json_schema")
@@ -264,10 +261,11 @@ def _read_format(given: Body, holder: str) -> GrammarParams | None:
     kind = given.text("type")
     if kind not in _TYPES:
         given.refuse("type", f"must be one of {', '.join(_TYPES)}")
-    if kind == "json_object":  # llama.cpp has a schema beside it
-        with_schema = given.raw("schema") is not None
-        return read_grammar(given, "schema", GrammarKind.JSON_SCHEMA) if with_schema else _ANY_OBJECT
-    if kind != "json_schema":
+    if kind == "json_object":
+        if given.raw("schema") is None:
+            return GrammarParams(GrammarKind.JSON_OBJECT)
+        holder = ""  # llama.cpp has the schema beside the type
+    elif kind != "json_schema":
         return None
     schema = given.object(holder) if holder else given
     if schema is None or not schema.has("schema"):

@@ -406,7 +406,7 @@ async def connect_with(
         raise
 
 
-def _tls_of(credentials: Credentials) -> ssl.SSLContext | bool:
+def _tls_of(credentials: Credentials) -> ssl.SSLContext:
     """How httpx checks a server, and which certificate it shows to one. Raises ConfigError: a file cannot be used."""
     credentials.channel()  # names a file that cannot be read, which OpenSSL does not
     ca, cert, key = (

@@ -71,7 +71,7 @@ class KeyHash:
                 case ["scrypt", n, r, p, salt, digest]:
                     return _checked(KeyHash(_from_base64(digest), _from_base64(salt), (int(n), int(r), int(p))))
         except (ValueError, binascii.Error):
-            pass
+            pass  # refused like any other form
         raise ValueError("must be sha256:HEX or scrypt:N:R:P:SALT:HASH, as `specdec keys new` prints it")
 
     @staticmethod

@@ -167,7 +167,7 @@ class SharedAnswer:
             while True:
                 self._take(await anext(self._source))
         except StopAsyncIteration:
-            pass
+            pass  # all events were read
         except RequestError as failure:
             error = failure
         except Exception:

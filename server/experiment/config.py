@@ -267,7 +267,7 @@ class ExperimentConfig(StrictModel):
 
     @property
     def checked_guardrails(self) -> tuple[Guardrail, ...]:
-        """``guardrails`` without `QUEUE` where an arm speaks HTTP, in which no answer tells its wait."""
+        """``guardrails`` without `QUEUE` where an arm speaks HTTP, whose answers do not have that time."""
         if not any((arm.url or "").lower().startswith("http") for arm in self.arms.values()):
             return self.guardrails
         return tuple(guardrail for guardrail in self.guardrails if guardrail != QUEUE)

@@ -240,7 +240,7 @@ class CompletionSession:
         gate = self._model.gate
 
         def check(request: Request) -> None:
-            if gate.is_closed:  # nobody waits for what is read ahead, but a shutdown would
+            if gate.is_closed:  # a shutdown would wait for what no caller waits for
                 raise DrainingError
             validate(request, self._model.info, ViolationCollector())
 

@@ -20,7 +20,6 @@ class Conversation:
 
     def __init__(self) -> None:
         self._turns: list[dict[str, Any]] = []  # messages whose content is a list of texts
-        self._names: dict[str, str] = {}
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -37,14 +36,12 @@ class Conversation:
     def call(self, call_id: str, name: str, arguments: str) -> None:
         """Add a tool call of the assistant; ``arguments`` is JSON."""
         self.say("assistant", "")
-        self._names[call_id] = name
         called = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self._turns[-1].setdefault("tool_calls", []).append(called)
 
     def answer(self, call_id: str, text: str) -> None:
         """Add the result of a call."""
-        named = {"name": self._names[call_id]} if call_id in self._names else {}
-        self._turns.append({"role": "tool", "tool_call_id": call_id, **named, "content": [text]})
+        self._turns.append({"role": "tool", "tool_call_id": call_id, "content": [text]})
 
     def take_beginning(self) -> str:
         """Remove the last message if it is the assistant's and calls no tool, and return it as the beginning of the

@@ -365,12 +365,7 @@ class WholeCallParser:
         self._parser = ToolCallParser(form, names, max_calls)
         self._begin = CallBegin(0, "", "")
         self._arguments: list[str] = []
-        self.calls = 0
-
-    @property
-    def whole_calls(self) -> int:
-        """Complete calls."""
-        return self.calls
+        self.whole_calls = 0
 
     def push(self, text: str) -> list[str | ToolCall]:
         """Take the next piece."""
@@ -390,8 +385,10 @@ class WholeCallParser:
             elif isinstance(part, CallArguments):
                 self._arguments.append(part.text)
             elif part.is_whole:
-                found.append(ToolCall(self.calls, self._begin.call_id, self._begin.name, "".join(self._arguments)))
-                self.calls += 1
+                found.append(
+                    ToolCall(self.whole_calls, self._begin.call_id, self._begin.name, "".join(self._arguments))
+                )
+                self.whole_calls += 1
             else:
                 found.append(part.raw)
         return found

@@ -508,7 +508,7 @@ class SessionLink:
                 cache_salt=self._settings.cache_salt,
             )  # fmt: skip
         except CallError:
-            pass
+            pass  # only statistics are lost
         except asyncio.CancelledError:
             # gRPC also raises this when the connection closes during the call.
             task = asyncio.current_task()

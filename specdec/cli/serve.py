@@ -133,7 +133,7 @@ def with_disk_cache(config: Config) -> Config:
             return engine
         most = _DISK_BYTES
         folder = (engine.kv_disk_folder or engine.cache_dir).absolute()
-        with suppress(OSError):  # a folder that may not be looked into is none to fill
+        with suppress(OSError):  # the free space cannot be measured
             made = next(each for each in (folder, *folder.parents) if each.exists())  # the engine makes the rest
             most = int(min(most, _DISK_SHARE * shutil.disk_usage(made).free))
         return engine.model_copy(update={"kv_disk_bytes": 0 if config.server.keys_file else most})

@@ -299,8 +299,9 @@ class Connection:
         if error.code == grpc.StatusCode.UNAVAILABLE:
             self.leave(error.address)
         pause = (retry or self.retry).pause_s(error, attempt, random.random())
-        unasked = not error.reached and attempt < len(self._addresses)  # each address is tried once in any case
-        if (pause is not None or unasked) and self.address != error.address and attempt % len(self._addresses):
+        unreached = error.code == grpc.StatusCode.UNAVAILABLE and not error.reached
+        untried = unreached and attempt < len(self._addresses)  # each address is tried once in any case
+        if (pause is not None or untried) and self.address != error.address and attempt % len(self._addresses):
             pause = 0.0
         if pause is None or (until is not None and time.monotonic() + pause >= until):
             raise error from None

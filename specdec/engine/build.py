@@ -53,7 +53,7 @@ from specdec.engine.profile_cache import LearnedProfile, ProfileCache
 from specdec.engine.profile_costs import WARM_UP_SHARE, contexts_measured, costs_at_start
 from specdec.errors import ConfigError
 from specdec.grammar.compiler import GrammarCompiler
-from specdec.models.catalogue import with_named_draft
+from specdec.models.catalogue import named_draft, with_named_draft
 from specdec.models.decoder import KvPool, kv_page_bytes
 from specdec.models.embedding import pooling_by_name
 from specdec.models.fim import FimParser
@@ -164,8 +164,8 @@ class DrafterBuilder:
             ModelError: it cannot be loaded, or memory is short.
             ConfigError: its tokenizer does not reproduce the target's text.
         """
-        config, target = with_named_draft(self._config.model_copy(update={"draft": draft})), self._target
-        draft = config.draft or draft
+        config, target = self._config, self._target
+        draft = named_draft(draft, config.target)
         cut = most_frequent(target.tokenizer.fingerprint, config.draft_vocab, target.config.vocab_size)
         model = self._platform.load_draft(draft, dtype, cut, target.tokenizer, progress)
         drafter: ModelBasedDrafter

@@ -169,18 +169,24 @@ def find_entry(name: str) -> CatalogueEntry:
     raise ModelError(f"{name}: not in the catalogue{suggestion(name)}")
 
 
-def with_named_draft(config: EngineConfig) -> EngineConfig:
-    """``config`` with `auto` replaced by the draft model that suits the target best.
+def named_draft(draft: str, target: str) -> str:
+    """``draft``; for `auto` the draft model that suits ``target`` best.
 
     Raises:
         ModelError: the target is not in the catalogue, or no draft is known for it.
     """
-    if config.draft != "auto":
-        return config
-    entry = CATALOGUE.get(config.target)
+    if draft != "auto":
+        return draft
+    entry = CATALOGUE.get(target)
     if entry is None or not entry.drafts:
-        raise ModelError(f"engine.draft: no draft is known for {config.target}; name a model, or leave it out")
-    return config.model_copy(update={"draft": entry.drafts[0]})
+        raise ModelError(f"engine.draft: no draft is known for {target}; name a model, or leave it out")
+    return entry.drafts[0]
+
+
+def with_named_draft(config: EngineConfig) -> EngineConfig:
+    """``config`` with the name of its draft model; raises as `named_draft`."""
+    draft = None if config.draft is None else named_draft(config.draft, config.target)
+    return config.model_copy(update={"draft": draft})
 
 
 def suggestion(name: str) -> str:

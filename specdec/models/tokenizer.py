@@ -266,7 +266,7 @@ class Tokenizer:
         if "developer" not in (self._info.chat_template or ""):  # OpenAI's newer name of the role
             plain = [each | {"role": "system"} if each.get("role") == "developer" else each for each in plain]
         if self.has_tool_template:
-            plain = [dict(each) for each in fit_calls(plain, self.tool_form)]
+            plain = fit_calls(plain, self.tool_form)
         else:
             plain, tools = without_tools(plain, tools), None
         return self._template.render(plain, add_generation_prompt, tools)

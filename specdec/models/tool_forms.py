@@ -51,7 +51,7 @@ def tool_form(template: str) -> ToolForm | None:
     return next((form for signs, form in _SIGNS if all(sign in template for sign in signs)), None)
 
 
-def fit_calls(messages: Sequence[Mapping[str, Any]], form: ToolForm) -> Sequence[Mapping[str, Any]]:
+def fit_calls(messages: list[dict[str, Any]], form: ToolForm) -> list[dict[str, Any]]:
     """``messages`` with their calls as templates of ``form`` take them: Mistral's refuse ids that are not nine letters
     and digits, Llama's more than one call in a message."""
     if form in (ToolForm.MISTRAL, ToolForm.MISTRAL_ARGS):
@@ -64,8 +64,8 @@ def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(call) for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
 
 
-def _with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = []
+def _with_short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
     waiting: list[str] = []  # ids of calls without a result: a result without an id answers the first
     for i, message in enumerate(messages):
         if calls := _calls(message):
@@ -86,9 +86,9 @@ def _short_id(given: Any) -> str:
     return text if re.fullmatch("[A-Za-z0-9]{9}", text) else hashlib.sha256(text.encode()).hexdigest()[:9]
 
 
-def _with_single_calls(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = []
-    left = list(reversed(messages))
+def _with_single_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    left = messages[::-1]
     while left:
         message = left.pop()
         calls = _calls(message)

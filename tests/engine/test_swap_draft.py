@@ -29,6 +29,7 @@ from specdec.core.types import (
     StoppingParams,
 )
 from specdec.engine.engine import Engine, EngineParts
+from specdec.engine.memory import measure_draft
 from specdec.errors import ConfigError, InvalidRequestError, ModelError
 from specdec.models.catalogue import CATALOGUE
 from tests.core.kv_cache.invariants import check_pages
@@ -196,6 +197,13 @@ def test_drafters_that_stay_keep_what_they_have_read() -> None:
     swap(engine, "same")
     assert sequence.draft_computed == 0
     assert head._contexts[sequence].known == known
+
+
+def test_a_head_is_no_draft_model() -> None:
+    parts = tiny_parts()
+    config = parts.config.model_copy(update={"draft": drafts()["head"]})
+    with pytest.raises(ConfigError, match=r"is a feature head; name it as engine\.draft_head"):
+        measure_draft(config, parts.decoder.config, None)
 
 
 def test_auto_names_the_catalogues_draft(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from specdec.training.draft_model import DraftModel
 from specdec.training.states import StateFile
 from specdec.training.texts import Text, TextSplit
 from specdec.training.trainer import Batch, BatchMaker, accepted
+from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
 from tests.models.tiny import VOCAB_SIZE, load_oracle, make_tiny_model, make_tiny_tokenizer
 from tests.training.permuting_target import (
     CACHE,
@@ -198,6 +199,9 @@ def test_what_cannot_work_is_said(data: Path, draft: Path, tmp_path: Path) -> No
     assert "no such file" in said(tmp_path / "nowhere")
     masked = make_tiny_model("llama", tmp_path / "masked", pard_token=3)
     assert "is a parallel draft" in said(masked)
+    width = json.loads((draft / "config.json").read_text())["hidden_size"]
+    head = write_head(tmp_path / "head", head_config(380, 200), head_tensors(width, 380, 200))
+    assert "is a feature head" in said(head)
     result = CliRunner().invoke(cli, ["train-head", "--kind", "model", "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
     assert "--kind model needs the small model" in " ".join(result.output.split())

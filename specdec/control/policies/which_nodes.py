@@ -119,7 +119,7 @@ def choose(
     owners, nodes, chances = _candidates(sequences, trees, first_cap)
     order = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)  # stable: a parent before its child
     top = len(costs) - 1
-    spent = [draft_ms - prompts_ms + costs[min(count, top)] for count in range(max(len(order), top) + 1)]
+    spent = [draft_ms - prompts_ms + costs[min(count, top)] for count in range(len(order) + 1)]
     must = _required(sequences, owners, order, chances, spent)
     if must:
         order = [at for at in order if at in must] + [at for at in order if at not in must]
@@ -175,8 +175,9 @@ def _required(
 
     order: all candidates, best first. spent: milliseconds of the step by draft nodes, from 0.
     """
+    forced = {i for i, one in enumerate(sequences) if one.forced}
     due = {i: one.due for i, one in enumerate(sequences) if one.due > 1 and not one.forced}
-    must = {at for at in order if sequences[owners[at]].forced}
+    must = {at for at in order if owners[at] in forced} if forced else set()
     if due:
         reached, needed = dict.fromkeys(due, 1.0), []
         for at in order:

@@ -98,7 +98,7 @@ def whole(form: ToolForm, text: str, cuts: Sequence[int] = ()) -> list[Out]:
             out.append((part.name, part.arguments))
         else:
             out[-1:] = [out[-1] + part] if out and isinstance(out[-1], str) else [*out[-1:], part]
-    assert parser.calls == sum(isinstance(part, tuple) for part in out)
+    assert parser.whole_calls == sum(isinstance(part, tuple) for part in out)
     return out
 
 

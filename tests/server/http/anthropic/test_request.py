@@ -81,8 +81,8 @@ def test_a_conversation_with_tools() -> None:
             {"id": "t1", "type": "function", "function": {"name": "look", "arguments": '{"at":[1]}'}},
             {"id": "t2", "type": "function", "function": {"name": "look", "arguments": "{}"}},
         ]},
-        {"role": "tool", "tool_call_id": "t1", "name": "look", "content": "a wall"},
-        {"role": "tool", "tool_call_id": "t2", "name": "look", "content": "no"},
+        {"role": "tool", "tool_call_id": "t1", "content": "a wall"},
+        {"role": "tool", "tool_call_id": "t2", "content": "no"},
         {"role": "user", "content": "Well?\nSay."},
     ]  # fmt: skip
     function = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}

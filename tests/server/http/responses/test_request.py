@@ -74,8 +74,8 @@ def test_a_conversation_with_tools() -> None:
             {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}},
             {"id": "c2", "type": "function", "function": {"name": "look", "arguments": "{}"}},
         ]},
-        {"role": "tool", "tool_call_id": "c1", "name": "look", "content": "a wall"},
-        {"role": "tool", "tool_call_id": "c2", "name": "look", "content": "no"},
+        {"role": "tool", "tool_call_id": "c1", "content": "a wall"},
+        {"role": "tool", "tool_call_id": "c2", "content": "no"},
         {"role": "user", "content": "Well?"},
     ]  # fmt: skip
     function = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}
