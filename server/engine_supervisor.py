@@ -343,12 +343,11 @@ class EngineSupervisor:
         if self.pid is None or self._info is None:
             return 0
         try:
-            process = psutil.Process(self.pid)
-            # Mapped file pages count as free memory, so they are not subtracted.
-            taken = [each.memory_info() for each in (process, *process.children())]  # ranks of engine.tp
+            taken = psutil.Process(self.pid).memory_info()
         except psutil.Error:
             return 0  # it has ended, and its memory is free
-        return max(0, self._info.memory_bytes - sum(memory.rss - memory.shared for memory in taken))
+        # Mapped file pages count as free memory, so they are not subtracted.
+        return max(0, self._info.memory_bytes - (taken.rss - taken.shared))
 
     @property
     def load(self) -> EngineLoad:

@@ -117,13 +117,6 @@ class EngineConfig(Section):
         description="compute threads; 0: one per core that this process may use",
         json_schema_extra={"unit": "threads"},
     )
-    tp: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="processes that share the target, each with its part of weights, KV and threads; CPU only",
-        json_schema_extra={"unit": "processes"},
-    )
     cache_dir: UserPath = Field(Path("~/.cache/specdec"), description="downloads, packed weights, built kernels")
 
     max_context: int = Field(0, ge=0, description="prompt and output together; 0: the model's own limit, at most 8192")
@@ -133,7 +126,7 @@ class EngineConfig(Section):
     )
     prefix_cache: bool = Field(True, description="prompts that begin alike share their KV cache")
     kv_disk_bytes: int | None = Field(
-        None, ge=0, description="bytes of prefix cache on disk, which a restart keeps; CPU without `tp` only; 0: none; "
+        None, ge=0, description="bytes of prefix cache on disk, which a restart keeps; CPU only; 0: none; "
         "null: `specdec serve` without keys_file takes 4 GiB or a quarter of the free space, else none",
     )  # fmt: skip
     kv_disk_folder: UserPath | None = Field(None, description="folder for kv_disk_bytes; null: `prefix` in cache_dir")

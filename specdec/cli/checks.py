@@ -20,7 +20,7 @@ PACKAGES = ("torch", "triton", "transformers", "tokenizers", "gguf", "grpcio", "
 
 _SCREEN = {
     "Model": ("--config", "--model", "--target", "--draft", "--dtype", "--kv-dtype"),
-    "Machine": ("--device", "--threads", "--tp", "--kv-tokens", "--max-context"),
+    "Machine": ("--device", "--threads", "--kv-tokens", "--max-context"),
 }
 
 
@@ -44,8 +44,6 @@ def doctor_command(engine_config: EngineConfig) -> None:
     console = Console(highlight=False)
     threads = engine_config.threads or len(os.sched_getaffinity(0))
     console.print(f"machine      {platform.machine()}, {threads} threads, Python {platform.python_version()}")
-    if engine_config.tp > 1:
-        console.print(f"processes    {describe_ranks(engine_config.tp, threads)}")
     total = psutil.virtual_memory().total
     console.print(f"memory       {available_bytes() / 2**30:.1f} GiB free here, the machine has {total / 2**30:.1f}")
     console.print(f"vector unit  {', '.join(vector_features()) or 'none detected'}")
@@ -76,19 +74,6 @@ class Outlook:
 
     lines: list[tuple[str, str]]
     servable: bool = True
-
-
-def describe_ranks(tp: int, threads: int) -> str:
-    """Of how many threads each of ``tp`` processes is, and where they run."""
-    import os
-
-    from specdec.models.tensor_parallel.shares import rank_processors
-
-    processors = rank_processors(tp, os.sched_getaffinity(0))
-    where = "anywhere: there is one NUMA node, or none is known"
-    if processors is not None:
-        where = "on processors " + "; ".join(",".join(map(str, sorted(cpus))) for cpus in processors)
-    return f"{tp}, threads each: {max(1, threads // tp)}, {where}"
 
 
 def find_outlook(config: EngineConfig, bytes_per_s: float) -> Outlook:

@@ -79,7 +79,6 @@ _ENGINE: tuple[_ConfigOption, ...] = (
     ("--device-dtype", "engine.device_dtype"),
     ("--kv-dtype", "engine.kv_dtype"),
     ("--threads", "engine.threads"),
-    ("--tp", "engine.tp"),
     ("--kv-tokens", "engine.kv_tokens"),
     ("--max-context", "engine.max_context"),
     ("--cache-dir", "engine.cache_dir"),

@@ -236,7 +236,7 @@ def info_of(m: model.GetServerInfoResponse) -> EngineInfo:
         target=m.target, draft=m.draft if m.HasField("draft") else None, dtype=m.dtype, kernels=m.kernels,
         numeric_mode=model.NumericMode.Name(m.numeric_mode).removeprefix("NUMERIC_MODE_").lower(),
         max_context=m.max_context, vocab_size=m.vocab_size, kv_tokens=m.kv_tokens, max_batch=m.max_batch,
-        drafters=tuple(m.drafters), eos_ids=tuple(m.eos_token_ids), threads=m.threads, version=m.version, tp=m.tp,
+        drafters=tuple(m.drafters), eos_ids=tuple(m.eos_token_ids), threads=m.threads, version=m.version,
         kv_dtype=m.kv_dtype, weight_bytes=m.weight_bytes, memory_bytes=m.memory_bytes,
         numeric_fingerprint=m.numeric_fingerprint, pooling=m.pooling, embedding_size=m.embedding_size,
     )  # fmt: skip

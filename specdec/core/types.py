@@ -545,14 +545,13 @@ class EngineInfo:
     max_batch: int  # sequences
     drafters: tuple[str, ...]  # loaded
     eos_ids: tuple[int, ...]
-    threads: int  # of all processes
+    threads: int
     version: str
     kv_dtype: str
     indexes: tuple[str, ...] = ()  # names that the `index` drafter may draft from
     memory_bytes: int = 0  # that the engine needs, allocated or not
     weight_bytes: int = 0  # 0: unknown
     numeric_fingerprint: str = ""  # 32 hex digits; engines with the same one answer a request with the same bits
-    tp: int = 1  # processes that share the target
     pooling: str = ""  # of a model made for embeddings (`Pooling`) or for reranking ("rank"); empty: it generates text
     embedding_size: int = 0  # values of an embedding; 0: unknown
     head: str = ""  # folder of the feature head as it was given; empty: none

@@ -48,7 +48,7 @@ from specdec.engine.memory import (
     tokenizer_of_cut,
 )
 from specdec.engine.numeric_fingerprint import numeric_fingerprint
-from specdec.engine.platform import HostPlatform, ParallelPlatform, Platform, Target, context_limit, target_device
+from specdec.engine.platform import HostPlatform, Platform, Target, context_limit, target_device
 from specdec.engine.profile_cache import LearnedProfile, ProfileCache
 from specdec.engine.profile_costs import WARM_UP_SHARE, contexts_measured, costs_at_start
 from specdec.errors import ConfigError
@@ -277,13 +277,11 @@ def build_parts(
     cores = len(os.sched_getaffinity(0))
     if config.threads > cores:
         raise ConfigError(f"engine.threads: {config.threads} threads on {cores} cores slow each other down")
-    threads = max(1, (config.threads or cores) // config.tp)
+    threads = config.threads or cores
     kernels = load_kernels(config.kernels, config.cache_dir, threads)
     device = target_device(config)
     platform: Platform
-    if config.tp > 1:
-        platform = ParallelPlatform(config, kernels, threads)
-    elif device is None:
+    if device is None:
         platform = HostPlatform(config, kernels)
     else:
         from specdec.engine.build_device import DevicePlatform  # imports triton, which a CPU machine may lack
@@ -329,7 +327,7 @@ def assemble(
         target=target.name, draft=builder.draft_name, dtype=target.dtype, kernels=platform.kernels,
         numeric_mode=platform.mode, max_context=max_context, vocab_size=target.config.vocab_size,
         kv_tokens=pages * PAGE_SIZE, max_batch=config.max_batch, drafters=tuple(d.name for d in drafters),
-        eos_ids=tuple(target.tokenizer.eos_ids), threads=threads * config.tp, tp=config.tp, version=specdec.__version__,
+        eos_ids=tuple(target.tokenizer.eos_ids), threads=threads, version=specdec.__version__,
         kv_dtype=kv_dtype,
         indexes=tuple(config.indexes) if any(d.name == IndexDrafter.name for d in drafters) else (),
         memory_bytes=budget.needed,
@@ -373,8 +371,7 @@ def _costs_key(config: EngineConfig, info: EngineInfo, target: str, drafters: Se
     measured = contexts_measured(min(info.kv_tokens, info.max_context))
     sizes = (info.threads, config.max_step_rows, config.max_batch, info.kv_dtype, measured)
     gpu = torch.cuda.get_device_name() if info.kernels == "triton" and torch.cuda.is_available() else ""
-    ranks = [info.tp] if info.tp > 1 else []
-    return [target, drafts, info.kernels, sizes, machine(), gpu, specdec.__version__, *ranks]
+    return [target, drafts, info.kernels, sizes, machine(), gpu, specdec.__version__]
 
 
 def with_profile(parts: EngineParts, file: LearnedProfile | None) -> EngineParts:

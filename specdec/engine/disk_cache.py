@@ -304,7 +304,7 @@ def open_disk_cache(
     if not config.kv_disk_bytes or not config.prefix_cache:
         return None
     if not isinstance(decoder, Decoder) or info.pooling:
-        logger.info("disk cache: off; only a model that generates text, in a single process on a CPU, has one")
+        logger.info("disk cache: off; only a model that generates text on a CPU has one")
         return None
     folder = config.kv_disk_folder or config.cache_dir / FOLDER
     memory = decoder.pool.tensors.page_bytes()

@@ -213,12 +213,7 @@ class Engine:
         return self._info
 
     def load(self) -> EngineLoad:
-        """The engine's present load.
-
-        Raises:
-            RankLostError: a process of the target has ended; the engine cannot go on.
-        """
-        self._parts.decoder.check()
+        """The engine's present load."""
         load = EngineLoad(
             running_requests=len({s.request.request_id for s in self._scheduler.running}),
             waiting_requests=self._scheduler.n_waiting_requests + len(self._preparation.waiting),

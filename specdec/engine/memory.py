@@ -21,7 +21,6 @@ from specdec.models.hf import read_json
 from specdec.models.memory import GIB, WORKING_BYTES, ModelSize, available_bytes, measure_model
 from specdec.models.progress import Progress
 from specdec.models.resolve import load_tokenizer
-from specdec.models.tensor_parallel.shares import share_out
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import most_frequent
 from verify_kernels.forward_batch import PAGE_SIZE
@@ -184,7 +183,6 @@ def plan_memory(
 
     Raises:
         ModelError: a model cannot be found or read.
-        ConfigError: the target cannot be split into ``engine.tp`` parts.
     """
     target = measure_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress)
     needs: list[MemoryNeed] = []
@@ -192,9 +190,6 @@ def plan_memory(
     if not on_device:
         needs += _model_needs("target", target, config, ("engine.target", "engine.dtype"))
         page_bytes["target"] = kv_page_bytes(target.config, host_kv_dtype(config))
-        if config.tp > 1:
-            share_out(target.config, config.tp)
-            needs.append(_rank_needs(target, config))
     if config.speculation.enabled:
         draft = None if on_device else measure_draft(config, target.config, tokenizer, progress)
         if draft is not None:
@@ -248,13 +243,6 @@ def _model_needs(role: str, model: ModelSize, config: EngineConfig, options: tup
         MemoryNeed(f"{role}: weights of {model.name}", model.weight_bytes, options),
         MemoryNeed(f"{role}: step buffers", model.step_bytes(config.max_step_rows), ("engine.max_step_rows",)),
     ]
-
-
-def _rank_needs(target: ModelSize, config: EngineConfig) -> MemoryNeed:
-    """Memory of the processes after the first, without their shares of the weights: Python and step buffers."""
-    logits = config.max_step_rows * target.config.vocab_size * 4  # allocated once
-    each = WORKING_BYTES + target.step_bytes(config.max_step_rows) - logits
-    return MemoryNeed("target: processes after the first", (config.tp - 1) * each, ("engine.tp",))
 
 
 def tokenizer_of_cut(config: EngineConfig, progress: Progress | None = None) -> Tokenizer | None:

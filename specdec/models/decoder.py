@@ -78,7 +78,7 @@ class BatchLimits(Protocol):
 
 
 class TargetDecoder(BatchLimits, Protocol):
-    """`Decoder` on a CPU, `ParallelDecoder` in several processes on it, `DeviceDecoder` on a GPU."""
+    """`Decoder` on a CPU, `DeviceDecoder` on a GPU."""
 
     aux_layers: tuple[int, ...]  # see `Decoder`
     settling: int  # forwards of a shape whose time is not yet representative
@@ -92,9 +92,6 @@ class TargetDecoder(BatchLimits, Protocol):
 
     def final_states(self, rows: slice) -> NDArray[np.float64]:
         """The last forward's ``rows`` after the final norm, [rows, hidden_size] in CPU memory."""
-
-    def check(self) -> None:
-        """Raises `RankLostError` if one of its processes is gone."""
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy KV of global slots (page * 64 + lane) ``source`` to ``target`` in all layers, in order."""
@@ -146,50 +143,6 @@ def check_batch(decoder: BatchLimits, batch: ForwardBatch, logit_rows: Sequence[
         raise ValueError(f"page_table: ids must lie in [0, {pages})")
 
 
-RopeTables = dict[bool, tuple[Tensor, Tensor]]
-
-
-def attention_spec(
-    config: ModelConfig,
-    index: int,
-    layer: LayerWeights[HostLinear],
-    tables: RopeTables,
-    pool: KvPool,
-    qkv: Tensor,
-    out: Tensor,
-) -> AttentionSpec:
-    """How layer ``index`` attends, with the heads that ``qkv`` and ``out`` have columns for.
-
-    tables: `rope_tables` by ``local``.
-    """
-    sliding = bool(config.sliding_layers and config.sliding_layers[index])
-    cos, sin = tables[sliding]
-    return AttentionSpec(
-        n_heads=out.shape[1] // config.head_dim,
-        n_kv_heads=(qkv.shape[1] - out.shape[1]) // 2 // config.head_dim,
-        head_dim=config.head_dim,
-        scale=config.attn_scale,
-        eps=config.norm_eps,
-        window=(config.sliding_window or 0) if sliding else 0,
-        q_norm=layer.q_norm,
-        k_norm=layer.k_norm,
-        cos=cos,
-        sin=sin,
-        qkv=qkv,
-        out=out,
-        kv=pool.tensors.layer(index),
-    )
-
-
-def aux_columns(kept: Tensor, aux_layers: Sequence[int], config: ModelConfig) -> list[list[Tensor]]:
-    """The columns of ``kept`` [rows, len(aux_layers) * hidden_size] for each layer's input; for most layers none."""
-    width = config.hidden_size
-    return [
-        [kept[:, i * width : (i + 1) * width] for i, at in enumerate(aux_layers) if at == layer]
-        for layer in range(config.n_layers)
-    ]
-
-
 class Decoder:
     """Runs a model's forward pass over a `ForwardBatch`.
 
@@ -234,7 +187,7 @@ class Decoder:
             local: rope_tables(config.rope, config.head_dim, max_positions, local=local) for local in (False, True)
         }
         self._layers = [self._bind(i, layer) for i, layer in enumerate(weights.layers)]
-        self._aux_columns = aux_columns(self.aux_hidden_states, self.aux_layers, config)
+        self._aux_columns = self._columns_by_layer()
         self._lm_head = backend.linear(
             LinearSpec(
                 weights.lm_head, self._chosen, self._logits, "rms", "store", weights.final_norm, None, config.norm_eps
@@ -245,14 +198,41 @@ class Decoder:
         c, linear = self.config, self.backend.linear
         post: Epilogue = "norm_add" if c.post_norms else "add"
         gate: Prologue = "silu" if c.activation == "silu" else "gelu"
-        attend = attention_spec(c, index, layer, self._tables, self.pool, self._qkv, self._attended)
         return (
             linear(LinearSpec(layer.qkv, self._x, self._qkv, "rms", "store", layer.attn_norm, None, c.norm_eps)),
-            self.backend.attention(attend),
+            self.backend.attention(self._attention_spec(index, layer)),
             linear(LinearSpec(layer.o, self._attended, self._x, "none", post, None, layer.attn_post_norm, c.norm_eps)),
             linear(LinearSpec(layer.gate_up, self._x, self._gate_up, "rms", "store", layer.mlp_norm, None, c.norm_eps)),
             linear(LinearSpec(layer.down, self._gate_up, self._x, gate, post, None, layer.mlp_post_norm, c.norm_eps)),
         )
+
+    def _attention_spec(self, index: int, layer: LayerWeights[HostLinear]) -> AttentionSpec:
+        c = self.config
+        sliding = bool(c.sliding_layers and c.sliding_layers[index])
+        cos, sin = self._tables[sliding]
+        return AttentionSpec(
+            n_heads=c.n_heads,
+            n_kv_heads=c.n_kv_heads,
+            head_dim=c.head_dim,
+            scale=c.attn_scale,
+            eps=c.norm_eps,
+            window=(c.sliding_window or 0) if sliding else 0,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            cos=cos,
+            sin=sin,
+            qkv=self._qkv,
+            out=self._attended,
+            kv=self.pool.tensors.layer(index),
+        )
+
+    def _columns_by_layer(self) -> list[list[Tensor]]:
+        """The columns of ``aux_hidden_states`` for each layer's input; for most layers none."""
+        width, kept = self.config.hidden_size, self.aux_hidden_states
+        return [
+            [kept[:, i * width : (i + 1) * width] for i, at in enumerate(self.aux_layers) if at == layer]
+            for layer in range(self.config.n_layers)
+        ]
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
         """Compute every row, write its KV, and return logits float32 [len(logit_rows), rows of the output table].
@@ -280,9 +260,6 @@ class Decoder:
     def final_states(self, rows: slice) -> NDArray[np.float64]:
         """See `TargetDecoder.final_states`."""
         return final_norm(self._x[rows], self.weights.final_norm, self.config.norm_eps)
-
-    def check(self) -> None:
-        """Does nothing: there is no other process."""
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         self.backend.move_kv(self.pool.tensors, source, target)

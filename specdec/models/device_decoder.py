@@ -281,9 +281,6 @@ class DeviceDecoder:
             for pool in (self.pool.k, self.pool.v):
                 pool[:, b // PAGE_SIZE, :, b % PAGE_SIZE] = pool[:, a // PAGE_SIZE, :, a % PAGE_SIZE]
 
-    def check(self) -> None:
-        """Does nothing: there is no other process."""
-
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
         """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab] on the device.
 

@@ -59,12 +59,3 @@ def test_the_ceiling_is_bandwidth_over_bytes_read_per_step() -> None:
     assert first == "at most 50 tokens/s without drafts: a step reads 0.40 GB of weights"
     assert "more than 25% of its tokens are accepted" in second
     assert speed_lines(0.0, 1, None) == []
-
-
-def test_placement_of_ranks_and_indivisible_models(folder: Path) -> None:
-    done = doctor(folder, "--tp", "2", "--threads", "2", "--max-context", "256")
-    assert "processes    2, threads each: 1, " in done.stdout
-    assert "target: processes after the first" in done.stdout
-    narrow = doctor(folder, "--tp", "9", "--max-context", "256")
-    assert narrow.exit_code == 1
-    assert "engine.tp: 9 processes, but the model's hidden_size 64 is only 2 tiles" in narrow.stdout

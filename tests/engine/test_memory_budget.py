@@ -88,14 +88,6 @@ def test_a_cache_sized_by_memory_leaves_room_for_texts_without_their_starts(fold
     assert plan_memory(config, available=fixed.needed + config.spare_bytes).kv_tokens == 1024
 
 
-def test_further_processes_are_counted_and_shared_memory_only_once(folders: tuple[Path, Path, Path]) -> None:
-    one, two = (plan_memory(make_config(folders, tp=tp, draft=None), available=1 << 40) for tp in (1, 2))
-    extra = {need.what: need for need in two.needs}["target: processes after the first"]
-    assert two.needed - one.needed == extra.nbytes
-    assert 256 * MIB < extra.nbytes < 260 * MIB
-    assert extra.options == ("engine.tp",)
-
-
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp32", "bf16", "int8"])
 def test_the_caches_are_measured_as_they_will_be_built(folders: tuple[Path, Path, Path], kv_dtype: str) -> None:
     config = make_config(folders, kv_dtype=kv_dtype)

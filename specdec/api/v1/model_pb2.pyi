@@ -100,7 +100,6 @@ class GetServerInfoResponse(_message.Message):
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     NUMERIC_FINGERPRINT_FIELD_NUMBER: _builtins.int
-    TP_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
     EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
@@ -133,8 +132,6 @@ class GetServerInfoResponse(_message.Message):
     """32 hex digits, equal for engines that return the same bits for the same request. They depend on the weights, types,
     kernels, the machine's rounding and the release. A stream can be resumed on any of them (ResumeOptions).
     """
-    tp: _builtins.int
-    """Processes that the target is split over (engine.tp); `threads` counts the threads of all."""
     pooling: _builtins.str
     """Of a model made for embeddings (last or mean) or for reranking (rank). Empty: it generates text."""
     embedding_size: _builtins.int
@@ -164,13 +161,12 @@ class GetServerInfoResponse(_message.Message):
         weight_bytes: _builtins.int = ...,
         memory_bytes: _builtins.int = ...,
         numeric_fingerprint: _builtins.str = ...,
-        tp: _builtins.int = ...,
         pooling: _builtins.str = ...,
         embedding_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "draft", b"draft", "drafters", b"drafters", "dtype", b"dtype", "embedding_size", b"embedding_size", "engine_restarts", b"engine_restarts", "eos_token_ids", b"eos_token_ids", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "kv_tokens", b"kv_tokens", "max_batch", b"max_batch", "max_context", b"max_context", "memory_bytes", b"memory_bytes", "numeric_fingerprint", b"numeric_fingerprint", "numeric_mode", b"numeric_mode", "pooling", b"pooling", "target", b"target", "threads", b"threads", "tp", b"tp", "version", b"version", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "draft", b"draft", "drafters", b"drafters", "dtype", b"dtype", "embedding_size", b"embedding_size", "engine_restarts", b"engine_restarts", "eos_token_ids", b"eos_token_ids", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "kv_tokens", b"kv_tokens", "max_batch", b"max_batch", "max_context", b"max_context", "memory_bytes", b"memory_bytes", "numeric_fingerprint", b"numeric_fingerprint", "numeric_mode", b"numeric_mode", "pooling", b"pooling", "target", b"target", "threads", b"threads", "version", b"version", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__draft: _TypeAlias = _typing.Literal["draft"]  # noqa: Y015
     _WhichOneofArgType__draft: _TypeAlias = _typing.Literal["_draft", b"_draft"]  # noqa: Y015
