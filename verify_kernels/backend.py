@@ -94,25 +94,6 @@ class LinearSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class GateSpec:
-    """dst = act(gate) * up."""
-
-    src: Tensor  # float32 [max_rows, 2n] = [gate | up]
-    dst: Tensor  # float32 [max_rows, n]
-    activation: Prologue  # "silu" or "gelu"
-
-
-@dataclass(frozen=True, slots=True)
-class AddRowsSpec:
-    """dst += src, or with ``post_norm`` the RMS norm of src times it."""
-
-    src: Tensor  # float32 [max_rows, n]
-    dst: Tensor  # float32 [max_rows, n]
-    post_norm: Tensor | None  # float32 [n]
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """q/k norm, rotary embedding, KV write, then tree attention."""
 
@@ -127,7 +108,7 @@ class AttentionSpec:
     cos: Tensor  # float32 [positions, head_dim / 2], half-split convention
     sin: Tensor  # like cos
     qkv: Tensor  # float32 [max_rows, (n_heads + 2 n_kv_heads) head_dim], contiguous
-    out: Tensor  # float32 [max_rows, n_heads head_dim], which may be columns of a wider tensor
+    out: Tensor  # float32 [max_rows, n_heads head_dim], contiguous
     kv: KvTensors  # of one layer; keys and values are rounded to its type when written
 
 
@@ -163,12 +144,6 @@ class Backend(Protocol):
 
     def attention(self, spec: AttentionSpec) -> BatchOp:
         """Bind a layer's attention; the result runs it on a batch."""
-
-    def gate(self, spec: GateSpec) -> RowsOp:
-        """Bind a gate on some channels, bit for bit like the prologue of a linear layer."""
-
-    def add_rows(self, spec: AddRowsSpec) -> RowsOp:
-        """Bind an addition of rows, bit for bit like the epilogue of a linear layer."""
 
     def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
         """out[r] = table[tokens[r]] * scale; table float16 or float32 [vocab, hidden], or in blocks; out float32."""

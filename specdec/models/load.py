@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic
@@ -12,7 +11,7 @@ from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import Checkpoint
 from specdec.models.config import ModelConfig
 from specdec.models.memory import check_memory
-from specdec.models.pack import PackedCache, PackedFile, cut_output, digest_of, pack_model, sums_of, write_packed
+from specdec.models.pack import PackedCache, cut_output, digest_of, pack_model, sums_of
 from specdec.models.progress import Progress, silent
 from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
@@ -98,60 +97,6 @@ def _packed(
     if checkpoint.keeps_packed:
         cache.write(source.config, buffer)
     return source.config, buffer, digest_of(buffer.layout, sums_of(buffer))
-
-
-class PackedModel:
-    """A model whose packed weights lie in a file, from which several processes each read a share.
-
-    The file is the cache's, or memory without a name (``descriptor``) where the cache keeps none. Use as a context
-    manager.
-
-    Raises:
-        ModelError, UnsupportedModelError: as `load_model` does.
-    """
-
-    def __init__(
-        self,
-        ref: str,
-        *,
-        dtype: WeightDtype,
-        cache_dir: Path,
-        progress: Progress | None = None,
-        packing: BlockPacking | None = None,
-    ) -> None:
-        cache_dir = cache_dir.expanduser()
-        self.checkpoint = resolve(ref, cache_dir, progress or silent)
-        self._cache = PackedCache(cache_dir / "packed", self.checkpoint, dtype)
-        self.descriptor: int | None = None
-        self.path, self.key = self._cache.path, self._cache.key
-        file = self._cache.open() if self.checkpoint.keeps_packed else None
-        if file is None:
-            config, buffer, _ = _packed(self._cache, self.checkpoint, dtype, progress or silent, packing)
-            file = self._cache.open() if self.checkpoint.keeps_packed else None
-            if file is None:
-                file = self._in_memory(config, buffer)
-        self.file = file
-        check_heads(self.checkpoint.name, file.config)
-
-    def _in_memory(self, config: ModelConfig, buffer: WeightsBuffer) -> PackedFile:
-        check_memory(self.checkpoint.name, buffer.nbytes, "auto")
-        self.descriptor = os.memfd_create("specdec-weights", os.MFD_CLOEXEC)
-        with os.fdopen(os.dup(self.descriptor), "wb") as file:
-            write_packed(file, self.key, config, buffer)
-        self.path = Path(f"/proc/self/fd/{self.descriptor}")
-        return PackedFile(self.path, self.key)
-
-    def damaged(self, error: object) -> ModelError:
-        """The error for a rank that could not read its share; deletes the file, so the next start packs it again."""
-        self._cache.discard(error)
-        return ModelError(f"{self.checkpoint.name}: packed weights were damaged ({error}) and are deleted; start again")
-
-    def __enter__(self) -> PackedModel:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.descriptor is not None:
-            os.close(self.descriptor)
 
 
 def with_tokenizer(

@@ -10,8 +10,7 @@ import os
 import re
 import shutil
 import struct
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -32,7 +31,6 @@ from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import CutCheckpoint, CutSource, VocabularyCut
 from specdec.models.weights import (
     ArraySpec,
-    Copied,
     LinearPiece,
     LinearPlan,
     WeightsBuffer,
@@ -252,49 +250,16 @@ class PackedFile:
         """The weights, read into place by a thread per core; ``on_bytes`` receives the bytes of each chunk."""
         buffer = WeightsBuffer(self.layout)
         memory = buffer.bytes_view()
-        self._read_chunks(lambda low, high: memory[low:high], lambda low, chunk: None, on_bytes)
-        return buffer
-
-    def read_parts(
-        self, layout: list[ArraySpec], copies: Sequence[Copied], on_bytes: Callable[[int], None]
-    ) -> WeightsBuffer:
-        """The arrays of ``layout``, filled by ``copies`` of the file's bytes in rising order.
-
-        All chunks are read, so that damage is found; only a few are held at a time.
-        """
-        buffer = WeightsBuffer(layout)
-        memory = buffer.bytes_view()
-        ends = [each.source + each.nbytes for each in copies]
-
-        def keep(low: int, chunk: memoryview) -> None:
-            for each in copies[bisect_right(ends, low) :]:
-                first, last = max(each.source, low), min(each.source + each.nbytes, low + len(chunk))
-                if first >= last:
-                    break
-                start = each.target + first - each.source
-                memory[start : start + last - first] = chunk[first - low : last - low]
-
-        self._read_chunks(lambda low, high: memoryview(bytearray(high - low)), keep, on_bytes)
-        return buffer
-
-    def _read_chunks(
-        self,
-        place: Callable[[int, int], memoryview],
-        take: Callable[[int, memoryview], None],
-        on_bytes: Callable[[int], None],
-    ) -> None:
-        """Read bytes [low, high) of the arrays into ``place(low, high)``, check them, and ``take(low, ...)`` them."""
 
         def read_chunk(number: int, low: int, high: int) -> None:
-            chunk, done = place(low, high), low
+            done = low
             while done < high:
-                got = os.preadv(descriptor, [chunk[done - low :]], self._start + done)
+                got = os.preadv(descriptor, [memory[done:high]], self._start + done)
                 if got == 0:
                     raise PackedFileError(f"ends at byte {self._start + done}")
                 done += got
-            if _sum(chunk, number) != self._sums[number]:
+            if _sum(memory[low:high], number) != self._sums[number]:
                 raise PackedFileError(f"checksum of chunk {number} differs")
-            take(low, chunk)
 
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
@@ -307,6 +272,7 @@ class PackedFile:
                     on_bytes(high - low)
         finally:
             os.close(descriptor)
+        return buffer
 
 
 def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: WeightsBuffer) -> None:
@@ -416,7 +382,7 @@ class PackedCache:
         try:
             return PackedFile(self.path, self.key)
         except PackedFileError as error:
-            self.discard(error)
+            self._discard(error)
             return None
 
     def read(self, file: PackedFile, progress: Progress) -> WeightsBuffer | None:
@@ -431,7 +397,7 @@ class PackedCache:
         try:
             return file.read(on_bytes)
         except (PackedFileError, OSError) as error:
-            self.discard(error)
+            self._discard(error)
             return None
 
     def write(self, config: ModelConfig, buffer: WeightsBuffer) -> None:
@@ -449,7 +415,7 @@ class PackedCache:
         except OSError as error:
             logger.warning("%s: packed weights can not be cached (%s)", self._folder, error)
 
-    def discard(self, error: object) -> None:
+    def _discard(self, error: Exception) -> None:
         """Delete a damaged file, if that is possible."""
         logger.warning("%s: cached weights are damaged (%s), packing again", self.path, error)
         with suppress(OSError):  # where the cache can only be read, the model runs without it

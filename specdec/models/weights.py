@@ -50,15 +50,6 @@ class ArraySpec:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """``nbytes`` of a buffer, from byte ``source``, that stand at byte ``target`` of another."""
-
-    source: int
-    target: int
-    nbytes: int
-
-
 ALIGNMENT = 4096  # a page: arrays can be read straight into place, and no two share a page
 
 
@@ -358,8 +349,7 @@ class WeightsBuffer:
             )  # fmt: skip
 
         def linear(plan: LinearPlan) -> HostLinear:
-            # A rank that has no head has no part of a layer's qkv.
-            parts = tuple(packed(name, plan.columns) for name in pieces.get(plan.name, ()))
+            parts = tuple(packed(name, plan.columns) for name in pieces[plan.name])
             return parts[0] if len(parts) == 1 else StackedLinear(parts)
 
         embed: Embedding | None = self.find("embed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
@@ -13,16 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.backend import (
-    AddRowsSpec,
-    AttentionSpec,
-    BatchOp,
-    GateSpec,
-    KvTensors,
-    LinearSpec,
-    RowsOp,
-    bind_parts,
-)
+from verify_kernels.backend import AttentionSpec, BatchOp, KvTensors, LinearSpec, RowsOp, bind_parts
 from verify_kernels.cpu.library import load_library
 from verify_kernels.forward_batch import ForwardBatch
 from verify_kernels.packed_weights import CHUNK_K, FITS, BlockKind, DraftKind, Embedding, PackedLinear, StackedLinear
@@ -49,7 +40,7 @@ class AttentionArgs(ctypes.Structure):
 
     _fields_ = (
         ("n_heads", c_int32), ("n_kv_heads", c_int32), ("head_dim", c_int32), ("window", c_int32),
-        ("threads", c_int32), ("kv_bytes", c_int32), ("ld_out", c_int64), ("scale", c_float), ("eps", c_float),
+        ("threads", c_int32), ("kv_bytes", c_int32), ("scale", c_float), ("eps", c_float),
         ("q_norm", c_void_p), ("k_norm", c_void_p), ("cos", c_void_p), ("sin", c_void_p),
         ("qkv", c_void_p), ("q", c_void_p), ("out", c_void_p), ("k_pool", c_void_p), ("v_pool", c_void_p),
         ("k_scale", c_void_p), ("v_scale", c_void_p),
@@ -149,12 +140,11 @@ class NativeBackend:
             ("heads scratch", self._heads, spec.n_heads),
         ):
             _need(name, buffer, heads * spec.head_dim)
-            if name == "qkv" and buffer.stride(0) != heads * spec.head_dim:
+            if name != "heads scratch" and buffer.stride(0) != heads * spec.head_dim:
                 raise ValueError(f"{name}: rows must lie {heads * spec.head_dim} floats apart")
         args = AttentionArgs(
             n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads, head_dim=spec.head_dim, window=spec.window,
-            threads=self.threads, kv_bytes=spec.kv.k.dtype.itemsize, ld_out=spec.out.stride(0),
-            scale=spec.scale, eps=spec.eps,
+            threads=self.threads, kv_bytes=spec.kv.k.dtype.itemsize, scale=spec.scale, eps=spec.eps,
             q_norm=_pointer(spec.q_norm), k_norm=_pointer(spec.k_norm),
             cos=spec.cos.data_ptr(), sin=spec.sin.data_ptr(), qkv=spec.qkv.data_ptr(), q=self._heads.data_ptr(),
             out=spec.out.data_ptr(), k_pool=spec.kv.k.data_ptr(), v_pool=spec.kv.v.data_ptr(),
@@ -164,40 +154,6 @@ class NativeBackend:
 
         def op(batch: ForwardBatch, _keep: tuple[object, ...] = (self, spec, args)) -> None:
             run(pointer, ctypes.byref(self._batch_args(batch)))
-
-        return op
-
-    def gate(self, spec: GateSpec) -> RowsOp:
-        """Bind a gate.
-
-        Raises:
-            ValueError: a buffer does not fit.
-        """
-        src, dst, n = spec.src, spec.dst, spec.dst.shape[1]
-        _need("src", src, 2 * n)
-        _need("dst", dst, n)
-        gelu = int(spec.activation == "gelu")
-        arguments = (src.data_ptr(), src.stride(0), n, gelu, dst.data_ptr(), dst.stride(0))
-        return self._bind(self._library.sd_gate, arguments, spec)
-
-    def add_rows(self, spec: AddRowsSpec) -> RowsOp:
-        """Bind an addition of rows.
-
-        Raises:
-            ValueError: a buffer does not fit.
-        """
-        src, dst, n = spec.src, spec.dst, spec.dst.shape[1]
-        _need("src", src, n)
-        _need("dst", dst, n)
-        post_norm = _pointer(spec.post_norm)
-        arguments = (src.data_ptr(), src.stride(0), n, post_norm, spec.eps, dst.data_ptr(), dst.stride(0))
-        return self._bind(self._library.sd_add_rows, arguments, spec)
-
-    def _bind(self, run: Callable[..., None], arguments: tuple[object, ...], spec: GateSpec | AddRowsSpec) -> RowsOp:
-        threads = self.threads
-
-        def op(rows: int, _keep: object = spec) -> None:
-            run(*arguments, rows, threads)
 
         return op
 

@@ -9,17 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.backend import (
-    AddRowsSpec,
-    AttentionSpec,
-    BatchOp,
-    GateSpec,
-    KvTensors,
-    LinearSpec,
-    Prologue,
-    RowsOp,
-    bind_parts,
-)
+from verify_kernels.backend import AttentionSpec, BatchOp, KvTensors, LinearSpec, Prologue, RowsOp, bind_parts
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
 from verify_kernels.packed_weights import (
     CHUNK_K,
@@ -79,24 +69,6 @@ class ReferenceBackend:
             q = write_rows(spec, batch)
             for row in range(batch.rows):
                 spec.out[row, : spec.n_heads * spec.head_dim] = attend_row(spec, batch, row, q[row]).reshape(-1)
-
-        return op
-
-    def gate(self, spec: GateSpec) -> RowsOp:
-        """Bind a gate."""
-        n = spec.dst.shape[1]
-
-        def op(rows: int) -> None:
-            spec.dst[:rows] = gated(spec.activation, spec.src[:rows, :n], spec.src[:rows, n : 2 * n])
-
-        return op
-
-    def add_rows(self, spec: AddRowsSpec) -> RowsOp:
-        """Bind an addition of rows."""
-
-        def op(rows: int) -> None:
-            added = spec.src[:rows]
-            spec.dst[:rows] += added if spec.post_norm is None else rms_norm(added, spec.post_norm, spec.eps)
 
         return op
 

@@ -338,7 +338,7 @@ struct WorkItem {
     for (int row = begin; row < end; ++row) {
       for (int h = 0; h < heads; ++h) {
         const State& s = state[row - begin][h];
-        float* out = a.out + row * a.ld_out + (int64_t)(head + h) * a.head_dim;
+        float* out = a.out + ((int64_t)row * a.n_heads + head + h) * a.head_dim;
         for (int d = 0; d < a.head_dim; ++d) out[d] = s.acc[d] / s.sum;
       }
     }

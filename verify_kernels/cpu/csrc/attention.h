@@ -23,7 +23,6 @@ struct sd_batch {
 struct sd_attention_args {
   int32_t n_heads, n_kv_heads, head_dim, window;  // window 0: all earlier positions are seen
   int32_t threads, kv_bytes;  // of a stored key or value: 4 float32, 2 bfloat16, 1 int8
-  int64_t ld_out;             // row stride of out in floats
   float scale, eps;
   const float* q_norm;  // [head_dim] or null
   const float* k_norm;
@@ -31,7 +30,7 @@ struct sd_attention_args {
   const float* sin;
   const float* qkv;     // [rows, (n_heads + 2 n_kv_heads) head_dim]
   float* q;             // [rows, n_heads, head_dim] scratch
-  float* out;           // [rows, >= n_heads head_dim]
+  float* out;           // [rows, n_heads head_dim]
   void* k_pool;         // this layer: [pages, kv_heads, head_dim, 64]
   void* v_pool;         // this layer: [pages, kv_heads, 64, head_dim]
   float* k_scale;       // this layer, of int8: [pages, kv_heads, 64]
