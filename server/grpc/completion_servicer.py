@@ -110,21 +110,19 @@ class CompletionSession:
         if action == "ask":
             # Since the call began, the key may have been revoked or its limits changed.
             set_caller(await grpc_caller(self._models.first.access, self._context.invocation_metadata()))
-            self._open_ask = ask_id
         try:
             known = self._change(session, message)
             gap = self._gap(session, message.ask) if known and action == "ask" else None
         except RequestError as error:
-            self._open_ask = None
             await self._out.put(ask_refused(ask_id, error))
             return
         if action == "cancel":
             if not was_reading:
                 session.stop()
         elif not known or (action == "ask" and gap is None):
-            self._open_ask = None
             await self._out.put(self._resync(session, message))
         elif gap is not None:
+            self._open_ask = ask_id
             self._reading_ahead = message.ask.read_ahead
             answer = self._read_ahead if self._reading_ahead else self._answer
             self._asked = asyncio.create_task(answer(session, ask_id, gap), name="completion-ask")

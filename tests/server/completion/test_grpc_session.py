@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -72,6 +73,30 @@ async def test_a_mismatch_cancels_the_generation_immediately() -> None:
         assert started.origin == pb.SuggestionStarted.ORIGIN_NEW
         assert BOOK.startswith(text, at)
         assert await server.idle(submitted=2, aborted=1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"edits": pb.DocumentEdits(uri="b.py", from_version=5, version=6)},
+        {"text": pb.DocumentText(uri="", version=1, text="x")},
+    ],
+    ids=["out of sync", "invalid"],
+)
+async def test_a_refused_change_leaves_the_running_request_to_be_superseded(change: dict[str, Any]) -> None:
+    async with running() as server:
+        editor = Editor(server)
+        await editor.set_up(cache=options_pb2.CacheOptions(salt="slow"))
+        first = await editor.ask(text=TEXT, offset=AT)
+        while (await editor.read()).WhichOneof("event") != "delta":
+            pass
+        await editor.send(**change)
+        second = await editor.ask(offset=BOOK.index("first + second"))
+        while (message := await editor.read()).WhichOneof("event") != "finished":
+            assert message.WhichOneof("event") in ("delta", "resync", "refused")
+        assert message.finished.finish_reason == result_pb2.FINISH_REASON_SUPERSEDED
+        assert message.finished.ask_id == first
+        assert (await editor.answer(second))[0].ask_id == second
 
 
 async def test_a_cancelled_request_ends_and_the_stream_continues() -> None:
