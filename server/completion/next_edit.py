@@ -216,6 +216,7 @@ class EditPrompt:
         stopping = replace(
             base.stopping,
             max_tokens=max_tokens,
+            include_stop=False,  # `EditReader` adds the tail itself
             stop=(*base.stopping.stop, *filter(None, (form.stop, self.tail))),
             stop_token_ids=(*base.stopping.stop_token_ids, *stop_ids),
         )

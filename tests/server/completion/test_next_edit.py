@@ -111,6 +111,13 @@ def test_the_windows_last_lines_end_the_answer(text: str, tail: str) -> None:
     assert applied(text, edits) == text.replace(shown, changed)
 
 
+def test_the_windows_last_lines_come_once_where_the_caller_includes_stop_texts() -> None:
+    prompt = prompt_of()
+    request = prompt.request(Request("r", (), stopping=StoppingParams(include_stop=True)))
+    assert prompt.tail in request.stopping.stop
+    assert not request.stopping.include_stop  # `EditReader` adds them
+
+
 def test_context_over_the_budget_is_omitted_and_special_tokens_stay_text() -> None:
     files = (ContextFile("b.py", "x = 1\n", 1.0), ContextFile("c.py", "y = 2\n" * 1000))
     recent = (RecentEdit("b.py", "x" * 500, "y" * 500), RENAMED)
