@@ -259,9 +259,10 @@ class InlineEdits:
     def _message(self, document: OpenDocument, place: int) -> pb.PredictEditRequest:
         settings = self.settings
         setup = setup_message(settings, "").setup
+        recent = [edit for edit in self.history.recent() if not secret(edit.path, settings)]  # as excluded by now
         return pb.PredictEditRequest(
             request_id=uuid.uuid4().hex, model=settings.edit_model or settings.model or self._link.model,
-            path=document.name, text=document.text, cursor=place, unit=setup.unit, recent=self.history.recent(),
+            path=document.name, text=document.text, cursor=place, unit=setup.unit, recent=recent,
             extra=self._documents.beside(document, settings), max_prompt_tokens=settings.max_prompt_tokens,
             speculation=setup.speculation, cache=setup.cache,
         )  # fmt: skip

@@ -194,6 +194,17 @@ async def test_the_server_gets_what_the_user_changed_and_sees() -> None:
     asking.cancel()
 
 
+async def test_recorded_edits_of_a_file_that_is_excluded_later_are_not_sent() -> None:
+    desk = Desk()
+    desk.change(2, "password ", document=desk.other)
+    desk.change(10, "new\n")
+    desk.change(2, "again ", document=desk.other)  # not complete
+    desk.edits.settings = desk.edits.settings.model_copy(update={"exclude": ("b.*",)})
+    asking = desk.ask(11)
+    assert [edit.path for edit in (await desk.asked(1)).recent] == ["a.py"]
+    asking.cancel()
+
+
 async def test_recent_edits_are_few_and_short() -> None:
     desk = Desk()
     for i in range(3 * RECENT_EDITS):
