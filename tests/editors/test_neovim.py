@@ -190,6 +190,28 @@ end
 """
 
 
+async def test_a_dismissal_holds_for_its_buffer_only(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()  # one client for both
+    first, second = tmp_path / "a.py", tmp_path / "b.py"
+    for file in (first, second):
+        file.write_bytes(b"ab\nc\n")
+    async with running() as server:
+        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
+        async with neovim(NVIM, RECIPE, options, [first]) as nvim:
+            await nvim.until("return specdec.status and specdec.status.state", "ready")
+            await nvim.lua(ANSWER, "textDocument/copilotInlineEdit", "one")
+            await nvim.type("x")
+            await nvim.until(DIFF, "+one")
+            await nvim.type("<Esc>")
+            await nvim.until(DIFF, "")
+            dismissed = await nvim.call("nvim_buf_get_changedtick", 0)
+            await nvim.call("nvim_command", f"edit {second}")
+            raised = "while vim.b.changedtick < ... do vim.api.nvim_buf_set_lines(0, 0, 1, false, { 'ab' }) end"
+            assert await nvim.lua(f"{raised} return vim.b.changedtick", dismissed) == dismissed
+            await nvim.type("l")
+            await nvim.until(DIFF, "+one")
+
+
 @pytest.mark.parametrize(
     ("method", "keys", "shows", "shown", "text"),
     [

@@ -271,7 +271,7 @@ end
 local edit_namespace = vim.api.nvim_create_namespace('specdec.edit')
 -- The displayed edit: its buffer and text version, the item, and the rows and byte columns (from 0) that it replaces.
 local predicted = nil
-local dismissed = nil -- the text version in which the user dismissed an edit
+local dismissed = nil -- the edit that the user dismissed last: it holds for its buffer and text version
 
 local function hide_edit()
   if predicted then
@@ -341,7 +341,7 @@ local function follow_edits(buffer, tick)
   if predicted and (predicted.buffer ~= buffer or predicted.tick ~= tick) then
     hide_edit()
   end
-  if predicted or dismissed == tick then
+  if predicted or (dismissed and dismissed.buffer == buffer and dismissed.tick == tick) then
     return
   end
   cancel(EDIT_METHOD)
@@ -369,7 +369,7 @@ function actions.jump_or_take()
 end
 
 function actions.dismiss_edit()
-  dismissed = predicted.tick
+  dismissed = predicted
   hide_edit()
 end
 
