@@ -13,6 +13,7 @@ from server.http.errors import PathNotFoundError
 from server.http.ollama import alive
 from server.http.operator_endpoints import ProbeErrors
 from server.request_fields import TEXT
+from server.served_model import Task
 
 MAIN = "index.html"
 _TYPES = {
@@ -77,7 +78,7 @@ async def page_file(call: Call) -> None:
 
 
 async def info(call: Call) -> None:
-    """The engine's properties, the names of the other models that the playground may ask, and for operators those of
+    """The engine's properties, the names of the models that the playground may ask, and for operators those of
     the experiments that run."""
     found, experiments = call.model.info, call.model.experiments
     statuses = await experiments.statuses() if current_caller().admin else []
@@ -86,7 +87,7 @@ async def info(call: Call) -> None:
         {
             "version": found.version,
             "model": call.model.name,
-            "models": [model.name for model in call.server.models],
+            "models": [model.name for model in call.server.models if model.can(Task.ANY)],
             "draft": found.draft,
             "dtype": found.dtype,
             "numeric_mode": found.numeric_mode,

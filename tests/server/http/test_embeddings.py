@@ -186,3 +186,7 @@ def test_grpc(server: Server) -> None:
             assert late.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
     asyncio.run(run())
+
+
+def test_the_page_lists_the_models_that_write(server: Server) -> None:
+    assert server.client.get("/page/info").json()["models"] == ["chat"]

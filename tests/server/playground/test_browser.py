@@ -166,4 +166,5 @@ def test_a_key_is_requested_and_not_stored(browse: Browse, tmp_path: Path) -> No
     assert seen["field"] == "password"
     assert seen["cut"] == 0  # of the form's width, as a visitor finds it
     assert seen["tokens"] == len("abc") + 1
+    assert seen["metrics"] == "# HELP"
     assert key not in seen["kept"]

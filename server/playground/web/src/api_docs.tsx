@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { getJson } from "./api";
-import { Header } from "./header";
+import { Header, TextLink } from "./header";
 import { apiKey, connection } from "./store";
 
 interface Schema {
@@ -51,7 +51,7 @@ export function ApiDocs() {
       <Header />
       <main class="docs">
         <p class="hint">
-          Every call of the HTTP port, by path. <a href="/openapi.json">The OpenAPI document</a>
+          Every call of the HTTP port, by path. <TextLink href="/openapi.json">The OpenAPI document</TextLink>
         </p>
         {error.value && <p class="notice">{error.value}</p>}
         {Object.entries(api.value?.paths ?? {}).flatMap(([path, methods]) =>

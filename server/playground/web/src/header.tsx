@@ -1,5 +1,6 @@
+import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { apiKey, busy, choose, type Connection, connection, info, look } from "./store";
+import { apiKey, busy, choose, type Connection, connection, info, look, save } from "./store";
 import { applyTheme, type Theme, theme } from "./theme";
 
 const WORDS: Record<Connection, string> = {
@@ -33,11 +34,11 @@ export function Header() {
       </p>
       <nav>
         {location.pathname === "/docs" ? <a href="/">Playground</a> : <a href="/docs">API</a>}
-        <a href="/metrics">Metrics</a>
+        <TextLink href="/metrics">Metrics</TextLink>
         {served?.experiments.map((name) => (
-          <a key={name} href={`/v1/experiments/${name}/report`} title="The report of a running experiment, so far">
+          <TextLink key={name} href={`/v1/experiments/${name}/report`} title="The report of a running experiment, so far">
             Experiment {name}
-          </a>
+          </TextLink>
         ))}
       </nav>
       {(connection.value === "key" || apiKey.value) && <Key />}
@@ -51,6 +52,19 @@ export function Header() {
       </label>
     </header>
   );
+}
+
+/**
+ * A link to a text of the server. A link cannot carry a key: with one, the text is fetched and saved, since the playground's
+ * policy would forbid the styles of a report that is opened from memory.
+ */
+export function TextLink(props: { href: string; title?: string; children: ComponentChildren }) {
+  const saves = (event: Event) => {
+    if (!apiKey.value) return;
+    event.preventDefault();
+    void save(props.href);
+  };
+  return <a {...props} onClick={saves} />;
 }
 
 function Models() {

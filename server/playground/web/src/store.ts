@@ -1,6 +1,6 @@
 // The playground's state and actions.
 import { batch, computed, signal } from "@preact/signals";
-import { ApiError, getJson, stream } from "./api";
+import { ApiError, getBlob, getJson, stream } from "./api";
 import { emptyForm, faultOf, type Form, requestOf, textOf } from "./request";
 import { bestStep, type Mode, Run } from "./run";
 import type { Info, StepTrace } from "./wire";
@@ -190,6 +190,19 @@ export async function choose(model: string): Promise<void> {
     await readTrace();
   } catch {
     await look(); // reports the error
+  }
+}
+
+/** Save a text of the server as a file. */
+export async function save(path: string): Promise<void> {
+  try {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(await getBlob(path, apiKey.value));
+    link.download = path.slice(1).replaceAll("/", "-") + (path.endsWith("/report") ? ".html" : "");
+    link.click();
+    URL.revokeObjectURL(link.href);
+  } catch (error) {
+    notice.value = { message: error instanceof Error ? error.message : String(error), field: "" };
   }
 }
 
