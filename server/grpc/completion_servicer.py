@@ -296,13 +296,17 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
     async def PredictEdit(self, request: pb.PredictEditRequest, context: Context) -> None:  # type: ignore[override]
         model = self._models.find(request.model)
         with model.gate.enter():
-            principal, runs = current_caller(), model.completion.runs
+            principal, service, suggested = current_caller(), model.completion, False
             asked, reader = await _read_edit(request, context, model)
             answer = DeferredHeaders(context, model.hold_headers)
-            run, _ = await runs.start(principal, asked, request.scheduling.supersedes_key)
+            run, _ = await service.runs.start(principal, asked, request.scheduling.supersedes_key)
+            owner = service.owner(principal, asked.cache_salt)
             try:
                 async for event in run.read():
                     for message in edit_messages(event, reader, asked.request_id, model.name):
+                        if message.HasField("edit") and not suggested:  # it may be taken before the rest has come
+                            suggested, size = True, max(len(message.edit.text), message.edit.end - message.edit.start)
+                            service.outcomes.suggested(owner, asked.request_id, asked.session, size)
                         await answer.write(event, message)
             finally:
                 run.leave()

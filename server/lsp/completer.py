@@ -308,6 +308,7 @@ class Workplace:
         if found is None or document is None:
             return []
         edit, suggestion_id = found
+        self.outcomes.given(suggestion_id, edit.text, 0)
         command = types.Command("Accept", ACCEPT_COMMAND, arguments=[suggestion_id])
         where_to = document.range_of(edit.start, edit.end)
         return [{"text": edit.text, "range": where_to, "textDocument": params["textDocument"], "command": command}]

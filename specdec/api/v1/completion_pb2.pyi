@@ -868,7 +868,7 @@ class ReportOutcomeRequest(_message.Message):
     SHOWN_MS_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     suggestion_id: _builtins.str
-    """A suggestion_id, or the request_id of a Complete call."""
+    """A suggestion_id, or the request_id of a Complete or PredictEdit call."""
     outcome: Global___Outcome.ValueType
     accepted_characters: _builtins.int
     """Accepted Unicode code points. Required if a part was accepted; otherwise all or none."""

@@ -70,6 +70,20 @@ async def test_the_edits_come_one_by_one_as_they_are_taken() -> None:
         assert await server.idle(submitted=2, aborted=0)
 
 
+async def test_an_edit_that_is_taken_counts_as_accepted() -> None:
+    async with running() as server, editing(server.address, OPTIONS) as editor:
+        editor.open(BOOK)
+        rename(editor)
+        [edit] = await predict(editor)
+        taken = types.ExecuteCommandParams(edit.command.command, edit.command.arguments)
+        await editor.client.workspace_execute_command_async(taken)
+        outcomes = server.serving.models.first.completion.outcomes.total
+        async with asyncio.timeout(20):
+            while not outcomes.accepted:
+                await asyncio.sleep(0.02)
+        assert (outcomes.suggested, outcomes.accepted_characters) == (1, len(edit.text))
+
+
 async def test_a_bad_request_gets_an_error_that_names_the_field() -> None:
     async with running() as server, editing(server.address, OPTIONS) as editor:
         editor.open(BOOK)
