@@ -14,6 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encode
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from server.completion.service import OutcomeLog
 from server.engine_client import EngineClient
 from server.engine_supervisor import EngineState
 from server.interfaces import KvEventCounts
@@ -147,8 +148,8 @@ def _steps(now: Snapshot) -> Iterator[Metric]:
     yield _OURS.counter("step_draft_rows", "Draft tokens among the rows of all forwards.", load.draft_rows)
 
 
-def call_families(metrics: ServerMetrics) -> Iterator[Metric]:
-    """Every family of calls, of all models together."""
+def call_families(metrics: ServerMetrics, outcomes: OutcomeLog) -> Iterator[Metric]:
+    """Every family of calls and of suggestions, of all models together."""
     yield _OURS.gauge("calls_open", "Calls in progress.", metrics.calls_open)
     labels = ("face", "endpoint", "status")
     yield _OURS.counters("calls", "Finished calls, by HTTP or gRPC status.", labels, metrics.calls)
@@ -156,6 +157,11 @@ def call_families(metrics: ServerMetrics) -> Iterator[Metric]:
     text = "Failed reads and writes of the server's own files; a rejected file counts once per change."
     yield _OURS.counters("file_errors", text, "file", metrics.file_errors)
     yield _OURS.histogram("call_seconds", "Duration of a call, of any kind.", metrics.call_time)
+    yield _OURS.counter(
+        "suggestions", "Completions with a text, and predictions with an edit.", outcomes.total.suggested
+    )
+    text = "Outcomes of suggestions, as editors report them; a changed one counts again."
+    yield _OURS.counters("suggestion_outcomes", text, "outcome", outcomes.reached)
 
 
 def _requests(now: Snapshot) -> Iterator[Metric]:
@@ -358,18 +364,19 @@ class Exporter(Registry):
         self,
         metrics: ServerMetrics,
         client: EngineClient,
+        outcomes: OutcomeLog,
         compat: Compat = "none",
         gpus: Gpus | None = None,
         model: str = "",
     ) -> None:
-        self.metrics, self._client, self._model = metrics, client, model
+        self.metrics, self._client, self._outcomes, self._model = metrics, client, outcomes, model
         # Without a process the collector finds no files and returns no family.
         self._process = ProcessCollector("specdec_engine", lambda: client.engine.pid or "none", registry=None)
         super().__init__(compat, gpus)
 
     def collect(self) -> Iterator[Metric]:
         """All families at one moment."""
-        yield from call_families(self.metrics)
+        yield from call_families(self.metrics, self._outcomes)
         yield from self.families()
         yield from gpu_families(self._gpu_uses)
 
@@ -391,9 +398,14 @@ class JointExporter(Registry):
     """The metrics of a server's calls and of its models, which the label ``model`` distinguishes."""
 
     def __init__(
-        self, calls: ServerMetrics, models: Mapping[str, Exporter], compat: Compat = "none", gpus: Gpus | None = None
+        self,
+        calls: ServerMetrics,
+        models: Mapping[str, Exporter],
+        outcomes: OutcomeLog,
+        compat: Compat = "none",
+        gpus: Gpus | None = None,
     ) -> None:
-        self._calls, self._models = calls, models
+        self._calls, self._models, self._outcomes = calls, models, outcomes
         super().__init__(compat, gpus)
 
     def collect(self) -> Iterator[Metric]:
@@ -403,6 +415,6 @@ class JointExporter(Registry):
             for family in exporter.families():
                 joint = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 joint.samples += [sample._replace(labels={"model": name, **sample.labels}) for sample in family.samples]
-        yield from call_families(self._calls)
+        yield from call_families(self._calls, self._outcomes)
         yield from found.values()
         yield from gpu_families(self._gpu_uses)

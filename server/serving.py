@@ -255,10 +255,11 @@ class Serving:
             errors = observer.metrics.file_errors
             first = models[0] if models else None
             models.append(ServedModel(client, config.server, names, first, errors))
-            exporters[names.own] = Exporter(observer.metrics, client, compat, gpus, names.own)
+            outcomes = models[0].completion.outcomes  # of all models
+            exporters[names.own] = Exporter(observer.metrics, client, outcomes, compat, gpus, names.own)
         self.models = Models(models)
         if self._config.engines:
-            self.models.exporter = JointExporter(self._observer.metrics, exporters, compat, gpus)
+            self.models.exporter = JointExporter(self._observer.metrics, exporters, outcomes, compat, gpus)
         else:
             self.models.exporter = exporters[""]
 

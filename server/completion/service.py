@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -69,6 +69,7 @@ class OutcomeLog:
 
     def __init__(self) -> None:
         self.total = Acceptance()
+        self.reached = Counter(dict.fromkeys(Outcome, 0))  # reports that changed an outcome: only grows
         self._suggestions: OrderedDict[tuple[Owner, str], _Suggestion] = OrderedDict()
         self._sessions: OrderedDict[tuple[Owner, str], Acceptance] = OrderedDict()
 
@@ -97,6 +98,7 @@ class OutcomeLog:
             accepted = 0
         accepted = min(accepted, known.characters)
         shown_ms = max(shown_ms, known.shown_ms)
+        self.reached[outcome] += known.outcome is not outcome
         for figures in self._figures(owner, known.session):
             if known.outcome is not None:
                 figures.count(known.outcome, known.characters, known.accepted, known.shown_ms, sign=-1)

@@ -17,6 +17,7 @@ from tests.fake_engine import BOOK
 from tests.server.completion.code_tokenizer import QWEN, CodeTokenizer
 from tests.server.completion.editor import AT, LINE, TEXT, Editor, Server, failed, fim, running
 from tests.server.harness import rich
+from tests.server.observe.metrics.scrape import Scrape
 
 
 def no_fim() -> CodeTokenizer:
@@ -165,6 +166,11 @@ async def test_outcomes_are_reported() -> None:
         single = pb.ReportOutcomeRequest(suggestion_id="single", outcome=pb.OUTCOME_ACCEPTED)
         answer = await server.completion.ReportOutcome(single)
         assert (answer.known, answer.HasField("session")) == (True, False)
+        assert server.serving.models.exporter is not None
+        found = Scrape((await server.serving.models.exporter.render(""))[0].decode())
+        assert found.value("specdec_suggestions_total") == 2
+        counts = {"shown": 1, "partially_accepted": 1, "accepted": 1, "rejected": 0}  # what was revoked stays counted
+        assert found.by_label("specdec_suggestion_outcomes_total", "outcome") == counts
         bad = pb.ReportOutcomeRequest(outcome=9, shown_ms=-1)  # type: ignore[arg-type]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await server.completion.ReportOutcome(bad)
