@@ -160,21 +160,6 @@ class Notices:
             self._status(status)
 
 
-@dataclass(frozen=True, slots=True)
-class Reconnect:
-    """Pauses between attempts to connect."""
-
-    first_s: float = 0.25  # doubles with each failure
-    longest_s: float = 4.0
-    lasting_s: float = 30.0  # if the server refuses the session, which only a setting can change
-
-    def pause_s(self, failures: int, *, lasting: bool) -> float:
-        """Seconds until the next attempt, after ``failures`` in a row."""
-        if lasting:
-            return self.lasting_s
-        return min(self.longest_s, self.first_s * 2.0 ** min(failures, 30))
-
-
 _LAST_WORD = re.compile(r"[ \t]*\w*\Z")
 _MAX_UNSENT = 64  # messages queued for a server that does not read
 _CUT = (result_pb2.FINISH_REASON_SUPERSEDED, result_pb2.FINISH_REASON_ABORTED)
@@ -353,6 +338,8 @@ ALTERNATIVES_TEMPERATURE = 0.8
 GRACE_S = 0.4  # between the cancellation of a request and its abort: the next request may continue its text
 SILENT_S = 15.0  # beyond a request's time limit, after which a silent server counts as dead
 _NO_LIMIT_S = 60.0  # time limit if the settings have none
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 4.0  # between attempts to connect; doubles with each failure
+_LASTING_PAUSE_S = 30.0  # if the server refuses the session
 # Errors that only a changed setting can resolve.
 _LASTING = (
     grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED,
@@ -365,11 +352,8 @@ class SessionLink:
     server that still runs returns the versions of the documents it holds. `start` it, and `close` it, in one event
     loop."""
 
-    def __init__(
-        self, connect: Callable[[], Client], settings: Settings, notices: Notices, pauses: Reconnect | None = None
-    ) -> None:
+    def __init__(self, connect: Callable[[], Client], settings: Settings, notices: Notices) -> None:
         self._connect, self._settings, self._notices = connect, settings, notices
-        self._pauses = pauses or Reconnect()
         self._client: Client | None = None
         self._live: LiveSession | None = None
         self._ready = False
@@ -538,8 +522,9 @@ class SessionLink:
             self._trouble = str(error) if error is not None else "the specdec server ended the session"
             self._notices.state(LinkState.AWAY, self._trouble)
             lasting = error is not None and error.reached and error.code in _LASTING
+            pause_s = _LASTING_PAUSE_S if lasting else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, 30))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._poked.wait(), self._pauses.pause_s(failures, lasting=lasting))
+                await asyncio.wait_for(self._poked.wait(), pause_s)
 
     async def _serve(self) -> None:
         async with self._connect() as client, client.completion.session() as call:
