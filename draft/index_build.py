@@ -85,22 +85,26 @@ def _is_pattern(line: str) -> bool:
 def find_files(sources: IndexSources) -> Iterator[str]:
     """Paths of the files of an index, in reproducible order. Links are not followed.
 
+    Patterns apply to a file among the roots, too, but .gitignore does not: the user named it. Roots that are gone are
+    skipped unless all are, so that one deleted file does not end the updates.
+
     Raises:
-        ConfigError: a root is missing or can not be listed, or a pattern is malformed.
+        ConfigError: all roots are missing, one can not be listed, or a pattern is malformed.
     """
     for option, patterns in (("--only", sources.only), ("--exclude", sources.exclude)):
         for pattern in patterns:
             if not _is_pattern(pattern):
                 raise ConfigError(f"{option} {pattern!r} is malformed; write it as a pattern in .gitignore")
-    for root in sources.roots:
-        noise = _Ignored([(root, GitIgnoreSpec.from_lines([*_NOISE, *sources.exclude]))])
-        only = GitIgnoreSpec.from_lines(sources.only) if sources.only else None
-        if os.path.isfile(root):
-            yield root
+    only = GitIgnoreSpec.from_lines(sources.only) if sources.only else None
+    for root in list(filter(os.path.exists, sources.roots)) or sources.roots:
+        is_file = os.path.isfile(root)
+        base = os.path.dirname(root) if is_file else root
+        noise = _Ignored([(base, GitIgnoreSpec.from_lines([*_NOISE, *sources.exclude]))])
+        if is_file and noise.hides(root, folder=False):
             continue
         try:
-            for path in _walk(root, _of_parents(root), noise):
-                if only is None or only.match_file(os.path.relpath(path, root)):
+            for path in [root] if is_file else _walk(root, _of_parents(root), noise):
+                if only is None or only.match_file(os.path.relpath(path, base)):
                     yield path
         except OSError as error:
             raise ConfigError(f"{error.filename} can not be read ({error.strerror})") from None
@@ -157,7 +161,7 @@ def build_index(
         text.add(each)
     progress("reading files", len(paths), len(paths))
     if not text.files:
-        raise ConfigError(f"{', '.join(sources.roots)}: no text to index, or .gitignore ignores all of it")
+        raise ConfigError(f"{', '.join(sources.roots)}: no text to index, or patterns leave all of it out")
     if former is not None and former.path == path and former.files == text.files:
         header = former.header
         if sources == IndexSources(header.roots, header.only, header.exclude):

@@ -36,7 +36,7 @@ def index_command(
 
     What .gitignore files hide stays out, and so do links, files over 1 MiB, those that are not UTF-8 text, and private
     keys. Where the index is there already, only files that changed are read again; without any PATH it is brought up to
-    date with the folders it was made of. A running server takes the new one with the next request.
+    date with the PATHs it was made of that are still there. A running server takes the new one with the next request.
 
     \b
     specdec index ~/src/project --out project.index --target qwen2.5-coder-1.5b

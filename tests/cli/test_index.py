@@ -43,6 +43,21 @@ def test_index_builds_and_updates(tmp_path: Path, target: str) -> None:
     assert Path(out).stat().st_mode & 0o777 == 0o644
 
 
+def test_an_update_goes_on_without_a_deleted_file(tmp_path: Path, target: str) -> None:
+    out, files = str(tmp_path / "x.index"), [tmp_path / "a.py", tmp_path / "b.py"]
+    for file in files:
+        file.write_text("def f(): pass\n")
+    assert run(*map(str, files), "--out", out, "--target", target).exit_code == 0
+    files[0].unlink()
+    result = run("--out", out, "--target", target)
+    assert "0 of 1 files read" in result.stdout, result.output
+    files[0].write_text("def f(): pass\n")
+    assert "1 of 2 files read" in run("--out", out, "--target", target).stdout  # it is back
+    for file in files:
+        file.unlink()
+    assert "can not be read" in run("--out", out, "--target", target).stderr
+
+
 def test_an_update_keeps_the_vocabulary(tmp_path: Path, target: str) -> None:
     out, code = tmp_path / "x.index", tmp_path / "a.py"
     code.write_text("def f(): pass\n")

@@ -87,6 +87,18 @@ def test_links_secrets_and_generated_files_are_skipped(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.py"]
 
 
+def test_patterns_apply_to_a_file_that_is_named(tmp_path: Path) -> None:
+    put(tmp_path, "a.py", "b.py", "c.md", "id_rsa", "src/d.py", "src/server.pem", _gitignore="a.py\n")
+    named = ("a.py", "b.py", "c.md", "id_rsa", "src/d.py", "src/server.pem")
+    assert names(tmp_path, *named) == ["a.py", "b.py", "c.md", "src/d.py"]
+    assert names(tmp_path, *named, only=("*.py",), exclude=("/b.py",)) == ["a.py", "src/d.py"]
+
+
+def test_roots_that_are_gone_are_skipped(tmp_path: Path) -> None:
+    put(tmp_path, "a.py", "src/b.py")
+    assert names(tmp_path, "gone.py", "a.py", "src", "gone") == ["a.py", "src/b.py"]
+
+
 def build(folder: Path, tokenizer: Tokenizer, **how: tuple[str, ...]) -> BuildReport:
     path = folder / "out.index"
     former = TokenIndex(path) if path.exists() else None
