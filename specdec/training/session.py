@@ -110,10 +110,12 @@ def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress |
     note: receives lines to keep; show: a line that replaces the one before.
 
     Raises:
-        TrainingError: the folders hold the work of another target, are in use, or the disk is full; the draft model has
-            another vocabulary.
+        TrainingError: the folders are the same, hold the work of another target, are in use, or the disk is full; the
+            draft model has another vocabulary.
         ModelError, ConfigError: as `build_parts`.
     """
+    if plan.data.resolve() == plan.out.resolve():
+        raise TrainingError(f"--data: {plan.data} is the folder of --out; give one of its own")
     deadline_s = float("inf") if plan.hours is None else time.monotonic() + 3600 * plan.hours
     files = given_files(plan.given) if plan.given else []
     config = engine_config(plan)
@@ -129,7 +131,7 @@ def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress |
         width = parts.decoder.config.hidden_size * len(parts.decoder.aux_layers)
         states = StateFile(plan.data, texts, width, parts.info.vocab_size)
         states.fill(parts.decoder, show, deadline_s)
-        if states.n_texts == len(texts):
+        if texts and states.n_texts == len(texts):
             train(plan, parts, draft, texts, states, benchmarks, note, show, deadline_s)
         else:
             note(f"--hours: over after the hidden states of {states.n_texts} of {len(texts)} texts; run again to go on")
@@ -162,13 +164,18 @@ def collect(
     plan: TrainingPlan, parts: EngineParts, files: list[Path], benchmarks: list[list[int]],
     note: Say, show: Say, deadline_s: float,
 ) -> None:  # fmt: skip
-    """Bring the texts to ``plan.tokens`` tokens."""
+    """Bring the texts to ``plan.tokens`` tokens, unless a training on them has begun: it goes on with the same ones."""
     store = TextStore(plan.data, _weights(parts))
     tokenizer = parts.tokenizer
     held_out = HeldOut(benchmarks)
     note(f"held out: every text that shares 10 tokens in a row with one of {held_out.n_prompts} benchmark prompts")
     collector = Collector(Engine(parts), tokenizer, store, held_out, given_prompts(files, tokenizer))
     if collector.n_tokens >= plan.tokens:
+        return
+    if plan.passes and collector.n_texts and (plan.out / "checkpoint.pt").exists():
+        note(
+            f"texts: {collector.n_tokens:,} tokens, on which the training has begun; give another --out to collect more"
+        )
         return
     with locked(plan.data / "lock", "--data"):
         collector.run(plan.tokens, show, deadline_s)

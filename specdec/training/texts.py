@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.frame_files import FrameFiles, FrameWriter
+from specdec.core.fields import encodable
 from specdec.errors import InvalidRequestError, ModelError, SpecdecError
 from specdec.models.tokenizer import Tokenizer
 
@@ -223,6 +224,8 @@ def _line_prompts(line: str, tokenizer: Tokenizer, origin: str) -> Iterator[Prom
     except (ValueError, RecursionError):
         return
     turns = _turns(value) if isinstance(value, dict) else []
+    if not all(encodable(text) for turn in turns for text in turn.values()):
+        return
     last = max((at for at, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
     for messages in (turns[: last + 1], turns[:1]):
         if messages and messages[-1]["role"] == "user":

@@ -119,7 +119,7 @@ def test_given_files_become_prompts(tmp_path: Path) -> None:
         {"from": "human", "value": "Go."},
     ]
     breaks = json.dumps({"prompt": "Say\u2028so\x85."}, ensure_ascii=False)  # that end no line
-    lines = [json.dumps({"conversations": turns}), breaks, "{broken", '{"messages": 3}']
+    lines = [json.dumps({"conversations": turns}), breaks, "{broken", '{"messages": 3}', r'{"text": "Half \ud83d."}']
     (tmp_path / "b.jsonl").write_text("\n".join(lines), encoding="utf-8")
     found = list(given_prompts([tmp_path / "a.py", tmp_path / "b.jsonl"], tokenizer))
     plain = [prompt for prompt in found if prompt.origin == "a.py"]

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from specdec.cli.main import cli
+from specdec.training.collect import Collector
 from specdec.training.draft_model import DraftModel
 from specdec.training.head_files import write_head
 from specdec.training.states import StateFile
@@ -101,6 +102,20 @@ def test_no_time_for_training_is_said(data: Path, tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "config.json").exists()
 
 
+def test_no_time_for_a_text_is_said(tmp_path: Path) -> None:
+    result = run(tmp_path / "data", tmp_path / "out", "--passes", "1", "--hours", "1e-9")
+    assert result.exit_code == 0, result.output
+    assert "texts; run again to go on" in " ".join(result.stderr.split())
+
+
+def test_a_training_that_has_begun_keeps_its_texts(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(data, tmp_path, "--passes", "1")
+    monkeypatch.setattr(Collector, "run", lambda *_: pytest.fail("more texts are collected"))
+    result = run(data, tmp_path, "--passes", "1", "--tokens", "8000")  # it has 7,680
+    assert result.exit_code == 0, result.output
+    assert "on which the training has begun" in " ".join(result.stderr.split())
+
+
 def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
@@ -120,6 +135,7 @@ def test_what_cannot_work_is_said(data: Path, tmp_path: Path) -> None:
     result = run(data, tmp_path, "--passes", "2")
     assert result.exit_code != 0
     assert "give another folder" in " ".join(result.output.split())
+    assert "is the folder of --out" in " ".join(run(data, data, "--passes", "1").output.split())
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert "cannot be written" in " ".join(run(data, blocked / "out", "--passes", "1").output.split())
