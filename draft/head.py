@@ -358,8 +358,12 @@ class HeadDrafter(ModelBasedDrafter):
         for tree in trees:
             task = tree.task
             context = self._contexts.get(task.sequence)
-            if context is not None and task.max_nodes > 0 and task.max_depth > 0 and task.width > 0:
+            if context is None:
+                continue
+            if task.max_nodes > 0 and task.max_depth > 0 and task.width > 0:
                 feeds += self._catch_up(task.sequence, context, tree)
+            elif (rows := min(task.prefill, self._ready_rows(task.sequence, context), self._network.max_rows)) > 0:
+                feeds.append(_Feed(task.sequence, context, rows, None))
         growing: list[HeadTree] = []
         for span in self._spans([max(1, feed.rows) for feed in feeds], [1] * len(feeds)):
             growing += self._feed(feeds[span])

@@ -263,6 +263,16 @@ def test_without_features_nothing_is_proposed(make_loop: Callable[..., Loop]) ->
     check(loop, single)
 
 
+def test_features_are_computed_in_pieces(make_loop: Callable[..., Loop]) -> None:
+    loop = make_loop()
+    sequence = loop.admit(PROMPT[:40])
+    loop.prefill(sequence, 64)
+    for left in (24, 9, 0, 0):
+        assert len(loop.drafter.propose([DraftTask(sequence, 0, 0, 1, "head", prefill=15)])[0]) == 1
+        assert loop.drafter.pending_prefill(sequence) == left
+    check(loop, sequence)
+
+
 def test_repeated_features_count_once(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     sequence = loop.admit(PROMPT[:40])
