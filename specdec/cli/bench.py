@@ -58,7 +58,7 @@ def _drafts_fields(command: Command) -> Command:
     multiple=True, default=("mixed",), show_default=True, help="May be repeated.",
 )  # fmt: skip
 @click.option(
-    "--prompts-file", "file", type=_FILE,
+    "--prompts-file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Your own prompts instead: JSON lines with `prompt`, or `messages` of `role` and `content`; and `max_tokens`.",
 )  # fmt: skip
 @count_option("--prompts", default=8, help="Per workload, or of the file; one more is a warm-up.")

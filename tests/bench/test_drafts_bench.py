@@ -156,3 +156,10 @@ def test_a_bad_line_is_named(
 ) -> None:
     with pytest.raises(BenchError, match=f"--prompts-file .*{problem}"):
         file_prompts(prompts(tmp_path, *lines), loaded[0].tokenizer, 8, None)
+
+
+def test_a_missing_file_of_prompts_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
+    words = ["bench", "drafts", "--target", str(tmp_path / "none"), "--prompts-file", str(tmp_path / "prompts")]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 2
+    assert "--prompts-file" in result.stderr
