@@ -259,7 +259,8 @@ def _routes(config: ClusterConfig, fleet: Fleet, model: ModelConfig, face: Face)
 
 
 def _split(fleet: Fleet, model: ModelConfig, face: Face) -> list[Json]:
-    """The same ranges, in the same order, as in `cluster.fleet.release_of`."""
+    """The shares in their order: XXH64 of the key, modulo the sum of the weights, selects one, as can be computed
+    offline."""
     return [
         {
             "name": _cluster_name(_service(model.name, release, face), "affine"),

@@ -7,12 +7,9 @@ numbers needs a release of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import accumulate
-
-import xxhash
 
 from cluster.config import ClusterConfig
 from specdec.errors import ConfigError
@@ -272,17 +269,3 @@ def rolled_back(fleet: Fleet, model: str) -> Fleet:
 def _with_release(fleet: Fleet, model: str, release: Release) -> Fleet:
     changed = tuple(release if known.name == release.name else known for known in fleet.releases[model])
     return replace(fleet, releases={**fleet.releases, model: changed})
-
-
-def release_of(key: str, shares: Sequence[tuple[str, int]]) -> str:
-    """The release that Envoy sends a session to: XXH64 of ``key`` in UTF-8, modulo the sum of the weights, selects a
-    range of ``shares`` (`Fleet.shares`). The result is deterministic, so canaries can be planned and evaluated offline.
-
-    Raises:
-        ValueError: no weight is above 0.
-    """
-    ends = list(accumulate(weight for _, weight in shares))
-    if not ends or not ends[-1]:
-        raise ValueError("no release has a weight above 0")
-    place = xxhash.xxh64_intdigest(key.encode("utf-8")) % ends[-1]
-    return next(name for (name, _), end in zip(shares, ends, strict=True) if place < end)

@@ -6,15 +6,25 @@ import asyncio
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import httpx
+import xxhash
 
 from tests.fake_engine import answer_to
 from tests.server.fake_tokenizer import ScriptedTokenizer
 
 TOKENS = 16
+
+
+def release_of(key: str, shares: Sequence[tuple[str, int]]) -> str:
+    """The release that Envoy sends a session to: XXH64 of ``key`` in UTF-8, modulo the sum of the weights, selects a
+    range of ``shares`` (`Fleet.shares`)."""
+    ends = list(accumulate(weight for _, weight in shares))
+    place = xxhash.xxh64_intdigest(key.encode("utf-8")) % ends[-1]
+    return next(name for (name, _), end in zip(shares, ends, strict=True) if place < end)
 
 
 @dataclass

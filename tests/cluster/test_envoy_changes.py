@@ -22,7 +22,6 @@ from cluster.fleet import (
     Fleet,
     Replica,
     ReplicaState,
-    release_of,
     rolled_back,
     switched,
     with_release,
@@ -32,7 +31,7 @@ from cluster.fleet import (
 from specdec.client.client import Client
 from specdec.client.connection import CallError, RetryPolicy
 from specdec.core.types import StoppingParams
-from tests.cluster.calls import Outcomes, call, calls
+from tests.cluster.calls import Outcomes, call, calls, release_of
 from tests.cluster.envoy_fleet import MODEL, EnvoyFleet, cluster_config, envoy_fleet, envoy_program, without
 from tests.cluster.test_envoy_dialects import type_keys
 

