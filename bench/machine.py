@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import datetime
 import mmap
-import os
 import platform
 import statistics
 import subprocess
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specdec.control_groups import usable_cores
 from specdec.core.types import EngineInfo
 from verify_kernels.cpu.library import load_library
 
@@ -57,7 +57,7 @@ def host_facts() -> dict[str, Any]:
     """Processor, cores this process may use, Python, the time now (ISO 8601), and the code's commit."""
     return {
         "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),

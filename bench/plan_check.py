@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from server.observe.capture import make_trace, read_entries
 from specdec.client.client import Client
 from specdec.client.connection import Credentials
 from specdec.config import Config
+from specdec.control_groups import usable_cores
 from specdec.core.types import EngineInfo
 from specdec.errors import SpecdecError
 from specdec.load.arrivals import Arrivals
@@ -129,7 +129,7 @@ async def check_plan(config: Config, plan: CheckPlan, folder: Path, note: Callab
 def _config(config: Config, place: Path, plan: CheckPlan) -> Config:
     """The configuration of one server; the servers share the cores evenly."""
     place.mkdir(parents=True)
-    threads = config.engine.threads or max(1, len(os.sched_getaffinity(0)) // plan.replicas)
+    threads = config.engine.threads or max(1, usable_cores() // plan.replicas)
     speculation = config.engine.speculation.model_copy(update={"trace_file": place / DECISIONS})
     engine = config.engine.model_copy(update={"speculation": speculation, "threads": threads})
     config = private_config(config)

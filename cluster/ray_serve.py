@@ -160,6 +160,7 @@ class ServerReplica:
                 folder=deployment.folder,
                 python=deployment.python,
                 drain_s=deployment.drain_s,
+                cpus=deployment.replicas.cpus,
                 key=deployment.key,
             )
             self._heartbeat.start()

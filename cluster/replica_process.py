@@ -23,6 +23,8 @@ import yaml
 from cluster.autoscale import ReplicaLoad
 from cluster.config import settings_of
 from cluster.state_folder import bound_log, private_folder, replace_files
+from specdec.config import Config
+from specdec.control_groups import usable_cores
 from specdec.errors import ModelError
 
 _PR_SET_PDEATHSIG = 1
@@ -34,8 +36,9 @@ _KILL_AFTER_S = 5.0  # after the drain time
 class ReplicaProcess:
     """A server on its own ports.
 
-    ``settings``: as of `specdec serve --config`; host, ports and the replica's id are filled in. ``folder``: of the
-    fleet, for the configuration and the log. ``key``: of ``server.keys_file``, if there is one.
+    ``settings``: as of `specdec serve --config`; host, ports, threads and the replica's id are filled in. ``folder``:
+    of the fleet, for the configuration and the log. ``cpus``: cores that are reserved for it. ``key``: of
+    ``server.keys_file``, if there is one.
 
     Raises:
         ConfigError: others may write to the folder.
@@ -51,6 +54,7 @@ class ReplicaProcess:
         folder: Path,
         python: Path | None,
         drain_s: float,
+        cpus: float,
         key: str = "",
     ) -> None:
         self.host, self.http_port, self.grpc_port = host, *free_ports(host, 2)
@@ -61,7 +65,7 @@ class ReplicaProcess:
         for part in ("replicas", replica_id):
             own = private_folder(own / part)
         config, self._log = own / "specdec.yaml", own / "specdec.log"
-        found = self._with_ports(settings_of(settings, replica_id))
+        found = self._with_ports(_with_threads(settings_of(settings, replica_id), cpus))
         replace_files({config: yaml.safe_dump(found, sort_keys=False).encode()})  # the first of `engines` is a default
         program = str((python or Path(sys.executable)).expanduser())
         words = [program, "-m", "specdec.cli.main", "serve", "--config", str(config)]
@@ -150,10 +154,27 @@ class ReplicaProcess:
 
     def _with_ports(self, settings: dict[str, Any]) -> dict[str, Any]:
         server = {
-            **settings.get("server", {}),
+            **(settings.get("server") or {}),
             "host": self.host, "http_port": self.http_port, "grpc_port": self.grpc_port, "drain_s": self._drain_s,
         }  # fmt: skip
         return {**settings, "server": server}
+
+
+def _with_threads(settings: dict[str, Any], cpus: float) -> dict[str, Any]:
+    """``settings`` with a number of threads: those that leave it open use the reserved cores, not all of the machine,
+    which other replicas use too."""
+    cores = max(1, min(int(cpus), usable_cores()))
+    config = Config.model_validate(settings)
+    if not config.engines:
+        engine = {**(settings.get("engine") or {}), "threads": config.engine.threads or cores}
+        return {**settings, "engine": engine}
+    from server.serving import with_shared_cores  # imports the whole server, which other replicas do without
+
+    shared = with_shared_cores(config.engines, cores)
+    engines = {
+        name: {**(own or {}), "threads": shared[name].threads} for name, own in settings["engines"].items()
+    }  # fmt: skip
+    return {**settings, "engines": engines}
 
 
 def free_ports(host: str, count: int) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from server.observe.records import RequestRecord
 from server.prometheus import Exporter, JointExporter
 from server.served_model import LoadTokenizer, ModelNames, Models, ServedModel, Task
 from specdec.config import Config, EngineConfig, KvEventsConfig
+from specdec.control_groups import usable_cores
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError, EngineDeadError
 
@@ -290,7 +290,7 @@ class Serving:
 def with_shared_cores(engines: Mapping[str, EngineConfig], cores: int | None = None) -> dict[str, EngineConfig]:
     """``engines`` with a number of threads each. Engines without a setting share the remaining cores equally, with at
     least one thread. cores: default: those that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if cores is None else cores
+    cores = usable_cores() if cores is None else cores
     wanted = sum(engine.threads for engine in engines.values())
     if wanted > cores:
         fields = ", ".join(f"engines.{name}.threads" for name, engine in engines.items() if engine.threads)

@@ -114,7 +114,7 @@ class EngineConfig(Section):
     threads: int = Field(
         0,
         ge=0,
-        description="compute threads; 0: one per core that this process may use",
+        description="compute threads; 0: one per core that this process may use, by affinity and CPU limits",
         json_schema_extra={"unit": "threads"},
     )
     cache_dir: UserPath = Field(Path("~/.cache/specdec"), description="downloads, packed weights, built kernels")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import os
 import socket
 import struct
 import time
@@ -19,6 +18,7 @@ from bench.frontend.paced_engine import TOKENS, now_ns, paced_target, read_stamp
 from bench.local_server import ChildServer, LocalServer
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.config import Config, EngineConfig, ServerConfig
+from specdec.control_groups import usable_cores
 from specdec.errors import SpecdecError
 from specdec.load.figures import spread
 
@@ -237,7 +237,7 @@ async def _many_streams(plan: FrontendPlan, server: ChildServer, protocol: str) 
         timings = await asyncio.gather(*streams)
     for reader in readers:
         reader.close()
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     rate = plan.streams * 1e3 / plan.busy_step_ms
     return {
         "streams": plan.streams,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -35,6 +34,7 @@ from specdec.cli.bench_server import (
 )
 from specdec.cli.options import Command, check_folder, config_options, engine_options, pop_config
 from specdec.config import EngineConfig
+from specdec.control_groups import usable_cores
 
 if TYPE_CHECKING:
     from bench.peers.peer import PeersPlan
@@ -215,7 +215,7 @@ def peers_command(
         _draw(chart_file, _read_report(report_file))
         return
     plan = PeersPlan(
-        target=target, draft=draft, cache_dir=cache_dir.expanduser(), threads=threads or len(os.sched_getaffinity(0)),
+        target=target, draft=draft, cache_dir=cache_dir.expanduser(), threads=threads or usable_cores(),
         workloads=workloads or PEER_WORKLOADS, engines=engines or ENGINES, prompts=prompts, max_tokens=max_tokens,
     )  # fmt: skip
     try:

@@ -13,6 +13,7 @@ import click
 
 from specdec.cli.options import ScreenCommand, engine_options
 from specdec.config import EngineConfig
+from specdec.control_groups import usable_cores
 
 PAGE_TOKENS = 64  # a sequence needs a page of the KV cache beyond its context, for a tree
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "gguf", "grpcio", "numpy")
@@ -31,7 +32,6 @@ def doctor_command(engine_config: EngineConfig) -> None:
 
     Exit code 1: the model does not fit, or the configuration can not be served.
     """
-    import os
 
     import psutil
     from rich.console import Console
@@ -42,7 +42,7 @@ def doctor_command(engine_config: EngineConfig) -> None:
     from verify_kernels.backend_selection import load_kernels, self_test
 
     console = Console(highlight=False)
-    threads = engine_config.threads or len(os.sched_getaffinity(0))
+    threads = engine_config.threads or usable_cores()
     console.print(f"machine      {platform.machine()}, {threads} threads, Python {platform.python_version()}")
     total = psutil.virtual_memory().total
     console.print(f"memory       {available_bytes() / 2**30:.1f} GiB free here, the machine has {total / 2**30:.1f}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from draft.protocol import Drafter, ModelBasedDrafter
 from draft.suffix import SuffixDrafter
 from specdec.config import EngineConfig, WeightDtype
 from specdec.control.estimates.learned import Learned
+from specdec.control_groups import usable_cores
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sampling import Sampler
 from specdec.core.types import (
@@ -274,7 +274,7 @@ def build_parts(
     drafters, and build the tables of grammars in advance. aux_layers: the layers that heads loaded later will read, in
     place of the configured head's."""
     config = with_named_draft(config)
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     if config.threads > cores:
         raise ConfigError(f"engine.threads: {config.threads} threads on {cores} cores slow each other down")
     threads = config.threads or cores

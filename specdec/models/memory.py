@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from specdec.config import WeightDtype
+from specdec.control_groups import MOUNT, OWN_GROUPS, own_groups, upwards
 from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
 from specdec.models.pack import PackedCache, check_shapes, cut_output
@@ -28,32 +29,10 @@ def cgroup_free(mount: Path, own: Path) -> int | None:
 
     mount: of the control groups. own: ``/proc/self/cgroup``.
     """
-    places = _own_groups(own)
+    places = own_groups(own)
     roots = [(mount, places.get("", "/"), _V2), (mount / "memory", places.get("memory", "/"), _V1)]
-    found = [_free(group, files) for root, place, files in roots for group in _upwards(root, place)]
+    found = [_free(group, files) for root, place, files in roots for group in upwards(root, place)]
     return min((left for left in found if left is not None), default=None)
-
-
-def _own_groups(own: Path) -> dict[str, str]:
-    """The process's group by controller; "" is version 2's."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return {}
-    found: dict[str, str] = {}
-    for line in lines:
-        _, controllers, place = line.split(":", 2)
-        found |= dict.fromkeys(controllers.split(","), place)
-    return found
-
-
-def _upwards(root: Path, place: str) -> Iterator[Path]:
-    """The group and its parents. In a container the path may be the host's, of which only the root exists."""
-    group = root / place.strip("/")
-    while group != root:
-        yield group
-        group = group.parent
-    yield root
 
 
 def _free(group: Path, files: tuple[str, str, tuple[str, str]]) -> int | None:
@@ -71,10 +50,9 @@ def _free(group: Path, files: tuple[str, str, tuple[str, str]]) -> int | None:
 
 GIB = 1 << 30  # bytes
 WORKING_BYTES = 256 << 20  # held while loading beside the weights: slices in conversion, tokenizer, interpreter
-_CGROUP, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
-def available_bytes(cgroup: Path = _CGROUP, own: Path = _OWN) -> int:
+def available_bytes(cgroup: Path = MOUNT, own: Path = OWN_GROUPS) -> int:
     """Bytes that this process may still take: the machine's free memory, or what a limit of its control groups leaves.
 
     cgroup: the control groups' mount. own: the file that lists this process's groups.

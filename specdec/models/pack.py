@@ -23,6 +23,7 @@ import xxhash
 from torch import Tensor
 
 from specdec.config import WeightDtype
+from specdec.control_groups import usable_cores
 from specdec.errors import ModelError
 from specdec.models.checkpoint import BlockSource, Checkpoint, TensorSource, stored_blocks
 from specdec.models.config import ModelConfig, RopeConfig
@@ -62,7 +63,7 @@ def conversion_pool() -> Iterator[ThreadPoolExecutor]:
     intra_op = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(usable_cores()) as pool:
             yield pool
     finally:
         torch.set_num_threads(intra_op)
@@ -263,7 +264,7 @@ class PackedFile:
 
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
-            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            with ThreadPoolExecutor(usable_cores()) as pool:
                 chunks = _chunks(self.nbytes)
                 futures = {pool.submit(read_chunk, i, *chunk): i for i, chunk in enumerate(chunks)}
                 for future in as_completed(futures):
@@ -315,7 +316,7 @@ def write_packed(file: BinaryIO, key: str, config: ModelConfig, buffer: WeightsB
 def sums_of(buffer: WeightsBuffer) -> list[int]:
     """The checksum of each chunk of ``buffer``."""
     memory = buffer.bytes_view()
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         chunks = enumerate(_chunks(buffer.nbytes))
         return list(pool.map(lambda chunk: _sum(memory[slice(*chunk[1])], chunk[0]), chunks))
 

@@ -17,8 +17,15 @@ from cluster.replica_process import ReplicaProcess
 from specdec.errors import ConfigError, ModelError
 
 
-def replica(folder: Path, settings: dict[str, Any], python: str = "/bin/true") -> ReplicaProcess:
-    return ReplicaProcess("coder.blue.0", settings, host="127.0.0.1", folder=folder, python=Path(python), drain_s=1)
+def replica(folder: Path, settings: dict[str, Any], python: str = "/bin/true", cpus: float = 1) -> ReplicaProcess:
+    return ReplicaProcess(
+        "coder.blue.0", settings, host="127.0.0.1", folder=folder, python=Path(python), drain_s=1, cpus=cpus
+    )
+
+
+def written(folder: Path) -> Any:
+    """The configuration of the replica."""
+    return yaml.safe_load((folder / "replicas" / "coder.blue.0" / "specdec.yaml").read_text())
 
 
 def test_every_replica_has_its_own_files(tmp_path: Path) -> None:
@@ -28,12 +35,11 @@ def test_every_replica_has_its_own_files(tmp_path: Path) -> None:
         "engines": {},
     }
     replica(tmp_path / "state", settings)
-    file = tmp_path / "state" / "replicas" / "coder.blue.0" / "specdec.yaml"
-    written = yaml.safe_load(file.read_text())
-    assert written["engine"]["speculation"]["trace_file"] == "/traces/coder.blue.0.jsonl"
-    assert written["server"]["capture_dir"] == "/captured/coder.blue.0"
-    assert written["server"]["kv_events"]["topic"] == "kv@coder.blue.0@m"
-    assert written["server"]["http_port"] > 0
+    file, found = tmp_path / "state" / "replicas" / "coder.blue.0" / "specdec.yaml", written(tmp_path / "state")
+    assert found["engine"]["speculation"]["trace_file"] == "/traces/coder.blue.0.jsonl"
+    assert found["server"]["capture_dir"] == "/captured/coder.blue.0"
+    assert found["server"]["kv_events"]["topic"] == "kv@coder.blue.0@m"
+    assert found["server"]["http_port"] > 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert {stat.S_IMODE(parent.stat().st_mode) for parent in (*file.parents,)[:3]} == {0o700}
     assert settings_of(["{replica}", 3], "a") == ["a", 3]
@@ -54,8 +60,33 @@ async def test_a_replica_of_several_models_is_judged_by_all(tmp_path: Path) -> N
         process._client = httpx.AsyncClient(base_url="http://a", transport=httpx.MockTransport(answer))
         found.append(await process.load())
     assert found == [("f+a", ReplicaLoad(3, 0.5, 1.0)), *[("e", ReplicaLoad(5, 0.5, 0.25))] * 2]
-    written = yaml.safe_load((tmp_path / "0" / "replicas" / "coder.blue.0" / "specdec.yaml").read_text())
-    assert [*written["engines"]] == ["writer", "coder"]
+    assert [*written(tmp_path / "0")["engines"]] == ["writer", "coder"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "cpus", "threads"),
+    [
+        ({}, 2.5, 2),
+        ({"engine": None}, 0.5, 1),
+        ({"engine": {"threads": 0}}, 9, 4),  # the machine has four
+        ({"engine": {"threads": 3}}, 2, 3),
+        ({"engines": {"writer": None, "coder": {"threads": 2}}}, 3, [1, 2]),
+    ],
+)
+def test_threads_default_to_the_reserved_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], cpus: float, threads: Any
+) -> None:
+    """Else each replica of a machine would take all of its cores."""
+    monkeypatch.setattr("cluster.replica_process.usable_cores", lambda: 4)
+    replica(tmp_path / "state", settings, cpus=cpus)
+    found = written(tmp_path / "state")
+    engines = found.get("engines")
+    assert ([engine["threads"] for engine in engines.values()] if engines else found["engine"]["threads"]) == threads
+
+
+def test_sections_of_the_settings_may_be_empty(tmp_path: Path) -> None:
+    replica(tmp_path / "state", {"engine": None, "server": None, "engines": None})
+    assert written(tmp_path / "state")["server"]["host"] == "127.0.0.1"
 
 
 def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_float, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
+from specdec.control_groups import usable_cores
 from specdec.errors import KernelError
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -96,7 +97,7 @@ def _compile(compiler: str, folder: Path, target: Path) -> None:
     sources = sorted(SOURCES.glob("*.cpp"), key=lambda path: -path.stat().st_size)
     with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch:
         objects = [f"{scratch}/{path.stem}.o" for path in sources]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(usable_cores()) as pool:
             each = zip(objects, sources, strict=True)
             runs = [pool.submit(_run, scratch, [compiler, *FLAGS, "-c", "-o", out, str(path)]) for out, path in each]
             for run in runs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import triton
 from triton import knobs
 
+from specdec.control_groups import usable_cores
 from verify_kernels.gpu.aot.jobs import KERNEL_MODULES, TARGETS, Row, plan_jobs
 from verify_kernels.gpu.aot.workers import compile_all
 
@@ -81,9 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     ways = "every combination of values of N parameters; 0: one case a kernel, 99: all (default: 3 on sm_90, else 2)"
     parser.add_argument("--ways", type=int, metavar="N", help=ways)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
-    parser.add_argument(
-        "--jobs", type=_positive, default=len(os.sched_getaffinity(0)), help="processes (default: one per core)"
-    )
+    parser.add_argument("--jobs", type=_positive, default=usable_cores(), help="processes (default: one per core)")
     return parser
 
 
