@@ -161,6 +161,13 @@ class ModelConfig(Section):
         {FIRST_RELEASE: ReleaseConfig()}, description="releases by name, oldest first"
     )
 
+    @field_validator("releases", mode="before")
+    @classmethod
+    def _releases_may_be_empty(cls, releases: Any) -> Any:
+        if not isinstance(releases, dict):
+            return releases
+        return {name: {} if release is None else release for name, release in releases.items()}
+
     @model_validator(mode="after")
     def _can_be_served(self) -> ModelConfig:
         if self.http_port is None and self.grpc_port is None:

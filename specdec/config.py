@@ -48,7 +48,7 @@ class Section(BaseModel):
     def _sections_may_be_empty(cls, value: Any, info: ValidationInfo) -> Any:
         """YAML reads a section with nothing under it, such as one with all fields commented out, as null."""
         default = cls.model_fields[info.field_name or ""].default
-        return default if value is None and isinstance(default, Section) else value
+        return default if value is None and isinstance(default, Section | dict) else value
 
 
 class SpeculationConfig(Section):

@@ -27,6 +27,19 @@ def test_a_model_needs_only_a_name(tmp_path: Path) -> None:
     assert model.server_config("blue").engine.target == "smollm2-135m"
 
 
+@pytest.mark.parametrize("empty", ["settings", "replicas", "autoscaling", "releases"])
+def test_a_section_with_nothing_under_it_is_as_if_left_out(tmp_path: Path, empty: str) -> None:
+    """As with all its fields commented out."""
+    assert load(tmp_path, {"models": [{**CODER, empty: None}]}) == load(tmp_path, {"models": [CODER]})
+
+
+def test_a_release_and_sections_of_its_settings_may_be_empty(tmp_path: Path) -> None:
+    settings = {"engine": {"threads": 2}, "engines": None, "server": None}
+    releases = {"blue": None, "green": {"weight": 0, "settings": None}}
+    model = load(tmp_path, {"models": [{**CODER, "settings": settings, "releases": releases}]}).model("coder")
+    assert [model.server_config(name).engine.threads for name in releases] == [2, 2]
+
+
 def test_settings_of_a_release_override_the_models(tmp_path: Path) -> None:
     settings = {"engine": {"target": "a", "threads": 2}, "server": {"metrics_compat": "vllm"}}
     releases = {"blue": {}, "green": {"weight": 0, "settings": {"engine": {"dtype": "bf16"}}}}
