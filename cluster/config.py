@@ -326,6 +326,19 @@ def check_addresses(config: Config, release: str) -> None:
             )
 
 
+def check_keys(config: Config, release: str) -> None:
+    """Check that keys stay secret where replicas of ``release`` listen on their machines' addresses.
+
+    Raises:
+        ConfigError: they would cross the network in the clear, which the settings do not allow.
+    """
+    if config.server.keys_file is not None and not config.server.keys_without_tls:
+        raise ConfigError(
+            f"settings of {release}: server.keys_file: on several machines Envoy connects to replicas without TLS, so "
+            "keys would cross the network in the clear; if that network is private, set server.keys_without_tls: true"
+        )
+
+
 def _check_paths(config: Config) -> None:
     """Raises ValueError if all replicas would write to one path."""
     for field, path in _written_paths(config):

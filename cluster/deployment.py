@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from cluster.autoscale import ScalingRule
-from cluster.config import AutoscalingConfig, ClusterConfig, ModelConfig, ReplicasConfig, check_addresses
+from cluster.config import AutoscalingConfig, ClusterConfig, ModelConfig, ReplicasConfig, check_addresses, check_keys
 from specdec.config import merged
 from specdec.errors import ConfigError
 
@@ -69,14 +69,15 @@ def deployment_of(config: ClusterConfig, model: str, release: str, *, host: str 
     """The deployment of a release in cluster.yaml.
 
     Raises:
-        ConfigError: there is no such model or release; its key cannot be read; or replicas would share a port.
+        ConfigError: there is no such model or release; its key cannot be read; replicas would share a port; or keys
+            would cross the network in the clear.
     """
     found = config.model(model)
     own = found.releases.get(release)
     if own is None:
         raise ConfigError(f"{model} has no release {release!r}; there are: {', '.join(found.releases)}")
-    if host == LOOPBACK:
-        check_addresses(found.server_config(release), f"{model}.{release}")
+    check = check_addresses if host == LOOPBACK else check_keys
+    check(found.server_config(release), f"{model}.{release}")
     return Deployment(
         model=model,
         release=release,

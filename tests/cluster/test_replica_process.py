@@ -109,3 +109,15 @@ def test_replicas_of_one_machine_use_different_ports() -> None:
     deployed({"endpoint": fixed, "connect": True})
     deployed({"endpoint": "ipc:///run/{replica}.events"})
     deployed({"endpoint": fixed}, host="")  # on several machines each may have one replica
+
+
+def test_keys_cross_the_network_of_several_machines_only_if_the_settings_say_so() -> None:
+    """Else every replica would exit at its start."""
+    server: dict[str, Any] = {"keys_file": "/keys.yaml"}
+    model = {"name": "coder", "settings": {"server": server}, "key_file": __file__}
+    config = ClusterConfig.model_validate({"models": [model]})
+    deployment_of(config, "coder", "blue")
+    with pytest.raises(ConfigError, match=r"coder\.blue: server\.keys_file: .* set server\.keys_without_tls: true"):
+        deployment_of(config, "coder", "blue", host="")
+    server["keys_without_tls"] = True
+    deployment_of(ClusterConfig.model_validate({"models": [model]}), "coder", "blue", host="")
