@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -50,6 +50,23 @@ class LagMeter:
 LEAD_S = 0.05  # from the call of `on_schedule` to the first request
 REFUSED_PAUSE_S = 0.1  # pause of a closed loop after a refusal without a retry hint
 LONGEST_PAUSE_S = 1.0  # longest pause after a refusal
+RECENT = 1000  # answers whose quantiles a progress line shows
+
+
+class Progress:
+    """Counts of a run so far. They are kept, since counting all records of a long run would make the generator late."""
+
+    def __init__(self) -> None:
+        self.ended = self.answered = self.output_tokens = 0
+        self.recent_ttft_ms: deque[float] = deque(maxlen=RECENT)
+
+    def add(self, record: Record) -> None:
+        """Count a request that has ended."""
+        self.ended += 1
+        if record.ok:
+            self.answered += 1
+            self.output_tokens += record.output_tokens
+            self.recent_ttft_ms.append(record.ttft_ms)
 
 
 class LoadRun:
@@ -59,6 +76,7 @@ class LoadRun:
         self._endpoint, self._timeout_s = endpoint, timeout_s
         self._lag = LagMeter()
         self.records: list[Record] = []
+        self.progress = Progress()
         self.planned: int | None = None
         self.open_loop = False
         self.started_s = self.ended_s = 0.0
@@ -122,6 +140,7 @@ class LoadRun:
             record.outcome, record.error = "failed", str(error)
         finally:
             record.end_s = clock()
+            self.progress.add(record)
 
 
 MAX_SLIP_MS = 10.0
@@ -336,17 +355,15 @@ NAMES = {
 
 
 def progress_line(run: LoadRun, now_s: float) -> str:
-    """The progress of a run."""
-    ended = [record for record in run.records if record.end_s]
-    answered = [record for record in ended if record.ok]
-    tokens = sum(record.output_tokens for record in answered)
+    """The progress of a run; the times to first text are those of the last `RECENT` answers."""
+    sent, so_far = len(run.records), run.progress
     passed = max(now_s - run.started_s, 1e-3)
-    ttft = spread([record.ttft_ms for record in answered])
+    ttft = spread([*so_far.recent_ttft_ms])
     of = "" if run.planned is None else f"/{run.planned}"
     words = [
-        f"{passed:6.1f} s", f"sent {len(run.records)}{of}", f"running {len(run.records) - len(ended)}",
-        f"answered {len(answered)}", f"not {len(ended) - len(answered)}", f"{tokens / passed:.1f} tokens/s",
-        f"TTFT p50 {ttft['p50']:.0f} p99 {ttft['p99']:.0f} ms" if answered else "TTFT -",
+        f"{passed:6.1f} s", f"sent {sent}{of}", f"running {sent - so_far.ended}", f"answered {so_far.answered}",
+        f"not {so_far.ended - so_far.answered}", f"{so_far.output_tokens / passed:.1f} tokens/s",
+        f"TTFT p50 {ttft['p50']:.0f} p99 {ttft['p99']:.0f} ms" if so_far.answered else "TTFT -",
     ]  # fmt: skip
     return "  ".join(words)
 

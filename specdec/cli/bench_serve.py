@@ -166,7 +166,7 @@ async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]
             def note(text: str) -> None:
                 line.note(f"left out {text}")
 
-            return await run_plan(plan, endpoint, about=about, watch=watch, note=note)
+            return await run_plan(plan, endpoint, about=about, watch=watch if line.shows else None, note=note)
     finally:
         await endpoint.close()
 

@@ -59,6 +59,11 @@ class LiveLine:
         """Seconds since the line was made."""
         return time.monotonic() - self._begun_s
 
+    @property
+    def shows(self) -> bool:
+        """Whether `show` ever prints anything."""
+        return self._live is not None or math.isfinite(self._plain_every_s)
+
     def note(self, line: str) -> None:
         """Print a line above."""
         self._console.print(line, style="dim", highlight=False)

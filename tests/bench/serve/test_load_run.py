@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 
-from bench.serve.load import LoadRun, ServeReport
-from specdec.load.request import LoadRequest, Objective, TimedRequest
+from bench.serve.load import RECENT, LoadRun, ServeReport, progress_line
+from specdec.load.request import LoadRequest, Objective, Record, TimedRequest
 from tests.bench.serve.fake_server import FakeServer
 from tests.bench.virtual_loop import run_virtually
 
@@ -125,6 +126,30 @@ def test_what_is_not_answered() -> None:
     assert set(figures["errors"]) == {"full", "broken", "not finished within 5 s"}
     assert figures["latency"]["ttft_ms"]["n"] == 1  # only whole answers have latencies
     assert figures["goodput"]["share_of_sent"] == 0.25  # and what was not answered was not good
+
+
+class Unread(list[Record]):
+    """Records that only their number is read of."""
+
+    def __iter__(self) -> Iterator[Record]:
+        raise AssertionError("all records were read")
+
+
+def test_a_progress_line_does_not_read_all_records() -> None:
+    """Else the generator of a long run would be late twice a second, and the run invalid."""
+    names = ("refused", "a", "failed", "a", "hangs")
+    schedule = [TimedRequest(0.1 * i, LoadRequest(name, 4, text="x")) for i, name in enumerate(names)]
+    run = scheduled(FakeServer(first_s=0.2, chunks=5, tokens=2), schedule, timeout_s=5.0)
+    run.records = Unread([*run.records, Record("running", 0.0)])
+    line = progress_line(run, run.started_s + 10)
+    assert line == ("  10.0 s  sent 6/5  running 1  answered 2  not 3  2.0 tokens/s  TTFT p50 200 p99 200 ms")
+    assert "TTFT -" in progress_line(LoadRun(FakeServer()), 1.0)
+
+
+def test_a_progress_line_has_the_quantiles_of_the_last_answers() -> None:
+    run = scheduled(FakeServer(first_s=0.2), evenly(RECENT + 2, 0.1))
+    assert len(run.progress.recent_ttft_ms) == RECENT
+    assert run.progress.answered == RECENT + 2
 
 
 def test_who_is_refused_comes_back_after_the_hint() -> None:

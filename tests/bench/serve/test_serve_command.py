@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from bench.serve.load import LoadRun
 from specdec.cli.bench_serve import replay_command, serve_load_command
 from tests.server.http.harness import Server, running
 
@@ -41,6 +42,15 @@ def test_a_closed_loop(server: Server, tmp_path: Path) -> None:
     assert found["goodput"]["share_of_sent"] == 1.0
     assert found["model"] == "fake"
     assert found["valid"] is True
+
+
+def test_no_progress_is_computed_where_none_is_shown(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[LoadRun] = []
+    monkeypatch.setattr("bench.serve.load.progress_line", lambda run, _: seen.append(run) or "")
+    figures_of(server, tmp_path, "--workload", "chat", "--requests", "2", "--max-tokens", "2")
+    assert seen == []
 
 
 def test_an_open_loop(server: Server, tmp_path: Path) -> None:
