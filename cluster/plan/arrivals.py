@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -59,7 +60,8 @@ class Traffic:
     """The distribution of random requests.
 
     Raises:
-        ConfigError: a value is out of range, or prompts are not longer than their shared beginning.
+        ConfigError: a value is out of range, or prompts are not longer than their shared beginning, or longer than the
+            longest.
     """
 
     prompt_tokens: int = 512  # mean length
@@ -68,6 +70,7 @@ class Traffic:
     sessions: int = 0  # each request belongs to one, chosen at random; 0: none
     session_tokens: int = 0  # shared by the prompts of a session, after shared_tokens, in whole blocks of 64
     spread: bool = True  # geometric distribution of lengths; False: every length is its mean
+    longest_prompt: int = sys.maxsize  # longer ones are cut to it, since no server takes them
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "output_tokens"):
@@ -83,6 +86,10 @@ class Traffic:
                 f"traffic: prompt_tokens includes the shared tokens, so it must exceed "
                 f"{self.shared_tokens + self.session_tokens} (shared_tokens and session_tokens)"
             )
+        if self.prompt_tokens > self.longest_prompt:
+            raise ConfigError(
+                f"traffic: prompt_tokens is {self.prompt_tokens}, but the context has room for {self.longest_prompt}"
+            )
 
     def draw(self, rng: random.Random) -> PlannedRequest:
         """Returns a random request, at 0 s."""
@@ -90,7 +97,7 @@ class Traffic:
         blocks = [_block(f"shared {n}") for n in range(self.shared_tokens // BLOCK_TOKENS)]
         blocks += [_block(f"{session} {n}") for n in range(self.session_tokens // BLOCK_TOKENS)]
         common = self.shared_tokens + self.session_tokens
-        own = self._length(self.prompt_tokens - common, rng)
+        own = min(self._length(self.prompt_tokens - common, rng), self.longest_prompt - common)
         return PlannedRequest(0.0, common + own, self._length(self.output_tokens, rng), tuple(blocks), session)
 
     def _length(self, mean: int, rng: random.Random) -> int:

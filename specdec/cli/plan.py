@@ -109,7 +109,8 @@ def _plan(values: dict[str, Any]) -> None:
 
     if values["profile"] is None:
         raise click.UsageError("give --profile; `specdec plan export --target MODEL --out FILE` makes one")
-    profile, requests, goal = _profile(values), _requests(values), _goal(values)
+    profile, goal = _profile(values), _goal(values)
+    requests = _requests(values, profile)
     began = time.perf_counter()
     run = _run(values, profile, requests, goal)
     report = make_report(run, requests, goal, time.perf_counter() - began, compare=values["compare"])
@@ -156,7 +157,7 @@ def _profile(values: dict[str, Any]) -> Profile:
     return profile.model_copy(update={"drafted": tuple(steps)})
 
 
-def _requests(values: dict[str, Any]) -> list[PlannedRequest]:
+def _requests(values: dict[str, Any], profile: Profile) -> list[PlannedRequest]:
     import dataclasses
 
     from cluster.plan.arrivals import Traffic, at_rate, drawn_requests, read_requests
@@ -166,14 +167,21 @@ def _requests(values: dict[str, Any]) -> list[PlannedRequest]:
     if values["rate"] is not None:
         shape = {"constant": None, "poisson": 1.0, "gamma": values["shape"]}[values["arrivals"]]
         arrivals = Arrivals(values["rate"], values["duration"], shape)
+    longest = profile.limits.max_context - 1  # a server needs room for a token of the answer
     if values["trace"] is not None:
         requests = read_requests(values["trace"], values["speed"])
+        if over := sum(one.prompt_tokens > longest for one in requests):
+            progress_line()(
+                f"{over} of {len(requests)} prompts have more than {longest} tokens: they do not fit the context of "
+                "the profile, and are refused by any number of replicas"
+            )
         requests = requests if arrivals is None else at_rate(requests, arrivals, values["seed"])
     elif arrivals is None:
         raise click.UsageError("give --trace FILE, or --rate requests per second")
     else:
         names = ("prompt_tokens", "output_tokens", "shared_tokens", "sessions", "session_tokens")
-        traffic = Traffic(**{name: values[name] for name in names}, spread=not values["same_length"])
+        given = {name: values[name] for name in names}
+        traffic = Traffic(**given, spread=not values["same_length"], longest_prompt=longest)
         requests = drawn_requests(arrivals, traffic, values["seed"])
     if not requests:
         raise click.UsageError("--rate: no request arrives within --duration; raise one of them")

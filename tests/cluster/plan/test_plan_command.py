@@ -66,10 +66,25 @@ def test_a_trace_at_its_own_times_and_at_a_rate(path: str, tmp_path: Path) -> No
     assert drawn["tokens_per_step"] == 1.0
 
 
+def test_drawn_prompts_fit_the_context(path: str) -> None:
+    """Else one in thirty would be refused, and the plan would find any number of replicas too few."""
+    load = ("--profile", path, "--rate", "5", "--duration", "60", "--prompt-tokens", "600", "--replicas", "8")
+    assert figures(*load, "--no-compare")["errors"] == {}
+
+
+def test_prompts_of_a_trace_that_no_replica_takes_are_counted(path: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"offset_s": n, "prompt_ids": [1] * n, "max_tokens": 1} for n in (100, 2047, 2048)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = specdec("--profile", path, "--trace", str(trace), "--replicas", "1")
+    assert "1 of 3 prompts have more than 2047 tokens" in done.output
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ((), "give --profile"),
+        (("--profile", "P", "--rate", "1", "--prompt-tokens", "2048"), "the context has room for 2047"),
         (("--profile", "P"), "give --trace FILE, or --rate"),
         (("--profile", "P", "--rate", "1"), "give --objective METRIC:MS"),
         (("--profile", "P", "--rate", "1", "--objective", "ttft"), "--objective: 'ttft' is not METRIC"),
