@@ -121,9 +121,14 @@ def read_requests(path: Path, speed: float = 1.0) -> list[PlannedRequest]:
     """The requests of a trace of `specdec capture`, by arrival; speed: 2 replays the trace in half the time.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is invalid; names the line and the field.
+        ConfigError: the file cannot be read; a line is invalid, whose number and field are named; or the requests are
+            of several models, of which a profile describes one.
     """
-    return [_planned(line, speed, f"trace: {path.name}, line {number}") for number, line in read_trace_lines(path)]
+    lines = read_trace_lines(path)
+    if len(models := {line.model for _, line in lines}) > 1:
+        names = ", ".join(sorted(repr(model) for model in models))
+        raise ConfigError(f"trace: {path.name} has requests of several models ({names}); keep the lines of one")
+    return [_planned(line, speed, f"trace: {path.name}, line {number}") for number, line in lines]
 
 
 def _planned(line: TraceLine, speed: float, where: str) -> PlannedRequest:

@@ -214,6 +214,11 @@ def export_command(config: Config, out: Path, decisions: Path | None, captured: 
     from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
 
+    if config.engines:
+        raise ConfigError(
+            f"engines: a profile describes one model, not {', '.join(config.engines)}; "
+            "give a file in which `engine:` describes that one"
+        )
     check_folder("--out", out)
     if captured is not None and decisions is None:
         raise click.UsageError("--captured needs --decisions of the same time")

@@ -105,6 +105,15 @@ def test_impossible_plans_are_reported(path: str, words: tuple[str, ...], messag
     assert message in " ".join(done.output.replace("│", " ").split())
 
 
+def test_an_export_of_several_models_is_refused(tmp_path: Path) -> None:
+    """Else the profile would be of the first one."""
+    config = tmp_path / "specdec.yaml"
+    config.write_text("engines: {writer: {target: random:tiny}, fim: {target: random:small}}\n")
+    done = specdec("export", "--config", str(config), "--out", str(tmp_path / "profile.json"))
+    assert done.exit_code != 0
+    assert "a profile describes one model, not writer, fim" in f"{done.output} {done.exception}"
+
+
 def test_an_export_of_a_real_engine_can_be_planned_with(tmp_path: Path) -> None:
     model, out = make_tiny_model("llama", tmp_path / "model"), tmp_path / "profile.json"
     done = specdec(

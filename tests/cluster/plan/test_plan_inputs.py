@@ -80,6 +80,15 @@ def test_an_invalid_trace_is_named(tmp_path: Path, line: str, word: str) -> None
         read_requests(tmp_path / "nowhere")
 
 
+def test_a_trace_of_several_models_is_refused(tmp_path: Path) -> None:
+    """A profile describes one model."""
+    path = tmp_path / "t"
+    lines = [{"offset_s": n, "prompt_ids": [1], "max_tokens": 1, "model": model} for n, model in enumerate("ab")]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ConfigError, match=r"requests of several models \('a', 'b'\); keep the lines of one"):
+        read_requests(path)
+
+
 def test_generated_traffic_matches_its_parameters() -> None:
     traffic = Traffic(400, 50, shared_tokens=64, sessions=5, session_tokens=128)
     requests = drawn_requests(Arrivals(100.0, 40.0), traffic, 0)
