@@ -28,7 +28,7 @@ from specdec.client.connection import Credentials
 from specdec.config import Config
 from specdec.control_groups import usable_cores
 from specdec.core.types import EngineInfo
-from specdec.errors import SpecdecError
+from specdec.errors import ConfigError, SpecdecError
 from specdec.load.arrivals import Arrivals
 from specdec.load.figures import spread
 from specdec.load.request import Endpoint, LoadRequest, Record, TimedRequest
@@ -82,6 +82,7 @@ class CheckReport:
             f"{name}_{q}": round(plan["latency"][name][q] / real["latency"][name][q] - 1, 4)
             for name in ("ttft_ms", "tpot_ms", "e2e_ms")
             for q in ("p50", "p99")
+            if real["latency"][name]["n"] and plan["latency"][name]["n"]  # answers of one token have no tpot
         }
         names = ("valid", "faults", "requests", "latency", "throughput")
         return {
@@ -97,8 +98,8 @@ async def check_plan(config: Config, plan: CheckPlan, folder: Path, note: Callab
 
     Raises:
         ChildServerError: a server did not start.
-        ConfigError: the configuration has `engines`.
-        SpecdecError: the servers answered nothing, or too little for a profile.
+        ConfigError: the configuration has `engines`, or the load has too few steps for a profile.
+        SpecdecError: the servers answered nothing.
     """
     places = [folder / f"replica-{number}" for number in range(plan.replicas)]
     asks = (ask.of_fixed_length() for ask in endless_requests(plan.workload, plan.max_tokens, note))
@@ -198,7 +199,10 @@ def _profile(
     drafts come from the load's own trace, because they depend on its texts.
     """
     fitted = fit_steps(*(place / CALIBRATION for place in places))
-    drafted = fit_steps(*(place / LOADED for place in places)).drafted
+    try:
+        drafted = fit_steps(*(place / LOADED for place in places)).drafted
+    except ConfigError as error:
+        raise ConfigError(f"{error}; raise --duration or --rate") from None
     profile = Profile(
         target=info.target, limits=limits_of(config.engine, info, config.server), verify=fitted.verify,
         noise=fitted.noise, drafted=drafted, overheads=fitted.overheads,

@@ -280,8 +280,10 @@ def _show_check(figures: dict[str, Any]) -> None:
     table = Table("ms", "measured", "planned", "off", title=f"{figures['replicas']} replicas, {figures['rate']} req/s")
     for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
         for q in ("p50", "p99"):
+            off = figures["off"].get(f"{name}_{q}")
+            if off is None:
+                continue
             real, planned = (figures[who]["latency"][name][q] for who in ("measured", "planned"))
-            off = figures["off"][f"{name}_{q}"]
             table.add_row(f"{name.removesuffix('_ms')} {q}", f"{real:.2f}", f"{planned:.2f}", f"{off:+.1%}")
     Console().print(table)
     for fault in figures["measured"]["faults"]:
