@@ -110,9 +110,10 @@ class ReplicasConfig(Section):
 
     min: int = Field(1, ge=1, description="minimum number", json_schema_extra={"unit": "replicas"})
     max: int = Field(1, ge=1, description="maximum number", json_schema_extra={"unit": "replicas"})
-    cpus: float = Field(
-        1.0, gt=0, description="cores reserved for each replica, and its threads where engine.threads is 0",
-        json_schema_extra={"unit": "cores"},
+    cpus: float | None = Field(
+        None, gt=0, json_schema_extra={"unit": "cores"},
+        description="cores reserved for each replica, and its threads where engine.threads is 0; null: one, "
+        "and a thread for each core of the machine",
     )  # fmt: skip
     gpus: float = Field(0.0, ge=0, description="GPUs reserved for each replica", json_schema_extra={"unit": "GPUs"})
     memory_bytes: int = Field(0, ge=0, description="memory reserved for each replica; 0: none")

@@ -417,4 +417,4 @@ def _options(deployment: Deployment) -> dict[str, Any]:
 def _resources(deployment: Deployment) -> dict[str, Any]:
     replicas = deployment.replicas
     memory = {"memory": replicas.memory_bytes} if replicas.memory_bytes else {}
-    return {"num_cpus": replicas.cpus, "num_gpus": replicas.gpus, **memory}
+    return {"num_cpus": replicas.cpus or 1.0, "num_gpus": replicas.gpus, **memory}

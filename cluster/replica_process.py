@@ -37,8 +37,8 @@ class ReplicaProcess:
     """A server on its own ports.
 
     ``settings``: as of `specdec serve --config`; host, ports, threads and the replica's id are filled in. ``folder``:
-    of the fleet, for the configuration and the log. ``cpus``: cores that are reserved for it. ``key``: of
-    ``server.keys_file``, if there is one.
+    of the fleet, for the configuration and the log. ``cpus``: cores that are reserved for it; None: its
+    settings alone choose its threads. ``key``: of ``server.keys_file``, if there is one.
 
     Raises:
         ConfigError: others may write to the folder.
@@ -54,7 +54,7 @@ class ReplicaProcess:
         folder: Path,
         python: Path | None,
         drain_s: float,
-        cpus: float,
+        cpus: float | None,
         key: str = "",
     ) -> None:
         self.host, self.http_port, self.grpc_port = host, *free_ports(host, 2)
@@ -65,7 +65,8 @@ class ReplicaProcess:
         for part in ("replicas", replica_id):
             own = private_folder(own / part)
         config, self._log = own / "specdec.yaml", own / "specdec.log"
-        found = self._with_ports(_with_threads(settings_of(settings, replica_id), cpus))
+        found = settings_of(settings, replica_id)
+        found = self._with_ports(found if cpus is None else _with_threads(found, cpus))
         replace_files({config: yaml.safe_dump(found, sort_keys=False).encode()})  # the first of `engines` is a default
         program = str((python or Path(sys.executable)).expanduser())
         words = [program, "-m", "specdec.cli.main", "serve", "--config", str(config)]

@@ -17,7 +17,9 @@ from cluster.replica_process import ReplicaProcess
 from specdec.errors import ConfigError, ModelError
 
 
-def replica(folder: Path, settings: dict[str, Any], python: str = "/bin/true", cpus: float = 1) -> ReplicaProcess:
+def replica(
+    folder: Path, settings: dict[str, Any], python: str = "/bin/true", cpus: float | None = 1
+) -> ReplicaProcess:
     return ReplicaProcess(
         "coder.blue.0", settings, host="127.0.0.1", folder=folder, python=Path(python), drain_s=1, cpus=cpus
     )
@@ -82,6 +84,11 @@ def test_threads_default_to_the_reserved_cores(
     found = written(tmp_path / "state")
     engines = found.get("engines")
     assert ([engine["threads"] for engine in engines.values()] if engines else found["engine"]["threads"]) == threads
+
+
+def test_nothing_limits_threads_without_reserved_cores(tmp_path: Path) -> None:
+    replica(tmp_path / "state", {}, cpus=None)
+    assert "engine" not in written(tmp_path / "state")
 
 
 def test_sections_of_the_settings_may_be_empty(tmp_path: Path) -> None:
