@@ -57,7 +57,8 @@ def load_library(cache_dir: Path) -> ctypes.CDLL:
     """The compiled kernels, built into ``cache_dir/kernels`` when this machine has none for these sources.
 
     Raises:
-        KernelError: no C++ compiler, the compiler failed, or the library does not load.
+        KernelError: no C++ compiler, the compiler failed, the library does not load, or ``cache_dir`` can not be
+            written.
     """
     path = build_library(cache_dir)
     try:
@@ -76,19 +77,29 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 
 def build_library(cache_dir: Path) -> Path:
-    """Compile `csrc` for this very processor unless that was done before; returns the shared library's path."""
+    """Compile `csrc` for this very processor unless that was done before; returns the shared library's path.
+
+    Raises:
+        KernelError: no C++ compiler, the compiler failed, or ``cache_dir`` can not be written.
+    """
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise KernelError("no C++ compiler (g++) found; install one, or set engine.kernels to `reference`")
     folder = cache_dir.expanduser() / "kernels"
     target = folder / f"specdec-{_fingerprint(compiler)}.so"
-    if target.exists():
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "build.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two processes starting at once: the second finds the first one's build
-        if not target.exists():
-            _compile(compiler, folder, target)
+    try:
+        if target.exists():
+            return target
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "build.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two processes starting at once: the second finds the first one's build
+            if not target.exists():
+                _compile(compiler, folder, target)
+    except OSError as error:
+        raise KernelError(
+            f"native kernels can not be built in {folder} ({error.strerror or error}); set engine.cache_dir to a "
+            "folder that this user may write, or engine.kernels to `reference`"
+        ) from None
     return target
 
 

@@ -1,0 +1,26 @@
+"""A cache folder that can not be written: the start says so in one line, or goes on with slow kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specdec.errors import KernelError
+from tests.kernels.natives import need_compiler
+from verify_kernels.backend_selection import load_kernels
+
+
+@pytest.mark.parametrize("in_the_way", ["cache", "cache/kernels", "cache/kernels/build.lock/x"])
+def test_kernels_of_an_unwritable_cache(in_the_way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Files where folders belong and the other way round, since root may write anywhere."""
+    need_compiler()
+    blocked = tmp_path / in_the_way
+    blocked.parent.mkdir(parents=True, exist_ok=True)
+    blocked.touch()
+    folder = tmp_path / "cache"
+    with pytest.raises(KernelError, match=rf"built in {folder}/kernels \(.*; set engine\.cache_dir to") as caught:
+        load_kernels("native", folder, 1)
+    assert "\n" not in str(caught.value)
+    assert load_kernels("auto", folder, 1).name == "reference"
+    assert "falling back to slow reference ones" in caplog.text
