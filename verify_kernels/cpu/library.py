@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_float, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
+from specdec.child_python import watched
 from specdec.control_groups import usable_cores
 from specdec.errors import KernelError
 
@@ -117,36 +118,19 @@ def _compile(compiler: str, folder: Path, target: Path) -> None:
         os.replace(f"{scratch}/kernels.so", target)
 
 
-# $0 is the scratch folder, the arguments are a command. The subshell waits for a line from the process that builds. If
-# that process ends without one, by whatever signal, the subshell ends the command's processes and removes the folder.
-_WATCHED = """
-exec 3<&0
-(read -r line <&3 && exit; trap '' TERM; kill -TERM 0; rm -rf -- "$0") > /dev/null 2>&1 &
-exec 3<&-
-exec "$@" < /dev/null
-"""
-
-
 def _run(scratch: str, command: list[str]) -> None:
     """Run a compiler command, which ends with this process.
 
     Raises:
         KernelError: the command failed or took longer than `BUILD_TIMEOUT_S`.
     """
-    watched, alive = os.pipe()
     try:
-        run = subprocess.run(
-            ["sh", "-c", _WATCHED, scratch, *command], stdin=watched, capture_output=True, text=True,
-            timeout=BUILD_TIMEOUT_S, start_new_session=True,
-        )  # fmt: skip
-        os.write(alive, b"\n")
+        with watched(command, scratch, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            _, errors = process.communicate(timeout=BUILD_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise KernelError(f"compiling the native kernels took over {BUILD_TIMEOUT_S} s") from None
-    finally:
-        os.close(watched)
-        os.close(alive)
-    if run.returncode != 0:
-        raise KernelError(f"compiling the native kernels failed:\n{run.stderr[-2000:]}")
+    if process.returncode != 0:
+        raise KernelError(f"compiling the native kernels failed:\n{errors[-2000:]}")
 
 
 def _fingerprint(compiler: str) -> str:
