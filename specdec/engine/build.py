@@ -213,7 +213,7 @@ class DrafterBuilder:
                 f"engine keeps {kept}; set it to this head and restart"
             )
         pool = self._pages * kv_page_bytes(head.config.model, draft_kv_dtype(self._config))
-        check_memory(f"engine.draft_head: the KV cache of {ref}", pool, "int8")
+        check_memory(f"engine.draft_head: the KV cache of {ref}", pool, None)
         return ref, self._head(head)
 
     def _head(self, head: HeadModel | None) -> HeadDrafter:

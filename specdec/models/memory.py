@@ -62,14 +62,19 @@ def available_bytes(cgroup: Path = MOUNT, own: Path = OWN_GROUPS) -> int:
     return free if left is None else min(free, left)
 
 
-def check_memory(name: str, nbytes: int, dtype: WeightDtype, available: int | None = None) -> None:
-    """ModelError unless ``nbytes`` of weights and `WORKING_BYTES` fit in ``available`` (default: measured)."""
+def check_memory(name: str, nbytes: int, dtype: WeightDtype | None, available: int | None = None) -> None:
+    """ModelError unless ``nbytes`` and `WORKING_BYTES` fit in ``available`` (default: measured).
+
+    dtype: of the weights that ``name`` has; None: it is a KV cache.
+    """
     available = available_bytes() if available is None else available
     needed = nbytes + WORKING_BYTES
     if needed > available:
-        ways = "use a smaller model" if dtype in ("auto", "int8") else "use dtype int8 or a smaller model"
+        ways = "use dtype int8 or a smaller model" if dtype in ("bf16", "fp32") else "use a smaller model"
+        ways = "lower engine.kv_tokens" if dtype is None else ways
+        what = "it needs" if dtype is None else f"{dtype} weights need"
         raise ModelError(
-            f"{name}: too little memory: {dtype} weights need {needed / GIB:.1f} GiB, "
+            f"{name}: too little memory: {what} {needed / GIB:.1f} GiB, "
             f"{max(available, 0) / GIB:.1f} GiB are available; {ways}, or free some memory"
         )
 

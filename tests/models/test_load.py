@@ -158,3 +158,16 @@ def test_the_memory_error_names_sizes_and_alternatives() -> None:
     check_memory("m", 1 << 30, "int8", available=2 << 30)
     with pytest.raises(ModelError, match=r"m: too little memory: fp32 weights need 2\.2 GiB, 2\.0 GiB.*dtype int8"):
         check_memory("m", 2 << 30, "fp32", available=2 << 30)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "int8", "int4", "int3"])
+def test_int8_is_no_way_out_for_weights_as_small(dtype: Any) -> None:
+    with pytest.raises(ModelError, match=rf"m: too little memory: {dtype} weights.*; use a smaller model, or free"):
+        check_memory("m", 2 << 30, dtype, available=2 << 30)
+
+
+def test_a_kv_cache_is_no_weights() -> None:
+    with pytest.raises(
+        ModelError, match=r"cache of m: too little memory: it needs 2\.2 .*; lower engine\.kv_tokens, or"
+    ):
+        check_memory("cache of m", 2 << 30, None, available=2 << 30)
