@@ -282,7 +282,8 @@ def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: Weights
     The temporary file is locked while it is written, so that `_delete_unfinished` of another process leaves it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    # not the process's id, which two containers that share the folder may both have
+    temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
     try:
         with temporary.open("wb") as file:
             with suppress(OSError):  # some network file systems have no locks

@@ -17,6 +17,7 @@ from specdec.errors import ModelError
 from specdec.models import pack
 from specdec.models.load import LoadedModel, load_model
 from specdec.models.pack import PackedCache
+from specdec.models.progress import silent
 from specdec.models.resolve import HFCheckpoint
 from specdec.models.weights import WeightsBuffer
 from tests.models.tiny import make_tiny_model
@@ -150,6 +151,29 @@ def test_only_what_a_killed_process_left_unfinished_is_deleted(
     load_model(str(tiny("llama")), dtype="int8", cache_dir=tmp_path)
     assert sorted(path.suffix for path in left.parent.iterdir()) == [".packed", ".packed", ".tmp"]
     assert begun.exists()
+
+
+def test_two_containers_may_write_one_file_at_a_time(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their processes may have the same id."""
+    write = pack.write_packed
+
+    def beside_another(file: BinaryIO, *args: Any) -> None:
+        monkeypatch.setattr(pack, "write_packed", write)
+        file.write(b"begun")
+        load_model(str(tiny("llama")), dtype="int8", cache_dir=tmp_path)
+        file.seek(0)
+        write(file, *args)
+
+    monkeypatch.setattr(pack, "write_packed", beside_another)
+    load_model(str(tiny("llama")), dtype="int8", cache_dir=tmp_path)
+    cache = PackedCache(tmp_path / "packed", HFCheckpoint(tiny("llama")), "int8")
+    file = cache.open()
+    assert file is not None
+    assert cache.read(file, silent) is not None
+    assert not caplog.text
+    assert _only(tmp_path / "packed") == cache.path
 
 
 def test_views_share_one_aligned_buffer(tiny: Tiny, tmp_path: Path) -> None:
