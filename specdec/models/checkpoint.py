@@ -96,6 +96,11 @@ class Checkpoint(Protocol):
         ...
 
     @property
+    def place(self) -> Path:
+        """The same path for all versions of the model: packed weights replace those of another version."""
+        ...
+
+    @property
     def keeps_packed(self) -> bool:
         """Whether packed weights are cached on disk, so that the next load is faster."""
         ...

@@ -364,14 +364,14 @@ _SPARE_BYTES = 1 << 30  # of disk that packed files leave free
 class PackedCache:
     """The cached weights of one model in one dtype.
 
-    A file's name holds a hash of the model's path and a key over its content. When the content changes, so does the
+    A file's name holds a hash of the model's place and a key over its content. When the content changes, so does the
     key, and the file of the former key is deleted.
     """
 
     def __init__(self, folder: Path, checkpoint: Checkpoint, dtype: WeightDtype) -> None:
         self._name = checkpoint.name
         self.key = hashlib.sha256(f"{checkpoint.fingerprint()}|{dtype}|{_FORMAT}".encode()).hexdigest()
-        place = hashlib.sha256(str(checkpoint.path.resolve()).encode()).hexdigest()[:8]
+        place = hashlib.sha256(str(checkpoint.place.resolve()).encode()).hexdigest()[:8]
         slug = re.sub(r"[^\w.-]", "_", checkpoint.name)[:64]
         self._folder = folder
         self._stem = f"{slug}-{dtype}-{place}"

@@ -249,7 +249,7 @@ class RandomCheckpoint:
             known = ", ".join(RANDOM_PREFIX + known for known in RANDOM_SHAPES)
             raise ModelError(f"{name}: no such shape; there are {known}")
         self.name = RANDOM_PREFIX + shape
-        self.path = Path(self.name)
+        self.path = self.place = Path(self.name)
         self._config = RANDOM_SHAPES[shape]
         self._seed = seed
 

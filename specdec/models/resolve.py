@@ -19,12 +19,15 @@ from specdec.models.tokenizer import Tokenizer
 
 
 class HFCheckpoint:
-    """A folder ``path`` with config.json, safetensors and tokenizer.json."""
+    """A folder ``path`` with config.json, safetensors and tokenizer.json.
+
+    place: see `Checkpoint`; given where ``path`` changes with the version.
+    """
 
     keeps_packed = True
 
-    def __init__(self, path: Path, name: str | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path, name: str | None = None, place: Path | None = None) -> None:
+        self.path, self.place = path, place or path
         self.name = name or path.resolve().name
 
     def fingerprint(self) -> str:
@@ -55,7 +58,7 @@ class GGUFCheckpoint:
     keeps_packed = True
 
     def __init__(self, path: Path, name: str | None = None, sha256: str | None = None) -> None:
-        self.path = path
+        self.path = self.place = path
         self.name = name or path.stem
         self._sha256 = sha256
 
@@ -111,7 +114,7 @@ def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
     if ref.endswith(".gguf") or ref.startswith((".", "/", "~")):
         raise ModelError(f"{ref}: no such file or folder")
     if _HUB_ID.fullmatch(ref):
-        return HFCheckpoint(fetch_from_hub(ref, cache_dir / "hub"), name=ref.rpartition("/")[2])
+        return _from_hub(ref, cache_dir / "hub")
     raise ModelError(f"{ref}: no such file, folder or catalogue model{suggestion(ref)}")
 
 
@@ -134,6 +137,12 @@ def is_here(ref: str, cache_dir: Path) -> bool:
     if ref in CATALOGUE:
         return Fetcher(cache_dir.expanduser() / "models").is_complete(CATALOGUE[ref])
     return ref.endswith(".gguf") or not _HUB_ID.fullmatch(ref)
+
+
+def _from_hub(repository: str, pins: Path) -> Checkpoint:
+    """The checkpoint of a repository on the hub, whose folder changes with the commit that `fetch_from_hub` pins."""
+    folder = fetch_from_hub(repository, pins)
+    return HFCheckpoint(folder, repository.rpartition("/")[2], pins / repository)
 
 
 def _folder(path: Path) -> Checkpoint:

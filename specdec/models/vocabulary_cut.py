@@ -66,7 +66,7 @@ class CutCheckpoint:
     def __init__(self, checkpoint: Checkpoint, ids: NDArray[np.int32]) -> None:
         self._checkpoint, self._ids = checkpoint, ids
         self.name, self.keeps_packed = checkpoint.name, checkpoint.keeps_packed
-        self.path = checkpoint.path / f"top-{len(ids)}"
+        self.path, self.place = checkpoint.path, checkpoint.place / f"top-{len(ids)}"
 
     def fingerprint(self) -> str:
         """Over the checkpoint's and the tokens kept."""

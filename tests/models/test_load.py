@@ -17,6 +17,7 @@ from specdec.models.checkpoint import TensorSource
 from specdec.models.fetch import fetch_from_hub
 from specdec.models.load import load_model
 from specdec.models.memory import available_bytes, check_memory
+from tests.models.tiny import make_tiny_model
 
 Tiny = Callable[[str], Path]
 
@@ -88,6 +89,15 @@ def test_a_hub_model_is_pinned_to_the_first_fetched_commit(
     (tmp_path / "hub" / "some-org--Some-Model").unlink()
     fetch_from_hub("some-org/Some-Model", tmp_path / "hub")
     assert requested[3:] == [None]
+
+
+def test_packed_weights_of_a_former_commit_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in (1, 2, 3):
+        folder = make_tiny_model("llama", tmp_path / "snapshots" / f"{seed:040x}", seed=seed)
+        monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, folder=folder, **options: str(folder))
+        load_model("some-org/Some-Model", dtype="int8", cache_dir=tmp_path / "c")
+        load_model("other-org/Some-Model", dtype="int8", cache_dir=tmp_path / "c")
+    assert len(list((tmp_path / "c" / "packed").iterdir())) == 2  # one per repository
 
 
 def test_an_invalid_pin_is_replaced_and_a_failed_write_is_reported(
