@@ -142,6 +142,10 @@ def is_here(ref: str, cache_dir: Path) -> bool:
 def _from_hub(repository: str, pins: Path) -> Checkpoint:
     """The checkpoint of a repository on the hub, whose folder changes with the commit that `fetch_from_hub` pins."""
     folder = fetch_from_hub(repository, pins)
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{repository}: holds no safetensors; if it holds .gguf files, download one and give the path of that file"
+        )
     return HFCheckpoint(folder, repository.rpartition("/")[2], pins / repository)
 
 

@@ -100,6 +100,13 @@ def test_packed_weights_of_a_former_commit_are_deleted(tmp_path: Path, monkeypat
     assert len(list((tmp_path / "c" / "packed").iterdir())) == 2  # one per repository
 
 
+def test_a_repository_without_safetensors_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one of GGUF files, none of which is downloaded."""
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **options: str(tmp_path))
+    with pytest.raises(ModelError, match=r"^some-org/Some-GGUF: holds no safetensors; .* give the path of that file$"):
+        load_model("some-org/Some-GGUF", dtype="int8", cache_dir=tmp_path / "c")
+
+
 def test_an_invalid_pin_is_replaced_and_a_failed_write_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
