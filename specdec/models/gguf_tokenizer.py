@@ -169,9 +169,10 @@ def _info(meta: dict[str, Any], tokens: list[str], types: list[int], *, begins: 
         value = meta.get(f"tokenizer.ggml.{name}_token_id")
         return int(value) if value is not None and 0 <= int(value) < len(tokens) else None
 
-    template = meta.get("tokenizer.chat_template")
-    if not (template is None or isinstance(template, str)):
-        raise TypeError(f"tokenizer.chat_template must be text, got {template!r}")
+    template, tool_template = (meta.get(f"tokenizer.chat_template{name}") for name in ("", ".tool_use"))
+    for each in (template, tool_template):
+        if not (each is None or isinstance(each, str)):
+            raise TypeError(f"tokenizer.chat_template must be text, got {each!r}")
     ends = [given("eos"), given("eot"), given("eom")]
     ends += [i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _CONTROL and t in _END_OF_TURN]
     named = {
@@ -185,6 +186,7 @@ def _info(meta: dict[str, Any], tokens: list[str], types: list[int], *, begins: 
         add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", begins)),
         eos_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
         chat_template=template,
+        tool_template=tool_template,
         template_variables={name: tokens[i] for name, i in named.items() if i is not None},
         end_id=given("eos") if meta.get("tokenizer.ggml.add_eos_token") else None,
     )
@@ -192,7 +194,7 @@ def _info(meta: dict[str, Any], tokens: list[str], types: list[int], *, begins: 
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 3  # of cached tokenizers; raise it when the conversion changes, so that older ones are not used
+_FORMAT = 4  # of cached tokenizers; raise it when the conversion changes, so that older ones are not used
 
 
 class TokenizerCache:

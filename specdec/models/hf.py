@@ -554,7 +554,7 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
     with well_formed(f"{folder}: tokenizer_config.json or special_tokens_map.json"):
         names = ((key, _content(settings.get(key) or older.get(key))) for key in _NAMED)
         named = {key: text for key, text in names if text is not None}
-        template = _chat_template(folder, settings)
+        template, tool_template = _chat_templates(folder, settings)
     with well_formed(str(path)):
         if len(data.get("model", {}).get("merges") or ()) > MAX_MERGES:
             raise ModelError(f"{path}: has more than {MAX_MERGES} merges; fetch the model again")
@@ -571,6 +571,7 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
         add_bos=adds if settings.get("add_bos_token") is None else bool(settings["add_bos_token"]),
         eos_ids=known,
         chat_template=template,
+        tool_template=tool_template,
         template_variables=named,
         end_id=end,
         pooling=_pooling(folder),
@@ -630,16 +631,17 @@ def _content(token: Any) -> str | None:
     return found
 
 
-def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
+def _chat_templates(folder: Path, settings: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The chat template and, where there is one, that of requests with tools."""
+    path, other = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
     if path.exists():
-        return read_text_file(path)
+        return read_text_file(path), read_text_file(other) if other.exists() else None
     given = settings.get("chat_template")
     if given is None and (folder / "chat_template.json").exists():
         given = read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(given, list):  # several, by name
-        named = {entry["name"]: entry["template"] for entry in given}
-        given = named.get("default", next(iter(named.values()), None))
-    if not (given is None or isinstance(given, str)):
-        raise TypeError(f"chat_template must be text, got {given!r}")
-    return given
+    named = {entry["name"]: entry["template"] for entry in given} if isinstance(given, list) else {"default": given}
+    found = named.get("default", next(iter(named.values()), None)), named.get("tool_use")
+    for each in found:
+        if not (each is None or isinstance(each, str)):
+            raise TypeError(f"chat_template must be text, got {each!r}")
+    return found

@@ -28,6 +28,7 @@ class TokenizerInfo:
     add_bos: bool = False  # whether prompts begin with ``bos_id``
     eos_ids: tuple[int, ...] = ()
     chat_template: str | None = None  # Jinja source
+    tool_template: str | None = None  # that of requests with tools, where it is another
     template_variables: dict[str, str] = field(default_factory=dict)  # special tokens by name, such as bos_token
     end_id: int | None = None  # ends every text to be embedded
     pooling: str = ""  # as `EngineInfo.pooling`
@@ -138,6 +139,9 @@ class Tokenizer:
         self._prefix = [info.bos_id] if info.add_bos and info.bos_id is not None else []
         self.add_bos = bool(self._prefix)
         self.eos_ids, self.end_id, self.pooling = info.eos_ids, info.end_id, info.pooling
+        self._chat_source = self._tool_source = info.chat_template or ""
+        if self._chat_source and tool_form(info.tool_template or "") is not None:
+            self._tool_source = info.tool_template or ""
 
     @staticmethod
     def like(known: Tokenizer | None, serialised: str, info: TokenizerInfo) -> Tokenizer:
@@ -148,7 +152,8 @@ class Tokenizer:
         if known is None or known._source != hashlib.sha256(serialised.encode()).digest():
             return Tokenizer(serialised, info)
         twin = copy.copy(known)
-        twin.__dict__.pop("_template", None)
+        for derived in ("_template", "_tool_template", "tool_form"):
+            twin.__dict__.pop(derived, None)
         twin._use(info)
         return twin
 
@@ -221,7 +226,11 @@ class Tokenizer:
             serialised = self._backend.to_str()
         (folder / "tokenizer.json").write_text(serialised, encoding="utf-8")
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": self.add_bos}
-        settings |= {**self._info.template_variables, "chat_template": self._info.chat_template}
+        template: Any = self._info.chat_template
+        if self._info.tool_template is not None:
+            named = {"default": template, "tool_use": self._info.tool_template}
+            template = [{"name": name, "template": source} for name, source in named.items()]
+        settings |= {**self._info.template_variables, "chat_template": template}
         (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
     def special_id(self, name: str) -> int | None:
@@ -237,12 +246,12 @@ class Tokenizer:
     @property
     def has_tool_template(self) -> bool:
         """Whether the chat template lists tools for the model, and writes calls in a supported form."""
-        return tool_form(self._info.chat_template or "") is not None
+        return tool_form(self._tool_source) is not None
 
     @cached_property
     def tool_form(self) -> ToolForm:
         """The form of tool calls in the model's text."""
-        return tool_form(self._info.chat_template or "") or ToolForm.HERMES
+        return tool_form(self._tool_source) or ToolForm.HERMES
 
     def render_chat(
         self,
@@ -260,16 +269,18 @@ class Tokenizer:
             ModelError: the model has no chat template, or one that does not compile.
             InvalidRequestError: the template refuses the messages, or a part is not text.
         """
+        source = self._tool_source if tools else self._chat_source
+        form = tool_form(source)
         # These templates copy arguments into the prompt as they are.
-        text_arguments = self.has_tool_template and self.tool_form in (ToolForm.FUNCTIONARY, ToolForm.FUNCTION_TAG)
-        plain = plain_messages(messages, text_arguments=text_arguments)
-        if "developer" not in (self._info.chat_template or ""):  # OpenAI's newer name of the role
+        plain = plain_messages(messages, text_arguments=form in (ToolForm.FUNCTIONARY, ToolForm.FUNCTION_TAG))
+        if "developer" not in source:  # OpenAI's newer name of the role
             plain = [each | {"role": "system"} if each.get("role") == "developer" else each for each in plain]
-        if self.has_tool_template:
-            plain = fit_calls(plain, self.tool_form)
+        if form is not None:
+            plain = fit_calls(plain, form)
         else:
             plain, tools = without_tools(plain, tools), None
-        return self._template.render(plain, add_generation_prompt, tools)
+        template = self._tool_template if tools else self._template
+        return template.render(plain, add_generation_prompt, tools)
 
     def encode_chat(
         self,
@@ -297,6 +308,12 @@ class Tokenizer:
         if self._info.chat_template is None:
             raise ModelError("the model has no chat template; send a plain prompt, or use an instruct model")
         return ChatTemplate(self._info.chat_template, self._info.template_variables)
+
+    @cached_property
+    def _tool_template(self) -> ChatTemplate:
+        if self._tool_source == self._chat_source:
+            return self._template
+        return ChatTemplate(self._tool_source, self._info.template_variables)
 
     @cached_property
     def _special_starts(self) -> re.Pattern[str]:

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from specdec.errors import InvalidRequestError
 from specdec.models.chat_template import plain_messages
+from specdec.models.hf import load_hf_tokenizer
+from specdec.models.random_model import RANDOM_SHAPES
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
+from specdec.models.tool_forms import ToolForm
 from tests.models.tiny import SPECIALS, make_tiny_tokenizer
 
 # In the manner of Qwen2.5's
@@ -74,6 +77,41 @@ def test_tools_and_calls_are_rendered_like_transformers(folder: Path, tokenizer:
         options: dict[str, Any] = {"tools": tools, "add_generation_prompt": True, "return_dict": False}
         assert tokenizer.render_chat(sent, tools=tools) == oracle.apply_chat_template(taken, tokenize=False, **options)
         assert tokenizer.encode_chat(sent, tools=tools) == oracle.apply_chat_template(taken, **options)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_template_for_tools_is_used_where_transformers_uses_it(apart: bool, tmp_path: Path) -> None:
+    """Whether the templates are a list or files of their own."""
+    from transformers import AutoTokenizer
+
+    make_tiny_tokenizer(tmp_path)
+    plain = "{% for m in messages %}{{ m.content }};{% endfor %}"
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings |= {"chat_template": [{"name": "default", "template": plain}, {"name": "tool_use", "template": TEMPLATE}]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    oracle = AutoTokenizer.from_pretrained(tmp_path)
+    if apart:
+        oracle.save_pretrained(tmp_path)
+        assert (tmp_path / "additional_chat_templates").exists()
+    ours = load_hf_tokenizer(tmp_path, RANDOM_SHAPES["tiny"])
+    assert (ours.has_tool_template, ours.tool_form) == (True, ToolForm.HERMES)
+    ours.save(tmp_path)
+    messages = [{"role": "user", "content": "hi"}]
+    for tokenizer in (ours, load_hf_tokenizer(tmp_path, RANDOM_SHAPES["tiny"])):
+        for tools in (TOOLS, None):
+            expected = oracle.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+            assert tokenizer.render_chat(messages, tools=tools) == expected
+    with_call = [*messages, {"role": "assistant", "content": "", "tool_calls": [call("{}")]}]
+    assert '<tool_call>\n{"name": "look"' in ours.render_chat(with_call)  # the default one knows no calls
+
+
+def test_without_a_known_form_of_calls_the_default_template_is_used(folder: Path) -> None:
+    info = TokenizerInfo(
+        chat_template="{% for m in messages %}{{ m.content }}{% endfor %}", tool_template="{{ tools }}"
+    )
+    tokenizer = Tokenizer((folder / "tokenizer.json").read_text(), info)
+    assert not tokenizer.has_tool_template
+    assert tokenizer.render_chat([{"role": "user", "content": "a"}], tools=TOOLS).endswith("</tool_call>a")
 
 
 @given(text=TEXT)

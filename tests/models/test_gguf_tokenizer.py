@@ -168,6 +168,14 @@ def test_padding_rows_are_not_tokens() -> None:
     assert tokenizer.eos_ids == (size,)
 
 
+def test_a_file_may_have_a_template_for_tools() -> None:
+    keys = {f"tokenizer.ggml.{name}": value for name, value in _pairs().items()}
+    keys |= {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "<tool_call>{{ tools | length }}"}
+    file: Any = SimpleNamespace(path=Path("m.gguf"), metadata=keys)
+    tokenizer = Tokenizer(*convert_gguf_tokenizer(file))
+    assert [tokenizer.render_chat([], tools=tools) for tools in (None, [{}])] == ["plain", "<tool_call>1"]
+
+
 def test_damaged_vocabularies_are_rejected() -> None:
     with pytest.raises(UnsupportedModelError, match=r"m\.gguf: text splitting 'klingon' is not known"):
         _convert(pre="klingon", **_pairs())
