@@ -302,7 +302,7 @@ class WeightsReader:
         """All weights.
 
         Raises:
-            ModelError: a tensor is missing or damaged.
+            ModelError: a tensor is missing or damaged, or holds values that float8 has none for.
             UnsupportedModelError: the kernel does not support the form of 4-bit matrices.
         """
         config = self._source.config
@@ -324,7 +324,10 @@ class WeightsReader:
             return Int4Linear(packed, bias, self._scratch)
         dense = self._dense(plan)
         if self._types.fp8:
-            return Fp8Linear(*quantize_weight(dense), bias, self._scratch)
+            try:
+                return Fp8Linear(*quantize_weight(dense), bias, self._scratch)
+            except ValueError as error:
+                raise ModelError(f"{self._source.name}: {plan.name}: {error}") from None
         return DenseLinear(dense, bias, self._scratch)
 
     def _int4(self, plan: LinearPlan) -> Int4Weight | None:

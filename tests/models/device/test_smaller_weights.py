@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-from specdec.errors import UnsupportedModelError
+from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models import device_weights
 from specdec.models.decoder import Decoder, KvPool
 from specdec.models.device_decoder import DeviceDecoder
@@ -70,6 +70,13 @@ def test_float8_layers_match_their_weights() -> None:
     expected = residual + (torch.nn.functional.silu(gate) * up) @ (q.float() * scale[:, None]).t()
     assert torch.linalg.norm(out.cpu() - expected) <= 4e-2 * torch.linalg.norm(expected - residual)
     assert down.nbytes == q.numel() + 4 * len(scale)
+
+
+def test_values_without_a_float8_are_a_damaged_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_weights, "fused_rows", lambda *arguments: fused_rows(*arguments) / 0)
+    source, types = RandomSource("small", shape(n_layers=1), 0), DeviceTypes.of("fp8")
+    with pytest.raises(ModelError, match=r"small: layers\.0\.qkv: weight: holds values that are not finite"):
+        WeightsReader(source, types, place(), 16, silent).read()
 
 
 def test_unsupported_head_sizes_are_rejected(tmp_path: Path) -> None:
