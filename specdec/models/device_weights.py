@@ -7,6 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -254,7 +255,7 @@ def load_device_model(
     _check_memory(source, types, device)
     weights = WeightsReader(source, types, device, max_rows, progress).read()
     config, tokenizer = with_tokenizer(checkpoint, source.config, cache_dir)
-    held = "int4" if types.int4 and isinstance(source, QuantizedSource) else types.name
+    held = "int4" if _stays_int4(source, types) else types.name
     digest = hashlib.sha256(f"{checkpoint.fingerprint()}|{dtype}|{held}".encode()).hexdigest()
     return LoadedModel(checkpoint.name, config, held, weights, tokenizer, digest, digest)
 
@@ -270,21 +271,36 @@ def check_heads(name: str, config: ModelConfig) -> None:
         )
 
 
+def _stays_int4(source: TensorSource, types: DeviceTypes) -> TypeGuard[QuantizedSource]:
+    """Whether matrices of the checkpoint stay in its 4 bits. Those of 8 bits are held in the rows' type."""
+    return types.int4 and isinstance(source, QuantizedSource) and source.quantized.bits == 4
+
+
 def _check_memory(source: TensorSource, types: DeviceTypes, device: torch.device) -> None:
-    """ModelError if the weights exceed the free memory. Not for quantised models, whose size shows on reading."""
-    if device.type != "cuda" or (types.int4 and isinstance(source, QuantizedSource)):
+    """ModelError if the weights exceed the free memory."""
+    if device.type != "cuda":
         return
     config = source.config
-    plans = linear_plans(config, config.tie_embeddings)
-    layers = sum(plan.rows * plan.columns for plan in plans if plan.name != "lm_head")
+    plans = [plan for plan in linear_plans(config, config.tie_embeddings) if plan.name != "lm_head"]
     ends = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
-    need = layers * (1 if types.fp8 else types.rows.itemsize) + ends * types.rows.itemsize
+    need = sum(plan.rows * plan.columns * _weight_bytes(plan, source, types) for plan in plans)
+    need += ends * types.rows.itemsize
     free, _ = torch.cuda.mem_get_info(device)
     if need > free:
+        ways = "" if types.fp8 or _stays_int4(source, types) else "set engine.device_dtype to fp8, "
         raise ModelError(
             f"{source.name}: its weights need {need / GIB:.1f} GiB of the device, {free / GIB:.1f} GiB are free; "
-            "set engine.device_dtype to fp8, use a smaller or quantised model, or set engine.device to cpu"
+            f"{ways}use a smaller or quantised model, or set engine.device to cpu"
         )
+
+
+def _weight_bytes(plan: LinearPlan, source: TensorSource, types: DeviceTypes) -> float:
+    """Bytes of a layer's weight on the device. Parts whose inputs differ in order may take more: reading shows it."""
+    if _stays_int4(source, types) and all(source.is_quantized(role) for role, _ in plan.parts):
+        size = source.quantized.group_size
+        group = GROUP_SIZES[-1] if size == -1 else min(size, GROUP_SIZES[-1])
+        return 1 / 2 + 4 / group  # and its share of a scale with a zero point
+    return 1 if types.fp8 else types.rows.itemsize
 
 
 class WeightsReader:
@@ -319,7 +335,7 @@ class WeightsReader:
         bias = (
             fused_bias(self._source, plan).to(self._device, self._types.rows) if has_bias(plan, self._source) else None
         )
-        packed = self._int4(plan) if self._types.int4 else None
+        packed = self._int4(plan)
         if packed is not None:
             return Int4Linear(packed, bias, self._scratch)
         dense = self._dense(plan)
@@ -333,7 +349,7 @@ class WeightsReader:
     def _int4(self, plan: LinearPlan) -> Int4Weight | None:
         """The layer in 4 bits; None if the checkpoint holds it otherwise, or in parts that can not run as one."""
         source = self._source
-        if not isinstance(source, QuantizedSource) or source.quantized.bits != 4:
+        if not _stays_int4(source, self._types):
             return None
         if not all(source.is_quantized(role) for role, _ in plan.parts):
             return None
@@ -365,7 +381,7 @@ class WeightsReader:
 
     def _make_scratch(self, max_rows: int) -> LayerScratch:
         config, rows = self._source.config, self._types.rows
-        int4 = self._types.int4 and isinstance(self._source, QuantizedSource)
+        int4 = _stays_int4(self._source, self._types)
         forms: list[tuple[LinearKind, int]] = [(DENSE_KINDS[rows], GROUP_SIZES[-1])]
         forms += [("fp8", GROUP_SIZES[-1])] if self._types.fp8 else []
         forms += [("int4", group) for group in GROUP_SIZES] if int4 else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,6 +26,8 @@ from specdec.models.load import load_model
 from specdec.models.pack import fused_rows
 from specdec.models.progress import silent
 from specdec.models.random_model import RANDOM_SHAPES, RandomSource
+from specdec.models.resolve import HFCheckpoint
+from specdec.models.weights import linear_plans
 from tests.models.device.small import place, shape
 from tests.models.quantized_folders import Scheme, write_folder
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
@@ -52,6 +55,25 @@ def test_int4_checkpoints_run_unchanged(act_order: bool, tmp_path: Path, caplog:
     batch = ForwardBatch.build([BatchEntry(TOKENS, range(-1, 9), 0, [1])])
     got, expected = (decoder.forward(batch, range(10)).cpu() for decoder in (device, host))
     assert torch.linalg.norm(got - expected) <= 1e-2 * torch.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_checkpoints_report_what_they_are_held_in_and_must_fit(
+    bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = write_folder(tmp_path, Scheme("gptq", bits=bits), head_dim=64, num_hidden_layers=1)
+    model = load_device_model(str(folder), dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16)
+    layer = model.weights.layers[0]
+    assert model.dtype == ("int4" if bits == 4 else "fp16")
+    assert all(isinstance(linear, Int4Linear if bits == 4 else DenseLinear) for linear in layer.linears)
+    source, types = HFCheckpoint(folder).open(), DeviceTypes.of("fp16")
+    held = sum(plan.rows * plan.columns for plan in linear_plans(model.config, True)[:-1])
+    held = held // 2 + held // 32 * 4 if bits == 4 else 2 * held
+    need = held + 2 * model.config.vocab_size * model.config.hidden_size
+    for free, fits in ((need, True), (need - 1, False)):
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda device, free=free: (free, free))
+        with nullcontext() if fits else pytest.raises(ModelError, match="its weights need"):
+            device_weights._check_memory(source, types, torch.device("cuda"))
 
 
 def test_float8_layers_match_their_weights() -> None:
