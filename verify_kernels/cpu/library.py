@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import c_float, c_int, c_int64, c_uint64, c_void_p
+from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 from specdec.child_python import watched
@@ -42,7 +42,6 @@ _SIGNATURES = {
     "sd_sample_rows": (*_LOGITS, c_void_p, c_void_p, c_void_p),
     "sd_sample_children": (*_LOGITS, c_void_p, c_void_p, c_int, c_void_p, c_void_p),
     "sd_sample_logprobs": (*_LOGITS, c_void_p, c_int, c_void_p, c_void_p, c_void_p),
-    "sd_noise_gumbel": (c_uint64, c_uint64, c_int, c_void_p),
     "sd_pack_blocks": (c_int, c_void_p, c_int64, c_int64, c_void_p),
     "sd_block_floats": (c_int, c_void_p, c_int64, c_void_p),
     "sd_round_blocks": (c_int, c_void_p, c_int64, c_void_p, c_int, c_void_p),

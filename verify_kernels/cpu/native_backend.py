@@ -261,12 +261,6 @@ class NativeSampling:
         )
         return chosen, ids, values
 
-    def gumbel(self, seed: int, position: int, vocab: int) -> NDArray[np.float32]:
-        """The noise of every token, float32 [vocab]; the other kernels compute only the values they need."""
-        noise = np.empty(vocab, np.float32)
-        self._library.sd_noise_gumbel(seed, position, vocab, noise.ctypes.data)
-        return noise
-
 
 def _where(logits: Tensor, threads: int) -> tuple[int, int, int, int, int]:
     return logits.data_ptr(), logits.stride(0), logits.shape[0], logits.shape[1], threads

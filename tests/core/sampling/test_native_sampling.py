@@ -51,7 +51,6 @@ def test_another_processor_gives_the_same_bits(tmp_path: Path) -> None:
         assert not differs(portable, case)
 
     compare()
-    assert portable.gumbel(3, 4, 5).tolist() == native_sampling().gumbel(3, 4, 5).tolist()
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])

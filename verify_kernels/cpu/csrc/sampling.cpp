@@ -93,14 +93,4 @@ void sd_sample_logprobs(const float* logits, int64_t ld, int rows, int vocab, in
     chosen[r] = logprobs_of(logits + r * ld, vocab, tokens[r], top, ids + (int64_t)r * top, values + (int64_t)r * top);
   });
 }
-
-// G(seed, position, v) for v in [0, n).
-void sd_noise_gumbel(uint64_t seed, uint64_t position, int n, float* out) {
-  uint32_t bits[4][16];
-  for (int begin = 0; begin < n; begin += sd::PHILOX_TOKENS) {
-    sd::philox16(seed, position, begin >> 2, bits);
-    for (int v = begin; v < n && v < begin + sd::PHILOX_TOKENS; ++v)
-      out[v] = sd::gumbel_from_bits(bits[v & 3][(v >> 2) & 15]);
-  }
-}
 }
