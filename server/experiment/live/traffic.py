@@ -165,6 +165,7 @@ class RunningExperiment:
         if not part.choice.shadowed:
             now_s = time.monotonic()
             self._write(part.choice.arm, lambda: refused_record(part, request, error, self._clock, now_s))
+            self._check_limit()
 
     async def stop(self) -> str:
         """End: running requests continue unrecorded, and the engine gets its original draft model. Returns what failed,

@@ -11,10 +11,14 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from server.auth.principal import ANYBODY
 from server.engine_supervisor import EngineState
 from server.experiment.live.traffic import NO_ARM, NO_INDEX, NO_PRIORITY, OWN_OPTIONS
 from server.experiment.records import NO_BLOCK
+from server.request_stream import RequestStream
 from specdec.api.v1 import completion_pb2, generation_pb2, options_pb2
+from specdec.core.types import Request
+from specdec.errors import QueueFullError
 from tests.server.experiment.live.live_server import PLAN, LiveServer, live_server
 
 WIDTHS = {"widths=narrow": 1, "widths=wide": 2}
@@ -120,6 +124,23 @@ async def test_failed_and_cancelled_requests_are_recorded(server: LiveServer) ->
     assert (await server.ask("x", cache_salt="full")).status_code == 429  # the engine's refusal
     records = await server.recorded(3)
     assert Counter(record.status for record in records) == {"MODEL_BROKEN": 1, "cancelled": 1, "QUEUE_FULL": 1}
+
+
+async def test_bug_refused_requests_count_towards_the_limit(server: LiveServer) -> None:
+    await started(server, PLAN + "stopping: {max_requests: 2}\n")
+    traffic = server.serving.models.first.admission.experiments
+    assert traffic is not None
+
+    def full(*_: Any) -> RequestStream:
+        raise QueueFullError(1, 1.0)
+
+    for name in ("x", "y"):
+        with pytest.raises(QueueFullError):
+            traffic.admit(ANYBODY, Request(request_id=name, prompt_ids=(1,)), "", full)
+    async with asyncio.timeout(15):
+        while (status := await server.experiments.get("widths")).state == "running":
+            await asyncio.sleep(0.01)
+    assert (status.state, status.reason) == ("finished", "2 requests were recorded")
 
 
 async def test_a_session_keeps_its_arm_and_a_request_without_one_takes_no_part(tmp_path: Path) -> None:
