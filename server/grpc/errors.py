@@ -23,6 +23,7 @@ DOMAIN = "specdec"
 # Clients accept 8 KiB of trailers by default, which carry the details.
 _MESSAGE_BYTES = 1000
 _DESCRIPTION_BYTES = 160
+_PLAN_BYTES = 400  # of a problem of an experiment's plan, which names a line, a field and what the field may hold
 _VIOLATIONS_BYTES = 3000  # of all fields and descriptions; violations beyond these are left out
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
@@ -101,7 +102,8 @@ def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
 def _violations(error: InvalidRequestError) -> list[BadRequest.FieldViolation]:
     found, room = [], _VIOLATIONS_BYTES
     for violation in error.violations:
-        field, description = (_cut(text, _DESCRIPTION_BYTES) for text in (violation.field, violation.description))
+        longest = _PLAN_BYTES if violation.field == "plan" else _DESCRIPTION_BYTES
+        field, description = _cut(violation.field, _DESCRIPTION_BYTES), _cut(violation.description, longest)
         room -= len(field.encode()) + len(description.encode())
         if room < 0:
             break
