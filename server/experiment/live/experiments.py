@@ -175,15 +175,15 @@ class Experiments:
                 raise ExperimentNotStartedError(str(error)) from None
 
     async def stop(self, name: str) -> ExperimentStatus:
-        """Stop a running experiment. Its records stay, and it can be started again.
+        """Stop an experiment that runs. Its records stay, and it can be started again. A caller that is cancelled does
+        not interrupt the end. Returns the status, also of an experiment that has ended before.
 
         Raises:
-            ExperimentNotFoundError: it does not run.
+            ExperimentNotFoundError: no experiment has this name.
+            NoResultError: its folder cannot be read.
         """
-        if name not in self._running:
-            raise ExperimentNotFoundError(name)
-        self._note_end(name, "stopped", "it was stopped by a call")
-        await self._end(name)
+        if name in self._running:
+            await asyncio.wait([self._begin_end(name, "stopped", "it was stopped by a call")])
         return await self.get(name)
 
     async def statuses(self) -> list[ExperimentStatus]:
@@ -272,7 +272,7 @@ class Experiments:
         await self._save(name)
         if name in self._unsaved:
             raise ExperimentNotStartedError(f"experiment {name} has ended, but {folder.path} cannot be written")
-        fresh = not folder.exists
+        fresh = not folder.exists or await asyncio.to_thread(_is_blank, folder)
         if not fresh:
             written = await asyncio.to_thread(_resumed, folder, config)
         else:
@@ -321,17 +321,19 @@ class Experiments:
         """A callback that ends the experiment from any thread."""
         loop = asyncio.get_running_loop()
 
-        def end(state: State, reason: str) -> None:
-            self._note_end(name, state, reason)
-            task = asyncio.create_task(self._end(name), name="experiment-end")
-            self._endings.add(task)
-            task.add_done_callback(self._endings.discard)
-
         def over(state: State, reason: str) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(end, state, reason)
+                loop.call_soon_threadsafe(self._begin_end, name, state, reason)
 
         return over
+
+    def _begin_end(self, name: str, state: State, reason: str) -> asyncio.Task[None]:
+        """End the experiment in a task of its own, which only `close` cancels."""
+        self._note_end(name, state, reason)
+        task = asyncio.create_task(self._end(name), name="experiment-end")
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+        return task
 
     def _note_end(self, name: str, state: State, reason: str) -> None:
         """Keep the state for `_save`, which `close` also calls if it cancels `_end`."""
@@ -402,6 +404,11 @@ class Experiments:
             return []
         found = [ExperimentFolder(path) for path in sorted(place.iterdir()) if _NAME.fullmatch(path.name)]
         return [folder for folder in found if folder.exists]
+
+
+def _is_blank(folder: ExperimentFolder) -> bool:
+    """Whether its experiment ended without a record, as one whose draft model cannot be loaded: its name is free."""
+    return folder.state().state != "running" and not any(folder.written().values())
 
 
 def _resumed(folder: ExperimentFolder, config: ExperimentConfig) -> dict[str, int]:

@@ -19,6 +19,7 @@ import pytest
 
 from server.experiment.config import parse_config
 from server.experiment.folder import ExperimentFolder, Manifest, StoredState, now_text
+from server.experiment.live.experiments import ExperimentNotStartedError
 from server.experiment.live.traffic import RunningExperiment
 from server.experiment.records import ExperimentError, RecordLog, read_records
 from server.serving import Serving
@@ -150,6 +151,46 @@ async def test_bug_an_experiment_that_was_ending_at_shutdown_is_not_resumed(
     state = folder.state()
     assert (state.state, state.reason) == ("finished", "3 requests were recorded")
     assert folder.written() == state.records
+
+
+async def test_bug_a_caller_that_leaves_does_not_interrupt_the_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, entered, may_end = RunningExperiment.stop, asyncio.Event(), asyncio.Event()
+    troubles: list[str] = []
+
+    async def slow(running: RunningExperiment) -> str:
+        entered.set()
+        await may_end.wait()
+        troubles.append(await stop(running))
+        return troubles[-1]
+
+    monkeypatch.setattr(RunningExperiment, "stop", slow)
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(PLAN)
+        caller = asyncio.create_task(server.experiments.stop("widths"))
+        await entered.wait()
+        caller.cancel()
+        await asyncio.wait([caller])
+        may_end.set()
+        folder = ExperimentFolder(tmp_path / "experiments" / "widths")
+        await server.comes_to(lambda: folder.state().state == "stopped")
+        assert (caller.cancelled(), troubles) == (True, [""])
+
+
+async def test_bug_the_name_of_an_experiment_without_records_is_free(tmp_path: Path) -> None:
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(PLAN)
+        await server.experiments.stop("widths")
+        other = PLAN.replace("width: 2", "width: 3")
+        assert (await server.experiments.start(other)).state == "running"
+        folder = ExperimentFolder(tmp_path / "experiments" / "widths")
+        assert (folder.plan_text(), folder.manifest().config) == (other, parse_config(other, "plan"))
+        await server.ask("x")
+        await server.recorded(1)
+        await server.experiments.stop("widths")
+        with pytest.raises(ExperimentNotStartedError, match="with another plan"):
+            await server.experiments.start(PLAN)
 
 
 async def test_bug_a_status_call_does_not_overwrite_the_state_of_a_new_run(
