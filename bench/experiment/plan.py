@@ -95,6 +95,8 @@ def problems(config: ExperimentConfig, folder: Path) -> Iterator[Problem]:
             ("assignment", "mode"),
             f"{what} is for live traffic in a running server; `specdec ab run` has {', '.join(MODES)}",
         )
+    if assignment.mode == "aa" and assignment.share != 1:
+        yield ("assignment", "share"), "has no effect here, where every prompt takes part; live experiments use it"
     for name, arm in config.arms.items():
         if arm.engine:
             yield (

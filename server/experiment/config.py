@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -315,9 +315,25 @@ def parse_config(text: str, source: str) -> ExperimentConfig:
     if not isinstance(root, yaml.MappingNode):
         raise PlanError(source, ["must be a mapping with `name:` and `arms:`"])
     try:
-        return ExperimentConfig.model_validate(data)
+        config = ExperimentConfig.model_validate(data)
     except ValidationError as error:
         raise PlanError(source, [_with_line(root, e["loc"], e["msg"]) for e in error.errors()]) from None
+    # Not in the model, so that manifests of earlier versions can be read.
+    found = [_with_line(root, place, problem) for place, problem in _without_effect(config)]
+    if found:
+        raise PlanError(source, found)
+    return config
+
+
+def _without_effect(config: ExperimentConfig) -> Iterator[Problem]:
+    """The fields that the plan's mode does not use."""
+    assignment = config.assignment
+    if assignment.mode in ("switchback", "paired_replay"):
+        for name in ("unit", "share"):
+            if getattr(assignment, name) != type(assignment).model_fields[name].default:
+                yield ("assignment", name), f"has no effect in mode {assignment.mode}; hash, aa and shadow use it"
+    if assignment.mode == "switchback" and len({arm.weight for arm in config.arms.values()}) > 1:
+        yield ("arms",), "switchback gives both arms equal time; leave weight out, which hash and aa use"
 
 
 def refuse(text: str, source: str, problems: Iterable[Problem]) -> None:

@@ -29,6 +29,7 @@ class PlanError(ExperimentError):
 
 
 NO_BLOCK = -1
+CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Record:
     block: int = NO_BLOCK  # the time block of a switchback
     pair: str = ""  # the same in both arms: one prompt, seed and place in the trace
     key: str = ""  # the assigned unit: session, user or prompt
-    status: str = "ok"  # "ok", "cancelled", or an upper-case reason
+    status: str = "ok"  # "ok", `CANCELLED`, or an upper-case reason
     error: str = ""
     warm_up: bool = False  # not analysed; also true in a block's wash-out
     workload: str = ""
@@ -66,6 +67,15 @@ class Record:
     @property
     def ok(self) -> bool:
         return self.status == "ok"
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether its caller ended it, as editors do with each further key. It has neither succeeded nor failed."""
+        return self.status == CANCELLED
+
+    @property
+    def failed(self) -> bool:
+        return not (self.ok or self.cancelled)
 
 
 class RunClock:

@@ -425,6 +425,10 @@ def _notes(
     selection: Selection, config: ExperimentConfig, log: RecordLog, outputs: Outputs, merged: int
 ) -> tuple[str, ...]:
     notes = [f"records excluded, {what}: {count}" for what, count in selection.left_out.items() if count]
+    cancelled = [sum(record.cancelled for record in records) for records in selection.records]
+    if any(cancelled):
+        a, b = cancelled
+        notes.append(f"requests that their callers cancelled, no failures: {a} in the control, {b} in the treatment")
     if log.repeated:
         notes.append(f"repeated records of a request, not counted: {log.repeated}")
     if log.lost_bytes:
@@ -432,7 +436,7 @@ def _notes(
     if config.assignment.pairs:
         lost = selection.n_units - selection.sample("e2e_ms").n_units
         if lost:
-            notes.append(f"pairs excluded from the latencies because a request failed: {lost}")
+            notes.append(f"pairs excluded from the latencies because a request failed or was cancelled: {lost}")
         if config.assignment.expect_same_tokens and not outputs.compared:
             notes.append("equality of tokens was not checked: no pair has token hashes in both arms")
     if config.checked_guardrails != config.guardrails:
@@ -459,8 +463,8 @@ def _arm(selection: Selection, config: ExperimentConfig, index: int) -> ArmResul
         name=name,
         settings=settings,
         requests=len(records),
-        failed=sum(not r.ok for r in records),
-        reasons=dict(Counter(r.status for r in records if not r.ok)),
+        failed=sum(r.failed for r in records),
+        reasons=dict(Counter(r.status for r in records if r.failed)),
         tokens=sum(r.tokens for r in records),
         cached_tokens=sum(r.cached_tokens for r in records),
         accepted=tuple(sum(column) for column in zip_longest(*(r.accepted for r in records), fillvalue=0)),

@@ -40,9 +40,13 @@ class Selection:
         return sample, (a, b)
 
     def failures(self) -> TwoArmSample:
-        """1 for each request that failed, else 0."""
-        a, b = (np.array([not record.ok for record in records], float) for records in self.records)
-        units_a, units_b = (np.array(units, np.int64) for units in self.units)
+        """1 for each request that failed, 0 for each that succeeded; without those that their callers cancelled."""
+        ended = [
+            [(record.failed, unit) for record, unit in zip(*arm, strict=True) if not record.cancelled]
+            for arm in zip(self.records, self.units, strict=True)
+        ]
+        a, b = (np.array([failed for failed, _ in arm], float) for arm in ended)
+        units_a, units_b = (np.array([unit for _, unit in arm], np.int64) for arm in ended)
         return TwoArmSample((a, b), (units_a, units_b), self.n_units)
 
     def _filled(self, metric: str) -> tuple[TwoArmSample, tuple[list[Record], list[Record]]]:

@@ -161,9 +161,7 @@ def _misfits(plan: LivePlan) -> list[Problem]:
     if first.names != second.names:
         odd = ", ".join(sorted(first.names ^ second.names))
         found.append((("arms",), f"`engine` must name the same settings in both arms; {odd} is in one arm only"))
-    if assignment.mode == "switchback" and len({arm.weight for arm in arms.values()}) > 1:
-        found.append((("arms",), "switchback gives both arms equal time; leave weight out"))
     same = len({arm.put(UNTOUCHED) for arm in plan.options.values()}) == 1 and first == second
-    if same and assignment.mode not in ("aa", "paired_replay"):
+    if same and assignment.mode in ("hash", "shadow"):  # a switchback of equal arms shows how many blocks it needs
         found.append((("arms",), "both arms are the same; change one, or use mode aa"))
     return found

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 from server.errors import RECORDS_FILE, FileErrors
 from server.experiment.live.choosing import token_bytes
-from server.experiment.records import Choice, Record, RecordWriter, RunClock, make_record
+from server.experiment.records import CANCELLED, Choice, Record, RecordWriter, RunClock, make_record
 from server.observe.logs import Decode
 from server.observe.records import RequestRecord
 from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent
@@ -64,9 +64,6 @@ class Participation:
 
     def ended(self, record: RequestRecord) -> None:
         self._on_end(self, record)
-
-
-CANCELLED = "cancelled"
 
 
 def record_of(

@@ -73,6 +73,12 @@ def test_a_trace_lies_beside_its_plan(tmp_path: Path) -> None:
         ("max_requests: 40", "alpha: 0.05", "line 9: stopping: the run has no end"),
         ("stopping:", "assignment: {mode: shadow}\nstopping:", "line 9: assignment.mode: shadow is for live"),
         ("stopping:", "assignment: {mode: switchback}\nstopping:", "line 8: load: a switchback needs"),
+        ("stopping:", "assignment: {share: 10%}\nstopping:", "line 9: assignment.share: has no effect in mode paired"),
+        (
+            "stopping:",
+            "assignment: {mode: switchback, unit: user}\nstopping:",
+            "line 9: assignment.unit: has no effect",
+        ),
         ("arms:", "arms: 3\nbrms:", "line 2: arms"),
         ("  plain:", "  off:", "line 2: arms: .*in quotes"),
     ],
@@ -83,6 +89,13 @@ def test_what_can_not_be_run(tmp_path: Path, old: str, new: str, problem: str) -
     with pytest.raises(ExperimentError, match=problem) as caught:
         read_plan(path)
     assert str(path) in str(caught.value)
+
+
+def test_bug_a_share_of_pairs_is_refused(tmp_path: Path) -> None:
+    text = "name: a\narms: {a: {}, b: {}}\nload: {workload: chat}\nstopping: {max_requests: 40}\n"
+    assert read_plan(write(tmp_path, text + "assignment: {mode: aa}\n")).assignment.pairs
+    with pytest.raises(ExperimentError, match=r"line 5: assignment.share: has no effect here"):
+        read_plan(write(tmp_path, text + "assignment: {mode: aa, share: 10%}\n"))
 
 
 def test_a_switchback_is_not_looked_at(tmp_path: Path) -> None:

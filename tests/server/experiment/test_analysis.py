@@ -93,6 +93,21 @@ def test_shares_are_checked_before_the_first_requests_are_excluded(rule: str) ->
     assert result.verdict.kind != "invalid"
 
 
+@pytest.mark.parametrize("rule", ["fixed", "always_valid"])
+def test_bug_requests_that_callers_cancel_are_no_failures(rule: str) -> None:
+    plan = manifest(arms={"off": {}, "auto": {}}, assignment={"mode": "hash"}, stopping={"rule": rule})
+    log = paired(plan, 2000, 1.0, seed=5)
+    log.records = [replace(r, status="cancelled") if i % 20 < 8 else r for i, r in enumerate(log.records)]
+    result = analyse(plan, log)
+    guarded = {guardrail.label: guardrail for guardrail in result.guardrails}["error_rate"]
+    assert guarded.state == "held"
+    assert guarded.text == "0 of 1200 requests failed in the control, 0 of 1200 in the treatment"
+    assert [(arm.requests, arm.failed, arm.reasons) for arm in result.arms] == [(2000, 0, {})] * 2
+    assert any("cancelled, no failures: 800 in the control, 800 in the treatment" in note for note in result.notes)
+    log.records = [replace(r, status="cancelled" if r.arm == "off" else "FAILED") for r in log.records]
+    assert {guardrail.state for guardrail in analyse(plan, log).guardrails} == {"open"}
+
+
 def test_errors_and_queues_are_guarded_whatever_the_gain() -> None:
     plan = manifest()
     log = paired(plan, 150, 0.7, seed=5)

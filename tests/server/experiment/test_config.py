@@ -83,6 +83,9 @@ def test_weights_of_pairs_missing_files_and_other_texts_are_rejected(tmp_path: P
     path.write_text("name: a\narms: {a: {weight: 2}, b: {weight: 1}}\n")
     with pytest.raises(ExperimentError, match="leave weight out"):
         read_config(path)
+    path.write_text("name: a\narms: {a: {weight: 2}, b: {}}\nassignment: {mode: switchback}\n")
+    with pytest.raises(ExperimentError, match=r"line 2: arms: .*leave weight out"):
+        read_config(path)
     path.write_text("- a\n")
     with pytest.raises(ExperimentError, match="must be a mapping"):
         read_config(path)

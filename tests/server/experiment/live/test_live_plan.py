@@ -59,6 +59,8 @@ def with_request(options: str, mode: str = "hash") -> str:
             "draft is in one arm only",
         ),
         (PLAN.replace("request: {}", "weight: 2").replace("hash", "switchback"), 2, "leave weight out"),
+        (PLAN.replace("mode: hash", "mode: switchback\n  share: 10%"), 10, "no effect in mode switchback; hash"),
+        (PLAN.replace("mode: hash", "mode: paired_replay\n  unit: user"), 10, "no effect in mode paired_replay; hash"),
         (PLAN.replace("{width: 2}", "{}"), 2, "both arms are the same"),
         (PLAN.replace("  two:", "  two,three:"), 5, "must be a name of letters"),
         ("name: a\nwhat: b\narms: {}\n", 2, "Extra inputs"),
@@ -120,6 +122,11 @@ def test_a_live_aa_is_by_request_and_one_with_pairs_is_not() -> None:
     assert made(text).config.assignment.unit == "request"
     assert not made(text).config.assignment.pairs
     assert parse_config(text, "plan").assignment.pairs
+
+
+def test_bug_a_switchback_may_have_equal_arms() -> None:
+    plan = made(PLAN.replace("{width: 2}", "{}").replace("hash", "switchback"))
+    assert (plan.changes, plan.switches_engine) == (frozenset(), False)
 
 
 def test_shadows_have_a_warning() -> None:
