@@ -217,16 +217,17 @@ class OpenAIEndpoint:
         """The requested model. Also detects whether the server accepts salts and returns token ids.
 
         Raises:
-            EndpointError: no model was given, and the server does not answer or lists none.
+            EndpointError: no model was given, and the server does not answer, refuses the key or lists none.
         """
+        models = f"{self._base}/models"
         try:
-            answer = await self._http.get(f"{self._base}/models", timeout=10.0)
+            answer = await self._http.get(models, timeout=10.0)
             answer.raise_for_status()
             card = answer.json()["data"][0]
             found, self._open = str(card["id"]), card.get("owned_by") in _OPEN
         except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
             if not self._model:
-                raise EndpointError(f"{self._base}/models names no model ({error}); give one with --model") from None
+                raise EndpointError(f"{models} {_no_model(error)}") from None
         else:
             self._model = self._model or found
         return self._model
@@ -342,6 +343,18 @@ def _take(event: dict[str, Any], record: Record, hashes: AnswerHashes, now_s: fl
     record.last_s = now_s
     if new:
         record.chunk(now_s)
+
+
+def _no_model(error: Exception) -> str:
+    """What prevented a list of models, and the remedy."""
+    if isinstance(error, httpx.HTTPStatusError):
+        status = error.response.status_code
+        if status in (401, 403):
+            return f"refuses the key (HTTP {status}); give one with --key-file"
+        return f"answers with HTTP {status}; give a model with --model"
+    if isinstance(error, httpx.HTTPError):
+        return f"does not answer ({type(error).__name__}: {error}); check the URL, and that the server runs"
+    return "names no model; give one with --model"
 
 
 def _refusal(status: int, headers: httpx.Headers, body: bytes) -> SpecdecError:

@@ -43,6 +43,33 @@ async def test_a_real_answer(face: str) -> None:
     assert "fake" in json.dumps(about)
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (None, "", r"/v1/models does not answer \(ConnectError: refused\); check the URL"),
+        (401, "", r"refuses the key \(HTTP 401\); give one with --key-file"),
+        (403, "", r"refuses the key \(HTTP 403\); give one with --key-file"),
+        (404, "", r"answers with HTTP 404; give a model with --model"),
+        (200, '{"data": []}', "names no model; give one with --model"),
+        (200, "<html>", "names no model; give one with --model"),
+    ],
+)
+async def test_bug_a_server_without_a_list_of_models_says_why(status: int | None, body: str, message: str) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if status is None:
+            raise httpx.ConnectError("refused", request=request)
+        return httpx.Response(status, text=body)
+
+    for model in ("", "given"):
+        endpoint = OpenAIEndpoint("http://test/v1", model=model, transport=httpx.MockTransport(answer))
+        if model:
+            assert await endpoint.find_model() == model
+        else:
+            with pytest.raises(EndpointError, match=message):
+                await endpoint.find_model()
+        await endpoint.close()
+
+
 async def test_a_server_that_drains_refuses_with_a_hint() -> None:
     async with running_server() as server:
         endpoint, _ = await connect(f"grpc://127.0.0.1:{server.addresses.grpc_port}", Credentials())
