@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,7 +183,8 @@ def plan_memory(
     tokenizer: see `tokenizer_of_cut`.
 
     Raises:
-        ModelError: a model cannot be found or read.
+        ModelError: a model cannot be found or read; begins with the field, unless it is the target.
+        ConfigError: ``draft`` or ``draft_head`` names no such model.
     """
     target = measure_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress)
     needs: list[MemoryNeed] = []
@@ -263,7 +265,7 @@ def measure_draft(
     target: the target's shape. tokenizer: the result of `tokenizer_of_cut`.
 
     Raises:
-        ModelError: it cannot be found or read.
+        ModelError: it cannot be found or read; begins with the field.
         ConfigError: it is a feature head.
     """
     if config.draft is None or "model" not in config.drafters:
@@ -273,16 +275,29 @@ def measure_draft(
     cut = None
     if tokenizer is not None:
         cut = most_frequent(tokenizer.fingerprint, config.draft_vocab, target.vocab_size)
-    return measure_model(
-        config.draft, dtype=config.draft_dtype or config.default_draft_dtype, cache_dir=config.cache_dir,
-        progress=progress, cut=cut, like=tokenizer,
-    )  # fmt: skip
+    with _named("engine.draft"):
+        return measure_model(
+            config.draft, dtype=config.draft_dtype or config.default_draft_dtype, cache_dir=config.cache_dir,
+            progress=progress, cut=cut, like=tokenizer,
+        )  # fmt: skip
+
+
+@contextmanager
+def _named(field: str) -> Iterator[None]:
+    """A ModelError begins with ``field``, since the message alone does not say which of the models is meant."""
+    try:
+        yield
+    except ModelError as error:
+        raise type(error)(f"{field}: {error}") from None
 
 
 def _head(folder: Path, config: EngineConfig, target: ModelConfig) -> tuple[int, ModelConfig]:
     """Bytes of a feature head's weights, and the shape of its layer."""
-    head = parse_head_config(read_json(folder / "config.json"), str(folder), target)
-    tensors = HeadTensors(folder)
+    if not (folder / "config.json").exists():
+        raise ConfigError(f"engine.draft_head: {folder} has no config.json; name the folder of an EAGLE-3 head")
+    with _named("engine.draft_head"):
+        head = parse_head_config(read_json(folder / "config.json"), str(folder), target)
+        tensors = HeadTensors(folder)
     values = sum(math.prod(tensors.shape(name)) for name in tensors.names if name not in ("d2t", "t2d"))
     return values * _DTYPE_BYTES[config.dtype], head.model
 

@@ -273,3 +273,19 @@ def test_a_draft_models_output_table_is_counted_truncated(
     assert weights < whole.weight_bytes
     embedding = whole.config.vocab_size * whole.config.hidden_size * 2
     assert 0.5 * (whole.weight_bytes - embedding) < whole.read_bytes <= whole.weight_bytes - embedding  # less padding
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"draft": "nosuch"}, ModelError, r"^engine\.draft: nosuch: no such file"),
+        ({"draft_head": "/nope"}, ConfigError, r"^engine\.draft_head: /nope has no config\.json; name the folder"),
+        ({"draft_head": "{draft}"}, ModelError, r"^engine\.draft_head: .*the head reads the inputs"),
+    ],
+)
+def test_bug_an_error_of_a_draft_names_its_field(
+    folders: tuple[Path, Path, Path], changes: dict[str, str], error: type[Exception], message: str
+) -> None:
+    given = {name: value.format(draft=folders[1]) for name, value in changes.items()}
+    with pytest.raises(error, match=message):
+        plan_memory(make_config(folders, **{"draft": None} | given))
