@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bench.serve import SERVE_WORKLOADS
 from bench.serve.endpoints import ServerUrl, connect_with
 from bench.serve.schedule import endless_requests, read_trace
@@ -25,6 +23,7 @@ from server.experiment.records import ExperimentError
 from specdec.client.connection import Credentials
 from specdec.client.prompt import GenerateOptions
 from specdec.errors import ConfigError, SpecdecError
+from specdec.load.arrivals import shape_of, unit_arrivals
 from specdec.load.request import Endpoint, LoadRequest, Record, RefusedError, TimedRequest
 
 _OPTIONS = ("priority", "target_tpot_ms")
@@ -208,28 +207,12 @@ class Batch(NamedTuple):
     asks: Sequence[PairedRequest]
 
 
-_DRAWN = 1024  # gaps drawn at a time
-
-
 def arrival_times(load: Load) -> Iterator[float]:
-    """Seconds after the beginning, ascending, deterministic for a load; all 0 in a closed loop.
-
-    Gaps are constant, or gamma distributed (shape 1 for a Poisson process) with a mean of 1 / rate.
-    """
-    if load.rate is None:
+    """Seconds after the beginning, ascending, deterministic for a load; all 0 in a closed loop."""
+    rate = load.rate
+    if rate is None:
         return itertools.repeat(0.0)
-    if load.arrivals == "constant":
-        rate = load.rate
-        return (number / rate for number in itertools.count())
-    return _random_times(load.rate, 1.0 if load.arrivals == "poisson" else load.shape, load.seed)
-
-
-def _random_times(rate: float, shape: float, seed: int) -> Iterator[float]:
-    rng, now = np.random.default_rng(seed), 0.0
-    while True:
-        for gap in rng.gamma(shape, 1 / (shape * rate), _DRAWN):
-            now += float(gap)
-            yield now
+    return (unit / rate for unit in unit_arrivals(shape_of(load.arrivals, load.shape), load.seed))
 
 
 OPEN_TURN = 32  # requests of a turn in an open loop

@@ -128,14 +128,14 @@ def run_load(values: dict[str, Any], **asked: Any) -> None:
 
 
 def _asked(values: dict[str, Any]) -> dict[str, Any]:
-    from specdec.load.arrivals import Arrivals
+    from specdec.load.arrivals import Arrivals, shape_of
 
     rate, duration, requests = values["rate"], values["duration"], values["requests"]
     arrivals = None
     if rate is not None:
         if requests is not None:
             raise click.UsageError("--requests is for a closed loop; an open one ends after --duration")
-        shape = {"constant": None, "poisson": 1.0, "gamma": values["shape"]}[values["arrivals"]]
+        shape = shape_of(values["arrivals"], values["shape"])
         arrivals = Arrivals(rate, duration or 30.0, shape)
     elif requests is None and duration is None:
         requests = 32

@@ -161,11 +161,11 @@ def _requests(values: dict[str, Any], profile: Profile) -> list[PlannedRequest]:
     import dataclasses
 
     from cluster.plan.arrivals import Traffic, at_rate, drawn_requests, read_requests
-    from specdec.load.arrivals import Arrivals
+    from specdec.load.arrivals import Arrivals, shape_of
 
     arrivals = None
     if values["rate"] is not None:
-        shape = {"constant": None, "poisson": 1.0, "gamma": values["shape"]}[values["arrivals"]]
+        shape = shape_of(values["arrivals"], values["shape"])
         arrivals = Arrivals(values["rate"], values["duration"], shape)
     longest = profile.limits.max_context - 1  # a server needs room for a token of the answer
     if values["trace"] is not None:

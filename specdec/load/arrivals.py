@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from specdec.errors import ConfigError
 
+_DRAWN = 1024  # gaps drawn at a time
 BLOCK_TOKENS = 64  # tokens of one hashed block of a recorded prompt: a page of the KV cache
+
+
+def shape_of(name: str, gamma: float) -> float | None:
+    """The ``shape`` of `Arrivals` that `constant`, `poisson` or `gamma` means; of the last it is ``gamma``."""
+    return {"constant": None, "poisson": 1.0, "gamma": gamma}[name]
+
+
+def unit_arrivals(shape: float | None, seed: int) -> Iterator[float]:
+    """Arrivals of the process of rate 1, ascending, without end; a function of ``seed``. shape: as of `Arrivals`."""
+    if shape is None:
+        yield from map(float, itertools.count())
+        return
+    rng, now = np.random.default_rng(seed), 0.0
+    while True:
+        for gap in rng.gamma(shape, 1.0 / shape, _DRAWN).tolist():
+            now += gap
+            yield now
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +60,5 @@ class Arrivals:
 
     def offsets(self, seed: int) -> list[float]:
         """Seconds after the start, ascending, in [0, duration_s); a function of ``seed``."""
-        return [float(t) for t in self._units(np.random.default_rng(seed)) / self.rate]
-
-    def _units(self, rng: np.random.Generator) -> np.ndarray:
-        """Arrivals of the process of rate 1, below `expected`."""
-        if self.shape is None:
-            return np.arange(0, self.expected, dtype=np.float64)
-        found: list[np.ndarray] = []
-        reached = 0.0
-        while reached < self.expected:
-            block = reached + np.cumsum(rng.gamma(self.shape, 1.0 / self.shape, size=max(64, int(self.expected))))
-            found.append(block)
-            reached = float(block[-1])
-        units = np.concatenate(found)
-        return units[units < self.expected]
+        within = itertools.takewhile(lambda unit: unit < self.expected, unit_arrivals(self.shape, seed))
+        return [unit / self.rate for unit in within]

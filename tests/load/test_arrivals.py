@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from bench.experiment.plan import arrival_times
+from server.experiment.config import Load
 from specdec.errors import ConfigError
-from specdec.load.arrivals import Arrivals
+from specdec.load.arrivals import Arrivals, shape_of
 
 rates = st.floats(0.5, 200)
 LONG_S = 400.0
@@ -47,3 +50,18 @@ def test_even_arrivals() -> None:
 def test_invalid_schedules_are_rejected(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         Arrivals(**({"rate": 1.0, "duration_s": 1.0} | bad))
+
+
+POISSON = {0: 0.01375185158475498, 1: 0.062458960781467954, 1500: 191.57330364597453}
+BURSTS = {0: 2.690683287469763e-05, 1: 0.2124935238533253, 1500: 184.95588212484125}
+
+
+@pytest.mark.parametrize(("name", "expected", "count"), [("poisson", POISSON, 8061), ("gamma", BURSTS, 8335)])
+def test_a_seed_keeps_its_arrivals(name: Literal["poisson", "gamma"], expected: dict[int, float], count: int) -> None:
+    """A run that another release began goes on with the same ones."""
+    offsets = Arrivals(8.0, 1000.0, shape_of(name, 0.25)).offsets(3)
+    load = Load(workload="chat", rate=8.0, arrivals=name, shape=0.25, seed=3)
+    of_plans = list(itertools.islice(arrival_times(load), count))
+    assert len(offsets) == count
+    assert {i: offsets[i] for i in expected} == pytest.approx(expected, rel=1e-12)
+    assert of_plans == pytest.approx(offsets, rel=1e-12)
