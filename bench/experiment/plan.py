@@ -268,7 +268,7 @@ class Script:
     def turns(self, done: Container[int]) -> Iterator[Batch]:
         """All measured requests, except those whose numbers are ``done``."""
         load = self._load
-        size = load.per_turn or (OPEN_TURN if load.open_loop else load.concurrency)
+        size = OPEN_TURN if load.open_loop else load.concurrency
         numbered = enumerate(itertools.islice(self.schedule(), self.planned))
         for turn in itertools.count():
             chosen = list(itertools.islice(numbered, size))

@@ -118,7 +118,6 @@ class Load(StrictModel):
     arrivals: Literal["constant", "poisson", "gamma"] = "poisson"
     shape: float = Field(0.5, gt=0, description="of gamma arrivals; below 1 they come in bursts")
     concurrency: int = Field(1, ge=1, description="of a closed loop")
-    per_turn: int | None = Field(None, ge=1, description="requests to an arm before the other's turn")
     max_tokens: int | None = Field(None, ge=1, description="longest answer; null: the workload's own limit")
     fixed_length: bool = Field(False, description="every answer has the maximum length")
     temperature: float = Field(0.0, ge=0)
@@ -235,7 +234,6 @@ class ExperimentConfig(StrictModel):
     stopping: Stopping = Stopping()
     load: Load = Load()
     warmup_requests: int = Field(0, ge=0, description="first requests of each arm that are not analysed")
-    covariate: str | None = Field("prompt_tokens", description="CUPED of means uses it; null: none")
     store_prompts: bool = False
 
     @field_validator("arms", mode="before")
@@ -244,13 +242,6 @@ class ExperimentConfig(StrictModel):
         if isinstance(arms, dict) and any(isinstance(name, bool) for name in arms):
             raise ValueError('YAML reads off, on, no and yes as false and true; put the arm\'s name in quotes: "off"')
         return arms
-
-    @field_validator("covariate")
-    @classmethod
-    def _covariate_is_known(cls, name: str | None) -> str | None:
-        if name not in (None, "prompt_tokens"):
-            raise ValueError("covariate must be known before the arm acts: prompt_tokens, or null")
-        return name
 
     @model_validator(mode="after")
     def _arms_fit_the_mode(self) -> ExperimentConfig:

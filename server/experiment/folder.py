@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from server.experiment.config import ExperimentConfig, StrictModel
 from server.experiment.records import RECORD_FILES, ExperimentError, RecordLog, read_records
@@ -42,6 +42,17 @@ class Manifest(StrictModel):
     config: ExperimentConfig
     started: str = Field("", description="ISO 8601")
     facts: dict[str, str] = Field(default_factory=dict, description="shown in the report: hardware, commit, model")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_former_fields(cls, given: Any) -> Any:
+        """Manifests of earlier versions may name fields that plans no longer have."""
+        config = given.get("config") if isinstance(given, dict) else None
+        if isinstance(config, dict):
+            config.pop("covariate", None)
+            if isinstance(load := config.get("load"), dict):
+                load.pop("per_turn", None)
+        return given
 
     @property
     def started_s(self) -> float:

@@ -120,7 +120,7 @@ def _check(
         seen = hits[1] / n[1] - hits[0] / n[0] if all(n) else 0.0
         text = f"{hits[0]} of {n[0]} requests failed in the control, {hits[1]} of {n[1]} in the treatment"
         return _judged(guardrail, seen, increase, text)
-    compared = compare_target(selection, target, config.stopping, config.covariate, rng)
+    compared = compare_target(selection, target, config.stopping, rng)
     result = compared.result
     if result.a is None or result.b is None:
         return _judged(guardrail, None, Interval(-np.inf, np.inf), "no request has this metric")
@@ -333,10 +333,8 @@ def analyse(manifest: Manifest, log: RecordLog) -> Result:
         if not records:
             raise ExperimentError(f"arm {name!r} has no record to analyse; check `warmup_requests` and the run")
     stopping = config.stopping
-    primary, ratio = compare_target(selection, config.primary, stopping, config.covariate, rng)
-    secondary = [
-        compare_target(selection, target, stopping, config.covariate, rng).result for target in config.secondary
-    ]
+    primary, ratio = compare_target(selection, config.primary, stopping, rng)
+    secondary = [compare_target(selection, target, stopping, rng).result for target in config.secondary]
     adjusted = holm([target.p_value for target in secondary])
     table, curves = _table(selection, config, rng)
     guardrails = check_guardrails(selection, config, rng)

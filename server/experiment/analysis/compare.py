@@ -33,7 +33,7 @@ class Selection:
         """The metric's values of successful requests; of paired requests, whole pairs only."""
         return self._filled(metric)[0]
 
-    def with_covariate(self, metric: str) -> tuple[TwoArmSample, tuple[np.ndarray, np.ndarray]]:
+    def with_prompt_tokens(self, metric: str) -> tuple[TwoArmSample, tuple[np.ndarray, np.ndarray]]:
         """The sample, and the prompt length of each of its values."""
         sample, kept = self._filled(metric)
         a, b = (np.array([r.prompt_tokens for r in records], float) for records in kept)
@@ -135,7 +135,7 @@ def draws_for(sample: TwoArmSample) -> int:
 
 
 def compare_target(
-    selection: Selection, target: MetricTarget, stopping: Stopping, covariate: str | None, rng: np.random.Generator
+    selection: Selection, target: MetricTarget, stopping: Stopping, rng: np.random.Generator
 ) -> Compared:
     """Compare the arms in one target. CUPED is applied to means, except of pairs, which reduce variance more."""
     if target.quantile is not None:
@@ -145,10 +145,10 @@ def compare_target(
             ratio = _always_quantile(sample.merged(merged), target.quantile, stopping.expected_units / merged)
         result = quantile_result(target.metric, sample, compared, merged, stopping.alpha)
         return Compared(result, ratio)
-    sample, covariates = selection.with_covariate(target.metric)
+    sample, prompt_tokens = selection.with_prompt_tokens(target.metric)
     left = None
-    if covariate is not None and not selection.pairs:
-        sample, left = adjust_means(sample, covariates)
+    if not selection.pairs:
+        sample, left = adjust_means(sample, prompt_tokens)
     merged = sample_block_length(sample, None)
     mean = compare_means(sample.merged(merged))
     mean_ratio: Ratio = mean.ratio

@@ -244,7 +244,7 @@ def count_false_alarms(manifest: Manifest, log: RecordLog, experiments: int) -> 
         )
     for a, b in zip(*arms, strict=True):
         piece = dataclasses.replace(whole, records=(a[0], b[0]), units=(a[1], b[1]), n_units=each)
-        compared = compare_target(piece, config.primary, config.stopping, config.covariate, rng)
+        compared = compare_target(piece, config.primary, config.stopping, rng)
         interval = compared.ratio(config.stopping.alpha)
         alarms += not interval.low <= 1 <= interval.high
     return FalseAlarms(

@@ -33,13 +33,13 @@ def test_neither_arm_is_always_first_in_odd_turns() -> None:
     assert 150 < firsts[0] < 250  # 5 standard deviations
 
 
-@pytest.mark.parametrize("per_turn", [1, 3, 7])
+@pytest.mark.parametrize("concurrency", [1, 3, 7])
 @pytest.mark.parametrize("done", [set(), {0, 4, 5, 19}, set(range(20))])
-def test_every_pair_once(per_turn: int, done: set[int]) -> None:
-    turns = list(script(load={"workload": "chat", "per_turn": per_turn}).turns(done))
+def test_every_pair_once(concurrency: int, done: set[int]) -> None:
+    turns = list(script(load={"workload": "chat", "concurrency": concurrency}).turns(done))
     numbers = [Script.number(asked.pair) for turn in turns for asked in turn.asks]
     assert numbers == [n for n in range(20) if n not in done]
-    assert all(len(turn.asks) <= per_turn for turn in turns)
+    assert all(len(turn.asks) <= concurrency for turn in turns)
 
 
 def test_what_is_asked_does_not_depend_on_how_often_a_run_was_taken_up() -> None:
@@ -89,8 +89,9 @@ def test_what_warmed_up_is_not_asked_again() -> None:
     assert len({asked.pair for asked in (*warm, *counted)}) == 25
 
 
-def test_arrival_times_are_the_same_in_every_turn_of_a_pair() -> None:
-    load = {"workload": "chat", "rate": 4.0, "per_turn": 8}
+def test_arrival_times_are_the_same_in_every_turn_of_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.experiment.plan.OPEN_TURN", 8)
+    load = {"workload": "chat", "rate": 4.0}
     turns = list(script(load=load).turns(set()))
     assert [len(turn.asks) for turn in turns] == [8, 8, 4]
     assert all(turn.asks[0].offset_s == 0 for turn in turns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,10 @@ def test_targets_round_trip() -> None:
 def test_manifests_round_trip_and_others_are_rejected(tmp_path: Path) -> None:
     plan = manifest(secondary=["ttft_ms@p95"])
     plan.write(tmp_path)
+    assert Manifest.read(tmp_path) == plan
+    former = plan.model_dump(mode="json")
+    former["config"] |= {"covariate": None, "load": former["config"]["load"] | {"per_turn": None}}
+    (tmp_path / "manifest.json").write_text(json.dumps(former))
     assert Manifest.read(tmp_path) == plan
     (tmp_path / "manifest.json").write_text('{"config": {}}')
     with pytest.raises(ExperimentError, match=r"config\.name: Field required"):

@@ -71,7 +71,7 @@ def false_alarms(runs: int, pairs: int) -> tuple[int, int]:
     for seed in range(runs):
         logs = (paired(aa, pairs, 1.0, seed), switchback(blocks, 40, pairs // 20, 1.0, seed))
         for i, (plan, log) in enumerate(zip((aa, blocks), logs, strict=True)):
-            ratio = compare_target(select(plan.config, log.records), plan.config.primary, stopping, None, rng).ratio
+            ratio = compare_target(select(plan.config, log.records), plan.config.primary, stopping, rng).ratio
             interval = ratio(ALPHA)
             found[i] += not interval.low <= 1 <= interval.high
     return found[0], found[1]
@@ -186,7 +186,7 @@ def planned_power(runs: int, seed: int) -> tuple[int, float]:
     hits = 0
     for run in range(runs):
         log = paired(plan, planned.units, 0.9, 1000 * seed + run + 1)
-        compared = compare_target(select(plan.config, log.records), target, stopping, None, rng)
+        compared = compare_target(select(plan.config, log.records), target, stopping, rng)
         hits += compared.ratio(ALPHA).high < 1
     return hits, planned.power
 
