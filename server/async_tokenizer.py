@@ -113,7 +113,7 @@ class LargeTexts:
 def _yield_to_others() -> None:
     """Lower the thread's priority; on Linux each thread has its own."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+        os.nice(_NICENESS)  # never raises the priority, which a process may not do
 
 
 INLINE_CHARACTERS = 4096  # shorter texts are encoded on the event loop, in about a millisecond

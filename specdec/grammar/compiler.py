@@ -337,7 +337,7 @@ class GrammarCompiler:
     def _work(self) -> None:
         """Run jobs, one of each key in turn, until there are none."""
         if sys.platform == "linux":  # where each thread has a priority of its own
-            os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+            os.nice(NICENESS)  # never raises the priority, which a process may not do
         while True:
             with self._lock:
                 if not self._jobs:

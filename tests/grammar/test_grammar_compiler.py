@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 
@@ -281,6 +282,15 @@ def test_a_model_without_an_end_token_cannot_be_constrained() -> None:
     ours.prepare()
     with pytest.raises(InvalidRequestError, match="end token"):
         compiled(ours, GrammarParams(KIND.JSON_OBJECT))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there has each thread a priority of its own")
+def test_the_thread_only_lowers_its_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered = list[int]()
+    monkeypatch.setattr(os, "setpriority", lambda *_: None)  # might raise that of a niced server, which fails
+    monkeypatch.setattr(os, "nice", lowered.append)
+    GrammarCompiler(byte_level(), VOCAB_SIZE).spelling().result()
+    assert lowered == [10]
 
 
 def test_several_end_tokens_are_all_allowed() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,16 @@ async def test_one_text_is_encoded_at_a_time_and_the_queue_is_short() -> None:
     assert await asyncio.gather(*waiting, texts.run(size, lambda: encode(9)), return_exceptions=True)
     assert begun == [0, 1, 2, 4, 5, 6, 7, 9]  # no text waits for one whose client left
     texts.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there has each thread a priority of its own")
+async def test_the_thread_only_lowers_its_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered, texts = list[int](), LargeTexts()
+    monkeypatch.setattr(os, "setpriority", lambda *_: None)  # might raise that of a niced server, which fails
+    monkeypatch.setattr(os, "nice", lowered.append)
+    await texts.run(1, lambda: None)
+    texts.close()
+    assert lowered == [10]
 
 
 def test_lengths() -> None:
