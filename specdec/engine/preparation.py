@@ -87,6 +87,8 @@ class RequestPreparation:
         """The grammar of one sample of ``request``, which is prepared. Raises InvalidRequestError if it is refused."""
         if prepared is None:
             return None
+        if (error := prepared.exception()) is not None:  # raised for every request of the grammar
+            raise error.with_traceback(None)  # an error's traceback keeps what its former raises passed through
         if request.grammar is not None:
             return self._grammars.state(prepared, request.sampling.allowed_token_ids)
         return TokenHealing(prepared.result(), request.healing_prefix)

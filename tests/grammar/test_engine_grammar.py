@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import json
 import threading
 from collections.abc import Callable
@@ -153,6 +154,18 @@ def test_a_rejected_grammar_leaves_no_state() -> None:
             ours.submit(make_request(bad, sampling=sampling))
         assert not ours.has_work()
     assert text_of(run_all(ours, [make_request(YES_NO)]), "r") in ("yes indeed", "no thanks")
+
+
+def test_a_rejected_grammar_keeps_no_request_alive() -> None:
+    ours, bad = tiny_engine(dataclasses.replace(parts(), grammars=None)), GrammarParams(GrammarKind.REGEX, "(a")
+    names = [f"rejected {number}" for number in range(5)]
+    run_all(ours, [make_request(bad, names[0])])
+    for name in names[1:]:
+        with pytest.raises(InvalidRequestError):
+            ours.submit(make_request(bad, name))
+    gc.collect()
+    alive = [each.request_id for each in gc.get_objects() if type(each) is Request]
+    assert len(set(names).intersection(alive)) <= 1
 
 
 @pytest.mark.parametrize("slow", ["grammar", "healing"])
