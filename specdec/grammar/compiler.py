@@ -322,16 +322,21 @@ class GrammarCompiler:
             raise QueueFullError(MAX_PENDING, RETRY_S, "grammars")
 
     def _enqueue(self, key: str | None, work: Callable[[], Result]) -> Future[Result]:
-        """Let the thread do ``work``. The lock is held, so the thread takes it only after the caller is done."""
-        job = _Job(Future(), work)
-        self._jobs.setdefault(key, deque()).append(job)
+        """Let the thread do ``work``. The lock is held, so the thread takes it only after the caller is done.
+
+        Raises:
+            RuntimeError: the thread cannot be started now; nothing has changed.
+        """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="specdec-grammar", daemon=True)
+            thread = threading.Thread(target=self._work, name="specdec-grammar", daemon=True)
             before = threading.stack_size(STACK_BYTES)
             try:
-                self._thread.start()
+                thread.start()
             finally:
                 threading.stack_size(before)
+            self._thread = thread
+        job = _Job(Future(), work)
+        self._jobs.setdefault(key, deque()).append(job)
         return job.future
 
     def _work(self) -> None:

@@ -156,6 +156,20 @@ def test_close_ends_running_checks_and_cancels_queued_ones(monkeypatch: pytest.M
     ours.close()
 
 
+def test_a_thread_that_does_not_start_fails_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ours, quick = GrammarCompiler(byte_level(), VOCAB_SIZE), GrammarParams(KIND.REGEX, "quick")
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="start new thread"):
+        ours.start(quick, "")
+    ours.close()
+    monkeypatch.undo()
+    assert ours.state(ours.start(quick, "")).mask(()).any()
+    ours.close()
+
+
 def test_a_panic_of_the_library_rejects_its_grammar_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     class PanicError(BaseException):
         """As Rust's bindings raise it."""
