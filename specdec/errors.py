@@ -180,6 +180,15 @@ class EngineDeadError(RequestError):
         super().__init__(message)
 
 
+class PromptNotSavedError(RequestError):
+    """A prompt could not be saved on disk; what was saved under its name before is kept."""
+
+    reason = "PROMPT_NOT_SAVED"
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"the prompt was not saved: {cause}; what was saved under this name before is kept")
+
+
 @dataclass
 class ViolationCollector:
     """Collects field violations so that a refusal names every bad field at once."""

@@ -19,7 +19,7 @@ from specdec.config import EngineConfig
 from specdec.core.kv_cache import KvCacheManager, PageLoad, root_key
 from specdec.core.types import EngineInfo, EngineLoad
 from specdec.engine.page_files import DamagedPageError, PageFiles, SavedPrompt, StoredPage, packed
-from specdec.errors import FieldViolation, InvalidRequestError
+from specdec.errors import FieldViolation, InvalidRequestError, PromptNotSavedError
 from specdec.models.decoder import Decoder, TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -68,6 +68,7 @@ class DiskCache:
         self._missed: Counter[str] = Counter()
         self._erasing = threading.Lock()  # a page is not appended after it was flushed
         self._retry_s = 0.0  # monotonic time until which nothing is written
+        self._write_error = ""  # why
         self._rewrites = kv.n_total * 2 <= files.capacity_pages
         self._idle, self._work = threading.Event(), threading.Event()
         self._idle.set()
@@ -116,7 +117,8 @@ class DiskCache:
         """Save the full pages of a prompt, restore what ``owner`` saved under ``name``, or forget it.
 
         salt, tokens: of the prompt to save. Returns a function for later calls from the same thread: the number of
-        tokens that were saved, are cached again or were forgotten, and of bytes; None while this takes place.
+        tokens that were saved, are cached again or were forgotten, and of bytes; None while this takes place. It raises
+        PromptNotSavedError if the disk takes no more.
 
         Raises:
             InvalidRequestError: nothing is saved under the name.
@@ -124,8 +126,7 @@ class DiskCache:
         saved = self._files.saved
         found = saved.read(owner, name)
         if action == "save":
-            saved.remove(owner, name)
-            load = self._kv.begin_load(tokens, salt, self._files, 0)
+            load = self._kv.begin_load([*tokens, 0], salt, self._files, 0)  # the last token has no page
             begun = self._begin(load, self._save, load, owner, name)
         elif found is None:
             raise InvalidRequestError([FieldViolation("filename", "nothing is saved under this name")])
@@ -133,13 +134,15 @@ class DiskCache:
             saved.remove(owner, name)
             return lambda: self._sized(found.tokens)
         else:
-            load = self._kv.begin_load([*found.tokens, 0], found.salt, self._files, 0)  # the last token has no page
+            load = self._kv.begin_load([*found.tokens, 0], found.salt, self._files, 0)
             begun = self._begin(load, self._fill, load)
 
         def result() -> tuple[int, int] | None:
             self.end_loads()
             if not begun.ended:
                 return None
+            if action == "save" and not begun.filled.cancelled() and (error := begun.filled.exception()) is not None:
+                raise error
             if found is not None and action == "restore":
                 return self._sized(found.tokens[: begun.n_cached * PAGE_SIZE])
             written = saved.read(owner, name)
@@ -163,6 +166,8 @@ class DiskCache:
             n_filled = 0
             try:
                 n_filled = each.filled.result()
+            except PromptNotSavedError as error:
+                logger.warning("disk cache: %s", error)
             except Exception:
                 logger.exception("pages could not be read from disk")
             self._kv.end_load(each.load, n_filled)
@@ -252,7 +257,7 @@ class DiskCache:
                 lost = self._files.append(entry, buffer)
             except OSError as error:
                 logger.warning("disk cache: pages are not written for %g s: %s", RETRY_S, error)
-                self._retry_s = time.monotonic() + RETRY_S
+                self._retry_s, self._write_error = time.monotonic() + RETRY_S, _cause(error)
                 self._missed["write_error"] += 1
                 return
         self._written += 1
@@ -266,13 +271,22 @@ class DiskCache:
                 self._pending[page] = None
 
     def _save(self, load: PageLoad, owner: str, name: str) -> int:
-        """Write the cached pages of ``load``, read its others, and save the prompt as far as it is on disk then."""
+        """Write the cached pages of ``load``, read its others, and save the prompt as far as it is on disk then.
+
+        Raises:
+            PromptNotSavedError: a page or the prompt could not be written.
+        """
         n_filled, buffer = self._fill(load), self._files.buffer()
         for page in load.cached:
             self._write(page, buffer)
         keys = load.keys[: len(load.cached) + n_filled]
         n_saved = next((place for place, key in enumerate(keys) if key not in self._files), len(keys))
-        self._files.saved.write(owner, name, SavedPrompt(load.salt, list(load.tokens[: n_saved * PAGE_SIZE])))
+        if n_saved < len(keys) and time.monotonic() < self._retry_s:
+            raise PromptNotSavedError(self._write_error)
+        try:
+            self._files.saved.write(owner, name, SavedPrompt(load.salt, list(load.tokens[: n_saved * PAGE_SIZE])))
+        except OSError as error:
+            raise PromptNotSavedError(_cause(error)) from None
         return n_filled
 
     def _fill(self, load: PageLoad) -> int:
@@ -295,6 +309,11 @@ class DiskCache:
                 tensor[:, page] = payload[start : start + layers * size].reshape(layers, size)
                 start += layers * size
         return len(load.pages)
+
+
+def _cause(error: OSError) -> str:
+    """What a caller may know of an error, which names no path."""
+    return error.strerror or "a page was written in part, as on a full disk"
 
 
 def open_disk_cache(

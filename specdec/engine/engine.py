@@ -98,7 +98,9 @@ class Engine:
             disk.set_idle(False)
             disk.end_loads()
             if request.pooling is not Pooling.MEAN:  # a mean needs every token's state
-                pages = disk.start(request.prompt_ids, request.cache_salt, reserve=len(self._scheduler.running))
+                resumed = () if request.resume is None else request.resume.token_ids
+                tokens = (*request.prompt_ids, *resumed)
+                pages = disk.start(tokens, request.cache_salt, reserve=len(self._scheduler.running))
         if (prepared is None or prepared.done()) and pages is None:
             self._admit(request, arrival_s, prepared)
         else:
@@ -246,7 +248,7 @@ class Engine:
     def keep_prompt(
         self, action: KeepAction, owner: str, name: str, salt: str, tokens: list[int]
     ) -> Callable[[], tuple[int, int] | None]:
-        """Save, restore or forget a prompt by name; see `DiskCache.keep`.
+        """Save, restore or forget a prompt by name; see `DiskCache.keep`, whose result raises PromptNotSavedError, too.
 
         Raises:
             InvalidRequestError: nothing is saved under the name, or the prefix cache is not on disk.

@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from bench.path_identity import BatchConditions, ConditionsRunner
 from specdec.config import EngineConfig, KvDtype
 from specdec.core.kv_cache import KvCacheManager, PagedTokens
-from specdec.core.types import EngineLoad, Finished, Request, SamplingParams, StoppingParams
+from specdec.core.types import EngineLoad, Finished, Request, ResumeParams, SamplingParams, StoppingParams
 from specdec.engine.build import warm_up
-from specdec.engine.disk_cache import DiskCache, open_disk_cache
+from specdec.engine.disk_cache import DiskCache, KeepAction, open_disk_cache
 from specdec.engine.engine import Engine
 from specdec.engine.page_files import PageFiles
+from specdec.errors import PromptNotSavedError
 from tests.engine.test_every_drafter import every_parts
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts, tokens_of
 
@@ -155,6 +156,57 @@ def test_a_flush_during_a_save_leaves_nothing(folder: Path, monkeypatch: pytest.
     engine.close()
 
 
+def kept(engine: Engine, action: KeepAction, asked: Request) -> int:
+    """The number of tokens that are saved or restored under one name."""
+    result = engine.keep_prompt(action, "owner", "name", "", list(asked.prompt_ids))
+    while (sizes := result()) is None:
+        time.sleep(0.001)
+    return sizes[0]
+
+
+def test_all_full_pages_of_a_prompt_are_saved(folder: Path) -> None:
+    engine = engine_on(folder)
+    for length, full in ((127, 64), (128, 128), (129, 128)):
+        asked = request(f"{length}", length, seed=length)
+        answer(engine, asked)
+        assert (kept(engine, "save", asked), kept(engine, "restore", asked)) == (full, full)
+    engine.close()
+
+
+@pytest.mark.parametrize("place", ["page", "name"])
+def test_what_a_full_disk_does_not_take_leaves_the_earlier_save(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    engine, former, later = engine_on(folder), request("a", 300), request("b", 200, seed=2)
+    answer(engine, former)
+    assert kept(engine, "save", former) == 256
+    if place == "page":
+        monkeypatch.setattr(os, "pwrite", _no_space)
+    else:
+        monkeypatch.setattr(Path, "write_text", _no_space)
+    answer(engine, later)
+    for _ in range(2):  # soon after a failure nothing is written
+        with pytest.raises(PromptNotSavedError, match="was not saved: full;"):
+            kept(engine, "save", later)
+        if place == "page":
+            monkeypatch.undo()
+    assert kept(engine, "restore", former) == 256
+    engine.close()
+
+
+def test_a_resumed_answer_is_read_from_disk_with_its_prompt(folder: Path) -> None:
+    engine, asked = engine_on(folder), request("a", 100)
+    asked = dataclasses.replace(asked, stopping=StoppingParams(max_tokens=260, ignore_eos=True))
+    tokens, _ = answer(engine, asked)
+    engine.close()
+    engine = engine_on(folder)
+    resume = ResumeParams(tuple(tokens[:240]), None, engine.info().numeric_fingerprint)
+    rest, _ = answer(engine, dataclasses.replace(asked, resume=resume))
+    assert rest == tokens[240:]
+    assert engine.load().disk_pages_read == (100 + 240 - 1) // 64
+    engine.close()
+
+
 def test_what_was_evicted_comes_back_from_disk(folder: Path) -> None:
     engine, first = engine_on(folder, pages=8), request("first", 300)
     answer(engine, first)
@@ -196,7 +248,7 @@ def test_a_page_that_is_evicted_while_it_is_copied_is_not_stored(folder: Path) -
     assert (len(files), load.disk_pages_written, load.disk_pages_missed) == (0, 0, {"evicted": 1})
 
 
-def _no_space(*_: object) -> int:
+def _no_space(*_: object, **__: object) -> int:
     raise OSError(errno.ENOSPC, "full")
 
 

@@ -43,6 +43,11 @@ async def test_a_saved_slot_is_there_after_a_kill_and_until_it_is_erased(tmp_pat
         assert (first["id_slot"], saved["n_saved"], saved["id_slot"]) == (1, 256, 1)
         assert saved["n_written"] <= sum(path.stat().st_size for path in tmp_path.glob("*/*.pages"))
         assert await refusal(running, "/slots/0?action=save", {"filename": "mine.bin"}) == (400, "id")
+        (path,) = tmp_path.glob("*/*.saved")
+        path.with_suffix(".new").mkdir()  # in the way of the next save
+        status, refused = await post(running, "/slots/1?action=save", {"filename": "mine.bin"})
+        assert status == 500
+        assert "was not saved: Is a directory;" in refused["error"]["message"]
         running.engine.kill()
         running.frontend.kill()
     async with server(tmp_path, 64 << 20) as running:
