@@ -73,6 +73,8 @@ PATIENCE_S = 10.0
 """Seconds after arrival until a sequence is due: from then on no less important one may take pages that it lacks."""
 DUE_SHARE = 0.25
 """Share of the time to its deadline after which a sequence is due, if that is sooner; the rest is for its answer."""
+RETRY_S = 1.0
+"""The least wait that a client is asked for when the queue is full; the server's forecast lengthens it."""
 PAUSE_RATIO = 4
 """A prompt is paused for another one only if what it still has to compute is this many times as long."""
 
@@ -148,7 +150,6 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._serial = itertools.count()
         self._to_preempt: list[Sequence] = []
-        self._retry = RetryEstimate()
 
     @property
     def running(self) -> Seq[Sequence]:
@@ -175,9 +176,7 @@ class Scheduler:
         place_free = len(self._running) < self._limits.max_batch
         limit = max(self._limits.max_queued, 1 if place_free else 0)
         if self.n_waiting_requests >= limit:
-            raise QueueFullError(self._limits.max_queued, self._retry.retry_after_s())
-        if not self._running and not self._waiting:
-            self._retry.start(self._clock())
+            raise QueueFullError(self._limits.max_queued, RETRY_S)
         for seq in seqs:
             rank_s = seq.due_s = seq.arrival_s + PATIENCE_S
             if seq.deadline is not None:
@@ -196,7 +195,6 @@ class Scheduler:
         """Remove ``seq`` from batch or queue and release its pages. Idempotent."""
         if seq.phase is SequencePhase.RUNNING:
             self._running.remove(seq)
-            self._retry.completed(self._clock())
         elif seq.phase is SequencePhase.WAITING:
             self._waiting.remove(seq)
         seq.phase = SequencePhase.FINISHED
@@ -435,36 +433,6 @@ def fair_shares(wishes: list[int], budget: int) -> list[int]:
             budget -= more
         hungry = [i for i in hungry if shares[i] < wishes[i]]
     return shares
-
-
-MIN_RETRY_S = 0.1
-"""Minimum retry delay of a refused client, in seconds."""
-INITIAL_RETRY_S = 1.0
-"""Retry delay until a request has completed, in seconds."""
-RETRY_WEIGHT = 0.2
-"""Weight of the newest interval in the running mean: about the last five completions count."""
-
-
-class RetryEstimate:
-    """Running mean of the time between completions; idle time does not count."""
-
-    def __init__(self) -> None:
-        self._mean_s: float | None = None
-        self._mark_s = 0.0
-
-    def start(self, now: float) -> None:
-        """Work arrives at an idle scheduler at ``now`` (monotonic seconds)."""
-        self._mark_s = now
-
-    def completed(self, now: float) -> None:
-        """A running sequence ended."""
-        interval = max(0.0, now - self._mark_s)
-        self._mark_s = now
-        self._mean_s = interval if self._mean_s is None else self._mean_s + RETRY_WEIGHT * (interval - self._mean_s)
-
-    def retry_after_s(self) -> float:
-        """Seconds a refused client should wait: one mean interval, at least `MIN_RETRY_S`."""
-        return max(MIN_RETRY_S, INITIAL_RETRY_S if self._mean_s is None else self._mean_s)
 
 
 class WaitingQueue:

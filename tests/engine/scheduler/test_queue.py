@@ -1,4 +1,4 @@
-"""The queue: its bound, the retry delay of a rejected client, and siblings that wait for their shared prompt."""
+"""The queue: its bound, and siblings that wait for their shared prompt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.core.sequence import SequencePhase
-from specdec.engine.scheduler import RetryEstimate, fair_shares
+from specdec.engine.scheduler import fair_shares
 from specdec.errors import QueueFullError
 from tests.core.kv_cache.invariants import check_pages
 from tests.engine.scheduler.rig import Rig, queued
@@ -22,7 +22,7 @@ def test_the_queue_is_bounded_in_requests() -> None:
     with pytest.raises(QueueFullError) as caught:
         rig.add(5)
     assert caught.value.limit == 2
-    assert caught.value.retry_after_s >= 0.1
+    assert caught.value.retry_after_s == 1.0
     assert len(queued(rig.scheduler)) == 5
 
 
@@ -42,30 +42,6 @@ def test_a_request_with_a_running_sample_does_not_wait() -> None:
     rig.step()
     assert rig.scheduler.n_waiting_requests == 0
     assert len(queued(rig.scheduler)) == 2
-
-
-def test_the_retry_estimate_follows_completions_and_not_idleness() -> None:
-    rig = Rig(max_batch=1, max_queued=1)
-    for _ in range(30):
-        rig.now += 1000.0
-        seq = rig.start(5)
-        rig.now += 2.5
-        rig.scheduler.finish(seq)
-    rig.start(5)
-    rig.add(5)
-    with pytest.raises(QueueFullError) as caught:
-        rig.add(5)
-    assert caught.value.retry_after_s == pytest.approx(2.5)
-
-
-def test_the_retry_estimate_has_a_floor_and_an_initial_value() -> None:
-    estimate = RetryEstimate()
-    assert estimate.retry_after_s() == 1.0
-    estimate.start(5.0)
-    estimate.completed(5.01)
-    assert estimate.retry_after_s() == 0.1
-    estimate.completed(10.01)
-    assert estimate.retry_after_s() == pytest.approx(0.01 + 0.2 * (5.0 - 0.01))
 
 
 def test_siblings_wait_for_the_prompt_and_then_share_its_pages() -> None:
