@@ -163,7 +163,6 @@ class PrefixIndex:
         self.draft_ready = bytearray(n_pages)  # by page, 1: it holds the draft model's KV too
         self._page_of: dict[bytes, int] = {}
         self._key_of: list[bytes | None] = [None] * n_pages
-        self._parent_of: list[bytes | None] = [None] * n_pages
         self._partial: dict[bytes, PartialBlock] = {}  # by the key before
         self._partial_parent: dict[int, bytes] = {}  # by the page of a partial block, the key before
 
@@ -171,11 +170,10 @@ class PrefixIndex:
         """The partial block after key ``previous``."""
         return self._partial.get(previous)
 
-    def add_partial(self, previous: bytes, block: PartialBlock, *, first: bool) -> None:
-        """Index a block after key ``previous``, which has none. first: no page precedes it."""
+    def add_partial(self, previous: bytes, block: PartialBlock) -> None:
+        """Index a block after key ``previous``, which has none."""
         self._partial[previous] = block
         self._partial_parent[block.page] = previous
-        self._parent_of[block.page] = None if first else previous
 
     def forget_drafts(self) -> None:
         """Mark the draft model's KV of all pages as lost."""
@@ -191,29 +189,22 @@ class PrefixIndex:
         """The key of a full page; None if it is not indexed."""
         return self._key_of[page]
 
-    def parent(self, page: int) -> bytes | None:
-        """The key before ``page``; None for the first page of a chain."""
-        return self._parent_of[page]
-
-    def add(self, page: int, key: bytes, parent: bytes | None) -> None:
+    def add(self, page: int, key: bytes) -> None:
         """Index ``page`` under ``key``, which no page holds yet."""
         self._page_of[key] = page
         self._key_of[page] = key
-        self._parent_of[page] = parent
         self.draft_ready[page] = 0
 
     def remove(self, page: int) -> None:
         """Remove an indexed page."""
         if (previous := self._partial_parent.pop(page, None)) is not None:
             del self._partial[previous]
-            self._parent_of[page] = None
             return
         key = self._key_of[page]
         if key is None:
             raise ValueError(f"page {page} is not indexed")
         del self._page_of[key]
         self._key_of[page] = None
-        self._parent_of[page] = None
         self.draft_ready[page] = 0
 
 
@@ -468,7 +459,7 @@ class KvCacheManager:
             self._pool.evict(former.page)
         drafted = min(max(0, seq.draft_computed - start), rest) if seq.n_draft_published == depth else 0
         block = PartialBlock(page, array("i", seq.tokens[start : start + rest]), drafted)
-        self._index.add_partial(previous, block, first=not depth)
+        self._index.add_partial(previous, block)
         return page
 
     def _add(self, seq: PagedTokens, depth: int) -> None:
@@ -488,7 +479,7 @@ class KvCacheManager:
         self._index.draft_ready[page] = depth < seq.n_draft_published
 
     def _add_page(self, page: int, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
-        self._index.add(page, key, parent)
+        self._index.add(page, key)
         if self._recorder is not None:
             self._pass_on(lambda recorder: recorder.stored(key, parent, tokens, salt))
         if self._watcher is not None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from itertools import pairwise
 
 from specdec.core.kv_cache import KvCacheManager, PagedTokens, PagePool, PrefixHit, PrefixIndex
 
 
-def check_pages(kv: KvCacheManager, sequences: Iterable[PagedTokens] | None = None) -> None:
-    """Raise AssertionError if the block tables are inconsistent. sequences: all holders; None: not compared."""
-    check_invariants(kv._pool, kv._index, None if sequences is None else [s.pages for s in sequences])
+def check_pages(
+    kv: KvCacheManager, sequences: Iterable[PagedTokens] | None = None, released: Iterable[PagedTokens] = ()
+) -> None:
+    """Raise AssertionError if the block tables are inconsistent. sequences: all holders; None: not compared. released:
+    former holders, whose chains are checked too."""
+    running = list(sequences or ())
+    chains = [seq.page_keys for seq in (*running, *released)]
+    check_invariants(kv._pool, kv._index, None if sequences is None else [seq.pages for seq in running], chains)
 
 
 def cached_pages(kv: KvCacheManager) -> int:
@@ -27,12 +33,15 @@ def match(kv: KvCacheManager, tokens: Seq[int], salt: str = "") -> PrefixHit:
     return hit
 
 
-def check_invariants(pool: PagePool, index: PrefixIndex, holders: Seq[Seq[int]] | None) -> None:
+def check_invariants(
+    pool: PagePool, index: PrefixIndex, holders: Seq[Seq[int]] | None, chains: Iterable[Seq[bytes]] = ()
+) -> None:
     """Raise AssertionError that names the first broken rule.
 
     Every page is free, referenced or idle. Idle pages are the unreferenced indexed ones, partial blocks included. The
     page before an idle page in its chain is indexed, and is referenced or evicted later. Partial blocks are idle.
-    holders: the page lists of all sequences; None: reference counts are not compared with them.
+    holders: the page lists of all sequences; None: reference counts are not compared with them. chains: keys of
+    consecutive pages, from the first of a text.
     """
     free, idle = pool._free, list(pool._idle)
     referenced = {page for page, count in enumerate(pool.references) if count > 0}
@@ -43,24 +52,33 @@ def check_invariants(pool: PagePool, index: PrefixIndex, holders: Seq[Seq[int]] 
     _require(set(free).isdisjoint(idle), "a page is both free and idle")
     lost = len(pool.references) - len(free) - len(idle) - len(referenced)
     _require(lost == 0, f"{lost} pages are neither free, idle nor referenced")
-    _check_chains(index, free, idle, referenced)
+    _check_index(index, free, idle, referenced)
+    _check_chains(index, idle, referenced, chains)
     if holders is not None:
         counts = Counter(page for pages in holders for page in pages)
         for page, count in enumerate(pool.references):
             _require(count == counts[page], f"page {page}: {count} references, held by {counts[page]} sequences")
 
 
-def _check_chains(index: PrefixIndex, free: list[int], idle: list[int], referenced: set[int]) -> None:
-    place = {page: i for i, page in enumerate(idle)}
+def _check_index(index: PrefixIndex, free: list[int], idle: list[int], referenced: set[int]) -> None:
     for page in free:
         _require(index.key(page) is None and page not in index._partial_parent, f"free page {page} is still indexed")
     for page in referenced:
         _require(page not in index._partial_parent, f"page {page} is referenced and indexed as a partial block")
     for page in idle:
-        key, parent = index.key(page), index.parent(page)
+        key = index.key(page)
         found = key is not None and index.page(key) == page
         _require(found or page in index._partial_parent, f"idle page {page} is not indexed")
-        if parent is None:
+
+
+def _check_chains(index: PrefixIndex, idle: list[int], referenced: set[int], chains: Iterable[Seq[bytes]]) -> None:
+    place = {page: i for i, page in enumerate(idle)}
+    pairs = set[tuple[bytes, int | None]]()
+    for keys in chains:
+        pairs |= {(before, index.page(key)) for before, key in pairwise(keys)}
+        pairs |= {(key, block.page) for key in keys if (block := index.partial(key)) is not None}
+    for parent, page in pairs:
+        if page not in place:
             continue
         before = index.page(parent)
         _require(before is not None, f"idle page {page} cannot be reached: its predecessor is not cached")

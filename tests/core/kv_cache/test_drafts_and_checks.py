@@ -112,13 +112,17 @@ def test_check_detects_an_unreachable_idle_page() -> None:
 def test_check_detects_a_chain_whose_root_would_be_evicted_first(order: tuple[int, int]) -> None:
     pool, index = _books()
     pages = pool.take(2)
-    index.add(pages[0], b"root", None)
-    index.add(pages[1], b"next", b"root")
+    chain = [b"root", b"next"]
+    for page, key in zip(pages, chain, strict=True):
+        index.add(page, key)
     for i in order:
         pool.drop(pages[i], keep=True)
     if order == (1, 0):
-        check_invariants(pool, index, [])
+        check_invariants(pool, index, [], [chain])
         assert list(pool._idle) == [pages[1], pages[0]]
         return
     with pytest.raises(AssertionError, match="would be evicted before"):
-        check_invariants(pool, index, None)
+        check_invariants(pool, index, None, [chain])
+    pool.evict(pages[0])
+    with pytest.raises(AssertionError, match="cannot be reached"):
+        check_invariants(pool, index, None, [chain])

@@ -46,7 +46,7 @@ class Workload:
     def __init__(self, seed: int, salts: tuple[str, ...]) -> None:
         self._draw = random.Random(seed)
         self.kv = KvCacheManager(self._draw.randrange(3, 14), prefix_cache=True)
-        self._salts, self._running = salts, list[Sequence]()
+        self._salts, self._running, self._released = salts, list[Sequence](), list[Sequence]()
         self.texts: list[tuple[list[int], str]] = []
 
     def act(self) -> None:
@@ -67,7 +67,8 @@ class Workload:
             seq = self._running.pop(draw.randrange(len(self._running)))
             self.texts.append((list(seq.tokens), seq.salt))
             kv.release(seq)
-        check_pages(kv, self._running)
+            self._released.append(seq)
+        check_pages(kv, self._running, self._released)
 
     def _admit(self) -> None:
         start = text(200, self._draw.randrange(3))[: self._draw.randrange(1, 200)]

@@ -130,12 +130,13 @@ def test_accounting_is_exact_after_any_operations() -> None:
     """Sequences of few texts come, grow and go at random; each token found was computed under the same text."""
     rng, kv = random.Random(3), KvCacheManager(12, prefix_cache=True)
     holds: list[int | None] = [None] * (12 * 64)  # the content for which each slot was last computed
-    running = []
+    running, released = [], []
     for _ in range(1500):
         if running and rng.random() < 0.5:
             seq = running.pop(rng.randrange(len(running)))
             if rng.random() < 0.7:
                 kv.release(seq)
+                released.append(seq)
             else:
                 upto = min(len(seq.tokens) - 1, seq.n_computed + rng.randrange(90))
                 for slot in range(seq.n_computed, upto):
@@ -149,4 +150,4 @@ def test_accounting_is_exact_after_any_operations() -> None:
                 running.append(seq)
                 for slot in range(seq.n_computed):
                     assert holds[seq.pages[slot // 64] * 64 + slot % 64] == hash(tuple(seq.tokens[: slot + 1]))
-        check_pages(kv, running)
+        check_pages(kv, running, released)

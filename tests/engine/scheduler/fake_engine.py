@@ -144,7 +144,7 @@ class FakeEngine:
     def check(self) -> None:
         """Check that the block tables are consistent, and that every computed slot of a running sequence matches its
         tokens."""
-        check_pages(self.kv, self.live)
+        check_pages(self.kv, self.live, self.chain)
         assert set(self.scheduler.running) | set(queued(self.scheduler)) == set(self.live)
         assert len(self.scheduler.running) + len(queued(self.scheduler)) == len(self.live)
         for seq in self.live:
@@ -165,7 +165,7 @@ class FakeEngine:
             self.check()
         assert not self.live, f"starved: {self.live}"
         assert self.kv.n_free == self.kv.n_total
-        check_pages(self.kv, [])
+        check_pages(self.kv, [], self.chain)
         self.kv.flush()
         assert (cached_pages(self.kv), self.kv.n_free) == (0, self.kv.n_total)
 
