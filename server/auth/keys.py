@@ -150,56 +150,8 @@ def _read(path: Path) -> str:
         raise ConfigError(f"server.keys_file: {path} cannot be read ({error})") from None
 
 
-def check_complete(old: str, new: str) -> None:
-    """Check that ``new``, valid text that replaces ``old``, is not the beginning of a longer file.
-
-    A file that ends with `END_MARK` is complete. Without the mark, a version may lack one entry of the previous one,
-    and must not be shorter by more than that entry.
-
-    Raises:
-        ConfigError: the text may be incomplete, or has no key.
-    """
-    if _ends(new):
-        return
-    entries = _extents(new)
-    if not entries:
-        raise ConfigError("it contains no key")
-    if _ends(old):
-        raise ConfigError(f"its last line, `{END_MARK}`, is missing")
-    if old.endswith("\n") and not new.endswith("\n"):
-        raise ConfigError("its last line has no end")
-    removed = [extent for name, extent in _extents(old).items() if name not in entries]
-    if len(old) - len(new) > max(removed, default=0) and (removed or old.startswith(new)):
-        raise ConfigError(f"it is shorter by more than one entry; delete one at a time, or end it with `{END_MARK}`")
-
-
 def _ends(text: str) -> bool:
     return text.rstrip("\n").rpartition("\n")[2] == END_MARK and text.endswith("\n")
-
-
-def _extents(text: str) -> dict[str, int]:
-    """Characters of each entry, with the comments before it, by name."""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    found, start = {}, 0
-    for entry in root.value if isinstance(root, yaml.SequenceNode) else ():
-        fields = {key.value: (key.end_mark.index, value) for key, value in entry.value}
-        end = max(_content_end(*field) for field in fields.values())
-        if text[end - 1] != "\n":  # a block of text ends with its line
-            end = text.find("\n", end) + 1 or len(text)
-        found[str(fields["name"][1].value)], start = end - start, end
-    return found
-
-
-def _content_end(place: int, node: yaml.Node) -> int:
-    """The end of the node at ``place`` without the comments and blank lines behind it, which YAML counts to it."""
-    if node.start_mark.index < place:
-        return place  # an alias, whose marks are those of its anchor
-    if isinstance(node, yaml.MappingNode) and node.value and not node.flow_style:
-        key, value = node.value[-1]
-        return _content_end(key.end_mark.index, value)
-    if isinstance(node, yaml.SequenceNode) and node.value and not node.flow_style:
-        return _content_end(node.start_mark.index, node.value[-1])
-    return int(node.end_mark.index)
 
 
 def add_key(path: Path, entry: KeyEntry) -> None:
@@ -337,10 +289,8 @@ class KeyRing:
         try:
             text = _read(self._path)
             entries = _parse(text, self._path)
-            try:
-                check_complete(self._text, text)
-            except ConfigError as error:
-                raise ConfigError(f"server.keys_file: {self._path} may be incomplete: {error}") from None
+            if not _ends(text) and (_ends(self._text) or not entries):
+                raise ConfigError(f"server.keys_file: {self._path} may be cut off: it does not end with `{END_MARK}`")
         except ConfigError as error:
             self._errors[KEYS_FILE] += 1
             _LOG.error("%s; keeping the previous keys", error)
