@@ -118,8 +118,8 @@ _POISONOUS_DEATHS = 2  # deaths of the engine with a request in flight after whi
 
 
 class Suspects:
-    """Requests that were in flight when the engine died, by a digest of all but their id and deadline; the oldest
-    are forgotten.
+    """Requests that were in flight when the engine died, by a digest of all but their id and time limits, which are
+    shorter when a request comes again; the oldest are forgotten.
 
     A request that comes again after one such death runs alone, so that only the guilty one can stop the engine with it
     in flight once more. After `_POISONOUS_DEATHS` it is refused. A request that completes is forgotten.
@@ -156,7 +156,9 @@ class Suspects:
 
 
 def _digest(request: Request) -> bytes:
-    return blake2b(repr(replace(request, request_id="", deadline_s=None)).encode(), digest_size=16).digest()
+    stopping = replace(request.stopping, time_limit_s=None, decode_limit_s=None)
+    same = replace(request, request_id="", deadline_s=None, stopping=stopping)
+    return blake2b(repr(same).encode(), digest_size=16).digest()
 
 
 _LEAST_DEADLINE_S = 1e-3  # of a request whose deadline passed before it was sent: the engine ends it

@@ -31,6 +31,7 @@ from specdec.core.types import (
     SamplingParams,
     SpeculationParams,
     Started,
+    StoppingParams,
 )
 from specdec.errors import DuplicateRequestError, EngineDeadError, PromptTooLongError, QueueFullError
 from tests.server.harness import make_client, make_config, quick_policy, running_client
@@ -317,6 +318,14 @@ async def test_a_request_that_has_not_been_sent_to_the_engine_can_be_aborted() -
         client.release(late)
         assert client.in_flight == 0
         assert isinstance((await collect(client, make_request("h")))[-1], Finished)
+
+
+def test_a_suspect_is_known_by_all_but_its_time_limits() -> None:
+    suspects = Suspects()
+    suspects.died(Request("r", (1,), stopping=StoppingParams(8, time_limit_s=60.0, decode_limit_s=30.0)))
+    resumed = StoppingParams(8, time_limit_s=41.5, decode_limit_s=12.5)
+    assert suspects.must_run_alone(Request("again", (1,), stopping=resumed, deadline_s=3.0))
+    assert not suspects.must_run_alone(Request("other", (1,), stopping=StoppingParams(9, time_limit_s=60.0)))
 
 
 def test_the_number_of_remembered_suspects_is_bounded() -> None:
