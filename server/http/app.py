@@ -217,7 +217,8 @@ async def _refuse(request: Request, error: Any) -> Response:
 
 
 _METHODS = ("GET", "HEAD", "POST")
-_SHOWN = ("x-request-id", "retry-after", "www-authenticate")  # headers that scripts may read
+# Headers that scripts may read
+_SHOWN = ("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry", "www-authenticate")
 _PREFLIGHT_S = 600
 
 
