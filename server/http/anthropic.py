@@ -358,7 +358,7 @@ async def count_tokens(call: Call) -> None:
 
 def _add_request_id(call: Call) -> None:
     """Send the call's id under the name that Anthropic's clients read."""
-    call.headers.append((b"request-id", call.request_id.encode("latin-1")))
+    call.headers.append((b"request-id", call.given_id.encode("latin-1")))
 
 
 _ERRORS = AnthropicErrors()

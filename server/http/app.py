@@ -87,6 +87,8 @@ class EndpointApp:
                 await call.finish((call.broken or endpoint.errors.event)(refusal))
             else:
                 await call.reply(refusal.status, endpoint.errors.body(refusal), refusal.headers)
+        finally:
+            call.ended()
 
     def _choose(self, call: Call) -> Endpoint:
         if len(self._endpoints) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ class ServerContext:
     models: Models
     state: Callable[[], tuple[str, bool]]  # the engines' state, and whether a request would be accepted now
     max_body_bytes: int
+    call_ids: set[str] = field(default_factory=set)  # of calls in progress
     large_bodies: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a large body is parsed
 
 
@@ -87,19 +89,25 @@ class Call:
 
     @property
     def request_id(self) -> str:
-        """The client's ``x-request-id``, or a fresh id, which the answer then carries.
+        """`given_id`, with a fresh end if another call in progress has it: service meshes give one id to all calls of a
+        user's request. Raises as `given_id`."""
+        if not self._request_id:
+            given = self.given_id
+            self._request_id = f"{given}-{uuid.uuid4().hex[:8]}" if given in self.server.call_ids else given
+            self.server.call_ids.add(self._request_id)
+        return self._request_id
+
+    @cached_property
+    def given_id(self) -> str:
+        """The client's ``x-request-id``, or a fresh id, which the answer's header then carries.
 
         Raises:
             InvalidRequestError: it is too long.
         """
-        if not self._request_id:
-            given = self.header(REQUEST_ID_HEADER)
-            if len(given) > MAX_ID_CHARACTERS:
-                raise InvalidRequestError(
-                    [FieldViolation(REQUEST_ID_HEADER, f"at most {MAX_ID_CHARACTERS} characters")]
-                )
-            self._request_id = call_id(given)
-        return self._request_id
+        given = self.header(REQUEST_ID_HEADER)
+        if len(given) > MAX_ID_CHARACTERS:
+            raise InvalidRequestError([FieldViolation(REQUEST_ID_HEADER, f"at most {MAX_ID_CHARACTERS} characters")])
+        return call_id(given)
 
     @cached_property
     def data(self) -> dict[str, Any]:
@@ -192,6 +200,10 @@ class Call:
                 self._invalid = error
             await asyncio.sleep(0)
 
+    def ended(self) -> None:
+        """Free the id for the next call."""
+        self.server.call_ids.discard(self._request_id)
+
     async def gone(self) -> None:
         """Wait until the client has left. The body must have been read."""
         while (await self._receive())["type"] != "http.disconnect":
@@ -223,8 +235,6 @@ class Call:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.began = True
         named = [(b"date", formatdate(usegmt=True).encode()), *self.headers, *headers]
-        if self._request_id:
-            named.append((b"x-request-id", self._request_id.encode("latin-1")))
         await self._send({"type": "http.response.start", "status": status, "headers": named})
 
     async def _receive_piece(self) -> tuple[bytes, bool]:

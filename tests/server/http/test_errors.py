@@ -17,7 +17,7 @@ from specdec.core.types import Finished, FinishReason, SpeculationStats, Timings
 from specdec.errors import FieldViolation, InvalidRequestError
 from tests.fake_engine import FINGERPRINT
 from tests.server.fake_tokenizer import FakeTokenizer
-from tests.server.http.harness import CHAT, COMPLETIONS, Server, running
+from tests.server.http.harness import CHAT, COMPLETIONS, MESSAGES, Server, running
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -105,14 +105,22 @@ def test_unknown_models(server: Server) -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_concurrent_requests_with_one_id_conflict(server: Server) -> None:
+def test_concurrent_calls_may_have_one_id(server: Server) -> None:
     slow = {"prompt": "x" * 100, "max_tokens": 100, "cache_salt": "slow", "stream": True}
     headers = {"x-request-id": "one"}
     with server.client.stream("POST", COMPLETIONS, json=slow, headers=headers) as response:
         lines = response.iter_lines()
         next(lines)
-        twin = server.client.post(COMPLETIONS, json={"prompt": "a"}, headers=headers)
-    assert (twin.status_code, twin.json()["error"]["param"]) == (409, "x-request-id")
+        twins = [server.client.post(COMPLETIONS, json={"prompt": "a"}, headers=headers) for _ in range(2)]
+        message = server.client.post(MESSAGES, json={"messages": HI}, headers=headers)
+    assert [twin.status_code for twin in twins] == [200, 200], twins[0].text
+    ids = {response.json()["id"].removeprefix("cmpl-") for response in (*twins, message)}
+    assert len(ids) == 3
+    assert "one" not in ids
+    answers = [*twins, message]
+    assert {each.headers["x-request-id"] for each in answers} == {message.headers["request-id"]} == {"one"}
+    assert server.comes_to(lambda: not server.serving.client.in_flight)
+    assert server.client.post(COMPLETIONS, json={"prompt": "a"}, headers=headers).json()["id"] == "cmpl-one"
     long = server.client.post(COMPLETIONS, json={"prompt": "a"}, headers={"x-request-id": "r" * 101})
     assert (long.status_code, long.json()["error"]["param"]) == (400, "x-request-id")
 
