@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specdec.errors import (
+    MAX_ENGINES_STOPPED,
     UNAVAILABLE_RETRY_S,
     DuplicateRequestError,
     EngineDeadError,
@@ -47,7 +48,7 @@ class PoisonRequestError(RequestError):
     """The engine died twice while this request was in flight, the second time with no other."""
 
     reason = "STOPPED_ENGINE_TWICE"
-    http_status, grpc_code, retry_elsewhere = 503, "UNAVAILABLE", False
+    http_status, grpc_code, engines_stopped = 503, "UNAVAILABLE", MAX_ENGINES_STOPPED
 
     def __init__(self) -> None:
         super().__init__("this request stopped the engine twice and is refused; change it, and report it with the log")

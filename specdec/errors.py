@@ -57,14 +57,14 @@ UNAVAILABLE_RETRY_S = 1.0
 class RequestError(SpecdecError):
     """A request was refused. ``reason`` is the upper-case machine-readable cause; ``http_status`` and ``grpc_code`` (a
     name of `grpc.StatusCode`) are what it is answered with. ``field``: the field at fault, where there is one.
-    ``retry_after_s``: when to try again, where that may help."""
+    ``retry_after_s``: when to try again, where that may help. ``engines_stopped``: how many stopped while it ran."""
 
     reason = "REQUEST_FAILED"
     http_status = 500
     grpc_code = "INTERNAL"
     field: str | None = None
     retry_after_s: float | None = None
-    retry_elsewhere = True  # False: a router must not repeat the request on another server
+    engines_stopped = 0
 
     @property
     def details(self) -> list[Any]:
@@ -170,14 +170,20 @@ class DuplicateRequestError(RequestError):
     http_status, grpc_code, field = 409, "ALREADY_EXISTS", "x-request-id"
 
 
+MAX_ENGINES_STOPPED = 2
+"""Engines that one request may stop; then neither a router nor a client repeats it."""
+
+
 class EngineDeadError(RequestError):
     """The engine process died or went silent; it is being restarted."""
 
     reason = "ENGINE_UNAVAILABLE"
     http_status, grpc_code, retry_after_s = 503, "UNAVAILABLE", UNAVAILABLE_RETRY_S
 
-    def __init__(self, message: str = "the engine process stopped; it is being restarted, retry shortly") -> None:
-        super().__init__(message)
+    def __init__(self, message: str = "") -> None:
+        """message: why it is not ready; default: it stopped while the request ran."""
+        self.engines_stopped = 0 if message else 1
+        super().__init__(message or "the engine process stopped; it is being restarted, retry shortly")
 
 
 class PromptNotSavedError(RequestError):

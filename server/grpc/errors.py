@@ -15,7 +15,14 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, Re
 from google.rpc.status_pb2 import Status
 
 from server.errors import LateError, RateLimitedError, UnknownModelError
-from server.observe.records import NO_RETRY_HEADER, REQUEST_ID_HEADER, current_call, forbids_retry, note_refusal
+from server.observe.records import (
+    NO_RETRY_HEADER,
+    REQUEST_ID_HEADER,
+    current_call,
+    engines_stopped,
+    forbids_retry,
+    note_refusal,
+)
 from specdec.errors import InvalidRequestError, PromptTooLongError, QueueFullError, RequestError
 
 _LOG = logging.getLogger(__name__)
@@ -88,6 +95,8 @@ def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
         metadata = {"needed_s": f"{error.needed_s:.3f}", "deadline_s": f"{error.deadline_s:.3f}"}
     elif isinstance(error, UnknownModelError):
         details.append(ResourceInfo(resource_type="model", resource_name=_cut(error.asked, _DESCRIPTION_BYTES)))
+    if stopped := engines_stopped(error):
+        metadata["engines_stopped"] = str(stopped)
     details.append(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
     if error.retry_after_s is not None:
         details.append(RetryInfo(retry_delay=_duration(error.retry_after_s)))

@@ -93,7 +93,10 @@ class Call:
         user's request. Raises as `given_id`."""
         if not self._request_id:
             given = self.given_id
-            self._request_id = f"{given}-{uuid.uuid4().hex[:8]}" if given in self.server.call_ids else given
+            if given in self.server.call_ids:
+                end = f"-{uuid.uuid4().hex[:8]}"
+                given = given[: MAX_ID_CHARACTERS - len(end)] + end
+            self._request_id = given
             self.server.call_ids.add(self._request_id)
         return self._request_id
 

@@ -88,10 +88,11 @@ def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
     if status == 500:
         _LOG.error("request failed: %s: %s", error.reason, error)
     headers = [] if retry_s is None else _retry_headers(retry_s)
-    if forbids_retry(error):
+    final = forbids_retry(error)
+    if final:
         headers.append((NO_RETRY_HEADER.encode(), b"true"))
-    if isinstance(error, SupersededError | FingerprintMismatchError):
-        headers.append((b"x-should-retry", b"false"))  # OpenAI's and Anthropic's clients repeat any other 409
+    if final or isinstance(error, SupersededError | FingerprintMismatchError):
+        headers.append((b"x-should-retry", b"false"))  # OpenAI's and Anthropic's clients repeat any other 409 and 503
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, DrainingError | BodyTooLargeError | BodyTimeoutError):

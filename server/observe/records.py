@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specdec.core.types import Delta, Finished, Request, RequestEvent, Started
-from specdec.errors import EngineDeadError, RequestError
+from specdec.errors import MAX_ENGINES_STOPPED, RequestError
 
 
 @dataclass(slots=True)
@@ -238,9 +238,13 @@ def attempt_of(value: str) -> int:
     return int(value) if value.isascii() and value.isdigit() and len(value) < 6 else 1
 
 
-def forbids_retry(error: RequestError) -> bool:
-    """Whether the answer to the current call gets `NO_RETRY_HEADER`: the error says so, or the call was already retried
-    and this server's engine died with it as well. So one call stops at most two engines."""
+def engines_stopped(error: RequestError) -> int:
+    """Engines that stopped while the current call ran. If a router has retried it, another one did before."""
     call = current_call()
-    died_again = isinstance(error, EngineDeadError) and call is not None and call.attempt > 1 and bool(call.requests)
-    return died_again or not error.retry_elsewhere
+    retried = call is not None and call.attempt > 1
+    return error.engines_stopped + int(retried and error.engines_stopped > 0)
+
+
+def forbids_retry(error: RequestError) -> bool:
+    """Whether the answer to the current call gets `NO_RETRY_HEADER`, because it may stop no more engines."""
+    return engines_stopped(error) >= MAX_ENGINES_STOPPED

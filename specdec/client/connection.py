@@ -16,7 +16,7 @@ import grpc
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from specdec.errors import ConfigError, FieldViolation, SpecdecError
+from specdec.errors import MAX_ENGINES_STOPPED, ConfigError, FieldViolation, SpecdecError
 
 
 class CallError(SpecdecError):
@@ -28,6 +28,7 @@ class CallError(SpecdecError):
     retry_after_s: float | None  # the server's hint
     reached: bool  # whether a specdec server answered
     address: str  # where the call went
+    engines_stopped: int  # while the call ran, in all of its tries
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class CallError(SpecdecError):
         self.metadata = dict(metadata or {})
         self.violations, self.retry_after_s, self.reached = violations, retry_after_s, reached
         self.address = address
+        self.engines_stopped = int(self.metadata.get("engines_stopped", 0))
         fields = "; ".join(f"{v.field}: {v.description}" for v in violations)
         super().__init__(f"{code.name}: {fields or message}" if reached else message)
 
@@ -129,7 +131,7 @@ class RetryPolicy:
 
     def pause_s(self, error: CallError, attempt: int, draw: float) -> float | None:
         """Seconds until the next try after try ``attempt`` (from 1); None: there is none. draw: random, in [0, 1)."""
-        if attempt >= self.attempts:
+        if attempt >= self.attempts or error.engines_stopped >= MAX_ENGINES_STOPPED:
             return None
         hint = error.retry_after_s
         if error.code == grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -231,7 +233,7 @@ class Connection:
             CallError: the last try failed, or the error is final.
         """
         until = end_of(timeout_s)
-        attempt = 0
+        attempt = stopped = 0
         while True:
             attempt += 1
             address = self.address
@@ -239,15 +241,22 @@ class Connection:
                 metadata = self._metadata_of(request)
                 return await method(self.channel)(request, metadata=metadata, timeout=time_left(until))
             except grpc.aio.AioRpcError as error:
-                await self.pause(CallError.of(error, address), attempt, until)
+                failure = CallError.of(error, address)
+                failure.engines_stopped = stopped = failure.engines_stopped + stopped
+                await self.pause(failure, attempt, until)
 
     async def stream(
-        self, method: Method, request: Any, timeout_s: float | None = None, retry: RetryPolicy | None = None
+        self,
+        method: Method,
+        request: Any,
+        timeout_s: float | None = None,
+        retry: RetryPolicy | None = None,
+        stopped: int = 0,
     ) -> AsyncGenerator[Any, None]:
         """The stream of answers to one message; close it to cancel the call.
 
         The call is repeated only before the first answer; with ``~`` appended to the request's id if the server still
-        runs a former try. retry: default: the connection's.
+        runs a former try. retry: default: the connection's. stopped: engines that stopped while the request ran before.
 
         Raises:
             CallError: the last try failed, or the error is final.
@@ -265,6 +274,7 @@ class Connection:
                 return
             except grpc.aio.AioRpcError as error:
                 failure = CallError.of(error, address)
+                failure.engines_stopped = stopped = failure.engines_stopped + stopped
                 if began:
                     raise failure from None
                 if lost and failure.code == grpc.StatusCode.ALREADY_EXISTS:

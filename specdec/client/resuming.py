@@ -81,9 +81,10 @@ class ResumableStream:
                 return  # every sample is complete; only the end of the call is missing
             if cut is None or not self._can_resume:
                 raise
+            stopped = error.engines_stopped
             await self._connection.pause(cut, 1, self._until, _first_of(self._connection.retry.resuming))
         missing = [had for had in samples if not had.finished]
-        calls = [self._rest(had, "" if had is missing[0] else f"~{had.index}") for had in missing]
+        calls = [self._rest(had, "" if had is missing[0] else f"~{had.index}", stopped) for had in missing]
         async with aclosing(_merged(calls)) as rest:
             async for event in rest:
                 yield event
@@ -93,14 +94,15 @@ class ResumableStream:
         started = self._started is not None and bool(self._started.numeric_fingerprint)
         return started and self._connection.retry.resumes > 0
 
-    async def _rest(self, had: _Received, suffix: str) -> AsyncGenerator[Delta | Finished, None]:
-        """The rest of a sample, over any number of calls. suffix: of their ids; empty for the first sample."""
+    async def _rest(self, had: _Received, suffix: str, stopped: int) -> AsyncGenerator[Delta | Finished, None]:
+        """The rest of a sample, over any number of calls. suffix: of their ids; empty for the first sample. stopped:
+        engines that stopped before."""
         retry, attempt, first = self._connection.retry.resuming, 0, not suffix
         refused: set[str] = set()  # addresses of servers with another fingerprint
         while True:
             known, began = len(had.tokens), False
             try:
-                async with aclosing(self._call(self._resumed(had, suffix, first), retry)) as events:
+                async with aclosing(self._call(self._resumed(had, suffix, first), retry, stopped)) as events:
                     async for event in events:
                         began = True
                         if isinstance(event, Started):
@@ -111,7 +113,7 @@ class ResumableStream:
                         yield event
                 return
             except CallError as error:
-                cut = cut_of(error)
+                cut, stopped = cut_of(error), error.engines_stopped
                 if cut is not None and had.finished:
                     return
                 progressed = len(had.tokens) > known
@@ -129,10 +131,10 @@ class ResumableStream:
                 await self._connection.pause(cut, attempt, self._until, _first_of(retry) if progressed else retry)
 
     async def _call(
-        self, message: Message, retry: RetryPolicy | None = None
+        self, message: Message, retry: RetryPolicy | None = None, stopped: int = 0
     ) -> AsyncGenerator[Started | Delta | Finished, None]:
-        """The events of one call."""
-        stream = self._connection.stream(self._method, message, time_left(self._until), retry)
+        """The events of one call, as `Connection.stream`."""
+        stream = self._connection.stream(self._method, message, time_left(self._until), retry, stopped)
         async with aclosing(stream) as responses:
             async for response in responses:
                 event = event_of(response, self._message.request_id)

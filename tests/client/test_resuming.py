@@ -15,7 +15,7 @@ from specdec.api.v1 import generation_pb2_grpc
 from specdec.client import CallError, Client, RetryPolicy
 from specdec.core.seeds import sample_seed
 from specdec.core.types import Delta, Finished, RequestEvent, SamplingParams, Started, StoppingParams
-from specdec.errors import DuplicateRequestError, FingerprintMismatchError, RequestError
+from specdec.errors import DuplicateRequestError, EngineDeadError, FingerprintMismatchError, RequestError
 
 QUICK = RetryPolicy(attempts=2, first_s=0.01, resumes=3)
 BREAK = "break"
@@ -92,6 +92,15 @@ async def test_resuming_sends_the_received_tokens_and_yields_nothing_twice() -> 
     assert (list(third.resume.token_ids), third.resume.text_characters) == ([1, 2, 3, 4], 3)
     assert (second.sampling.seed, second.resume.numeric_fingerprint) == (5, "numbers")
     assert first.stopping.time_limit_ms > second.stopping.time_limit_ms > third.stopping.time_limit_ms > 50e3
+
+
+async def test_a_stream_that_stops_two_engines_ends() -> None:
+    dead = [started(), delta("a", 1), EngineDeadError()]
+    script = Script(dead, BROKEN, [started(), EngineDeadError("the server shut down")], dead, REST)
+    async with talking(script) as client:
+        with pytest.raises(CallError, match="the engine process stopped"):
+            await gather(client)
+    assert len(script.asked) == 4
 
 
 async def test_several_samples_resume_independently() -> None:

@@ -13,11 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import DrainingError, UnknownModelError
+from server.errors import DrainingError, PoisonRequestError, UnknownModelError
 from server.grpc.errors import refuse
 from specdec.api.v1 import generation_pb2
 from specdec.client.connection import CallError, Connection, Credentials, RetryPolicy
-from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, QueueFullError, RequestError
+from specdec.errors import (
+    ConfigError,
+    EngineDeadError,
+    FieldViolation,
+    InvalidRequestError,
+    QueueFullError,
+    RequestError,
+)
 
 QUICK = RetryPolicy(first_s=0.01)
 CODES = st.sampled_from(list(grpc.StatusCode))
@@ -119,6 +126,7 @@ async def test_retryable_errors_are_retried(errors: Sequence[Any]) -> None:
     [
         (InvalidRequestError([FieldViolation("a.b", "is bad")]), "INVALID_ARGUMENT"),
         (UnknownModelError("x", "y"), "MODEL_NOT_FOUND"),
+        (PoisonRequestError(), "STOPPED_ENGINE_TWICE"),
         (full(3600), "QUEUE_FULL"),  # longer than any deadline
         (grpc.StatusCode.RESOURCE_EXHAUSTED, ""),  # without a hint: too large a message
         (grpc.StatusCode.INTERNAL, ""),
@@ -136,6 +144,15 @@ async def test_other_errors_are_raised_immediately_with_all_details(error: Any, 
         assert (raised.violations, "a.b: is bad" in str(raised)) == ((FieldViolation("a.b", "is bad"),), True)
     if isinstance(error, QueueFullError):
         assert (raised.retry_after_s, raised.metadata["limit"]) == (3600, "1")
+
+
+async def test_a_request_that_stops_two_engines_is_not_sent_to_a_third() -> None:
+    errors = (EngineDeadError(), EngineDeadError("the engine is restarting"), EngineDeadError())
+    for stream in (False, True):
+        script = Script(*errors, *errors)
+        async with talking(script, RetryPolicy(attempts=9, longest_s=9)) as (connection, unary, streaming):
+            raised = await failure(whole(connection, streaming) if stream else connection.unary(unary, b""))
+        assert (raised.reason, raised.engines_stopped, len(script.times)) == ("ENGINE_UNAVAILABLE", 2, 3)
 
 
 async def test_the_number_of_retries_is_limited() -> None:

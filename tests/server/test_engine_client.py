@@ -285,6 +285,7 @@ async def test_a_request_that_crashes_the_engine_is_retried_once_alone_and_then_
             client.generate(replace(poison, request_id="again", deadline_s=19.5))
         headers = dict(refusal_of(refused.value, {}).headers)
         assert headers[NO_RETRY_HEADER.encode()] == b"true"
+        assert headers[b"x-should-retry"] == b"false"
         await collect(client, innocent)
         assert (client.engine.restarts, client.in_flight) == (2, 0)
 

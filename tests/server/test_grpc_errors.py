@@ -210,4 +210,4 @@ def test_every_rejection_has_consistent_statuses(kind: type[RequestError]) -> No
     assert 400 <= kind.http_status <= 503
     unavailable = code == grpc.StatusCode.UNAVAILABLE
     retryable = kind.retry_after_s is not None
-    assert unavailable == (kind.http_status == 503) == (retryable or not kind.retry_elsewhere)
+    assert unavailable == (kind.http_status == 503) == (retryable or kind.engines_stopped > 0)
