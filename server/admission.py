@@ -1,14 +1,16 @@
-"""Admission control: the limits of keys, room in the queue, deadlines that can be met."""
+"""Admission control: the limits of keys, room in the queue, deadlines that can be met; runs the requests of a call."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from server.auth.principal import Limits, Principal
+from server.auth.principal import Limits, Principal, current_caller
 from server.errors import (
     MIN_RETRY_S,
     LateError,
@@ -549,3 +551,76 @@ class Admission:
             # The part of the wait that exceeds the deadline, at most all of it.
             too_much = needed_s - request.deadline_s
             raise LateError(needed_s, request.deadline_s, max(MIN_RETRY_S, min(too_much, expected.wait_s)))
+
+
+_Events = asyncio.Queue[tuple[int, RequestEvent | Exception | None]]
+
+
+async def run_requests(
+    admission: Admission, requests: Sequence[Request], key: str = "", *, most: int | None = None, begun: bool = False
+) -> AsyncGenerator[tuple[int, RequestEvent]]:
+    """The events of ``requests``: (number of the request, event). Sample i of request r has the index r * n + i.
+
+    Read it inside `contextlib.aclosing`: closing it aborts all requests in the engine. The first request must be
+    admitted at once. A later one for which there is no room waits until another one has ended: the call itself may take
+    the room.
+
+    key: ``supersedes_key`` of the only request. most: how many run at once. begun: as in `Admission.admit`, for the
+    first request too.
+
+    Raises:
+        RequestError: admission or the engine refuses a request, or the engine fails.
+    """
+    if len(requests) == 1:
+        async with admission.admit(current_caller(), requests[0], key, begun=begun) as stream:
+            async for event in stream:
+                yield 0, event
+        return
+    waiting = deque(enumerate(requests))
+    running: dict[int, tuple[RequestStream, asyncio.Task[None]]] = {}
+    # It is short, so a slow client's events wait in the streams, which are bounded.
+    queue: _Events = asyncio.Queue(len(requests))
+
+    def admit() -> None:
+        while waiting and len(running) < (most or len(requests)):
+            number, request = waiting[0]
+            try:
+                stream = admission.admit(current_caller(), request, begun=begun or number > 0)
+            except (QueueFullError, RateLimitedError):  # the latter only for `max_concurrent`, as the call has begun
+                if not running:
+                    raise
+                return
+            waiting.popleft()
+            running[number] = stream, asyncio.create_task(_read(number, stream, queue))
+
+    try:
+        admit()
+        while running:
+            number, item = await queue.get()
+            if item is None:
+                del running[number]
+                admit()
+            elif isinstance(item, QueueFullError) and number and len(running) > 1:  # the engine's queue is full
+                waiting.appendleft((number, requests[number]))
+                del running[number]
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                if isinstance(item, Delta | Finished):
+                    item.index += number * requests[0].sampling.n
+                yield number, item
+    finally:
+        for stream, reading in running.values():
+            reading.cancel()
+            stream.close()
+
+
+async def _read(number: int, stream: RequestStream, queue: _Events) -> None:
+    """Pass the events of ``stream`` to ``queue``, and then its error or None."""
+    end = None
+    try:
+        async for event in stream:
+            await queue.put((number, event))
+    except Exception as error:  # raised again by the reader of the queue
+        end = error
+    await queue.put((number, end))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from server.auth.principal import current_caller
+from server.admission import run_requests
 from server.errors import GenerationFailedError
 from server.served_model import ServedModel
 from specdec.core.fields import MAX_LOGPROBS
@@ -71,32 +72,16 @@ class Answer:
 
 
 async def run_all(model: ServedModel, requests: Sequence[Request], *, begun: bool = False) -> list[Answer]:
-    """The answers to ``requests``, in their order; `IN_FLIGHT` of them per place in the batch run at once. begun: as in
-    `Admission.admit`, for the first request too.
-
-    Raises:
-        RequestError: admission or the engine refuses a request; the others are ended.
-    """
+    """The answers to ``requests``, in their order; at most `IN_FLIGHT` of them per place in the batch run at once.
+    ``begun`` and errors as in `run_requests`."""
     answers = [Answer() for _ in requests]
-    waiting = zip(requests, answers, strict=True)
-
-    async def work() -> None:
-        for request, answer in waiting:
-            later = request is not requests[0]
-            async with model.admission.admit(current_caller(), request, begun=begun or later) as stream:
-                async for event in stream:
-                    if isinstance(event, Delta):
-                        answer.logprobs += event.logprobs
-                    elif isinstance(event, Finished):
-                        answer.end = event
-
-    limit = current_caller().limits.max_concurrent or len(requests)
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(len(requests), limit, IN_FLIGHT * model.info.max_batch)):
-                group.create_task(work())
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    most = IN_FLIGHT * model.info.max_batch
+    async with aclosing(run_requests(model.admission, requests, most=most, begun=begun)) as events:
+        async for number, event in events:
+            if isinstance(event, Delta):
+                answers[number].logprobs += event.logprobs
+            elif isinstance(event, Finished):
+                answers[number].end = event
     return answers
 
 

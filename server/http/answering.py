@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from server.admission import run_requests
 from server.auth.principal import current_caller
 from server.hold_headers import precedes_tokens
 from server.http.call import Call
 from server.json_body import write_json
-from server.request_stream import RequestStream
-from server.served_model import ServedModel
 from specdec.core.types import (
     Delta,
     DrafterStats,
@@ -27,7 +24,6 @@ from specdec.core.types import (
     TokenLogprobs,
     Usage,
 )
-from specdec.errors import RequestError
 
 MEDIA_TYPE = b"text/event-stream"
 DONE = b"data: [DONE]\n\n"
@@ -111,98 +107,22 @@ def _add_stats(total: SpeculationStats, part: SpeculationStats) -> None:
         total.by_drafter.setdefault(name, DrafterStats()).add(drafter)
 
 
-async def generate(
-    model: ServedModel,
-    requests: Sequence[Request],
-    *,
-    share: bool = False,
-    supersedes_key: str = "",
-    begun: bool = False,
+def _events(
+    call: Call, requests: Sequence[Request], share: bool, begun: bool
 ) -> AsyncGenerator[tuple[int, RequestEvent]]:
-    """The events of ``requests``, one request per prompt: (number of the request, event).
-
-    Sample i of request r has the index r * n + i. Read it inside `contextlib.aclosing`: closing it aborts all requests
-    in the engine.
-
-    share: a single request may read the events of an equal request that already runs (`RequestCoalescer`).
-    supersedes_key: the first request ends the tenant's running request with the same key. begun: as in
-    `Admission.admit`, for the first request too.
-
-    At most as many run at once as the caller's key allows.
-
-    Raises:
-        RequestError: admission or the engine refuses a request, or the engine fails.
-    """
+    """The events of ``requests``, one request per prompt, as `run_requests`."""
     if share and len(requests) == 1:
-        async with aclosing(_shared(model, requests[0], supersedes_key)) as events:
-            async for event in events:
-                yield 0, event
-        return
-    streams: list[RequestStream] = []  # by prompt
-
-    def admit() -> Iterator[tuple[int, RequestStream]]:
-        for number, request in enumerate(requests):
-            key = "" if number else supersedes_key
-            streams.append(model.admission.admit(current_caller(), request, key, begun=begun or number > 0))
-            yield number, streams[number]
-
-    admitted = admit()
-    try:
-        first = list(itertools.islice(admitted, current_caller().limits.max_concurrent))
-        if len(requests) == 1:
-            async for event in streams[0]:
-                yield 0, event
-            return
-        n = requests[0].sampling.n
-        async with aclosing(_merged(first, admitted)) as merged:
-            async for which, event in merged:
-                if isinstance(event, Delta | Finished):
-                    event.index += which * n
-                yield which, event
-    finally:
-        for stream in streams:
-            stream.close()
+        return _shared(call, requests[0])
+    return run_requests(call.model.admission, requests, call.supersedes_key, begun=begun)
 
 
-async def _shared(model: ServedModel, request: Request, supersedes_key: str) -> AsyncGenerator[RequestEvent]:
-    run, _ = await model.completion.runs.start(current_caller(), request, supersedes_key)
+async def _shared(call: Call, request: Request) -> AsyncGenerator[tuple[int, RequestEvent]]:
+    run, _ = await call.model.completion.runs.start(current_caller(), request, call.supersedes_key)
     try:
         async for event in run.read():
-            yield event
+            yield 0, event
     finally:
         run.leave()
-
-
-async def _merged(
-    streams: Sequence[tuple[int, RequestStream]], more: Iterator[tuple[int, RequestStream]]
-) -> AsyncGenerator[tuple[int, RequestEvent]]:
-    """The events of ``streams``, and of one from ``more`` for each that has ended."""
-    # The queue is short, so a slow client's events wait in the streams, which are bounded.
-    queue: asyncio.Queue[tuple[int, RequestEvent | RequestError | None]] = asyncio.Queue(len(streams))
-
-    async def pump(first: tuple[int, RequestStream]) -> None:
-        try:
-            for which, stream in itertools.chain([first], more):
-                async for event in stream:
-                    await queue.put((which, event))
-            await queue.put((first[0], None))
-        except RequestError as error:
-            await queue.put((first[0], error))
-
-    pumps = [asyncio.create_task(pump(each)) for each in streams]
-    try:
-        left = len(pumps)
-        while left:
-            which, item = await queue.get()
-            if item is None:
-                left -= 1
-            elif isinstance(item, RequestError):
-                raise item
-            else:
-                yield which, item
-    finally:
-        for task in pumps:
-            task.cancel()
 
 
 class Answer(Protocol):
@@ -223,7 +143,10 @@ class Answer(Protocol):
 async def answer(
     call: Call, requests: Sequence[Request], form: Answer, *, stream: bool, share: bool = False, begun: bool = False
 ) -> None:
-    """Answer with a stream, or in one piece. ``share`` and ``begun`` as in `generate`.
+    """Answer with a stream, or in one piece.
+
+    share: a single request may read the events of an equal request that already runs (`RequestCoalescer`). begun: as in
+    `run_requests`.
 
     Raises:
         RequestError: the engine refuses a request or fails.
@@ -241,8 +164,7 @@ async def _stream(call: Call, requests: Sequence[Request], form: Answer, share: 
     later, because an error may follow."""
     hold, held = call.holds_headers, b""
     left, cut = sum(request.sampling.n for request in requests), False
-    key = call.supersedes_key
-    async with aclosing(generate(call.model, requests, share=share, supersedes_key=key, begun=begun)) as events:
+    async with aclosing(_events(call, requests, share, begun)) as events:
         async for prompt, event in events:
             data = form.take(prompt, event)
             if hold:
@@ -266,12 +188,10 @@ async def _stream(call: Call, requests: Sequence[Request], form: Answer, share: 
 async def whole_answer(
     call: Call, requests: Sequence[Request], *, share: bool = False, begun: bool = False
 ) -> tuple[list[Sample], Totals]:
-    """Every sample, finished and in order, and their sums; ``share`` and ``begun`` as in `generate`, raises as
-    `answer`."""
+    """Every sample, finished and in order, and their sums; ``share``, ``begun`` and errors as in `answer`."""
     n, totals = requests[0].sampling.n, Totals()
     samples = [Sample(index // n, index) for index in range(n * len(requests))]
-    key = call.supersedes_key
-    async with aclosing(generate(call.model, requests, share=share, supersedes_key=key, begun=begun)) as events:
+    async with aclosing(_events(call, requests, share, begun)) as events:
         async for _, event in events:
             totals.add(event)
             if isinstance(event, Delta):

@@ -62,7 +62,7 @@ class Call:
         self.server = server
         self.model: ServedModel = server.models.first  # the one that the call means
         self.field_names: dict[str, str] = {}  # the body's names by the engine's; filled while the body is read
-        self.supersedes_key = ""  # this call's first request replaces the running one with the same key
+        self.supersedes_key = ""  # this call's request replaces the running one with the same key
         self.holds_headers = False  # a stream's headers wait for the first token
         self.headers: list[tuple[bytes, bytes]] = []  # further ones of the answer
         self.broken: Callable[[Refusal], bytes] | None = None  # writes the end of a broken stream; None: the dialect

@@ -102,7 +102,7 @@ COMMON: Table = (
     *param_fields(Request),
     text_field(
         "supersedes_key",
-        "Ends the running request with the same key of the same tenant, which gets 409, SUPERSEDED.",
+        "Ends the running request with the same key and tenant, which gets 409, SUPERSEDED. For one prompt only.",
         maxLength=MAX_NAME,
     ),
 )

@@ -171,6 +171,8 @@ async def parse_completion(call: Call, table: Table = COMPLETION_FIELDS) -> Comp
     echo = fields.own["echo"]
     if requests[0].resume is not None and (echo or len(requests) > 1):
         body.refuse("resume", "goes with one prompt, and without echo, which came before")
+    if call.supersedes_key and len(requests) > 1:
+        body.refuse("supersedes_key", "goes with one prompt; send the others in calls of their own")
     scored = echo and requests[0].output.logprobs is not None
     if scored and fields.own.get("suffix"):
         body.refuse("echo", "cannot go with logprobs and suffix; leave out one of them")

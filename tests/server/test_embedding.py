@@ -45,6 +45,9 @@ class Stream:
         for event in self._events:
             yield event
 
+    def close(self) -> None:
+        pass
+
 
 class LocalModel:
     """What `server.embedding` uses of a `ServedModel`, over an engine in this process."""
@@ -62,7 +65,7 @@ class LocalModel:
     async def encode(self, text: str, **options: Any) -> list[int]:
         return self.loaded.encode(text, **options)
 
-    def admit(self, caller: object, request: Request, *, begun: bool) -> Stream:
+    def admit(self, caller: object, request: Request, key: str = "", *, begun: bool) -> Stream:
         self.begun.append(begun)
         return Stream(run_all(self._engine, [request]))
 

@@ -6,16 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
 
 from server import request_stream
+from server.admission import run_requests
 from server.auth.principal import ANYBODY
 from server.completion.coalescing import RequestCoalescer
 from server.errors import SlowReaderError
-from server.http.answering import _merged
 from server.request_stream import RequestStream, UnreadEvents, weight_of
 from specdec.core.types import Delta, Finished, Request, RequestEvent, SamplingParams, TokenLogprobs
 from tests.server.completion.scripted_engine import ScriptedEngine
@@ -96,7 +97,15 @@ async def test_several_prompts_are_consumed_no_faster_than_read() -> None:
             await asyncio.sleep(0)
             yield delta()
 
-    async with aclosing(_merged(cast(Any, [(0, endless()), (1, endless())]), iter(()))) as events:
+    class Endless:
+        def __aiter__(self) -> AsyncIterator[RequestEvent]:
+            return endless()
+
+        def close(self) -> None:
+            pass
+
+    admission: Any = SimpleNamespace(admit=lambda *_, **__: Endless())
+    async with aclosing(run_requests(admission, [Request("0", (1,)), Request("1", (1,))])) as events:
         for read in range(1, 20):
             await anext(events)
             for _ in range(20):

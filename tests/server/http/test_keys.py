@@ -58,7 +58,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     made, path = Certificates(folder), folder / "keys.yaml"
     limits: dict[str, dict[str, Any]] = {
-        "free": {}, "slow": {"requests_per_minute": 1}, "one": {"max_concurrent": 1}, "low": {"max_priority": -3},
+        "free": {}, "slow": {"requests_per_minute": 1}, "one": {"max_concurrent": 1},
+        "two": {"max_concurrent": 2}, "low": {"max_priority": -3},
         "texts": {"requests_per_minute": 2}, "inputs": {"requests_per_minute": 2},
         "scores": {"requests_per_minute": 1},
     }  # fmt: skip
@@ -147,6 +148,32 @@ def test_several_prompts_run_as_many_at_once_as_the_key_allows(stream: bool, gua
                 texts[choice["index"]] += choice["text"]
         assert texts == ["\x02ab", "ab\x02", "\x02cd", "cd\x02", "\x02ef", "ef\x02"]
     assert guarded.server.comes_to(lambda: guarded.server.serving.client.in_flight == 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": ["ab", "cd", "ef"], "max_tokens": 3}),
+        ("/v1/embeddings", {"input": ["ab", "cd", "ef"], "pooling": "mean"}),
+    ],
+)
+def test_several_texts_run_beside_another_call_of_the_key(path: str, body: dict[str, Any], guarded: Guarded) -> None:
+    client, headers = guarded.server.client, {"x-api-key": guarded.keys["two"]}
+    other = {"prompt": "x" * 100, "max_tokens": 100, "cache_salt": "slow", "stream": True}
+    with client.stream("POST", COMPLETIONS, json=other, headers=headers) as running:
+        next(running.iter_raw())
+        answer = client.post(path, json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert guarded.server.comes_to(lambda: guarded.server.serving.client.in_flight == 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(COMPLETIONS, {"prompt": ["x" * 60] * 9}), ("/v1/embeddings", {"input": ["x" * 60] * 9, "pooling": "mean"})],
+)
+def test_a_call_does_not_fill_the_queue_for_its_own_texts(path: str, body: dict[str, Any]) -> None:
+    with running(max_queued_tokens=150) as server:
+        server.ask(path, **body)
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,9 @@ def test_other_keys_and_calls_without_a_key_are_not_cancelled(server: Server) ->
     assert server.idle(aborts)
 
 
-def test_prompts_of_one_call_do_not_cancel_each_other(server: Server) -> None:
-    answer = server.ask(COMPLETIONS, prompt=["abc", "def"], max_tokens=3, supersedes_key="k")
-    assert [choice["text"] for choice in answer["choices"]] == ["\x02ab", "\x02de"]
+def test_several_prompts_have_no_key(server: Server) -> None:
+    status, error = server.refused(COMPLETIONS, prompt=["abc", "def"], max_tokens=3, supersedes_key="k")
+    assert (status, error["param"]) == (400, "supersedes_key")
 
 
 def test_the_key_must_be_text(server: Server) -> None:
