@@ -113,10 +113,12 @@ class ResumableStream:
                         yield event
                 return
             except CallError as error:
+                progressed = len(had.tokens) > known
+                if progressed:  # a request that stops engines would have stopped this one at the same token
+                    error.engines_stopped -= stopped
                 cut, stopped = cut_of(error), error.engines_stopped
                 if cut is not None and had.finished:
                     return
-                progressed = len(had.tokens) > known
                 attempt = 1 if progressed else attempt + 1
                 if error.code == grpc.StatusCode.ALREADY_EXISTS and not began and attempt <= retry.attempts:
                     suffix += "~"  # the server still runs the broken call

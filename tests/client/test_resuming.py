@@ -95,12 +95,19 @@ async def test_resuming_sends_the_received_tokens_and_yields_nothing_twice() -> 
 
 
 async def test_a_stream_that_stops_two_engines_ends() -> None:
-    dead = [started(), delta("a", 1), EngineDeadError()]
-    script = Script(dead, BROKEN, [started(), EngineDeadError("the server shut down")], dead, REST)
+    shut = [started(), EngineDeadError("the server shut down")]
+    script = Script([started(), delta("a", 1), EngineDeadError()], shut, [started(), EngineDeadError()], REST)
     async with talking(script) as client:
         with pytest.raises(CallError, match="the engine process stopped"):
             await gather(client)
-    assert len(script.asked) == 4
+    assert len(script.asked) == 3
+
+
+async def test_a_stream_survives_engines_that_others_stop() -> None:
+    script = Script(*([started(), delta("a", token), EngineDeadError()] for token in range(1, 6)), REST)
+    async with talking(script) as client:
+        events = await gather(client)
+    assert isinstance(events[-1], Finished)
 
 
 async def test_several_samples_resume_independently() -> None:
