@@ -14,10 +14,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encode
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from server.completion.service import OutcomeLog
 from server.engine_client import EngineClient
 from server.engine_supervisor import EngineState
-from server.interfaces import KvEventCounts
+from server.interfaces import KvEventCounts, SuggestionCounts
 from server.observe.gpus import Gpus, GpuUse
 from server.observe.metrics import Histogram, ServerMetrics
 from specdec.core.types import DRAFT_MODELS, POSITIONS, EngineInfo, EngineLoad, FinishReason
@@ -148,7 +147,7 @@ def _steps(now: Snapshot) -> Iterator[Metric]:
     yield _OURS.counter("step_draft_rows", "Draft tokens among the rows of all forwards.", load.draft_rows)
 
 
-def call_families(metrics: ServerMetrics, outcomes: OutcomeLog) -> Iterator[Metric]:
+def call_families(metrics: ServerMetrics, outcomes: SuggestionCounts) -> Iterator[Metric]:
     """Every family of calls and of suggestions, of all models together."""
     yield _OURS.gauge("calls_open", "Calls in progress.", metrics.calls_open)
     labels = ("face", "endpoint", "status")
@@ -157,9 +156,7 @@ def call_families(metrics: ServerMetrics, outcomes: OutcomeLog) -> Iterator[Metr
     text = "Failed reads and writes of the server's own files; a rejected file counts once per change."
     yield _OURS.counters("file_errors", text, "file", metrics.file_errors)
     yield _OURS.histogram("call_seconds", "Duration of a call, of any kind.", metrics.call_time)
-    yield _OURS.counter(
-        "suggestions", "Completions with a text, and predictions with an edit.", outcomes.total.suggested
-    )
+    yield _OURS.counter("suggestions", "Completions with a text, and predictions with an edit.", outcomes.n_suggested)
     text = "Outcomes of suggestions, as editors report them; a changed one counts again."
     yield _OURS.counters("suggestion_outcomes", text, "outcome", outcomes.reached)
 
@@ -364,7 +361,7 @@ class Exporter(Registry):
         self,
         metrics: ServerMetrics,
         client: EngineClient,
-        outcomes: OutcomeLog,
+        outcomes: SuggestionCounts,
         compat: Compat = "none",
         gpus: Gpus | None = None,
         model: str = "",
@@ -401,7 +398,7 @@ class JointExporter(Registry):
         self,
         calls: ServerMetrics,
         models: Mapping[str, Exporter],
-        outcomes: OutcomeLog,
+        outcomes: SuggestionCounts,
         compat: Compat = "none",
         gpus: Gpus | None = None,
     ) -> None:

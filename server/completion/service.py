@@ -69,9 +69,14 @@ class OutcomeLog:
 
     def __init__(self) -> None:
         self.total = Acceptance()
-        self.reached = Counter(dict.fromkeys(Outcome, 0))  # reports that changed an outcome: only grows
+        self.reached = Counter[str](dict.fromkeys(Outcome, 0))  # reports that changed an outcome: only grows
         self._suggestions: OrderedDict[tuple[Owner, str], _Suggestion] = OrderedDict()
         self._sessions: OrderedDict[tuple[Owner, str], Acceptance] = OrderedDict()
+
+    @property
+    def n_suggested(self) -> int:
+        """Suggestions so far."""
+        return self.total.suggested
 
     def suggested(self, owner: Owner, suggestion: str, session: str, characters: int) -> None:
         """Record a complete suggestion; an empty one is ignored."""
