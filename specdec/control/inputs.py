@@ -255,6 +255,6 @@ class Outcome:
     context: float
     """Mean tokens that a row attends to."""
     verify_ms: float
-    """Milliseconds of the forward."""
+    """Milliseconds of the forward; 0: not measured."""
     draft_ms: float = 0.0
     """Milliseconds of the whole propose stage."""

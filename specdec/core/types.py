@@ -501,7 +501,7 @@ class StepTrace:
     predicted_draft_ms: float
     realised_draft_ms: float
     predicted_verify_ms: float  # NaN: nothing was predicted, as with speculation off
-    realised_verify_ms: float
+    realised_verify_ms: float  # 0: not measured, because another forward was still running
     plan_ms: float
     commit_ms: float
     control_ms: float  # the controller's own time

@@ -64,7 +64,7 @@ class DeviceOutputs:
         """Counts [entries]; rows and emitted tokens [entries, max_depth + 1], see `AcceptResult`."""
         flat: NDArray[Any] = self.mirror.arrays[0]
         entries, width = self.accepted.rows.shape
-        rows, emitted = flat[2 * entries :].reshape(2, entries, width)
+        rows, emitted = flat[entries:].reshape(2, entries, width)
         return flat[:entries], rows, emitted
 
     def logprobs(self, sample: int, top: int) -> tuple[float, list[tuple[int, float]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -23,6 +24,8 @@ from verify_kernels.backend import Backend
 from verify_kernels.backend_selection import Kernels, NumericMode, self_test
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.sampling import SamplingKernels
+
+_LOG = logging.getLogger(__name__)
 
 Target = LoadedModel[Any]
 
@@ -143,18 +146,25 @@ class HostPlatform:
         """None: the engine's default."""
 
 
+LEAST_CAPABILITY = (8, 0)  # of CUDA: bfloat16 products, asynchronous copies
+
+
 def target_device(config: EngineConfig) -> torch.device | None:
     """The GPU that runs the target; None: the CPU.
 
     Raises:
-        ConfigError: a GPU is configured and torch finds none.
+        ConfigError: a GPU is configured, and torch finds none or the kernels do not run on it.
     """
     if config.device == "cpu":
         return None
+    problem = "torch finds no GPU; install a CUDA build of torch"
     if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
+        if torch.version.hip or torch.cuda.get_device_capability() >= LEAST_CAPABILITY:
+            return torch.device("cuda", torch.cuda.current_device())
+        problem = f"{torch.cuda.get_device_name()} is older than the kernels support (compute capability 8.0)"
+        _LOG.warning("engine.device: %s; the CPU is used", problem)
     if config.device == "cuda":
-        raise ConfigError("engine.device: torch finds no GPU; install a CUDA build of torch, or set it to cpu")
+        raise ConfigError(f"engine.device: {problem}, or set it to cpu")
     return None
 
 

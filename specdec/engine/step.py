@@ -56,6 +56,8 @@ class StepResult:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     commit_ms: float = 0.0
+    timed: bool = True
+    """Whether `verify_ms` is the time of this forward alone."""
 
     def fail(self, sequence: Sequence, error: Exception, stage: str) -> None:
         """Record an exception of one sequence's stage."""
@@ -72,11 +74,16 @@ class StepResult:
         return self.rows - self.draft_rows - len(self.deltas)
 
     @property
+    def forward_ms(self) -> float:
+        """`verify_ms`, or 0 if that is the time of other forwards, too."""
+        return self.verify_ms if self.timed else 0.0
+
+    @property
     def times(self) -> StepTimes:
         """The observation by which later prefill chunks are sized."""
         return StepTimes(
             len(self.deltas), self.rows, self.draft_rows, self.prompt_rows, self.context, self.prompt_context,
-            self.plain_context, self.verify_ms, self.plan_ms + self.draft_ms + self.commit_ms,
+            self.plain_context, self.forward_ms, self.plan_ms + self.draft_ms + self.commit_ms,
         )  # fmt: skip
 
 
@@ -107,6 +114,7 @@ class Step:
         self._timed: StepResult | None = None  # the step that the prefill pace has yet to observe
         self._deferred: tuple[Proposals, StepResult] | None = None  # the step that the controller has yet to observe
         self._learn_ms = 0.0  # of learning from the last step, unless a forward ran meanwhile
+        self._queued = False  # whether the device may still compute the last step's forward
 
     def run(self) -> StepResult:
         """Run one step. The result is empty if there is nothing to do."""
@@ -177,6 +185,9 @@ class Step:
         finally:
             self.flush()
         _count_rows(plan, proposals, result)
+        # A device's step without a tree is queued only, and the next one waits for both.
+        queued = self._verifier.overlaps and all(tree is None for tree in proposals.trees)
+        result.timed, self._queued = not (queued or self._queued), queued
         return wait()
 
     def _commit(self, plan: StepPlan, proposals: Proposals, accepted: Seq[Acceptance], result: StepResult) -> None:
@@ -248,7 +259,7 @@ class Step:
         """Let the controller learn from a step, and trace it. A fault loses only that."""
         tokens = [delta.token_ids for _, delta in result.deltas]
         draft_ms = result.draft_ms + self._learn_ms
-        outcome = Outcome(tokens, result.rows, result.context, result.verify_ms, draft_ms)
+        outcome = Outcome(tokens, result.rows, result.context, result.forward_ms, draft_ms)
         try:
             record = None
             if proposals.step is not None:

@@ -33,6 +33,11 @@ def rope_tables(rope: RopeConfig, head_dim: int, positions: int, *, local: bool)
     return angles.cos().float().contiguous(), angles.sin().float().contiguous()
 
 
+def rope_table_count(config: ModelConfig) -> int:
+    """Tables that the layers of a model need: 2 if those of sliding windows have a base of their own."""
+    return 1 if config.rope.local_theta is None else 2
+
+
 def _scaled(inverse: Tensor, scaling: tuple[str | float, ...]) -> Tensor:
     kind, *numbers = scaling
     values = [float(x) for x in numbers]

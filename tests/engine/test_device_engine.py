@@ -239,6 +239,7 @@ def test_the_estimate_equals_the_allocated_memory(aux_layers: tuple[int, ...]) -
     taken = {
         "KV cache": (pool.k, pool.v),
         "attention's partial sums": (network._workspace.partials, network._workspace.peaks),
+        "rotary tables": [table for pair in network._angles for table in pair],
         "rows": rows,
         "logits": (network._logits,),
         "sampling for small": [v for v in vars_of(workspace) if isinstance(v, torch.Tensor)],
@@ -358,6 +359,21 @@ def test_a_missing_gpu_is_named() -> None:
             target_device(config(device="cuda"))
 
 
+@pytest.mark.parametrize("capability", [(6, 1), (7, 0), (7, 5)])
+def test_a_gpu_that_is_too_old_is_left_alone(capability: tuple[int, int], caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        mock.patch.multiple(
+            torch.cuda, is_available=lambda: True, get_device_capability=lambda: capability,
+            get_device_name=lambda: "Tesla T4",
+        ),
+        mock.patch.object(torch.version, "hip", None),
+    ):  # fmt: skip
+        assert target_device(config(device="auto")) is None
+        assert "Tesla T4 is older" in caplog.text
+        with pytest.raises(ConfigError, match=r"engine\.device: Tesla T4 .* set it to cpu"):
+            target_device(config(device="cuda"))
+
+
 def test_a_warm_up_leaves_no_trace() -> None:
     parts = device_parts()
     assert isinstance(parts.decoder, DeviceDecoder)
@@ -423,7 +439,7 @@ def test_a_step_does_not_synchronize(top: int | None) -> None:
     assert names.count("choose_kernel") == (1 if top is None else 2)
 
 
-@pytest.mark.parametrize(("free", "tokens"), [(1 << 40, 4 * 320), (1 << 20, 640), (0, 128)])
+@pytest.mark.parametrize(("free", "tokens"), [(1 << 40, 4 * 320), (1 << 20, 512), (0, 128)])
 def test_a_cache_sized_by_memory_uses_the_devices_memory(free: int, tokens: int) -> None:
     """A full batch of longest sequences if it fits; a head's cache on the CPU may be smaller."""
     platform = DevicePlatform(config(kv_tokens=0, device_dtype="fp16"), place())

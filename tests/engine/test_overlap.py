@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specdec.control.prefill_pace import PrefillPace
+from specdec.control.prefill_pace import PrefillPace, StepTimes
 from specdec.control.trace import replay_file
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine
@@ -73,6 +73,27 @@ def test_the_prefill_pace_learns_from_a_step_while_the_next_is_verified(monkeypa
     run_all(late_engine(log), requests())
     assert len(log) > 45
     assert log == ["start", "wait", *["start", "observe", "wait"] * (len(log) // 3 - 1), "observe"]
+
+
+def test_only_the_time_of_one_forward_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a step that only reads prompts, so the next one's time includes it."""
+    seen: list[tuple[bool, bool]] = []
+    observe = PrefillPace.observe
+
+    def noted(pace: PrefillPace, step: StepTimes) -> None:
+        seen.append((step.decodes > 0, step.forward_ms > 0))
+        observe(pace, step)
+
+    monkeypatch.setattr(PrefillPace, "observe", noted)
+    engine = late_engine([], prefix_cache=False)
+    for request in requests(3, tokens=6):
+        run_all(engine, [dataclasses.replace(request, prompt_ids=request.prompt_ids * 6)])
+    samples = [decodes for decodes, _ in seen]
+    assert samples.count(False) > 5
+    expected = [now and before for before, now in zip([True, *samples], samples, strict=False)]
+    assert [timed for _, timed in seen] == expected
+    traced = [step.realised_verify_ms > 0 for step in engine.trace(1000)]
+    assert traced == [timed for decodes, timed in seen if decodes]
 
 
 def test_a_synchronous_step_is_learned_from_immediately() -> None:

@@ -338,7 +338,7 @@ def _accept_run(shapes: Any, device: torch.device) -> Any:
         kernel(rows, rows.root_row, rows.tokens, sampled, starts, result, n_pages=pages)
         pools = [pool.to(torch.uint8).view(torch.float16).to(device) for _ in "kv"]
         (attention_twin.move_kv if twin else move_kv)(*pools, result.move_source, result.move_target, result.n_moves)
-        found = {name: getattr(result, name).clone() for name in ("counts", "pending", "next_ctx", "rows", "emitted")}
+        found = {name: getattr(result, name).clone() for name in ("counts", "rows", "emitted")}
         return found | {"k": pools[0].view(torch.uint8), "v": pools[1].view(torch.uint8)}
 
     return run

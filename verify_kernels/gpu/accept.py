@@ -28,14 +28,12 @@ class AcceptResult:
     """All int32; entries B, longest accepted path M; -1 beyond a path's end."""
 
     counts: Tensor  # [B] rows of the path: 1 + accepted nodes, 0 for an entry without a tree
-    pending: Tensor  # [B] token sampled at the path's last row, the next root; -1 without a tree or a usable logit
     rows: Tensor  # [B, M + 1] the path as rows of the entry, the root first
-    emitted: Tensor  # [B, M + 1] the token sampled at each row of the path
-    next_ctx: Tensor  # [B] filled slots once the moves are made
+    emitted: Tensor  # [B, M + 1] the token sampled at each row of the path; -1 without a usable logit
     n_moves: Tensor  # [B] moves for `move_kv`
     move_source: Tensor  # [B, M] for `move_kv`
     move_target: Tensor  # [B, M] for `move_kv`
-    for_host: Tensor  # counts, pending, rows and emitted in one stretch, so that one copy brings them to the host
+    for_host: Tensor  # counts, rows and emitted in one stretch, so that one copy brings them to the host
 
     @staticmethod
     def allocate(entries: int, max_depth: int, device: torch.device) -> AcceptResult:
@@ -51,15 +49,15 @@ class AcceptResult:
         flat = torch.full((sum(sizes),), -1, dtype=torch.int32, device=device)
         parts = zip(shapes.items(), flat.split(sizes), strict=True)
         return AcceptResult(
-            **{name: part.view(shape) for (name, shape), part in parts}, for_host=flat[: sum(sizes[:4])]
+            **{name: part.view(shape) for (name, shape), part in parts}, for_host=flat[: sum(sizes[:3])]
         )
 
 
 def _shapes(entries: int, max_depth: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the fields of `AcceptResult`, those for the host first."""
     one, path, moves = (entries,), (entries, max_depth + 1), (entries, max_depth)
-    host = {"counts": one, "pending": one, "rows": path, "emitted": path}
-    return host | {"next_ctx": one, "n_moves": one, "move_source": moves, "move_target": moves}
+    host = {"counts": one, "rows": path, "emitted": path}
+    return host | {"n_moves": one, "move_source": moves, "move_target": moves}
 
 
 MAX_NODES = 64  # of a tree and of a path, the root included
@@ -78,13 +76,13 @@ def _global_slot(page_table, entry, slot, mask, max_pages, n_pages):
 @triton.jit(
     do_not_specialize=[
         "entry_start", "entry_ctx", "root_row", "parent", "tokens", "sampled", "sample_start", "page_table",
-        "counts", "pending", "rows", "emitted", "next_ctx", "n_moves", "move_source", "move_target",
+        "counts", "rows", "emitted", "n_moves", "move_source", "move_target",
         "n_rows", "n_samples", "max_depth", "max_pages", "n_pages",
     ]
 )  # fmt: skip
 def accept_kernel(
     entry_start, entry_ctx, root_row, parent, tokens, sampled, sample_start, page_table,
-    counts, pending, rows, emitted, next_ctx, n_moves, move_source, move_target,
+    counts, rows, emitted, n_moves, move_source, move_target,
     n_rows, n_samples, max_depth, max_pages, n_pages,
     NODES: tl.constexpr,
 ):  # fmt: skip
@@ -128,8 +126,6 @@ def accept_kernel(
         going = found & (choice >= 0) & (count <= max_depth)
 
     tl.store(counts + entry, count)
-    tl.store(pending + entry, choice)
-    tl.store(next_ctx + entry, ctx + tl.where(samples, root + count, size))
     kept = lane <= max_depth
     tl.store(rows + entry * (max_depth + 1) + lane, path, mask=kept)
     tl.store(emitted + entry * (max_depth + 1) + lane, taken, mask=kept)
@@ -159,11 +155,10 @@ def accept(
     """Accept down each entry's tree: from the root on, go to the child that holds the token sampled at the row.
 
     All int32. root_row: [entries], the row of the entry that is its tree's root; -1 for an entry without a tree (amid
-    a prompt), which accepts nothing and keeps all its rows. tokens: [rows]. sampled: [samples], the target's token,
+    a prompt), which accepts nothing. tokens: [rows]. sampled: [samples], the target's token,
     -1 where no logit is usable; an entry's root has the one at sample_start: [entries], its nodes those behind it. Page
     ids of ``step`` are below ``n_pages``. Rows past the root's first `MAX_NODES` are no nodes; a path has at most
-    ``result.rows.shape[1] - 1`` of them. Of siblings with the same token the first counts. ``result.next_ctx`` may
-    be ``step.entry_ctx`` itself.
+    ``result.rows.shape[1] - 1`` of them. Of siblings with the same token the first counts.
 
     Raises:
         ValueError: a shape, dtype, device or layout is wrong, or n_pages is out of range.
@@ -174,8 +169,7 @@ def accept(
         raise ValueError(f"n_pages: {n_pages}; must be at least 0 and hold less than 2^31 slots")
     accept_kernel[(entries,)](
         step.entry_start, step.entry_ctx, root_row, step.parent, tokens, sampled, sample_start, step.page_table,
-        result.counts, result.pending, result.rows, result.emitted, result.next_ctx,
-        result.n_moves, result.move_source, result.move_target,
+        result.counts, result.rows, result.emitted, result.n_moves, result.move_source, result.move_target,
         step.parent.shape[0], sampled.shape[0], path - 1, step.page_table.shape[1], n_pages,
         NODES=MAX_NODES, **launch_options(OPTIONS, sampled.device),
     )  # fmt: skip
@@ -185,7 +179,7 @@ def compile_cases() -> list[CompileCase]:
     """The kernel's only form."""
     tensors = (
         "entry_start", "entry_ctx", "root_row", "parent", "tokens", "sampled", "sample_start", "page_table", "counts",
-        "pending", "rows", "emitted", "next_ctx", "n_moves", "move_source", "move_target",
+        "rows", "emitted", "n_moves", "move_source", "move_target",
     )  # fmt: skip
     numbers = ("n_rows", "n_samples", "max_depth", "max_pages", "n_pages")
     signature = dict.fromkeys(tensors, "*i32") | dict.fromkeys(numbers, "i32")

@@ -168,6 +168,7 @@ class StepTrace(_message.Message):
     predicted_verify_ms: _builtins.float
     """NaN: nothing was predicted, as with speculation off."""
     realised_verify_ms: _builtins.float
+    """0: not measured, because another forward was still running."""
     plan_ms: _builtins.float
     commit_ms: _builtins.float
     control_ms: _builtins.float

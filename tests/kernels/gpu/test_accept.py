@@ -28,13 +28,12 @@ class Accepted:
 
     rows: list[int]
     emitted: list[int]
-    next_ctx: int
     moves: list[tuple[int, int]]
 
 
 def accepted(entry: BatchEntry, root: int, sampled: list[int], limit: int = 1 << 30) -> Accepted:
     if root < 0:
-        return Accepted([], [], entry.ctx + len(entry.tokens), [])
+        return Accepted([], [], [])
     children: dict[tuple[int, int], int] = {}
     for row in range(root + 1, len(entry.tokens)):
         children.setdefault((entry.parents[row], entry.tokens[row]), row)
@@ -48,7 +47,7 @@ def accepted(entry: BatchEntry, root: int, sampled: list[int], limit: int = 1 <<
     moves = [
         (pool_slot(entry, row), pool_slot(entry, root + depth)) for depth, row in enumerate(rows) if row != root + depth
     ]
-    return Accepted(rows, emitted, entry.ctx + root + len(rows), moves)
+    return Accepted(rows, emitted, moves)
 
 
 def launch(run, rows: DeviceRows, sampled: Tensor, depth: int, **given) -> AcceptResult:  # type: ignore[no-untyped-def]
@@ -66,8 +65,6 @@ def check(result: AcceptResult, entry: int, want: Accepted) -> None:
     assert count == len(want.rows)
     assert result.rows[entry].tolist() == want.rows + [-1] * (result.rows.shape[1] - count)
     assert result.emitted[entry].tolist() == want.emitted + [-1] * (result.rows.shape[1] - count)
-    assert int(result.pending[entry]) == (want.emitted[-1] if want.emitted else -1)
-    assert int(result.next_ctx[entry]) == want.next_ctx
     source, target = result.move_source[entry].tolist(), result.move_target[entry].tolist()
     pairs = [(a, b) for a, b in zip(source, target, strict=True) if (a, b) != (-1, -1)]
     assert pairs == want.moves
@@ -95,7 +92,7 @@ def test_accepts_like_the_host(device, run, shapes, seed, pad):  # type: ignore[
     for i, (entry, root) in enumerate(zip(entries, roots, strict=True)):
         check(result, i, accepted(entry, root, sampled[i]))
     for i in range(len(entries), len(entries) + pad):  # no rows: nothing happens, nothing is filled
-        check(result, i, Accepted([], [], int(rows.entry_ctx[i]), []))
+        check(result, i, Accepted([], [], []))
 
 
 @settings(max_examples=15)
@@ -145,7 +142,6 @@ def test_a_row_without_a_usable_logit_ends_the_path(device, run, at):  # type: i
     sampled[at] = -1
     result = launch(run, rows, on(device, sampled), 5)
     assert int(result.counts[0]) == at + 1
-    assert int(result.pending[0]) == -1
     assert result.emitted[0].tolist() == [*sampled[: at + 1], *[-1] * (5 - at)]
 
 
@@ -197,13 +193,12 @@ def test_slots_past_the_table_are_not_moved(device, run):  # type: ignore[no-unt
 
 
 @RUNS
-def test_contexts_advance_in_place_and_one_copy_returns_the_rest(device, run):  # type: ignore[no-untyped-def]
+def test_one_copy_returns_what_the_host_reads(device, run):  # type: ignore[no-untyped-def]
     rows = DeviceRows.build([CHAIN, CHAIN], [0, 2], device)
     sampled = on(device, [6, 7, 0, 9, 4, 4] * 2)
     result = AcceptResult.allocate(2, 3, device)
-    launch(run, rows, sampled, 3, result=replace(result, next_ctx=rows.entry_ctx))
-    assert rows.entry_ctx.tolist() == [65, 65]
-    parts = (result.counts, result.pending, result.rows, result.emitted)
+    launch(run, rows, sampled, 3, result=result)
+    parts = (result.counts, result.rows, result.emitted)
     assert torch.equal(result.for_host, torch.cat([part.flatten() for part in parts]))
     assert result.for_host.data_ptr() == result.counts.data_ptr()
 
@@ -253,7 +248,7 @@ def test_a_bad_argument_is_named(change: dict[str, object], message: str) -> Non
         accept(**given)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["pending", "rows", "emitted", "next_ctx", "n_moves", "move_source", "move_target"])
+@pytest.mark.parametrize("name", ["rows", "emitted", "n_moves", "move_source", "move_target"])
 def test_a_bad_result_is_named(name: str) -> None:
     result = AcceptResult.allocate(2, 3, torch.device("cpu"))
     wrong = replace(result, **{name: getattr(result, name).float()})

@@ -24,13 +24,12 @@ def accept(
     contexts = step.entry_ctx.tolist()
     for name in ("counts", "n_moves"):
         getattr(result, name).zero_()
-    for name in ("pending", "rows", "emitted", "move_source", "move_target"):
+    for name in ("rows", "emitted", "move_source", "move_target"):
         getattr(result, name).fill_(-1)
     for entry, ctx in enumerate(contexts):
         first, last = step.entry_start[entry : entry + 2].tolist()
         root, size = int(root_row[entry]), last - first
         if not 0 <= root < size:
-            result.next_ctx[entry] = ctx + size
             continue
         nodes = list(range(root, min(size, root + MAX_NODES)))
         start = int(sample_start[entry])
@@ -44,8 +43,7 @@ def accept(
             path.append(held[0])
             emitted.append(int(sampled[start + held[0] - root]))
         count = len(path)
-        result.counts[entry], result.pending[entry] = count, emitted[-1]
-        result.next_ctx[entry] = ctx + root + count
+        result.counts[entry] = count
         result.rows[entry, :count] = result.rows.new_tensor(path)
         result.emitted[entry, :count] = result.emitted.new_tensor(emitted)
         for at in range(1, count):
