@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib
+import json
 import logging
 import signal
 import socket
@@ -229,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _leave_signals_to_the_parent()
     link = ParentLink(socket.socket(fileno=args.fd))
     try:
-        engine = _find_factory(args.factory)(EngineConfig.model_validate_json(args.config), link.progress)
+        engine = _find_factory(args.factory)(EngineConfig.model_validate(json.loads(args.config)), link.progress)
         events = KvEventsConfig.model_validate_json(args.kv_events) if args.kv_events else None
         cache = KvEventForwarder(engine, link, events) if events is not None else None
         return_freed_memory()

@@ -155,7 +155,7 @@ class EngineChild:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
                     *module_command("server.engine_process"),
-                    "--fd", str(theirs.fileno()), "--config", config.model_dump_json(),
+                    "--fd", str(theirs.fileno()), "--config", config.model_dump_json(exclude_unset=True),
                     "--factory", factory, "--heartbeat", str(heartbeat_s), *more,
                     stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],

@@ -134,10 +134,13 @@ class EngineConfig(Section):
     max_batch: int = Field(
         16, ge=1, le=256, description="sequences decoded together, at most", json_schema_extra={"unit": "sequences"}
     )
-    max_step_rows: int = Field(256, ge=64, le=4096, description="rows of one forward: tree nodes and prompt tokens")
-    prefill_chunk: int = Field(
-        192, ge=1, description="prompt tokens that one step computes, at most", json_schema_extra={"unit": "tokens"}
+    max_step_rows: int = Field(
+        256, ge=64, le=4096, description="rows of one forward: tree nodes and prompt tokens; on a GPU 1,024 unless set"
     )
+    prefill_chunk: int = Field(
+        192, ge=1, description="prompt tokens that one step computes, at most; on a GPU max_step_rows unless set",
+        json_schema_extra={"unit": "tokens"},
+    )  # fmt: skip
     target_tpot_ms: float = Field(
         80.0, gt=0, description="time between tokens while prompts are computed, for requests that set none",
         json_schema_extra={"unit": "ms"},

@@ -284,8 +284,10 @@ def build_parts(
     if device is None:
         platform = HostPlatform(config, kernels)
     else:
-        from specdec.engine.build_device import DevicePlatform  # imports triton, which a CPU machine may lack
+        # It imports triton, which a CPU machine may lack.
+        from specdec.engine.build_device import DevicePlatform, with_device_rows
 
+        config = with_device_rows(config)
         platform = DevicePlatform(config, device)
     return assemble(config, platform, kernels, threads, progress, remember, aux_layers)
 

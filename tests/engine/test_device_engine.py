@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -29,7 +30,7 @@ from specdec.core.types import (
     SamplingParams,
     StoppingParams,
 )
-from specdec.engine import build_device, device_verify
+from specdec.engine import build, build_device, device_verify
 from specdec.engine.build import assemble, build_parts
 from specdec.engine.build_device import DevicePlatform, build_device_decoder, device_kv_dtype, device_needs
 from specdec.engine.device_verify import POLICIES, RUNS, TOP, DeviceOutputs, DeviceVerifier, warm_up
@@ -350,6 +351,23 @@ def test_masks_may_outgrow_their_buffer() -> None:
         buffer._allocate_tables(4, 1)
         assert ConditionsRunner(parts).run(PLAIN, [REQUESTS[3]])["grammar", 0].tokens == before
     assert moved.called
+
+
+@pytest.mark.parametrize(
+    ("given", "rows", "chunk"),
+    [({}, 1024, 1024), ({"max_step_rows": 512}, 512, 512), ({"prefill_chunk": 100}, 1024, 100),
+     ({"max_step_rows": 256, "prefill_chunk": 192}, 256, 192)],
+)  # fmt: skip
+def test_steps_are_larger_on_a_gpu_unless_set(given: dict[str, Any], rows: int, chunk: int) -> None:
+    parts: list[EngineConfig] = []
+    # As the engine's process gets it.
+    sent = EngineConfig(target="random:tiny", **given).model_dump_json(exclude_unset=True)
+    with (
+        mock.patch.object(build, "target_device", return_value=place()),
+        mock.patch.object(build, "assemble", lambda config, *_: parts.append(config)),
+    ):
+        build.build_parts(EngineConfig.model_validate(json.loads(sent)))
+    assert [(config.max_step_rows, config.prefill_chunk) for config in parts] == [(rows, chunk)]
 
 
 def test_a_missing_gpu_is_named() -> None:
