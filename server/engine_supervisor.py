@@ -23,7 +23,7 @@ from server.ipc import Frame, FrameError, FrameLink, unpack_info, unpack_load
 from specdec.child_python import module_command, module_environment
 from specdec.config import Config, EngineConfig, KvEventsConfig
 from specdec.core.types import EngineInfo, EngineLoad
-from specdec.errors import EngineDeadError, SpecdecError
+from specdec.errors import LONGEST_HINT_S, UNAVAILABLE_RETRY_S, EngineDeadError, SpecdecError
 
 _LOG = logging.getLogger(__name__)
 
@@ -305,6 +305,8 @@ class EngineSupervisor:
         self._failure = ""
         self._last_words: tuple[bool, str] | None = None  # whether it refused to start, and the message
         self._ready_at: float | None = None  # monotonic seconds
+        self._start_at = 0.0  # of this start or the next one, in monotonic seconds
+        self._start_s = 0.0  # from the last start to READY
 
     @property
     def state(self) -> EngineState:
@@ -419,12 +421,19 @@ class EngineSupervisor:
         """The error of a call that comes while the engine is not ready."""
         if self.state == EngineState.FAILED:
             return EngineDeadError(f"the engine failed: {self._failure}")
-        return EngineDeadError(f"the engine is {self.state}; retry shortly")
+        return EngineDeadError(f"the engine is {self.state}; retry shortly", self._retry_s)
+
+    @property
+    def _retry_s(self) -> float:
+        """Seconds until the engine is ready if it starts as fast as last time, within what a client waits."""
+        left = self._start_at + self._start_s - time.monotonic()
+        return min(max(left, UNAVAILABLE_RETRY_S), LONGEST_HINT_S)
 
     async def _supervise(self) -> None:
         """Start the process, again whenever it dies, until the policy gives up."""
         try:
             while (delay := await self._one_life()) is not None:
+                self._start_at = time.monotonic() + delay
                 await asyncio.sleep(delay)
                 self.restarts += 1
         except Exception as error:  # a bug here must show, not leave every request waiting
@@ -434,6 +443,7 @@ class EngineSupervisor:
     async def _one_life(self) -> float | None:
         """One run of the process. Returns seconds to wait before the next one; None: there is none."""
         self._last_words, self._ready_at, self._load = None, None, EngineLoad()
+        self._start_at = time.monotonic()
         config = self.config
         if self._spare is not None:
             config = config.model_copy(update={"spare_bytes": config.spare_bytes + self._spare()})
@@ -463,8 +473,11 @@ class EngineSupervisor:
             return None
         if self._info is not None:
             self._states.become(EngineState.RESTARTING)
-        self.listener.on_lost(EngineDeadError(), died=True)
-        return self._after_death(child.pid, await child.ended())
+        ready_for = time.monotonic() - self._ready_at if self._ready_at is not None else 0.0
+        delay = self._policy.after_death(ready_for)
+        self._start_at = time.monotonic() + (delay or 0.0)
+        self.listener.on_lost(EngineDeadError(retry_after_s=self._retry_s), died=True)
+        return self._after_death(child.pid, await child.ended(), delay)
 
     def _after_failed_spawn(self, error: OSError) -> float | None:
         _LOG.error("the engine process could not be started: %s", error)
@@ -475,14 +488,12 @@ class EngineSupervisor:
         _LOG.warning("the next try is in %.1f s", delay)
         return delay
 
-    def _after_death(self, pid: int, how: str) -> float | None:
+    def _after_death(self, pid: int, how: str, delay: float | None) -> float | None:
         refused, message = self._last_words or (False, "")
-        ready_for = time.monotonic() - self._ready_at if self._ready_at is not None else 0.0
         if refused and self._info is None:
             self._give_up(message)
             return None
         _LOG.error("engine process %d died: %s; %s", pid, message or "no last words", how)
-        delay = self._policy.after_death(ready_for)
         if delay is None:
             cause = message or how.splitlines()[0]
             self._give_up(f"the engine died {self._policy.quick_deaths} times in a row, last: {cause}")
@@ -508,6 +519,7 @@ class EngineSupervisor:
                     self._progress(*rest)
             case Frame.READY:
                 self._info, self._ready_at = unpack_info(rest[0]), time.monotonic()
+                self._start_s = self._ready_at - self._start_at
                 if self.cache_feed is not None:
                     self.cache_feed.cleared()
                 self._states.become(EngineState.READY)

@@ -52,6 +52,7 @@ class FieldViolation:
 
 
 UNAVAILABLE_RETRY_S = 1.0
+LONGEST_HINT_S = 30.0  # a client ends its tries at a longer one
 
 
 class RequestError(SpecdecError):
@@ -180,9 +181,9 @@ class EngineDeadError(RequestError):
     reason = "ENGINE_UNAVAILABLE"
     http_status, grpc_code, retry_after_s = 503, "UNAVAILABLE", UNAVAILABLE_RETRY_S
 
-    def __init__(self, message: str = "") -> None:
+    def __init__(self, message: str = "", retry_after_s: float = UNAVAILABLE_RETRY_S) -> None:
         """message: why it is not ready; default: it stopped while the request ran."""
-        self.engines_stopped = 0 if message else 1
+        self.engines_stopped, self.retry_after_s = 0 if message else 1, retry_after_s
         super().__init__(message or "the engine process stopped; it is being restarted, retry shortly")
 
 

@@ -16,7 +16,7 @@ import grpc
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from specdec.errors import MAX_ENGINES_STOPPED, ConfigError, FieldViolation, SpecdecError
+from specdec.errors import LONGEST_HINT_S, MAX_ENGINES_STOPPED, ConfigError, FieldViolation, SpecdecError
 
 
 class CallError(SpecdecError):
@@ -124,7 +124,7 @@ class RetryPolicy:
 
     attempts: int = 4  # in all
     first_s: float = 0.2  # first pause; doubles with each try, unless the server sends a hint
-    longest_s: float = 30.0  # a hint beyond this ends the tries
+    longest_s: float = LONGEST_HINT_S  # a hint beyond this ends the tries
     jitter: float = 0.25  # pauses are up to this share longer, so that clients do not retry all at once
     unreachable: bool = True  # retry if no server answers
     resumes: int = 8  # tries in a row to resume a broken stream without a new token; 0: it is not resumed

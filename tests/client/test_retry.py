@@ -202,6 +202,15 @@ async def test_each_address_is_tried_once_whatever_the_policy() -> None:
         await both.close()
 
 
+async def test_another_address_is_tried_without_the_pause_of_a_hint() -> None:
+    restarting = Script(EngineDeadError("the engine is restarting", 25.0))
+    async with talking(restarting) as (here, unary, _), talking(Script()) as (there, _, _):
+        both = Connection([here.address, there.address], Credentials(), RetryPolicy())
+        assert await both.unary(unary, b"", 20.0) == b"answer"  # the pause would exceed the time
+        await both.close()
+    assert len(restarting.times) == 1
+
+
 async def test_every_try_sends_the_key_and_cancelling_ends_it() -> None:
     script = Script(full(0.01), full(60))
     policy = RetryPolicy(longest_s=100)

@@ -1,0 +1,141 @@
+"""The supervisor with a scripted engine process and a clock that the test sets."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from server import engine_supervisor
+from server.engine_supervisor import EngineChild, EngineSupervisor, RestartPolicy
+from server.ipc import Frame, pack_info
+from specdec.client.connection import CallError, RetryPolicy
+from specdec.errors import EngineDeadError
+from tests.fake_engine import INFO
+from tests.server.harness import make_config
+
+
+class ScriptedChild:
+    """An engine process that sends what the test tells it to; its own link."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.link, self.last_frame_s = self, 0.0
+        self._take: asyncio.Future[Callable[[list[Any]], None]] = asyncio.get_running_loop().create_future()
+        self._dead = asyncio.Event()
+
+    async def listen(self, take: Callable[[list[Any]], None]) -> None:
+        self._take.set_result(take)
+        await self._dead.wait()
+
+    async def becomes_ready(self) -> None:
+        (await self._take)([Frame.READY, pack_info(INFO)])
+
+    def kill(self) -> None:
+        self._dead.set()
+
+    async def close(self, grace_s: float) -> None:
+        self.kill()
+
+    async def ended(self) -> str:
+        return "killed"
+
+
+class Scene:
+    """``now``: the supervisor's time. ``children``: the processes started. ``lost``: the errors that ended calls."""
+
+    def __init__(self, first_s: float) -> None:
+        self.now = 0.0
+        self.children: asyncio.Queue[ScriptedChild] = asyncio.Queue()
+        self.lost: asyncio.Queue[EngineDeadError] = asyncio.Queue()
+        self.supervisor = EngineSupervisor(
+            make_config(), policy=RestartPolicy(first_s=first_s, quick_s=0.0, silent_s=1e9)
+        )
+        self.supervisor.listener = self
+
+    async def spawn(self, *_: Any) -> ScriptedChild:
+        child = ScriptedChild()
+        self.children.put_nowait(child)
+        return child
+
+    def on_lost(self, error: EngineDeadError, *, died: bool = False) -> None:
+        self.lost.put_nowait(error)
+
+    def on_frame(self, frame: list[Any]) -> None:
+        raise AssertionError(frame)
+
+    def hint_at(self, now: float) -> float | None:
+        self.now = now
+        return self.supervisor.unavailable().retry_after_s
+
+
+@asynccontextmanager
+async def acting(monkeypatch: pytest.MonkeyPatch, first_s: float, *, spawn: Any = None) -> AsyncIterator[Scene]:
+    """A started supervisor. first_s: of its policy. spawn: instead of the scene's."""
+    scene = Scene(first_s)
+    monkeypatch.setattr(engine_supervisor, "time", SimpleNamespace(monotonic=lambda: scene.now))
+    monkeypatch.setattr(EngineChild, "spawn", spawn or scene.spawn)
+    await scene.supervisor.start()
+    try:
+        async with asyncio.timeout(60):
+            yield scene
+    finally:
+        await scene.supervisor.close()
+
+
+async def starts(scene: Scene, seconds: float) -> ScriptedChild:
+    """The next process, ready after ``seconds``."""
+    child = await scene.children.get()
+    scene.now += seconds
+    await child.becomes_ready()
+    return child
+
+
+async def test_a_death_tells_when_the_engine_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with acting(monkeypatch, first_s=4.0) as scene:
+        child = await scene.children.get()
+        assert scene.hint_at(2.0) == 1.0  # no start has been measured
+        scene.now = 12.0
+        await child.becomes_ready()
+        scene.now = 200.0
+        child.kill()
+        assert (await scene.lost.get()).retry_after_s == 16.0  # a pause of 4 s, then a start of 12
+        assert (scene.hint_at(203.0), scene.hint_at(215.5)) == (13.0, 1.0)
+        assert scene.children.empty()
+
+
+async def test_a_start_is_expected_to_take_as_long_as_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with acting(monkeypatch, first_s=0.0) as scene:
+        child = await starts(scene, 100.0)
+        child.kill()
+        error = await scene.lost.get()
+        seen = CallError(grpc.StatusCode.UNAVAILABLE, str(error), retry_after_s=error.retry_after_s)
+        assert RetryPolicy().pause_s(seen, 1, 0.0) == error.retry_after_s == 30.0  # a longer one would end the tries
+        scene.now = 300.0
+        child = await starts(scene, 20.0)
+        scene.now = 400.0
+        child.kill()
+        assert (await scene.lost.get()).retry_after_s == 20.0
+        scene.now = 405.0  # when the next process starts
+        await scene.children.get()
+        assert (scene.hint_at(405.0), scene.hint_at(415.0), scene.hint_at(500.0)) == (20.0, 10.0, 1.0)
+
+
+async def test_a_process_that_cannot_be_started_tells_when_the_next_try_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = asyncio.Event()
+
+    async def refuse(*_: Any) -> ScriptedChild:
+        tried.set()
+        raise OSError(errno.ENOMEM, "no memory")
+
+    async with acting(monkeypatch, first_s=8.0, spawn=refuse) as scene:
+        await tried.wait()
+        await asyncio.sleep(0)
+        assert scene.hint_at(3.0) == 5.0
