@@ -13,7 +13,7 @@ from typing import Protocol
 
 from server.auth.principal import Principal
 from server.engine_client import EngineClient
-from server.errors import DraftNotSwappedError
+from server.errors import DraftNotSwappedError, SwapUnderWayError
 from server.experiment.assignment import BUCKETS, Split, TimeBlocks, digest
 from server.experiment.config import Unit
 from server.experiment.live.plan import EngineSettings
@@ -111,7 +111,7 @@ class BlockChooser:
         self._settled_s = math.inf if self._waits else 0.0
 
 
-_RETRY_S = 0.5  # between attempts while the engine restarts
+_RETRY_S = 0.5  # between attempts while the engine restarts or an operator's draft model loads
 
 
 class EngineSwitch:
@@ -152,7 +152,7 @@ class EngineSwitch:
             try:
                 await self._draft(*self._before)
                 return
-            except EngineDeadError:  # it restarts, with the draft model of the last block
+            except (EngineDeadError, SwapUnderWayError):  # a restart has the draft model of the last block
                 if self._client.engine.state.is_final:
                     raise
                 await asyncio.sleep(_RETRY_S)
@@ -168,8 +168,8 @@ class EngineSwitch:
             block = blocks.at(self._now())
             try:
                 await self._apply(self._settings[blocks.arm_of(block)])
-            except EngineDeadError:
-                await self._pause(_RETRY_S)  # the engine restarts
+            except (EngineDeadError, SwapUnderWayError):
+                await self._pause(_RETRY_S)
                 continue
             except RequestError as error:
                 self._on_error(f"the engine cannot be switched: {error}")

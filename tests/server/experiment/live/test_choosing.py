@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from server.auth.principal import ANYBODY, Principal
+from server.engine_client import EngineClient
+from server.errors import SwapUnderWayError
 from server.experiment.assignment import TimeBlocks, bucket, digest, random_arms
 from server.experiment.config import Unit
-from server.experiment.live.choosing import BlockChooser, KeyChooser, ShadowChooser, unit_key
+from server.experiment.live.choosing import BlockChooser, EngineSwitch, KeyChooser, ShadowChooser, unit_key
+from server.experiment.live.plan import EngineSettings
 from server.experiment.records import NO_BLOCK
 from specdec.core.types import Request
 
@@ -130,6 +136,43 @@ def test_a_block_whose_engine_is_not_ready_is_washed_out() -> None:
     blocks.settled(12, 120.0)
     assert washes(121.0)
     assert not washes(122.5)
+
+
+class LoadingClient:
+    """Of an engine that refuses swaps of the draft model as long as ``loads``."""
+
+    def __init__(self) -> None:
+        self.draft_setting: tuple[str | None, Any] = ("old", None)
+        self.info = SimpleNamespace(head=None)
+        self.engine = SimpleNamespace(state=SimpleNamespace(is_final=False))
+        self.loads = True
+        self.refused, self.swapped = asyncio.Event(), asyncio.Event()
+
+    async def swap_draft(self, draft: str | None, dtype: Any = None) -> None:
+        if self.loads:
+            self.refused.set()
+            raise SwapUnderWayError
+        self.draft_setting = (draft, dtype)
+        self.swapped.set()
+
+
+async def test_a_switch_waits_until_an_operators_draft_is_loaded() -> None:
+    client, failures = LoadingClient(), list[str]()
+    arm = EngineSettings(frozenset({"draft"}), "small")
+    blocks = chooser(3600.0, 0.0, lambda: 0.0, waits_for_engine=True)
+    switch = EngineSwitch(cast(EngineClient, client), {"a": arm, "b": arm}, blocks, lambda: 0.0, failures.append)
+    switch.start()
+    async with asyncio.timeout(60):
+        await client.refused.wait()
+        client.loads = False
+        await client.swapped.wait()
+        client.loads = True
+        client.refused.clear()
+        stopping = asyncio.create_task(switch.stop())
+        await client.refused.wait()
+        client.loads = False
+        await stopping
+    assert (client.draft_setting, failures) == (("old", None), [])
 
 
 def test_requests_are_matched_by_their_fields() -> None:
