@@ -32,12 +32,14 @@ class Gpus:
         self._load = load
         self._library: Any = None
         self._absent = False
+        self._failed = False
 
     def read(self) -> list[GpuUse]:
-        """The current use of each GPU; empty without library or driver. May block on the driver."""
+        """The current use of each GPU; empty without library or driver, or while the driver fails. May block on the
+        driver."""
         if self._library is None and not self._absent:
             self._begin()
-        return [] if self._absent else list(self._uses(self._library))
+        return [] if self._absent else list(self._uses(self._library, self._count()))
 
     def _begin(self) -> None:
         try:
@@ -54,9 +56,21 @@ class Gpus:
             return
         self._library = library
 
+    def _count(self) -> int:
+        """0 while the driver fails, as one that was updated under the library does."""
+        try:
+            count: int = self._library.nvmlDeviceGetCount()
+        except self._library.NVMLError as error:
+            if not self._failed:
+                _LOG.warning("no GPU reports anything: %s", error)
+            self._failed = True
+            return 0
+        self._failed = False
+        return count
+
     @staticmethod
-    def _uses(library: Any) -> Iterator[GpuUse]:
-        for index in range(library.nvmlDeviceGetCount()):
+    def _uses(library: Any, count: int) -> Iterator[GpuUse]:
+        for index in range(count):
             try:
                 device = library.nvmlDeviceGetHandleByIndex(index)
                 uuid, name = library.nvmlDeviceGetUUID(device), library.nvmlDeviceGetName(device)

@@ -28,6 +28,7 @@ class ScriptedNvml:
 
     def __init__(self, gpus: list[Gpu], driver: bool = True) -> None:
         self.gpus, self.driver, self.begun = gpus, driver, 0
+        self.fails = False  # the driver fails after it was initialised
 
     def nvmlInit(self) -> None:  # noqa: N802
         self.begun += 1
@@ -35,6 +36,8 @@ class ScriptedNvml:
             raise NVMLError("NVML Shared Library Not Found")
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        if self.fails:
+            raise NVMLError("Driver/library version mismatch")
         return len(self.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:  # noqa: N802

@@ -21,6 +21,17 @@ def test_every_gpu_is_reported_and_a_lost_one_hides_no_other() -> None:
     assert library.begun == 1
 
 
+def test_a_driver_that_fails_costs_the_gpus_alone_and_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    library = ScriptedNvml([Gpu(3, 10, 25)])
+    gpus = Gpus(lambda: library)
+    assert len(gpus.read()) == 1
+    library.fails = True
+    assert gpus.read() == gpus.read() == []
+    assert caplog.text.count("version mismatch") == 1
+    library.fails = False
+    assert len(gpus.read()) == 1
+
+
 def no_library() -> Any:
     raise ImportError("No module named 'pynvml'")
 
