@@ -84,7 +84,7 @@ class ServerMetrics(TelemetryListener):
         self.calls_open = 0
         self.calls: Counter[tuple[str, str, str]] = Counter()  # by protocol, endpoint and status
         self.refusals: Counter[str] = Counter()
-        self.requests: Counter[str] = Counter(complete=0, failed=0, left=0)  # by outcome; left: the reader closed it
+        self.requests: Counter[str] = Counter(complete=0, failed=0, left=0)  # by outcome; left: closed, or aborted
         self.finished: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
         self.good_requests = self.good_tokens = 0  # of complete requests that met all their objectives
         self.missed: Counter[str] = Counter(dict.fromkeys(OBJECTIVES, 0))  # complete requests by missed objective
@@ -143,7 +143,7 @@ class ServerMetrics(TelemetryListener):
         self._accepted(stats.acceptance_histogram)
 
     def request_ended(self, record: RequestRecord) -> None:
-        how = "failed" if record.error is not None else "complete" if record.complete else "left"
+        how = _outcome(record)
         self.requests[how] += 1
         for arm in record.arms:
             self.arms.setdefault(arm, ArmMetrics()).request_ended(record, how)
@@ -156,13 +156,10 @@ class ServerMetrics(TelemetryListener):
             self.request_max_tokens.add(record.request.stopping.max_tokens)
 
     def _judge(self, record: RequestRecord) -> None:
-        """Check the objectives of a complete request; one that was superseded or cancelled is skipped."""
-        reasons = {end.reason for end in record.finished}
-        if FinishReason.ABORTED in reasons:
-            return
+        """Check the objectives of a complete request."""
         limit_s = (record.request.target_tpot_ms or self._target_tpot_ms) / 1e3
         slow = any((sample.seconds_per_token or 0.0) > limit_s for sample in record.samples.values())
-        late = FinishReason.DEADLINE in reasons
+        late = any(end.reason is FinishReason.DEADLINE for end in record.finished)
         self.missed[TPOT] += slow
         self.missed[DEADLINE] += late
         if not slow and not late:
@@ -186,3 +183,10 @@ class ServerMetrics(TelemetryListener):
         for position in range(len(histogram) - 2, -1, -1):
             more += histogram[position + 1]
             self.accepted_at[position] += more
+
+
+def _outcome(record: RequestRecord) -> str:
+    if record.error is not None:
+        return "failed"
+    aborted = any(end.reason is FinishReason.ABORTED for end in record.finished)
+    return "complete" if record.complete and not aborted else "left"

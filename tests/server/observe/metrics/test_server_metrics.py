@@ -109,7 +109,11 @@ def test_how_requests_end() -> None:
     failed.failed(QueueFullError(1, 1.0))
     failed.ended(complete=True)
     make_record(metrics, clock).ended(complete=True)
-    assert metrics.requests == {"complete": 1, "failed": 1, "left": 1}
+    aborted = make_record(metrics, clock, n=2)  # or superseded
+    aborted.saw(make_finished(0, 4))
+    aborted.saw(make_finished(1, 2, FinishReason.ABORTED))
+    aborted.ended(complete=True)
+    assert metrics.requests == {"complete": 1, "failed": 1, "left": 2}
     assert metrics.e2e.count == 1
 
 
@@ -122,7 +126,7 @@ def test_how_requests_end() -> None:
         (0.05, 20.0, FinishReason.EOS, 0, {"time_per_output_token"}),
         (0.05, None, FinishReason.DEADLINE, 0, {"deadline"}),
         (0.15, None, FinishReason.DEADLINE, 0, {"time_per_output_token", "deadline"}),
-        (0.15, None, FinishReason.ABORTED, 0, set()),  # its client has disconnected
+        (0.15, None, FinishReason.ABORTED, 0, set()),  # superseded
     ],
 )
 def test_goodput_counts_requests_that_meet_every_objective(
