@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 from specdec.control.controller import Controller
 from specdec.control.inputs import DraftDecision, DraftWork, Outcome, Plan, SequenceHistory, SequenceInputs, StepInputs
@@ -76,41 +77,49 @@ def _nodes(tree: TokenTree) -> Nodes:
 
 VERSION = 2  # of the file format
 KEPT_FILES = 3  # previous files, named FILE.1 (the newest) to FILE.3
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class TraceWriter:
     """Writes steps to a file, after a header with the controller's arguments.
 
-    Each step is flushed to the system, so a killed process loses none. The file is rotated at start and at
-    ``max_bytes``.
+    Each step is flushed to the system, so a killed process loses none. A file with a step is rotated at start and at
+    ``max_bytes``. On a full disk the file begins with the first step for which there is space.
 
     Raises:
-        ConfigError: the file can not be written.
+        ConfigError: the file can not be written, for another reason than a full disk.
     """
 
     def __init__(self, path: Path, controller: Mapping[str, Any], max_bytes: int = 256 << 20) -> None:
         self._path, self._controller, self._max_bytes = path, dict(controller), max_bytes
+        self._file: TextIO | None = None
         try:
             self._begin(continues=False)
         except OSError as error:
+            if error.errno in _FULL:
+                return
             raise ConfigError(f"engine.speculation.trace_file: {path} can not be written ({error.strerror})") from None
 
     def write(self, step: StepTrace) -> None:
         """Append a step. Raises OSError."""
-        if self._written >= self._max_bytes:
-            self._file.close()
+        if self._file is None:
+            self._begin(continues=False)
+        elif self._written >= self._max_bytes:
+            self.close()
             self._begin(continues=True)
         self._line(dataclasses.asdict(step))
 
     def resume(self, lost: int) -> None:
         """Begin a new file after ``lost`` steps that could not be written. Raises OSError."""
         with suppress(OSError):
-            self._file.close()
+            self.close()
         self._begin(continues=False, lost=lost)
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def _begin(self, *, continues: bool, lost: int = 0) -> None:
         if self._path.is_file() and self._path.stat().st_size:
@@ -125,14 +134,15 @@ class TraceWriter:
             self._line(header | {"lost_steps": lost} if lost else header)
         except OSError:
             with suppress(OSError):
-                self._file.close()
+                self.close()
             with suppress(OSError):
                 os.truncate(self._path, 0)  # so that an incomplete header is not rotated
             raise
 
     def _line(self, value: Mapping[str, Any]) -> None:
-        self._written += self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
-        self._file.flush()
+        file = cast(TextIO, self._file)
+        self._written += file.write(json.dumps(value, separators=(",", ":")) + "\n")
+        file.flush()
 
 
 def previous_file(path: Path, number: int) -> Path:
@@ -257,7 +267,7 @@ class TraceLog:
                 logger.warning("the trace file is written again; %d steps are missing", self._lost)
                 self._lost = 0
             writer.write(step)
-        except (OSError, ValueError) as error:  # ValueError: the file was closed by an attempt that failed
+        except OSError as error:
             if not self._lost:
                 logger.error("the trace file cannot be written (%s); steps are missing from step %d", error, step.step)
             self._lost += 1

@@ -140,10 +140,8 @@ def test_without_ring_and_file_nothing_is_traced() -> None:
 
 
 def test_bug_a_full_disk_ends_only_the_trace(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="trace_file: /dev/full can not be written"):
-        TraceWriter(Path("/dev/full"), {})
     writer = TraceWriter(tmp_path / "t.jsonl", {})
-    writer._file.close()
+    writer.close()
     writer._file = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115
     now, replay = 0.0, {"pending": [1]}
     log = TraceLog(3, writer, lambda: now)
@@ -156,6 +154,41 @@ def test_bug_a_full_disk_ends_only_the_trace(tmp_path: Path) -> None:
     assert [found.step for found in read_trace(tmp_path / "t.jsonl")[1]] == [300]
     with pytest.raises(ConfigError, match="after 300 steps that could not be written"):
         replay_file(tmp_path / "t.jsonl")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("where", ["open", "header"])
+def test_a_disk_that_is_full_at_the_start_ends_only_the_trace(
+    tmp_path: Path, number: int, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(number, "no space")
+
+    now, path = 0.0, tmp_path / "t.jsonl"
+    with monkeypatch.context() as patch:
+        if where == "open":
+            patch.setattr("builtins.open", full)
+        else:
+            patch.setattr(TraceWriter, "_line", full)
+        log = TraceLog(3, TraceWriter(path, {}), lambda: now)
+        log.add(step(0))
+    log.add(step(1))
+    now += RETRY_S  # the disk has space again
+    log.add(step(2))
+    log.close()
+    assert [found.step for found in read_trace(path)[1]] == [2]
+    with pytest.raises(ConfigError, match="after 2 steps that could not be written"):
+        replay_file(path)
+
+
+def test_a_disk_with_space_before_the_first_step_costs_no_step(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.symlink_to("/dev/full")
+    log = TraceLog(3, TraceWriter(path, {}))
+    path.unlink()
+    log.add(step(0))
+    log.close()
+    assert [found.step for found in read_trace(path)[1]] == [0]
 
 
 def test_a_disk_that_stays_full_deletes_no_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
