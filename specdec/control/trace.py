@@ -122,7 +122,8 @@ class TraceWriter:
             file.close()
 
     def _begin(self, *, continues: bool, lost: int = 0) -> None:
-        if self._path.is_file() and self._path.stat().st_size:
+        # A file with its header alone is replaced: starts that fail must not push older steps out.
+        if self._path.is_file() and self._path.stat().st_size and not _is_empty_trace(self._path):
             for number in range(KEPT_FILES, 0, -1):
                 newer = previous_file(self._path, number - 1)
                 if newer.exists():
@@ -198,6 +199,15 @@ def _is_trace(path: Path) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def _is_empty_trace(path: Path) -> bool:
+    """Whether the file is a trace without a step."""
+    if not _is_trace(path):
+        return False
+    with open(path, "rb") as file:
+        file.readline()
+        return not file.read(1)
 
 
 def _steps(path: Path) -> Iterator[StepTrace]:

@@ -44,6 +44,26 @@ def test_a_restart_keeps_earlier_files(run: Run, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("t.jsonl*"))) == KEPT_FILES + 1
 
 
+def test_starts_without_a_step_keep_earlier_steps(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    for steps in (run[1][:2], *([[]] * (KEPT_FILES + 1)), run[1][2:3]):
+        writer = TraceWriter(path, run[0])
+        for step in steps:
+            writer.write(step)
+        writer.close()
+    found = [path, tmp_path / "t.jsonl.1"]
+    assert sorted(tmp_path.glob("t.jsonl*")) == found
+    assert [[step.step for step in read_trace(one)[1]] for one in found] == [[2], [0, 1]]
+
+
+@pytest.mark.parametrize("text", ["one line\n", '{"a": 1}\n', "part"])
+def test_a_file_that_is_no_trace_is_kept(run: Run, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(text)
+    TraceWriter(path, run[0]).close()
+    assert (tmp_path / "t.jsonl.1").read_text() == text
+
+
 def test_a_run_in_several_files_is_replayed_whole(run: Run, tmp_path: Path) -> None:
     path, size = tmp_path / "t.jsonl", len(recorded()[0])
     writer = TraceWriter(path, run[0], size // KEPT_FILES)
