@@ -36,7 +36,6 @@ class Speculation:
     def __init__(self, parts: EngineParts, costs: StepCosts, began_s: float) -> None:
         self._parts, self._config = replace(parts, drafters=()), parts.config.speculation
         self._began_s = self._saved_s = began_s
-        self._swaps = 0
         controller = self._new_controller(parts.drafters, costs, parts.learned)
         self.trace = TraceLog(parts.trace_steps, self._trace_writer(controller))
         self._assemble(parts.drafters, controller)
@@ -59,7 +58,6 @@ class Speculation:
         if self._parts.learned_file is not None:
             learned = self._parts.learned_file.read(drafters) | learned
         controller = self._new_controller(drafters, StepCosts(tables["verify"], drafting), learned)
-        self._swaps += 1
         if (writer := self._trace_writer(controller)) is not None:
             self.trace.replace_writer(writer)
         self._assemble(drafters, controller)
@@ -103,12 +101,9 @@ class Speculation:
         return Controller(model_based, verify, tables, learned, self._parts.control_params, tree_rows)
 
     def _trace_writer(self, controller: Controller) -> TraceWriter | None:
-        """The writer of the configured trace file, which begins with ``controller``: each swap starts another file."""
+        """The writer of the configured trace file, which begins with ``controller``: each swap rotates it."""
         file = self._config.trace_file
-        if file is None:
-            return None
-        name = f"{file.stem}.swap{self._swaps}{file.suffix}" if self._swaps else file.name
-        return TraceWriter(file.with_name(name), controller.as_dict())
+        return None if file is None else TraceWriter(file, controller.as_dict())
 
     def _assemble(self, drafters: Seq[Drafter], controller: Controller) -> None:
         self.drafters, self.controller = list(drafters), controller

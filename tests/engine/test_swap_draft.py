@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from draft.cross_vocab import CrossVocabularyDrafter
 from draft.head import HeadDrafter
 from draft.model import ModelDrafter
-from specdec.control.trace import read_trace, replay_file
+from specdec.control.trace import KEPT_FILES, read_trace, replay_file
 from specdec.core.types import (
     Delta,
     Request,
@@ -353,18 +353,20 @@ def test_each_controller_has_a_trace_that_replays(tmp_path: Path) -> None:
     expected = answers(run_all(tiny_engine(), asks))
     assert answers(run_swapping(engine, asks[:3], {12: "same", 24: None}, asks[3])) == expected
     engine.close()
-    for name in ("trace.jsonl", "trace.swap1.jsonl", "trace.swap2.jsonl"):
+    for name in ("trace.jsonl", "trace.jsonl.1", "trace.jsonl.2"):
         report = replay_file(tmp_path / name)
         assert (report.steps > 3, report.differences) == (True, [])
         records = [cast(dict[str, Any], step.replay) for step in read_trace(tmp_path / name)[1]]
         assert all(len({one["history"][0] for one in r["sequences"]}) == len(r["sequences"]) for r in records if r)
 
 
-def test_without_a_suffix_the_trace_of_a_swap_has_a_new_name(tmp_path: Path) -> None:
+def test_the_trace_files_of_many_swaps_are_bounded(tmp_path: Path) -> None:
     engine = tiny_engine(traced(tmp_path / "trace"))
-    engine.swap_draft(None)
+    for number in range(KEPT_FILES + 2):
+        run_all(engine, [Request(f"r{number}", PROMPT, GREEDY, LONG)])
+        engine.swap_draft(None)
     engine.close()
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["trace", "trace.swap1"]
+    assert len(list(tmp_path.iterdir())) == KEPT_FILES + 1
 
 
 def test_a_swap_keeps_the_steps_in_memory_and_their_numbers(tmp_path: Path) -> None:
@@ -384,7 +386,8 @@ def test_an_unwritable_trace_file_changes_nothing(tmp_path: Path) -> None:
     folder.mkdir()
     engine = tiny_engine(traced(folder / "trace.jsonl"))
     before = engine.info()
-    (folder / "trace.swap1.jsonl").mkdir()
+    (folder / "trace.jsonl").unlink()
+    (folder / "trace.jsonl").mkdir()
     with pytest.raises(ConfigError, match="trace_file"):
         engine.swap_draft(None)
     assert engine.info() == before
