@@ -266,9 +266,10 @@ def _last_words(link: ParentLink, error: Exception) -> int:
 
 
 def _leave_signals_to_the_parent() -> None:
-    """Ctrl-C and SIGTERM reach the whole process group; the front end drains, then sends CLOSE."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Ctrl-C, SIGTERM and a closed terminal's SIGHUP reach the whole process group; the front end drains, then sends
+    CLOSE."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         # The process reads its socket only between steps; this also ends it while it loads.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _STOP_GRACE_S = 1.0
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,7 @@ class Serving:
             publisher.close()
 
     async def run(self, on_ready: Callable[[Addresses, EngineInfo], None]) -> None:
-        """Serve until SIGTERM or SIGINT, then drain; a second signal cuts the drain short.
+        """Serve until SIGTERM, SIGINT or SIGHUP, then drain; a second signal cuts the drain short.
 
         Raises:
             ConfigError: a port can not be had.
@@ -178,7 +177,8 @@ class Serving:
         """
         signals: asyncio.Queue[int] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        for number in _STOP_SIGNALS:
+        stop_signals = _stop_signals()
+        for number in stop_signals:
             loop.add_signal_handler(number, signals.put_nowait, number)
         try:
             addresses = await self.start()
@@ -187,7 +187,7 @@ class Serving:
             finally:
                 await self._stop_or_second_signal(signals)
         finally:
-            for number in _STOP_SIGNALS:
+            for number in stop_signals:
                 loop.remove_signal_handler(number)
 
     async def _serve(
@@ -285,6 +285,12 @@ class Serving:
         if len(states) == 1:
             return state, self.models.first.takes_requests
         return state, self._was_ready and any(model.takes_requests for model in self.models)
+
+
+def _stop_signals() -> tuple[signal.Signals, ...]:
+    """SIGHUP, which a terminal sends when it closes, is one of them unless it is ignored (nohup)."""
+    hangup = (signal.SIGHUP,) if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else ()
+    return (signal.SIGTERM, signal.SIGINT, *hangup)
 
 
 def with_shared_cores(engines: Mapping[str, EngineConfig], cores: int | None = None) -> dict[str, EngineConfig]:

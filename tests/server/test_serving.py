@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -161,6 +163,47 @@ async def test_sigterm_drains_and_a_second_one_does_not_wait() -> None:
                         pass
                 assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
             await asyncio.wait_for(running, 10)
+
+
+@pytest.fixture
+def hangup() -> Iterator[Callable[[Any], None]]:
+    """Sets what SIGHUP does before the server runs."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield lambda handler: signal.signal(signal.SIGHUP, handler)
+    signal.signal(signal.SIGHUP, before)
+
+
+async def test_a_closed_terminal_drains(hangup: Callable[[Any], None]) -> None:
+    hangup(lambda *_: None)  # so that a server that does not handle it fails the test, not the run
+    serving = Serving(make_config(drain_s=30), lambda _: FakeTokenizer(), factory=ECHO)
+    running, addresses = await run_until_ready(serving)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.grpc_port}") as channel:
+        call = Harness(serving, addresses, channel).generation.GenerateStream(stream_request("x" * 10, salt="slow"))
+        await anext(aiter(call))
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert [m async for m in call][-1].WhichOneof("event") == "finished"
+        await asyncio.wait_for(running, 20)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_to_the_process_group_does_not_end_the_engine(number: int) -> None:
+    async with running_server() as server:
+        pid = server.serving.client.engine.pid
+        assert pid is not None
+        os.kill(pid, number)
+        answer = [m async for m in server.generation.GenerateStream(stream_request(), timeout=20)]
+        assert answer[-1].WhichOneof("event") == "finished"
+        assert server.serving.client.engine.pid == pid
+
+
+async def test_a_closed_terminal_does_nothing_under_nohup(hangup: Callable[[Any], None]) -> None:
+    hangup(signal.SIG_IGN)
+    serving = Serving(make_config(), lambda _: FakeTokenizer(), factory=ECHO)
+    running, _ = await run_until_ready(serving)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 20)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 async def test_the_first_signal_logs_the_running_calls_and_the_second_exits_immediately(
