@@ -82,6 +82,7 @@ class Serving:
         self._grpc = GrpcServer(config.server, self.models, self._observer, messages)
         self._health_tasks: list[asyncio.Task[None]] = []
         self._was_ready = False
+        self._flush: asyncio.Task[None] | None = None
         port = config.server.http_port
         self._http: HttpServer | None = None
         if port is not None:
@@ -161,8 +162,16 @@ class Serving:
         self._close_events()
         for model in self.models:
             model.close()
-        await asyncio.to_thread(self._observer.close)
+        await self._close_observer(at_once)
         self._reserve.close()
+
+    async def _close_observer(self, at_once: bool) -> None:
+        """Also after a stop that was cancelled while its flush ran, which goes on in its thread."""
+        if at_once:
+            self._observer.hurry()
+        if self._flush is None:
+            self._flush = asyncio.create_task(asyncio.to_thread(self._observer.close), name="flush")
+        await asyncio.shield(self._flush)
 
     def _close_events(self) -> None:
         for publisher in self._publishers:

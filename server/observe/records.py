@@ -200,7 +200,10 @@ class TelemetryListener:
         """A call was answered or refused, or its client left."""
 
     def close(self) -> None:
-        """The server ends: flush."""
+        """The server ends: flush. Called once."""
+
+    def hurry(self) -> None:
+        """The server ends at once: a `close` that runs, or comes, does not wait for the network."""
 
 
 _CALL: ContextVar[CallRecord | None] = ContextVar("call", default=None)

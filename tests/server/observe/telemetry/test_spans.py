@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
 from server.observe import observer
+from server.observe.logs import CallLog
 from server.observe.observer import Observer
 from server.observe.records import leave_call, set_call
 from server.observe.spans import Spans
+from server.serving import Serving
 from specdec.config import ServerConfig
 from specdec.core.types import Request
 from specdec.errors import ConfigError
-from tests.server.harness import running_server, stream_request
+from tests.fake_engine import ECHO
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.harness import Harness, make_config, running_server, stream_request
 from tests.server.http.harness import COMPLETIONS, running
 from tests.server.observe.logs.capture import logged
+from tests.server.test_serving import run_until_ready
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
@@ -41,6 +50,42 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
 
     monkeypatch.setattr(observer, "_spans", spans)
     yield exporter
+
+
+class HungCollector(SpanExporter):
+    """An exporter whose exports end with its shutdown."""
+
+    def __init__(self) -> None:
+        self.asked, self.ended = threading.Event(), threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.asked.set()
+        self.ended.wait()
+        return SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        self.ended.set()
+
+
+async def test_a_second_signal_ends_the_flush_to_a_hung_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = HungCollector()
+    monkeypatch.setattr(observer, "_spans", lambda _: Spans(exporter))
+    closed: list[CallLog] = []
+    monkeypatch.setattr(CallLog, "close", lambda log: closed.append(log))
+    config = make_config(otlp_endpoint="http://collector:4317", log_calls=True)
+    serving = Serving(config, lambda _: FakeTokenizer(), factory=ECHO)
+    running, addresses = await run_until_ready(serving)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.grpc_port}") as channel:
+        call = Harness(serving, addresses, channel).generation.GenerateStream(stream_request())
+        assert [message async for message in call]
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.to_thread(exporter.asked.wait, 20)
+    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        await asyncio.wait_for(running, 20)  # a flush waits 30 s
+    finally:
+        exporter.ended.set()
+    assert len(closed) == 1
 
 
 def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
