@@ -77,7 +77,7 @@ class Observer:
         self._publish(lambda listener: listener.call_ended(call))
 
     def close(self) -> None:
-        """Flush the listeners. May wait for the network, unless told to `hurry`."""
+        """Flush the listeners. May wait for the network, unless `hurry` is called."""
         self._publish(lambda listener: listener.close())
 
     def hurry(self) -> None:
