@@ -114,6 +114,10 @@ class Body:
         """Add a violation for the field."""
         self.violations.check(False, self.path(name), problem)
 
+    def warn(self, name: str, problem: str) -> None:
+        """Let the answer's ``warnings`` name the field."""
+        self.violations.warnings.append(FieldViolation(self.path(name), problem))
+
     def text(self, name: str) -> str | None:
         """A string."""
         value = self._data.get(name)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import orjson
+
 from server.json_body import GRAMMAR_FIELD, GROUPS, Body, Field, Reader, Schema, Table, read_request, write_json
 from specdec.core.fields import (
     INT31,
@@ -32,6 +34,7 @@ from specdec.core.types import (
     ResumeParams,
     SpeculationParams,
 )
+from specdec.engine.validation import MAX_SCHEMA_BYTES
 
 NO_PROMPT = (0,)
 """Replaces a prompt that is wrong or missing, so that all other fields are still checked."""
@@ -297,7 +300,19 @@ def read_grammar(body: Body, name: str, kind: GrammarKind) -> GrammarParams | No
     if not isinstance(value, wanted):
         body.refuse(name, rule)
         return None
+    if kind is GrammarKind.JSON_SCHEMA and isinstance(value, str):
+        value = _parsed_schema(body, name, value)
     return GrammarParams(kind, value if isinstance(value, str) else write_json(value).decode())
+
+
+def _parsed_schema(body: Body, name: str, text: str) -> Any:
+    """The JSON schema that ``text`` holds; a text that is too long or no JSON as it is, for the engine to refuse."""
+    try:
+        schema = orjson.loads(text) if len(text) <= MAX_SCHEMA_BYTES else text
+    except orjson.JSONDecodeError:
+        return text
+    known = Body({name: schema}, body.violations, body.names, body.path("")).value(name)
+    return known if isinstance(known, dict) else text
 
 
 _FORMAT_TYPE: Mapping[str, Schema] = {"type": {"enum": [*_TYPES]}}

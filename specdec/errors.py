@@ -201,6 +201,8 @@ class ViolationCollector:
     """Collects field violations so that a refusal names every bad field at once."""
 
     found: list[FieldViolation] = field(default_factory=list)
+    warnings: list[FieldViolation] = field(default_factory=list)
+    """What of a request is not served as its sender may expect, though it is not refused."""
 
     def check(self, ok: bool, name: str, description: str) -> None:
         """Record a violation of ``name`` unless ``ok``."""

@@ -140,7 +140,7 @@ async def _read_prompt(call: Call, body: Body) -> Prompt:
     """
     model = call.model
     call.field_names["prompt"] = "messages"
-    tools = _read_tools(call, body, model.tokenizer.loaded)
+    tools = _read_tools(body, model.tokenizer.loaded)
     conversation = Conversation()
     if body.has("system"):
         conversation.say("system", read_text(body, "system", _TEXT))
@@ -191,9 +191,9 @@ def _read_block(block: Body, role: str, conversation: Conversation) -> None:
             block.refuse("type", f"must be text or {calls} where the role is {role}; the model reads text only")
 
 
-def _read_tools(call: Call, body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
+def _read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     """Translates ``tools`` and ``tool_choice`` to those of OpenAI's chat, and reads these."""
-    tools = read_flat_tools(call, body, ("custom", None), "input_schema")
+    tools = read_flat_tools(body, ("custom", None), "input_schema")
     same: dict[str, Any] = {"tools": tools}
     choice = body.object("tool_choice")
     if choice is not None:

@@ -67,7 +67,7 @@ class Call:
         self.headers: list[tuple[bytes, bytes]] = []  # further ones of the answer
         self.broken: Callable[[Refusal], bytes] | None = None  # writes the end of a broken stream; None: the dialect
         self.fields: Table = ()  # those that the endpoint reads
-        self.left_out: list[str] = []  # parts of them that it ignores
+        self._warnings: list[FieldViolation] = []  # of its readers
         self.began = False  # the answer's headers are sent
 
     @property
@@ -130,16 +130,17 @@ class Call:
         return self._raw
 
     def notes(self) -> dict[str, Any]:
-        """Further fields of the answer: ``warnings``, if the body has fields that should not be ignored in silence."""
+        """Further fields of the answer: ``warnings``, if parts of the body have no effect, or another than expected."""
         if not self.fields:
             return {}
-        ignored = (*ignored_fields(self.data, self.fields), *((name, "is not served here") for name in self.left_out))
+        ignored = ignored_fields(self.data, self.fields)
         found = [{"param": name, "message": f"{problem}, and was ignored"} for name, problem in ignored]
+        found += [{"param": each.field, "message": each.description} for each in self._warnings]
         return {"warnings": found} if found else {}
 
     def body(self) -> Body:
         """The body's fields, to be read one by one; raises as `data`."""
-        body = Body(self.data, ViolationCollector(), self.field_names)
+        body = Body(self.data, ViolationCollector(warnings=self._warnings), self.field_names)
         if self.model.strict_fields:
             for name, problem in ignored_fields(self.data, self.fields, every=True):
                 body.refuse(name, problem)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from server.http.call import Call
 from server.http.tool_calls import CallArguments, CallBegin, CallEnd, Part, ToolCall
 from server.http.tool_use import ToolUse, check_names, check_tool
 from server.json_body import Body
@@ -79,7 +78,7 @@ def needed_text(given: Body, name: str) -> str | None:
     return text
 
 
-def read_flat_tools(call: Call, body: Body, kinds: Sequence[str | None], schema: str) -> list[dict[str, Any]]:
+def read_flat_tools(body: Body, kinds: Sequence[str | None], schema: str) -> list[dict[str, Any]]:
     """``tools`` in the form of chat templates, from tools without a ``function`` around their name and description.
     The field ``schema`` has the schema of the arguments.
 
@@ -92,7 +91,7 @@ def read_flat_tools(call: Call, body: Body, kinds: Sequence[str | None], schema:
         body.value("tools")  # refuses values nested too deep
     for i, given in enumerate(listed):
         if given.text("type") not in kinds:
-            call.left_out.append(f"tools[{i}]")
+            body.warn(f"tools[{i}]", "is not served here, and was ignored")
             continue
         name = needed_text(given, "name") or ""
         check_tool(given, name, schema)

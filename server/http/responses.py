@@ -125,7 +125,7 @@ async def parse_responses(call: Call) -> ResponsesRequest:
     _refuse_state(body, fields)
     ids: tuple[int, ...] = ()
     tokenizer = call.model.tokenizer.loaded
-    tools = _read_tools(call, body, tokenizer)
+    tools = _read_tools(body, tokenizer)
     conversation = _read_input(body, fields)
     if not body.violations.found:
         ids = await encode_messages(body, call.model, conversation.messages, tools)
@@ -189,9 +189,9 @@ def _read_item(item: Body, conversation: Conversation) -> None:
             item.refuse("type", "must be message, function_call or function_call_output")
 
 
-def _read_tools(call: Call, body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
+def _read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     """Translates ``tools`` and ``tool_choice`` to those of the chat, and reads these."""
-    tools = read_flat_tools(call, body, ("function",), "parameters")
+    tools = read_flat_tools(body, ("function",), "parameters")
     choice = body.raw("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
         choice = read_named_tool(Body(choice, body.violations, body.names, "tool_choice."), tools)

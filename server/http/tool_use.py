@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from server.http.tool_calls import MAX_NAME, ToolCall, ToolCallParser, WholeCallParser
 from server.interfaces import TokenizerLike
-from server.json_body import Body, RequestFields
+from server.json_body import GRAMMAR_FIELD, Body, RequestFields
 from server.request_fields import FLAG, OBJECT, TEXT, Field, Table, either, listed, with_fields
 from specdec.core.fields import MAX_TOOLS
-from specdec.core.types import GrammarKind, GrammarParams
+from specdec.core.types import JSON_WHITESPACE, GrammarKind, GrammarParams
 from specdec.models.tool_forms import ToolForm
 
 _NAME = re.compile(rf'[^\s<>{{}}\[\]"\\]{{1,{MAX_NAME}}}')
@@ -51,16 +53,19 @@ class ToolUse:
         parser = self.whole_parser()
         return [*parser.push(text), *parser.flush()]
 
-    def grammar(self, tokenizer: TokenizerLike) -> GrammarParams | None:
-        """The grammar of the answer: calls of required tools, or calls of ``strict`` tools by their schemas."""
+    def grammar(self, tokenizer: TokenizerLike, answer: Mapping[str, Any] | None = None) -> GrammarParams | None:
+        """The grammar of the answer: calls of required tools, or calls of ``strict`` tools by their schemas.
+
+        answer: the schema of an answer without calls, where none is required.
+        """
         functions = [tool["function"] for tool in self.tools]
         free = not self.required
-        if free and not (self.form in MARKED and any(function.get("strict") for function in functions)):
+        if free and answer is None and not (self.form in MARKED and any(each.get("strict") for each in functions)):
             return None
         callable_ = [function for function in functions if free or function["name"] in self.required]
         # Llama's templates refuse to write down a message with two calls.
         many = self.parallel and self.form is not ToolForm.LLAMA
-        text = tool_grammar(self.form, callable_, tokenizer, many=many, free=free)
+        text = tool_grammar(self.form, callable_, tokenizer, many=many, free=free, answer=answer)
         return GrammarParams(GrammarKind.EBNF, text)
 
 
@@ -93,13 +98,29 @@ def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenize
         return
     if any(tokenizer.special_id(mark) is not None for mark in _CALL_MARKS.get(tools.form, ())):
         fields.engine["output.skip_special_tokens"] = False
-    if "grammar" not in fields.engine:
-        grammar = tools.grammar(tokenizer)
-        if grammar is not None:
-            body.names["grammar"] = body.path("tools")
-            fields.engine["grammar"] = grammar
-    elif tools.required:
+    given: GrammarParams | None = fields.engine.get(GRAMMAR_FIELD)
+    answer = None if given is None else _answer_schema(given)
+    if given is not None and tools.required:
         body.refuse("tool_choice", "lets nothing but calls be answered, and a form for the answer is given too")
+    elif given is not None and answer is None:
+        body.warn("tools", "cannot be called, because the whole answer has another form; only JSON goes with tools")
+    elif (grammar := tools.grammar(tokenizer, answer)) is not None:
+        if given is None:
+            body.names[GRAMMAR_FIELD] = body.path("tools")
+        fields.engine[GRAMMAR_FIELD] = grammar
+
+
+def _answer_schema(form: GrammarParams) -> dict[str, Any] | None:
+    """The JSON schema of answers of ``form``; None: they are no JSON, or it is wrong."""
+    if form.kind is GrammarKind.JSON_OBJECT:
+        return {"type": "object"}
+    if form.kind is not GrammarKind.JSON_SCHEMA:
+        return None
+    try:
+        schema = orjson.loads(form.text)
+    except orjson.JSONDecodeError:
+        return None
+    return schema if isinstance(schema, dict) else None
 
 
 def check_names(body: Body, names: Sequence[str], field: str, key: str) -> None:
@@ -191,12 +212,19 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 
 
 def tool_grammar(
-    form: ToolForm, functions: Sequence[Mapping[str, Any]], tokenizer: TokenizerLike, *, many: bool, free: bool = False
+    form: ToolForm,
+    functions: Sequence[Mapping[str, Any]],
+    tokenizer: TokenizerLike,
+    *,
+    many: bool,
+    free: bool = False,
+    answer: Mapping[str, Any] | None = None,
 ) -> str:
     """A grammar, in llguidance's Lark, of calls of ``functions`` in OpenAI's form.
 
     many: more than one call is allowed.
     free: text is allowed too. Arguments then follow the schemas of ``strict`` functions, and are any object for others.
+    answer: the schema of the only text that is allowed, if ``free``; there is then no text beside calls.
     """
     writer = _Writer(tokenizer)
     mark, opening, closing, between = _AROUND[form]
@@ -207,17 +235,25 @@ def tool_grammar(
     ]
     if not free:
         rules.insert(0, f"start: {writer.marked(mark)} calls")
+    elif answer is not None:
+        answer = _with_spacing(answer)
+        rules = [f"start: {writer.marked(mark)} calls | answer", f"answer: %json {json.dumps(answer)}", *rules]
     else:
         kind = "" if writer.is_special(mark) else "[lazy]"
         start = "(marked calls)* TEXT" if many else "marked calls | TEXT"
         rules = [f"start: {start}", f"marked{kind}: TEXT {writer.marked(mark)}", r"TEXT: /(.|\n)*/", *rules]
     for i, function in enumerate(functions):
-        before, after = _call(form, function["name"])
         bound = not free or function.get("strict") is True
-        schema = _schema(function.get("parameters")) if bound else {"type": "object", "x-guidance": _SPACING}
+        schema = _schema(function.get("parameters")) if bound else {"type": "object"}
+        if answer is not None and form is ToolForm.LLAMA:
+            # A call and the answer begin with a brace, so the lexer must read both by the same rules.
+            whole = {**_llama_call(function["name"], schema, i), "x-guidance": answer["x-guidance"]}
+            rules.append(f"call_{i}: %json {json.dumps(whole)}")
+            continue
+        before, after = _call(form, function["name"])
         rules += [
             f"call_{i}: {writer.marked(before)} arguments_{i} {writer.marked(after)}",
-            f"arguments_{i}: %json {json.dumps(schema)}",
+            f"arguments_{i}: %json {json.dumps({**schema, 'x-guidance': _SPACING})}",
         ]
     return "\n".join(rules)
 
@@ -256,7 +292,22 @@ def _schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     schema: dict[str, Any] = dict(parameters or {"type": "object", "properties": {}})
     if "properties" in schema and not any(key in schema for key in _COMBINED):
         schema = {"additionalProperties": False, **schema}
-    return {"type": "object", **schema, "x-guidance": _SPACING}
+    return {"type": "object", **schema}
+
+
+def _with_spacing(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of an answer, with the white space that a grammar of its own would have."""
+    own = schema.get("x-guidance", {})
+    if isinstance(own, dict) and own.get("whitespace_flexible") is not False:
+        own = {"whitespace_pattern": JSON_WHITESPACE, **own}
+    return {**schema, "x-guidance": own}
+
+
+def _llama_call(name: str, parameters: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """The schema of a whole call in Llama's form."""
+    # With an id, references inside of the parameters' schema start at its own root.
+    fields = {"name": {"const": name}, "parameters": {"$id": f"urn:tool:{number}", **parameters}}
+    return {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
 
 
 class _Writer:

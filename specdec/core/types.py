@@ -212,6 +212,11 @@ def selects(drafters: Sequence[str] | None, name: str) -> bool:
     return name in DRAFT_MODELS and not set(DRAFT_MODELS).isdisjoint(drafters)
 
 
+JSON_WHITESPACE = r" |\n{1,2}[ \t]{0,40}"
+"""White space between tokens of JSON that matches a schema, unless the schema has its own. Bounded: an unsure model may
+continue with white space for ever."""
+
+
 class GrammarKind(StrEnum):
     """The language of a grammar's text."""
 

@@ -18,11 +18,9 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from specdec.core.types import GrammarKind, GrammarParams
+from specdec.core.types import JSON_WHITESPACE, GrammarKind, GrammarParams
 from specdec.grammar.gbnf import gbnf_to_lark, is_gbnf
 
-WHITESPACE = r" |\n{1,2}[ \t]{0,40}"
-"""White space between tokens of JSON. Bounded: an unsure model may continue with white space for ever."""
 MAX_GBNF_RULES = 512
 """The converter takes time quadratic in the rules: 0.2 s for these, seconds for thousands."""
 STACK_BYTES = 256 << 20
@@ -40,7 +38,7 @@ def grammar_source(params: GrammarParams) -> str:
     """The text for ``LLMatcher``; most errors in it show only there.
 
     - JSON_SCHEMA: a JSON object (draft 2020-12 as far as llguidance supports it). Between tokens there may be
-      `WHITESPACE`. ``"x-guidance": {"whitespace_flexible": false}`` in the schema allows none, so that more of the
+      `JSON_WHITESPACE`. ``"x-guidance": {"whitespace_flexible": false}`` in the schema allows none, so that more of the
       output is forced; ``"whitespace_pattern"`` replaces it.
     - JSON_OBJECT: any JSON object, with the same white space.
     - REGEX: the whole output, in the syntax of Rust's ``regex`` crate without anchors and look-around.
@@ -71,7 +69,7 @@ def grammar_source(params: GrammarParams) -> str:
 def _json(schema: str, options: Any) -> str:
     compact = isinstance(options, dict) and options.get("whitespace_flexible") is False
     # A pattern overrides `whitespace_flexible`, even if it is only a default.
-    return str(LLMatcher.grammar_from_json_schema(schema, None if compact else {"whitespace_pattern": WHITESPACE}))
+    return str(LLMatcher.grammar_from_json_schema(schema, None if compact else {"whitespace_pattern": JSON_WHITESPACE}))
 
 
 def _parsed(text: str) -> Any:

@@ -12,7 +12,7 @@ from server.http.tool_calls import ToolCall
 from server.http.tool_use import MARKED, ToolUse
 from specdec.grammar.state import GrammarState
 from specdec.models.tool_forms import ToolForm
-from tests.grammar.helpers import EOS, byte_level, ids_of, start
+from tests.grammar.helpers import EOS, byte_level, finished, ids_of, start
 
 KIND = {"enum": ["near", "far"]}
 LOOK = {"type": "object", "properties": {"kind": KIND, "at": {"type": "boolean"}}, "required": ["kind"]}
@@ -142,3 +142,25 @@ def test_a_marker_that_is_a_special_token_is_that_token() -> None:
     assert ids_of(found.mask(())) == [1]
     found.commit([1])
     assert byte_level().decode(found.forced((), 40)).startswith("find.it[ARGS]{}")
+
+
+@pytest.mark.parametrize("form", list(ToolForm))
+def test_a_free_answer_is_calls_or_the_form(form: ToolForm) -> None:
+    person = {"type": "object", "properties": {"name": {"enum": ["Jo"]}}, "required": ["name"]}
+    place = {**LOOK, "properties": {"kind": {"$ref": "#/$defs/kind"}}, "$defs": {"kind": KIND}}
+    look = {"function": {"name": "look", "parameters": place, "strict": True}}
+    use = ToolUse([look, TOOLS[1]], form, (), parallel=False)
+    grammar = use.grammar(byte_level(), {**person, "additionalProperties": False})
+    assert grammar is not None
+    for text in ('{"name": "Jo"}', '{"name":"Jo"}'):
+        answer = start(grammar)
+        commit(answer, text)
+        assert finished(answer)
+    _, forced = state(form, ("look",), parallel=False)
+    before = byte_level().decode(forced.forced((), 200), skip_special=False)
+    call = start(grammar)
+    commit(call, before)
+    assert texts(call) >= {"n", "f"}
+    assert "x" not in texts(call)  # the tool is strict
+    other = start(grammar)
+    assert not {"O", "x"} & texts(other)  # no other text

@@ -13,6 +13,7 @@ from specdec.core.types import Delta, Finished, FinishReason, GrammarKind, Specu
 from specdec.models.tool_forms import ToolForm
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.http.calls import asked, make_context, violations
+from tests.server.http.harness import Server
 
 HI = [{"role": "user", "content": "hi"}]
 PLACE = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
@@ -83,9 +84,28 @@ def test_invalid_fields_are_named(field: str, fields: dict[str, Any]) -> None:
         assert field in [v.field for v in violations(parse, BODY | fields)]
 
 
+def test_a_response_format_leaves_calls_possible() -> None:
+    for parse, form in (
+        (parse_chat, {"response_format": {"type": "json_object"}}),
+        (parse_chat, {"guided_json": json.dumps(PLACE)}),
+        (parse_ollama, {"format": PLACE}),
+    ):
+        grammar = asked(parse, BODY | form).request.grammar
+        assert grammar.kind is GrammarKind.EBNF
+        assert 'start: "<tool_call>" calls | answer' in grammar.text
+        assert asked(parse, BODY | form | {"tool_choice": "none"}).request.grammar.kind in (
+            GrammarKind.JSON_OBJECT,
+            GrammarKind.JSON_SCHEMA,
+        )
+
+
+def test_forms_that_are_no_json_prevent_calls_with_a_warning(server: Server) -> None:
+    body = BODY | {"max_tokens": 2, "guided_choice": ["a"]}
+    assert [note["param"] for note in server.ask("/v1/chat/completions", **body)["warnings"]] == ["tools"]
+
+
 def test_a_response_format_needs_a_free_tool_choice() -> None:
     form = {"response_format": {"type": "json_object"}}
-    assert asked(parse_chat, BODY | form).request.grammar.kind is GrammarKind.JSON_OBJECT
     assert [v.field for v in violations(parse_chat, BODY | form | {"tool_choice": "required"})] == ["tool_choice"]
     assert [v.field for v in violations(parse_ollama, BODY | {"format": "json", "tool_choice": "any"})] == [
         "tool_choice"
