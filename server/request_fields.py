@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import orjson
 
 from server.json_body import GRAMMAR_FIELD, GROUPS, Body, Field, Reader, Schema, Table, read_request, write_json
+from server.json_schemas import lenient
 from specdec.core.fields import (
     INT31,
     UINT64,
@@ -302,6 +303,10 @@ def read_grammar(body: Body, name: str, kind: GrammarKind) -> GrammarParams | No
         return None
     if kind is GrammarKind.JSON_SCHEMA and isinstance(value, str):
         value = _parsed_schema(body, name, value)
+    if kind is GrammarKind.JSON_SCHEMA and isinstance(value, dict):
+        value, warning = lenient(value)
+        if warning:
+            body.warn(name, warning)
     return GrammarParams(kind, value if isinstance(value, str) else write_json(value).decode())
 
 

@@ -13,6 +13,7 @@ import orjson
 from server.http.tool_calls import MAX_NAME, ToolCall, ToolCallParser, WholeCallParser
 from server.interfaces import TokenizerLike
 from server.json_body import GRAMMAR_FIELD, Body, RequestFields
+from server.json_schemas import lenient
 from server.request_fields import FLAG, OBJECT, TEXT, Field, Table, either, listed, with_fields
 from specdec.core.fields import MAX_TOOLS
 from specdec.core.types import JSON_WHITESPACE, GrammarKind, GrammarParams
@@ -39,6 +40,12 @@ class ToolUse:
     def names(self) -> tuple[str, ...]:
         """The names of all tools."""
         return tuple(tool["function"]["name"] for tool in self.tools)
+
+    @property
+    def bound(self) -> list[dict[str, Any]]:
+        """The functions whose arguments follow their schemas if there is a grammar."""
+        functions = [tool["function"] for tool in self.tools]
+        return [each for each in functions if each["name"] in self.required or each.get("strict") is True]
 
     def parser(self) -> ToolCallParser:
         """A parser of one sample, for calls in pieces."""
@@ -107,6 +114,9 @@ def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenize
     elif (grammar := tools.grammar(tokenizer, answer)) is not None:
         if given is None:
             body.names[GRAMMAR_FIELD] = body.path("tools")
+        for function in tools.bound:
+            if warning := lenient(function.get("parameters") or {})[1]:
+                body.warn("tools", f"the schema of {function['name']}: {warning}")
         fields.engine[GRAMMAR_FIELD] = grammar
 
 
@@ -207,8 +217,9 @@ TOOLS: Table = (
 )
 
 
-# The spacing of Python's json, with which templates write calls, so that all of it is forced.
-_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# The spacing of Python's json, with which templates write calls, so that all of it is forced. What no grammar expresses
+# is left out.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 
 
 def tool_grammar(
@@ -245,14 +256,16 @@ def tool_grammar(
     for i, function in enumerate(functions):
         bound = not free or function.get("strict") is True
         schema = _schema(function.get("parameters")) if bound else {"type": "object"}
+        comment = f"// the schema of {function['name']}"  # the compiler's errors repeat it
         if answer is not None and form is ToolForm.LLAMA:
             # A call and the answer begin with a brace, so the lexer must read both by the same rules.
-            whole = {**_llama_call(function["name"], schema, i), "x-guidance": answer["x-guidance"]}
-            rules.append(f"call_{i}: %json {json.dumps(whole)}")
+            whole = _llama_call(function["name"], schema, i, answer["x-guidance"])
+            rules += [comment, f"call_{i}: %json {json.dumps(whole)}"]
             continue
         before, after = _call(form, function["name"])
         rules += [
             f"call_{i}: {writer.marked(before)} arguments_{i} {writer.marked(after)}",
+            comment,
             f"arguments_{i}: %json {json.dumps({**schema, 'x-guidance': _SPACING})}",
         ]
     return "\n".join(rules)
@@ -303,11 +316,12 @@ def _with_spacing(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {**schema, "x-guidance": own}
 
 
-def _llama_call(name: str, parameters: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """The schema of a whole call in Llama's form."""
+def _llama_call(name: str, parameters: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a whole call in Llama's form. ``options`` are the library's."""
     # With an id, references inside of the parameters' schema start at its own root.
     fields = {"name": {"const": name}, "parameters": {"$id": f"urn:tool:{number}", **parameters}}
-    return {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+    schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+    return {**schema, "x-guidance": {**options, "lenient": True}}
 
 
 class _Writer:

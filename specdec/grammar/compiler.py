@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import select
 import signal
 import subprocess
@@ -301,13 +302,13 @@ class GrammarCompiler:
             source = self._check_process.check(params, self._check_seconds)
             return compile_matcher(source, self._library_vocabulary)
         except ValueError as error:
-            raise _refusal("grammar", f"{_shortened(str(error))}; {_HINTS[params.kind]}") from None
+            raise _refusal("grammar", _explained(params, str(error))) from None
         except Exception:
             with self._lock:
                 self._compiled.pop(params, None)  # the next request tries again
             raise
         except BaseException as error:  # a panic of the library, which must not end the engine
-            raise _refusal("grammar", f"{_shortened(str(error))}; {_HINTS[params.kind]}") from None
+            raise _refusal("grammar", _explained(params, str(error))) from None
 
     def _check_room(self, key: str) -> None:
         for name, jobs in list(self._jobs.items()):
@@ -389,6 +390,18 @@ def _check_beginning(state: GrammarState, allowed: Sequence[int], eos_ids: Seque
 
 def _refusal(name: str, description: str) -> InvalidRequestError:
     return InvalidRequestError([FieldViolation(name, description)])
+
+
+_AT = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: (.*?)(?:\n +\d+ \| .*)?", re.DOTALL)
+
+
+def _explained(params: GrammarParams, message: str) -> str:
+    """The refusal's text. Of a schema inside of a grammar it has the comment above instead of the grammar's lines."""
+    lines, found = params.text.split("\n"), _AT.fullmatch(message)
+    above = lines[int(found[1]) - 2] if found is not None and 1 < int(found[1]) <= len(lines) else ""
+    if found is not None and above.startswith("// "):
+        return f"{above[3:]}: {_shortened(found[2])}; {_HINTS[GrammarKind.JSON_SCHEMA]}"
+    return f"{_shortened(message)}; {_HINTS[params.kind]}"
 
 
 def _shortened(message: str) -> str:

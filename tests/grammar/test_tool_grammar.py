@@ -10,6 +10,7 @@ import pytest
 
 from server.http.tool_calls import ToolCall
 from server.http.tool_use import MARKED, ToolUse
+from specdec.errors import InvalidRequestError
 from specdec.grammar.state import GrammarState
 from specdec.models.tool_forms import ToolForm
 from tests.grammar.helpers import EOS, byte_level, finished, ids_of, start
@@ -164,3 +165,16 @@ def test_a_free_answer_is_calls_or_the_form(form: ToolForm) -> None:
     assert "x" not in texts(call)  # the tool is strict
     other = start(grammar)
     assert not {"O", "x"} & texts(other)  # no other text
+
+
+@pytest.mark.parametrize("form", list(ToolForm))
+@pytest.mark.parametrize("answer", [None, {"type": "object"}])
+def test_a_refused_schema_is_named_by_its_tool(form: ToolForm, answer: dict[str, Any] | None) -> None:
+    wrong = {"type": "object", "properties": {"a": {"type": "strin"}}}
+    tools = [TOOLS[0], {"function": {"name": "find.it", "parameters": wrong, "strict": True}}]
+    grammar = ToolUse(tools, form, () if answer else ("look", "find.it")).grammar(byte_level(), answer)
+    assert grammar is not None
+    with pytest.raises(InvalidRequestError) as caught:
+        start(grammar)
+    (violation,) = caught.value.violations
+    assert violation.description == "the schema of find.it: Invalid type: strin; correct or simplify the schema"

@@ -104,6 +104,24 @@ def test_forms_that_are_no_json_prevent_calls_with_a_warning(server: Server) -> 
     assert [note["param"] for note in server.ask("/v1/chat/completions", **body)["warnings"]] == ["tools"]
 
 
+SET = {"type": "object", "properties": {"ids": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}}}
+
+
+def test_what_no_grammar_enforces_is_a_warning(server: Server) -> None:
+    def warnings(**fields: Any) -> list[tuple[str, str]]:
+        answer = server.ask("/v1/chat/completions", messages=HI, max_tokens=2, **fields)
+        return [(note["param"], note["message"]) for note in answer.get("warnings", ())]
+
+    message = "uniqueItems: not enforced, because no grammar expresses it"
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SET}}
+    assert warnings(response_format=form) == [("response_format.json_schema.schema", message)]
+    pick: dict[str, Any] = {"name": "pick", "parameters": SET}
+    told = [("tools", f"the schema of pick: {message}")]
+    assert not warnings(tools=[{"function": pick}])  # nothing is enforced
+    assert warnings(tools=[{"function": pick}], tool_choice="required") == told
+    assert warnings(tools=[{"function": {**pick, "strict": True}}]) == told
+
+
 def test_a_response_format_needs_a_free_tool_choice() -> None:
     form = {"response_format": {"type": "json_object"}}
     assert [v.field for v in violations(parse_chat, BODY | form | {"tool_choice": "required"})] == ["tool_choice"]

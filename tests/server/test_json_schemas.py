@@ -1,0 +1,68 @@
+"""What of a schema no grammar enforces is left out, and named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from server.json_schemas import _FORMATS, _UNENFORCED, lenient
+from specdec.core.types import GrammarKind, GrammarParams
+from specdec.errors import InvalidRequestError
+from tests.grammar.helpers import start
+
+
+def compiles(schema: dict[str, Any]) -> bool:
+    try:
+        start(GrammarParams(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+    except InvalidRequestError:
+        return False
+    return True
+
+
+INSIDE = [
+    lambda inner: inner,
+    lambda inner: {"type": "object", "properties": {"a": inner}},
+    lambda inner: {"type": "array", "items": inner},
+    lambda inner: {"type": "array", "prefixItems": [inner]},
+    lambda inner: {"anyOf": [{"type": "null"}, inner]},
+    lambda inner: {"type": "object", "additionalProperties": inner},
+    lambda inner: {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": inner}},
+]
+
+
+@pytest.mark.parametrize("keyword", sorted(_UNENFORCED))
+def test_keywords_that_the_library_refuses_are_left_out_and_named(keyword: str) -> None:
+    for inside in INSIDE:
+        schema = inside({keyword: {}})
+        found, warning = lenient(schema)
+        assert warning.startswith(f"{keyword}: not enforced")
+        assert compiles(found)
+        assert not compiles(schema)
+
+
+def test_formats_that_the_library_does_not_know_are_left_out_and_named() -> None:
+    assert not compiles({"type": "string", "format": "path"})
+    found, warning = lenient({"type": ["string", "null"], "format": "path", "not": {"const": "a"}})
+    assert warning.startswith("format path, not: not enforced")
+    assert compiles(found)
+    for known in _FORMATS:
+        assert compiles({"type": "string", "format": known})
+
+
+def test_what_is_enforced_stays_as_it_is() -> None:
+    for schema in (
+        {"type": "integer", "format": "int32"},
+        {"type": "object", "properties": {"not": {"type": "string"}, "if": {"const": {"not": 1}}}},
+        {"type": "string", "format": "date"},
+        {"enum": [{"not": 1}]},
+    ):
+        assert lenient(schema) == (schema, "")
+        assert compiles(schema)
+
+
+def test_alternatives_that_one_value_may_match_are_as_any_of() -> None:
+    schema = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}
+    found, warning = lenient(schema)
+    assert (compiles(schema), compiles(found), warning) == (False, True, "")
