@@ -216,13 +216,17 @@ _ERROR_TYPES = {
 }  # fmt: skip
 
 
+_TOO_LONG = "prompt is too long: {got} tokens > {limit} maximum; shorten it"
+
+
 class AnthropicErrors:
     """Errors as Anthropic words them; ``param`` and ``code`` are those of OpenAI."""
 
     def body(self, refusal: Refusal) -> dict[str, Any]:
         """The body of a refusal."""
         kind = _ERROR_TYPES.get(refusal.status, "invalid_request_error")
-        error = {"type": kind, "message": refusal.message, "param": refusal.field, "code": refusal.reason.lower()}
+        message = refusal.worded(_TOO_LONG)
+        error = {"type": kind, "message": message, "param": refusal.field, "code": refusal.reason.lower()}
         return {"type": "error", "error": error}
 
     def event(self, refusal: Refusal) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from server.errors import DrainingError, FingerprintMismatchError, SupersededError
 from server.observe.records import NO_RETRY_HEADER, forbids_retry, note_refusal
-from specdec.errors import FieldViolation, InvalidRequestError, RequestError
+from specdec.errors import FieldViolation, InvalidRequestError, PromptTooLongError, RequestError
 
 
 class BodyTooLargeError(RequestError):
@@ -59,6 +59,8 @@ class ClientGoneError(Exception):
 _LOG = logging.getLogger(__name__)
 _MESSAGE_CHARACTERS = 2000
 _MAX_VIOLATIONS = 32
+LLAMA_TOO_LONG = "the request exceeds the available context size: {message}"
+"""A prompt that is too long, as llama.cpp and Ollama word it, for `Refusal.worded`."""
 _PREFIXES = ("sampling.", "stopping.", "output.")
 
 
@@ -73,6 +75,15 @@ class Refusal:
     violations: tuple[FieldViolation, ...] = ()
     retry_after_s: float | None = None
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    too_long: tuple[int, int] | None = None  # the most tokens that a prompt may have, and those that it has
+
+    def worded(self, too_long: str) -> str:
+        """The message. Of a prompt that is too long it is ``too_long``, filled in: clients search for a dialect's words
+        to learn that they must shorten it."""
+        if self.too_long is None:
+            return self.message
+        limit, got = self.too_long
+        return too_long.format(limit=limit, got=got, message=self.message)
 
 
 def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
@@ -108,7 +119,8 @@ def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
         message, name = "; ".join(f"{v.field}: {v.description}" for v in found), found[0].field
     elif name is not None:
         name = body_field(name, names)
-    return Refusal(status, error.reason, _cut(message), name, found, retry_s, tuple(headers))
+    too_long = (error.limit, error.got) if isinstance(error, PromptTooLongError) else None
+    return Refusal(status, error.reason, _cut(message), name, found, retry_s, tuple(headers), too_long)
 
 
 def body_field(name: str, names: Mapping[str, str]) -> str:

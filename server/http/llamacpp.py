@@ -12,7 +12,7 @@ import specdec
 from server.auth.principal import current_caller
 from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, omitted_lines, sse
 from server.http.call import Call, Endpoint
-from server.http.errors import Refusal
+from server.http.errors import LLAMA_TOO_LONG, Refusal
 from server.http.fields import CONVERSATION, MODEL, read_conversation
 from server.http.llamacpp_request import (
     COMPLETION_FIELDS,
@@ -39,7 +39,7 @@ class LlamaErrors:
     def body(self, refusal: Refusal) -> dict[str, Any]:
         """The body of a refusal."""
         kind = _TYPES.get(refusal.status, "invalid_request_error")
-        error: dict[str, Any] = {"code": refusal.status, "message": refusal.message, "type": kind}
+        error: dict[str, Any] = {"code": refusal.status, "message": refusal.worded(LLAMA_TOO_LONG), "type": kind}
         return {"error": error | {"reason": refusal.reason.lower(), "field": refusal.field}}
 
     def event(self, refusal: Refusal) -> bytes:

@@ -19,7 +19,7 @@ from server.errors import UnknownModelError
 from server.http.answering import Sample, Totals, answer
 from server.http.call import Call, Endpoint
 from server.http.embeddings import DIMENSIONS, POOLING
-from server.http.errors import Refusal
+from server.http.errors import LLAMA_TOO_LONG, Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, read_conversation
 from server.http.openai_format import ChatLogprobs, extras, set_logprobs
 from server.http.tool_calls import ToolCall
@@ -79,7 +79,7 @@ class OllamaErrors:
         """The body of a refusal."""
         # Clients search for these words to distinguish a missing model from an unknown path.
         prefix = "model not found: " if refusal.reason == UnknownModelError.reason else ""
-        return {"error": prefix + refusal.message}
+        return {"error": prefix + refusal.worded(LLAMA_TOO_LONG)}
 
     def event(self, refusal: Refusal) -> bytes:
         """A line with the same object, in the place of the one that says done."""

@@ -43,13 +43,16 @@ ERROR_TYPES = {
 }  # fmt: skip
 
 
+TOO_LONG = "This model's maximum context length is {limit} tokens, but the {message}"
+
+
 class OpenAIErrors:
     """``param`` is the first wrong field, and ``errors`` lists all of them."""
 
     def body(self, refusal: Refusal) -> dict[str, Any]:
         """The body of a refusal."""
         error: dict[str, Any] = {
-            "message": refusal.message,
+            "message": refusal.worded(TOO_LONG),
             "type": ERROR_TYPES.get(refusal.status, "invalid_request_error"),
             "param": refusal.field,
             "code": refusal.reason.lower(),

@@ -22,7 +22,7 @@ from server.http.conversation import (
 )
 from server.http.errors import Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, STREAM, encode_messages
-from server.http.openai_format import ChatLogprobs, OpenAIErrors, extras, set_logprobs
+from server.http.openai_format import TOO_LONG, ChatLogprobs, OpenAIErrors, extras, set_logprobs
 from server.http.tool_use import PARALLEL, ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields
@@ -335,7 +335,7 @@ class ResponseAnswer:
 
     def failed(self, refusal: Refusal) -> bytes:
         """The end of a stream that breaks off."""
-        error = {"code": refusal.reason.lower(), "message": refusal.message}
+        error = {"code": refusal.reason.lower(), "message": refusal.worded(TOO_LONG)}
         return self._event("response.failed", response={**self._answer, "status": "failed", "error": error})
 
     def _steps(self, steps: Steps) -> bytes:

@@ -67,11 +67,8 @@ def test_a_text_that_fits_no_prompt_is_rejected_before_encoding() -> None:
             assert re.search(r"at least 163\d\d tokens, the limit is 127", response.text)
         assert watched.longest_text < LARGE_CHARACTERS
         watched.longest_token = 1000  # it might fit now
-        assert (
-            post(server, COMPLETIONS, {"prompt": LARGE})
-            .json()["error"]["message"]
-            .startswith("prompt has 16386 tokens")
-        )
+        message = post(server, COMPLETIONS, {"prompt": LARGE}).json()["error"]["message"]
+        assert "prompt has 16386 tokens" in message
         assert watched.longest_text == len(LARGE)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from typing import Any
 
@@ -60,6 +61,34 @@ def test_status_of_each_error(
     found, error = server.refused(**({"prompt": "a"} | fields))
     assert (found, parts(error)) == (status, wanted)
     assert "secret" not in error["message"]
+
+
+LONG = "x" * 200
+LONG_CHAT = [{"role": "user", "content": LONG}]
+OPENAI_LONG = (
+    r"This model's maximum context length is 127 tokens, but the prompt has 2\d\d tokens.*; shorten the prompt"
+)
+LLAMA_LONG = r"the request exceeds the available context size: prompt has 2\d\d tokens.*; shorten the prompt"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "wording"),
+    [
+        ("/v1/completions", {"prompt": LONG}, OPENAI_LONG),
+        ("/v1/chat/completions", {"messages": LONG_CHAT}, OPENAI_LONG),
+        ("/v1/responses", {"input": LONG}, OPENAI_LONG),
+        ("/v1/messages", {"messages": LONG_CHAT}, r"prompt is too long: 2\d\d tokens > 127 maximum; shorten it"),
+        ("/completion", {"prompt": LONG}, LLAMA_LONG),
+        ("/api/chat", {"messages": LONG_CHAT}, LLAMA_LONG),
+    ],
+)
+def test_a_too_long_prompt_is_refused_in_the_words_that_clients_search_for(
+    server: Server, path: str, fields: dict[str, Any], wording: str
+) -> None:
+    response = server.client.post(path, json={**fields, "max_tokens": 2})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert re.fullmatch(wording, error if isinstance(error, str) else error["message"])
 
 
 def test_a_too_long_chat_names_its_messages(server: Server) -> None:
