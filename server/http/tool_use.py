@@ -108,8 +108,10 @@ def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenize
     given: GrammarParams | None = fields.engine.get(GRAMMAR_FIELD)
     answer = None if given is None else _answer_schema(given)
     if given is not None and tools.required:
-        body.refuse("tool_choice", "lets nothing but calls be answered, and a form for the answer is given too")
-    elif given is not None and answer is None:
+        form = body.names[GRAMMAR_FIELD]
+        body.warn(form, "has no effect, because tool_choice lets nothing but calls be answered")
+        given = answer = None
+    if given is not None and answer is None:
         body.warn("tools", "cannot be called, because the whole answer has another form; only JSON goes with tools")
     elif (grammar := tools.grammar(tokenizer, answer)) is not None:
         if given is None:

@@ -122,12 +122,16 @@ def test_what_no_grammar_enforces_is_a_warning(server: Server) -> None:
     assert warnings(tools=[{"function": {**pick, "strict": True}}]) == told
 
 
-def test_a_response_format_needs_a_free_tool_choice() -> None:
-    form = {"response_format": {"type": "json_object"}}
-    assert [v.field for v in violations(parse_chat, BODY | form | {"tool_choice": "required"})] == ["tool_choice"]
-    assert [v.field for v in violations(parse_ollama, BODY | {"format": "json", "tool_choice": "any"})] == [
-        "tool_choice"
-    ]
+@pytest.mark.parametrize("choice", ["required", named("find")])
+def test_forced_calls_prevail_over_a_form_with_a_warning(server: Server, choice: Any) -> None:
+    plain = asked(parse_chat, BODY | {"tool_choice": choice}).request.grammar
+    for parse, path, form in (
+        (parse_chat, "/v1/chat/completions", {"response_format": {"type": "json_object"}}),
+        (parse_ollama, "/api/chat", {"format": PLACE, "stream": False}),
+    ):
+        body = BODY | form | {"tool_choice": choice}
+        assert asked(parse, body).request.grammar == plain
+        assert [note["param"] for note in server.ask(path, **body)["warnings"]] == [next(iter(form))]
 
 
 def stream(form: ToolForm, pieces: list[str], agent: str = "", **fields: Any) -> list[dict[str, Any]]:
