@@ -64,7 +64,13 @@ _FUNCTION = {"enum": ["function"]}
 _TOOL = with_fields(
     {"type": _FUNCTION, "name": TEXT, "description": TEXT, "parameters": OBJECT, "strict": FLAG}, "type", "name"
 )
-_CHOICE = {**with_fields({"type": _FUNCTION, "name": TEXT}), "description": "The one to call."}
+_CHOICE = {**with_fields({"type": _FUNCTION, "name": TEXT}, "name"), "description": "The one to call."}
+_ALLOWED = {
+    **with_fields(
+        {"type": {"enum": ["allowed_tools"]}, "mode": {"enum": ["auto", "required"]}, "tools": listed(OBJECT)}, "tools"
+    ),
+    "description": "The only ones that may be called.",
+}
 _NOTHING = {"type": "null", "description": "Nothing is kept on the server."}
 RESPONSES_FIELDS: Table = (
     MODEL,
@@ -73,7 +79,7 @@ RESPONSES_FIELDS: Table = (
     param_field(StoppingParams, "max_tokens", "max_output_tokens"),
     object_field("text", (FORMAT,)),
     Field("tools", listed(_TOOL)),
-    Field("tool_choice", either({"enum": ["auto", "none", "required"]}, _CHOICE)),
+    Field("tool_choice", either({"enum": ["auto", "none", "required"]}, _CHOICE, _ALLOWED)),
     PARALLEL,
     STREAM,
     Field("include", {**TEXTS, "description": f"{LOGPROBS}; other values are ignored."}, Body.texts, default=()),
@@ -195,7 +201,7 @@ def _read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     choice = body.raw("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
         choice = read_named_tool(Body(choice, body.violations, body.names, "tool_choice."), tools)
-    elif choice not in (None, *_CHOICES):
+    elif not (isinstance(choice, dict) and choice.get("type") == "allowed_tools") and choice not in (None, *_CHOICES):
         body.refuse("tool_choice", f'must be {", ".join(_CHOICES)} or {{"type": "function", "name": "..."}}')
     parallel = body.flag("parallel_tool_calls", default=True)
     if body.violations.found:

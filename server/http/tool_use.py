@@ -90,13 +90,19 @@ def read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     names = [_read_tool(tool) for tool in body.objects("tools", MAX_TOOLS)]
     tools: list[dict[str, Any]] = body.value("tools") if names else []
     check_names(body, names, "tools", "function.name")
-    required = _read_choice(body, names)
+    choice = body.object("tool_choice") if isinstance(body.raw("tool_choice"), dict) else None
+    required: tuple[str, ...] | None
+    if choice is not None and choice.raw("type") == "allowed_tools":
+        allowed, forced = _read_allowed(choice, names)
+        tools = [tool for tool, name in zip(tools or (), names, strict=False) if name in allowed]
+        required, choice = (allowed if forced else ()), None
+    else:
+        required = _read_choice(body, names)
     parallel = body.flag("parallel_tool_calls", default=True)
     if not names or required is None or len(body.violations.found) > n_known:
         return None
     # A named function is called once.
-    single = isinstance(body.raw("tool_choice"), dict)
-    return ToolUse(tools, tokenizer.tool_form, required, parallel and not single)
+    return ToolUse(tools, tokenizer.tool_form, required, parallel and choice is None)
 
 
 def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenizer: TokenizerLike) -> None:
@@ -193,6 +199,30 @@ def _read_choice(body: Body, names: Sequence[str]) -> tuple[str, ...] | None:
     return ()
 
 
+def _read_allowed(choice: Body, names: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+    """The tools that may be called, and whether one must be. OpenAI's Responses have no object ``allowed_tools`` around
+    them, nor ``function`` around a name."""
+    given = choice.object("allowed_tools") if choice.has("allowed_tools") else choice
+    if given is None:
+        return (), False
+    mode = given.text("mode")
+    if mode not in ("auto", "required"):
+        given.refuse("mode", "must be auto or required")
+    allowed = []
+    for tool in given.objects("tools", MAX_TOOLS):
+        if tool.raw("type") not in (None, "function"):
+            continue  # one that is not served here, as the answer warns
+        function = tool.object("function") if tool.has("function") else tool
+        name = None if function is None else function.text("name")
+        if function is not None and (not name or name not in names):
+            function.refuse("name", f"must be one of the tools: {', '.join(filter(None, names))}")
+        allowed.append(name or "")
+    if not allowed:
+        given.refuse("tools", "must name at least one of the tools; leave tool_choice out to allow all")
+    return tuple(dict.fromkeys(allowed)), mode == "required"
+
+
+_ALLOWED = with_fields({"mode": {"enum": ["auto", "required"]}, "tools": listed(OBJECT)})
 _FUNCTION = with_fields(
     {
         "name": {**TEXT, "minLength": 1},
@@ -210,8 +240,12 @@ TOOLS: Table = (
         either(
             {"enum": ["auto", "none", "required", "any"]},
             {
-                **with_fields({"type": {"enum": ["function"]}, "function": with_fields({"name": TEXT})}),
+                **with_fields({"type": {"enum": ["function"]}, "function": with_fields({"name": TEXT})}, "function"),
                 "description": "The one to call.",
+            },
+            {
+                **with_fields({"type": {"enum": ["allowed_tools"]}, "allowed_tools": _ALLOWED}, "allowed_tools"),
+                "description": "The only ones that may be called.",
             },
         ),
     ),

@@ -41,6 +41,19 @@ def test_tool_choice_becomes_a_grammar(parse: Any) -> None:
     assert not asked(parse, BODY | {"parallel_tool_calls": False}).tools.parallel
 
 
+def allowed(mode: Any, *names: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*map(named, names)]}}
+
+
+@pytest.mark.parametrize("parse", [parse_chat, parse_ollama])
+def test_allowed_tools_are_the_only_ones(parse: Any) -> None:
+    free = asked(parse, BODY | {"tool_choice": allowed("auto", "find")})
+    assert (free.tools.names, free.tools.required, free.request.grammar) == (("find",), (), None)
+    forced = asked(parse, BODY | {"tool_choice": allowed("required", "find", "look")})
+    assert (forced.tools.required, forced.tools.parallel) == (("find", "look"), True)
+    assert "find" in forced.request.grammar.text
+
+
 class MistralTokenizer(FakeTokenizer):
     """A tokenizer whose call markers are special tokens."""
 
@@ -72,6 +85,9 @@ BAD = [
     ("tool_choice", {"tool_choice": named(5)}),
     ("tool_choice", {"tool_choice": {"type": "tool", "name": "look"}}),
     ("tool_choice", {"tool_choice": "sometimes"}),
+    ("tool_choice.allowed_tools.mode", {"tool_choice": allowed("none", "find")}),
+    ("tool_choice.allowed_tools.tools", {"tool_choice": allowed("auto")}),
+    ("tool_choice.allowed_tools.tools[0].function.name", {"tool_choice": allowed("auto", "other")}),
     ("tool_choice", {"tool_choice": 5}),
     ("tool_choice", {"tools": [], "tool_choice": "required"}),
     ("parallel_tool_calls", {"parallel_tool_calls": 1}),

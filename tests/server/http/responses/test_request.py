@@ -98,6 +98,19 @@ def test_tool_choice_that_forces_a_call() -> None:
     assert not choice("auto", parallel_tool_calls=False).tools.parallel
 
 
+def test_allowed_tools_are_the_only_ones() -> None:
+    def choice(mode: str) -> Any:
+        tools = [{"type": "function", "name": "touch"}, {"type": "mcp", "server_label": "s"}]
+        given = {"type": "allowed_tools", "mode": mode, "tools": tools}
+        listed = [{**TOOL, "strict": False}, {**TOOL, "name": "touch", "strict": False}]
+        return asked(parse_responses, {"input": "hi", "tools": listed, "tool_choice": given})
+
+    free, forced = choice("auto"), choice("required")
+    assert (free.tools.names, free.tools.required, free.tools.parallel) == (("touch",), (), True)
+    assert (forced.tools.names, forced.tools.required) == (("touch",), ("touch",))
+    assert free.echo["tool_choice"]["type"] == "allowed_tools"
+
+
 DEEP: Any = {}
 for _ in range(80):
     DEEP = {"a": DEEP}
@@ -126,6 +139,11 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tool_choice": "required"}), ("tools[1].name", {"tools": [TOOL, TOOL]}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "web_search"}}),
     ("tool_choice.name", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "touch"}}),
+    ("tool_choice.tools", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}),
+    ("tool_choice.tools[0].name",
+     {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "touch"}]}}),
+    ("tool_choice.mode",
+     {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [{"name": "look"}]}}),
     ("parallel_tool_calls", {"parallel_tool_calls": 1}), ("max_output_tokens", {"max_output_tokens": -1}),
     ("text.format.type", {"text": {"format": {"type": "xml"}}}), ("text", {"text": "json"}),
     ("text.format.schema", {"text": {"format": {"type": "json_schema"}}}), ("metadata", {"metadata": DEEP}),
