@@ -564,6 +564,20 @@ async def show(call: Call) -> None:
     )
 
 
+PULL_FIELDS: Table = (*_NAMES, flag_field("stream", default=True))
+
+
+async def pull(call: Call) -> None:
+    """Says that a model is there: clients ask for it before they use one. Another model is refused as anywhere."""
+    body, fields = await call.read_request(PULL_FIELDS)
+    body.violations.raise_if_any()
+    done = {"status": "success"}
+    if fields.own["stream"]:
+        await call.reply_data(200, ndjson(done), MEDIA_TYPE)
+    else:
+        await call.reply(200, done)
+
+
 def _capabilities(model: ServedModel) -> list[str]:
     if model.can(Task.EMBED):
         return ["embedding"]
@@ -610,6 +624,7 @@ OLLAMA = (
         OLD_EMBED_FIELDS,
         task=Task.EMBED,
     ),
+    Endpoint("POST", "/api/pull", pull, _ERRORS, "Ollama: whether a model is served", PULL_FIELDS),
     Endpoint("POST", "/api/show", show, _ERRORS, "Ollama: what the model can do", _NAMES),
     Endpoint("GET", "/api/tags", tags, _ERRORS, "Ollama: the models served"),
     Endpoint("GET", "/api/ps", running, _ERRORS, "Ollama: the models loaded"),

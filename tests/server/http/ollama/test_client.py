@@ -63,7 +63,11 @@ def test_the_client_raises_its_own_errors(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError) as caught:
         list(client.chat("fake", HI, options={"temperature": -1}, stream=True))
     assert (caught.value.status_code, caught.value.error.split(":")[0]) == (400, "options.temperature")
-    for call in (lambda: client.pull("llama3"), lambda: client.delete("llama3"), lambda: client.copy("a", "b")):
+    assert client.pull("fake").status == "success"
+    assert [part.status for part in client.pull("fake", stream=True)] == ["success"]
+    with pytest.raises(ollama.ResponseError, match="model not found"):
+        client.pull("llama3")
+    for call in (lambda: client.delete("llama3"), lambda: client.copy("a", "b")):
         with pytest.raises(ollama.ResponseError, match="nothing is served at '/api/"):
             call()
 

@@ -46,6 +46,14 @@ def test_capabilities(server: Server) -> None:
     assert refused(server, SHOW, 400, model=5).startswith("model: ")
 
 
+def test_a_pull_of_the_served_model_succeeds_at_once(server: Server) -> None:
+    streamed = server.client.post("/api/pull", json={"model": "fake"})
+    assert (streamed.status_code, streamed.text) == (200, '{"status":"success"}\n')
+    assert streamed.headers["content-type"] == "application/x-ndjson"
+    assert server.ask("/api/pull", name="fake:latest", stream=False) == {"status": "success"}
+    assert refused(server, "/api/pull", 404, model="llama3").startswith("model not found: ")
+
+
 def test_missing_capabilities_are_not_listed() -> None:
     with running(FakeTokenizer) as server:
         shown = server.ask(SHOW, model="fake")
