@@ -17,6 +17,7 @@ _ONE_OF = "oneOf"  # enforced where no value matches two alternatives, as far as
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # keywords whose values are schemas by name
 _LISTED = ("prefixItems", "items", "anyOf", "allOf", _ONE_OF)
 _SINGLE = ("items", "additionalProperties", "additionalItems")
+_FURTHER = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 
 
 def lenient(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -31,17 +32,14 @@ def lenient(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     return {**schema, "x-guidance": {"lenient": True, **options}}, warning
 
 
-def _left_out(schema: Any) -> Iterator[str]:
+def _left_out(schema: Mapping[str, Any]) -> Iterator[str]:
     """Keywords that llguidance refuses unless it is lenient."""
-    if not isinstance(schema, dict):
-        return
-    for keyword, value in schema.items():
-        if keyword in _UNENFORCED or keyword == _ONE_OF:
-            yield keyword
-        elif keyword == "format" and value not in _FORMATS and _may_be_text(schema):
-            yield f"format {str(value)[:32]}"
-    for inner in inner_schemas(schema):
-        yield from _left_out(inner)
+    for each in _all(schema):
+        for keyword, value in each.items():
+            if keyword in _UNENFORCED or keyword == _ONE_OF:
+                yield keyword
+            elif keyword == "format" and isinstance(value, str) and value not in _FORMATS and _may_be_text(each):
+                yield f"format {value[:32]}"
 
 
 def _may_be_text(schema: Mapping[str, Any]) -> bool:
@@ -49,7 +47,7 @@ def _may_be_text(schema: Mapping[str, Any]) -> bool:
     return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
 
 
-def inner_schemas(schema: Mapping[str, Any]) -> Iterator[Any]:
+def _inner(schema: Mapping[str, Any]) -> Iterator[Any]:
     """The schemas of which ``schema`` consists, those of its definitions included."""
     for keyword in _NAMED:
         if isinstance(named := schema.get(keyword), dict):
@@ -59,3 +57,50 @@ def inner_schemas(schema: Mapping[str, Any]) -> Iterator[Any]:
             yield from listed
     for keyword in _SINGLE:
         yield schema.get(keyword)
+
+
+def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema such that objects have no other properties than those that it lists, unless it mentions further ones.
+
+    Where several schemas apply to one value, each would then refuse what the others list. If any do, only the outermost
+    schema is closed.
+    """
+    if not any(map(_is_joint, _all(schema))):
+        return _closed_inside(schema)
+    return dict(schema) if _is_joint(schema) else _closed_itself(schema)
+
+
+def _closed_inside(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for keyword in _NAMED:
+        if isinstance(named := schema.get(keyword), dict):
+            found[keyword] = {name: _closed_inside(inner) for name, inner in named.items()}
+    for keyword in _LISTED:
+        if isinstance(listed := schema.get(keyword), list):
+            found[keyword] = [_closed_inside(inner) for inner in listed]
+    for keyword in _SINGLE:
+        if isinstance(inner := schema.get(keyword), dict):
+            found[keyword] = _closed_inside(inner)
+    return _closed_itself(found)
+
+
+def _closed_itself(schema: Mapping[str, Any]) -> dict[str, Any]:
+    is_open = "properties" not in schema or any(keyword in schema for keyword in _FURTHER)
+    return dict(schema) if is_open else {"additionalProperties": False, **schema}
+
+
+def _is_joint(schema: Mapping[str, Any]) -> bool:
+    """Whether several schemas apply to the value."""
+    all_of = schema.get("allOf")
+    parts = len(all_of) if isinstance(all_of, list) else 0
+    return parts + sum(keyword in schema for keyword in ("properties", "anyOf", _ONE_OF, "$ref")) > 1
+
+
+def _all(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schema, and all inside of it."""
+    if isinstance(schema, dict):
+        yield schema
+        for inner in _inner(schema):
+            yield from _all(inner)

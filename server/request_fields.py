@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import orjson
 
 from server.json_body import GRAMMAR_FIELD, GROUPS, Body, Field, Reader, Schema, Table, read_request, write_json
-from server.json_schemas import lenient
+from server.json_schemas import closed, lenient
 from specdec.core.fields import (
     INT31,
     UINT64,
@@ -275,7 +275,8 @@ def _read_format(given: Body, holder: str) -> GrammarParams | None:
     if schema is None or not schema.has("schema"):
         given.refuse(holder or "schema", 'must hold a JSON schema in "schema"' if holder else "must be a JSON schema")
         return None
-    return read_grammar(schema, "schema", GrammarKind.JSON_SCHEMA)
+    # OpenAI leaves objects open that do not say otherwise.
+    return read_grammar(schema, "schema", GrammarKind.JSON_SCHEMA, close=False)
 
 
 def _read_structured(body: Body, name: str) -> GrammarParams | None:
@@ -292,8 +293,11 @@ def _read_structured(body: Body, name: str) -> GrammarParams | None:
     return found[0] if found else None
 
 
-def read_grammar(body: Body, name: str, kind: GrammarKind) -> GrammarParams | None:
-    """A grammar of ``kind``; JSON values are written as text."""
+def read_grammar(body: Body, name: str, kind: GrammarKind, *, close: bool = True) -> GrammarParams | None:
+    """A grammar of ``kind``; JSON values are written as text.
+
+    close: objects of a schema have no other properties than it lists, as where Ollama, llama.cpp and vLLM convert it.
+    """
     value = body.value(name)
     if value is None:
         return None
@@ -304,7 +308,7 @@ def read_grammar(body: Body, name: str, kind: GrammarKind) -> GrammarParams | No
     if kind is GrammarKind.JSON_SCHEMA and isinstance(value, str):
         value = _parsed_schema(body, name, value)
     if kind is GrammarKind.JSON_SCHEMA and isinstance(value, dict):
-        value, warning = lenient(value)
+        value, warning = lenient(closed(value) if close else value)
         if warning:
             body.warn(name, warning)
     return GrammarParams(kind, value if isinstance(value, str) else write_json(value).decode())

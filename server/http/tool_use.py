@@ -13,7 +13,7 @@ import orjson
 from server.http.tool_calls import MAX_NAME, ToolCall, ToolCallParser, WholeCallParser
 from server.interfaces import TokenizerLike
 from server.json_body import GRAMMAR_FIELD, Body, RequestFields
-from server.json_schemas import lenient
+from server.json_schemas import closed, lenient
 from server.request_fields import FLAG, OBJECT, TEXT, Field, Table, either, listed, with_fields
 from specdec.core.fields import MAX_TOOLS
 from specdec.core.types import JSON_WHITESPACE, GrammarKind, GrammarParams
@@ -333,15 +333,11 @@ def _call(form: ToolForm, name: str) -> tuple[str, str]:
 
 
 _MARKS = ("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>")
-_COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")
 
 
 def _schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """The schema without further fields, unless it mentions them."""
-    schema: dict[str, Any] = dict(parameters or {"type": "object", "properties": {}})
-    if "properties" in schema and not any(key in schema for key in _COMBINED):
-        schema = {"additionalProperties": False, **schema}
-    return {"type": "object", **schema}
+    return {"type": "object", **closed(parameters or {"properties": {}})}
 
 
 def _with_spacing(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.json_schemas import _FORMATS, _UNENFORCED, lenient
+from server.json_schemas import _FORMATS, _UNENFORCED, closed, lenient
 from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import InvalidRequestError
 from tests.grammar.helpers import start
@@ -66,3 +66,33 @@ def test_alternatives_that_one_value_may_match_are_as_any_of() -> None:
     schema = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}
     found, warning = lenient(schema)
     assert (compiles(schema), compiles(found), warning) == (False, True, "")
+
+
+NO_MORE = {"additionalProperties": False}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+def test_objects_are_closed_wherever_they_are(inside: Any) -> None:
+    one = {"properties": {"b": {"type": "integer"}}}
+    found = closed(inside(one))
+    if "properties" in inside({}):
+        found.pop("additionalProperties")
+    assert found == inside({**one, **NO_MORE})
+
+
+def test_objects_that_mention_further_properties_stay_as_they_are() -> None:
+    for further in (
+        {"additionalProperties": True},
+        {"patternProperties": {"^a": {}}},
+        {"unevaluatedProperties": False},
+    ):
+        schema = {"properties": {"a": {}}, **further}
+        assert closed(schema) == schema
+    assert closed({"type": "object"}) == {"type": "object"}
+
+
+def test_where_schemas_are_joined_only_the_outermost_is_closed() -> None:
+    part = {"properties": {"a": {}}}
+    for joined in ({"allOf": [part, part]}, {**part, "anyOf": [part]}, {**part, "$ref": "#/$defs/a"}):
+        assert closed(joined) == joined
+        assert closed({"properties": {"b": joined}}) == {"properties": {"b": joined}, **NO_MORE}

@@ -101,17 +101,18 @@ def test_speculation(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 SCHEMA = {"type": "object", "properties": {"é": {}}}
 TEXT = json.dumps(SCHEMA, separators=(",", ":"), ensure_ascii=False)
+CLOSED = TEXT.replace("{", '{"additionalProperties":false,', 1)
 GRAMMARS = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "json_object"}}, (GrammarKind.JSON_OBJECT,)),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}},
      (GrammarKind.JSON_SCHEMA, TEXT)),
-    ({"guided_json": SCHEMA}, (GrammarKind.JSON_SCHEMA, TEXT)),
-    ({"guided_json": TEXT}, (GrammarKind.JSON_SCHEMA, TEXT)),
+    ({"guided_json": SCHEMA}, (GrammarKind.JSON_SCHEMA, CLOSED)),
+    ({"guided_json": TEXT}, (GrammarKind.JSON_SCHEMA, CLOSED)),
     ({"guided_regex": "[a-f]+"}, (GrammarKind.REGEX, "[a-f]+")),
     ({"guided_choice": ["a", "é"]}, (GrammarKind.CHOICE, '["a","é"]')),
     ({"guided_grammar": "start: \"a\""}, (GrammarKind.EBNF, "start: \"a\"")),
-    ({"structured_outputs": {"json": SCHEMA}}, (GrammarKind.JSON_SCHEMA, TEXT)),
+    ({"structured_outputs": {"json": SCHEMA}}, (GrammarKind.JSON_SCHEMA, CLOSED)),
     ({"structured_outputs": {"regex": "a"}}, (GrammarKind.REGEX, "a")),
     ({"structured_outputs": {"choice": ["a"]}}, (GrammarKind.CHOICE, '["a"]')),
     ({"structured_outputs": {"grammar": "root ::= \"a\""}}, (GrammarKind.EBNF, "root ::= \"a\"")),
