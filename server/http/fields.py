@@ -134,6 +134,7 @@ _MEANING: Mapping[str, tuple[Any, ...]] = {
     "dry_multiplier": (), "tfs_z": (1,), "image_data": (), "grammar_lazy": (), "images": (),
     # Anthropic, OpenAI's Responses
     "thinking": ({"type": "disabled"},), "mcp_servers": (), "context_management": (), "max_tool_calls": (),
+    "effort": ("high",), "reasoning": ({"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
     # SGLang, TGI and others
     "lora_path": (), "adapter_id": (), "stop_regex": (), "no_stop_trim": (), "session_params": (),
     "custom_logit_processor": (), "watermark": (), "truncate": (), "top_a": (), "smoothing_factor": (),

@@ -36,6 +36,17 @@ def test_an_answer_lists_ignored_fields(server: Server, path: str, body: dict[st
     assert "warnings" not in server.ask(path, **body, **harmless, **neutral, length_penalty=1.0)
 
 
+def test_an_effort_that_the_model_does_not_know_is_reported(server: Server) -> None:
+    def warned(path: str, **fields: Any) -> list[str]:
+        answer = server.ask(path, **dict(ASKS)[path], **fields)
+        return [note["param"] for note in answer.get("warnings", ())]
+
+    assert warned("/v1/responses", reasoning={"effort": "low"}) == ["reasoning"]
+    assert not warned("/v1/responses", reasoning={"effort": None, "summary": None})
+    assert warned("/v1/messages", output_config={"effort": "low"}) == ["output_config.effort"]
+    assert not warned("/v1/messages", output_config={"effort": "high"})
+
+
 def test_streams_list_ignored_fields(server: Server) -> None:
     for path, body in ASKS[:4]:
         events = [event for event in server.stream(path, **body, xtc_probability=0.5) if event != "[DONE]"]
