@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 from starlette.types import Receive, Scope, Send
 
 from server.hold_headers import HOLD_HEADER, holds
-from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError, Refusal
+from server.http.errors import BodyCodingError, BodyTimeoutError, BodyTooLargeError, ClientGoneError, Refusal
 from server.http.fields import ignored_fields
 from server.json_body import (
     LARGE_BYTES,
@@ -173,6 +173,7 @@ class Call:
         Raises:
             BodyTooLargeError: it is too long.
             BodyTimeoutError: it does not arrive in time.
+            BodyCodingError: it is compressed.
             ClientGoneError: the client left.
         """
         limit = self.server.max_body_bytes
@@ -191,6 +192,9 @@ class Call:
             if size > limit:
                 await self._swallow(more)
                 raise BodyTooLargeError(limit)
+        coding = self.header("content-encoding")
+        if size and coding not in ("", "identity"):
+            raise BodyCodingError(coding)
         if size <= LARGE_BYTES:
             self._raw = b"".join(pieces)
             return

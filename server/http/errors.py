@@ -32,6 +32,16 @@ class BodyTimeoutError(RequestError):
         super().__init__(f"the rest of the body did not arrive within {seconds:g} s; send it again")
 
 
+class BodyCodingError(RequestError):
+    """The body is compressed."""
+
+    reason = "BODY_CODING"
+    http_status, field = 415, "content-encoding"
+
+    def __init__(self, coding: str) -> None:
+        super().__init__(f"content-encoding: {coding[:64]!r} is not read here; send the body without it")
+
+
 class PathNotFoundError(RequestError):
     """No endpoint has this path."""
 

@@ -91,6 +91,19 @@ def test_a_too_long_prompt_is_refused_in_the_words_that_clients_search_for(
     assert re.fullmatch(wording, error if isinstance(error, str) else error["message"])
 
 
+def test_a_compressed_body_is_refused_by_its_header(server: Server) -> None:
+    for path, data in (
+        ("/v1/chat/completions", b"\x1f\x8b"),
+        ("/v1/messages", b"\x1f\x8b" * (1 << 19)),
+        ("/api/chat", b"x"),
+    ):
+        response = server.client.post(path, content=data, headers={"content-encoding": "gzip"})
+        assert response.status_code == 415
+        assert "content-encoding: 'gzip' is not read here" in response.text
+    plain = server.client.post(COMPLETIONS, json={"prompt": "a"}, headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
+
+
 def test_a_too_long_chat_names_its_messages(server: Server) -> None:
     status, error = server.refused(CHAT, messages=[{"role": "user", "content": "x" * 200}])
     assert (status, parts(error)) == (400, ("invalid_request_error", "messages", "context_length_exceeded"))
