@@ -276,35 +276,41 @@ def tool_grammar(
     writer = _Writer(tokenizer)
     mark, opening, closing, between = _AROUND[form]
     more = f"({writer.marked(between)} call)*" if many else ""
-    rules = [
+    schemas = [
+        _schema(each.get("parameters")) if not free or each.get("strict") is True else {"type": "object"}
+        for each in functions
+    ]
+    calls = [
         f"calls: {writer.marked(opening)} call {more} {writer.marked(closing)}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
     ]
-    if not free:
-        rules.insert(0, f"start: {writer.marked(mark)} calls")
-    elif answer is not None:
-        answer = _with_spacing(answer)
-        rules = [f"start: {writer.marked(mark)} calls | answer", f"answer: %json {json.dumps(answer)}", *rules]
-    else:
-        kind = "" if writer.is_special(mark) else "[lazy]"
-        start = "(marked calls)* TEXT" if many else "marked calls | TEXT"
-        rules = [f"start: {start}", f"marked{kind}: TEXT {writer.marked(mark)}", r"TEXT: /(.|\n)*/", *rules]
-    for i, function in enumerate(functions):
-        bound = not free or function.get("strict") is True
-        schema = _schema(function.get("parameters")) if bound else {"type": "object"}
-        comment = f"// the schema of {function['name']}"  # the compiler's errors repeat it
-        if answer is not None and form is ToolForm.LLAMA:
-            # A call and the answer begin with a brace, so the lexer must read both by the same rules.
-            whole = _llama_call(function["name"], schema, i, answer["x-guidance"])
-            rules += [comment, f"call_{i}: %json {json.dumps(whole)}"]
-            continue
+    for i, (function, schema) in enumerate(zip(functions, schemas, strict=True)):
         before, after = _call(form, function["name"])
-        rules += [
+        calls += [
             f"call_{i}: {writer.marked(before)} arguments_{i} {writer.marked(after)}",
-            comment,
+            _comment(function),
             f"arguments_{i}: %json {json.dumps({**schema, 'x-guidance': _SPACING})}",
         ]
+    if not free:
+        rules = [f"start: {writer.marked(mark)} calls", *calls]
+    elif answer is None:
+        kind = "" if writer.is_special(mark) else "[lazy]"
+        start = "(marked calls)* TEXT" if many else "marked calls | TEXT"
+        rules = [f"start: {start}", f"marked{kind}: TEXT {writer.marked(mark)}", r"TEXT: /(.|\n)*/", *calls]
+    else:
+        start = "answer" if form is ToolForm.LLAMA else f"{writer.marked(mark)} calls | answer"
+        rules = [] if form is ToolForm.LLAMA else calls
+        answer = _with_spacing(answer)
+        if form in _BARE:
+            start += " | bare"
+            rules += _bare_calls(_BARE[form], functions, schemas, answer["x-guidance"])
+        rules = [f"start: {start}", f"answer: %json {json.dumps(answer)}", *rules]
     return "\n".join(rules)
+
+
+def _comment(function: Mapping[str, Any]) -> str:
+    """Stands above a schema, and in the compiler's error about it."""
+    return f"// the schema of {function['name']}"
 
 
 # By form: the mark of the first call, the text after it, the text after the last call, and that between two calls.
@@ -348,12 +354,25 @@ def _with_spacing(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {**schema, "x-guidance": own}
 
 
-def _llama_call(name: str, parameters: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a whole call in Llama's form. ``options`` are the library's."""
-    # With an id, references inside of the parameters' schema start at its own root.
-    fields = {"name": {"const": name}, "parameters": {"$id": f"urn:tool:{number}", **parameters}}
-    schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
-    return {**schema, "x-guidance": {**options, "lenient": True}}
+# Forms in which a call may be an object alone, with the name of its arguments: small models leave Hermes' mark out.
+# Such a call and a JSON answer both begin with a brace, so the lexer must read them by the same rules.
+_BARE = {ToolForm.HERMES: "arguments", ToolForm.LLAMA: "parameters"}
+
+
+def _bare_calls(
+    key: str, functions: Sequence[Mapping[str, Any]], schemas: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+) -> list[str]:
+    """Rules of a call that is an object alone. ``key``: of its arguments. ``options``: the library's."""
+    rules = ["bare: " + " | ".join(f"bare_{i}" for i in range(len(functions)))]
+    for i, (function, schema) in enumerate(zip(functions, schemas, strict=True)):
+        # With an id, references inside of the arguments' schema start at its own root.
+        fields = {"name": {"const": function["name"]}, key: {"$id": f"urn:tool:{i}", **schema}}
+        whole = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+        rules += [
+            _comment(function),
+            f"bare_{i}: %json {json.dumps(whole | {'x-guidance': {**options, 'lenient': True}})}",
+        ]
+    return rules
 
 
 class _Writer:

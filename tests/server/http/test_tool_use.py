@@ -108,7 +108,7 @@ def test_a_response_format_leaves_calls_possible() -> None:
     ):
         grammar = asked(parse, BODY | form).request.grammar
         assert grammar.kind is GrammarKind.EBNF
-        assert 'start: "<tool_call>" calls | answer' in grammar.text
+        assert 'start: "<tool_call>" calls | answer | bare' in grammar.text
         assert asked(parse, BODY | form | {"tool_choice": "none"}).request.grammar.kind in (
             GrammarKind.JSON_OBJECT,
             GrammarKind.JSON_SCHEMA,
@@ -143,6 +143,7 @@ def test_forced_calls_prevail_over_a_form_with_a_warning(server: Server, choice:
     plain = asked(parse_chat, BODY | {"tool_choice": choice}).request.grammar
     for parse, path, form in (
         (parse_chat, "/v1/chat/completions", {"response_format": {"type": "json_object"}}),
+        (parse_chat, "/v1/chat/completions", {"guided_choice": ["a"]}),
         (parse_ollama, "/api/chat", {"format": PLACE, "stream": False}),
     ):
         body = BODY | form | {"tool_choice": choice}
