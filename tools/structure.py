@@ -38,8 +38,8 @@ MODEL = "smollm2-135m"
 PROMPT = "Once upon a time there was a small engine"
 SMALL = 60  # lines; smaller modules with one importer are listed
 CEILINGS = {
-    "modules": 346,
-    "lines": 87_780,
+    "modules": 347,
+    "lines": 88_220,
     "largest": 700,
     "cycles": 0,
     "step": 21,
