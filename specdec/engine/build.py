@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -274,10 +275,9 @@ def build_parts(
     drafters, and build the tables of grammars in advance. aux_layers: the layers that heads loaded later will read, in
     place of the configured head's."""
     config = with_named_draft(config)
-    cores = usable_cores()
-    if config.threads > cores:
+    if config.threads > (cores := len(os.sched_getaffinity(0))):
         raise ConfigError(f"engine.threads: {config.threads} threads on {cores} cores slow each other down")
-    threads = config.threads or cores
+    threads = config.threads or usable_cores()
     kernels = load_kernels(config.kernels, config.cache_dir, threads)
     device = target_device(config)
     platform: Platform

@@ -56,6 +56,19 @@ def test_a_host_path_inside_a_container_finds_the_containers_quota(tmp_path: Pat
 
 
 def test_an_engine_takes_no_more_threads_than_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "usable_cores", lambda: 2)
+    """Of its own accord. A number that is set may exceed a limit of CPU time, but not the cores."""
+
+    class LoadedError(Exception):
+        """Kernels were asked for, with this number of threads."""
+
+    def load_kernels(name: str, cache_dir: Path, threads: int) -> None:
+        raise LoadedError(threads)
+
+    monkeypatch.setattr(build, "usable_cores", lambda: 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(build, "load_kernels", load_kernels)
+    for given, taken in ((0, 1), (2, 2)):
+        with pytest.raises(LoadedError, match=str(taken)):
+            build.build_parts(EngineConfig(threads=given))
     with pytest.raises(ConfigError, match="3 threads on 2 cores"):
         build.build_parts(EngineConfig(threads=3))
