@@ -418,8 +418,8 @@ def compile_cases() -> list[CompileCase]:
     cases = []
     for chip in CHIPS:
         for head_dim in HEAD_DIMS:
-            for q_type, kv_type in kinds if head_dim in (64, 128, 256) else kinds[:1]:
-                for windowed in (False, True) if head_dim in (64, 128, 256) else (False,):
+            for q_type, kv_type in kinds:
+                for windowed in (False, True):
                     kv = TYPES[kv_type]
                     tiles = {attention_tile(chip, head_dim, kv, windowed=windowed, wide=w) for w in (False, True)}
                     cases += [
