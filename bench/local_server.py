@@ -132,7 +132,7 @@ class LocalServer(ChildServer):
     """
 
     def __init__(self, config: Config, *, factory: str | None = None, tokenizer: str | None = None) -> None:
-        words = ["--config", config.model_dump_json()]
+        words = ["--config", config.model_dump_json(exclude_unset=True)]
         words += ["--factory", factory] if factory else []
         words += ["--tokenizer", tokenizer] if tokenizer else []
         super().__init__("bench.local_server", *words)
@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--factory", default=DEFAULT_FACTORY, help="module:function that builds the engine")
     parser.add_argument("--tokenizer", help="module:function that builds the tokenizer; default: the target's")
     args = parser.parse_args(argv)
-    config = Config.model_validate_json(args.config)
+    config = Config.model_validate(json.loads(args.config))  # model_validate_json refuses the defaults that are paths
     end_with_parent()
     configure_logs(config.server.log_format, logging.INFO)  # as `specdec serve` does: logging is part of the cost
 

@@ -259,8 +259,8 @@ def _routes(config: ClusterConfig, fleet: Fleet, model: ModelConfig, face: Face)
 
 
 def _split(fleet: Fleet, model: ModelConfig, face: Face) -> list[Json]:
-    """The shares in their order: XXH64 of the key, modulo the sum of the weights, selects one, as can be computed
-    offline."""
+    """The shares in their order. Envoy takes XXH64 of the key modulo the sum of the weights, so a session's release can
+    be computed offline."""
     return [
         {
             "name": _cluster_name(_service(model.name, release, face), "affine"),

@@ -162,8 +162,8 @@ class ReplicaProcess:
 
 
 def _with_threads(settings: dict[str, Any], cpus: float) -> dict[str, Any]:
-    """``settings`` with a number of threads: those that leave it open use the reserved cores, not all of the machine,
-    which other replicas use too."""
+    """``settings`` with a number of threads for each engine. Engines without one share the reserved cores, because
+    other replicas use the rest of the machine."""
     cores = max(1, min(int(cpus), usable_cores()))
     config = Config.model_validate(settings)
     if not config.engines:

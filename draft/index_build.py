@@ -85,8 +85,8 @@ def _is_pattern(line: str) -> bool:
 def find_files(sources: IndexSources) -> Iterator[str]:
     """Paths of the files of an index, in reproducible order. Links are not followed.
 
-    Patterns apply to a file among the roots, too, but .gitignore does not: the user named it. Roots that are gone are
-    skipped unless all are, so that one deleted file does not end the updates.
+    Patterns apply to a root that is a file, too; .gitignore does not, since the user named the file. Missing roots are
+    skipped, so that one deleted file does not end the updates, unless all are missing.
 
     Raises:
         ConfigError: all roots are missing, one can not be listed, or a pattern is malformed.

@@ -1,4 +1,4 @@
-"""Admission control: the limits of keys, room in the queue, deadlines that can be met; runs the requests of a call."""
+"""Admission control: limits of keys, room in the queue, deadlines that can be met; runs the requests of a call."""
 
 from __future__ import annotations
 
@@ -562,11 +562,11 @@ async def run_requests(
     """The events of ``requests``: (number of the request, event). Sample i of request r has the index r * n + i.
 
     Read it inside `contextlib.aclosing`: closing it aborts all requests in the engine. The first request must be
-    admitted at once. A later one for which there is no room waits until another one has ended: the call itself may take
-    the room.
+    admitted at once. A later one that finds no room waits until another one of the call has ended, because the call
+    itself may take the room.
 
-    key: ``supersedes_key`` of the only request. most: how many run at once. begun: as in `Admission.admit`, for the
-    first request too.
+    key: ``supersedes_key``; ignored unless there is exactly one request. most: how many run at once; None: all. begun:
+    as in `Admission.admit`, for the first request too.
 
     Raises:
         RequestError: admission or the engine refuses a request, or the engine fails.

@@ -230,6 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _leave_signals_to_the_parent()
     link = ParentLink(socket.socket(fileno=args.fd))
     try:
+        # Not model_validate_json, which refuses the defaults that are paths.
         engine = _find_factory(args.factory)(EngineConfig.model_validate(json.loads(args.config)), link.progress)
         events = KvEventsConfig.model_validate_json(args.kv_events) if args.kv_events else None
         cache = KvEventForwarder(engine, link, events) if events is not None else None

@@ -115,7 +115,7 @@ class Body:
         self.violations.check(False, self.path(name), problem)
 
     def warn(self, name: str, problem: str) -> None:
-        """Let the answer's ``warnings`` name the field."""
+        """Add a warning about the field to the answer's ``warnings``."""
         self.violations.warnings.append(FieldViolation(self.path(name), problem))
 
     def text(self, name: str) -> str | None:

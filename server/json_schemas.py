@@ -21,8 +21,8 @@ _FURTHER = ("additionalProperties", "unevaluatedProperties", "patternProperties"
 
 
 def lenient(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The schema such that its grammar leaves out what no grammar expresses, and a warning that names that; empty:
-    everything is enforced. The schema must not be nested deeper than code may recurse."""
+    """A copy of the schema whose grammar leaves out the keywords that no grammar expresses, and a warning that lists
+    them; empty: the grammar enforces all. The schema must not be nested deeper than code may recurse."""
     found = [*dict.fromkeys(_left_out(schema))]
     options = schema.get("x-guidance", {})
     if not found or not isinstance(options, dict):
@@ -60,10 +60,10 @@ def _inner(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema such that objects have no other properties than those that it lists, unless it mentions further ones.
+    """A copy of the schema in which objects have only the properties that they list, unless it mentions further ones.
 
-    Where several schemas apply to one value, each would then refuse what the others list. If any do, only the outermost
-    schema is closed.
+    Where several schemas apply to one value, each would refuse the properties of the others. A schema that has such a
+    place is closed at its outermost level only.
     """
     if not any(map(_is_joint, _all(schema))):
         return _closed_inside(schema)

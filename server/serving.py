@@ -166,7 +166,7 @@ class Serving:
         self._reserve.close()
 
     async def _close_observer(self, at_once: bool) -> None:
-        """Also after a stop that was cancelled while its flush ran, which goes on in its thread."""
+        """Flush the listeners, once: it goes on in its thread if a stop is cancelled, and the next stop waits."""
         if at_once:
             self._observer.hurry()
         if self._flush is None:

@@ -1,4 +1,4 @@
-"""Starts child processes: of this Python that run a module of ours, and ones that end with this process."""
+"""Child processes: those that run a module of ours in this Python, and those that end when this process ends."""
 
 from __future__ import annotations
 

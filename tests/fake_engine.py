@@ -623,6 +623,11 @@ def noted(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def of_given_settings(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+    """Lists the settings that were given in place of drafters."""
+    return FakeEngine(config, dataclasses.replace(INFO, drafters=tuple(sorted(config.model_fields_set))))
+
+
 def soaked(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
     """Echoes, and holds pages of a large cache."""
     return FakeEngine(config, dataclasses.replace(INFO, max_context=1024), pages=512)

@@ -54,7 +54,7 @@ RECENT = 1000  # answers whose quantiles a progress line shows
 
 
 class Progress:
-    """Counts of a run so far. They are kept, since counting all records of a long run would make the generator late."""
+    """Counts of a run so far, updated per request: counting all records of a long run delays the generator."""
 
     def __init__(self) -> None:
         self.ended = self.answered = self.output_tokens = 0

@@ -70,7 +70,7 @@ class Traffic:
     sessions: int = 0  # each request belongs to one, chosen at random; 0: none
     session_tokens: int = 0  # shared by the prompts of a session, after shared_tokens, in whole blocks of 64
     spread: bool = True  # geometric distribution of lengths; False: every length is its mean
-    longest_prompt: int = sys.maxsize  # longer ones are cut to it, since no server takes them
+    longest_prompt: int = sys.maxsize  # longer prompts are cut to it, because servers refuse them
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "output_tokens"):

@@ -67,7 +67,7 @@ class Call:
         self.headers: list[tuple[bytes, bytes]] = []  # further ones of the answer
         self.broken: Callable[[Refusal], bytes] | None = None  # writes the end of a broken stream; None: the dialect
         self.fields: Table = ()  # those that the endpoint reads
-        self._warnings: list[FieldViolation] = []  # of its readers
+        self._warnings: list[FieldViolation] = []  # added while the body is read
         self.began = False  # the answer's headers are sent
 
     @property
@@ -89,8 +89,8 @@ class Call:
 
     @property
     def request_id(self) -> str:
-        """`given_id`, with a fresh end if another call in progress has it: service meshes give one id to all calls of a
-        user's request. Raises as `given_id`."""
+        """`given_id`, with a random suffix if another call in progress has it: service meshes give one id to all calls
+        of a user's request. Raises as `given_id`."""
         if not self._request_id:
             given = self.given_id
             if given in self.server.call_ids:
@@ -102,7 +102,7 @@ class Call:
 
     @cached_property
     def given_id(self) -> str:
-        """The client's ``x-request-id``, or a fresh id, which the answer's header then carries.
+        """The id in the call's ``x-request-id``, which `HttpCalls` adds where it is missing and repeats in the answer.
 
         Raises:
             InvalidRequestError: it is too long.

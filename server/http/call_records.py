@@ -74,10 +74,9 @@ class HttpCalls:
 
 
 def _add_request_id(message: Message, request_id: bytes) -> None:
-    """Add the call's id to the headers of its answer, unless it is there."""
-    headers = message.setdefault("headers", [])
-    if len(request_id) <= MAX_ID_CHARACTERS and not any(name == _REQUEST_ID for name, _ in headers):
-        message["headers"] = [*headers, (_REQUEST_ID, request_id)]
+    """Add the call's id to the headers of its answer, unless it is too long."""
+    if len(request_id) <= MAX_ID_CHARACTERS:
+        message["headers"] = [*message.get("headers", ()), (_REQUEST_ID, request_id)]
 
 
 def _endpoint(scope: Scope) -> str:

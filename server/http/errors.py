@@ -85,11 +85,11 @@ class Refusal:
     violations: tuple[FieldViolation, ...] = ()
     retry_after_s: float | None = None
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    too_long: tuple[int, int] | None = None  # the most tokens that a prompt may have, and those that it has
+    too_long: tuple[int, int] | None = None  # the limit of prompt tokens, and the prompt's number of them
 
     def worded(self, too_long: str) -> str:
-        """The message. Of a prompt that is too long it is ``too_long``, filled in: clients search for a dialect's words
-        to learn that they must shorten it."""
+        """The message; for a prompt that is too long, ``too_long`` filled in: clients search for their dialect's words,
+        and shorten the prompt when they find them."""
         if self.too_long is None:
             return self.message
         limit, got = self.too_long

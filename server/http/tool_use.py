@@ -303,7 +303,8 @@ def tool_grammar(
         answer = _with_spacing(answer)
         if form in _BARE:
             start += " | bare"
-            rules += _bare_calls(_BARE[form], functions, schemas, answer["x-guidance"])
+            options = answer["x-guidance"]  # one that is no object is refused with the grammar
+            rules += _bare_calls(_BARE[form], functions, schemas, options if isinstance(options, dict) else {})
         rules = [f"start: {start}", f"answer: %json {json.dumps(answer)}", *rules]
     return "\n".join(rules)
 
@@ -348,7 +349,7 @@ def _schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _with_spacing(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of an answer, with the white space that a grammar of its own would have."""
-    own = schema.get("x-guidance", {})
+    own = schema.get("x-guidance") or {}
     if isinstance(own, dict) and own.get("whitespace_flexible") is not False:
         own = {"whitespace_pattern": JSON_WHITESPACE, **own}
     return {**schema, "x-guidance": own}

@@ -57,12 +57,12 @@ class Gpus:
         self._library = library
 
     def _count(self) -> int:
-        """0 while the driver fails, as one that was updated under the library does."""
+        """The number of GPUs; 0 while the driver fails, as after its update under a running server."""
         try:
             count: int = self._library.nvmlDeviceGetCount()
         except self._library.NVMLError as error:
             if not self._failed:
-                _LOG.warning("no GPU reports anything: %s", error)
+                _LOG.warning("the GPU driver fails, so GPU metrics are missing: %s", error)
             self._failed = True
             return 0
         self._failed = False

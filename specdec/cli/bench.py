@@ -146,10 +146,11 @@ def engine_command(
 
     check_folder("--json", path)
     places = max(engine_config.max_batch, at_once)
-    rows = max(engine_config.max_step_rows, places)
     arms = tuple(arm for arm in FIXED_GRID if fixed or arm.name in settings)
     kv_tokens = max(engine_config.kv_tokens, ARM_TOKENS * (2 + len(arms)))
-    sizes = {"max_batch": places, "max_step_rows": rows, "kv_tokens": kv_tokens}
+    sizes = {"max_batch": places, "kv_tokens": kv_tokens}
+    if places > engine_config.max_step_rows:  # set only then: a GPU has a default of its own
+        sizes["max_step_rows"] = places
     with ProgressBar() as progress:
         parts = build_parts(engine_config.model_copy(update=sizes), progress)
     plan = EngineBenchPlan(

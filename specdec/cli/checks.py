@@ -32,7 +32,6 @@ def doctor_command(engine_config: EngineConfig) -> None:
 
     Exit code 1: the model does not fit, or the configuration can not be served.
     """
-
     import psutil
     from rich.console import Console
 

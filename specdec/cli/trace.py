@@ -133,7 +133,8 @@ class TraceSummary:
         self.steps += 1
         self.speculating += step.budget > 0
         self.tokens += step.realised_tokens
-        self._ms.add(step.predicted_ms, step.realised_ms)
+        if step.realised_verify_ms > 0:  # it was measured
+            self._ms.add(step.predicted_ms, step.realised_ms)
         self._tokens.add(step.predicted_tokens, step.realised_tokens)
         for part in step.drafters:
             stats = self.by_drafter.setdefault(part.name, DrafterStats())

@@ -178,14 +178,12 @@ class Learner:
         Prompt rows have a ratio of their own: they cost less than sampling rows, and there are many of them.
         """
         known, params = self._known, self._known.params
-        if outcome.verify_ms <= 0.0:
-            pass  # not timed
-        elif step.prefill_rows:
+        if not step.prefill_rows:
+            known.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
+        elif outcome.verify_ms > 0.0:  # it was measured
             decode_ms = known.verify.ms(max(1, outcome.rows - step.prefill_rows), outcome.context)
             expected = known.verify.ms(outcome.rows, outcome.context) - decode_ms
             known.prompt_cost.add(expected, max(0.0, outcome.verify_ms - decode_ms))
-        else:
-            known.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
         left_ms = outcome.draft_ms
         lookups = sum(known.lookups_proposed(step))
         worked = {

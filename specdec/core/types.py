@@ -527,9 +527,9 @@ class StepTrace:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of the whole step; 0 if no time was measured."""
+        """Tokens per second of the whole step; 0 if its forward was not measured."""
         whole_ms = self.plan_ms + self.realised_ms + self.commit_ms
-        return self.realised_tokens / whole_ms * 1e3 if whole_ms > 0 else 0.0
+        return self.realised_tokens / whole_ms * 1e3 if self.realised_verify_ms > 0 else 0.0
 
 
 MAX_QUEUED_REQUESTS = 256  # requests that may wait for an engine; further ones are refused

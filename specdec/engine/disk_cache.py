@@ -68,7 +68,7 @@ class DiskCache:
         self._missed: Counter[str] = Counter()
         self._erasing = threading.Lock()  # a page is not appended after it was flushed
         self._retry_s = 0.0  # monotonic time until which nothing is written
-        self._write_error = ""  # why
+        self._write_error = ""  # the cause, while nothing is written
         self._rewrites = kv.n_total * 2 <= files.capacity_pages
         self._idle, self._work = threading.Event(), threading.Event()
         self._idle.set()
@@ -312,7 +312,7 @@ class DiskCache:
 
 
 def _cause(error: OSError) -> str:
-    """What a caller may know of an error, which names no path."""
+    """The cause of ``error`` as clients read it: without a path."""
     return error.strerror or "a page was written in part, as on a full disk"
 
 

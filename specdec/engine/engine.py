@@ -248,7 +248,7 @@ class Engine:
     def keep_prompt(
         self, action: KeepAction, owner: str, name: str, salt: str, tokens: list[int]
     ) -> Callable[[], tuple[int, int] | None]:
-        """Save, restore or forget a prompt by name; see `DiskCache.keep`, whose result raises PromptNotSavedError, too.
+        """Save, restore or forget a prompt by name; see `DiskCache.keep`.
 
         Raises:
             InvalidRequestError: nothing is saved under the name, or the prefix cache is not on disk.

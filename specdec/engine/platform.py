@@ -157,14 +157,15 @@ def target_device(config: EngineConfig) -> torch.device | None:
     """
     if config.device == "cpu":
         return None
-    problem = "torch finds no GPU; install a CUDA build of torch"
+    problem = "torch finds no GPU; install a CUDA build of torch, or"
     if torch.cuda.is_available():
         if torch.version.hip or torch.cuda.get_device_capability() >= LEAST_CAPABILITY:
             return torch.device("cuda", torch.cuda.current_device())
-        problem = f"{torch.cuda.get_device_name()} is older than the kernels support (compute capability 8.0)"
-        _LOG.warning("engine.device: %s; the CPU is used", problem)
+        problem = f"{torch.cuda.get_device_name()} is older than the kernels support (compute capability 8.0);"
+        if config.device == "auto":
+            _LOG.warning("engine.device: %s the CPU is used", problem)
     if config.device == "cuda":
-        raise ConfigError(f"engine.device: {problem}, or set it to cpu")
+        raise ConfigError(f"engine.device: {problem} set it to cpu")
     return None
 
 

@@ -74,7 +74,7 @@ PATIENCE_S = 10.0
 DUE_SHARE = 0.25
 """Share of the time to its deadline after which a sequence is due, if that is sooner; the rest is for its answer."""
 RETRY_S = 1.0
-"""The least wait that a client is asked for when the queue is full; the server's forecast lengthens it."""
+"""Shortest retry delay of a client that a full queue refuses; the server lengthens it by its forecast."""
 PAUSE_RATIO = 4
 """A prompt is paused for another one only if what it still has to compute is this many times as long."""
 

@@ -75,7 +75,7 @@ class StepResult:
 
     @property
     def forward_ms(self) -> float:
-        """`verify_ms`, or 0 if that is the time of other forwards, too."""
+        """`verify_ms`; 0 if it does not measure this forward alone."""
         return self.verify_ms if self.timed else 0.0
 
     @property
@@ -185,7 +185,7 @@ class Step:
         finally:
             self.flush()
         _count_rows(plan, proposals, result)
-        # A device's step without a tree is queued only, and the next one waits for both.
+        # A device's step without a tree returns before its forward ends; the next step's wait covers both forwards.
         queued = self._verifier.overlaps and all(tree is None for tree in proposals.trees)
         result.timed, self._queued = not (queued or self._queued), queued
         return wait()

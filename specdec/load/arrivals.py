@@ -23,7 +23,7 @@ def shape_of(name: str, gamma: float) -> float | None:
 def unit_arrivals(shape: float | None, seed: int) -> Iterator[float]:
     """Arrivals of the process of rate 1, ascending, without end; a function of ``seed``. shape: as of `Arrivals`."""
     if shape is None:
-        yield from map(float, itertools.count())
+        yield from itertools.count(0.0)
         return
     rng, now = np.random.default_rng(seed), 0.0
     while True:

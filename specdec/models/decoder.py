@@ -188,9 +188,10 @@ class Decoder:
         self._chosen = torch.zeros(max_logit_rows, config.hidden_size)
         # Not zeros: those would take memory for all rows before a step has so many.
         self._logits = torch.empty(max_logit_rows, weights.lm_head.n)
-        self._tables = {
-            local: rope_tables(config.rope, config.head_dim, max_positions, local=local) for local in (False, True)
-        }
+        self._tables = [
+            rope_tables(config.rope, config.head_dim, max_positions, local=local)
+            for local in (False, True)[: rope_table_count(config)]
+        ]
         self._layers = [self._bind(i, layer) for i, layer in enumerate(weights.layers)]
         self._aux_columns = self._columns_by_layer()
         self._lm_head = backend.linear(
@@ -214,7 +215,7 @@ class Decoder:
     def _attention_spec(self, index: int, layer: LayerWeights[HostLinear]) -> AttentionSpec:
         c = self.config
         sliding = bool(c.sliding_layers and c.sliding_layers[index])
-        cos, sin = self._tables[sliding]
+        cos, sin = self._tables[-1 if sliding else 0]
         return AttentionSpec(
             n_heads=c.n_heads,
             n_kv_heads=c.n_kv_heads,

@@ -151,8 +151,8 @@ def _room(shape: tuple[int, ...]) -> int:
     return -(-torch.Size(shape).numel() // 4) * 4
 
 
-# Larger than steps need, since tables that move take all captured graphs with them: masks of 256 rows over 250,000
-# tokens, penalties of as many rows over 4,000 tokens each.
+# Larger than most steps need: a table that grows moves, and every captured graph is then lost. Room for masks of 256
+# rows over 250,000 tokens, and for penalties of as many rows over 4,000 tokens each.
 POOL_WORDS = 1 << 21  # initial int32 words for a step's lists and masks
 SAVED = 1 << 20  # initial number of logits that lists change
 

@@ -164,7 +164,7 @@ def collect(
     plan: TrainingPlan, parts: EngineParts, files: list[Path], benchmarks: list[list[int]],
     note: Say, show: Say, deadline_s: float,
 ) -> None:  # fmt: skip
-    """Bring the texts to ``plan.tokens`` tokens, unless a training on them has begun: it goes on with the same ones."""
+    """Collect texts until they have ``plan.tokens`` tokens. If a training on them has begun, nothing is added."""
     store = TextStore(plan.data, _weights(parts))
     tokenizer = parts.tokenizer
     held_out = HeldOut(benchmarks)

@@ -138,6 +138,10 @@ def test_summary_figures() -> None:
     assert (summary.steps, summary.speculating, summary.tokens) == (3, 2, 6)
     assert summary.by_drafter["model"].num_accepted_draft_tokens == 2
     assert summary.by_drafter["suffix"].num_draft_tokens == 2
+    unmeasured = dataclasses.replace(base, predicted_draft_ms=0.5, predicted_verify_ms=9.5, realised_verify_ms=0.0)
+    summary.add(unmeasured)
+    assert (summary.steps, summary.ms_error) == (4, pytest.approx((2 / 10 + 0 / 10) / 2))
+    assert (base.tokens_per_second > 0, unmeasured.tokens_per_second) == (True, 0.0)
 
 
 def test_json_has_only_finite_numbers() -> None:

@@ -50,6 +50,14 @@ def test_bug_prompt_rows_that_are_cheaper_do_not_change_the_cost_of_sampled_rows
     assert controller.estimates.prices([0] * 8, 100).plain_ms == pytest.approx(ROW_MS * (8 + 0.6 * 100), rel=0.05)
 
 
+def test_a_forward_that_was_not_measured_changes_no_cost() -> None:
+    controller, one = make_controller(), make_one()
+    before = controller.estimates.prices([0], 100).plain_ms
+    for prefill_rows in (0, 100):
+        run_step(controller, [one], [TokenTree(0)], [[1]], 0.0, prefill_rows, 0.0, decision="")
+    assert controller.estimates.prices([0], 100).plain_ms == before
+
+
 @pytest.mark.parametrize(("decision", "brings"), [("on", False), ("probe", True)])
 def test_bug_an_unverified_node_gains_nothing_even_if_it_was_right(decision: str, brings: bool) -> None:
     """Its estimated probability is far below the cost of a row, and it always is the target's next token."""

@@ -76,7 +76,7 @@ def test_the_prefill_pace_learns_from_a_step_while_the_next_is_verified(monkeypa
 
 
 def test_only_the_time_of_one_forward_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a step that only reads prompts, so the next one's time includes it."""
+    """A step that only reads prompts is not waited for, so the next one's time includes it."""
     seen: list[tuple[bool, bool]] = []
     observe = PrefillPace.observe
 

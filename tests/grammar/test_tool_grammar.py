@@ -173,6 +173,18 @@ def test_a_free_answer_is_calls_or_the_form(form: ToolForm) -> None:
 
 
 @pytest.mark.parametrize("form", list(ToolForm))
+@pytest.mark.parametrize(("options", "valid"), [(None, True), ({}, True), ("x", False), ([], True), (3, False)])
+def test_options_of_an_answers_schema_may_be_anything(form: ToolForm, options: Any, valid: bool) -> None:
+    grammar = ToolUse(TOOLS, form, ()).grammar(byte_level(), {"type": "object", "x-guidance": options})
+    assert grammar is not None
+    if valid:
+        start(grammar)
+    else:
+        with pytest.raises(InvalidRequestError):
+            start(grammar)
+
+
+@pytest.mark.parametrize("form", list(ToolForm))
 @pytest.mark.parametrize("answer", [None, {"type": "object"}])
 def test_a_refused_schema_is_named_by_its_tool(form: ToolForm, answer: dict[str, Any] | None) -> None:
     wrong = {"type": "object", "properties": {"a": {"type": "strin"}}}

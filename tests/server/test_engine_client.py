@@ -404,3 +404,14 @@ async def test_a_reader_that_never_reads_blocks_no_other() -> None:
             for i in range(5):
                 assert isinstance((await collect(client, make_request(f"r{i}")))[-1], Finished)
         assert client.in_flight == 0
+
+
+async def test_the_engine_learns_which_settings_are_given() -> None:
+    """Others depend on its device."""
+    client = make_client(factory="tests.fake_engine:of_given_settings")
+    await client.engine.start()
+    try:
+        await client.engine.wait_ready()
+        assert client.engine.info.drafters == ("target",)
+    finally:
+        await client.engine.close()

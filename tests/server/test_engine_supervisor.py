@@ -22,7 +22,7 @@ from tests.server.harness import make_config
 
 
 class ScriptedChild:
-    """An engine process that sends what the test tells it to; its own link."""
+    """An engine process whose messages the test sends; its own link."""
 
     pid = 1
 
@@ -98,7 +98,7 @@ async def starts(scene: Scene, seconds: float) -> ScriptedChild:
     return child
 
 
-async def test_a_death_tells_when_the_engine_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_error_of_a_death_hints_at_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
     async with acting(monkeypatch, first_s=4.0) as scene:
         child = await scene.children.get()
         assert scene.hint_at(2.0) == 1.0  # no start has been measured
@@ -128,7 +128,7 @@ async def test_a_start_is_expected_to_take_as_long_as_the_last_one(monkeypatch: 
         assert (scene.hint_at(405.0), scene.hint_at(415.0), scene.hint_at(500.0)) == (20.0, 10.0, 1.0)
 
 
-async def test_a_process_that_cannot_be_started_tells_when_the_next_try_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_cannot_be_started_hints_at_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = asyncio.Event()
 
     async def refuse(*_: Any) -> ScriptedChild:

@@ -407,8 +407,9 @@ class Experiments:
 
 
 def _is_blank(folder: ExperimentFolder) -> bool:
-    """Whether its experiment ended without a record, as one whose draft model cannot be loaded: its name is free."""
-    return folder.state().state != "running" and not any(folder.written().values())
+    """Whether its experiment has ended without a record, for example because its draft model cannot be loaded. Its name
+    can then be used again."""
+    return folder.state().state != "running" and not folder.written()
 
 
 def _resumed(folder: ExperimentFolder, config: ExperimentConfig) -> dict[str, int]:

@@ -12,8 +12,8 @@ interface Given {
   range: Range;
 }
 
-// A suggestion counts as shown when it is provided, and as dismissed when other text is typed in its place: what VS Code
-// knows about it is a proposed interface.
+// A suggestion counts as shown when it is provided, and as dismissed when other text is typed in its place: VS Code reports
+// more only through a proposed interface.
 export class Provider implements vscode.InlineCompletionItemProvider {
   private last: Given | undefined;
 
