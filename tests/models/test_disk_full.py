@@ -59,7 +59,7 @@ def test_a_download_without_disk_space_reports_it_and_resumes_later(tmp_path: Pa
         fetcher.fetch(entry)
     assert files(tmp_path) == ["tiny.lock", "tiny.parts/000"]
     assert fetcher.fetch(entry).read_bytes() == b"".join(contents)
-    assert files(tmp_path) == ["tiny.gguf", "tiny.gguf.checked", "tiny.lock"]
+    assert files(tmp_path) == ["tiny.gguf", "tiny.lock"]
 
 
 def test_a_failed_write_of_estimates_keeps_the_former_ones(tmp_path: Path) -> None:

