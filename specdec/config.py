@@ -138,8 +138,8 @@ class EngineConfig(Section):
         256, ge=64, le=4096, description="rows of one forward: tree nodes and prompt tokens; on a GPU 1,024 unless set"
     )
     prefill_chunk: int = Field(
-        192, ge=1, description="prompt tokens that one step computes, at most; on a GPU max_step_rows unless set",
-        json_schema_extra={"unit": "tokens"},
+        192, ge=1, le=4096, json_schema_extra={"unit": "tokens"},
+        description="prompt tokens that one step computes, at most; on a GPU max_step_rows unless set",
     )  # fmt: skip
     target_tpot_ms: float = Field(
         80.0, gt=0, description="time between tokens while prompts are computed, for requests that set none",
@@ -156,12 +156,16 @@ class EngineConfig(Section):
         return kv_tokens
 
     @model_validator(mode="after")
-    def _choose_drafters(self) -> EngineConfig:
+    def _complete(self) -> EngineConfig:
+        # The one place where validated values are completed; the configuration is frozen from here on.
+        if "prefill_chunk" not in self.model_fields_set:
+            object.__setattr__(self, "prefill_chunk", min(self.prefill_chunk, self.max_step_rows))
+        elif "max_step_rows" not in self.model_fields_set:
+            object.__setattr__(self, "max_step_rows", max(self.prefill_chunk, self.max_step_rows))
         if self.speculation.drafters is None:
             models = ("model",) * (self.draft is not None) + ("head",) * (self.draft_head is not None)
             indexes = ("index",) * bool(self.indexes)
             chosen = ("grammar", "prediction", "suffix", *indexes, *models)
-            # The one place where a validated value is completed; the configuration is frozen from here on.
             object.__setattr__(self, "speculation", self.speculation.model_copy(update={"drafters": chosen}))
         return self
 

@@ -44,7 +44,7 @@ DEVICE_ROWS = 1024  # of a step: prompts gain nothing beyond
 def with_device_rows(config: EngineConfig) -> EngineConfig:
     """``config`` with the steps of a GPU where it leaves their size open: prompts are read faster in larger ones."""
     given = config.model_fields_set
-    rows = config.max_step_rows if "max_step_rows" in given else DEVICE_ROWS
+    rows = config.max_step_rows if "max_step_rows" in given else max(DEVICE_ROWS, config.max_step_rows)
     chunk = config.prefill_chunk if "prefill_chunk" in given else rows
     return config.model_copy(update={"max_step_rows": rows, "prefill_chunk": chunk})
 

@@ -233,6 +233,8 @@ class TokenizerCache:
                 (made / "info.json").write_text(json.dumps(data), encoding="utf-8")
                 if not self._place(key).exists():  # another process may have been first; its result is the same
                     os.rename(made, self._place(key))
+            for former in set(self._folder.glob(f"{key[:32]}-*")) - {self._place(key)}:  # of other formats
+                shutil.rmtree(former, ignore_errors=True)
         except OSError as error:
             logger.warning("%s: tokenizer can not be cached (%s)", self._folder, error)
 

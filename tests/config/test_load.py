@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.config import load_config
+from specdec.config import EngineConfig, load_config
 from specdec.errors import ConfigError
 from specdec.models.hf import parse_hf_config
 
@@ -63,7 +63,7 @@ def test_paths_begin_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.Monk
         ("server: {drain_s: off}", r"server\.drain_s: .*not be true or false"),
         ("engine: {speculation: {max_nodes: on}}", r"engine\.speculation\.max_nodes: .*not be true or false"),
         ("engine: {aliases: [a b]}", "engine.aliases.0"),
-        ("engine: {prefill_chunk: 500}", "prefill_chunk"),
+        ("engine: {prefill_chunk: 500, max_step_rows: 256}", "prefill_chunk"),
         ("engine: {speculation: {drafters: [model]}}", "model"),
         ("[1, 2]", "mapping"),
         ("engine: [1]", "engine"),
@@ -76,6 +76,21 @@ def test_paths_begin_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.Monk
 def test_an_invalid_file_is_rejected_by_name(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(write(tmp_path, text), {"engine.kernels": "auto"})
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        ({"max_step_rows": 128}, (128, 128)),
+        ({"max_step_rows": 512}, (512, 192)),
+        ({"prefill_chunk": 512}, (512, 512)),
+        ({"prefill_chunk": 64}, (256, 64)),
+        ({"max_step_rows": 512, "prefill_chunk": 300}, (512, 300)),
+    ],
+)
+def test_either_size_of_a_step_can_be_set_alone(given: dict[str, int], sizes: tuple[int, int]) -> None:
+    config = EngineConfig.model_validate(given)
+    assert (config.max_step_rows, config.prefill_chunk) == sizes
 
 
 def test_a_null_window_means_none() -> None:

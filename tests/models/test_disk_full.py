@@ -12,8 +12,10 @@ import pytest
 from specdec.engine.profile_cache import ProfileCache
 from specdec.errors import ModelError
 from specdec.models.fetch import Fetcher
+from specdec.models.gguf_tokenizer import TokenizerCache
 from specdec.models.load import load_model
 from specdec.models.resolve import load_tokenizer
+from specdec.models.tokenizer import TokenizerInfo
 from tests.models.test_fetch import FakeIndex, _entry
 from tests.models.tiny_gguf import write_tiny_gguf
 
@@ -50,6 +52,16 @@ def test_a_tokenizer_loads_if_its_conversion_cannot_be_stored(tiny: Callable[[st
     assert files(cache) == []
     assert load_tokenizer(str(path), cache).vocabulary == expected
     assert len(files(cache)) == 2
+
+
+def test_a_cached_tokenizer_replaces_those_of_other_formats(tmp_path: Path) -> None:
+    cache = TokenizerCache(tmp_path)
+    for name in ("k1-0", "k2-0"):
+        (tmp_path / name).mkdir()
+    cache.write("k1", "{}", TokenizerInfo())
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert "k1-0" not in kept
+    assert {name.partition("-")[0] for name in kept} == {"k1", "k2"}
 
 
 def test_a_download_without_disk_space_reports_it_and_resumes_later(tmp_path: Path) -> None:
