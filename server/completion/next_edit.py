@@ -48,7 +48,7 @@ class RecentEdit:
         if diff:
             return RecentEdit(path, *_sides(diff))
         # Line breaks as in the window's text
-        old, new = (text.replace("\r\n", "\n").splitlines(keepends=True) for text in (before, after))
+        old, new = (_lines(text.replace("\r\n", "\n"), keepends=True) for text in (before, after))
         head = max(0, common_length(old, new) - DIFF_CONTEXT)
         tail = max(0, common_length(old[head:][::-1], new[head:][::-1]) - DIFF_CONTEXT)
         return RecentEdit(path, *("".join(lines[head : len(lines) - tail]) for lines in (old, new)))
@@ -56,7 +56,7 @@ class RecentEdit:
     @property
     def diff(self) -> str:
         """A unified diff without file names."""
-        lines = difflib.unified_diff(self.before.splitlines(), self.after.splitlines(), n=DIFF_CONTEXT, lineterm="")
+        lines = difflib.unified_diff(_lines(self.before), _lines(self.after), n=DIFF_CONTEXT, lineterm="")
         return "".join(line + "\n" for line in list(lines)[2:])
 
     @property
@@ -66,7 +66,7 @@ class RecentEdit:
 
     def is_undone_by(self, old: Sequence[str], new: Sequence[str]) -> bool:
         """Whether replacing the lines ``old`` by ``new`` takes the edit, or a part of it, back."""
-        before, after = self.before.splitlines(), self.after.splitlines()
+        before, after = _lines(self.before), _lines(self.after)
         if any((after[c:d], before[a:b]) == (old, new) for a, b, c, d in _changes(before, after)):
             return True
         was, becomes = "\n".join(old), "\n".join(new)
@@ -74,9 +74,16 @@ class RecentEdit:
         return bool(inner) and inner in was and was.replace(inner, self.before.strip("\n"), 1) == becomes
 
 
+def _lines(text: str, *, keepends: bool = False) -> list[str]:
+    """The lines of ``text``, which end at line feeds only, as those of the window do."""
+    lines = text.split("\n")
+    last = lines.pop()
+    return [line + "\n" * keepends for line in lines] + [last] * bool(last)
+
+
 def _sides(diff: str) -> Iterator[str]:
     """The text before and after a unified diff."""
-    lines = diff.splitlines()
+    lines = _lines(diff.replace("\r\n", "\n"))
     if any(line.startswith("@@") for line in lines):  # what precedes the first hunk names the file
         while not lines[0].startswith("@@"):
             del lines[0]

@@ -82,7 +82,7 @@ class InlineLanguageServer(LanguageServer):
         self._on(DID_SHOW, lambda work, params: work.outcomes.shown(_suggestion_id(params)))
         self._on(DID_DISMISS, lambda work, params: work.outcomes.dismissed(_suggestion_id(params)))
         self._on(DID_ACCEPT_PART, _accept_part)
-        self._on(DID_FOCUS, lambda work, params: work.focus(params.text_document.uri))
+        self._on(DID_FOCUS, lambda work, params: work.focus(plain(params)["textDocument"]["uri"]))
 
     def report_server_error(self, error: Exception, source: Any) -> None:
         """Log the error. pygls would show it to the user, at every key."""

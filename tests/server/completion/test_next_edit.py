@@ -235,6 +235,14 @@ def test_the_changed_lines_of_two_whole_files_are_the_edit() -> None:
     assert (comment.before, comment.after) == ("-- old\n", "-- new\n")
 
 
+def test_only_line_feeds_end_the_lines_of_an_edit() -> None:
+    before, after = ("a\f\n" + f"x = 'a\u2028{letter}'\n" + "b\x85\n" for letter in "bc")
+    edit = RecentEdit.of("a.py", before, after)
+    assert edit.diff.splitlines(keepends=False)[0] == "@@ -1,3 +1,3 @@"
+    assert edit.diff.split("\n")[2:4] == ["-x = 'a\u2028b'", "+x = 'a\u2028c'"]
+    assert RecentEdit.of("a.py", "", "", edit.diff) == edit
+
+
 def test_the_text_before_an_edit_is_known_in_a_file_with_crlf() -> None:
     text = FILE.replace("\n", "\r\n")
     edit = RecentEdit.of("a.py", text.replace("area", "f"), text)

@@ -12,7 +12,7 @@ from pygls.exceptions import JsonRpcException
 
 from server.completion.editor_session import DOCUMENTS
 from server.lsp.completer import ACCEPT_COMMAND, CHOICES
-from server.lsp.language_server import DID_ACCEPT_PART, DID_DISMISS, DID_SHOW
+from server.lsp.language_server import DID_ACCEPT_PART, DID_DISMISS, DID_FOCUS, DID_SHOW, InlineLanguageServer
 from tests.server.lsp.editor import AUTOMATIC, INVOKED, URI, Addressed, Editor, editing, running, without
 
 LINE = "total = add(total, value)"
@@ -274,3 +274,12 @@ async def test_a_pause_reads_ahead_and_a_key_ends_it() -> None:
         async with asyncio.timeout(20):
             while runs.in_flight or not known.of("slower"):  # the whole prompt is computed in the next pause
                 await asyncio.sleep(0.01)
+
+
+def test_a_focused_document_is_reported_by_its_address() -> None:
+    focused: list[str] = []
+    server = InlineLanguageServer(Addressed)  # type: ignore[arg-type]
+    server.workplace = SimpleNamespace(focus=focused.append)  # type: ignore[assignment]
+    message = {"jsonrpc": "2.0", "method": DID_FOCUS, "params": {"textDocument": {"uri": URI}}}
+    server.protocol.fm.features[DID_FOCUS](server.protocol.structure_message(message).params)
+    assert focused == [URI]
