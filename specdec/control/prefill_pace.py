@@ -34,25 +34,31 @@ class DecodeLoad:
         self.fewest_output = min(self.fewest_output, n_output)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepTimes:
     """Contents and duration of a step."""
 
-    decodes: int
+    decodes: int = 0
     """Sequences that sampled."""
-    rows: int
-    """Rows of the forward, including the next two."""
-    draft_rows: int
-    prompt_rows: int
-    context: float
+    rows: int = 0
+    """Rows of the forward."""
+    draft_rows: int = 0
+    """Draft tokens among them."""
+    context: float = 0.0
     """Mean tokens that all rows attended to."""
-    prompt_context: float
+    prompt_context: float = 0.0
     """The same for prompt rows."""
-    plain_context: float
-    """The same for the other rows."""
-    forward_ms: float
-    other_ms: float
+    plain_context: float = 0.0
+    """The same for rows of pending tokens."""
+    forward_ms: float = 0.0
+    """0: unknown, as another forward ran meanwhile, or too short for the clock."""
+    other_ms: float = 0.0
     """The rest of the step."""
+
+    @property
+    def prompt_rows(self) -> int:
+        """Prompt rows before the pending tokens."""
+        return self.rows - self.draft_rows - self.decodes
 
 
 class PrefillPace:

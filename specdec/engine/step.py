@@ -43,15 +43,8 @@ class StepResult:
     """Sequences in whose stages an exception was raised; at most one fault per sequence."""
     sequences: int = 0
     """Sequences that had rows."""
-    rows: int = 0
-    draft_rows: int = 0
-    """Draft tokens among the rows."""
-    context: float = 0.0
-    """Mean number of tokens that a row attends to."""
-    prompt_context: float = 0.0
-    """The same for prompt rows only."""
-    plain_context: float = 0.0
-    """The same for rows of pending tokens only."""
+    times: StepTimes = field(default_factory=StepTimes)
+    """Rows and times, by which later prefill chunks are sized."""
     plan_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
@@ -67,24 +60,6 @@ class StepResult:
     def is_faulty(self, sequence: Sequence) -> bool:
         """Whether a fault of the sequence is recorded."""
         return any(sequence is faulty for faulty, _ in self.faults)
-
-    @property
-    def prompt_rows(self) -> int:
-        """Prompt rows before the pending token."""
-        return self.rows - self.draft_rows - len(self.deltas)
-
-    @property
-    def forward_ms(self) -> float:
-        """`verify_ms`; 0 if it does not measure this forward alone."""
-        return self.verify_ms if self.timed else 0.0
-
-    @property
-    def times(self) -> StepTimes:
-        """The observation by which later prefill chunks are sized."""
-        return StepTimes(
-            len(self.deltas), self.rows, self.draft_rows, self.prompt_rows, self.context, self.prompt_context,
-            self.plain_context, self.forward_ms, self.plan_ms + self.draft_ms + self.commit_ms,
-        )  # fmt: skip
 
 
 class Step:
@@ -111,7 +86,7 @@ class Step:
         self._scheduler, self._kv, self._drafters, self._drafting = scheduler, kv, drafters, drafting
         self._verifier, self._tracer, self._clock, self._pace = verifier, tracer, clock, pace
         self._lap_s = 0.0
-        self._timed: StepResult | None = None  # the step that the prefill pace has yet to observe
+        self._timed: StepTimes | None = None  # the step that the prefill pace has yet to observe
         self._deferred: tuple[Proposals, StepResult] | None = None  # the step that the controller has yet to observe
         self._learn_ms = 0.0  # of learning from the last step, unless a forward ran meanwhile
         self._queued = False  # whether the device may still compute the last step's forward
@@ -128,6 +103,8 @@ class Step:
         result.verify_ms = self._lap_ms()
         self._commit(plan, proposals, accepted, result)
         result.commit_ms = self._lap_ms()
+        result.times.forward_ms = result.verify_ms if result.timed else 0.0
+        result.times.other_ms = result.plan_ms + result.draft_ms + result.commit_ms
         self._defer_feedback(proposals, result)
         return result
 
@@ -135,7 +112,7 @@ class Step:
         """Pass on the feedback of the last step if it was deferred."""
         timed, self._timed = self._timed, None
         if timed is not None and self._pace is not None:
-            self._pace.observe(timed.times)
+            self._pace.observe(timed)
         deferred, self._deferred = self._deferred, None
         if deferred is not None:
             self._give_feedback(*deferred)
@@ -248,8 +225,8 @@ class Step:
 
         A step with faults gives the controller none, since its outcome does not cover all of its trees.
         """
-        if result.rows:
-            self._timed = result
+        if result.times.rows:
+            self._timed = result.times
         if result.deltas and not result.faults:
             self._deferred = proposals, result
         if not self._verifier.overlaps:
@@ -259,7 +236,8 @@ class Step:
         """Let the controller learn from a step, and trace it. A fault loses only that."""
         tokens = [delta.token_ids for _, delta in result.deltas]
         draft_ms = result.draft_ms + self._learn_ms
-        outcome = Outcome(tokens, result.rows, result.context, result.forward_ms, draft_ms)
+        times = result.times
+        outcome = Outcome(tokens, times.rows, times.context, times.forward_ms, draft_ms)
         try:
             record = None
             if proposals.step is not None:
@@ -275,10 +253,10 @@ class Step:
 def _count_rows(plan: StepPlan, proposals: Proposals, result: StepResult) -> None:
     """Set the counts of sequences and rows, and the mean contexts, before the commit advances the sequences."""
     result.sequences = len(plan.entries)
-    result.context, result.prompt_context, result.plain_context = _mean_contexts(plan)
-    nodes = [len(tree) for tree in proposals.trees if tree is not None]
-    result.rows = sum([entry.prefill for entry in plan.entries]) + sum(nodes)
-    result.draft_rows = sum(nodes) - len(nodes)
+    times, nodes = result.times, [len(tree) for tree in proposals.trees if tree is not None]
+    times.decodes, times.draft_rows = len(nodes), sum(nodes) - len(nodes)
+    times.rows = sum([entry.prefill for entry in plan.entries]) + sum(nodes)
+    times.context, times.prompt_context, times.plain_context = _mean_contexts(plan)
 
 
 def _mean_contexts(plan: StepPlan) -> tuple[float, float, float]:

@@ -77,19 +77,19 @@ class StepTotals:
 
     def add(self, result: StepResult) -> None:
         """Count a step."""
-        if not result.rows:
+        if not result.times.rows:
             return
         self.steps += 1
-        self.drafting_steps += result.draft_rows > 0
-        self.step_rows += result.rows
-        self.draft_rows += result.draft_rows
+        self.drafting_steps += result.times.draft_rows > 0
+        self.step_rows += result.times.rows
+        self.draft_rows += result.times.draft_rows
         self.plan_ms += result.plan_ms
         self.draft_ms += result.draft_ms
         self.verify_ms += result.verify_ms
         self.commit_ms += result.commit_ms
         self.step_sequences += result.sequences
         self.by_sequences.add(result.sequences)
-        self.by_rows.add(result.rows)
+        self.by_rows.add(result.times.rows)
 
     def added_to(self, load: EngineLoad) -> EngineLoad:
         """``load`` with these sums."""

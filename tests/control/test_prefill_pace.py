@@ -41,7 +41,7 @@ def teach(pace: PrefillPace, real: CostTable, decodes: int, rows: int, context: 
     ms = forward_ms(real, decodes, rows, context)
     every = rows * context / (decodes + rows)  # decoding sequences have none
     for _ in range(steps):
-        pace.observe(StepTimes(decodes, decodes + rows, 0, rows, every, context, 0.0, ms, 0.0))
+        pace.observe(StepTimes(decodes, decodes + rows, 0, every, context, 0.0, ms, 0.0))
 
 
 def test_a_prompt_alone_gets_a_full_chunk() -> None:
@@ -86,7 +86,7 @@ def test_drafts_and_time_outside_the_forward_count() -> None:
     drafting, plain = PrefillPace(table()), PrefillPace(table())
     ms = table().ms(44)
     for _ in range(60):
-        drafting.observe(StepTimes(4, 44, 40, 0, 0.0, 0.0, 0.0, ms, 10.0))
+        drafting.observe(StepTimes(4, 44, 40, 0.0, 0.0, 0.0, ms, 10.0))
     rows = drafting.rows(load(), 1, 0, MOST)
     assert forward_ms(table(), 44, rows, rows / 2) + 10.0 == pytest.approx(80.0, abs=1.0)
     assert rows < plain.rows(load(), 1, 0, MOST)
@@ -97,14 +97,14 @@ def test_bug_drafts_during_a_long_prompt_do_not_change_the_machines_speed() -> N
     costs, pace = table(), PrefillPace(table())
     ms = costs.ms(44, 100) + costs.ms(236) - costs.ms(44) + costs.ms(192, 4096) - costs.ms(192)
     for _ in range(60):
-        pace.observe(StepTimes(4, 236, 40, 192, 4014.0, 4096.0, 100.0, ms, 0.0))
+        pace.observe(StepTimes(4, 236, 40, 4014.0, 4096.0, 100.0, ms, 0.0))
     rows = pace.rows(load(context=100.0), 1, 4096, MOST)
     assert 79.0 < costs.ms(44, 100) + forward_ms(costs, 44, rows, 4096 + rows / 2) - costs.ms(44) <= 80.0
 
 
 def test_bug_one_long_pause_of_a_step_does_not_stop_prompts() -> None:
     pace = PrefillPace(table())
-    usual = StepTimes(4, 4, 0, 0, 0.0, 0.0, 0.0, table().ms(4), 2.0)
+    usual = StepTimes(4, 4, 0, 0.0, 0.0, 0.0, table().ms(4), 2.0)
     for _ in range(60):
         pace.observe(usual)
     rows = pace.rows(load(), 1, 0, MOST)
@@ -115,7 +115,7 @@ def test_bug_one_long_pause_of_a_step_does_not_stop_prompts() -> None:
 def test_bug_a_forward_of_zero_time_is_ignored() -> None:
     pace = PrefillPace(table())
     rows = pace.rows(load(), 1, 0, MOST)
-    pace.observe(StepTimes(4, 4, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    pace.observe(StepTimes(4, 4))
     assert pace.rows(load(), 1, 0, MOST) == rows
 
 

@@ -19,12 +19,12 @@ def test_totals_are_the_sums_over_steps() -> None:
         if engine.last_step is not None and (not results or engine.last_step is not results[-1]):
             results.append(engine.last_step)
     load = engine.load()
-    computed = [result for result in results if result.rows]
+    computed = [result for result in results if result.times.rows]
     assert load.steps == len(computed)
-    assert load.step_rows == sum(result.rows for result in computed)
+    assert load.step_rows == sum(result.times.rows for result in computed)
     assert load.step_sequences == sum(result.sequences for result in computed)
     assert load.steps_by_sequences == (sum(r.sequences == 1 for r in computed), sum(r.sequences == 2 for r in computed))
-    sizes = [(result.rows - 1).bit_length() for result in computed]
+    sizes = [(result.times.rows - 1).bit_length() for result in computed]
     assert load.steps_by_rows == tuple(sizes.count(power) for power in range(max(sizes) + 1))
     assert load.verify_ms == sum(result.verify_ms for result in computed)
     assert load.commit_ms == sum(result.commit_ms for result in computed)

@@ -63,7 +63,7 @@ class Simulation(Rig):
         if prompt_rows:
             ms += self.real.ms(prompt_rows, context) - self.real.ms(prompt_rows)
         rows = decodes + prompt_rows
-        self.pace.observe(StepTimes(decodes, rows, 0, prompt_rows, looked / rows, context, 0.0, ms, 0.0))
+        self.pace.observe(StepTimes(decodes, rows, 0, looked / rows, context, 0.0, ms, 0.0))
         return ms
 
     def time_of(self, *lengths: tuple[int, int]) -> float:
