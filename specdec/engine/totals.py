@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from specdec.core.types import EngineLoad
 from specdec.engine.step import StepResult
@@ -41,22 +42,11 @@ class Throughput:
         self._at = now
 
 
-class PowerCounts:
-    """Histogram of whole numbers from 1; bucket k counts those in (2^(k-1), 2^k]."""
-
-    def __init__(self) -> None:
-        self._counts: list[int] = []
-
-    def add(self, value: int) -> None:
-        """Count ``value``."""
-        power = (value - 1).bit_length()
-        if power >= len(self._counts):
-            self._counts += [0] * (power + 1 - len(self._counts))
-        self._counts[power] += 1
-
-    def counts(self) -> tuple[int, ...]:
-        """Counts by bucket."""
-        return tuple(self._counts)
+def count_power(counts: list[int], value: int) -> None:
+    """Count ``value``, from 1, in a histogram whose bucket k holds those in (2^(k-1), 2^k]."""
+    power = (value - 1).bit_length()
+    counts += [0] * (power + 1 - len(counts))
+    counts[power] += 1
 
 
 @dataclass(slots=True)
@@ -72,8 +62,8 @@ class StepTotals:
     verify_ms: float = 0.0
     commit_ms: float = 0.0
     step_sequences: int = 0
-    by_sequences: PowerCounts = field(default_factory=PowerCounts)
-    by_rows: PowerCounts = field(default_factory=PowerCounts)
+    steps_by_sequences: list[int] = field(default_factory=list)
+    steps_by_rows: list[int] = field(default_factory=list)
 
     def add(self, result: StepResult) -> None:
         """Count a step."""
@@ -88,14 +78,12 @@ class StepTotals:
         self.verify_ms += result.verify_ms
         self.commit_ms += result.commit_ms
         self.step_sequences += result.sequences
-        self.by_sequences.add(result.sequences)
-        self.by_rows.add(result.times.rows)
+        count_power(self.steps_by_sequences, result.sequences)
+        count_power(self.steps_by_rows, result.times.rows)
 
     def added_to(self, load: EngineLoad) -> EngineLoad:
         """``load`` with these sums."""
-        return replace(
-            load, steps=self.steps, drafting_steps=self.drafting_steps, step_rows=self.step_rows,
-            draft_rows=self.draft_rows, plan_ms=self.plan_ms, draft_ms=self.draft_ms, verify_ms=self.verify_ms,
-            commit_ms=self.commit_ms, step_sequences=self.step_sequences,
-            steps_by_sequences=self.by_sequences.counts(), steps_by_rows=self.by_rows.counts(),
-        )  # fmt: skip
+        sums: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ("steps_by_sequences", "steps_by_rows"):
+            sums[name] = tuple(sums[name])
+        return replace(load, **sums)
