@@ -13,12 +13,12 @@ from specdec.engine.device_kernel_checks import check_kernels
 from specdec.engine.device_verify import DeviceVerifier, warm_up
 from specdec.engine.memory import MemoryBudget, MemoryNeed, kv_tokens_by_memory, measure_draft, wanted_context
 from specdec.engine.numeric_fingerprint import gpu_arithmetic
-from specdec.errors import ConfigError, ModelError
+from specdec.errors import ConfigError
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import TargetDecoder, kv_page_bytes, rope_table_count
 from specdec.models.device_decoder import DeviceDecoder, device_self_test
 from specdec.models.device_weights import DeviceModel, load_device_model
-from specdec.models.memory import GIB, available_bytes
+from specdec.models.memory import available_bytes
 from specdec.models.progress import Progress
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
@@ -108,7 +108,7 @@ def build_device_decoder(
             model, kv_dtype, device, pages=pages, max_rows=config.max_step_rows, max_logit_rows=max_logit_rows,
             max_positions=max_positions, aux_layers=len(aux_layers),
         )  # fmt: skip
-        _check_memory(needs, torch.cuda.mem_get_info(device)[0])
+        MemoryBudget(needs, torch.cuda.mem_get_info(device)[0], place="memory of the device").check()
     return DeviceDecoder(
         model,
         pages,
@@ -133,21 +133,6 @@ def device_kv_dtype(config: EngineConfig, rows: torch.dtype) -> torch.dtype:
     if config.kv_dtype != "auto" and (config.kv_dtype, rows) != ("bf16", torch.bfloat16):
         raise ConfigError(f"engine.kv_dtype: {config.kv_dtype} is not supported on this GPU; set it to auto or fp8")
     return rows
-
-
-def _check_memory(needs: list[MemoryNeed], free: int) -> None:
-    """Raise ModelError if the needs exceed ``free`` bytes; it names the settings of the largest one."""
-    together = sum(need.nbytes for need in needs)
-    if together <= free:
-        return
-    ordered = sorted(needs, key=lambda need: -need.nbytes)
-    most = ordered[0]
-    others = ", ".join(f"{need.what} {need.nbytes / GIB:.1f}" for need in ordered[1:])
-    raise ModelError(
-        f"{most.options[0]}: {most.what} needs {most.nbytes / GIB:.1f} GiB of the device, and with {others} "
-        f"it comes to {together / GIB:.1f} GiB; {free / GIB:.1f} GiB are free; "
-        f"lower {' or '.join(option.removeprefix('engine.') for option in most.options)}"
-    )
 
 
 class DevicePlatform:

@@ -40,27 +40,24 @@ class MemoryNeed:
     """It is not needed at start; serving may grow to it."""
 
 
+@dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """``needs`` against ``available`` bytes.
+    """``needs`` against ``available`` bytes."""
 
-    kv_token_bytes: of one token in all KV caches. kv_tokens: their length, kv_rule: how it was chosen.
-    least_kv_tokens: fewer do not hold the configured context. weight_bytes: of the target, on any device.
-    """
-
-    def __init__(
-        self,
-        needs: Sequence[MemoryNeed],
-        available: int,
-        *,
-        kv_token_bytes: int = 0,
-        kv_tokens: int = 0,
-        least_kv_tokens: int = 0,
-        kv_rule: str = "engine.kv_tokens",
-        weight_bytes: int = 0,
-    ) -> None:
-        self.weight_bytes = weight_bytes
-        self.needs, self.available, self.kv_tokens, self.kv_rule = tuple(needs), max(0, available), kv_tokens, kv_rule
-        self._kv_token_bytes, self._least = kv_token_bytes, least_kv_tokens
+    needs: Sequence[MemoryNeed]
+    available: int
+    place: str = "memory"
+    """For people."""
+    kv_token_bytes: int = 0
+    """Of one token in all KV caches."""
+    kv_tokens: int = 0
+    """Length of the KV caches."""
+    least_kv_tokens: int = 0
+    """Fewer do not hold the configured context."""
+    kv_rule: str = "engine.kv_tokens"
+    """How the length was chosen."""
+    weight_bytes: int = 0
+    """Of the target, on any device."""
 
     @property
     def needed(self) -> int:
@@ -102,14 +99,14 @@ class MemoryBudget:
             return
         missing = (self.needed - self.available) / GIB
         raise ModelError(
-            f"memory: {missing:.2f} GiB too little; {self._way_out()}. Needed:\n  " + "\n  ".join(self.lines())
+            f"{self.place}: {missing:.2f} GiB too little; {self._way_out()}. Needed:\n  " + "\n  ".join(self.lines())
         )
 
     def _way_out(self) -> str:
-        if self._kv_token_bytes:
-            others = self.needed - self.kv_tokens * self._kv_token_bytes
-            fitting = (self.available - others) // self._kv_token_bytes // 64 * 64
-            if fitting >= self._least:
+        if self.kv_token_bytes:
+            others = self.needed - self.kv_tokens * self.kv_token_bytes
+            fitting = (self.available - others) // self.kv_token_bytes // 64 * 64
+            if fitting >= self.least_kv_tokens:
                 return f"lower engine.kv_tokens from {self.kv_tokens} to {fitting}"
         options = {option: need.nbytes for need in reversed(self.needs) if not need.later for option in need.options}
         best = sorted(options, key=lambda option: -options[option])[:4]
@@ -217,7 +214,7 @@ def plan_memory(
     needs += [MemoryNeed(f"{role}: KV cache", nbytes, _KV) for role, nbytes in kv_bytes.items()]
     return MemoryBudget(
         needs,
-        available,
+        max(0, available),
         kv_token_bytes=token_bytes,
         kv_tokens=pages * PAGE_SIZE,
         kv_rule=rule,

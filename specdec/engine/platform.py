@@ -12,11 +12,11 @@ from specdec.config import EngineConfig, WeightDtype
 from specdec.engine.memory import MemoryBudget, draft_kv_dtype, host_kv_dtype, wanted_context
 from specdec.engine.numeric_fingerprint import host_arithmetic
 from specdec.engine.verify import StepVerifier
-from specdec.errors import ConfigError, ModelError
+from specdec.errors import ConfigError
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder, KvPool, TargetDecoder, kv_page_bytes
 from specdec.models.load import LoadedModel, load_model
-from specdec.models.memory import available_bytes
+from specdec.models.memory import WORKING_BYTES, available_bytes, check_memory
 from specdec.models.progress import Progress
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
@@ -203,11 +203,8 @@ def build_decoder(
     # Pools and logits are allocated lazily, so reserved bytes still count as free.
     promised = config.max_step_rows * model.config.vocab_size * 4 + already_promised
     free = available_bytes() - promised - config.spare_bytes
-    if need > free:
-        raise ModelError(
-            f"engine.kv_tokens: the KV cache of {model.name} needs {need / 2**30:.1f} GiB, "
-            f"{max(free, 0) / 2**30:.1f} GiB are free; lower kv_tokens"
-        )
+    # The plan counted the working space of loading; by now it is in use or given back.
+    check_memory(f"engine.kv_tokens: the KV cache of {model.name}", need - WORKING_BYTES, None, free)
     return Decoder(
         model.config,
         model.weights,

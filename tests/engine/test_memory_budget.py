@@ -136,10 +136,10 @@ def test_possible_later_allocations_cause_a_warning_only(caplog: pytest.LogCaptu
     assert "lower engine.speculation.sessions to be safe" in caplog.text
 
 
-@given(st.lists(st.integers(0, 1 << 40), max_size=6), st.integers(-5, 1 << 42))
+@given(st.lists(st.integers(0, 1 << 40), max_size=6), st.integers(0, 1 << 42))
 def test_it_fits_exactly_when_the_sum_does(sizes: list[int], available: int) -> None:
     budget = MemoryBudget([MemoryNeed(str(i), size, ("o",)) for i, size in enumerate(sizes)], available)
-    assert budget.fits == (sum(sizes) <= max(0, available))
+    assert budget.fits == (sum(sizes) <= available)
     if budget.fits:
         budget.check()
     else:
@@ -244,6 +244,21 @@ def test_an_engine_has_the_planned_cache(folders: tuple[Path, Path, Path]) -> No
     parts = build_parts(config.model_copy(update={"speculation": SpeculationConfig(profile_s=0, drafters=())}))
     assert parts.info.kv_tokens == parts.config.kv_tokens == 4 * (parts.info.max_context + 64)
     assert parts.kv.n_total == parts.info.kv_tokens // 64
+
+
+def test_a_cache_that_no_longer_fits_once_the_model_is_loaded_is_rejected(
+    folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speculation = SpeculationConfig(profile_s=0, drafters=())
+    config = make_config(folders, draft=None, device="cpu", kernels="reference", speculation=speculation)
+    shape = measure_model(str(folders[0]), dtype="int8", cache_dir=folders[2]).config
+    pool = 100 * kv_page_bytes(shape, host_kv_dtype(config))
+    needed = pool + config.max_step_rows * shape.vocab_size * 4 + config.spare_bytes
+    monkeypatch.setattr("specdec.engine.platform.available_bytes", lambda: needed)
+    build_parts(config)
+    monkeypatch.setattr("specdec.engine.platform.available_bytes", lambda: needed - 1)
+    with pytest.raises(ModelError, match=r"engine\.kv_tokens: the KV cache of t: .*lower engine\.kv_tokens"):
+        build_parts(config)
 
 
 def test_a_context_larger_than_the_cache_causes_a_warning(
