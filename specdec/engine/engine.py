@@ -19,12 +19,11 @@ from specdec.core.seeds import draw_seed, sample_seed
 from specdec.core.sequence import Ending, Sequence, SequencePhase
 from specdec.core.types import EngineInfo, EngineLoad, FinishReason, Pooling, Request, RequestEvent, StepTrace
 from specdec.engine.disk_cache import KeepAction
-from specdec.engine.parts import EngineParts, LoadedDraft
 from specdec.engine.preparation import RequestPreparation, WaitingRequest
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.requests import RequestTable
 from specdec.engine.scheduler import Scheduler, SchedulerLimits
-from specdec.engine.speculation import Speculation
+from specdec.engine.speculation import EngineParts, LoadedDraft, Speculation
 from specdec.engine.step import Step, StepResult
 from specdec.engine.totals import StepTotals, Throughput
 from specdec.engine.validation import check_requests

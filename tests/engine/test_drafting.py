@@ -23,8 +23,8 @@ from specdec.core.sequence import FIXED_DEPTH, FIXED_NODES, Sequence
 from specdec.core.tree import TokenTree
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine
-from specdec.engine.parts import EngineParts
 from specdec.engine.profile_costs import StepCosts
+from specdec.engine.speculation import EngineParts
 from tests.engine.tiny_engine import drain, run_all, tiny_engine, tiny_parts, tokens_of
 
 AUTO, ON, OFF = SpeculationMode.AUTO, SpeculationMode.ON, SpeculationMode.OFF
