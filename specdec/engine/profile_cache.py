@@ -7,7 +7,6 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ logger = logging.getLogger(__name__)
 
 _VERSION = 1  # of the files; raise it when their content or its meaning changes
 _MAX_BYTES = 4 << 20  # of a file that is read; ours have some kilobytes
-_MAX_FILES = 64  # of one kind; older ones are deleted
 
 
 class ProfileCache:
@@ -29,7 +27,7 @@ class ProfileCache:
     """
 
     def __init__(self, cache_dir: Path, kind: str, key: Sequence[object]) -> None:
-        self._kind, self._key = kind, hashlib.sha256(json.dumps([str(part) for part in key]).encode()).hexdigest()
+        self._key = hashlib.sha256(json.dumps([str(part) for part in key]).encode()).hexdigest()
         self.path = cache_dir.expanduser() / "controller" / f"{kind}-{self._key[:16]}.json"
         self._failing = False
 
@@ -63,19 +61,11 @@ class ProfileCache:
                 os.replace(temporary, self.path)
             finally:
                 temporary.unlink(missing_ok=True)
-            self._tidy()
             self._failing = False
         except OSError as error:
             if not self._failing:
                 logger.warning("%s: cannot be written (%s)", self.path, error)
             self._failing = True
-
-    def _tidy(self) -> None:
-        files = list(self.path.parent.glob(f"{self._kind}-*.json"))
-        if len(files) > _MAX_FILES:
-            with suppress(FileNotFoundError):  # another process deletes too
-                for stale in sorted(files, key=lambda file: file.stat().st_mtime)[:-_MAX_FILES]:
-                    stale.unlink()
 
 
 _MAX_DRAFTS = 8  # drafters of one target that are kept

@@ -13,7 +13,7 @@ from specdec.control.estimates.learned import Learned
 from specdec.control.trace import read_trace, replay_file
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.build import WARM_UP_TEXTS, _costs_key, warm_up
-from specdec.engine.profile_cache import _MAX_FILES, LearnedProfile, ProfileCache
+from specdec.engine.profile_cache import LearnedProfile, ProfileCache
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts
 
 KNOWN = Learned([(5, 2.0, 4.0)], [(0, 3.0, 4.0, 5.0, 6.0)], 0.5)
@@ -106,12 +106,6 @@ def test_a_failed_write_logs_a_line(tmp_path: Path, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING):
         ProfileCache(tmp_path, "costs", ["weights"]).write({"a": 1})
     assert len(caplog.records) == 1
-
-
-def test_the_folder_does_not_grow_without_bound(tmp_path: Path) -> None:
-    for i in range(_MAX_FILES + 9):
-        ProfileCache(tmp_path, "costs", [i]).write({})
-    assert len(list((tmp_path / "controller").iterdir())) == _MAX_FILES
 
 
 def test_records_are_found_by_the_weights_of_the_drafter(tmp_path: Path) -> None:
