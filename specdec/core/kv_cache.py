@@ -201,8 +201,7 @@ class PrefixIndex:
             del self._partial[previous]
             return
         key = self._key_of[page]
-        if key is None:
-            raise ValueError(f"page {page} is not indexed")
+        assert key is not None  # the page is indexed
         del self._page_of[key]
         self._key_of[page] = None
         self.draft_ready[page] = 0
