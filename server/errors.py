@@ -172,17 +172,6 @@ class CrossSiteError(RequestError):
         )
 
 
-class KeyChecksBusyError(RequestError):
-    """Too many keys wait for a slow hash check."""
-
-    reason = "KEY_CHECKS_BUSY"
-    http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
-
-    def __init__(self, retry_after_s: float) -> None:
-        self.retry_after_s = retry_after_s
-        super().__init__(f"too many keys are being checked; retry in {retry_after_s:.1f} s")
-
-
 MIN_RETRY_S = 0.1  # least retry_after_s of a refusal
 
 

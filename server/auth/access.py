@@ -233,13 +233,12 @@ class Access:
         if config.tls_cert is not None and config.tls_key is not None:
             self._tls = TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca, file_errors=file_errors)
 
-    async def caller(self, authorization: str | None, api_key: str | None = None) -> Principal:
+    def caller(self, authorization: str | None, api_key: str | None = None) -> Principal:
         """The principal of a call with these headers: ``Bearer KEY`` in ``authorization``, or the bare key in
         ``api_key``.
 
         Raises:
             UnauthenticatedError: a key is required and missing or unknown.
-            KeyChecksBusyError: too many keys are being checked.
         """
         if self._keys is None:
             return ANYBODY
@@ -248,7 +247,7 @@ class Access:
             key = authorization[len(_SCHEME) :].strip()
         if not key:
             raise UnauthenticatedError("a key is required; send it as `authorization: Bearer KEY`")
-        return await self._keys.find(key)
+        return self._keys.find(key)
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
         """Open ``address`` on ``server``, with TLS if configured. Returns the port, 0 if it cannot be opened."""
@@ -272,30 +271,28 @@ METRICS_PATH = "/metrics"
 PLAYGROUND_PATHS = frozenset({"/", "/docs", "/page/{name}"})
 
 
-async def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> Principal:
+def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> Principal:
     """The principal of an HTTP request for ``path``. ``headers`` has lower-case or case-insensitive names.
 
     Editors and SDKs send ``Authorization: Bearer KEY``; some send ``x-api-key: KEY`` too, or only that.
 
     Raises:
         UnauthenticatedError: a key is required and missing or unknown; 401 with ``WWW-Authenticate``.
-        KeyChecksBusyError: too many keys are being checked; 429.
     """
     if path in PLAYGROUND_PATHS:
         return ANYBODY
     if (access.open_health and path in HEALTH_PATHS) or (access.open_metrics and path == METRICS_PATH):
         return ANYBODY
     authorization, api_key = (headers.get(name) for name in KEY_HEADERS)
-    return await access.caller(authorization, api_key)
+    return access.caller(authorization, api_key)
 
 
-async def grpc_caller(access: Access, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal:
+def grpc_caller(access: Access, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal:
     """The principal of a gRPC call with ``metadata``.
 
     Raises:
         UnauthenticatedError: a key is required and missing or unknown.
-        KeyChecksBusyError: too many keys are being checked.
     """
     headers = {name: value for name, value in metadata or () if isinstance(value, str)}
     authorization, api_key = (headers.get(name) for name in KEY_HEADERS)
-    return await access.caller(authorization, api_key)
+    return access.caller(authorization, api_key)

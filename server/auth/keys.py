@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import binascii
 import contextlib
 import hashlib
 import hmac
 import logging
 import os
+import re
 import secrets
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from server.auth.file_watch import FileWatch
 from server.auth.principal import Limits, Principal
-from server.errors import KEYS_FILE, FileErrors, KeyChecksBusyError, UnauthenticatedError
+from server.errors import KEYS_FILE, FileErrors, UnauthenticatedError
 from specdec.config import load_yaml
 from specdec.errors import ConfigError
 
@@ -30,66 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 KEY_PREFIX = "sd-"
 _KEY_BYTES = 32
-_SALT_BYTES = 16
-_SCRYPT_COST = (1 << 14, 8, 1)  # n, r, p: 16 MiB and about 50 ms
-_MAX_SCRYPT_BYTES = 256 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class KeyHash:
-    """``sha256:HEX`` for generated keys, ``scrypt:N:R:P:SALT:HASH`` (base64) for keys that people choose."""
-
-    digest: bytes  # the hash itself, 32 bytes
-    salt: bytes = b""  # scrypt only
-    cost: tuple[int, int, int] = (0, 0, 0)  # n, r, p of scrypt
-
-    @property
-    def slow(self) -> bool:
-        """Whether `matches` takes tens of milliseconds and megabytes."""
-        return bool(self.salt)
-
-    def matches(self, key: str) -> bool:
-        """Whether this is the hash of ``key``, in constant time."""
-        return hmac.compare_digest(self.digest, self._hash(key) if self.slow else fast_digest(key))
-
-    def __str__(self) -> str:
-        if not self.slow:
-            return f"sha256:{self.digest.hex()}"
-        return ":".join(["scrypt", *map(str, self.cost), _base64(self.salt), _base64(self.digest)])
-
-    @staticmethod
-    def parse(text: str) -> KeyHash:
-        """The inverse of ``str``.
-
-        Raises:
-            ValueError: ``text`` is not a hash.
-        """
-        try:
-            match text.split(":"):
-                case ["sha256", digest] if len(digest) == 64:
-                    return KeyHash(bytes.fromhex(digest))
-                case ["scrypt", n, r, p, salt, digest]:
-                    return _checked(KeyHash(_from_base64(digest), _from_base64(salt), (int(n), int(r), int(p))))
-        except (ValueError, binascii.Error):
-            pass  # refused like any other form
-        raise ValueError("must be sha256:HEX or scrypt:N:R:P:SALT:HASH, as `specdec keys new` prints it")
-
-    @staticmethod
-    def of(key: str, *, slow: bool = False) -> KeyHash:
-        if not slow:
-            return KeyHash(fast_digest(key))
-        salt = secrets.token_bytes(_SALT_BYTES)
-        return KeyHash(KeyHash(b"", salt, _SCRYPT_COST)._hash(key), salt, _SCRYPT_COST)
-
-    def _hash(self, key: str) -> bytes:
-        n, r, p = self.cost
-        return hashlib.scrypt(
-            key.encode("utf-8", "surrogatepass"), salt=self.salt, n=n, r=r, p=p, maxmem=_MAX_SCRYPT_BYTES * 2, dklen=32
-        )
-
-
-def fast_digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def new_key() -> str:
@@ -97,25 +35,16 @@ def new_key() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
-def _checked(found: KeyHash) -> KeyHash:
-    n, r, p = found.cost
-    sound = n > 1 and n & (n - 1) == 0 and r > 0 and 0 < p <= 16 and 128 * n * r <= _MAX_SCRYPT_BYTES
-    if not sound or len(found.digest) != 32 or len(found.salt) < 8:
-        raise ValueError("scrypt: N must be a power of two, 128 N R at most 256 MiB, the hash 32 bytes, the salt 8")
+def key_hash(key: str) -> str:
+    """What a keys file stores of ``key``: ``sha256:HEX``. A fast hash is enough, for nobody guesses 256 random bits."""
+    return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _checked_hash(text: str) -> str:
+    found = text.lower()
+    if not _HASH.fullmatch(found):
+        raise ValueError("must be sha256:HEX; make a new key with `specdec keys new`, which writes its hash")
     return found
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _from_base64(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
-
-
-def _hash_text(text: str) -> str:
-    KeyHash.parse(text)
-    return text
 
 
 # A part of cache salts and ids, so it must not contain the separator; printable in logs and metrics.
@@ -127,7 +56,7 @@ class KeyEntry(BaseModel):
 
     name: KeyName
     tenant: KeyName  # keys of one tenant share prefix cache, sessions and draft texts; tenants never share
-    hash: Annotated[str, AfterValidator(_hash_text)]
+    hash: Annotated[str, AfterValidator(_checked_hash)]
     admin: bool = False  # may call AdminService
     limits: Limits = Limits()
     indexes: tuple[str, ...] | None = None  # names in `engine.indexes` that may be drafted from; None: all
@@ -211,17 +140,6 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-SLOW_CHECKS = 8  # checks of slow hashes that may wait at a time
-_BUSY_RETRY_S = 1.0
-
-
-@dataclass(slots=True)
-class _Key:
-    principal: Principal
-    hash: KeyHash
-    digest: bytes | None  # SHA-256 of the key; None for a slow hash until the key was used once
-
-
 class KeyRing:
     """Loads the keys at ``path``, and again when the file changes. An invalid or incomplete version leaves the keys
     unchanged; it is logged and counted.
@@ -234,54 +152,26 @@ class KeyRing:
         self._path = path
         self._watch = watch or FileWatch([path.expanduser()])
         self._errors: FileErrors = Counter() if file_errors is None else file_errors
-        self._keys: list[_Key] = []
         self._text = _read(path)  # of the loaded version
         entries = _parse(self._text, path)
         if not entries:
             raise ConfigError(f"server.keys_file: {path} contains no key; create one with `specdec keys new`")
-        self._adopt(entries)
-        self._slow = asyncio.Lock()
-        self._slow_checks = 0
+        self._keys = _by_hash(entries)
 
-    async def find(self, key: str) -> Principal:
+    def find(self, key: str) -> Principal:
         """The principal of ``key``.
 
         Raises:
             UnauthenticatedError: the key is unknown.
-            KeyChecksBusyError: the key may have a slow hash, and too many are being checked.
         """
         self._refresh()
-        digest = fast_digest(key)
-        found = self._by_digest(digest)
-        if found is None and any(known.digest is None for known in self._keys):
-            found = await self._by_slow_hash(key, digest)
+        sought, found = key_hash(key), None
+        for known, principal in self._keys:  # always all of them: the time must not depend on the key
+            if hmac.compare_digest(known, sought):
+                found = principal
         if found is None:
             raise UnauthenticatedError("unknown key; ask the operator for one (`specdec keys new`)")
-        return found.principal
-
-    def _by_digest(self, digest: bytes) -> _Key | None:
-        found = None
-        for known in self._keys:  # always all of them: the time must not depend on the key
-            if known.digest is not None and hmac.compare_digest(known.digest, digest):
-                found = known
         return found
-
-    async def _by_slow_hash(self, key: str, digest: bytes) -> _Key | None:
-        if self._slow_checks >= SLOW_CHECKS:
-            raise KeyChecksBusyError(_BUSY_RETRY_S)
-        self._slow_checks += 1
-        try:
-            async with self._slow:
-                if (seen := self._by_digest(digest)) is not None:  # a concurrent call checked the same key
-                    return seen
-                hashes = [known.hash for known in self._keys if known.digest is None]
-                matched = [found for found in hashes if await asyncio.to_thread(found.matches, key)]
-                for known in self._keys:  # the file may have changed during the check
-                    if known.hash in matched:
-                        known.digest = digest
-                return self._by_digest(digest)
-        finally:
-            self._slow_checks -= 1
 
     def _refresh(self) -> None:
         if not self._watch.changed():
@@ -296,14 +186,9 @@ class KeyRing:
             _LOG.error("%s; keeping the previous keys", error)
             return
         self._text = text
-        self._adopt(entries)
+        self._keys = _by_hash(entries)
         _LOG.info("%s: loaded %d keys", self._path, len(entries))
 
-    def _adopt(self, entries: list[KeyEntry]) -> None:
-        seen = {str(known.hash): known.digest for known in self._keys}
-        self._keys = [_key(entry, seen.get(entry.hash)) for entry in entries]
 
-
-def _key(entry: KeyEntry, seen: bytes | None) -> _Key:
-    found = KeyHash.parse(entry.hash)
-    return _Key(entry.principal(), found, seen if found.slow else found.digest)
+def _by_hash(entries: list[KeyEntry]) -> list[tuple[str, Principal]]:
+    return [(entry.hash, entry.principal()) for entry in entries]

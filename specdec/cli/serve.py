@@ -262,16 +262,14 @@ def keys_group() -> None:
 @click.option("--tokens-per-minute", type=float, help="Tokens of prompts and outputs per minute.")
 @click.option("--max-concurrent", type=int, help="Requests that run at once.")
 @click.option("--max-priority", type=int, help="Highest priority; what asks for more runs at this one.")
-@click.option("--own-key", is_flag=True, help="Take a key of your choice from standard input, and hash it slowly.")
-def new_command(file: Path, name: str, tenant: str, admin: bool, own_key: bool, **limits: float | None) -> None:
+def new_command(file: Path, name: str, tenant: str, admin: bool, **limits: float | None) -> None:
     """Make a key and print it, this once; the file gets its hash. A running server takes it at once."""
     from pydantic import ValidationError
 
-    from server.auth.keys import KeyEntry, KeyHash, add_key, new_key
+    from server.auth.keys import KeyEntry, add_key, key_hash, new_key
 
-    key = _own_key() if own_key else new_key()
-    digest = str(KeyHash.of(key, slow=own_key))
-    entry = {"name": name, "tenant": tenant, "hash": digest, "admin": admin, "limits": limits}
+    key = new_key()
+    entry = {"name": name, "tenant": tenant, "hash": key_hash(key), "admin": admin, "limits": limits}
     try:
         checked = KeyEntry.model_validate(entry)
     except ValidationError as error:
@@ -279,13 +277,5 @@ def new_command(file: Path, name: str, tenant: str, admin: bool, own_key: bool, 
         raise click.UsageError("; ".join(problems)) from None
     add_key(file, checked)
     click.echo(f"added {name} of {tenant} to {file}", err=True)
-    if not own_key:
-        click.echo("this is the key; it is not kept anywhere, so keep it now:", err=True)
-        click.echo(key)
-
-
-def _own_key() -> str:
-    key = sys.stdin.readline().strip()
-    if len(key) < 12 or not key.isascii() or not key.isprintable() or len(key.split()) != 1:
-        raise click.UsageError("--own-key: give one line of at least 12 printable ASCII characters without spaces")
-    return key
+    click.echo("this is the key; it is not kept anywhere, so keep it now:", err=True)
+    click.echo(key)

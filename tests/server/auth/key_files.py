@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from server.auth.keys import KeyEntry, KeyHash, _parse, _read, add_key, new_key
+from server.auth.keys import KeyEntry, _parse, _read, add_key, key_hash, new_key
 from server.auth.principal import Limits
 
 
@@ -15,15 +15,13 @@ def make_key(
     tenant: str = "team",
     *,
     admin: bool = False,
-    slow: bool = False,
     indexes: tuple[str, ...] | None = None,
     **limits: Any,
 ) -> str:
     """Add a key to the file at ``path``; returns the key itself."""
     key = new_key()
-    digest = str(KeyHash.of(key, slow=slow))
     limited = Limits(**limits)
-    add_key(path, KeyEntry(name=name, tenant=tenant, hash=digest, admin=admin, indexes=indexes, limits=limited))
+    add_key(path, KeyEntry(name=name, tenant=tenant, hash=key_hash(key), admin=admin, indexes=indexes, limits=limited))
     return key
 
 

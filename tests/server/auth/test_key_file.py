@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from server.auth.keys import KeyEntry, KeyHash, add_key
+from server.auth.keys import KeyEntry, add_key, key_hash
 from server.auth.principal import Limits
 from specdec.errors import ConfigError
 from tests.server.auth.key_files import make_key, read_keys
 
-HASH = str(KeyHash.of("k"))
+HASH = key_hash("k")
 
 
 def entry(name: str = "a", key: str = "k", tenant: str = "t", **rest: object) -> KeyEntry:
-    return KeyEntry(name=name, tenant=tenant, hash=str(KeyHash.of(key)), **rest)  # type: ignore[arg-type]
+    return KeyEntry(name=name, tenant=tenant, hash=key_hash(key), **rest)  # type: ignore[arg-type]
 
 
 def test_added_keys_are_read_back_and_comments_are_kept(tmp_path: Path) -> None:

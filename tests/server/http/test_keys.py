@@ -13,7 +13,6 @@ import openai
 import pytest
 
 from server.errors import (
-    KeyChecksBusyError,
     LateError,
     PermissionDeniedError,
     RateLimitedError,
@@ -217,7 +216,7 @@ def test_every_authentication_error_has_a_status() -> None:
     for error, status, kind in (
         (UnauthenticatedError("x"), 401, "authentication_error"), (PermissionDeniedError("x"), 403, "permission_error"),
         (RateLimitedError("k", "l", 1, 2.5), 429, "rate_limit_error"), (LateError(3, 2, 1.5), 429, "rate_limit_error"),
-        (KeyChecksBusyError(1.0), 429, "rate_limit_error"), (SupersededError(), 409, "invalid_request_error"),
+        (SupersededError(), 409, "invalid_request_error"),
     ):  # fmt: skip
         refusal = refusal_of(error, {})
         assert (refusal.status, OpenAIErrors().body(refusal)["error"]["type"]) == (status, kind)
