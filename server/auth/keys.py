@@ -122,6 +122,7 @@ def _parse(text: str, path: Path) -> list[KeyEntry]:
 
 
 def _replace(path: Path, text: str) -> None:
+    path = path.resolve()  # a link stays, and the file that it names changes
     former = path.stat() if path.exists() else None
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

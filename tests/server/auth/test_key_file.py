@@ -34,6 +34,19 @@ def test_added_keys_are_read_back_and_comments_are_kept(tmp_path: Path) -> None:
     assert second.principal().limits == limits
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_bug_a_key_added_through_a_link_is_in_the_file_that_it_names(exists: bool, tmp_path: Path) -> None:
+    target, link = tmp_path / "shared" / "keys.yaml", tmp_path / "keys.yaml"
+    target.parent.mkdir()
+    link.symlink_to("shared/keys.yaml")
+    if exists:
+        add_key(target, entry("z", "z"))
+    add_key(link, entry())
+    assert link.is_symlink()
+    assert read_keys(target)[-1] == entry()
+    assert [p.name for p in target.parent.iterdir()] == ["keys.yaml"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
