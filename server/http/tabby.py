@@ -24,7 +24,6 @@ from server.request_fields import (
     TEXT,
     Field,
     Table,
-    flag_field,
     integer_field,
     listed,
     object_field,
@@ -79,14 +78,6 @@ COMPLETION_FIELDS: Table = (
     param_field(SamplingParams, "temperature", default=0.0),
     param_field(SamplingParams, "seed"),
     Field("mode", {"enum": [STANDARD]}, Body.text),
-    object_field(
-        "debug_options",
-        (
-            text_field("raw_prompt", "Replaces the segments."),
-            flag_field("return_snippets"),
-            flag_field("return_prompt"),
-        ),
-    ),
     *COMMON,
 )
 
@@ -97,7 +88,6 @@ class Segments:
 
     gap: Gap  # with plain line feeds
     ends: LineEnds
-    snippets: tuple[dict[str, Any], ...]  # texts of other files, in Tabby's form
 
 
 def read_segments(body: Body, own: Mapping[str, Any]) -> Segments:
@@ -109,16 +99,15 @@ def read_segments(body: Body, own: Mapping[str, Any]) -> Segments:
         given.refuse("prefix", "must be a string")
     prefix, suffix = own.get("prefix", ""), own.get("suffix", "")
     ends = LineEnds(prefix, suffix)
-    files = () if given is None else tuple(_files(given, ends))
     gap = Gap(
         prefix=ends.plain(prefix),
         suffix=ends.plain(suffix),
-        files=files,
+        files=() if given is None else tuple(_files(given, ends)),
         repo=_repository(own.get("git_url", "")),
         path=own.get("filepath", ""),
         language=own.get("language", ""),
     )
-    return Segments(gap, ends, tuple({"filepath": f.name, "body": f.text, "score": f.score} for f in files))
+    return Segments(gap, ends)
 
 
 def _files(given: Body, ends: LineEnds) -> Iterator[ContextFile]:
@@ -145,15 +134,11 @@ class CompletionRequest:
 
     request: Request
     ends: LineEnds  # of the document, for the answer's line breaks
-    snippets: tuple[dict[str, Any], ...] | None  # to be returned; None: none are
-    return_prompt: bool
-    debug: bool  # the answer has ``debug_data``
 
 
 def is_tabbys(body: Mapping[str, Any]) -> bool:
     """Whether a body of /v1/completions is Tabby's rather than OpenAI's, which has a prompt."""
-    named = any(name in body for name in ("segments", "debug_options", "language"))
-    return named and body.get("prompt") is None
+    return ("segments" in body or "language" in body) and body.get("prompt") is None
 
 
 async def parse_completion(call: Call) -> CompletionRequest:
@@ -169,21 +154,13 @@ async def parse_completion(call: Call) -> CompletionRequest:
         body.refuse("mode", f'only "{STANDARD}" is served')
     engine["session"] = engine["session"] or own.get("user", "")
     engine["stopping.max_tokens"] = DEFAULT_MAX_TOKENS
-    request_id, segments = f"cmpl-{call.request_id}", Segments(Gap(""), LineEnds(), ())
-    if "raw_prompt" in own:
-        call.field_names["prompt"] = "debug_options.raw_prompt"
-        ids = await call.model.tokenizer.encode(own["raw_prompt"], parse_special=True)
-        request = fields.request(request_id, tuple(ids))
-    else:
-        segments = read_segments(body, own)
-        engine["stopping.rules"] = TextRules(blank_line=True)
-        body.violations.raise_if_any()
-        maker, options = call.model.completion.maker, CompletionOptions(**fields.options())
-        request = await maker.make(segments.gap, options, current_caller(), request_id)
+    engine["stopping.rules"] = TextRules(blank_line=True)
+    segments = read_segments(body, own)
+    body.violations.raise_if_any()
+    maker, options = call.model.completion.maker, CompletionOptions(**fields.options())
+    request = await maker.make(segments.gap, options, current_caller(), f"cmpl-{call.request_id}")
     check_requests([request], call.model.info, body.violations)
-    snippets = segments.snippets if own["return_snippets"] else None
-    debug = own["debug_options"] is not None
-    return CompletionRequest(request, segments.ends, snippets, own["return_prompt"], debug)
+    return CompletionRequest(request, segments.ends)
 
 
 async def complete(call: Call) -> None:
@@ -198,8 +175,6 @@ async def complete(call: Call) -> None:
             "mode": STANDARD,
             **extras(totals),
         }
-        if parsed.debug:
-            body["debug_data"] = await _debug_data(call, parsed)
         await call.reply(200, body)
 
 
@@ -215,15 +190,6 @@ async def _fill_in(service: CompletionService, parsed: CompletionRequest, supers
     owner = service.owner(principal, request.cache_salt)
     service.outcomes.suggested(owner, request.request_id, request.session, len(run.text))
     return run.text, totals
-
-
-async def _debug_data(call: Call, parsed: CompletionRequest) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    if parsed.snippets is not None:
-        data["snippets"] = parsed.snippets
-    if parsed.return_prompt:
-        data["prompt"] = await call.model.tokenizer.decode(parsed.request.prompt_ids, skip_special=False)
-    return data
 
 
 EVENT_FIELDS: Table = (

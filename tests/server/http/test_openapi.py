@@ -60,14 +60,15 @@ class Watched(dict[str, Any]):
         (ollama.parse_chat, {"messages": HI}, ollama.CHAT_FIELDS),
         (llamacpp_request.parse_completion, {"prompt": "hi"}, llamacpp_request.COMPLETION_FIELDS),
         (llamacpp_request.parse_infill, {"input_prefix": "a", "input_suffix": "b"}, llamacpp_request.INFILL_FIELDS),
-        (tabby.parse_completion, {"debug_options": {"raw_prompt": "a"}}, tabby.COMPLETION_FIELDS),
+        (tabby.parse_completion, {"segments": {"prefix": "a"}}, tabby.COMPLETION_FIELDS),
     ],
 )
 def test_the_described_fields_are_those_that_are_read(
     reader: Callable[[Call], Awaitable[Any]], body: dict[str, Any], fields: Table
 ) -> None:
     async def read() -> set[str]:
-        context = code_context() if reader is llamacpp_request.parse_infill else make_context()
+        fills_in = reader in (llamacpp_request.parse_infill, tabby.parse_completion)
+        context = code_context() if fills_in else make_context()
         call = make_call(json.dumps(body).encode(), server=context)
         await call.read()
         call.data = watched = Watched(call.data)  # type: ignore[misc]

@@ -30,10 +30,8 @@ def test_omitted_and_null_fields(server: Server) -> None:
     bare: dict[str, Any] = {
         "segments": {"prefix": BOOK[:AT], "suffix": None, "filepath": None},
         "seed": None,
-        "debug_options": None,
     }
     assert server.ask(**bare)["choices"][0]["text"].startswith(LINE)
-    assert "debug_data" not in server.ask(**bare)
 
 
 def test_openai_bodies_stay_openai(server: Server) -> None:
@@ -45,41 +43,13 @@ def test_openai_bodies_stay_openai(server: Server) -> None:
 def test_completions_use_the_documents_line_breaks(server: Server) -> None:
     at = BOOK.index("for value")
     given = {"prefix": BOOK[:at].replace("\n", "\r\n"), "suffix": "\r\n" + BOOK[BEHIND:].replace("\n", "\r\n")}
-    answer = server.ask(**body(segments=given, debug_options={"return_prompt": True}))
+    answer = server.ask(**body(segments=given))
     assert answer["choices"][0]["text"] == f"for value in values:\r\n        {LINE}"
-    assert "\r" not in answer["debug_data"]["prompt"]
 
 
 def test_a_blank_line_ends_the_completion(server: Server) -> None:
     given = {"prefix": "return total / len(", "suffix": ""}  # at the margin: there is no indentation to leave
     assert server.ask(segments=given)["choices"][0]["text"] == "values)"
-
-
-def test_the_most_relevant_snippets_are_nearest_to_the_cursor(server: Server) -> None:
-    given = segments(
-        filepath="src/mean.py", git_url="https://git.invalid/team/book.git", clipboard="pasted",
-        declarations=[{"filepath": "declared.py", "body": "DECLARED"}],
-        relevant_snippets_from_changed_files=[{"filepath": "changed.py", "body": "CHANGED", "score": 0.5}],
-        relevant_snippets_from_recently_opened_files=[{"filepath": "opened.py", "body": "OPENED", "score": 9}],
-    )  # fmt: skip
-    debug = {"return_prompt": True, "return_snippets": True, "disable_retrieval_augmented_code_completion": True}
-    answer = server.ask(**body(segments=given, debug_options=debug))
-    assert answer["choices"][0]["text"] == LINE
-    prompt, snippets = answer["debug_data"]["prompt"], answer["debug_data"]["snippets"]
-    assert prompt.startswith("<|repo_name|>book\n<|file_sep|>changed.py\nCHANGED\n")
-    for name, text in (("clipboard", "pasted"), ("declared.py", "DECLARED"), ("opened.py", "OPENED")):
-        assert f"<|file_sep|>{name}\n{text}\n" in prompt
-    assert "<|file_sep|>src/mean.py\n" in prompt
-    ranked = sorted(snippets, key=lambda snippet: -snippet["score"])
-    assert [s["filepath"] for s in ranked] == ["declared.py", "changed.py", "opened.py", "clipboard"]
-
-
-def test_a_raw_prompt_is_sent_unchanged(server: Server) -> None:
-    raw = f"<|fim_prefix|>{BOOK[:AT]}<|fim_suffix|>\n<|fim_middle|>"
-    debug = {"raw_prompt": raw, "return_prompt": True}
-    answer = server.ask(language="python", debug_options=debug)
-    assert answer["debug_data"] == {"prompt": raw}
-    assert answer["choices"][0]["text"] == BOOK[AT : AT + 128]  # no rule ends it
 
 
 def test_concurrent_equal_requests_are_coalesced() -> None:
@@ -120,10 +90,8 @@ def test_a_disconnect_cancels_the_request(server: Server) -> None:
         ("temperature", {"temperature": -1}),
         ("seed", {"seed": "x"}),
         ("mode", {"mode": "next_edit_suggestion"}),
-        ("debug_options.return_prompt", {"debug_options": {"return_prompt": 1}}),
         ("speculation.mode", {"speculation": {"mode": "fast"}}),
         ("speculation.drafters", {"speculation": {"drafters": ["nobody"]}}),
-        ("debug_options.raw_prompt", {"debug_options": {"raw_prompt": ""}}),
     ],
 )
 def test_invalid_fields_are_named(server: Server, named: str, fields: dict[str, Any]) -> None:
@@ -132,7 +100,7 @@ def test_invalid_fields_are_named(server: Server, named: str, fields: dict[str, 
 
 
 def test_a_body_without_segments_and_prompt_is_400(server: Server) -> None:
-    bodies: list[dict[str, Any]] = [{"language": "python"}, {"debug_options": {}}, {"segments": None}]
+    bodies: list[dict[str, Any]] = [{"language": "python"}, {"segments": None}]
     for asked in bodies:
         status, error = server.refused(**asked)
         assert (status, error["param"]) == (400, "segments")

@@ -59,6 +59,16 @@ def test_the_clients_order_within_a_kind_is_kept(scores: list[float]) -> None:
         assert (one.score <= other.score) or a > b
 
 
+def test_segments_describe_the_place_and_the_texts_around_it() -> None:
+    found = read(
+        prefix="a\r\n", suffix="\r\nb", filepath="src/mean.py", git_url="https://git.invalid/team/book.git",
+        clipboard="pasted\r\n", declarations=[{"filepath": "declared.py", "body": "DECLARED\r\n"}],
+    )  # fmt: skip
+    assert (found.gap.prefix, found.gap.suffix) == ("a\n", "\nb")
+    assert (found.gap.path, found.gap.repo, found.gap.language) == ("src/mean.py", "book", "python")
+    assert {file.name: file.text for file in found.gap.files} == {"declared.py": "DECLARED\n", "clipboard": "pasted\n"}
+
+
 def test_empty_snippets_are_omitted() -> None:
     items = [{"filepath": "a", "body": " \n"}, {"filepath": "b"}, {"body": "x"}, {}]
     found = read(declarations=items, clipboard=" ", suffix=None)
@@ -81,7 +91,7 @@ def test_line_breaks(before: str, behind: str, written: str) -> None:
 @pytest.mark.parametrize(
     ("body", "wanted"),
     [
-        ({"segments": {}}, True), ({"segments": None}, True), ({"language": "c"}, True), ({"debug_options": {}}, True),
+        ({"segments": {}}, True), ({"segments": None}, True), ({"language": "c"}, True),
         ({"segments": {}, "prompt": None}, True), ({"segments": {}, "prompt": ""}, False), ({}, False),
         ({"language": "c", "prompt": "a"}, False), ({"user": "a"}, False), ({"prompt": "a", "suffix": "b"}, False),
     ],
