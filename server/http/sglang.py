@@ -9,19 +9,15 @@ import specdec
 from server.http.call import Call, Endpoint
 from server.http.openai_format import OpenAIErrors
 from server.served_model import ServedModel
-from specdec.errors import FieldViolation, InvalidRequestError
 
 PATH = "/v1/loads"
-SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
 
 
 async def loads(call: Call) -> None:
     """The load of a model's engine, as the only rank of SGLang's data parallelism."""
-    sections = _sections(call.query)
     now = datetime.now(UTC)
     rank = {"timestamp": now.timestamp(), "dp_rank": 0, **_core(call.model)}
-    if sections & {"queues", "all"}:
-        rank["queues"] = {"waiting": rank["num_waiting_reqs"], "grammar": 0, "paused": 0, "retracted": 0}
+    rank["queues"] = {"waiting": rank["num_waiting_reqs"], "grammar": 0, "paused": 0, "retracted": 0}
     answer = {
         "timestamp": now.isoformat(),
         "version": specdec.__version__,
@@ -30,20 +26,6 @@ async def loads(call: Call) -> None:
         "loads": [rank],
     }
     await call.reply(200, answer)
-
-
-def _sections(query: dict[str, str]) -> set[str]:
-    found = {name.strip() for name in query.get("include", "all").split(",")}
-    violations = []
-    if not found <= set(SECTIONS):
-        violations.append(FieldViolation("include", "must be of " + ", ".join(SECTIONS)))
-    if query.get("dp_rank", "0") != "0":
-        violations.append(FieldViolation("dp_rank", "must be 0: there is one rank"))
-    if query.get("format", "json") != "json":
-        violations.append(FieldViolation("format", "must be json; Prometheus scrapes /metrics"))
-    if violations:
-        raise InvalidRequestError(violations)
-    return found
 
 
 def _core(model: ServedModel) -> dict[str, Any]:
@@ -72,8 +54,6 @@ def _core(model: ServedModel) -> dict[str, Any]:
 
 
 _PARAMETERS = (
-    {"name": "include", "in": "query", "schema": {"type": "string", "default": "all"},
-     "description": "SGLang's sections, by commas: " + ", ".join(SECTIONS) + "; here there are core and queues."},
     {"name": "model", "in": "query", "schema": {"type": "string"}, "description": "Where several are served."},
 )  # fmt: skip
 SGLANG = (Endpoint("GET", PATH, loads, OpenAIErrors(), "SGLang: how busy the server is", parameters=_PARAMETERS),)
