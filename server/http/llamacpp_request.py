@@ -12,6 +12,7 @@ from server.completion.documents import ContextFile, Gap
 from server.completion.requests import CompletionOptions
 from server.http.call import Call
 from server.http.fields import COMMON, MODEL, STOPPING, STREAM, TTFT
+from server.http.openai_format import logprob_entry
 from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields
 from server.request_fields import (
@@ -193,21 +194,13 @@ def _good(what: Any, bias: Any) -> bool:
     return (type(what) is int or isinstance(what, str)) and (number or bias is False)
 
 
-_FLOOR = -9999.0  # stands for minus infinity, which JSON lacks
-
-
 def probabilities(rows: Sequence[TokenLogprobs], tokenizer: TokenizerLike) -> list[dict[str, Any]]:
     """The value of ``completion_probabilities``: natural logarithms, one entry per token."""
 
     def named(token: int, logprob: float) -> dict[str, Any]:
-        data = tokenizer.token_bytes(token)
-        text = data.decode("utf-8", "replace")
-        return {"id": token, "token": text, "bytes": list(data), "logprob": max(logprob, _FLOOR)}
+        return {"id": token} | logprob_entry(tokenizer, token, logprob)
 
-    return [
-        named(row.token_id, row.logprob) | {"top_logprobs": [named(token, logprob) for token, logprob in row.top]}
-        for row in rows
-    ]
+    return [named(row.token_id, row.logprob) | {"top_logprobs": [named(*top) for top in row.top]} for row in rows]
 
 
 async def _read_options(call: Call, table: Table) -> tuple[Body, RequestFields]:

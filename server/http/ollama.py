@@ -21,7 +21,7 @@ from server.http.call import Call, Endpoint
 from server.http.embeddings import DIMENSIONS, POOLING
 from server.http.errors import LLAMA_TOO_LONG, Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, read_conversation
-from server.http.openai_format import ChatLogprobs, extras, set_logprobs
+from server.http.openai_format import extras, logprob_entries, set_logprobs
 from server.http.tool_calls import ToolCall
 from server.http.tool_use import TOOLS, ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
@@ -88,7 +88,7 @@ class OllamaErrors:
 
 def logprob_fields(rows: Sequence[TokenLogprobs], tokenizer: TokenizerLike) -> dict[str, Any]:
     """``logprobs``, one entry per token, unless there are none."""
-    return {"logprobs": ChatLogprobs(tokenizer).rows(rows)["content"]} if rows else {}
+    return {"logprobs": logprob_entries(tokenizer, rows)} if rows else {}
 
 
 def _read_limit(body: Body, name: str) -> int | None:

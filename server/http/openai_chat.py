@@ -11,13 +11,13 @@ from server.http.call import Call
 from server.http.fields import CONVERSATION, read_conversation
 from server.http.openai_format import (
     SHARED,
-    ChatLogprobs,
     Chunks,
     StreamOptions,
     answer_head,
     check_n,
     extras,
     finish_fields,
+    logprob_entries,
     set_logprobs,
     step_tree_value,
     stream_options,
@@ -27,7 +27,7 @@ from server.http.tool_calls import CallArguments, CallBegin, Part, ToolCall, Too
 from server.http.tool_use import ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
 from server.request_fields import NO_PROMPT, RANDOM_SEED, Table, flag_field, param_field, param_fields
-from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, StoppingParams
+from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, StoppingParams, TokenLogprobs
 from specdec.engine.validation import check_requests
 
 CHAT_FIELDS: Table = (
@@ -87,7 +87,6 @@ class ChatAnswer:
     def __init__(self, head: dict[str, Any], parsed: ChatRequest, tokenizer: TokenizerLike) -> None:
         self._request, self._n, self._tokenizer = parsed, parsed.request.sampling.n, tokenizer
         self._head, self._chunks = head, Chunks(head, parsed.streaming, self._n)
-        self._logprobs = None if parsed.request.output.logprobs is None else ChatLogprobs(tokenizer)
         self._parsers: list[ToolCallParser | WholeCallParser] | None = None
         if parsed.tools is not None:
             make = parsed.tools.whole_parser if parsed.whole_calls else parsed.tools.parser
@@ -119,7 +118,7 @@ class ChatAnswer:
         choice: dict[str, Any] = {
             "index": sample.index,
             "message": message,
-            "logprobs": None if self._logprobs is None else self._logprobs.rows(sample.logprobs),
+            "logprobs": self._logprobs(sample.logprobs),
             **finish_fields(sample.end, called),
         }
         if self._request.return_token_ids:
@@ -131,13 +130,19 @@ class ChatAnswer:
         if self._parsers is not None:
             parts = self._parsers[event.index].push(event.text)
         beside: dict[str, Any] = {}
-        if self._logprobs is not None:
-            beside["logprobs"] = self._logprobs.rows(event.logprobs)
+        if (logprobs := self._logprobs(event.logprobs)) is not None:
+            beside["logprobs"] = logprobs
         if self._request.return_token_ids:
             beside["token_ids"] = event.token_ids
         if event.tree is not None:
             beside["step_tree"] = step_tree_value(event.tree, self._tokenizer)
         return self._parts(event.index, parts, beside)
+
+    def _logprobs(self, rows: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        """None: they were not requested."""
+        if self._request.request.output.logprobs is None:
+            return None
+        return {"content": logprob_entries(self._tokenizer, rows), "refusal": None}
 
     def _finished(self, event: Finished) -> bytes:
         rest, called = b"", False

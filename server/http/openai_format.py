@@ -228,25 +228,19 @@ class LegacyLogprobs:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-class ChatLogprobs:
-    """Log-probabilities in the form of /v1/chat/completions."""
+def logprob_entry(tokenizer: TokenizerLike, token: int, logprob: float) -> dict[str, Any]:
+    """A token with its log-probability, as in /v1/chat/completions."""
+    data = tokenizer.token_bytes(token)
+    return {"token": data.decode("utf-8", "replace"), "logprob": _number(logprob), "bytes": list(data)}
 
-    def __init__(self, tokenizer: TokenizerLike) -> None:
-        self._tokenizer = tokenizer
 
-    def rows(self, rows: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """The next rows."""
-        return {
-            "content": [
-                self._token(row.token_id, row.logprob) | {"top_logprobs": [self._token(*top) for top in row.top]}
-                for row in rows
-            ],
-            "refusal": None,
-        }
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        data = self._tokenizer.token_bytes(token)
-        return {"token": data.decode("utf-8", "replace"), "logprob": _number(logprob), "bytes": list(data)}
+def logprob_entries(tokenizer: TokenizerLike, rows: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    """The tokens of ``rows``, each with the likeliest in its place."""
+    return [
+        logprob_entry(tokenizer, row.token_id, row.logprob)
+        | {"top_logprobs": [logprob_entry(tokenizer, *top) for top in row.top]}
+        for row in rows
+    ]
 
 
 def _number(logprob: float) -> float:

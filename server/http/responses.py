@@ -22,7 +22,7 @@ from server.http.conversation import (
 )
 from server.http.errors import Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, STREAM, encode_messages
-from server.http.openai_format import TOO_LONG, ChatLogprobs, OpenAIErrors, extras, set_logprobs
+from server.http.openai_format import TOO_LONG, OpenAIErrors, extras, logprob_entries, set_logprobs
 from server.http.tool_use import PARALLEL, ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields
@@ -306,7 +306,7 @@ class ResponseAnswer:
     def __init__(self, call: Call, parsed: ResponsesRequest, tokenizer: TokenizerLike) -> None:
         self._answer, self._items = response_head(call, parsed), Items(call.request_id)
         self._tools, self._blocks, self._totals, self._sent = parsed.tools, Blocks(parsed.tools), Totals(), 0
-        self._logprobs = None if parsed.request.output.logprobs is None else ChatLogprobs(tokenizer)
+        self._tokenizer = tokenizer
         self._rows: list[Any] = []  # of the text so far
         self._n_rows_sent = 0
         self._last_status = "completed"
@@ -314,8 +314,7 @@ class ResponseAnswer:
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         self._totals.add(event)
         if isinstance(event, Delta):
-            if self._logprobs is not None:
-                self._rows += self._logprobs.rows(event.logprobs)["content"]
+            self._rows += logprob_entries(self._tokenizer, event.logprobs)
             return self._steps(self._blocks.push(event.text))
         if isinstance(event, Finished):
             end = end_fields(event)
@@ -333,7 +332,7 @@ class ResponseAnswer:
     def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
         (sample,) = samples
         end, blocks = end_fields(sample.end), Blocks.of(sample.text, self._tools).found
-        rows = [] if self._logprobs is None else self._logprobs.rows(sample.logprobs)["content"]
+        rows = logprob_entries(self._tokenizer, sample.logprobs)
         output = [
             self._items.item(block, end["status"] if block is blocks[-1] else "completed", rows) for block in blocks
         ]
