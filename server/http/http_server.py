@@ -21,11 +21,9 @@ from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from server.body_budget import BodyBudget, connection_limit
-from server.http.other_protocols import other_protocol
 from specdec.errors import ConfigError
 
 _LENGTH, _CODING = b"content-length", b"transfer-encoding"
-_UNREAD_BYTES = 1 << 20  # of answers in another protocol that a client does not read
 _LOG = logging.getLogger(__name__)
 
 
@@ -167,9 +165,7 @@ class HttpProtocol(H11Protocol):
         self.conn._receive_buffer = StrictBuffer()  # h11 has no option for it
         self.app = self._answer
         self._head_timer: asyncio.TimerHandle | None = None
-        self._fresh = True
         self.began_s = self.loop.time()  # the connection or its last call
-        self._other: Callable[[bytes], bytes] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Beyond the limit on connections, one that waits for a call or its body is closed in favour of the new one."""
@@ -194,14 +190,6 @@ class HttpProtocol(H11Protocol):
         self.app = self.config.loaded_app  # a method of ours would keep this object until the next garbage collection
 
     def data_received(self, data: bytes) -> None:
-        if self._fresh:
-            self._fresh, self._other = False, other_protocol(data, tls=self.scheme == "https")
-        if self._other is not None:
-            # The client closes the connection: if the server did, the client might lose the answer to unread bytes.
-            self.transport.write(self._other(data))
-            if self.transport.get_write_buffer_size() > _UNREAD_BYTES:
-                self.transport.abort()  # it does not read the answers
-            return
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._head_came()

@@ -57,7 +57,8 @@ class CallError(SpecdecError):
         packed = trailers.get("grpc-status-details-bin")
         if packed is None and error.code() == grpc.StatusCode.UNAVAILABLE:
             cause = (error.details() or "").splitlines()
-            message = f"no specdec server answers at {address}; start one with `specdec serve`"
+            way_out = "start one with `specdec serve`, or give the gRPC port of one that runs"
+            message = f"no specdec server answers at {address}; {way_out}"
             return CallError(
                 error.code(), f"{message} ({cause[0][:200]})" if cause else message, reached=False, address=address
             )

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import signal
 import socket
-import ssl
 import time
 from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from server.http import call as call_module
 from server.http import http_server
 from server.http.call import Call
 from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError
 from server.http.http_server import HttpServer
-from server.http.other_protocols import Http2Refusal
 from specdec.client.client import Client
 from specdec.client.connection import CallError, RetryPolicy
 from specdec.errors import ConfigError
@@ -56,59 +51,23 @@ def test_probes() -> None:
         assert "date" in response.headers
 
 
-async def error_over_grpc(port: int) -> str:
+async def error_over_grpc(port: int) -> CallError:
     async with Client(f"127.0.0.1:{port}", retry=RetryPolicy(attempts=1)) as client:
         with pytest.raises(CallError) as caught:
             await client.info(10.0)
-        with pytest.raises(CallError):
-            await anext(client.stream("x"))  # over the same connection
-    return str(caught.value)
+    return caught.value
 
 
-def test_another_protocol_gets_an_error_that_names_the_port(server: Server) -> None:
-    """In a form that its protocol has."""
-    error_text = asyncio.run(error_over_grpc(server.port))
-    assert (
-        error_text == f"UNIMPLEMENTED: {HTTP_PORT}, which speaks HTTP/1.1; gRPC has a port of its own, 8400 by default"
-    )
-    hello = ssl.MemoryBIO(), ssl.MemoryBIO()
-    context = ssl.create_default_context()
-    with pytest.raises(ssl.SSLWantReadError):
-        context.wrap_bio(*hello, server_hostname="localhost").do_handshake()
-    answer = talk(server, hello[1].read(), until=b"--tls-cert").decode()
-    assert answer.startswith("HTTP/1.1 400 ")
-    assert f"{HTTP_PORT}, which does not speak TLS: use http://" in answer
-    assert talk(server, b"PRI /livez HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 ")
+def test_a_call_over_grpc_fails_at_once_and_names_the_other_port(server: Server) -> None:
+    error = asyncio.run(error_over_grpc(server.port))
+    assert (error.code.name, error.reached) == ("UNAVAILABLE", False)
+    assert f"no specdec server answers at 127.0.0.1:{server.port}; " in str(error)
+    assert "give the gRPC port of one that runs" in str(error)
 
 
-@given(cuts=st.lists(st.integers(0, 80), max_size=6), length=st.integers(0, (1 << 24) - 1))
-def test_http_2_is_rejected_however_it_is_split(cuts: list[int], length: int) -> None:
-    """And a frame that is too large, or never comes whole, is not waited for with all that was sent."""
-    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 6, 4, 0, 0, 0, 0, 0, *range(6)])
-    sent += bytes([0, 0, 2, 1, 4, 0, 0, 0, 5, 1, 2]) + length.to_bytes(3) + bytes([0] * 6)
-    ends = sorted({min(cut, len(sent)) for cut in cuts} | {len(sent)})
-    refusal = Http2Refusal()
-    received = b"".join(refusal.answer(sent[low:high]) for low, high in itertools.pairwise([0, *ends]))
-    kinds = []
-    while received:
-        size = int.from_bytes(received[:3])
-        kinds.append((received[3], received[4], received[8]))
-        received = received[9 + size :]
-    assert kinds == [(4, 0, 0), (4, 1, 0), (1, 5, 5)]
-    for _ in range(4):
-        assert refusal.answer(bytes(1 << 14)) == b""
-        assert len(refusal._data) <= 3 << 14
-
-
-def test_an_http_2_client_that_reads_nothing_is_disconnected(server: Server) -> None:
-    calls = bytes([0, 0, 0, 1, 4, 0, 0, 0, 1]) * 1_000_000  # with answers of more than 100 MB
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        with pytest.raises(ConnectionError):
-            connection.sendall(calls)
-
-
-HTTP_PORT = "this is specdec's HTTP port"
+@pytest.mark.parametrize("first", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00"])
+def test_other_protocols_are_refused(server: Server, first: bytes) -> None:
+    assert talk(server, first).startswith(b"HTTP/1.1 4")
 
 
 def test_connections_are_kept_alive_and_non_http_is_rejected(server: Server) -> None:
