@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from draft.model import WIDEST_LEVEL, Drafted, Growth, PendingPrefill, feed, prefill_drafts, worth_expanding
+from draft.growth import WIDEST_LEVEL, Drafted, Growth, PendingPrefill, feed, prefill_drafts, worth_expanding
 from draft.protocol import DraftTask, ModelBasedDrafter
 from draft.retokenize import RetokenizedText, VocabularyBridge, add_canonical_path, best_tokens
 from specdec.core.kv_cache import KvCacheManager, PagedTokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -11,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draft.growth import MASKED_LOGIT, Growth, add_children, worth_expanding
 from draft.head_checkpoint import HeadLayer, HeadModel
-from draft.model import MASKED_LOGIT, sampling_row
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.core.kv_cache import extend_keys
 from specdec.core.sampling import Sampler
@@ -23,7 +22,6 @@ from verify_kernels.backend import AttentionSpec, Backend, BatchOp, LinearSpec, 
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.packed_weights import PackedLinear
 from verify_kernels.reference.backend import rms_norm
-from verify_kernels.sampling import RowSampling
 
 MAX_LOGIT_ROWS = 64  # rows expanded in one forward: the nodes of a full tree
 
@@ -230,51 +228,11 @@ class HeadPages:
         return first if all(held) else None
 
 
-class HeadTree:
-    """The tree of one task under construction."""
+@dataclass(slots=True)
+class HeadGrowth(Growth):
+    """A growth whose own nodes are those of the tree."""
 
-    def __init__(self, task: DraftTask) -> None:
-        self.task = task
-        self.tree = TokenTree(task.sequence.tokens[-1])
-        self.frontier = [0]  # nodes to expand next, all of one depth
-        self.hidden: list[Tensor] = []  # float32 [hidden] per node: the root's x; for a drafted node its parent's z
-
-    def rows(self) -> list[RowSampling]:
-        """Sampling of each frontier node's children."""
-        return [sampling_row(self.task.sequence, self.tree.path_tokens(node)) for node in self.frontier]
-
-    def add(self, children: Seq[Seq[tuple[int, float]]], z: Tensor) -> bool:
-        """Add the best children of the frontier; returns whether the tree should grow further.
-
-        Without calibrated chances, deeper levels get their share of the budget.
-
-        children: per frontier node (token, log-probability), best first. z: float32 [frontier, hidden]; kept.
-        """
-        tree, task = self.tree, self.task
-        left = task.max_nodes - (len(tree) - 1)
-        levels = task.max_depth - tree.depths[self.frontier[0]]
-        share = max(1, left // levels) if levels > 1 else left
-        offered = [
-            (rank, -(tree.scores[node] + logprob), at, token, logprob)
-            for at, (node, options) in enumerate(zip(self.frontier, children, strict=True))
-            for rank, (token, logprob) in enumerate(options[: task.width])
-        ]
-        # By rank first: the first child holds the target's choice most often, whatever its probability.
-        offered.sort()
-        parents, self.frontier = self.frontier, []
-        if task.level_floor > -math.inf:  # chances are calibrated
-            share = left
-        fresh = 0
-        for rank, _, at, token, logprob in offered:
-            if fresh == min(share, left):
-                break
-            node = task.add(tree, parents[at], token, math.exp(logprob), rank)
-            if node == len(self.hidden):
-                self.hidden.append(z[at])
-                fresh += 1
-                if tree.scores[node] >= task.level_floor:
-                    self.frontier.append(node)
-        return bool(self.frontier) and len(tree) <= task.max_nodes and levels > 1
+    hidden: list[Tensor] = field(default_factory=list)  # float32 [hidden] by node: the root's x, else the parent's z
 
 
 MAX_PENDING_ROWS = 64  # features kept until a proposal; from this number on they are computed, to bound memory
@@ -287,7 +245,7 @@ class _Feed:
     sequence: Sequence
     context: HeadContext
     rows: int  # pending ones; 0: the root again
-    tree: HeadTree | None  # to grow from the root's logits
+    growth: HeadGrowth | None  # what grows from the root's logits
 
 
 class HeadDrafter(ModelBasedDrafter):
@@ -353,23 +311,23 @@ class HeadDrafter(ModelBasedDrafter):
         self._network.forward(ForwardBatch.build([entry]), hidden, list(range(rows)))
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        trees = [HeadTree(task) for task in tasks]
+        growths = [_begin(task) for task in tasks]
         feeds = []
-        for tree in trees:
-            task = tree.task
+        for task, growth in zip(tasks, growths, strict=True):
             context = self._contexts.get(task.sequence)
             if context is None:
                 continue
             if task.max_nodes > 0 and task.max_depth > 0 and task.width > 0:
-                feeds += self._catch_up(task.sequence, context, tree)
+                feeds += self._catch_up(task.sequence, context, growth)
             elif (rows := min(task.prefill, self._ready_rows(task.sequence, context), self._network.max_rows)) > 0:
                 feeds.append(_Feed(task.sequence, context, rows, None))
-        growing: list[HeadTree] = []
         for span in self._spans([max(1, feed.rows) for feed in feeds], [1] * len(feeds)):
-            growing += self._feed(feeds[span])
+            self._feed(feeds[span])
+        growing = worth_expanding([feed.growth for feed in feeds if feed.growth is not None])
         while growing:
-            growing = self._grow(growing)
-        return [tree.tree for tree in trees]
+            self._grow(growing)
+            growing = worth_expanding(growing)
+        return [growth.tree for growth in growths]
 
     def _restart(self, context: HeadContext, sequence: Sequence, start: int) -> None:
         pages, rest = divmod(start, PAGE_SIZE)
@@ -383,15 +341,15 @@ class HeadDrafter(ModelBasedDrafter):
         """Number of pending slots whose next token is committed."""
         return min(context.n_pending, len(sequence.tokens) - 1 - context.filled)
 
-    def _catch_up(self, sequence: Sequence, context: HeadContext, tree: HeadTree) -> list[_Feed]:
+    def _catch_up(self, sequence: Sequence, context: HeadContext, growth: HeadGrowth) -> list[_Feed]:
         """The slots to compute for the root's logits; none if its features are missing."""
         root = len(sequence.tokens) - 2
         rows = min(self._ready_rows(sequence, context), self._network.max_rows)
         if context.filled + rows != root + 1 or (rows <= 0 and context.root is None):
             return []
-        return [_Feed(sequence, context, rows, tree)]
+        return [_Feed(sequence, context, rows, growth)]
 
-    def _feed(self, feeds: Seq[_Feed]) -> list[HeadTree]:
+    def _feed(self, feeds: Seq[_Feed]) -> None:
         """Compute committed slots in one forward, and the first level of the trees whose root is among them."""
         pending = [feed.context.take(feed.rows) for feed in feeds if feed.rows]
         fused = self._network.fuse(torch.cat(pending)) if pending else torch.empty(0)
@@ -408,17 +366,17 @@ class HeadDrafter(ModelBasedDrafter):
             at, n = at + n, max(n, 1)
             entries.append(_entry(feed.sequence, context, tokens[low + 1 : low + 1 + n], range(-1, n - 1), low))
             row += n
-            if feed.tree is not None:
+            if feed.growth is not None:
                 chosen.append(row - 1)
         logits, z = self._network.forward(ForwardBatch.build(entries), torch.cat(hidden), chosen)
-        grown = []
+        begun = []
         for feed, xs in zip(feeds, hidden, strict=True):  # after the forward, which may fail
             feed.context.root = xs[-1].clone()
             self._advance(feed)
-            if feed.tree is not None:
-                feed.tree.hidden = [feed.context.root]
-                grown.append(feed.tree)
-        return self._expand(grown, logits, z)
+            if feed.growth is not None:
+                feed.growth.hidden = [feed.context.root]
+                begun.append(feed.growth)
+        self._expand(begun, logits, z)
 
     def _advance(self, feed: _Feed) -> None:
         """Count the slots that were written, and record the pages that they completed."""
@@ -430,44 +388,49 @@ class HeadDrafter(ModelBasedDrafter):
             self._pages.filled(sequence.pages[depth], sequence.page_keys[depth], context.first_page)
         context.n_recorded = full
 
-    def _grow(self, growing: Seq[HeadTree]) -> list[HeadTree]:
-        """Grow every tree by a level; returns the trees to grow further."""
-        rows, chosen = self._network.max_rows, self._network.max_logit_rows
-        fits = [tree for tree in growing if len(tree.tree) <= rows and len(tree.frontier) <= chosen]
-        following: list[HeadTree] = []
-        for span in self._spans([len(tree.tree) for tree in fits], [len(tree.frontier) for tree in fits]):
-            following += self._grow_group(fits[span])
-        return following
+    def _grow(self, growing: Seq[HeadGrowth]) -> None:
+        """Grow every tree by a level; one with more nodes than a forward has rows stops growing."""
+        for growth in growing:
+            if len(growth.tree) > self._network.max_rows:
+                growth.frontier = []
+        fits = [growth for growth in growing if growth.frontier]
+        for span in self._spans([len(growth.tree) for growth in fits], [len(growth.frontier) for growth in fits]):
+            self._grow_group(fits[span])
 
     def _spans(self, rows: Seq[int], chosen: Seq[int]) -> Iterator[slice]:
         return _spans(rows, chosen, self._network.max_rows, self._network.max_logit_rows)
 
-    def _grow_group(self, group: Seq[HeadTree]) -> list[HeadTree]:
+    def _grow_group(self, group: Seq[HeadGrowth]) -> None:
         entries, chosen, row = [], [], 0
-        for item in group:
-            sequence, tree = item.task.sequence, item.tree
-            context = self._contexts[sequence]
-            low = len(sequence.tokens) - 2
+        for growth in group:
+            sequence, tree, low = growth.task.sequence, growth.tree, growth.base
             self._pages.written(sequence.pages, low + 1, low + len(tree))
-            entries.append(_entry(sequence, context, tree.tokens, tree.parents, low))
-            chosen += [row + node for node in item.frontier]
+            entries.append(_entry(sequence, self._contexts[sequence], tree.tokens, tree.parents, low))
+            chosen += [row + node for node in growth.frontier]
             row += len(tree)
-        hidden = torch.stack([x for item in group for x in item.hidden])
-        return self._expand(group, *self._network.forward(ForwardBatch.build(entries), hidden, chosen))
+        hidden = torch.stack([x for growth in group for x in growth.hidden])
+        self._expand(group, *self._network.forward(ForwardBatch.build(entries), hidden, chosen))
 
-    def _expand(self, trees: Seq[HeadTree], logits: Tensor, z: Tensor) -> list[HeadTree]:
-        """Add the children of all frontier nodes; returns the trees to grow further."""
-        if not trees:
-            return []
-        width = max(item.task.width for item in trees)
-        children = self._sampler.children(logits, [row for item in trees for row in item.rows()], width)
-        kept, following, at = z.clone(), [], 0  # z is a view of the network's buffer
-        for item in trees:
-            n = len(item.frontier)
-            if item.add(children[at : at + n], kept[at : at + n]):
-                following.append(item)
-            at += n
-        return following
+    def _expand(self, growing: Seq[HeadGrowth], logits: Tensor, z: Tensor) -> None:
+        """Add the children of all frontier nodes, of which each growth chooses its next frontier."""
+        if not growing:
+            return
+        rows = [g.row(g.tree.path_tokens(node)) for g in growing for node in g.frontier]
+        children = self._sampler.children(logits, rows, max(growth.task.width for growth in growing))
+        kept, at = z.clone(), 0  # z is a view of the network's buffer
+        for growth in growing:
+            span = slice(at, at + len(growth.frontier))
+            behind = dict(zip(growth.frontier, kept[span], strict=True))
+            fresh = add_children(growth, children[span])
+            growth.hidden += [behind[growth.parents[node]] for node in fresh]
+            growth.advance(fresh)
+            at = span.stop
+
+
+def _begin(task: DraftTask) -> HeadGrowth:
+    """A growth of the root alone. The root is in the slot of the token before it."""
+    tokens = task.sequence.tokens
+    return HeadGrowth(task, TokenTree(tokens[-1]), len(tokens) - 2, task.sequence.pages, [tokens[-1]])
 
 
 def _entry(sequence: Sequence, context: HeadContext, tokens: Seq[int], parents: Seq[int], low: int) -> BatchEntry:

@@ -9,7 +9,8 @@ from itertools import accumulate, count
 
 from torch import Tensor
 
-from draft.model import Growth, ModelDrafter
+from draft.growth import Growth
+from draft.model import ModelDrafter
 from draft.protocol import DraftTask
 from specdec.core.sampling import Sampler
 from specdec.core.tree import TokenTree

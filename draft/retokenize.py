@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft.model import MASKED_LOGIT, Growth
+from draft.growth import MASKED_LOGIT, Growth
 from specdec.core.kv_cache import common_length
 from specdec.models.fim import FimParser
 from specdec.models.tokenizer import Tokenizer

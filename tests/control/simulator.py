@@ -143,7 +143,7 @@ class Growth:
 
 
 def worth_expanding(growing: list[Growth]) -> list[Growth]:
-    """As `draft.model.worth_expanding`, for the growths of this module."""
+    """As `draft.growth.worth_expanding`, for the growths of this module."""
     active = sorted(growing, key=Growth.reached, reverse=True)
     expansion = active[0].task.expansion if active else None
     if expansion is None:

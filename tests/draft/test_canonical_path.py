@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft.model import Growth
+from draft.growth import Growth
 from draft.protocol import DraftTask
 from draft.retokenize import NONCANONICAL_LOGPROB, add_canonical_path
 from specdec.core.sampling import SequenceSampling

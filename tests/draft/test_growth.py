@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft.model import WIDEST_LEVEL, Growth, feed
+from draft.growth import WIDEST_LEVEL, Growth, feed
 from draft.protocol import DraftTask
 from specdec.control.inputs import TreeExpansion
 from specdec.core.sampling import SequenceSampling

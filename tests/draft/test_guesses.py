@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from draft import guesses
-from draft.guesses import MAX_GUESSES, NgramTable
-from draft.model import Growth, ModelDrafter
+from draft import model
+from draft.growth import Growth
+from draft.model import MAX_GUESSES, ModelDrafter, NgramTable
 from draft.protocol import DraftTask
 from specdec.control.estimates.costs import CostTable
 from specdec.control.inputs import TreeExpansion
@@ -194,7 +194,7 @@ def test_no_other_salt_is_read() -> None:
 
 
 def test_a_full_table_confuses_no_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guesses, "TABLE_SIZE", 2)
+    monkeypatch.setattr(model, "TABLE_SIZE", 2)
     table = NgramTable()
     for token in range(1, 40):
         table.add("", token, token + 1, 100 + token)

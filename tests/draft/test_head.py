@@ -6,6 +6,7 @@ that plain torch computes from the published equations over fresh features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 
 from draft.head import HeadPages, _spans
 from draft.protocol import DraftTask
+from specdec.control.estimates.costs import CostTable
+from specdec.control.inputs import TreeExpansion
 from specdec.core.sampling import Sampler, SequenceSampling
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
@@ -247,6 +250,24 @@ def test_rejected_nodes_are_not_expanded(make_loop: Callable[..., Loop]) -> None
     silent = DraftTask(sequence, 12, 12, 2, "head", lambda rank, depth, prob: (-9.0, 7), floor)
     assert len(loop.drafter.propose([silent])[0]) == 1
     check(loop, sequence)
+
+
+def test_levels_that_do_not_pay_are_not_grown(make_loop: Callable[..., Loop]) -> None:
+    """The trees that grow share a level's price: two can pay it where one alone can not."""
+    loop = make_loop()
+    sequences = [loop.admit(PROMPT[i : i + 40]) for i in range(2)]
+    for sequence in sequences:
+        loop.prefill(sequence, 64)
+    expansion = TreeExpansion(CostTable([1, 2], [0], [[1.0, 1.0]]), 1.0, [0.0] * 40, 1.0)
+
+    def depths(drafted: list[Sequence]) -> list[int]:
+        tasks = [loop.task(sequence, DEPTH, DEPTH) for sequence in drafted]
+        for task in tasks:
+            task.odds, task.expansion = lambda rank, depth, prob: (math.log(0.9), -1), expansion
+        return [max(tree.depths) for tree in loop.drafter.propose(tasks)]
+
+    assert depths(sequences) == [DEPTH, DEPTH]
+    assert depths(sequences[:1]) == [1]
 
 
 def test_without_features_nothing_is_proposed(make_loop: Callable[..., Loop]) -> None:
