@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,85 +135,29 @@ def _aux_layers(data: dict[str, Any], eagle: dict[str, Any], name: str, layers: 
 _BIN = "pytorch_model.bin"
 
 
-class HeadTensors:
-    """Named tensors of a checkpoint folder, by vLLM's names (``layers.N.*``, without ``model.``).
-
-    paths: the files that hold them.
+def read_tensors(folder: Path) -> tuple[dict[str, Tensor], list[Path]]:
+    """The tensors of a checkpoint folder by vLLM's names (``layers.N.*``, without ``model.``), and the files that hold
+    them. Tensors of safetensors are views of the mapped files.
 
     Raises:
         ModelError: there are no weights, or they are truncated or corrupt.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._loaded: dict[str, Tensor] = {}
-        self._files: dict[str, Any] = {}
-        if not any(folder.glob("*.safetensors")) and (folder / _BIN).exists():
-            self.paths = [folder / _BIN]
-            self._loaded = _read_bin(folder / _BIN)
-            self._stored = _stored_names(self._loaded)
-            return
-        shards = open_shards(folder)
-        self.paths = list(shards)
-        self._files = {name: file for file in shards.values() for name in file.keys()}  # noqa: SIM118
-        self._stored = _stored_names(self._files)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all tensors."""
-        return tuple(self._stored)
-
-    def has(self, name: str) -> bool:
-        """Whether the checkpoint holds ``name``."""
-        return name in self._stored
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of ``name``; ModelError when it is missing."""
-        if name not in self._stored:
-            raise ModelError(
-                f"{self._folder}: tensor {name} is missing; the download is incomplete or this is no EAGLE-3 head"
-            )
-        stored = self._stored[name]
-        if stored in self._loaded:
-            return tuple(self._loaded[stored].shape)
-        return tuple(self._files[stored].get_slice(stored).get_shape())
-
-    def floats(self, name: str) -> Tensor:
-        """``name`` as float32; ModelError if it is missing or unreadable, UnsupportedModelError if it is quantised."""
-        tensor = self._read(name)
-        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise UnsupportedModelError(
-                f"{self._folder}: tensor {name} has type {tensor.dtype}; use a head in bf16, fp16 or fp32"
-            )
-        return tensor.float().contiguous()
-
-    def integers(self, name: str) -> Tensor:
-        """``name`` (integer or bool) as int64; ModelError if it is missing, unreadable or of another type."""
-        tensor = self._read(name)
-        if tensor.is_floating_point() or tensor.is_complex():
-            raise ModelError(
-                f"{self._folder}: tensor {name} has type {tensor.dtype}, not an integer one; fetch the head again"
-            )
-        return tensor.long()
-
-    def _read(self, name: str) -> Tensor:
-        self.shape(name)
-        stored = self._stored[name]
-        if stored in self._loaded:
-            return self._loaded[stored]
-        with readable(self._folder, name):
-            tensor: Tensor = self._files[stored].get_tensor(stored)
-            return tensor
+    if not any(folder.glob("*.safetensors")) and (folder / _BIN).exists():
+        stored = _read_bin(folder / _BIN)
+        return {_vllm_name(name): tensor for name, tensor in stored.items()}, [folder / _BIN]
+    shards = open_shards(folder)
+    tensors = {}
+    for file in shards.values():
+        for name in file.keys():  # noqa: SIM118
+            with readable(folder, name):
+                tensors[_vllm_name(name)] = file.get_tensor(name)
+    return tensors, list(shards)
 
 
-def _stored_names(stored: Iterable[str]) -> dict[str, str]:
-    """Each tensor's name in vLLM's numbering, ``layers.N.`` -> its name in the file; EAGLE's one layer is
-    ``midlayer.``."""
-    names = {}
-    for name in stored:
-        plain = name.removeprefix("model.")
-        names["layers.0." + plain.removeprefix("midlayer.") if plain.startswith("midlayer.") else plain] = name
-    return names
+def _vllm_name(stored: str) -> str:
+    """A tensor's name in vLLM's numbering, ``layers.N.``; EAGLE's one layer is ``midlayer.``."""
+    plain = stored.removeprefix("model.")
+    return "layers.0." + plain.removeprefix("midlayer.") if plain.startswith("midlayer.") else plain
 
 
 def _read_bin(path: Path) -> dict[str, Tensor]:
@@ -283,17 +226,15 @@ def load_head(folder: Path, *, dtype: Dtype, target: ModelConfig, target_embed: 
         UnsupportedModelError: the checkpoint has another architecture.
     """
     config = parse_head_config(read_json(folder / "config.json"), str(folder), target)
-    tensors = HeadTensors(folder)
-    loader = _Loader(folder, tensors, config, dtype, target)
+    loader = _Loader(folder, config, dtype, target)
     loader.check()
     return loader.load(target_embed)
 
 
 class _Loader:
-    def __init__(
-        self, folder: Path, tensors: HeadTensors, config: HeadConfig, dtype: Dtype, target: ModelConfig
-    ) -> None:
-        self._folder, self._tensors, self._config = folder, tensors, config
+    def __init__(self, folder: Path, config: HeadConfig, dtype: Dtype, target: ModelConfig) -> None:
+        self._folder, self._config = folder, config
+        self._tensors, self._paths = read_tensors(folder)
         self._dtype: RoundedKind = "int8" if dtype == "auto" else dtype
         self._target = target
 
@@ -302,18 +243,22 @@ class _Loader:
         matrices, norms = self._matrices(), self._norms()
         expected = {name + ".weight": shape for name, shape in (matrices | norms).items()}
         known = {*expected, *_TABLES, *_TRAINING_ONLY, *(name + ".bias" for name in matrices)}
-        others = [n for n in self._tensors.names if n not in known and "rotary_emb" not in n]
+        others = [n for n in self._tensors if n not in known and "rotary_emb" not in n]
         if others:
             raise UnsupportedModelError(
                 f"{self._folder}: tensor {min(others)} belongs to no layer that config.json describes; {_WAY_OUT}"
             )
-        if not self._tensors.has(_FIRST_NORM + ".weight"):
+        if _FIRST_NORM + ".weight" not in self._tensors:
             raise UnsupportedModelError(
                 f"{self._folder}: tensor {_FIRST_NORM}.weight is missing, so this is no EAGLE-3 head "
                 "(EAGLE and EAGLE-2 heads have none); use an EAGLE-3 one"
             )
         for name, shape in expected.items():
-            found = self._tensors.shape(name)
+            if name not in self._tensors:
+                raise ModelError(
+                    f"{self._folder}: tensor {name} is missing; the download is incomplete or this is no EAGLE-3 head"
+                )
+            found = self._shape(name)
             if name == "fc.weight" and found != shape:
                 raise ModelError(
                     f"{self._folder}: tensor fc.weight has shape {list(found)}, {list(shape)} is called for: "
@@ -322,8 +267,8 @@ class _Loader:
                 )
             self._check_shape(name, found, shape)
             bias = name.removesuffix(".weight") + ".bias"
-            if self._tensors.has(bias):
-                self._check_shape(bias, self._tensors.shape(bias), shape[:1])
+            if bias in self._tensors:
+                self._check_shape(bias, self._shape(bias), shape[:1])
         size = sum(math.prod(shape) for shape in matrices.values()) * _BYTES[self._dtype]
         check_memory(str(self._folder), size, self._dtype)
 
@@ -342,12 +287,12 @@ class _Loader:
             final_norm=self._norm("norm"),
             lm_head=self._linear("lm_head"),
             target_ids=self._target_ids(),
-            digest=f"{fingerprint_files([self._folder / 'config.json', *self._tensors.paths])} {self._dtype}",
+            digest=f"{fingerprint_files([self._folder / 'config.json', *self._paths])} {self._dtype}",
         )
 
     def _layer(self, at: int) -> HeadLayer:
         layer = f"layers.{at}."
-        normed = self._tensors.has(layer + "self_attn.q_norm.weight")
+        normed = layer + "self_attn.q_norm.weight" in self._tensors
         return HeadLayer(
             hidden_norm=self._norm(self._hidden_norm(at)),
             qkv=self._linear(*(f"{layer}self_attn.{part}_proj" for part in "qkv")),
@@ -371,7 +316,7 @@ class _Loader:
         names += [f"layers.{at}.post_attention_layernorm" for at in layers]
         norms: dict[str, tuple[int, ...]] = dict.fromkeys(names, (c.hidden_size,))
         of_heads = [f"layers.{at}.self_attn.{part}_norm" for at in layers for part in "qk"]
-        if any(self._tensors.has(name + ".weight") for name in of_heads):
+        if any(name + ".weight" in self._tensors for name in of_heads):
             norms |= dict.fromkeys(of_heads, (c.head_dim,))
         features = self._config.features_norms
         width = len(self._config.aux_layers) * self._target.hidden_size // max(1, len(features))
@@ -392,7 +337,7 @@ class _Loader:
                 layer + "mlp.up_proj": (ffn, hidden),
                 layer + "mlp.down_proj": (hidden, ffn),
             }
-        rows = self._tensors.shape("lm_head.weight")[0] if self._tensors.has("lm_head.weight") else 0
+        rows = self._shape("lm_head.weight")[0] if "lm_head.weight" in self._tensors else 0
         return matrices | {"lm_head": (rows, hidden)}
 
     def _check_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
@@ -402,46 +347,67 @@ class _Loader:
                 "the checkpoint is damaged, fetch it again"
             )
 
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def _floats(self, name: str) -> Tensor:
+        """``name`` as float32; UnsupportedModelError if it is quantised."""
+        tensor = self._tensors[name]
+        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise UnsupportedModelError(
+                f"{self._folder}: tensor {name} has type {tensor.dtype}; use a head in bf16, fp16 or fp32"
+            )
+        return tensor.float().contiguous()
+
+    def _integers(self, name: str) -> Tensor:
+        """``name`` (integer or bool) as int64; ModelError if it is of another type."""
+        tensor = self._tensors[name]
+        if tensor.is_floating_point() or tensor.is_complex():
+            raise ModelError(
+                f"{self._folder}: tensor {name} has type {tensor.dtype}, not an integer one; fetch the head again"
+            )
+        return tensor.long()
+
     def _norm(self, name: str) -> Tensor:
-        return self._tensors.floats(name + ".weight")
+        return self._floats(name + ".weight")
 
     def _linear(self, *names: str) -> PackedLinear:
-        weights = [self._tensors.floats(name + ".weight") for name in names]
+        weights = [self._floats(name + ".weight") for name in names]
         bias = None
-        if any(self._tensors.has(name + ".bias") for name in names):
+        if any(name + ".bias" in self._tensors for name in names):
             bias = torch.cat([self._bias(name, weight) for name, weight in zip(names, weights, strict=True)])
         return pack_linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias, self._dtype)
 
     def _bias(self, name: str, weight: Tensor) -> Tensor:
-        given = self._tensors.has(name + ".bias")
-        return self._tensors.floats(name + ".bias") if given else torch.zeros(weight.shape[0])
+        given = name + ".bias" in self._tensors
+        return self._floats(name + ".bias") if given else torch.zeros(weight.shape[0])
 
     def _embed(self, target_embed: Tensor) -> Tensor:
         hidden, name = self._config.model.hidden_size, "embed_tokens.weight"
-        if not self._tensors.has(name):
+        if name not in self._tensors:
             if target_embed.shape[1] != hidden:
                 raise ModelError(
                     f"{self._folder}: tensor {name} is missing, and the target's is {target_embed.shape[1]} wide where "
                     f"the head needs {hidden}; use a head that holds its own embedding or one made for this target"
                 )
             return target_embed
-        rows, width = self._tensors.shape(name)
+        rows, width = self._shape(name)
         if rows < self._target.vocab_size or width != hidden:
             raise ModelError(
                 f"{self._folder}: tensor {name} has shape {[rows, width]}, [{self._target.vocab_size}, {hidden}] is "
                 "called for; use a head trained for this target"
             )
-        return self._tensors.floats(name).to(torch.float32 if self._dtype == "fp32" else torch.float16)
+        return self._floats(name).to(torch.float32 if self._dtype == "fp32" else torch.float16)
 
     def _target_ids(self) -> Tensor | None:
         """The target's ids from ``d2t`` (offsets) or ``t2d`` (a mask of the target's ids), else the identity."""
-        rows, vocab = self._tensors.shape("lm_head.weight")[0], self._target.vocab_size
+        rows, vocab = self._shape("lm_head.weight")[0], self._target.vocab_size
         own = torch.arange(rows)
-        if self._tensors.has("d2t"):
-            self._check_shape("d2t", self._tensors.shape("d2t"), (rows,))
-            name, ids = "d2t", own + self._tensors.integers("d2t")
-        elif self._tensors.has("t2d") and rows != vocab:
-            name, ids = "t2d", self._tensors.integers("t2d").nonzero().flatten()
+        if "d2t" in self._tensors:
+            self._check_shape("d2t", self._shape("d2t"), (rows,))
+            name, ids = "d2t", own + self._integers("d2t")
+        elif "t2d" in self._tensors and rows != vocab:
+            name, ids = "t2d", self._integers("t2d").nonzero().flatten()
             self._check_shape("t2d: the ids it names", tuple(ids.shape), (rows,))
         elif self._config.draft_vocab not in (None, self._config.model.vocab_size):
             raise ModelError(

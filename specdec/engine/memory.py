@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from draft.head_checkpoint import HeadTensors, is_head, parse_head_config
+from draft.head_checkpoint import is_head, parse_head_config, read_tensors
 from draft.model import TAIL_POOL
 from draft.text_store import TextLimits
 from specdec.config import LEAST_KV_TOKENS, EngineConfig, SpeculationConfig
@@ -294,8 +293,8 @@ def _head(folder: Path, config: EngineConfig, target: ModelConfig) -> tuple[int,
         raise ConfigError(f"engine.draft_head: {folder} has no config.json; name the folder of an EAGLE-3 head")
     with _named("engine.draft_head"):
         head = parse_head_config(read_json(folder / "config.json"), str(folder), target)
-        tensors = HeadTensors(folder)
-    values = sum(math.prod(tensors.shape(name)) for name in tensors.names if name not in ("d2t", "t2d"))
+        tensors, _ = read_tensors(folder)
+    values = sum(tensor.numel() for name, tensor in tensors.items() if name not in ("d2t", "t2d"))
     return values * _DTYPE_BYTES[config.dtype], head.model
 
 
