@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import random
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
@@ -30,25 +31,22 @@ class _Running:
 class OracleDrafter(Drafter):
     """Proposes a request's remembered output as a chain in which each token is right with probability ``rate``.
 
-    Errors depend on (``seed``, request, position) alone, so runs are reproducible. A wrong token is another one of the
-    same prompt and output; the chain ends one node after it. A request that is new, or whose output differs from the
+    Errors depend on (request, position) alone, so runs are reproducible. A wrong token is another one of the same
+    prompt and output; the chain ends one node after it. A request that is new, or whose output differs from the
     remembered one, gets the empty tree.
 
-    Raises:
-        ValueError: ``rate`` is not within 0..1.
+    rate: within 0..1.
     """
 
-    def __init__(self, rate: float, seed: int = 0) -> None:
-        if not 0.0 <= rate <= 1.0:
-            raise ValueError(f"oracle: the rate must be within 0 and 1, got {rate}")
+    def __init__(self, rate: float) -> None:
         self.name = f"{PREFIX}{rate:g}"
-        self._rate, self._seed = rate, seed
+        self._rate = rate
         self._outputs: OrderedDict[bytes, list[int]] = OrderedDict()
         self._running: dict[Sequence, _Running] = {}
 
     @classmethod
-    def parse(cls, name: str) -> float | None:
-        """The rate in a drafter's name such as ``oracle:0.8``; None for any other name.
+    def parse(cls, name: str) -> OracleDrafter | None:
+        """The drafter of a name such as ``oracle:0.8``; None for any other name.
 
         Raises:
             ValueError: the rate is no number within 0..1.
@@ -61,7 +59,7 @@ class OracleDrafter(Drafter):
             rate = -1.0
         if not 0.0 <= rate <= 1.0:
             raise ValueError(f"{name}: an oracle's rate is a number within 0 and 1")
-        return rate
+        return cls(rate)
 
     def begin(self, sequence: Sequence) -> None:
         key = _key(sequence)
@@ -97,22 +95,16 @@ class OracleDrafter(Drafter):
 
     def _guess(self, running: _Running, sequence: Sequence, output: Seq[int], position: int) -> int:
         """The token at ``position``, or with probability 1 - rate another one; -1 if there is no other."""
-        draw, pick = self._draw(running.key, position)
-        if draw < self._rate:
+        draws = random.Random(running.key + position.to_bytes(8, "little"))
+        if draws.random() < self._rate:
             return output[position]
         if not running.vocabulary:
             running.vocabulary = sorted({*sequence.request.prompt_ids, *output})
         others = len(running.vocabulary) - 1
         if not others:
             return -1
-        token = running.vocabulary[pick % others]
+        token = running.vocabulary[draws.randrange(others)]
         return token if token != output[position] else running.vocabulary[-1]
-
-    def _draw(self, key: bytes, position: int) -> tuple[float, int]:
-        """Two independent draws of a counter-based hash: one in [0, 1), one unsigned 64-bit integer."""
-        material = key + (self._seed % (1 << 64)).to_bytes(8, "little") + position.to_bytes(8, "little")
-        digest = hashlib.blake2b(material, digest_size=16).digest()
-        return (int.from_bytes(digest[:8], "little") >> 11) / (1 << 53), int.from_bytes(digest[8:], "little")
 
     def end(self, sequence: Sequence) -> None:
         """Remember the output unless a longer one that begins with it is remembered."""

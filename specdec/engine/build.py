@@ -133,11 +133,11 @@ class DrafterBuilder:
             "model": self._configured_model,
             "head": lambda: self._head(head),
         }
-        drafters = []
+        drafters: list[Drafter] = []
         for name in dict.fromkeys(self._config.drafters):
-            maker = makers.get(name) or _oracle(name)
-            if maker is not None:
-                drafters.append(maker())
+            drafter = makers[name]() if name in makers else _oracle(name)
+            if drafter is not None:
+                drafters.append(drafter)
             elif name != "none":
                 known = ", ".join(["none", *makers, "oracle:RATE"])
                 raise ConfigError(f"engine.speculation.drafters: unknown drafter {name!r}; known: {known}")
@@ -245,12 +245,11 @@ def _check_no_added_space(model: Target) -> None:
         )
 
 
-def _oracle(name: str) -> Callable[[], Drafter] | None:
+def _oracle(name: str) -> Drafter | None:
     try:
-        rate = OracleDrafter.parse(name)
+        return OracleDrafter.parse(name)
     except ValueError as error:
         raise ConfigError(f"engine.speculation.drafters: {error}") from None
-    return None if rate is None else lambda: OracleDrafter(rate)
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
