@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from draft.protocol import Drafter, DraftTask
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
+from specdec.grammar.state import GrammarState
 
 CERTAINTY = 0.99  # chance of a forced token: the target may split the text into other tokens
 
@@ -17,8 +18,8 @@ class GrammarDrafter(Drafter):
     name = "grammar"
 
     def serves(self, sequence: Sequence) -> bool:
-        """Whether its request has a grammar or token healing."""
-        return sequence.request.grammar is not None or bool(sequence.request.healing_prefix)
+        """Whether its request has a grammar."""
+        return sequence.request.grammar is not None
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         return [_one(task) for task in tasks]
@@ -28,7 +29,7 @@ def _one(task: DraftTask) -> TokenTree:
     tree = TokenTree(task.sequence.tokens[-1])
     grammar, room = task.sequence.sampling.grammar, min(task.max_nodes, task.max_depth)
     node = 0
-    for token in grammar.forced((), room) if grammar is not None and room > 0 else ():
+    for token in grammar.forced((), room) if isinstance(grammar, GrammarState) and room > 0 else ():
         node = task.add(tree, node, token, CERTAINTY)
         if node < 0:
             break

@@ -40,9 +40,6 @@ class TokenGrammar(Protocol):
     def commit(self, tokens: Iterable[int]) -> None:
         """Advance the state by ``tokens``."""
 
-    def forced(self, path: Sequence[int], limit: int) -> list[int]:
-        """At most ``limit`` tokens of the text that the grammar forces after ``path``."""
-
 
 class SequenceSampling:
     """Makes the `RowSampling` of each tree node of one sequence.

@@ -81,10 +81,6 @@ class TokenHealing:
         """Advance by ``tokens``."""
         self._rest = self._after(tokens) or b""
 
-    def forced(self, path: Sequence[int], limit: int) -> list[int]:
-        """Nothing: a text has several spellings."""
-        return []
-
     def _after(self, path: Iterable[int]) -> bytes | None:
         """The text still to be spelled after ``path``; None if the path spells something else."""
         rest = self._rest

@@ -228,9 +228,6 @@ class Alternating:
     def commit(self, tokens: Iterable[int]) -> None:
         self.total += sum(tokens)
 
-    def forced(self, path: Seq[int], limit: int) -> list[int]:
-        return []
-
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), temperature=st.sampled_from(TEMPERATURES))

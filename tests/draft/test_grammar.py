@@ -51,10 +51,10 @@ def test_budget_and_floor_are_obeyed() -> None:
     assert len(GrammarDrafter().propose([task_at("hello w", nodes=0)])[0]) == 1
 
 
-def test_only_sequences_with_a_grammar_or_healing_are_served() -> None:
+def test_only_sequences_with_a_grammar_are_served() -> None:
     drafter = GrammarDrafter()
     assert drafter.serves(make_sequence([1], grammar=HELLO))
-    assert drafter.serves(make_sequence([1], healing_prefix="na"))
+    assert not drafter.serves(make_sequence([1], healing_prefix="na"))
     assert not drafter.serves(make_sequence([1]))
 
 

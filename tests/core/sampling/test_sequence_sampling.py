@@ -169,9 +169,6 @@ class StubGrammar:
     def commit(self, tokens: Iterable[int]) -> None:
         self.committed += tokens
 
-    def forced(self, path: Sequence[int], limit: int) -> list[int]:
-        return []
-
 
 def constrained(stopping: StoppingParams | None = None, **changes: Any) -> SequenceSampling:
     return SequenceSampling(SamplingParams(**changes), stopping or StoppingParams(), 5, 20, (19,), (), StubGrammar())
