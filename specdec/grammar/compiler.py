@@ -191,7 +191,7 @@ _HINTS = {  # the way out that a refusal names
 
 class GrammarCompiler:
     """Compiles grammars, and builds the vocabulary's tables, in a thread of its own. All methods return at once, except
-    `compile` and `wait_until_prepared`.
+    `wait_until_prepared` and `close`.
 
     A grammar is checked by a `CheckProcess`, then compiled in the thread, which releases the interpreter's lock
     meanwhile. Equal grammars are compiled once. The thread ends when nothing waits.
