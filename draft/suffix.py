@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from draft.best_first import MAX_CONTEXTS, Child, expand, share_out, trust
 from draft.protocol import Drafter, DraftTask
 from draft.suffix_automaton import BREAK, SuffixAutomaton, SuffixCursor
-from draft.text_store import TextLibrary, TextLimits, TextStore
+from draft.text_store import TextLibrary, TextStore
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.models.fim import FimParser, FimParts
@@ -124,16 +124,16 @@ class SuffixDrafter(Drafter):
 
     The texts are the request's own prompt, output and prediction, its session's earlier texts, and the finished texts
     of requests with the same salt. ``fim`` splits fill-in-the-middle prompts: the next token follows the text before
-    the cursor, and a finished text is stored as the completed document.
+    the cursor, and a finished text is stored as the completed document. shared_tokens: see `TextLibrary`.
     """
 
     name = "suffix"
 
     def __init__(
-        self, limits: TextLimits, fim: FimParser | None = None, clock: Callable[[], float] = time.monotonic
+        self, shared_tokens: int, fim: FimParser | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._fim = fim
-        self._library = TextLibrary(limits, clock)
+        self._library = TextLibrary(shared_tokens, clock)
         self._readers: dict[Sequence, SuffixReader] = {}
 
     def begin(self, sequence: Sequence) -> None:

@@ -7,7 +7,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import TypeVar
 
 from draft.suffix_automaton import BREAK, SuffixAutomaton, SuffixCursor
@@ -140,35 +139,26 @@ Key = TypeVar("Key", bound=Hashable)
 MAX_QUEUED_TOKENS = 262_144  # of finished texts; beyond that the oldest ones are dropped
 
 
-@dataclass(frozen=True, slots=True)
-class TextLimits:
-    """Sizes of the stores."""
+SESSIONS, SALTS = 64, 16  # kept, the most recently used ones
+SESSION_SHARE = 4  # a session keeps this fraction of a salt's tokens
+SHARED_AGE_S = 3600.0  # after which shared text is dropped
 
-    session_tokens: int = 65_536
-    """Tokens kept per session; 0: none."""
-    shared_tokens: int = 262_144
-    """Tokens kept per salt for other requests; 0: none."""
-    sessions: int = 64
-    """Sessions kept, the most recently used ones."""
-    salts: int = 16
-    """Salts kept, the most recently used ones."""
-    shared_age_s: float = 3600.0
-    """Seconds after which shared text is dropped."""
 
-    @property
-    def tokens(self) -> int:
-        """Maximum tokens of all stores."""
-        return self.sessions * self.session_tokens + self.salts * self.shared_tokens
+def max_tokens(shared_tokens: int) -> int:
+    """Maximum tokens of all stores of a `TextLibrary`."""
+    return SESSIONS * (shared_tokens // SESSION_SHARE) + SALTS * shared_tokens
 
 
 class TextLibrary:
     """The stores of all sessions and salts. A request reads those of its own session and salt only.
 
     Finished texts are queued and written by `work`, since writing a long one at once would delay a step.
+
+    shared_tokens: tokens kept per salt for other requests; 0: nothing is kept.
     """
 
-    def __init__(self, limits: TextLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits, self._clock = limits, clock
+    def __init__(self, shared_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._shared_tokens, self._clock = shared_tokens, clock
         self._sessions: OrderedDict[tuple[str, str], TextStore] = OrderedDict()
         self._shared: OrderedDict[str, TextStore] = OrderedDict()
         self._waiting: deque[tuple[TextStore, list[int]]] = deque()
@@ -177,16 +167,15 @@ class TextLibrary:
 
     def stores(self, request: Request) -> list[TextStore]:
         """The stores that ``request`` drafts from: its session's, then its salt's."""
-        limits, found = self._limits, []
-        if request.session and limits.session_tokens:
-            key = (request.cache_salt, request.session)
-            store = self._sessions.get(key) or TextStore(limits.session_tokens, clock=self._clock)
-            found.append(_use(self._sessions, key, store, limits.sessions))
-        if limits.shared_tokens:
-            salt = request.cache_salt
-            store = self._shared.get(salt) or TextStore(limits.shared_tokens, limits.shared_age_s, self._clock)
-            found.append(_use(self._shared, salt, store, limits.salts))
-        return found
+        tokens, salt, found = self._shared_tokens, request.cache_salt, []
+        if not tokens:
+            return []
+        if request.session:
+            key = (salt, request.session)
+            store = self._sessions.get(key) or TextStore(tokens // SESSION_SHARE, clock=self._clock)
+            found.append(_use(self._sessions, key, store, SESSIONS))
+        store = self._shared.get(salt) or TextStore(tokens, SHARED_AGE_S, self._clock)
+        return [*found, _use(self._shared, salt, store, SALTS)]
 
     def add(self, request: Request, tokens: Seq[int]) -> None:
         """Queue the complete text of ``request``."""

@@ -45,7 +45,6 @@ from specdec.engine.memory import (
     draft_kv_dtype,
     plan_memory,
     report_memory,
-    text_limits,
     tokenizer_of_cut,
 )
 from specdec.engine.numeric_fingerprint import numeric_fingerprint
@@ -128,7 +127,7 @@ class DrafterBuilder:
         makers: dict[str, Callable[[], Drafter]] = {
             "grammar": GrammarDrafter,
             "prediction": PredictionDrafter,
-            "suffix": lambda: SuffixDrafter(text_limits(self._config.speculation), FimParser(self._target.tokenizer)),
+            "suffix": lambda: SuffixDrafter(self._config.speculation.shared_tokens, FimParser(self._target.tokenizer)),
             "index": self._index,
             "model": self._configured_model,
             "head": lambda: self._head(head),

@@ -12,7 +12,7 @@ import torch
 
 from draft.head_checkpoint import is_head, parse_head_config, read_tensors
 from draft.model import TAIL_POOL
-from draft.text_store import TextLimits
+from draft.text_store import max_tokens
 from specdec.config import LEAST_KV_TOKENS, EngineConfig, SpeculationConfig
 from specdec.errors import ConfigError, ModelError
 from specdec.models.config import ModelConfig
@@ -299,10 +299,5 @@ def _head(folder: Path, config: EngineConfig, target: ModelConfig) -> tuple[int,
 
 
 def _texts(speculation: SpeculationConfig) -> MemoryNeed:
-    nbytes = text_limits(speculation).tokens * TEXT_TOKEN_BYTES
+    nbytes = max_tokens(speculation.shared_tokens) * TEXT_TOKEN_BYTES
     return MemoryNeed("texts to draft from", nbytes, ("engine.speculation.shared_tokens",), later=True)
-
-
-def text_limits(speculation: SpeculationConfig) -> TextLimits:
-    """The sizes of the suffix drafter's stores."""
-    return TextLimits(speculation.shared_tokens // 4, speculation.shared_tokens)

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from draft import suffix
 from draft.suffix import INDEXED_PER_STEP, SuffixDrafter
-from draft.text_store import TextLimits
+from draft.text_store import SHARED_AGE_S
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from tests.draft.helpers import accepted, code_like, make_sequence, make_task, propose, replay
 
-ALONE = TextLimits(shared_tokens=0, session_tokens=0)
+ALONE, SHARED = 0, 262_144  # tokens shared
 texts = st.lists(st.integers(0, 4), min_size=1, max_size=80)
 
 
-def drafter(config: TextLimits | None = None) -> SuffixDrafter:
-    return SuffixDrafter(config or TextLimits())
+def drafter(shared_tokens: int = SHARED) -> SuffixDrafter:
+    return SuffixDrafter(shared_tokens)
 
 
 def begun(of: SuffixDrafter, tokens: list[int], **fields: object) -> Sequence:
@@ -68,7 +68,7 @@ def test_branches_by_counts_best_first() -> None:
 @given(texts, st.integers(0, 20), st.integers(0, 20), st.integers(1, 4))
 def test_every_proposed_step_was_seen(text: list[int], nodes: int, depth: int, width: int) -> None:
     prediction, earlier = text[::-1], [*text[5:], *text[:5]]
-    suffixes = drafter(TextLimits(shared_tokens=4 * len(text) + 100))
+    suffixes = drafter(4 * len(text) + 100)
     finish(suffixes, earlier)
     sequence = begun(suffixes, text[:3], prediction_ids=tuple(prediction))
     for token in text[3:]:
@@ -162,9 +162,10 @@ def test_the_prediction_is_a_separate_text() -> None:
 
 @pytest.mark.parametrize("session", ["", "editor"])
 def test_the_text_of_an_earlier_request_is_continued(session: str) -> None:
-    config = TextLimits(shared_tokens=0) if session else TextLimits(session_tokens=0)
-    suffixes, text = drafter(config), code_like(300, 3)
+    now_s = 0.0
+    suffixes, text = SuffixDrafter(SHARED, clock=lambda: now_s), code_like(300, 3)
     finish(suffixes, text, session=session)
+    now_s = 2 * SHARED_AGE_S if session else now_s  # only the session's own text is left
     sequence = begun(suffixes, [5000, *text[100:120]], session=session)
     assert propose(suffixes, sequence, nodes=31, width=1).tokens == text[119:151]
 

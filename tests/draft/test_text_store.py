@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from draft import text_store
 from draft.suffix_automaton import SuffixAutomaton
-from draft.text_store import KNOWN_TOKENS, OVERLAP_TOKENS, TextLibrary, TextLimits, TextStore, TextWriter
+from draft.text_store import KNOWN_TOKENS, OVERLAP_TOKENS, TextLibrary, TextStore, TextWriter
 from specdec.core.types import Request
 
 ROOMY = 1_000_000
@@ -177,8 +177,8 @@ def test_a_text_that_outlives_its_generation_is_continued() -> None:
     assert inside(store.young, text[60:])
 
 
-def library(**limits: int) -> TextLibrary:
-    return TextLibrary(TextLimits(**limits), Clock())
+def library(shared_tokens: int = 262_144) -> TextLibrary:
+    return TextLibrary(shared_tokens, Clock())
 
 
 def request(salt: str = "", session: str = "") -> Request:
@@ -199,23 +199,28 @@ def test_salts_are_isolated() -> None:
         assert not seen(texts, other, [1, 2])
 
 
-def test_sessions_are_isolated_if_nothing_is_shared() -> None:
-    texts = library(shared_tokens=0)
+def test_each_session_has_a_store_beside_the_shared_one() -> None:
+    texts = library()
     texts.add(request(session="one"), [1, 2, 3])
     texts.work(1000)
-    assert seen(texts, request(session="one"), [1, 2, 3])
-    assert not seen(texts, request(session="two"), [1, 2])
-    assert texts.stores(request()) == []
+    one, shared = texts.stores(request(session="one"))
+    two, other = texts.stores(request(session="two"))
+    assert holds(one, [1, 2, 3])
+    assert not holds(two, [1, 2])
+    assert other is shared
+    assert texts.stores(request()) == [shared]
 
 
-def test_limits_of_zero_keep_nothing() -> None:
-    texts = library(session_tokens=0, shared_tokens=0)
+def test_a_limit_of_zero_keeps_nothing() -> None:
+    texts = library(0)
     texts.add(request(session="one"), [1, 2, 3])
     assert texts.stores(request(session="one")) == []
 
 
-def test_recently_used_sessions_and_salts_are_kept() -> None:
-    texts = library(sessions=2, salts=2)
+def test_recently_used_sessions_and_salts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_store, "SESSIONS", 2)
+    monkeypatch.setattr(text_store, "SALTS", 2)
+    texts = library()
     for name in ("one", "two"):
         texts.add(request(name, name), [1, 2, 3])
     texts.work(1000)
@@ -226,7 +231,7 @@ def test_recently_used_sessions_and_salts_are_kept() -> None:
 
 
 def test_work_is_bounded_and_resumes() -> None:
-    texts = library(session_tokens=0)
+    texts = library()
     text = novel(100, 1)
     texts.add(request(), text)
     texts.work(40)
@@ -238,7 +243,7 @@ def test_work_is_bounded_and_resumes() -> None:
 
 def test_a_queue_is_truncated_at_its_old_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_store, "MAX_QUEUED_TOKENS", 100)
-    texts = library(session_tokens=0)
+    texts = library()
     for start in (0, 40, 80):
         texts.add(request(), list(range(start, start + 40)))
     texts.work(1000)
