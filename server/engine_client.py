@@ -12,7 +12,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from server.engine_process import FLUSH_CACHE, KEEP_PROMPT, SWAP_DRAFT
+from server.engine_process import FLUSH_CACHE, SWAP_DRAFT
 from server.engine_supervisor import EngineSupervisor
 from server.errors import PoisonRequestError, unpack_error
 from server.ipc import Frame, pack_request, unpack_event, unpack_info, unpack_trace
@@ -366,17 +366,6 @@ class EngineClient:
         """
         freed: int = await self._call(int, Frame.ADMIN, FLUSH_CACHE, ())
         return freed
-
-    async def keep_prompt(self, action: str, owner: str, name: str, salt: str, tokens: Sequence[int]) -> list[int]:
-        """Save, restore or erase a prompt on disk, as `EngineLike.keep_prompt`; returns the numbers of tokens and
-        bytes.
-
-        Raises:
-            EngineDeadError: the engine is not ready, or ends before it answers.
-            RequestError: the engine could not do it.
-        """
-        kept: list[int] = await self._call(list, Frame.ADMIN, KEEP_PROMPT, (action, owner, name, salt, tokens))
-        return kept
 
     async def swap_draft(self, draft: str | None, dtype: WeightDtype | None = None) -> EngineInfo:
         """Draft with another model or feature head from now on, or with no model; also after a restart of the engine.

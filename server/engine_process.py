@@ -44,7 +44,7 @@ def _in_thread(work: Callable[[], Any]) -> Future[Any]:
     return future
 
 
-FLUSH_CACHE, SWAP_DRAFT, KEEP_PROMPT = "flush_cache", "swap_draft", "keep_prompt"
+FLUSH_CACHE, SWAP_DRAFT = "flush_cache", "swap_draft"
 
 
 class EngineAdmin:
@@ -53,31 +53,24 @@ class EngineAdmin:
     def __init__(self, engine: EngineLike, link: ParentLink) -> None:
         self._engine, self._link = engine, link
         self._loading: tuple[int, Future[Any]] | None = None  # number and draft model of a swap
-        self._keeping: dict[int, Callable[[], tuple[int, int] | None]] = {}  # by number, the results of `keep_prompt`
 
     @property
     def busy(self) -> bool:
         """Whether a command is under way."""
-        return self._loading is not None or bool(self._keeping)
+        return self._loading is not None
 
     def take(self, number: int, command: str, args: list[Any]) -> None:
         """Run or start ``command``; its answer carries ``number``."""
         self._answer(number, lambda: self._begin(number, command, args))
 
     def poll(self) -> None:
-        """Swap the draft model if it has loaded, and answer for prompts that are kept; called between steps."""
-        for number, result in list(self._keeping.items()):
-            if self._answer(number, result):
-                del self._keeping[number]
+        """Swap the draft model if it has loaded; called between steps."""
         if self._loading is not None and self._loading[1].done():
             (number, loaded), self._loading = self._loading, None
             self._answer(number, lambda: self._swap(loaded.result()))
 
     def _begin(self, number: int, command: str, args: list[Any]) -> Any:
         engine = self._engine
-        if command == KEEP_PROMPT:
-            self._keeping[number] = engine.keep_prompt(*args)
-            return None
         if command == FLUSH_CACHE:
             return engine.flush_cache()
         if command != SWAP_DRAFT:
@@ -93,10 +86,8 @@ class EngineAdmin:
     def _swap(self, draft: Any | None) -> Any:
         return pack_info(self._engine.swap_draft(draft))
 
-    def _answer(self, number: int, work: Callable[[], Any]) -> bool:
-        """Send the result of ``work`` or its error. None: the command continues, and is answered later.
-
-        Returns whether it was answered."""
+    def _answer(self, number: int, work: Callable[[], Any]) -> None:
+        """Send the result of ``work`` or its error. None: the command continues, and is answered later."""
         result = error = None
         try:
             result = work()
@@ -107,10 +98,8 @@ class EngineAdmin:
         except Exception:
             _LOG.exception("an operator's command failed")
             error = pack_error(GenerationFailedError("INTERNAL", "the command failed; see the engine's log"))
-        if result is None and error is None:
-            return False
-        self._link.send(Frame.ADMIN, number, error, result)
-        return True
+        if result is not None or error is not None:
+            self._link.send(Frame.ADMIN, number, error, result)
 
 
 _LOADING_POLL_S = 0.02  # between looks of an idle engine whether a command under way has ended

@@ -65,17 +65,6 @@ class EngineLike(Protocol):
             SpecdecError: it cannot be used; nothing has changed.
         """
 
-    def keep_prompt(
-        self, action: Any, owner: str, name: str, salt: str, tokens: list[int]
-    ) -> Callable[[], tuple[int, int] | None]:
-        """Begin to ``save``, ``restore`` or ``erase`` a prompt on disk by name. Returns a function for later calls: the
-        number of its tokens that are kept, cached again or forgotten, and of bytes; None while this takes place. It
-        raises PromptNotSavedError if the disk takes no more.
-
-        Raises:
-            InvalidRequestError: nothing is saved under the name, or the prefix cache is not on disk.
-        """
-
     def close(self) -> None:
         """End every request and free resources."""
 

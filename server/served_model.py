@@ -144,7 +144,6 @@ class ServedModel:
     hold_headers: bool  # whether headers of streams wait for the first token, unless a call says otherwise
     strict_fields: bool  # HTTP bodies with unknown fields are refused
     started_s: int  # Unix time
-    last_prompts: dict[tuple[str, int], tuple[str, Sequence[int]]]  # salt and tokens by tenant and llama.cpp's slot
 
     def __init__(
         self,
@@ -173,7 +172,6 @@ class ServedModel:
         self.experiments = Experiments(
             config.experiments, client, self.admission, lambda ids: self.tokenizer.loaded.decode(ids), errors
         )
-        self.last_prompts = {}
         self.gate, self.hold_headers = DrainGate(), config.hold_headers
         self.strict_fields = config.strict_fields
         self._loading: asyncio.Task[TokenizerLike] | None = None

@@ -187,15 +187,6 @@ class EngineDeadError(RequestError):
         super().__init__(message or "the engine process stopped; it is being restarted, retry shortly")
 
 
-class PromptNotSavedError(RequestError):
-    """A prompt could not be saved on disk; what was saved under its name before is kept."""
-
-    reason = "PROMPT_NOT_SAVED"
-
-    def __init__(self, cause: str) -> None:
-        super().__init__(f"the prompt was not saved: {cause}; what was saved under this name before is kept")
-
-
 @dataclass
 class ViolationCollector:
     """Collects field violations so that a refusal names every bad field at once."""

@@ -54,8 +54,6 @@ from specdec.core.types import (
 from specdec.errors import (
     ConfigError,
     DuplicateRequestError,
-    FieldViolation,
-    InvalidRequestError,
     ModelError,
     PromptTooLongError,
     QueueFullError,
@@ -359,10 +357,6 @@ class FakeEngine:
         drafters = ("suffix", *(["model"] if draft else []))
         self.engine_info = dataclasses.replace(self.engine_info, drafters=drafters)
         return self.info()
-
-    def keep_prompt(self, action: str, owner: str, name: str, salt: str, tokens: list[int]) -> Any:
-        """There is no disk."""
-        raise InvalidRequestError([FieldViolation("action", "the prefix cache is not on disk")])
 
     def close(self) -> None:
         self._running.clear()

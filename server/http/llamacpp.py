@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from array import array
 from collections.abc import Sequence
-from time import monotonic
 from typing import Any
 
 import specdec
-from server.auth.principal import current_caller
 from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, omitted_lines, sse
 from server.http.call import Call, Endpoint
 from server.http.errors import LLAMA_TOO_LONG, Refusal
@@ -71,7 +67,7 @@ def result(
         "index": end.index,
         "content": text,
         "tokens": token_ids if parsed.return_tokens else [],
-        "id_slot": parsed.slot,
+        "id_slot": 0,
         "stop": True,
         "model": model,
         "tokens_predicted": usage.output_tokens,
@@ -163,7 +159,7 @@ class LlamaAnswer:
             "content": event.text,
             "tokens": event.token_ids if self._request.return_tokens else [],
             "stop": False,
-            "id_slot": self._request.slot,
+            "id_slot": 0,
             "tokens_predicted": self._made[event.index],
             "tokens_evaluated": len(self._request.request.prompt_ids),
         }
@@ -199,12 +195,6 @@ async def complete(call: Call) -> None:
 
 
 async def _answer(call: Call, parsed: LlamaRequest) -> None:
-    caller, last = current_caller(), call.model.last_prompts
-    last.pop((caller.tenant, parsed.slot), None)  # so that it becomes the newest
-    ids = array("i", parsed.request.prompt_ids)
-    last[caller.tenant, parsed.slot] = caller.scoped(parsed.request.cache_salt), ids
-    while len(last) > _MAX_LAST_PROMPTS or sum(len(ids) for _, ids in last.values()) > _MAX_LAST_TOKENS:
-        del last[next(iter(last))]
     form = LlamaAnswer(parsed, call.model.name, call.model.tokenizer.loaded)
     await answer(call, [parsed.request], form, stream=parsed.stream, share=True)
 
@@ -270,28 +260,6 @@ async def slots(call: Call) -> None:
     await call.reply(200, [{"id": i, **known, "is_processing": working} for i, working in enumerate(busy)])
 
 
-async def keep_slot(call: Call) -> None:
-    """Save the full pages of a slot's last prompt on disk, restore them after a restart, or forget what was saved."""
-    body, fields = await call.read_request(SLOT_FIELDS)
-    action, slot, name = call.query.get("action", ""), str(call.path_params["id"]), fields.own.get("filename", "")
-    caller = current_caller()
-    salt, tokens = call.model.last_prompts.get((caller.tenant, int(slot) if slot.isdecimal() else -1), ("", ()))
-    if action not in _KEPT:
-        body.refuse("action", "must be save, restore or erase")
-    if not _FILENAME.fullmatch(name):
-        body.refuse("filename", "must be 1 to 64 letters, digits, points, hyphens and underscores, no point in front")
-    if not slot.isdecimal() or (action == "save" and not tokens):
-        body.refuse("id", "is no slot with a prompt; send one to /completion or /infill with this id_slot")
-    body.violations.raise_if_any()
-    began_s = monotonic()
-    count, n_bytes = await call.model.client.keep_prompt(action, caller.scoped(""), name, salt, list(tokens))
-    counted, read, timed = _KEPT[action]
-    found: dict[str, Any] = {"id_slot": int(slot), "filename": name, counted: count}
-    if read:
-        found |= {read: n_bytes, "timings": {timed: (monotonic() - began_s) * 1e3}}
-    await call.reply(200, found)
-
-
 async def props(call: Call) -> None:
     """The model and the server."""
     call.model.check_name(call.query.get("model"))
@@ -320,19 +288,9 @@ TOKENIZE_FIELDS: Table = (
 )
 DETOKENIZE_FIELDS: Table = (MODEL, Field("tokens", IDS))
 TEMPLATE_FIELDS: Table = (MODEL, *CONVERSATION)
-SLOT_FIELDS: Table = (MODEL, text_field("filename"))
-_FILENAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-_KEPT = {
-    "save": ("n_saved", "n_written", "save_ms"),
-    "restore": ("n_restored", "n_read", "restore_ms"),
-    "erase": ("n_erased", "", ""),
-}  # by action: the fields with tokens, bytes and milliseconds
-_MAX_LAST_PROMPTS, _MAX_LAST_TOKENS = 256, 1 << 21  # of all tenants and slots; a token takes 4 bytes
 _ERRORS = LlamaErrors()
 _MODEL = {"name": "model", "in": "query", "schema": TEXT}
 _FREE = {"name": "fail_on_no_slot", "in": "query", "schema": TEXT, "description": "503 if no slot is free."}
-_SLOT = {"name": "id", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}}
-_ACTION = {"name": "action", "in": "query", "required": True, "schema": {"type": "string", "enum": list(_KEPT)}}
 _GAP = ("input_prefix", "input_suffix")
 LLAMACPP = (
     Endpoint("POST", "/infill", infill, _ERRORS, "llama.cpp: fill a gap", INFILL_FIELDS, _GAP, task=Task.FILL),
@@ -346,8 +304,6 @@ LLAMACPP = (
     Endpoint("POST", "/apply-template", apply_template, _ERRORS, "llama.cpp: the text of a conversation",
              TEMPLATE_FIELDS, ("messages",), task=Task.CHAT),
     Endpoint("GET", "/slots", slots, _ERRORS, "llama.cpp: which slots are free", parameters=(_FREE,)),
-    Endpoint("POST", "/slots/{id}", keep_slot, _ERRORS, "llama.cpp: save or restore a slot's prompt", SLOT_FIELDS,
-             ("filename",), parameters=(_SLOT, _ACTION)),
     Endpoint("GET", "/props", props, _ERRORS, "llama.cpp: the model and the server", parameters=(_MODEL,)),
     Endpoint("GET", "/health", health, _ERRORS, "llama.cpp: requests are taken"),
 )  # fmt: skip

@@ -46,11 +46,6 @@ def _read_limit(body: Body, name: str) -> int | None:
     return None if limit is None or limit < 0 else limit
 
 
-def _read_slot(body: Body, name: str) -> int:
-    """A negative number means any slot."""
-    return max(0, body.integer(name, -INT31, INT31) or 0)
-
-
 def _read_indent(body: Body, name: str) -> TextRules | None:
     indent = body.integer(name, 0, INT31)
     return TextRules(min_indent=indent) if indent else None
@@ -97,8 +92,7 @@ _SHARED: Table = (
           "stopping.rules"),
     Field("t_max_predict_ms", {**NUMBER, "description": "From the first token on; the line is finished."}, Body.number),
     STREAM,
-    Field("id_slot", {**INTEGER, "description": "Slot that the answer names; `/slots/{id}` keeps its last prompt."},
-          _read_slot),
+    Field("id_slot", {**INTEGER, "description": "Ignored: prompts share one cache."}, Body.raw),
     flag_field("return_tokens"),
     Field("response_fields", {**_TEXTS, "description": "Paths such as timings/prompt_n; the answer has only these."},
           Body.texts),
@@ -148,7 +142,6 @@ class LlamaRequest:
     return_tokens: bool
     response_fields: tuple[str, ...] | None  # paths (``timings/prompt_n``), the answer's only keys; None: all of it
     n_predict: int  # -1: no limit
-    slot: int
     notes: Mapping[str, Any]  # further fields of the answer
 
 
@@ -230,8 +223,8 @@ async def _read_options(call: Call, table: Table) -> tuple[Body, RequestFields]:
 def _parsed(call: Call, fields: RequestFields, request: Request) -> LlamaRequest:
     own = fields.own
     limit = fields.engine.get("stopping.max_tokens", -1)
-    paths, slot = own.get("response_fields"), own.get("id_slot", 0)
-    return LlamaRequest(request, own["stream"], own["return_tokens"], paths, limit, slot, call.notes())
+    paths = own.get("response_fields")
+    return LlamaRequest(request, own["stream"], own["return_tokens"], paths, limit, call.notes())
 
 
 _PROMPT_RULE = "must be text, a list of token ids, or a list of both"

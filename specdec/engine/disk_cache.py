@@ -6,11 +6,9 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +16,7 @@ from numpy.typing import NDArray
 from specdec.config import EngineConfig
 from specdec.core.kv_cache import KvCacheManager, PageLoad, root_key
 from specdec.core.types import EngineInfo, EngineLoad
-from specdec.engine.page_files import DamagedPageError, PageFiles, SavedPrompt, StoredPage, packed
-from specdec.errors import FieldViolation, InvalidRequestError, PromptNotSavedError
+from specdec.engine.page_files import DamagedPageError, PageFiles, StoredPage, packed
 from specdec.models.decoder import Decoder, TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -34,8 +31,6 @@ RETRY_S = 30.0
 FOLDER = "prefix"
 """Of the pages, in the cache folder."""
 
-KeepAction = Literal["save", "restore", "erase"]
-
 
 @dataclass(slots=True, eq=False)
 class DiskLoad:
@@ -46,8 +41,6 @@ class DiskLoad:
     """How many of the pages, from the first, have been filled."""
     ended: bool = False
     """Whether these are cached now."""
-    n_cached: int = 0
-    """Leading pages of the prompt that are cached then."""
 
 
 class DiskCache:
@@ -68,7 +61,6 @@ class DiskCache:
         self._missed: Counter[str] = Counter()
         self._erasing = threading.Lock()  # a page is not appended after it was flushed
         self._retry_s = 0.0  # monotonic time until which nothing is written
-        self._write_error = ""  # the cause, while nothing is written
         self._rewrites = kv.n_total * 2 <= files.capacity_pages
         self._idle, self._work = threading.Event(), threading.Event()
         self._idle.set()
@@ -109,53 +101,7 @@ class DiskCache:
         if not load.pages:
             self._kv.end_load(load, 0)
             return None
-        return self._begin(load, self._fill, load)
-
-    def keep(
-        self, action: KeepAction, owner: str, name: str, salt: str, tokens: Seq[int]
-    ) -> Callable[[], tuple[int, int] | None]:
-        """Save the full pages of a prompt, restore what ``owner`` saved under ``name``, or forget it.
-
-        salt, tokens: of the prompt to save. Returns a function for later calls from the same thread: the number of
-        tokens that were saved, are cached again or were forgotten, and of bytes; None while this takes place. It raises
-        PromptNotSavedError if the disk takes no more.
-
-        Raises:
-            InvalidRequestError: nothing is saved under the name.
-        """
-        saved = self._files.saved
-        found = saved.read(owner, name)
-        if action == "save":
-            load = self._kv.begin_load([*tokens, 0], salt, self._files, 0)  # the last token has no page
-            begun = self._begin(load, self._save, load, owner, name)
-        elif found is None:
-            raise InvalidRequestError([FieldViolation("filename", "nothing is saved under this name")])
-        elif action == "erase":
-            saved.remove(owner, name)
-            return lambda: self._sized(found.tokens)
-        else:
-            load = self._kv.begin_load([*found.tokens, 0], found.salt, self._files, 0)
-            begun = self._begin(load, self._fill, load)
-
-        def result() -> tuple[int, int] | None:
-            self.end_loads()
-            if not begun.ended:
-                return None
-            if action == "save" and not begun.filled.cancelled() and (error := begun.filled.exception()) is not None:
-                raise error
-            if found is not None and action == "restore":
-                return self._sized(found.tokens[: begun.n_cached * PAGE_SIZE])
-            written = saved.read(owner, name)
-            return self._sized([] if written is None else written.tokens)
-
-        return result
-
-    def _sized(self, tokens: Seq[int]) -> tuple[int, int]:
-        """The number of ``tokens``, and of bytes on disk."""
-        return len(tokens), len(tokens) // PAGE_SIZE * self._files.record_bytes
-
-    def _begin(self, load: PageLoad, work: Callable[..., int], *args: object) -> DiskLoad:
-        begun = DiskLoad(load, self._reader.submit(work, *args))
+        begun = DiskLoad(load, self._reader.submit(self._fill, load))
         self._loads.append(begun)
         return begun
 
@@ -166,16 +112,14 @@ class DiskCache:
             n_filled = 0
             try:
                 n_filled = each.filled.result()
-            except PromptNotSavedError as error:
-                logger.warning("disk cache: %s", error)
             except Exception:
                 logger.exception("pages could not be read from disk")
             self._kv.end_load(each.load, n_filled)
             self._read += n_filled
-            each.n_cached, each.ended = len(each.load.cached) + n_filled, True
+            each.ended = True
 
     def drop_loads(self) -> None:
-        """Drop the pages that are being read, and end the saving of prompts."""
+        """Drop the pages that are being read."""
         for each in self._loads:
             each.filled.cancel()
         for each in self._loads:
@@ -186,7 +130,7 @@ class DiskCache:
         self._loads.clear()
 
     def erase(self) -> None:
-        """Erase all pages and saved prompts on disk. Called after `drop_loads` and after the cache was flushed."""
+        """Erase all pages on disk. Called after `drop_loads` and after the cache was flushed."""
         with self._erasing:
             self._pending.clear()
             self._files.erase()
@@ -212,7 +156,7 @@ class DiskCache:
         if self._writer.is_alive():
             return  # a disk that does not answer
         while self._pending and time.monotonic() < deadline_s:
-            self._write_next(self._buffer)
+            self._write_next()
         if self._pending:
             logger.warning("disk cache: %d pages were not written within %g s", len(self._pending), DRAIN_S)
         self._files.close()
@@ -225,26 +169,22 @@ class DiskCache:
                 if not self._pending:  # else one was queued in between
                     continue
             began = time.perf_counter()
-            self._write_next(self._buffer)
+            self._write_next()
             self._idle.wait((time.perf_counter() - began) * (1 / WRITE_SHARE - 1))
 
-    def _write_next(self, buffer: bytearray) -> None:
-        """Write the oldest page of the queue; one that leaves the cache meanwhile is lost."""
+    def _write_next(self) -> None:
+        """Write the oldest page of the queue unless it is on disk; one that leaves the cache meanwhile is lost."""
         try:
             page, _ = self._pending.popitem(last=False)
         except KeyError:  # the engine's thread took the last one out
             return
-        self._write(page, buffer)
-
-    def _write(self, page: int, buffer: bytearray) -> None:
-        """Write ``page`` unless it is on disk."""
         entry = self._cached.get(page)
         if entry is None or entry.key in self._files:
             return
         if time.monotonic() < self._retry_s:
             self._missed["write_error"] += 1
             return
-        start, payload = 0, np.frombuffer(self._files.payload(buffer), np.uint8)
+        start, payload = 0, np.frombuffer(self._files.payload(self._buffer), np.uint8)
         for tensor in self._memory:
             layers, _, size = tensor.shape
             payload[start : start + layers * size].reshape(layers, size)[:] = tensor[:, page]
@@ -254,10 +194,10 @@ class DiskCache:
                 self._missed["evicted"] += 1
                 return
             try:
-                lost = self._files.append(entry, buffer)
+                lost = self._files.append(entry, self._buffer)
             except OSError as error:
                 logger.warning("disk cache: pages are not written for %g s: %s", RETRY_S, error)
-                self._retry_s, self._write_error = time.monotonic() + RETRY_S, _cause(error)
+                self._retry_s = time.monotonic() + RETRY_S
                 self._missed["write_error"] += 1
                 return
         self._written += 1
@@ -269,25 +209,6 @@ class DiskCache:
         for page, entry in self._cached.copy().items():
             if entry.key in lost:
                 self._pending[page] = None
-
-    def _save(self, load: PageLoad, owner: str, name: str) -> int:
-        """Write the cached pages of ``load``, read its others, and save the prompt as far as it is on disk then.
-
-        Raises:
-            PromptNotSavedError: a page or the prompt could not be written.
-        """
-        n_filled, buffer = self._fill(load), self._files.buffer()
-        for page in load.cached:
-            self._write(page, buffer)
-        keys = load.keys[: len(load.cached) + n_filled]
-        n_saved = next((place for place, key in enumerate(keys) if key not in self._files), len(keys))
-        if n_saved < len(keys) and time.monotonic() < self._retry_s:
-            raise PromptNotSavedError(self._write_error)
-        try:
-            self._files.saved.write(owner, name, SavedPrompt(load.salt, list(load.tokens[: n_saved * PAGE_SIZE])))
-        except OSError as error:
-            raise PromptNotSavedError(_cause(error)) from None
-        return n_filled
 
     def _fill(self, load: PageLoad) -> int:
         """Read the pages of ``load`` in order until one cannot be used; returns how many were read."""
@@ -309,11 +230,6 @@ class DiskCache:
                 tensor[:, page] = payload[start : start + layers * size].reshape(layers, size)
                 start += layers * size
         return len(load.pages)
-
-
-def _cause(error: OSError) -> str:
-    """The cause of ``error`` as clients read it: without a path."""
-    return error.strerror or "a page was written in part, as on a full disk"
 
 
 def open_disk_cache(

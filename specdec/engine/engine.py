@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,6 @@ from specdec.core.cache_events import CacheRecorder
 from specdec.core.seeds import draw_seed, sample_seed
 from specdec.core.sequence import Ending, Sequence, SequencePhase
 from specdec.core.types import EngineInfo, EngineLoad, FinishReason, Pooling, Request, RequestEvent, StepTrace
-from specdec.engine.disk_cache import KeepAction
 from specdec.engine.preparation import RequestPreparation, WaitingRequest
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.requests import RequestTable
@@ -28,7 +26,7 @@ from specdec.engine.step import Step, StepResult
 from specdec.engine.totals import StepTotals, Throughput
 from specdec.engine.validation import check_requests
 from specdec.engine.verify import Verifier
-from specdec.errors import DuplicateRequestError, FieldViolation, InvalidRequestError, RequestError, StageError
+from specdec.errors import DuplicateRequestError, RequestError, StageError
 from specdec.grammar.compiler import GrammarCompiler
 
 __all__ = ["Engine", "EngineParts", "LoadedDraft"]
@@ -238,24 +236,11 @@ class Engine:
         evicted."""
         disk = self._parts.disk
         if disk is not None:
-            disk.drop_loads()  # they hold pages, and a prompt that is being saved would be written again
+            disk.drop_loads()  # they hold pages
         count = self._kv.flush()
         if disk is not None:
             disk.erase()
         return count
-
-    def keep_prompt(
-        self, action: KeepAction, owner: str, name: str, salt: str, tokens: list[int]
-    ) -> Callable[[], tuple[int, int] | None]:
-        """Save, restore or forget a prompt by name; see `DiskCache.keep`.
-
-        Raises:
-            InvalidRequestError: nothing is saved under the name, or the prefix cache is not on disk.
-        """
-        if self._parts.disk is None:
-            problem = "needs the prefix cache on disk; set engine.kv_disk_bytes"
-            raise InvalidRequestError([FieldViolation("action", problem)])
-        return self._parts.disk.keep(action, owner, name, salt, tokens)
 
     def record_cache(self, recorder: CacheRecorder) -> None:
         """Record every page that enters or leaves the prefix cache from now on."""

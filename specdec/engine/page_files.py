@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import struct
 import threading
@@ -16,12 +15,12 @@ from pathlib import Path
 
 import xxhash
 
-from specdec.core.kv_cache import KEY_BYTES, extend_keys, root_key
+from specdec.core.kv_cache import KEY_BYTES
 from verify_kernels.forward_batch import PAGE_SIZE
 
 _MAGIC = b"specdec pages 1\n"  # raise the number when the layout changes
 _DIGEST_BYTES = 8  # of XXH3, 64 bits
-_SUFFIX, _SAVED = ".pages", ".saved"
+_SUFFIX = ".pages"
 _TOKEN_BYTES = 4 * PAGE_SIZE
 _RECORD = struct.Struct(f"<{KEY_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{_TOKEN_BYTES}s{_DIGEST_BYTES}s")
 _RECORD_BYTES = _RECORD.size + _DIGEST_BYTES  # the fields, then their own digest
@@ -62,80 +61,6 @@ class Segment:
     n_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SavedPrompt:
-    """The full pages of a prompt that was saved under a name."""
-
-    salt: str
-    tokens: list[int]
-
-
-MAX_SAVED = 1024  # prompts of all owners
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)  # reading a file that is
-
-
-class SavedPrompts:
-    """Prompts by owner and name, as small files in ``folder``: the last `MAX_SAVED`. Their pages are the last to be
-    removed."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._keys: dict[Path, list[bytes]] = {}  # oldest first
-        for path in sorted(folder.glob(f"*{_SAVED}"), key=lambda path: path.stat().st_mtime):
-            with suppress(*_DAMAGED):
-                self._keys[path] = _keys_of(_read_saved(path))
-
-    def holds_any(self, keys: Sequence[bytes]) -> bool:
-        """Whether one of ``keys`` is of a saved prompt."""
-        return any(not set(saved).isdisjoint(keys) for saved in self._keys.copy().values())
-
-    def write(self, owner: str, name: str, prompt: SavedPrompt) -> None:
-        """Save ``prompt``, in place of what had the name. Raises OSError."""
-        path = self._path(owner, name)
-        new = path.with_suffix(".new")
-        new.touch(0o600)
-        new.write_text(json.dumps([prompt.salt, prompt.tokens]), encoding="ascii")
-        new.replace(path)
-        self._keys.pop(path, None)
-        self._keys[path] = _keys_of(prompt)
-        while len(self._keys) > MAX_SAVED:
-            oldest = next(iter(self._keys))
-            oldest.unlink(missing_ok=True)
-            self._keys.pop(oldest, None)
-
-    def read(self, owner: str, name: str) -> SavedPrompt | None:
-        """The prompt; None: there is none, or its file is damaged."""
-        with suppress(*_DAMAGED):
-            return _read_saved(self._path(owner, name))
-        return None
-
-    def remove(self, owner: str, name: str) -> None:
-        """Forget the prompt; its pages stay as those of any other."""
-        path = self._path(owner, name)
-        path.unlink(missing_ok=True)
-        self._keys.pop(path, None)
-
-    def clear(self) -> None:
-        """Forget all."""
-        for path in self._keys:
-            path.unlink(missing_ok=True)
-        self._keys.clear()
-
-    def _path(self, owner: str, name: str) -> Path:
-        return self._folder / f"{root_key(owner).hex()}-{root_key(name).hex()}{_SAVED}"
-
-
-def _read_saved(path: Path) -> SavedPrompt:
-    salt, tokens = json.loads(path.read_bytes())
-    return SavedPrompt(str(salt), array("i", tokens).tolist())
-
-
-def _keys_of(prompt: SavedPrompt) -> list[bytes]:
-    keys: list[bytes] = []
-    extend_keys(keys, prompt.tokens, prompt.salt, len(prompt.tokens) // PAGE_SIZE)
-    return keys
-
-
 class PageFiles:
     """The pages of one numeric fingerprint: ``folder / fingerprint / SALT-NUMBER.pages``.
 
@@ -169,7 +94,6 @@ class PageFiles:
         self._lock = _locked(self._folder)
         try:
             self._scan()
-            self.saved = SavedPrompts(self._folder)
             self._others = _other_segments(folder, self._folder)
             self._n_bytes = sum(segment.n_bytes for segment in self._segments.values())
             self._n_bytes += sum(n_bytes for _, n_bytes in self._others)
@@ -255,9 +179,8 @@ class PageFiles:
             raise
 
     def erase(self) -> None:
-        """Remove every page and saved prompt of this fingerprint."""
+        """Remove every page of this fingerprint."""
         with self._mutex:
-            self.saved.clear()
             while self._segments:
                 self._remove_oldest()
 
@@ -282,7 +205,7 @@ class PageFiles:
         return segment
 
     def _make_room(self) -> list[bytes]:
-        """Remove the oldest segments until the bound is kept, those with saved prompts last; returns the lost keys."""
+        """Remove the oldest segments until the bound is kept; returns the lost keys."""
         lost: list[bytes] = []
         while self._n_bytes > self._max_bytes and (self._others or len(self._segments) > 1):
             if self._others:
@@ -294,9 +217,7 @@ class PageFiles:
         return lost
 
     def _remove_oldest(self) -> list[bytes]:
-        older = list(self._segments)[:-1] or list(self._segments)
-        unsaved = (number for number in older if not self.saved.holds_any(self._segments[number].keys))
-        segment = self._segments.pop(next(unsaved, older[0]))
+        _, segment = self._segments.popitem(last=False)
         if self._open.get(segment.root) is segment:
             del self._open[segment.root]
         if self._file is not None and self._file[0] is segment:
@@ -372,15 +293,14 @@ def _locked(folder: Path) -> int:
 
 
 def _other_segments(folder: Path, own: Path) -> list[tuple[Path, int]]:
-    """Segments and saved prompts of other fingerprints with their bytes, oldest first, without those that a process
-    owns."""
+    """Segments of other fingerprints with their bytes, oldest first, without those that a process owns."""
     found = []
     for other in folder.iterdir():
         if other == own or not other.is_dir():
             continue
         with suppress(OSError):
             os.close(_locked(other))
-            found += [(path, path.stat()) for path in other.iterdir() if path.suffix in (_SUFFIX, _SAVED)]
+            found += [(path, path.stat()) for path in other.iterdir() if path.suffix == _SUFFIX]
     return [(path, stat.st_size) for path, stat in sorted(found, key=lambda each: each[1].st_mtime)]
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,10 +26,9 @@ from specdec.config import EngineConfig, KvDtype
 from specdec.core.kv_cache import KvCacheManager, PagedTokens
 from specdec.core.types import EngineLoad, Finished, Request, ResumeParams, SamplingParams, StoppingParams
 from specdec.engine.build import warm_up
-from specdec.engine.disk_cache import DiskCache, KeepAction, open_disk_cache
+from specdec.engine.disk_cache import DiskCache, open_disk_cache
 from specdec.engine.engine import Engine
 from specdec.engine.page_files import PageFiles
-from specdec.errors import PromptNotSavedError
 from tests.engine.test_every_drafter import every_parts
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts, tokens_of
 
@@ -132,65 +130,6 @@ def test_a_flush_erases_the_disk_too(folder: Path) -> None:
     engine.close()
     engine = engine_on(folder)
     assert answer(engine, asked) == (cold(asked), 0)
-    engine.close()
-
-
-def test_a_flush_during_a_save_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, asked = engine_on(folder), request("a", 300)
-    answer(engine, asked)
-    disk, entered, write = engine._parts.disk, threading.Event(), DiskCache._write
-    assert disk is not None
-
-    def slow(cache: DiskCache, page: int, buffer: bytearray) -> None:
-        entered.set()
-        time.sleep(0.05)
-        write(cache, page, buffer)
-
-    monkeypatch.setattr(DiskCache, "_write", slow)
-    saved = engine.keep_prompt("save", "owner", "name", "", list(asked.prompt_ids))
-    assert entered.wait(20)
-    engine.flush_cache()
-    assert saved() == (0, 0)
-    assert [path.name for path in folder.glob("*/*")] == ["lock"]
-    assert engine._kv.cached_tokens(list(asked.prompt_ids), "") == 0
-    engine.close()
-
-
-def kept(engine: Engine, action: KeepAction, asked: Request) -> int:
-    """The number of tokens that are saved or restored under one name."""
-    result = engine.keep_prompt(action, "owner", "name", "", list(asked.prompt_ids))
-    while (sizes := result()) is None:
-        time.sleep(0.001)
-    return sizes[0]
-
-
-def test_all_full_pages_of_a_prompt_are_saved(folder: Path) -> None:
-    engine = engine_on(folder)
-    for length, full in ((127, 64), (128, 128), (129, 128)):
-        asked = request(f"{length}", length, seed=length)
-        answer(engine, asked)
-        assert (kept(engine, "save", asked), kept(engine, "restore", asked)) == (full, full)
-    engine.close()
-
-
-@pytest.mark.parametrize("place", ["page", "name"])
-def test_what_a_full_disk_does_not_take_leaves_the_earlier_save(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    engine, former, later = engine_on(folder), request("a", 300), request("b", 200, seed=2)
-    answer(engine, former)
-    assert kept(engine, "save", former) == 256
-    if place == "page":
-        monkeypatch.setattr(os, "pwrite", _no_space)
-    else:
-        monkeypatch.setattr(Path, "write_text", _no_space)
-    answer(engine, later)
-    for _ in range(2):  # soon after a failure nothing is written
-        with pytest.raises(PromptNotSavedError, match="was not saved: full;"):
-            kept(engine, "save", later)
-        if place == "page":
-            monkeypatch.undo()
-    assert kept(engine, "restore", former) == 256
     engine.close()
 
 

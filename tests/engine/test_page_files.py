@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.core.kv_cache import page_key, root_key
-from specdec.engine import page_files
-from specdec.engine.page_files import DamagedPageError, PageFiles, SavedPrompt, StoredPage, packed
+from specdec.engine.page_files import DamagedPageError, PageFiles, StoredPage, packed
 
 PAYLOAD, MODEL, OTHER = 100, "ab" * 16, "cd" * 16
 ROOM = 1 << 16
@@ -167,45 +166,6 @@ def test_erased_pages_are_gone_for_good(folder: Path) -> None:
     files.close()
     files = opened(folder)
     assert [number for number in range(50) if readable(files, page(number))] == [7]
-
-
-def test_the_pages_of_saved_prompts_are_the_last_to_go_until_a_flush(folder: Path) -> None:
-    files, prompt = opened(folder), SavedPrompt("x", [1] * 64)
-    write(files, page(1, "x"))
-    files.saved.write("me", "name", prompt)
-    files.close()
-    files = opened(folder)
-    for number in range(2, 400):
-        write(files, page(number, "x"))
-    assert readable(files, page(1, "x"))
-    assert not readable(files, page(50, "x"))
-    assert readable(files, page(399, "x"))
-    assert files.n_bytes <= ROOM
-    assert (files.saved.read("me", "name"), files.saved.read("you", "name")) == (prompt, None)
-    files.erase()
-    assert files.saved.read("me", "name") is None
-    assert [path.name for path in (folder / MODEL).iterdir()] == ["lock"]
-    for damaged in ("[1", "[" * 100_000, '["", [99999999999]]'):
-        (folder / MODEL / "damaged.saved").write_text(damaged)
-        files.close()
-        files = opened(folder)
-    files.close()
-
-
-def test_the_number_of_saved_prompts_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_files, "MAX_SAVED", 3)
-    files, prompt = opened(folder), SavedPrompt("x", [1] * 64)
-    for name in ("a", "b", "a", "c", "d"):  # the oldest goes, by when it was last saved
-        files.saved.write("me", name, prompt)
-    for name in "abcd":
-        assert (files.saved.read("me", name) is None) == (name == "b")
-    files.close()
-    assert len(list((folder / MODEL).glob("*.saved"))) == 3
-    other = opened(folder, OTHER, room=ROOM // 2)
-    for number in range(200):
-        write(other, page(number))
-    assert not list((folder / MODEL).glob("*.saved"))  # they are removed as pages of another model are
-    other.close()
 
 
 def test_a_full_disk_leaves_what_was_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ ASKS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "a", "max_tokens": 2}),
     ("/v1/chat/completions", {"messages": HI, "max_tokens": 2}),
     ("/v1/fim/completions", {"prompt": "a", "max_tokens": 2}),
-    ("/completion", {"prompt": "a", "n_predict": 2}),
+    ("/completion", {"prompt": "a", "n_predict": 2, "id_slot": 3}),
     ("/api/generate", {"prompt": "a", "stream": False}),
     ("/api/chat", {"messages": HI, "stream": False}),
     ("/v1/messages", {"messages": HI, "max_tokens": 2}),

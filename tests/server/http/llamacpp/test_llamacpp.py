@@ -10,7 +10,6 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from server.http import llamacpp
 from server.http.app import build_app
 from server.http.call import Call
 from server.http.llamacpp import LLAMACPP, picked, result, timings
@@ -198,8 +197,9 @@ def test_several_samples_are_a_list(fake: Server) -> None:
     answer: Any = fake.ask("/completion", prompt="abc", n_predict=3, n_cmpl=2, return_tokens=True)
     assert [(one["index"], one["content"]) for one in answer] == [(0, "\x02ab"), (1, "abc")]
     assert answer[1]["tokens"] == list(b"abc")
-    single = fake.ask("/completion", prompt="abc", n_predict=2)
+    single = fake.ask("/completion", prompt="abc", n_predict=2, id_slot=3)
     assert (single["content"], single["tokens"], single["has_new_line"]) == ("\x02a", [], False)
+    assert single["id_slot"] == 0  # all prompts share one cache
     streamed = fake.stream("/completion", prompt="abc", n_predict=2, n_cmpl=2, return_tokens=True)
     for index in (0, 1):
         mine = [event for event in streamed if event["index"] == index]
@@ -246,14 +246,6 @@ def test_apply_template() -> None:
         begun = [{"role": chr(BOS) + "user", "content": "hi"}]  # of a template that writes the begin token
         assert fake.ask("/apply-template", messages=begun) == {"prompt": "user:hi;"}
         assert fake.refused("/apply-template", messages=[])[0] == 400
-
-
-def test_prompts_of_slots_are_forgotten_beyond_a_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llamacpp, "_MAX_LAST_TOKENS", 20)
-    with running() as server:
-        for slot in range(3):
-            server.ask("/completion", prompt="x" * 8, n_predict=1, id_slot=slot)
-        assert [slot for _, slot in server.serving.models.first.last_prompts] == [1, 2]
 
 
 def test_slots() -> None:
