@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import struct
 import threading
 from array import array
@@ -18,9 +19,11 @@ import xxhash
 from specdec.core.kv_cache import KEY_BYTES
 from verify_kernels.forward_batch import PAGE_SIZE
 
-_MAGIC = b"specdec pages 1\n"  # raise the number when the layout changes
+_MAKE = b"specdec pages "  # a segment of any layout begins with it
+_MAGIC = _MAKE + b"1\n"  # raise the number when the layout changes
 _DIGEST_BYTES = 8  # of XXH3, 64 bits
 _SUFFIX = ".pages"
+_FINGERPRINT = re.compile("[0-9a-f]{32}")  # the name of a fingerprint's folder
 _TOKEN_BYTES = 4 * PAGE_SIZE
 _RECORD = struct.Struct(f"<{KEY_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{_TOKEN_BYTES}s{_DIGEST_BYTES}s")
 _RECORD_BYTES = _RECORD.size + _DIGEST_BYTES  # the fields, then their own digest
@@ -293,15 +296,23 @@ def _locked(folder: Path) -> int:
 
 
 def _other_segments(folder: Path, own: Path) -> list[tuple[Path, int]]:
-    """Segments of other fingerprints with their bytes, oldest first, without those that a process owns."""
+    """Segments of other fingerprints with their bytes, oldest first, without those that a process owns.
+
+    ``folder`` may hold folders and files of others, which are left alone.
+    """
     found = []
     for other in folder.iterdir():
-        if other == own or not other.is_dir():
+        if other == own or not _FINGERPRINT.fullmatch(other.name) or not other.is_dir():
             continue
         with suppress(OSError):
             os.close(_locked(other))
-            found += [(path, path.stat()) for path in other.iterdir() if path.suffix == _SUFFIX]
+            found += [(path, path.stat()) for path in other.glob(f"*{_SUFFIX}") if _is_segment(path)]
     return [(path, stat.st_size) for path, stat in sorted(found, key=lambda each: each[1].st_mtime)]
+
+
+def _is_segment(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_MAKE)) == _MAKE
 
 
 def _remove_unowned(path: Path) -> None:

@@ -141,6 +141,21 @@ def test_another_model_finds_nothing_and_the_oldest_segments_make_room(folder: P
     assert lost == [page(number).key for number in range(100, 300 - len(kept))]
 
 
+def test_folders_and_files_of_others_are_left_alone(folder: Path) -> None:
+    """`kv_disk_folder` may be any folder, such as the user's own."""
+    document, notes = folder / "Documents" / "thesis.pages", folder / OTHER / "notes.pages"
+    for path in (document, notes):
+        path.parent.mkdir()
+        path.write_bytes(bytes(ROOM))
+    files = opened(folder)
+    for number in range(200):
+        write(files, page(number))
+    assert (document.stat().st_size, notes.stat().st_size) == (ROOM, ROOM)
+    assert [path.name for path in document.parent.iterdir()] == ["thesis.pages"]
+    assert ROOM // 2 < files.n_bytes <= ROOM
+    files.close()
+
+
 def test_files_are_private_and_belong_to_one_process(folder: Path) -> None:
     files = opened(folder)
     write(files, page(1))
