@@ -1,4 +1,4 @@
-"""Pages of the prefix cache in files: append-only segments per salt, in a bounded folder that one process owns."""
+"""Pages of the prefix cache in files: append-only segments, in a bounded folder that one process owns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specdec.core.kv_cache import KEY_BYTES
 from verify_kernels.forward_batch import PAGE_SIZE
 
 _MAKE = b"specdec pages "  # a segment of any layout begins with it
-_MAGIC = _MAKE + b"1\n"  # raise the number when the layout changes
+_MAGIC = _MAKE + b"2\n"  # raise the number when the layout changes
 _DIGEST_BYTES = 8  # of XXH3, 64 bits
 _SUFFIX = ".pages"
 _FINGERPRINT = re.compile("[0-9a-f]{32}")  # the name of a fingerprint's folder
@@ -55,17 +55,16 @@ def packed(tokens: Sequence[int]) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A file of records of one salt: a header, then records of equal size."""
+    """A file: a header, then records of equal size."""
 
     path: Path
-    root: bytes
     keys: list[bytes] = field(default_factory=list)
     """By place of the record; ``b""`` for a damaged one."""
     n_bytes: int = 0
 
 
 class PageFiles:
-    """The pages of one numeric fingerprint: ``folder / fingerprint / SALT-NUMBER.pages``.
+    """The pages of one numeric fingerprint: ``folder / fingerprint / NUMBER.pages``.
 
     Thread-safe. Before a page is used, its digest, its key, the key before it, its salt and its tokens are compared.
     Nothing is synchronised to the disk: what a crash of the system damages is a `DamagedPageError` later.
@@ -81,16 +80,15 @@ class PageFiles:
     def __init__(self, folder: Path, fingerprint: str, payload_bytes: int, max_bytes: int) -> None:
         self.record_bytes = _RECORD_BYTES + payload_bytes
         self._header = _MAGIC + fingerprint.encode()[:32].ljust(32) + struct.pack("<Q", payload_bytes)
-        self._header_bytes = len(self._header) + KEY_BYTES
+        self._header_bytes = len(self._header)
         if max_bytes < 2 * (self._header_bytes + self.record_bytes):
             raise ValueError(f"a page needs {self.record_bytes} bytes on disk, so {max_bytes} are too few")
         self._max_bytes, self._segment_bytes = max_bytes, min(_MAX_SEGMENT_BYTES, max_bytes // _SEGMENTS)
         self._folder = folder / fingerprint
         self._mutex = threading.Lock()
         self._index: dict[bytes, tuple[Segment, int]] = {}
-        self._segments: OrderedDict[int, Segment] = OrderedDict()  # by number, oldest first
-        self._open: dict[bytes, Segment] = {}  # by salt's key, the segment that takes its next page
-        self._file: tuple[Segment, int] | None = None  # the segment that was written last, and its descriptor
+        self._segments: OrderedDict[int, Segment] = OrderedDict()  # by number, oldest first; the last takes pages
+        self._file: int | None = None  # descriptor of the last segment
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         _check_private(self._folder)
@@ -142,13 +140,10 @@ class PageFiles:
         with self._mutex:
             if page.key in self._index:
                 return []
-            segment = self._open.get(page.root)
-            if segment is None or segment.n_bytes + self.record_bytes > self._segment_bytes:
-                segment = self._new_segment(page.root)
-            if self._file is None or self._file[0] is not segment:
-                self._close_file()
-                self._file = segment, os.open(segment.path, os.O_WRONLY | os.O_CLOEXEC)
-            count = os.pwrite(self._file[1], buffer, segment.n_bytes)
+            segment = self._last_segment()
+            if self._file is None:
+                self._file = os.open(segment.path, os.O_WRONLY | os.O_CLOEXEC)
+            count = os.pwrite(self._file, buffer, segment.n_bytes)
             if count != len(buffer):  # a full disk; the next write goes to the same place
                 raise OSError(f"{segment.path}: only {count} of {len(buffer)} bytes were written")
             self._index[page.key] = segment, len(segment.keys)
@@ -193,17 +188,21 @@ class PageFiles:
             self._close_file()
             os.close(self._lock)
 
-    def _new_segment(self, root: bytes) -> Segment:
-        number = next(reversed(self._segments), 0) + 1
-        path = self._folder / f"{root.hex()}-{number:010d}{_SUFFIX}"
+    def _last_segment(self) -> Segment:
+        """The last segment if it has room for a page, else a new one."""
+        last = next(reversed(self._segments), 0)
+        if last and self._segments[last].n_bytes + self.record_bytes <= self._segment_bytes:
+            return self._segments[last]
+        self._close_file()
+        path = self._folder / f"{last + 1:010d}{_SUFFIX}"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            count = os.write(descriptor, self._header + root)
+            count = os.write(descriptor, self._header)
         finally:
             os.close(descriptor)
         if count != self._header_bytes:
             raise OSError(f"{path}: only {count} of {self._header_bytes} bytes were written")
-        segment = self._segments[number] = self._open[root] = Segment(path, root, n_bytes=self._header_bytes)
+        segment = self._segments[last + 1] = Segment(path, n_bytes=self._header_bytes)
         self._n_bytes += segment.n_bytes
         return segment
 
@@ -221,9 +220,7 @@ class PageFiles:
 
     def _remove_oldest(self) -> list[bytes]:
         _, segment = self._segments.popitem(last=False)
-        if self._open.get(segment.root) is segment:
-            del self._open[segment.root]
-        if self._file is not None and self._file[0] is segment:
+        if not self._segments:
             self._close_file()
         with suppress(OSError):
             segment.path.unlink(missing_ok=True)
@@ -235,23 +232,21 @@ class PageFiles:
 
     def _close_file(self) -> None:
         if self._file is not None:
-            os.close(self._file[1])
+            os.close(self._file)
             self._file = None
 
     def _scan(self) -> None:
         """Index the records of the folder's segments by their headers; the pages themselves are not read."""
         for path in self._folder.glob(f"*{_SUFFIX}"):
-            root, _, number = path.stem.rpartition("-")
             try:
-                segment = Segment(path, bytes.fromhex(root))
+                segment = Segment(path)
                 self._scan_segment(segment)
-                self._segments[int(number)] = segment
+                self._segments[int(path.stem)] = segment
             except (OSError, ValueError):  # unreadable, or of another make
                 with suppress(OSError):
                     path.unlink()
         self._segments = OrderedDict(sorted(self._segments.items()))
         for segment in self._segments.values():
-            self._open[segment.root] = segment
             for place, key in enumerate(segment.keys):
                 if key:
                     self._index[key] = segment, place
@@ -265,7 +260,7 @@ class PageFiles:
         """
         descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            if os.pread(descriptor, self._header_bytes, 0) != self._header + segment.root:
+            if os.pread(descriptor, self._header_bytes, 0) != self._header:
                 raise ValueError(f"{segment.path}: not a segment of this cache")
             count = (os.fstat(descriptor).st_size - self._header_bytes) // self.record_bytes
             segment.n_bytes = self._header_bytes + count * self.record_bytes

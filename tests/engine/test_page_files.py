@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.core.kv_cache import page_key, root_key
+from specdec.engine import page_files
 from specdec.engine.page_files import DamagedPageError, PageFiles, StoredPage, packed
 
 PAYLOAD, MODEL, OTHER = 100, "ab" * 16, "cd" * 16
@@ -153,6 +154,23 @@ def test_folders_and_files_of_others_are_left_alone(folder: Path) -> None:
     assert (document.stat().st_size, notes.stat().st_size) == (ROOM, ROOM)
     assert [path.name for path in document.parent.iterdir()] == ["thesis.pages"]
     assert ROOM // 2 < files.n_bytes <= ROOM
+    files.close()
+
+
+def test_segments_of_a_former_layout_are_removed(folder: Path) -> None:
+    for fingerprint in (MODEL, OTHER):
+        files = opened(folder, fingerprint)
+        write(files, page(1))
+        write(files, page(1, "x"))
+        files.close()
+        (path,) = (folder / fingerprint).glob("*.pages")  # of both salts
+        path.write_bytes(path.read_bytes().replace(page_files._MAGIC, b"specdec pages 1\n"))
+    files = opened(folder)
+    assert (len(files), list((folder / MODEL).glob("*.pages"))) == (0, [])
+    for number in range(200):
+        write(files, page(number))
+    assert not list((folder / OTHER).glob("*.pages"))
+    assert files.n_bytes == sum(path.stat().st_size for path in folder.glob("*/*.pages"))
     files.close()
 
 
