@@ -94,7 +94,8 @@ class Engine:
         if (disk := self._parts.disk) is not None:
             disk.set_idle(False)
             disk.end_loads()
-            if request.pooling is not Pooling.MEAN:  # a mean needs every token's state
+            full = self._scheduler.is_full or self._preparation.is_full  # reading would evict pages for nothing
+            if request.pooling is not Pooling.MEAN and not full:  # a mean needs every token's state
                 resumed = () if request.resume is None else request.resume.token_ids
                 tokens = (*request.prompt_ids, *resumed)
                 pages = disk.start(tokens, request.cache_salt, reserve=len(self._scheduler.running))

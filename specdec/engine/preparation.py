@@ -53,6 +53,11 @@ class RequestPreparation:
         self._grammars, self._max_waiting = grammars, max(1, max_waiting)
         self.waiting: dict[str, WaitingRequest] = {}
 
+    @property
+    def is_full(self) -> bool:
+        """Whether `hold` would refuse a request."""
+        return len(self.waiting) >= self._max_waiting
+
     def start(self, request: Request) -> Future[Any] | None:
         """Start to prepare ``request``; None: it needs nothing.
 
@@ -70,7 +75,7 @@ class RequestPreparation:
         Raises:
             QueueFullError: too many requests wait.
         """
-        if len(self.waiting) >= self._max_waiting:
+        if self.is_full:
             raise QueueFullError(self._max_waiting, RETRY_S)
         self.waiting[request.request_id] = WaitingRequest(request, arrival_s, prepared, pages)
 

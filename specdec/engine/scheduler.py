@@ -164,6 +164,12 @@ class Scheduler:
         active = {id(seq.request) for seq in self._running}
         return len({id(seq.request) for seq in self._waiting.sequences()} - active)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether `add` would refuse a request."""
+        place_free = len(self._running) < self._limits.max_batch
+        return self.n_waiting_requests >= max(self._limits.max_queued, 1 if place_free else 0)
+
     def add(self, seqs: Seq[Sequence]) -> None:
         """Queue the samples of one request, all or none.
 
@@ -173,9 +179,7 @@ class Scheduler:
             QueueFullError: ``max_queued`` requests wait.
         """
         leader, *siblings = seqs
-        place_free = len(self._running) < self._limits.max_batch
-        limit = max(self._limits.max_queued, 1 if place_free else 0)
-        if self.n_waiting_requests >= limit:
+        if self.is_full:
             raise QueueFullError(self._limits.max_queued, RETRY_S)
         for seq in seqs:
             rank_s = seq.due_s = seq.arrival_s + PATIENCE_S

@@ -29,13 +29,21 @@ from specdec.engine.build import warm_up
 from specdec.engine.disk_cache import DiskCache, open_disk_cache
 from specdec.engine.engine import Engine
 from specdec.engine.page_files import PageFiles
+from specdec.engine.parts import MAX_QUEUED_REQUESTS
+from specdec.errors import QueueFullError
 from tests.engine.test_every_drafter import every_parts
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts, tokens_of
 
 PAGES = 40
 
 
-def engine_on(folder: Path, kv_dtype: KvDtype = "auto", room: int = 64 << 20, pages: int = PAGES) -> Engine:
+def engine_on(
+    folder: Path,
+    kv_dtype: KvDtype = "auto",
+    room: int = 64 << 20,
+    pages: int = PAGES,
+    queued: int = MAX_QUEUED_REQUESTS,
+) -> Engine:
     """An engine that was just started, with its disk cache in ``folder``."""
     parts = tiny_parts(kv_dtype=kv_dtype)
     for tensor in parts.decoder.pool.tensors.page_bytes():  # type: ignore[attr-defined]
@@ -44,7 +52,7 @@ def engine_on(folder: Path, kv_dtype: KvDtype = "auto", room: int = 64 << 20, pa
     kv = KvCacheManager(pages, prefix_cache=True)
     info = dataclasses.replace(parts.info, max_context=min(parts.info.max_context, pages * 64 - 64))
     disk = open_disk_cache(config, info, kv, parts.decoder)
-    return Engine(dataclasses.replace(parts, config=config, info=info, kv=kv, disk=disk))
+    return Engine(dataclasses.replace(parts, config=config, info=info, kv=kv, disk=disk, max_queued_requests=queued))
 
 
 def request(name: str, length: int, salt: str = "", seed: int = 1, temperature: float = 0.0) -> Request:
@@ -155,6 +163,36 @@ def test_what_was_evicted_comes_back_from_disk(folder: Path) -> None:
         answer(engine, request(f"other {number}", 400, seed=number + 2))
     assert answer(engine, first) == (cold(first), 256)
     assert engine.load().disk_pages_read == 4
+    engine.close()
+
+
+def test_a_request_that_is_refused_reads_and_evicts_nothing(folder: Path) -> None:
+    engine, first, other = engine_on(folder, pages=8), request("first", 300), request("other", 400, seed=2)
+    answer(engine, first)
+    engine.close()
+    engine = engine_on(folder, pages=8, queued=1)
+    answer(engine, other)  # fills most of the memory
+    cached = engine._kv.cached_tokens(other.prompt_ids, "")
+    engine.submit(request("waits", 10, seed=3))
+    with pytest.raises(QueueFullError):
+        engine.submit(first)
+    assert engine._kv.cached_tokens(other.prompt_ids, "") == cached > 300
+    run_all(engine, [])
+    assert engine.load().disk_pages_read == 0
+    engine.close()
+
+
+def test_a_prompt_is_computed_if_too_many_requests_wait_for_the_disk(folder: Path) -> None:
+    engine, asked = engine_on(folder), [request(f"{seed}", 300, seed=seed) for seed in (1, 2)]
+    for each in asked:
+        answer(engine, each)
+    engine.close()
+    engine = engine_on(folder, queued=1)
+    engine.submit(asked[0])
+    engine.submit(asked[1])
+    engine.abort(asked[0].request_id)
+    assert tokens_of(run_all(engine, []), asked[1].request_id) == cold(asked[1])
+    assert engine.load().prefix_hit_tokens == 0
     engine.close()
 
 
