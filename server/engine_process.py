@@ -110,7 +110,7 @@ class KvEventForwarder:
 
     def __init__(self, engine: EngineLike, link: ParentLink, config: KvEventsConfig) -> None:
         self._recorder, self._link, self._form = CacheRecorder(salted=config.salted), link, config.format
-        engine.record_cache(self._recorder)
+        engine.follow_cache(self._recorder)
 
     def send(self) -> None:
         """Send the changes, if there are any."""

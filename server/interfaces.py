@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specdec.config import WeightDtype
-from specdec.core.cache_events import CacheRecorder
+from specdec.core.cache_events import CacheFollower
 from specdec.core.types import EngineInfo, EngineLoad, Request, RequestEvent, StepTrace
 from specdec.models.tokenizer import TextTokenizer
 from specdec.models.tool_forms import ToolForm
@@ -44,8 +44,8 @@ class EngineLike(Protocol):
     def trace(self, limit: int) -> list[StepTrace]:
         """Up to ``limit`` recent steps, newest last."""
 
-    def record_cache(self, recorder: CacheRecorder) -> None:
-        """Report every page of the prefix cache to ``recorder``; called before the first request."""
+    def follow_cache(self, follower: CacheFollower) -> None:
+        """Report every page of the prefix cache to ``follower``; called before the first request."""
 
     def flush_cache(self) -> int:
         """Drop the cached prefixes that no running request uses; returns the number of pages freed."""

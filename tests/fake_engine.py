@@ -30,7 +30,7 @@ import numpy as np
 
 from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
-from specdec.core.cache_events import CacheRecorder
+from specdec.core.cache_events import CacheFollower
 from specdec.core.kv_cache import KvCacheManager, PagedTokens
 from specdec.core.text_stops import TextCutter
 from specdec.core.types import (
@@ -328,9 +328,9 @@ class FakeEngine:
             raise RuntimeError("a secret of the inside")
         return list(self._trace)[-limit:]
 
-    def record_cache(self, recorder: CacheRecorder) -> None:
+    def follow_cache(self, follower: CacheFollower) -> None:
         if self._kv is not None:
-            self._kv.record(recorder)
+            self._kv.follow(follower)
 
     def flush_cache(self) -> int:
         self.flushes += 1

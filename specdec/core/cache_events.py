@@ -1,9 +1,23 @@
-"""Events of the prefix cache, for routers that follow its content."""
+"""Changes of the prefix cache: who follows them, and their events, for routers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class CacheFollower(Protocol):
+    """Follows which pages hold cached content. Called by the engine's thread; must not raise."""
+
+    def stored(self, page: int, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
+        """The content of ``page`` is cached under ``key`` and will not change until it is `removed`."""
+
+    def removed(self, page: int, key: bytes) -> None:
+        """``page`` may be written to from now on."""
+
+    def flushed(self) -> None:
+        """All pages that no request uses were removed."""
 
 
 @dataclass(slots=True)
@@ -46,7 +60,7 @@ class CacheRecorder:
         self._recorded: set[bytes] = set()
         self._events: list[CacheEvent] = []
 
-    def stored(self, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
+    def stored(self, page: int, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
         """Record that a page of ``tokens`` entered the cache under ``key``."""
         if salt and not self._salted:
             return
@@ -58,7 +72,7 @@ class CacheRecorder:
         else:
             self._events.append(BlocksStored([key], parent, list(tokens), salt))
 
-    def removed(self, key: bytes) -> None:
+    def removed(self, page: int, key: bytes) -> None:
         """Record that the page of ``key`` left the cache."""
         if key not in self._recorded:
             return

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol
 
-from specdec.core.cache_events import CacheRecorder
+from specdec.core.cache_events import CacheFollower
 from verify_kernels.forward_batch import PAGE_SIZE
-
-logger = logging.getLogger(__name__)
 
 KEY_BYTES = 16  # of a page key: collisions stay improbable for any number of pages
 _ROOT = b"specdec.salt"  # hash personalisation: a salt and a page never have equal digests
@@ -207,16 +203,6 @@ class PrefixIndex:
         self.draft_ready[page] = 0
 
 
-class PageWatcher(Protocol):
-    """Follows which pages hold cached content. Called by the engine's thread; must not raise."""
-
-    def stored(self, page: int, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
-        """The content of ``page`` is cached under ``key`` and will not change until it is `removed`."""
-
-    def removed(self, page: int) -> None:
-        """``page`` may be written to from now on."""
-
-
 @dataclass(slots=True)
 class PageLoad:
     """Pages that something other than a forward fills, for a prompt that begins with cached ones."""
@@ -250,26 +236,11 @@ class KvCacheManager:
         self._partial_blocks = prefix_cache and partial_blocks
         self._index = PrefixIndex(n_pages)
         self._pool = PagePool(n_pages, self._evicted)
-        self._recorder: CacheRecorder | None = None
-        self._watcher: PageWatcher | None = None
+        self._followers: list[CacheFollower] = []
 
-    def record(self, recorder: CacheRecorder) -> None:
-        """Record every full page that enters or leaves the cache from now on."""
-        self._recorder = recorder
-
-    def watch(self, watcher: PageWatcher) -> None:
-        """Report every full page that enters or leaves the cache from now on."""
-        self._watcher = watcher
-
-    def _pass_on(self, event: Callable[[CacheRecorder], None]) -> None:
-        """Pass an event to the recorder. One that raises is dropped, since its events have a gap."""
-        if self._recorder is None:
-            return
-        try:
-            event(self._recorder)
-        except Exception:
-            logger.exception("the recorder of cache events failed; there are no more events")
-            self._recorder = None
+    def follow(self, follower: CacheFollower) -> None:
+        """Tell ``follower`` of every full page that enters or leaves the cache from now on."""
+        self._followers.append(follower)
 
     @property
     def n_free(self) -> int:
@@ -365,7 +336,8 @@ class KvCacheManager:
     def flush(self) -> int:
         """Evict every idle page; returns how many."""
         count = self._pool.flush()
-        self._pass_on(lambda recorder: recorder.flushed())
+        for follower in self._followers:
+            follower.flushed()
         return count
 
     def begin_load(self, tokens: Seq[int], salt: str, source: Container[bytes], reserve: int) -> PageLoad:
@@ -479,17 +451,14 @@ class KvCacheManager:
 
     def _add_page(self, page: int, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
         self._index.add(page, key)
-        if self._recorder is not None:
-            self._pass_on(lambda recorder: recorder.stored(key, parent, tokens, salt))
-        if self._watcher is not None:
-            self._watcher.stored(page, key, parent, tokens, salt)
+        for follower in self._followers:
+            follower.stored(page, key, parent, tokens, salt)
 
     def _evicted(self, page: int) -> None:
         """An idle page loses its content."""
         if (key := self._index.key(page)) is not None:
-            self._pass_on(lambda recorder: recorder.removed(key))
-            if self._watcher is not None:
-                self._watcher.removed(page)
+            for follower in self._followers:
+                follower.removed(page, key)
         self._index.remove(page)
 
 

@@ -67,7 +67,7 @@ class DiskCache:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="disk-cache-read")
         self._writer = threading.Thread(target=self._write_pending, name="disk-cache-write", daemon=True)
         self._writer.start()
-        kv.watch(self)
+        kv.follow(self)
 
     def stored(self, page: int, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
         """Queue a page that entered the cache."""
@@ -77,12 +77,15 @@ class DiskCache:
             self._pending[page] = None
             self._work.set()
 
-    def removed(self, page: int) -> None:
+    def removed(self, page: int, key: bytes) -> None:
         """Forget a page that left the cache. One that is not yet written is lost."""
         self._cached.pop(page, None)
         if page in self._pending:
             self._pending.pop(page, None)
             self._missed["evicted"] += 1
+
+    def flushed(self) -> None:
+        """Nothing: each page was `removed`."""
 
     def set_idle(self, idle: bool) -> None:
         """Set whether no request runs."""

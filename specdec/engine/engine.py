@@ -13,7 +13,7 @@ from specdec.config import WeightDtype
 from specdec.control.estimates.costs import CostTable
 from specdec.control.estimates.learned import Learned
 from specdec.control.prefill_pace import PrefillPace
-from specdec.core.cache_events import CacheRecorder
+from specdec.core.cache_events import CacheFollower
 from specdec.core.seeds import draw_seed, sample_seed
 from specdec.core.sequence import Ending, Sequence, SequencePhase
 from specdec.core.types import EngineInfo, EngineLoad, FinishReason, Pooling, Request, RequestEvent, StepTrace
@@ -243,9 +243,9 @@ class Engine:
             disk.erase()
         return count
 
-    def record_cache(self, recorder: CacheRecorder) -> None:
-        """Record every page that enters or leaves the prefix cache from now on."""
-        self._kv.record(recorder)
+    def follow_cache(self, follower: CacheFollower) -> None:
+        """Tell ``follower`` of every page that enters or leaves the prefix cache from now on."""
+        self._kv.follow(follower)
 
     def load_draft(self, draft: str, dtype: WeightDtype | None) -> LoadedDraft:
         """Load a draft model or a feature head for `swap_draft`, next to the one in use. May be called from another

@@ -11,7 +11,7 @@ from tests.server.kv_events.subscriber import CacheView, decoded
 
 def test_after_every_step_the_events_reproduce_the_cache() -> None:
     engine, recorder, view = tiny_engine(pages=9), CacheRecorder(salted=False), CacheView()
-    engine.record_cache(recorder)
+    engine.follow_cache(recorder)
     for number in range(3):
         prompt = tuple((7 * (number) + i) % 50 + 1 for i in range(150 + 10 * number))
         engine.submit(Request(f"r{number}", prompt, stopping=StoppingParams(max_tokens=12)))

@@ -16,7 +16,6 @@ from draft.suffix import SuffixDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.controller import Controller
 from specdec.control.trace import StepRecord, TraceLog, TraceWriter
-from specdec.core.cache_events import CacheRecorder
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sampling import Sampler, SequenceSampling
 from specdec.core.sequence import Sequence
@@ -86,8 +85,6 @@ CALLS: list[tuple[type, str, str]] = [
     (LearnedProfile, "write", ""),
     (KvCacheManager, "publish", "publishing"),
     (KvCacheManager, "key_of", "publishing"),
-    (CacheRecorder, "stored", ""),
-    (CacheRecorder, "removed", ""),
 ]
 """Class, method, and the stage that the failed request names; empty: the fault belongs to no request."""
 ON, OFF = SpeculationMode.ON, SpeculationMode.OFF
@@ -116,7 +113,7 @@ def requests() -> list[Request]:
 
 
 def fresh_engine(trace: Path) -> Engine:
-    """All stages take part: a trace file, cache events, drafters of all kinds, few pages, a clock of 10 ms per look."""
+    """All stages take part: a trace file, drafters of all kinds, few pages, a clock of 10 ms per look."""
     parts, now = tiny_parts(), 0.0
 
     def clock() -> float:
@@ -129,7 +126,6 @@ def fresh_engine(trace: Path) -> Engine:
     profile = LearnedProfile(trace.parent, "target")
     parts = dataclasses.replace(parts, drafters=drafters, clock=clock, learned_file=profile)
     engine = tiny_engine(parts, pages=12, speculation=speculation)
-    engine.record_cache(CacheRecorder(salted=True))
     return engine
 
 

@@ -20,7 +20,7 @@ from tests.server.kv_events.subscriber import CacheView, decoded
 
 def told(kv: KvCacheManager, *, salted: bool = False) -> CacheRecorder:
     recorder = CacheRecorder(salted=salted)
-    kv.record(recorder)
+    kv.follow(recorder)
     return recorder
 
 
@@ -146,6 +146,16 @@ def test_pages_of_one_prompt_are_one_event() -> None:
     assert recorder.take() == []
     kv.flush()
     assert recorder.take() == [CacheCleared()]
+
+
+def test_all_followers_are_told() -> None:
+    kv = KvCacheManager(8, prefix_cache=True)
+    first, second = told(kv), told(kv)
+    kv.release(compute(kv, make_sequence(text(200))))
+    stored = first.take()
+    assert stored == second.take() != []
+    kv.flush()
+    assert first.take() == second.take() == [CacheCleared()]
 
 
 def test_salted_pages_are_not_published() -> None:
