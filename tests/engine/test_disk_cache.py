@@ -24,12 +24,19 @@ from numpy.typing import NDArray
 from bench.path_identity import BatchConditions, ConditionsRunner
 from specdec.config import EngineConfig, KvDtype
 from specdec.core.kv_cache import KvCacheManager, PagedTokens
-from specdec.core.types import EngineLoad, Finished, Request, ResumeParams, SamplingParams, StoppingParams
+from specdec.core.types import (
+    MAX_QUEUED_REQUESTS,
+    EngineLoad,
+    Finished,
+    Request,
+    ResumeParams,
+    SamplingParams,
+    StoppingParams,
+)
 from specdec.engine.build import warm_up
 from specdec.engine.disk_cache import DiskCache, open_disk_cache
 from specdec.engine.engine import Engine
 from specdec.engine.page_files import PageFiles
-from specdec.engine.parts import MAX_QUEUED_REQUESTS
 from specdec.errors import QueueFullError
 from tests.engine.test_every_drafter import every_parts
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts, tokens_of
