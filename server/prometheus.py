@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +16,6 @@ from prometheus_client.registry import Collector
 from server.engine_client import EngineClient
 from server.engine_supervisor import EngineState
 from server.interfaces import KvEventCounts, SuggestionCounts
-from server.observe.gpus import Gpus, GpuUse
 from server.observe.metrics import Histogram, ServerMetrics
 from specdec.core.types import DRAFT_MODELS, POSITIONS, EngineInfo, EngineLoad, FinishReason
 
@@ -252,20 +250,6 @@ def _arms(now: Snapshot) -> Iterator[Metric]:
         yield families.histograms(name, text, labels, values)
 
 
-def gpu_families(uses: Sequence[GpuUse]) -> Iterator[Metric]:
-    """The families of the machine's GPUs; none without a GPU."""
-    if not uses:
-        return
-    for name, text, value in (
-        ("gpu_memory_bytes", "Memory of a GPU.", lambda use: use.memory_total),
-        ("gpu_memory_used_bytes", "Memory of a GPU that processes hold.", lambda use: use.memory_used),
-        ("gpu_utilization_ratio", "Fraction of recent time in which the GPU ran a kernel.", lambda use: use.busy),
-    ):
-        found = {(str(use.index), use.uuid, use.name): value(use) for use in uses}
-        known = {labels: number for labels, number in found.items() if number is not None}
-        yield _OURS.gauges(name, text, ("gpu", "uuid", "name"), known)
-
-
 # vLLM has few finish reasons: a text that ended where it should is a stop.
 _VLLM_REASONS = {FinishReason.LENGTH: "length", FinishReason.TIME_LIMIT: "length", FinishReason.ABORTED: "abort",
                  FinishReason.DEADLINE: "abort"}  # fmt: skip
@@ -329,16 +313,15 @@ Compat = Literal["none", "vllm"]
 
 
 class Registry(Collector):
-    """Renders the families of `collect`, of this process and of ``gpus``."""
+    """Renders the families of `collect` and of this process."""
 
-    def __init__(self, compat: Compat = "none", gpus: Gpus | None = None) -> None:
-        self._compat, self._gpus = compat, gpus
-        self._gpu_uses: list[GpuUse] = []
+    def __init__(self, compat: Compat = "none") -> None:
+        self._compat = compat
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    async def render(self, accept: str) -> tuple[bytes, bytes]:
+    def render(self, accept: str) -> tuple[bytes, bytes]:
         """The exposition in the preferred format of the header ``accept``, and its media type.
 
         Plain text if vLLM's names are included: OpenMetrics allows no colon in names, and Prometheus 2 renames them.
@@ -346,8 +329,6 @@ class Registry(Collector):
         encode, media_type = choose_encoder(accept)
         if self._compat == "vllm":
             encode, media_type = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
-        if self._gpus is not None:
-            self._gpu_uses = await asyncio.to_thread(self._gpus.read)  # a driver may be slow
         return encode(self._registry), media_type.encode()
 
 
@@ -363,19 +344,17 @@ class Exporter(Registry):
         client: EngineClient,
         outcomes: SuggestionCounts,
         compat: Compat = "none",
-        gpus: Gpus | None = None,
         model: str = "",
     ) -> None:
         self.metrics, self._client, self._outcomes, self._model = metrics, client, outcomes, model
         # Without a process the collector finds no files and returns no family.
         self._process = ProcessCollector("specdec_engine", lambda: client.engine.pid or "none", registry=None)
-        super().__init__(compat, gpus)
+        super().__init__(compat)
 
     def collect(self) -> Iterator[Metric]:
         """All families at one moment."""
         yield from call_families(self.metrics, self._outcomes)
         yield from self.families()
-        yield from gpu_families(self._gpu_uses)
 
     def families(self) -> Iterator[Metric]:
         """The families of the model and its engine's process."""
@@ -400,10 +379,9 @@ class JointExporter(Registry):
         models: Mapping[str, Exporter],
         outcomes: SuggestionCounts,
         compat: Compat = "none",
-        gpus: Gpus | None = None,
     ) -> None:
         self._calls, self._models, self._outcomes = calls, models, outcomes
-        super().__init__(compat, gpus)
+        super().__init__(compat)
 
     def collect(self) -> Iterator[Metric]:
         """All families at one moment, each once with the samples of every model."""
@@ -414,4 +392,3 @@ class JointExporter(Registry):
                 joint.samples += [sample._replace(labels={"model": name, **sample.labels}) for sample in family.samples]
         yield from call_families(self._calls, self._outcomes)
         yield from found.values()
-        yield from gpu_families(self._gpu_uses)

@@ -21,7 +21,6 @@ from server.http.call import ServerContext
 from server.http.call_records import HttpCalls
 from server.http.http_server import HttpServer
 from server.interfaces import ProgressListener
-from server.observe.gpus import Gpus
 from server.observe.observer import build_observer
 from server.observe.records import RequestRecord
 from server.prometheus import Exporter, JointExporter
@@ -250,10 +249,8 @@ class Serving:
         """Make ``_models``, and what exports their metrics."""
         models: list[ServedModel] = []
         exporters: dict[str, Exporter] = {}
-        settings = list(_configs(self._config))
         compat = self._config.server.metrics_compat
-        gpus = None if all(config.engine.device == "cpu" for _, config in settings) else Gpus()
-        for names, config in settings:
+        for names, config in _configs(self._config):
             observer, spare = self._observer, None
             if self._config.engines:
                 observer, spare = observer.of_model(names.own, config.engine.target_tpot_ms), self._promised
@@ -265,10 +262,10 @@ class Serving:
             first = models[0] if models else None
             models.append(ServedModel(client, config.server, names, first, errors))
             outcomes = models[0].completion.outcomes  # of all models
-            exporters[names.own] = Exporter(observer.metrics, client, outcomes, compat, gpus, names.own)
+            exporters[names.own] = Exporter(observer.metrics, client, outcomes, compat, names.own)
         self.models = Models(models)
         if self._config.engines:
-            self.models.exporter = JointExporter(self._observer.metrics, exporters, outcomes, compat, gpus)
+            self.models.exporter = JointExporter(self._observer.metrics, exporters, outcomes, compat)
         else:
             self.models.exporter = exporters[""]
 

@@ -79,7 +79,7 @@ async def metrics(call: Call) -> None:
     exporter = call.server.models.exporter
     if exporter is None:
         raise PathNotFoundError(METRICS_PATH)
-    data, media_type = await exporter.render(call.header("accept"))
+    data, media_type = exporter.render(call.header("accept"))
     await call.reply_data(200, data, media_type)
 
 

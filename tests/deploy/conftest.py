@@ -1,4 +1,4 @@
-"""What a server with a GPU exports once it has served, rejected, and run an experiment."""
+"""What a server exports once it has served, rejected, and run an experiment."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import dataclasses
 
 import pytest
 
-from server.observe.gpus import Gpus
 from specdec.config import ExperimentsConfig
 from specdec.core.types import DrafterStats
 from tests.server.http.harness import running
 from tests.server.observe.metrics.scrape import Scrape
-from tests.server.observe.metrics.scripted_nvml import Gpu, ScriptedNvml
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +21,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
         assert server.comes_to(lambda: server.serving.models.first.admission.experiments is not None)
         exporter = server.serving.models.exporter
         assert exporter is not None
-        exporter._gpus = Gpus(lambda: ScriptedNvml([Gpu(3, 10, 25)]))
         engine = server.serving.client.engine
         engine.adopt(dataclasses.replace(engine.info, head_acceptance=(0.75,)), engine.config)
         exporter.metrics.by_drafter["head"] = DrafterStats()

@@ -52,7 +52,7 @@ async def test_an_unreadable_message_is_an_invalid_argument() -> None:
         assert [message async for message in again][-1].WhichOneof("event") == "finished"
         exporter = server.serving.models.exporter
         assert exporter is not None
-        text, _ = await exporter.render("")
+        text, _ = exporter.render("")
         assert b'endpoint="v1.GenerationService/Generate",face="grpc",status="INVALID_ARGUMENT"} 3.0' in text
 
 

@@ -167,7 +167,7 @@ async def test_outcomes_are_reported() -> None:
         answer = await server.completion.ReportOutcome(single)
         assert (answer.known, answer.HasField("session")) == (True, False)
         assert server.serving.models.exporter is not None
-        found = Scrape((await server.serving.models.exporter.render(""))[0].decode())
+        found = Scrape(server.serving.models.exporter.render("")[0].decode())
         assert found.value("specdec_suggestions_total") == 2
         counts = {"shown": 1, "partially_accepted": 1, "accepted": 1, "rejected": 0}  # what was revoked stays counted
         assert found.by_label("specdec_suggestion_outcomes_total", "outcome") == counts
