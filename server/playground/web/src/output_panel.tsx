@@ -3,8 +3,8 @@ import { useEffect, useRef } from "preact/hooks";
 import { count, look, ms, percent, proposedBy } from "./figures";
 import { countBySource, type Step, type Token } from "./ledger";
 import { Copy, Panel } from "./panel";
-import { fromEarlier, type Run } from "./run";
-import { busy, connection, history, live, pair, select, selected, shown } from "./store";
+import type { Run } from "./run";
+import { busy, connection, live, pair, select, selected, shown } from "./store";
 
 /** The answer; both answers of a comparison. */
 export function OutputPanel() {
@@ -89,7 +89,6 @@ function Filled({ run }: { run: Run }) {
   return (
     <>
       <Legend tokens={tokens} />
-      <Earlier run={run} />
       <div
         ref={box}
         class={`tokens${run.state === "running" ? " live" : ""}`}
@@ -140,19 +139,6 @@ const StepTokens = memo(function StepTokens(props: { run: Run; step: Step; text:
     </span>
   );
 });
-
-/** Explains why an answer is faster than a first one. */
-function Earlier({ run }: { run: Run }) {
-  const found = run.state === "running" ? null : fromEarlier(run, history.value);
-  if (!found) return null;
-  return (
-    <p class="hint earlier">
-      {count(found.tokens, "token")} drafted from remembered text,{" "}
-      {found.from ? `that of run ${found.from.number}` : "that of earlier requests to this server"}: a first answer takes longer. The A/B
-      button isolates its runs.
-    </p>
-  );
-}
 
 function Legend({ tokens }: { tokens: readonly Token[] }) {
   const counts = [...countBySource(live(tokens))].sort((a, b) => b[1] - a[1]);

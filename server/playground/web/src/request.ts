@@ -155,9 +155,3 @@ export function requestOf(form: Form, mode: Mode, seed: number | null, salt: str
   const messages = form.messages.filter((message) => message.content !== "");
   return { path: "/v1/chat/completions", body: { ...body, messages } };
 }
-
-/** All text of the request. */
-export function textOf(form: Form): string {
-  const parts = { chat: form.messages.map((message) => message.content), raw: [form.prompt], fill: [form.prefix, form.suffix] };
-  return [...parts[form.kind], form.prediction].join("\n");
-}

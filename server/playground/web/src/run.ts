@@ -15,12 +15,9 @@ export class Run {
   private firstTokens = 0;
   lastMs = 0;
 
-  /** `asked`: the request's text. */
   constructor(
     readonly number: number,
     readonly mode: Mode,
-    readonly salt = "",
-    readonly asked = "",
   ) {}
 
   /** Take in a chunk that arrived `atMs` after the request was sent. */
@@ -85,25 +82,4 @@ export function bestStep(steps: readonly Step[]): Step | null {
 export function branches(tree: StepTree): number {
   const parents = tree.nodes.slice(1).map((node) => node.parent);
   return parents.length - new Set(parents).size;
-}
-
-const MIN_TOKENS = 4;
-
-/**
- * Tokens drafted from text that the server remembers: four tokens or more of a step that the suffix drafter proposed, and that
- * are neither in the request nor in this answer so far. `from`: the latest run of this page that they are in.
- */
-export function fromEarlier(run: Run, runs: readonly Run[]): { tokens: number; from: Run | null } | null {
-  const earlier = runs.filter((other) => other.number < run.number && other.salt === run.salt);
-  let [own, tokens, from] = [run.asked, 0, null as Run | null];
-  for (const step of run.ledger.steps) {
-    const drafted = step.tokens.filter((token) => token.sources.includes("suffix"));
-    const text = drafted.map((token) => token.text).join("");
-    if (drafted.length >= MIN_TOKENS && !own.includes(text)) {
-      tokens += drafted.length;
-      from = earlier.findLast((other) => other.text.includes(text)) ?? from;
-    }
-    own += step.tokens.map((token) => token.text).join("");
-  }
-  return tokens ? { tokens, from } : null;
 }

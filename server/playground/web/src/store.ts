@@ -1,7 +1,7 @@
 // The playground's state and actions.
 import { batch, computed, signal } from "@preact/signals";
 import { ApiError, getBlob, getJson, stream } from "./api";
-import { emptyForm, faultOf, type Form, requestOf, textOf } from "./request";
+import { emptyForm, faultOf, type Form, requestOf } from "./request";
 import { bestStep, type Mode, Run } from "./run";
 import type { Info, StepTrace } from "./wire";
 
@@ -129,7 +129,7 @@ async function working(work: (asked: Asked) => Promise<void>): Promise<void> {
 }
 
 async function runOnce(asked: Asked, mode: Mode, salt: string, begun: (run: Run) => void = () => {}): Promise<Run> {
-  const run = new Run(++runs, mode, salt, textOf(asked.form));
+  const run = new Run(++runs, mode);
   const signal = stopper!.signal;
   batch(() => {
     history.value = [...history.value, run].slice(-HISTORY);

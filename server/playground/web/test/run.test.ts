@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { bestStep, branches, firstDifference, fromEarlier, Run } from "../src/run";
+import { bestStep, branches, firstDifference, Run } from "../src/run";
 import sample from "../src/sample.json";
 import { layoutTree } from "../src/tree_layout";
 import type { StepTree } from "../src/wire";
@@ -41,28 +41,6 @@ test("answers differ where their tokens do", () => {
   assert.equal(firstDifference(answer([[1, 2], [3]]), answer([[1], [2, 3]])), null);
   assert.equal(firstDifference(answer([[1, 2]]), answer([[1, 5]])), 1);
   assert.equal(firstDifference(answer([[1, 2]]), answer([[1, 2, 3]])), 2);
-});
-
-/** An answer of one step: four drafted tokens and one of the target's own. */
-function drafted(number: number, words: string[], source = "suffix", salt = "", asked = ""): Run {
-  const run = new Run(number, "auto", salt, asked);
-  const rows = words.map((word, i) => [word, i, 0.9, [source]] as [string, number, number, string[]]);
-  const found = tree([["", -1], ...rows], words.map((_, i) => i + 1));
-  const ids = [...words.map((_, i) => 100 + i), 7];
-  run.add({ choices: [{ text: words.join("") + "!", token_ids: ids, step_tree: found, finish_reason: null }] }, 1);
-  return run;
-}
-
-test("a note names only text drafted from an earlier answer", () => {
-  const words = ["red ", "green ", "blue ", "white "];
-  const first = drafted(1, words);
-  const found = fromEarlier(drafted(2, words), [first]);
-  assert.deepEqual([found?.tokens, found?.from?.number], [4, 1]);
-  assert.deepEqual(fromEarlier(first, [first]), { tokens: 4, from: null }, "of another page");
-  assert.equal(fromEarlier(drafted(2, words, "suffix", "salted"), [first])?.from, null, "another cache");
-  assert.equal(fromEarlier(drafted(2, words, "model"), [first]), null, "another drafter");
-  assert.equal(fromEarlier(drafted(2, words, "suffix", "", words.join("")), [first]), null, "in the request");
-  assert.equal(fromEarlier(drafted(2, words.slice(1)), [first]), null, "too short to tell");
 });
 
 test("the best step has the most branches, then the most tokens, and is the first such", () => {
