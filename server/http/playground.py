@@ -88,7 +88,6 @@ async def info(call: Call) -> None:
             "version": found.version,
             "model": call.model.name,
             "models": [model.name for model in call.server.models if model.can(Task.ANY)],
-            "draft": found.draft,
             "dtype": found.dtype,
             "numeric_mode": found.numeric_mode,
             "max_context": found.max_context,

@@ -78,6 +78,7 @@ def test_the_first_view_shows_a_tree_with_branches(server: Server, browse: Brows
         assert "qwen2.5-coder-1.5b" in view["said"]
         assert view["width"] <= 1440
         assert view["violations"] == []
+    assert seen["links"] == ["API", "Metrics"]
     assert seen["operations"] > 40
 
 
@@ -166,5 +167,5 @@ def test_a_key_is_requested_and_not_stored(browse: Browse, tmp_path: Path) -> No
     assert seen["field"] == "password"
     assert seen["cut"] == 0  # of the form's width, as a visitor finds it
     assert seen["tokens"] == len("abc") + 1
-    assert seen["metrics"] == "# HELP"
+    assert seen["links"] == ["API"]  # a link cannot carry the key
     assert key not in seen["kept"]

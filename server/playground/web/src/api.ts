@@ -37,10 +37,6 @@ async function errorOf(response: Response): Promise<WireError> {
   return error ?? { message: `The server answered with status ${response.status}.` };
 }
 
-export async function getBlob(path: string, key: string): Promise<Blob> {
-  return (await call(path, key)).blob();
-}
-
 export async function getJson<T>(path: string, key: string): Promise<T> {
   return (await (await call(path, key)).json()) as T;
 }

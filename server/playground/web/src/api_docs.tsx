@@ -2,8 +2,8 @@
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { getJson } from "./api";
-import { Header, TextLink } from "./header";
-import { apiKey, connection } from "./store";
+import { Header } from "./header";
+import { apiKey, connection, locked } from "./store";
 
 interface Schema {
   type?: string;
@@ -51,7 +51,7 @@ export function ApiDocs() {
       <Header />
       <main class="docs">
         <p class="hint">
-          Every call of the HTTP port, by path. <TextLink href="/openapi.json">The OpenAPI document</TextLink>
+          Every call of the HTTP port, by path. {!locked.value && <a href="/openapi.json">The OpenAPI document</a>}
         </p>
         {error.value && <p class="notice">{error.value}</p>}
         {Object.entries(api.value?.paths ?? {}).flatMap(([path, methods]) =>

@@ -7,7 +7,6 @@ import { Header } from "./header";
 import { OutputPanel } from "./output_panel";
 import { PairPanel } from "./pair_panel";
 import { busy, live, notice, shown, stop, watch } from "./store";
-import { applyTheme } from "./theme";
 import { TracePanel } from "./trace_panel";
 import { StepPanel } from "./step_panel";
 import { count, ms } from "./figures";
@@ -67,6 +66,5 @@ function Announcement() {
   );
 }
 
-applyTheme();
 render(location.pathname === "/docs" ? <ApiDocs /> : <App />, document.getElementById("page")!);
 void watch();

@@ -1,7 +1,5 @@
-import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { apiKey, busy, choose, type Connection, connection, info, look, save } from "./store";
-import { applyTheme, type Theme, theme } from "./theme";
+import { apiKey, busy, choose, type Connection, connection, info, locked, look } from "./store";
 
 const WORDS: Record<Connection, string> = {
   connecting: "Connecting",
@@ -34,37 +32,25 @@ export function Header() {
       </p>
       <nav>
         {location.pathname === "/docs" ? <a href="/">Playground</a> : <a href="/docs">API</a>}
-        <TextLink href="/metrics">Metrics</TextLink>
-        {served?.experiments.map((name) => (
-          <TextLink key={name} href={`/v1/experiments/${name}/report`} title="The report of a running experiment, so far">
-            Experiment {name}
-          </TextLink>
-        ))}
+        {!locked.value && <Texts experiments={served?.experiments ?? []} />}
       </nav>
-      {(connection.value === "key" || apiKey.value) && <Key />}
-      <label class="theme">
-        <span class="sr">Theme</span>
-        <select value={theme.value} onChange={(event) => applyTheme(event.currentTarget.value as Theme)}>
-          <option value="system">System</option>
-          <option value="light">Light</option>
-          <option value="dark">Dark</option>
-        </select>
-      </label>
+      {locked.value && <Key />}
     </header>
   );
 }
 
-/**
- * A link to a text of the server. A link cannot carry a key: with one, the text is fetched and saved, since the playground's
- * policy would forbid the styles of a report that is opened from memory.
- */
-export function TextLink(props: { href: string; title?: string; children: ComponentChildren }) {
-  const saves = (event: Event) => {
-    if (!apiKey.value) return;
-    event.preventDefault();
-    void save(props.href);
-  };
-  return <a {...props} onClick={saves} />;
+/** Links to texts of the server. A link cannot carry a key, so with one they would be refused. */
+function Texts({ experiments }: { experiments: string[] }) {
+  return (
+    <>
+      <a href="/metrics">Metrics</a>
+      {experiments.map((name) => (
+        <a key={name} href={`/v1/experiments/${name}/report`} title="The report of a running experiment, so far">
+          Experiment {name}
+        </a>
+      ))}
+    </>
+  );
 }
 
 function Models() {

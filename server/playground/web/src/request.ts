@@ -139,7 +139,6 @@ export function requestOf(form: Form, mode: Mode, seed: number | null, salt: str
   if (form.maxDepth !== "") speculation.max_depth = Number(form.maxDepth);
   const body: Record<string, unknown> = {
     stream: true,
-    stream_options: { include_usage: true },
     return_step_trees: true,
     return_token_ids: true,
     max_tokens: Number(form.maxTokens),

@@ -1,6 +1,6 @@
 // The playground's state and actions.
 import { batch, computed, signal } from "@preact/signals";
-import { ApiError, getBlob, getJson, stream } from "./api";
+import { ApiError, getJson, stream } from "./api";
 import { emptyForm, faultOf, type Form, requestOf } from "./request";
 import { bestStep, type Mode, Run } from "./run";
 import type { Info, StepTrace } from "./wire";
@@ -30,6 +30,8 @@ export const info = signal<Info | null>(null);
 export const connection = signal<Connection>("connecting");
 export const shown = signal<Run | null>(null);
 export const history = signal<Run[]>([]);
+/** Whether requests need a key. */
+export const locked = computed(() => connection.value === "key" || apiKey.value !== "");
 /** Two runs of one request. `auto` runs after `off`, so that they do not compete for the processor. */
 export const pair = signal<{ off: Run; auto: Run | null } | null>(null);
 export const selected = signal<Selection | null>(null);
@@ -190,19 +192,6 @@ export async function choose(model: string): Promise<void> {
     await readTrace();
   } catch {
     await look(); // reports the error
-  }
-}
-
-/** Save a text of the server as a file. */
-export async function save(path: string): Promise<void> {
-  try {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(await getBlob(path, apiKey.value));
-    link.download = path.slice(1).replaceAll("/", "-") + (path.endsWith("/report") ? ".html" : "");
-    link.click();
-    URL.revokeObjectURL(link.href);
-  } catch (error) {
-    notice.value = { message: error instanceof Error ? error.message : String(error), field: "" };
   }
 }
 

@@ -24,22 +24,14 @@ export interface Choice {
   finish_reason: string | null;
 }
 
-export interface Usage {
-  prompt_tokens: number;
-  completion_tokens: number;
-  prompt_tokens_details?: { cached_tokens: number };
-}
-
 export interface Chunk {
   choices: Choice[];
-  usage?: Usage | null;
   error?: WireError;
 }
 
 export interface WireError {
   message: string;
   param?: string | null;
-  code?: string;
 }
 
 export interface Info {
@@ -47,7 +39,6 @@ export interface Info {
   model: string;
   /** All served models; with several, requests name one. */
   models: string[];
-  draft: string | null;
   dtype: string;
   numeric_mode: string;
   max_context: number;
@@ -63,16 +54,12 @@ export interface DrafterTrace {
   proposed: number;
   verified: number;
   accepted: number;
-  predicted: number | null;
-  ms: number | null;
   read: number;
 }
 
 /** The controller's record of an engine step, over all sequences. */
 export interface StepTrace {
   step: number;
-  sequences: number;
-  rows: number;
   prefill_rows: number;
   candidates: number;
   budget: number;

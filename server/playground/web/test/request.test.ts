@@ -48,7 +48,6 @@ test("a request has what the form says, and nothing that it leaves open", () => 
   assert.equal(path, "/v1/completions");
   assert.deepEqual(body, {
     stream: true,
-    stream_options: { include_usage: true },
     return_step_trees: true,
     return_token_ids: true,
     max_tokens: 160,

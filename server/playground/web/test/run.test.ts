@@ -11,7 +11,6 @@ function answer(ids: number[][]): Run {
   run.add({ choices: [{ text: "", token_ids: [], finish_reason: null }] }, 5);
   ids.forEach((step, i) => run.add({ choices: [{ text: "ab", token_ids: step, finish_reason: null }] }, 100 + 30 * i));
   run.add({ choices: [{ text: "", finish_reason: "stop" }] }, 500);
-  run.add({ choices: [], usage: { prompt_tokens: 7, completion_tokens: 3 } }, 501);
   return run;
 }
 
