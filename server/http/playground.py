@@ -28,7 +28,7 @@ _TYPES = {
 class StaticFile:
     data: bytes
     media_type: bytes
-    version: str  # the first 16 hex digits of the content's SHA-256, part of the file's URL
+    version: str  # the first 16 hex digits of the content's SHA-256
 
 
 def load_files() -> Mapping[str, StaticFile]:
@@ -42,7 +42,6 @@ def _load_file(name: str, media_type: bytes) -> StaticFile:
 
 
 _FILES = load_files()
-_FOREVER, _ASK_AGAIN = b"public, max-age=31536000, immutable", b"no-cache"
 _GUARD = (
     (b"content-security-policy", b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -58,23 +57,23 @@ async def root(call: Call) -> None:
     """The playground for browsers, which accept HTML; the line that Ollama's clients expect for all other callers."""
     accept = call.header("accept").lower()
     if any(name in accept for name in _HTML):
-        await _send(call, _FILES[MAIN], _ASK_AGAIN, (*_GUARD, (b"vary", b"accept")))
+        await _send(call, _FILES[MAIN], (b"vary", b"accept"))
     else:
         await alive(call)
 
 
 async def docs(call: Call) -> None:
     """The playground's file, whose script shows /openapi.json at this path."""
-    await _send(call, _FILES[MAIN], _ASK_AGAIN, _GUARD)
+    await _send(call, _FILES[MAIN])
 
 
 async def page_file(call: Call) -> None:
-    """A file of the playground. A request for the version that is served may be cached for good."""
+    """A file of the playground."""
     name = call.path_params["name"]
     found = _FILES.get(name)
     if found is None:
         raise PathNotFoundError(f"/page/{name}")
-    await _send(call, found, _FOREVER if call.query.get("v") == found.version else _ASK_AGAIN, _GUARD)
+    await _send(call, found)
 
 
 async def info(call: Call) -> None:
@@ -98,9 +97,10 @@ async def info(call: Call) -> None:
     )
 
 
-async def _send(call: Call, file: StaticFile, keep: bytes, more: tuple[tuple[bytes, bytes], ...]) -> None:
+async def _send(call: Call, file: StaticFile, *more: tuple[bytes, bytes]) -> None:
+    """The file with headers ``more``. Browsers keep it, and ask each time whether it is still the one served."""
     tag = f'"{file.version}"'
-    headers = ((b"cache-control", keep), (b"etag", tag.encode()), *more)
+    headers = ((b"cache-control", b"no-cache"), (b"etag", tag.encode()), *_GUARD, *more)
     if tag in call.header("if-none-match"):
         await call.reply_data(304, b"", file.media_type, headers)
     else:
