@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from cluster.plan.arrivals import PlannedRequest, read_requests
-from cluster.plan.profile import DraftedStep, Memory, Overheads, Profile, ReplicaLimits
+from cluster.plan.profile import DraftedStep, Overheads, Profile, ReplicaLimits
 from cluster.plan.simulate import FleetPlan, simulate
 from draft.protocol import ModelBasedDrafter
 from specdec.config import EngineConfig, ServerConfig
@@ -23,8 +22,6 @@ from specdec.core.types import MAX_QUEUED_REQUESTS, EngineInfo, StepTrace
 from specdec.engine.engine import EngineParts
 from specdec.engine.profile_costs import profile_costs
 from specdec.errors import ConfigError
-from specdec.models.memory import measure_model
-from verify_kernels.backend import KvTensors
 
 PROFILE_S = 3.0  # for measuring forwards, if the engine does not do it itself
 MIN_STEPS = 50  # of a decision trace
@@ -34,32 +31,26 @@ MIN_NOISE = 0.05  # factor
 PRIOR_STEPS = 5.0  # mean steps that keep a column of the cost table at its former value
 OUTLIER = 3.0  # factor over the expected time: caused by other processes, which a plan does not model
 BACK_TO_BACK_MS = 5.0  # between two steps; a longer gap is an idle engine, or a step without samples
-_KV_DTYPES = {
-    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8,
-    "fp8": torch.float8_e4m3fn,
-}  # fmt: skip
 
 
 def export_profile(
     parts: EngineParts,
     server: ServerConfig,
     machine: str,
-    bytes_per_s: float,
     decisions: Path | None = None,
     captured: Path | None = None,
 ) -> Profile:
     """The profile of one replica: an engine of ``parts`` behind a server with configuration ``server``.
 
-    machine: the processor's name. bytes_per_s: memory bandwidth; 0: unknown. decisions: decision trace of such a server
-    under load; without it the profile has no drafts, and steps take only their forwards on an idle machine. captured:
-    trace of the requests of the same time, for their time outside the engine.
+    machine: the processor's name. decisions: decision trace of such a server under load; without it the profile has no
+    drafts, and steps take only their forwards on an idle machine. captured: trace of the requests of the same time, for
+    their time outside the engine.
 
     Raises:
         ConfigError: a trace cannot be used.
     """
     limits = limits_of(parts.config, parts.info, server)
-    memory = _memory(parts, bytes_per_s)
-    about = {"target": parts.info.target, "machine": machine, "limits": limits, "memory": memory}
+    about = {"target": parts.info.target, "machine": machine, "limits": limits}
     if decisions is None:
         return Profile.model_validate(about | {"verify": _measured(parts)})
     fitted = fit_steps(decisions)
@@ -94,15 +85,6 @@ def _measured(parts: EngineParts) -> dict[str, Any]:
         return parts.costs.verify
     drafters = [cast(ModelBasedDrafter, drafter) for drafter in parts.drafters if drafter.model_based]
     return profile_costs(parts.decoder, drafters, PROFILE_S).verify
-
-
-def _memory(parts: EngineParts, bytes_per_s: float) -> Memory:
-    config, info, shape = parts.config, parts.info, parts.decoder.config
-    kv_token_bytes = KvTensors.token_bytes(shape.n_layers, shape.n_kv_heads, shape.head_dim, _KV_DTYPES[info.kv_dtype])
-    if info.kernels == "triton":
-        return Memory(weight_bytes=info.weight_bytes, kv_token_bytes=kv_token_bytes, bytes_per_s=bytes_per_s)
-    read = measure_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir).read_bytes
-    return Memory(weight_bytes=read, kv_token_bytes=kv_token_bytes, bytes_per_s=bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The profile of a replica, as a file: limits, measured costs, drafted steps, overheads and memory."""
+"""The profile of a replica, as a file: limits, measured costs, drafted steps and overheads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec.control.estimates.costs import CostTable
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError
 
-VERSION = 1
+VERSION = 2
 _MAX_BYTES = 64 << 20  # of a profile
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -61,14 +61,6 @@ class Overheads(_Part):
     request_ms: _Milliseconds = 0.0  # of a request outside the engine, both ways
 
 
-class Memory(_Part):
-    """Memory traffic; 0: unknown."""
-
-    weight_bytes: int = Field(0, ge=0)  # read by a forward
-    kv_token_bytes: int = Field(0, ge=0)
-    bytes_per_s: float = Field(0, ge=0, allow_inf_nan=False)  # memory bandwidth
-
-
 class Profile(_Part):
     """One replica.
 
@@ -84,7 +76,6 @@ class Profile(_Part):
     noise: tuple[_Positive, ...] = ()  # quantiles of measured over expected forward time; empty: no noise
     drafted: tuple[DraftedStep, ...] = ()  # empty: no speculation
     overheads: Overheads = Overheads()
-    memory: Memory = Memory()
 
     @field_validator("specdec_plan")
     @classmethod
@@ -125,7 +116,7 @@ class Profile(_Part):
         return EngineInfo(
             target=self.target, draft=None, dtype="", kernels="", numeric_mode="", max_context=limits.max_context,
             vocab_size=vocab_size, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch, drafters=(), eos_ids=(),
-            threads=0, version="", kv_dtype="", weight_bytes=self.memory.weight_bytes,
+            threads=0, version="", kv_dtype="",
         )  # fmt: skip
 
 

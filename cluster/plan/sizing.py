@@ -106,12 +106,10 @@ class Ceiling:
     one_stream: float  # of one sequence, by measured forwards, without prompts
     decode: float  # of all sequences that fit, by measured forwards, without prompts
     with_prompts: float  # sustained, including prompts that are not cached
-    memory_one_stream: float | None  # bound by memory bandwidth; None: unknown
-    memory_decode: float | None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        return {name: round(value, 2) if value is not None else None for name, value in asdict(self).items()}
+        return {name: round(value, 2) for name, value in asdict(self).items()}
 
 
 def ceiling(profile: Profile, requests: Sequence[PlannedRequest], hit_rate: float) -> Ceiling:
@@ -122,24 +120,16 @@ def ceiling(profile: Profile, requests: Sequence[PlannedRequest], hit_rate: floa
     kv_sequences = profile.limits.kv_tokens // PAGE_SIZE // pages
     fit = max(1, min(profile.limits.max_batch, kv_sequences))
     context, costs = prompt + output / 2, CostTable.from_dict(profile.verify)
-    per_step, memory = profile.tokens_per_step, profile.memory
+    per_step = profile.tokens_per_step
     noise = fmean(profile.noise) if profile.noise else 1.0
 
     def measured(sequences: int) -> float:
         return 1e3 * sequences * per_step / _step_ms(profile, costs, sequences, context, noise)
 
-    def by_memory(sequences: int) -> float | None:
-        if not (memory.bytes_per_s and memory.weight_bytes):
-            return None
-        read = memory.weight_bytes + sequences * context * memory.kv_token_bytes
-        return sequences * per_step * memory.bytes_per_s / read
-
     decode = max(measured(sequences) for sequences in range(1, fit + 1))
     chunk = profile.limits.prefill_chunk
     read_s = prompt * (1 - hit_rate) * costs.ms(chunk, prompt / 2) * noise / chunk / 1e3
-    return Ceiling(
-        fit, kv_sequences, measured(1), decode, output / (read_s + output / decode), by_memory(1), by_memory(fit)
-    )
+    return Ceiling(fit, kv_sequences, measured(1), decode, output / (read_s + output / decode))
 
 
 def _step_ms(profile: Profile, costs: CostTable, sequences: int, context: float, noise: float) -> float:
@@ -220,9 +210,6 @@ class PlanReport:
         table.add_row("at most, output tokens/s a replica", (
             f"{most.with_prompts:.0f} with prompts, {most.decode:.0f} without, {most.one_stream:.0f} of one stream"
         ))  # fmt: skip
-        if most.memory_decode is not None and most.memory_one_stream is not None:
-            bound = f"{most.memory_decode:.0f} without prompts, {most.memory_one_stream:.0f} of one stream"
-            table.add_row("by memory's bandwidth", bound)
         table.add_row("simulated in", f"{figures['wall_s']:.1f} s, {figures['steps']} steps")
         return table
 

@@ -14,8 +14,7 @@ from bench.serve import ARRIVALS, SERVE_WORKLOADS
 from cluster.plan.routing import POLICIES, RING_HASH
 from specdec.cli.bench_output import json_option, print_json, progress_line
 from specdec.cli.options import ScreenGroup, check_folder, server_options
-from specdec.config import Config, EngineConfig
-from specdec.core.types import EngineInfo
+from specdec.config import Config
 from specdec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -224,26 +223,10 @@ def export_command(config: Config, out: Path, decisions: Path | None, captured: 
         raise click.UsageError("--captured needs --decisions of the same time")
     with ProgressBar() as progress:
         parts = build_parts(config.engine, progress)
-    bandwidth = _memory_bandwidth(config.engine, parts.info)
-    profile = export_profile(parts, config.server, cpu_model(), bandwidth, decisions, captured)
+    profile = export_profile(parts, config.server, cpu_model(), decisions, captured)
     out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
     drafts = f"{profile.tokens_per_step:.2f} tokens per step" if decisions else "no traces, no drafts"
     click.echo(f"{out}: {profile.target} on {profile.machine}, {drafts}")
-
-
-def _memory_bandwidth(config: EngineConfig, info: EngineInfo) -> float:
-    """Bytes per second of the memory that holds the engine's weights; 0 with the reference kernels."""
-    if info.kernels == "triton":
-        import torch
-
-        from bench.kernels.timer import peak_bandwidth  # imports triton, which a CPU machine may lack
-
-        return peak_bandwidth(torch.device("cuda", torch.cuda.current_device()))[0]
-    if info.kernels != "native":
-        return 0.0
-    from bench.machine import BandwidthProbe
-
-    return BandwidthProbe(config.cache_dir, info.threads).median()
 
 
 @plan_group.command("check")

@@ -123,8 +123,6 @@ def test_an_export_of_a_real_engine_can_be_planned_with(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     one = read_profile(out)
     assert (one.limits.kv_tokens, one.limits.max_context, one.limits.max_batch) == (4096, 512, 16)
-    assert one.memory.weight_bytes > 0
-    assert one.memory.kv_token_bytes > 0
     load = ("--rate", "50", "--duration", "1", "--prompt-tokens", "50", "--output-tokens", "8")
     found = figures("--profile", str(out), *load, "--replicas", "1")
     assert found["requests"]["ok"] == found["requests"]["sent"]

@@ -126,6 +126,7 @@ def test_a_profile_round_trips(tmp_path: Path) -> None:
     ("change", "word"),
     [
         ({"specdec_plan": 7}, "version 7 is not supported"),
+        ({"specdec_plan": 1, "memory": {}}, "version 1 is not supported, only 2; export it again"),
         ({"verify": {"rows": [1]}}, "not a cost table"),
         ({"verify": {"rows": [1], "contexts": [0], "ms": [[-1]], "measured": True}}, "positive"),
         ({"noise": [0.0]}, "noise"),
