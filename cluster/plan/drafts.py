@@ -1,4 +1,4 @@
-"""Speculation in a simulation: draft nodes and tokens per step, sampled from recorded steps or a given distribution."""
+"""Speculation in a simulation: draft nodes and tokens per step, sampled from recorded steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from specdec.core.sequence import Sequence
 from specdec.core.tree import MAX_NODES, TokenTree
 from specdec.engine.propose import Drafting, Proposals
 from specdec.engine.scheduler import PlanEntry
-from specdec.errors import ConfigError
 
 MAX_DRAFT_NODES = MAX_NODES - 1
 
@@ -46,30 +45,6 @@ class DraftLaw:
         if right and sequences - sizes[right - 1] < sizes[right] - sequences:
             right -= 1
         return rng.choice(self._by_size[sizes[right]])
-
-
-def given_steps(mean: float, nodes: int, draft_ms: float) -> list[DraftedStep]:
-    """Returns steps of one sequence that yield ``mean`` tokens on average: every node of a chain of ``nodes`` has the
-    same acceptance probability, found by bisection. draft_ms: of each step.
-
-    Raises:
-        ConfigError: so many nodes cannot reach the mean.
-    """
-    if not 1 <= mean <= nodes + 1:
-        raise ConfigError(f"tokens-per-step: {mean:g} is not from 1 to {nodes + 1}, the range of {nodes} draft nodes")
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        chance = (low + high) / 2
-        if sum(chance**k for k in range(nodes + 1)) < mean:
-            low = chance
-        else:
-            high = chance
-    shares = [*(chance**k * (1 - chance) for k in range(nodes)), chance**nodes]
-    return [
-        DraftedStep(sequences=((nodes, tokens),), draft_ms=draft_ms)
-        for tokens, share in enumerate(shares, 1)
-        for _ in range(round(1000 * share))
-    ]
 
 
 def _tree(nodes: int) -> TokenTree:

@@ -72,21 +72,6 @@ _SCREEN = {
 )
 @click.option("--same-length", is_flag=True, help="Every request has the mean lengths, instead of geometric ones.")
 @click.option("--deadline", type=_POSITIVE, help="Deadline of every request in seconds.")
-@click.option("--tokens-per-step", type=float, help="Mean, instead of the profile's distribution.")
-@click.option(
-    "--draft-nodes",
-    type=click.IntRange(0, 63),
-    default=7,
-    show_default=True,
-    help="Nodes per step, with --tokens-per-step.",
-)
-@click.option(
-    "--draft-ms",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    help="Draft time per step, with --tokens-per-step.",
-)
 @click.option("--seed", type=_COUNT, default=0, show_default=True, help="Of all random numbers.")
 @json_option
 @click.pass_context
@@ -104,11 +89,12 @@ def plan_group(ctx: click.Context, **values: Any) -> None:
 
 
 def _plan(values: dict[str, Any]) -> None:
+    from cluster.plan.profile import read_profile
     from cluster.plan.sizing import make_report
 
     if values["profile"] is None:
         raise click.UsageError("give --profile; `specdec plan export --target MODEL --out FILE` makes one")
-    profile, goal = _profile(values), _goal(values)
+    profile, goal = read_profile(values["profile"]), _goal(values)
     requests = _requests(values, profile)
     began = time.perf_counter()
     run = _run(values, profile, requests, goal)
@@ -143,17 +129,6 @@ def _run(values: dict[str, Any], profile: Profile, requests: list[PlannedRequest
             "try --replicas 1 with a low --rate"
         )
     return found
-
-
-def _profile(values: dict[str, Any]) -> Profile:
-    from cluster.plan.drafts import given_steps
-    from cluster.plan.profile import read_profile
-
-    profile = read_profile(values["profile"])
-    if values["tokens_per_step"] is None:
-        return profile
-    steps = given_steps(values["tokens_per_step"], values["draft_nodes"], values["draft_ms"])
-    return profile.model_copy(update={"drafted": tuple(steps)})
 
 
 def _requests(values: dict[str, Any], profile: Profile) -> list[PlannedRequest]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.plan.arrivals import Traffic, at_rate, drawn_requests, read_requests
-from cluster.plan.drafts import DraftLaw, given_steps
+from cluster.plan.drafts import DraftLaw
 from cluster.plan.export import fit_request_ms, fit_steps
 from cluster.plan.profile import DraftedStep, read_profile
 from cluster.plan.simulate import FleetPlan, simulate
@@ -154,20 +153,6 @@ def test_inconsistent_limits_are_named(tmp_path: Path) -> None:
     path.write_text(profile(prefill_chunk=512).model_dump_json())
     with pytest.raises(ConfigError, match="prefill_chunk must not exceed"):
         read_profile(path)
-
-
-@pytest.mark.parametrize("mean", [2.1, 1.0, 8.0])
-def test_tokens_per_step_as_given(mean: float) -> None:
-    steps = given_steps(mean, 7, 1.5)
-    found = [tokens for step in steps for _, tokens in step.sequences]
-    assert sum(found) / len(found) == pytest.approx(mean, abs=0.02)
-    assert {step.draft_ms for step in steps} == {1.5}
-
-
-@pytest.mark.parametrize("mean", [0.5, 9.0, math.nan, math.inf])
-def test_impossible_tokens_per_step_are_named(mean: float) -> None:
-    with pytest.raises(ConfigError, match="tokens-per-step"):
-        given_steps(mean, 7, 0.0)
 
 
 def test_a_step_is_sampled_from_those_of_its_size() -> None:
