@@ -59,35 +59,16 @@ class RoutingConfig(Section):
         (WORKSPACE_HEADER, SESSION_HEADER),
         description="headers or gRPC metadata whose value keeps calls on one replica; the first one present counts",
     )
-    hash_balance_factor: int = Field(
-        BALANCE_PERCENT, ge=101, le=1000,
-        description="limit of a replica's running calls, relative to the mean; more calls go to the next replica",
-        json_schema_extra={"unit": "percent"},
-    )  # fmt: skip
     retries: int = Field(
         3, ge=0, le=10, description="retries on other replicas of a call that has received no byte",
         json_schema_extra={"unit": "tries"},
     )  # fmt: skip
-    connect_s: float = Field(1.0, gt=0, description="connection timeout, after which Envoy tries another replica")
 
 
 class HealthConfig(Section):
     """When Envoy stops sending calls to a listed replica: failed probes of /readyz, or errors in its answers."""
 
     interval_s: float = Field(1.0, gt=0, le=60, description="time between two probes of /readyz")
-    timeout_s: float = Field(2.0, gt=0, le=60, description="a probe that takes longer fails")
-    unhealthy_after: int = Field(2, ge=1, description="failed probes in a row", json_schema_extra={"unit": "probes"})
-    eject_after: int = Field(
-        5,
-        ge=1,
-        description="consecutive 5xx answers, or broken connections over gRPC",
-        json_schema_extra={"unit": "errors"},
-    )
-    ejected_s: float = Field(10.0, gt=0, description="duration of the first ejection; each further one adds as much")
-    max_ejected_percent: int = Field(
-        50, ge=0, le=100, description="limit of a release's replicas that are ejected at once",
-        json_schema_extra={"unit": "percent"},
-    )  # fmt: skip
 
 
 class AutoscalingConfig(Section):

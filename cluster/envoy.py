@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster.config import RING_PLACES, ClusterConfig, ModelConfig
+from cluster.config import BALANCE_PERCENT, RING_PLACES, ClusterConfig, ModelConfig
 from cluster.fleet import Fleet, Replica
 from cluster.state_folder import replace_files
 from server.body_budget import MAX_MESSAGE_BYTES
@@ -36,6 +36,12 @@ _NO_LIMIT = 1 << 20
 # Below the servers' 75 s, so that no call arrives on a connection that its server just closed.
 _IDLE_S = 60.0  # of a connection to a replica
 _HEADERS_S = 30.0  # for a client to send its headers
+_CONNECT_S = 1.0  # to a replica; then another one is tried
+_PROBE_S = 2.0  # a probe of /readyz that takes longer fails
+_FAILED_PROBES = 2  # in a row, after which a replica gets no calls
+_ERRORS_IN_A_ROW = 5  # 5xx answers, or broken connections over gRPC, that eject a replica
+_EJECTED_S = 10.0  # the first ejection; each further one takes as much longer
+_MOST_EJECTED_PERCENT = 50  # of a release's replicas at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,13 +305,13 @@ def _route_settings(config: ClusterConfig, face: Face) -> Json:
 def _cluster(config: ClusterConfig, service: str, face: Face, spread: Spread, watched: Json) -> Json:
     """The cluster of a release for one way of load balancing. A replica that leaves the endpoints gets no more calls
     and finishes its running ones."""
-    health = config.health
+    interval = _seconds(config.health.interval_s)
     cluster: Json = {
         "@type": f"{_TYPES}.config.cluster.v3.Cluster",
         "name": _cluster_name(service, spread),
         "type": "EDS",
         "eds_cluster_config": {"service_name": service, "eds_config": watched},
-        "connect_timeout": _seconds(config.routing.connect_s),
+        "connect_timeout": _seconds(_CONNECT_S),
         "ignore_health_on_host_removal": True,
         # Do not merge updates: a change of a replica's health takes effect at once.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": _OFF},
@@ -318,21 +324,19 @@ def _cluster(config: ClusterConfig, service: str, face: Face, spread: Spread, wa
         },
         "health_checks": [
             {
-                "timeout": _seconds(health.timeout_s),
-                "interval": _seconds(health.interval_s),
-                "no_traffic_interval": _seconds(health.interval_s),
-                "unhealthy_threshold": health.unhealthy_after,
+                "timeout": _seconds(_PROBE_S),
+                "interval": interval,
+                "no_traffic_interval": interval,
+                "unhealthy_threshold": _FAILED_PROBES,
                 "healthy_threshold": 1,
                 "http_health_check": {"host": "localhost", "path": "/readyz", "codec_client_type": "HTTP1"},
             }
         ],
-        "outlier_detection": _outlier_detection(config, face),
+        "outlier_detection": _outlier_detection(face),
     }
     if spread == "least":
         return cluster | {"lb_policy": "LEAST_REQUEST"}
-    cluster["common_lb_config"]["consistent_hashing_lb_config"] = {
-        "hash_balance_factor": config.routing.hash_balance_factor
-    }
+    cluster["common_lb_config"]["consistent_hashing_lb_config"] = {"hash_balance_factor": BALANCE_PERCENT}
     return cluster | {"lb_policy": "RING_HASH", "ring_hash_lb_config": {"minimum_ring_size": RING_PLACES}}
 
 
@@ -351,21 +355,20 @@ def _upstream_protocol(face: Face) -> Json:
     }
 
 
-def _outlier_detection(config: ClusterConfig, face: Face) -> Json:
+def _outlier_detection(face: Face) -> Json:
     """Ejects a replica after consecutive errors. Over gRPC only broken connections count: Envoy cannot distinguish a
     replica's failures from errors that calls cause themselves, such as unattainable deadlines, which come in rows under
     load."""
-    health = config.health
     by_answers, by_connections = (100, 0) if face == "http" else (0, 100)
     return {
-        "consecutive_5xx": health.eject_after,
+        "consecutive_5xx": _ERRORS_IN_A_ROW,
         "enforcing_consecutive_5xx": by_answers,
         "split_external_local_origin_errors": face == "grpc",
-        "consecutive_local_origin_failure": health.eject_after,
+        "consecutive_local_origin_failure": _ERRORS_IN_A_ROW,
         "enforcing_consecutive_local_origin_failure": by_connections,
         "interval": _seconds(1.0),
-        "base_ejection_time": _seconds(health.ejected_s),
-        "max_ejection_percent": health.max_ejected_percent,
+        "base_ejection_time": _seconds(_EJECTED_S),
+        "max_ejection_percent": _MOST_EJECTED_PERCENT,
         # A replica that fails calls usually answers /readyz, and its ejection would end with the next probe.
         "successful_active_health_check_uneject_host": False,
         "enforcing_consecutive_gateway_failure": 0,

@@ -71,7 +71,7 @@ def test_settings_of_a_release_override_the_models(tmp_path: Path) -> None:
         ({"models": [{**CODER, "releases": {"blue": {"weight": 0}}}]}, "releases: at least one needs a weight above 0"),
         ({"models": [{**CODER, "releases": {}}]}, "models.0: Value error, releases: at least one needs"),
         ({"models": [CODER], "routing": {"affinity_headers": ["X-Session"]}}, "routing.affinity_headers.0"),
-        ({"models": [CODER], "routing": {"hash_balance_factor": 100}}, "routing.hash_balance_factor"),
+        ({"models": [CODER], "routing": {"retries": 11}}, "routing.retries"),
         ({"models": [CODER], "listen": {"tls_cert": "c.pem"}}, "listen: Value error, tls_cert needs tls_key"),
         ({"models": [CODER], "listen": {"tls_client_ca": "c.pem"}}, "tls_client_ca needs tls_cert"),
         ({"models": [{**CODER, "http_port": False}]}, "models.0.http_port: Value error, must not be true or false"),

@@ -108,9 +108,12 @@ async def test_a_killed_replica_fails_no_call_without_a_first_byte(tmp_path: Pat
     assert load.all == 500
 
 
-async def test_a_replica_with_five_consecutive_failures_is_ejected(tmp_path: Path) -> None:
+async def test_a_replica_with_five_consecutive_failures_is_ejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.envoy._EJECTED_S", 3600.0)
     async with (
-        envoy_fleet(tmp_path, ["blue", "blue"], health={"ejected_s": 3600.0}) as fleet,
+        envoy_fleet(tmp_path, ["blue", "blue"]) as fleet,
         httpx.AsyncClient(trust_env=False, timeout=60) as client,
     ):
         await fleet.add("broken", target="scripted:0:0:64:broken")
@@ -170,9 +173,10 @@ async def test_an_answer_marked_by_a_replica_is_not_retried(
     assert [count and int(count[1]) for count in counts] == [*range(1, attempts + 1)]
 
 
-async def test_client_errors_eject_no_replica(tmp_path: Path) -> None:
+async def test_client_errors_eject_no_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.envoy._MOST_EJECTED_PERCENT", 100)
     async with (
-        envoy_fleet(tmp_path, ["blue"], health={"max_ejected_percent": 100}) as fleet,
+        envoy_fleet(tmp_path, ["blue"]) as fleet,
         grpc.aio.insecure_channel(fleet.grpc) as channel,
     ):
         for _ in range(12):

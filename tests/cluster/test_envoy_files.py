@@ -108,14 +108,15 @@ def test_an_invalid_host_is_named_and_nothing_is_written(tmp_path: Path) -> None
     assert listed(files, "blue") == [("10.0.0.1", 9001, "a")]
 
 
-def test_seconds_are_in_envoys_format(tmp_path: Path) -> None:
+def test_seconds_are_in_envoys_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = EnvoyFiles(tmp_path)
-    config, fleet = made(replica("a"), routing={"connect_s": 0.00005}, health={"ejected_s": 1234567.5})
+    monkeypatch.setattr("cluster.envoy._EJECTED_S", 1234567.5)
+    config, fleet = made(replica("a"), health={"interval_s": 0.00005})
     write_fleet(config, fleet, files)
     cluster = json.loads(files.clusters.read_text())["resources"][0]
-    assert cluster["connect_timeout"] == "0.00005s"
+    assert cluster["connect_timeout"] == "1s"
     assert cluster["outlier_detection"]["base_ejection_time"] == "1234567.5s"
-    assert cluster["health_checks"][0]["interval"] == "1s"
+    assert cluster["health_checks"][0]["interval"] == "0.00005s"
 
 
 def test_the_admin_port_is_on_loopback_whatever_the_listeners_are(tmp_path: Path) -> None:
