@@ -26,7 +26,7 @@ import psutil
 from cluster.config import ClusterConfig, ListenConfig
 from cluster.envoy import EnvoyFiles, write_bootstrap, write_fleet
 from cluster.fleet import Fleet
-from cluster.state_folder import bound_log
+from cluster.state_folder import bound_log, log_tail
 from cluster.supervisor import Supervisor
 from server.auth.access import TlsFiles
 from specdec.errors import ConfigError, SpecdecError
@@ -36,7 +36,6 @@ _START_S = 20.0  # for Envoy to become ready
 _STOP_S = 5.0  # between SIGTERM and SIGKILL
 _ADMIN_S = 2.0  # for an answer of the admin interface
 _POLL_S = 0.05
-_TAIL_BYTES = 2000  # of the log that an error quotes
 _LOG_CHECK_S = 10.0  # between two checks of the log's size
 _HOST_LINE = re.compile(r"^(?P<cluster>[^:]+)::(?P<host>.+:\d+)::(?P<name>[a-z_]+)::(?P<value>.*)$")
 
@@ -279,9 +278,9 @@ class EnvoyProcess:
         try:
             while not await self.admin.is_ready():
                 if self._process.returncode is not None:
-                    raise EnvoyError(f"Envoy did not start: {self._log_tail()}")
+                    raise EnvoyError(f"Envoy did not start: {log_tail(self._log_file)}")
                 if time.monotonic() > until:
-                    raise EnvoyError(f"Envoy was not ready in {_START_S:g} s: {self._log_tail()}")
+                    raise EnvoyError(f"Envoy was not ready in {_START_S:g} s: {log_tail(self._log_file)}")
                 await asyncio.sleep(_POLL_S)
         except BaseException:
             await self._end()
@@ -331,7 +330,7 @@ class EnvoyProcess:
             await self._spawn()
         assert self._process is not None  # started
         code = await self._exit_status(self._process)
-        raise EnvoyError(f"it exited with status {code}: {self._log_tail()}")
+        raise EnvoyError(f"it exited with status {code}: {log_tail(self._log_file)}")
 
     async def _exit_status(self, process: asyncio.subprocess.Process) -> int:
         """Waits for the exit of ``process``, and bounds its log meanwhile."""
@@ -340,8 +339,3 @@ class EnvoyProcess:
                 return await asyncio.wait_for(process.wait(), _LOG_CHECK_S)
             except TimeoutError:
                 bound_log(self._log_file)
-
-    def _log_tail(self) -> str:
-        with self._log_file.open("rb") as log:
-            log.seek(max(0, log.seek(0, 2) - _TAIL_BYTES))
-            return log.read().decode("utf-8", "replace").strip() or "its log is empty"

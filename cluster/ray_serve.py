@@ -237,7 +237,7 @@ class ServerReplica:
         await self._notify("retire")
         await asyncio.sleep(SETTLE_S)
         self._process.begin_stop()
-        await self._process.stopped(asyncio.sleep)
+        await self._process.stopped()
         await self._leave()
 
     async def _leave(self) -> None:

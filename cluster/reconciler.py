@@ -63,7 +63,6 @@ class Reconciler:
         self._interval_s = interval_s
         self._beats = {replica.id: _Beat(clock()) for replica in fleet.replicas}
         self._reconciled_s = clock()
-        self.failed_writes = 0
         self.write_error = ""  # of the last write; empty: it succeeded
         self._publish()
 
@@ -216,8 +215,7 @@ class Reconciler:
             self.write_error = ""
 
     def _note(self, error: OSError) -> None:
-        self.failed_writes += 1
-        self.write_error = f"the fleet's files cannot be written: {error} ({self.failed_writes} times in all)"
+        self.write_error = f"the fleet's files cannot be written: {error}"
         _LOG.error("%s", self.write_error)
 
 

@@ -6,14 +6,13 @@ shares no interpreter with administration.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,13 @@ import yaml
 
 from cluster.autoscale import ReplicaLoad
 from cluster.config import settings_of
-from cluster.state_folder import bound_log, private_folder, replace_files
+from cluster.state_folder import bound_log, log_tail, private_folder, replace_files
 from specdec.config import Config
 from specdec.control_groups import usable_cores
 from specdec.errors import ModelError
 
 _PR_SET_PDEATHSIG = 1
 _REQUEST_S = 2.0  # timeout of /readyz and /v1/loads
-_LOG_TAIL = 2000  # bytes of a dead server's log that its error quotes
 _KILL_AFTER_S = 5.0  # after the drain time
 
 
@@ -133,10 +131,7 @@ class ReplicaProcess:
 
     def exit_reason(self) -> str:
         """The exit status, and the end of the log."""
-        with self._log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL))
-            tail = log.read().decode("utf-8", "replace").strip()
-        return f"the server exited with status {self._process.poll()}; {self._log} ends with: {tail}"
+        return f"the server exited with status {self._process.poll()}; {self._log}: {log_tail(self._log)}"
 
     def begin_stop(self) -> None:
         """Sends SIGTERM: the server accepts no more calls, and exits when the running ones end or its drain time is
@@ -144,13 +139,13 @@ class ReplicaProcess:
         if self.alive:
             self._process.send_signal(signal.SIGTERM)
 
-    async def stopped(self, sleep: Callable[[float], Any]) -> None:
+    async def stopped(self) -> None:
         """Waits for the exit after `begin_stop`; kills the server if it exceeds its drain time."""
         late_s = time.monotonic() + self._drain_s + _KILL_AFTER_S
         while self.alive:
             if time.monotonic() > late_s:
                 self._process.kill()
-            await sleep(0.05)
+            await asyncio.sleep(0.05)
         await self._client.aclose()
 
     def _with_ports(self, settings: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from specdec.config import problems
 from specdec.errors import ConfigError
 
 LOG_BYTES = 16 << 20  # size at which a log is rotated
+_TAIL_BYTES = 2000  # of a log that an error quotes
 
 
 class FleetState(BaseModel):
@@ -143,3 +144,10 @@ def bound_log(path: Path, limit: int = LOG_BYTES) -> None:
             with contextlib.suppress(OSError):  # truncate it even if the disk has no room for the copy
                 shutil.copy(path, path.with_name(f"{path.name}.1"))
             os.truncate(path, 0)
+
+
+def log_tail(path: Path) -> str:
+    """The end of a log, for an error to quote."""
+    with path.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        return log.read().decode("utf-8", "replace").strip() or "its log is empty"

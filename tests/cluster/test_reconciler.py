@@ -228,7 +228,6 @@ def test_reports_during_a_full_disk_are_written_within_a_period_after() -> None:
     kept.reconciler.retire(stays)
     kept.pass_time(SILENT_S + 2, joined)
     assert kept.reconciler.write_error
-    assert kept.reconciler.failed_writes >= SILENT_S
     kept.disk_is_full = False
     kept.pass_time(1.0, joined)
     assert kept.written[-1] == kept.reconciler.fleet

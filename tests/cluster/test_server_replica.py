@@ -44,7 +44,7 @@ class ScriptedProcess:
         """Start to stop while calls continue."""
         self.stopping.set()
 
-    async def stopped(self, _: Any) -> None:
+    async def stopped(self) -> None:
         """Once they are done."""
         await self.over.wait()
         self.alive = False

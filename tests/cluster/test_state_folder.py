@@ -15,7 +15,7 @@ import pytest
 from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
 from cluster.fleet import Fleet, Replica, ReplicaState, with_replica, with_weights
-from cluster.state_folder import FleetState, bound_log, is_locked, locked, private_folder, replace_files
+from cluster.state_folder import FleetState, bound_log, is_locked, locked, log_tail, private_folder, replace_files
 from specdec.errors import ConfigError
 from tools.markdown import REPOSITORY
 
@@ -78,6 +78,15 @@ def test_a_too_large_log_is_rotated_and_its_writer_continues(tmp_path: Path) -> 
         writer.write(b"last")
     assert log.read_bytes() == b"last"
     assert (tmp_path / "envoy.log.1").read_bytes() == b"first " * 10 + b"more " * 10
+
+
+def test_an_error_quotes_the_end_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "envoy.log"
+    log.write_bytes(b"first " * 1000 + b"\xff last\n")
+    assert len(log_tail(log)) <= 2000
+    assert log_tail(log).endswith("first \ufffd last")
+    log.write_bytes(b"")
+    assert log_tail(log) == "its log is empty"
 
 
 def state() -> FleetState:
