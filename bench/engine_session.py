@@ -241,7 +241,7 @@ def _workloads(parts: EngineParts, plan: EngineBenchPlan, report: EngineReport, 
     found: list[Workload] = []
     for name in plan.workloads:
         try:
-            found += make_workload(name, parts.tokenizer, plan.prompts, plan.max_tokens, note, plan.at_once)
+            found.append(make_workload(name, parts.tokenizer, plan.prompts, plan.max_tokens, note, plan.at_once))
         except WorkloadUnavailableError as error:
             note(f"{name}: {error}")
     if plan.workloads and not found:

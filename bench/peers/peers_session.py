@@ -37,7 +37,7 @@ def peer_prompts(
     found: list[PeerPrompt] = []
     for name in workloads:
         try:
-            (workload,) = make_workload(name, tokenizer, count, max_tokens, note)
+            workload = make_workload(name, tokenizer, count, max_tokens, note)
         except WorkloadUnavailableError as error:
             note(f"{name}: {error}")
             continue

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-WORKLOAD_NAMES = ("humaneval", "edit", "fim", "typing", "chat", "concurrent", "mixed")
-MIXES = ("humaneval", "chat", "mixed", "edit")  # of concurrent prompts
+CONCURRENT_NAMES = ("concurrent/humaneval", "concurrent/chat", "concurrent/mixed", "concurrent/edit")
+SINGLE_NAMES = ("humaneval", "edit", "fim", "typing", "chat", "mixed")  # one prompt after the other
+WORKLOAD_NAMES = SINGLE_NAMES + CONCURRENT_NAMES
 FETCHED_NAMES = ("next_edit",)  # made from packages that the first use fetches
-CONCURRENT_NAMES = tuple(f"concurrent/{mix}" for mix in MIXES)
 EDIT_ROADS = ("predict-edit", "completions", "llama.cpp")  # of `specdec bench edits`

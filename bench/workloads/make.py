@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain, islice, zip_longest
 
-from bench.workloads import CONCURRENT_NAMES, FETCHED_NAMES, MIXES
+from bench.workloads import CONCURRENT_NAMES, FETCHED_NAMES
 from bench.workloads.next_edit import edit_prompts
 from bench.workloads.prompts import HOLES, KINDS, TYPED, tokenised
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, uncounted
@@ -41,8 +41,8 @@ def prompts_of(kind: str, tokenizer: Tokenizer, count: int, max_tokens: int | No
 
 def make_workload(
     name: str, tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Note, at_once: int = AT_ONCE
-) -> list[Workload]:
-    """The workload ``name`` (see `bench.workloads`), or each mix of ``concurrent``.
+) -> Workload:
+    """The workload ``name`` (see `bench.workloads`).
 
     count: counted prompts, as far as there are so many. max_tokens: replaces each workload's own limit. note: receives
     every omitted part with the reason. at_once: concurrent prompts of a concurrent workload.
@@ -51,10 +51,8 @@ def make_workload(
         WorkloadUnavailableError: no part of it is available.
         ValueError: there is no such workload.
     """
-    if name == "concurrent":
-        return _mixes(tokenizer, count, max_tokens, note, at_once)
     if name in CONCURRENT_NAMES:
-        return [_concurrent(name.partition("/")[2], tokenizer, count, max_tokens, at_once, warm_up=True)]
+        return _concurrent(name, tokenizer, count, max_tokens, at_once)
     if name == "mixed":
         prompts = _mixed(tokenizer, count, max_tokens, note)
     elif name in SESSION_SIZE:  # the first requests of a session are warm-up enough
@@ -64,36 +62,21 @@ def make_workload(
         prompts = uncounted(prompts[:1]) + prompts[1:]
     else:
         raise ValueError(f"{name}: no such workload")
-    return [Workload(name, tuple((prompt,) for prompt in prompts))]
+    return Workload(name, tuple((prompt,) for prompt in prompts))
 
 
-def _concurrent(
-    mix: str, tokenizer: Tokenizer, count: int, max_tokens: int | None, at_once: int, *, warm_up: bool
-) -> Workload:
+def _concurrent(name: str, tokenizer: Tokenizer, count: int, max_tokens: int | None, at_once: int) -> Workload:
     """``count`` prompts, at least `TURNS` times ``at_once``, after a short round as warm-up."""
-    first = at_once if warm_up else 0
-    number = max(count, TURNS * at_once) + first
+    mix = name.partition("/")[2]
+    number = max(count, TURNS * at_once) + at_once
     kinds = ("edit", "chat", "humaneval") if mix == "mixed" else (mix,)
     found = [
         prompts_of(kind, tokenizer, -(-number // len(kinds)), max_tokens or (EDIT_TOKENS if kind == "edit" else None))
         for kind in kinds
     ]
     prompts = _in_turn(found)[:number]
-    groups = [tuple(uncounted(prompts[:first], WARM_UP_TOKENS)), tuple(prompts[first:])]
-    return Workload(f"concurrent/{mix}", tuple(group for group in groups if group), at_once)
-
-
-def _mixes(tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Note, at_once: int) -> list[Workload]:
-    found: list[Workload] = []
-    for mix in MIXES:
-        try:
-            # One warm-up is enough for all: it measures the cost of a full batch.
-            found.append(_concurrent(mix, tokenizer, count, max_tokens, at_once, warm_up=not found))
-        except WorkloadUnavailableError as error:
-            note(f"concurrent/{mix}: {error}")
-    if not found:
-        raise WorkloadUnavailableError("none of its kinds of prompts is available")
-    return found
+    groups = (tuple(uncounted(prompts[:at_once], WARM_UP_TOKENS)), tuple(prompts[at_once:]))
+    return Workload(name, groups, at_once)
 
 
 def _mixed(tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Note) -> list[BenchPrompt]:

@@ -12,7 +12,7 @@ import click
 
 from bench.engine_runs import FIXED_GRID
 from bench.peers import ENGINES, PEER_WORKLOADS
-from bench.workloads import CONCURRENT_NAMES, FETCHED_NAMES, WORKLOAD_NAMES
+from bench.workloads import FETCHED_NAMES, SINGLE_NAMES, WORKLOAD_NAMES
 from specdec.cli.bench_output import (
     count_option,
     json_option,
@@ -54,8 +54,8 @@ def _drafts_fields(command: Command) -> Command:
 @click.option("--head", "heads", multiple=True, metavar="FOLDER", help="An EAGLE-3 head; may be repeated.")
 @click.option("--draft", "drafts", multiple=True, metavar="MODEL", help="A draft model; may be repeated.")
 @click.option(
-    "--workload", "names", type=click.Choice([n for n in WORKLOAD_NAMES + FETCHED_NAMES if n != "concurrent"]),
-    multiple=True, default=("mixed",), show_default=True, help="May be repeated.",
+    "--workload", "names", type=click.Choice(SINGLE_NAMES + FETCHED_NAMES), multiple=True,
+    default=("mixed",), show_default=True, help="May be repeated.",
 )  # fmt: skip
 @click.option(
     "--prompts-file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -84,7 +84,7 @@ def drafts_command(
     if file is not None:
         workloads = [file_prompts(file, base.tokenizer, prompts, max_tokens)]
     else:
-        workloads = [w for name in names for w in make_workload(name, base.tokenizer, prompts, max_tokens, say)]
+        workloads = [make_workload(name, base.tokenizer, prompts, max_tokens, say) for name in names]
     report = compare(base, candidates, workloads, say)
     figures = report.as_dict()
     if path is not None:
@@ -105,12 +105,12 @@ ARM_TOKENS = 20480  # of KV cache per arm: all arms run at the same time
 @click.command("engine")
 @engine_options
 @click.option(
-    "--workload", "workloads", type=click.Choice(WORKLOAD_NAMES + FETCHED_NAMES + CONCURRENT_NAMES), multiple=True,
-    help="May be repeated; default: all but next_edit and those with a slash. `concurrent` is all four mixes.",
+    "--workload", "workloads", type=click.Choice(WORKLOAD_NAMES + FETCHED_NAMES), multiple=True,
+    help="May be repeated; default: all but next_edit.",
 )  # fmt: skip
 @count_option("--prompts", default=8, help="Per workload.")
 @click.option(
-    "--at-once", type=click.IntRange(2, 64), default=8, show_default=True, help="Concurrent requests of `concurrent`."
+    "--at-once", type=click.IntRange(2, 64), default=8, show_default=True, help="Requests at once of `concurrent/...`."
 )
 @click.option(
     "--max-tokens", type=click.IntRange(min=8), help="Length limit of an answer; default: each workload's own."

@@ -18,7 +18,7 @@ from bench.engine_bench import BenchError
 from bench.engine_runs import FIXED_GRID
 from bench.engine_session import EngineBenchPlan, EngineReport, OffCost, OffCostBench, report_tables, run_session
 from bench.machine import commit, cpu_model, engine_facts
-from bench.workloads import WORKLOAD_NAMES
+from bench.workloads import CONCURRENT_NAMES
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, uncounted
 from specdec.cli.main import cli
 from specdec.config import EngineConfig
@@ -34,7 +34,7 @@ STEPS = 12  # of each request of the cost of off
 
 def small_workload(
     name: str, tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Callable[[str], None], at_once: int
-) -> list[Workload]:
+) -> Workload:
     """Replaces `make_workload` by prompts that fit a tiny model."""
     if name == "fim":
         raise WorkloadUnavailableError("the model has no fill-in-the-middle tokens")
@@ -43,9 +43,9 @@ def small_workload(
         BenchPrompt(f"{name}/{i}", tuple(tokenizer.encode(text)), stopping, tuple(tokenizer.encode(text)), name)
         for i, text in enumerate(TEXTS)
     ]
-    if name == "concurrent":
-        return [Workload("concurrent/all", (tuple(prompts),))]
-    return [Workload(name, tuple((prompt,) for prompt in [*uncounted(prompts[:1]), *prompts[1:]]))]
+    if name in CONCURRENT_NAMES:
+        return Workload(name, (tuple(prompts),))
+    return Workload(name, tuple((prompt,) for prompt in [*uncounted(prompts[:1]), *prompts[1:]]))
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def shown(report: EngineReport) -> str:
 
 def test_everything_at_once() -> None:
     report, said = run(
-        workloads=("chat", "fim", "concurrent"),
+        workloads=("chat", "fim", "concurrent/chat"),
         fixed=(FIXED_GRID[0], FIXED_GRID[-1]),
         off_cost=True,
         control_time=True,
@@ -87,7 +87,7 @@ def test_everything_at_once() -> None:
     )
     figures = json.loads(json.dumps(report.as_dict(), allow_nan=False))
     assert figures["workloads"]["chat"]["prompts"] == 2
-    assert figures["workloads"]["concurrent/all"]["prompts"] == 3
+    assert figures["workloads"]["concurrent/chat"]["prompts"] == 3
     assert figures["skipped"] == ["fim: the model has no fill-in-the-middle tokens"]
     assert "skipped fim: the model has no fill-in-the-middle tokens" in said
     assert set(figures["fixed_ms_per_token"]["chat"]) == {"off", "auto", *report.fixed}
@@ -97,7 +97,7 @@ def test_everything_at_once() -> None:
     assert figures["off_cost"]["steps"] == 8 * STEPS
     assert figures["machine"]["read_bandwidth_gb_s"] == 42.0
     text = shown(report)
-    for word in ("chat", "concurrent/all", "best fixed", "step_ratio_of_medians", "controller's time"):
+    for word in ("chat", "concurrent/chat", "best fixed", "step_ratio_of_medians", "controller's time"):
         assert word in text
 
 
@@ -192,7 +192,3 @@ def test_command_writes_json_and_tables(tmp_path: Path, monkeypatch: pytest.Monk
     assert built[0].kv_tokens == 2 * 20480
     assert CliRunner().invoke(cli, [*words, "--at-once", "300"]).exit_code == 2
     assert CliRunner().invoke(cli, [*words[:-1], str(tmp_path / "no" / "folder.json")]).exit_code == 2
-
-
-def test_names_of_workloads_are_those_of_the_command() -> None:
-    assert set(WORKLOAD_NAMES) == {"humaneval", "edit", "fim", "typing", "chat", "concurrent", "mixed"}

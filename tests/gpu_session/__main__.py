@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from bench.workloads import CONCURRENT_NAMES
 from tests.gpu_session.session import RESULT, Session, Task, python
 from tests.gpu_session.wheels import COMMANDS, ENGINE, ROOT, TESTS, unpack
 
@@ -64,7 +65,7 @@ def plan(on_gpu: bool, pairs: int) -> list[Task]:
         for name, words in benches
     ]
     engine = ["--device", "cuda", "--drafter", "oracle:0.8", "--drafter", "suffix", "--prompts", "3"]
-    workloads = [word for name in ("edit", "chat", "concurrent") for word in ("--workload", name)]
+    workloads = [word for name in ("edit", "chat", *CONCURRENT_NAMES) for word in ("--workload", name)]
     tasks += [
         Task("engine", f"bench engine {target}", python(CLI, "bench", "engine", "--target", target,
              *engine, *workloads, "--json", RESULT), needs=COMMANDS, alone=True)

@@ -42,7 +42,7 @@ def test_a_session_is_warmed_in_full_and_its_answers_end_by_themselves(
     ends = StoppingParams(max_tokens=50, stop=("\n\n",), stop_token_ids=(7,))
     counted = (False, True, True, True, False, True)
     made = [BenchPrompt(f"fim/{i}", (i,), ends, session="abcdef"[i // 4], counted=c) for i, c in enumerate(counted)]
-    monkeypatch.setattr(module, "make_workload", lambda *given: [Workload("fim", tuple((prompt,) for prompt in made))])
+    monkeypatch.setattr(module, "make_workload", lambda *given: Workload("fim", tuple((prompt,) for prompt in made)))
     found = peer_prompts(tokenizer, ("fim",), 2, 50, lambda line: None)
     assert [(p.name, p.counted, p.max_tokens) for p in found] == [
         ("fim/0", False, 50), ("fim/1", True, 50), ("fim/2", True, 50),
