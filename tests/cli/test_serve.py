@@ -21,3 +21,10 @@ def test_the_disk_cache_takes_a_quarter_of_its_own_volume(tmp_path: Path, monkey
     for own, expected in ((None, 1000), (volume / "prefix", 100)):
         engine = EngineConfig(cache_dir=tmp_path / "cache" / "specdec", kv_disk_folder=own)
         assert with_disk_cache(Config(engine=engine)).engine.kv_disk_bytes == expected
+
+
+def test_several_engines_share_a_quarter_of_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4000))
+    engines = {name: EngineConfig(cache_dir=tmp_path) for name in ("fim", "writer")}
+    found = with_disk_cache(Config(engines=engines)).engines
+    assert [engine.kv_disk_bytes for engine in found.values()] == [500, 500]
