@@ -40,7 +40,7 @@ def doctor_command(engine_config: EngineConfig) -> None:
     from specdec.models.memory import available_bytes
     from verify_kernels.backend_selection import load_kernels, self_test
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     threads = engine_config.threads or usable_cores()
     console.print(f"machine      {platform.machine()}, {threads} threads, Python {platform.python_version()}")
     total = psutil.virtual_memory().total

@@ -20,7 +20,7 @@ class ProgressBar:
 
     def __init__(self, console: Console | None = None) -> None:
         console = console or Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
         self._bars = Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal)
         self._tasks: dict[str, TaskID] = {}
 
@@ -66,7 +66,7 @@ class LiveLine:
 
     def note(self, line: str) -> None:
         """Print a line above."""
-        self._console.print(line, style="dim", highlight=False)
+        self._console.print(line, style="dim", highlight=False, markup=False)
 
     def show(self, line: str) -> None:
         """Replace the line."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from specdec.cli.checks import speed_lines
 from specdec.cli.main import cli
+from specdec.cli.progress_bar import LiveLine, ProgressBar
 from tests.models.tiny import make_tiny_model
 
 
@@ -52,6 +55,18 @@ def test_missing_values_are_reported_as_unknown(tmp_path: Path) -> None:
     for name, reason in (("/no/model.gguf", "no such file or folder"), ("smollm2-135", "did you mean smollm2-135m?")):
         done = doctor(tmp_path / "cache", "--target", name)
         assert (done.exit_code, reason in " ".join(done.stdout.split())) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["/no/[slug]/model.gguf", "/no/[/slug]/model.gguf"])
+def test_brackets_in_a_path_are_no_markup(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    done = doctor(tmp_path / "cache", "--target", name)
+    assert (done.exit_code, name in done.stdout) == (1, True)
+    LiveLine().note(name)
+    assert name in capsys.readouterr().err
+    error = io.StringIO()
+    with ProgressBar(Console(file=error, force_terminal=True, width=200)) as progress:
+        progress(name, 1, 2)
+    assert name in error.getvalue()
 
 
 def test_the_ceiling_is_bandwidth_over_bytes_read_per_step() -> None:
