@@ -194,8 +194,10 @@ def perplexity(parts: EngineParts, tokens: int, window: int = 512, text: str | N
     window: tokens per window. given: tokens at the start of each window that are not scored.
 
     Raises:
-        BenchError: a window is longer than the model's context, or no tokens are left to score.
+        BenchError: the model is on a GPU, a window is longer than its context, or no tokens are left to score.
     """
+    if parts.info.kernels == "triton":
+        raise BenchError("engine.device: bench perplexity measures the CPU's kernels; set it to cpu")
     ids = parts.tokenizer.encode(long_text() if text is None else text)
     longest, context = min(window + 1, len(ids)), parts.info.max_context
     if longest > context:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import cast
@@ -66,6 +67,15 @@ def test_perplexity_needs_something_to_score() -> None:
     for text in ("abcdef", ""):
         with pytest.raises(BenchError, match="given: must leave tokens"):
             perplexity(tiny_parts(), 10, 512, text, given=200)
+
+
+def test_a_model_on_a_gpu_is_refused() -> None:
+    parts = tiny_parts()
+    on_gpu = dataclasses.replace(parts, info=dataclasses.replace(parts.info, kernels="triton"))
+    with pytest.raises(BenchError, match="bench step measures the CPU's kernels"):
+        StepBench(on_gpu, parts.config)
+    with pytest.raises(BenchError, match="bench perplexity measures the CPU's kernels"):
+        perplexity(on_gpu, 64)
 
 
 def test_a_context_or_a_window_that_does_not_fit_is_told() -> None:
