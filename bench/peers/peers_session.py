@@ -19,6 +19,7 @@ from bench.peers.peers_report import PeersRun
 from bench.workloads.make import make_workload
 from bench.workloads.workload import BenchPrompt, WorkloadUnavailableError
 from specdec.errors import KernelError
+from specdec.models.memory import available_bytes
 from specdec.models.progress import Progress
 from specdec.models.resolve import load_tokenizer
 from specdec.models.tokenizer import Tokenizer
@@ -57,11 +58,6 @@ def _peer_prompt(tokenizer: Tokenizer, workload: str, prompt: BenchPrompt) -> Pe
     if made.counted or made.session:
         return made
     return dataclasses.replace(made, max_tokens=min(WARM_TOKENS, made.max_tokens))
-
-
-def available_bytes() -> int:
-    """Memory that is available without swapping."""
-    return int(psutil.virtual_memory().available)
 
 
 Say = Callable[[str], None]
