@@ -105,12 +105,12 @@ class RequestTable:
         if stream is not None:
             stream.fail(error)
 
-    def fail_all(self, error: RequestError) -> None:
-        """End every request in flight with ``error``."""
-        if self._by_engine_id:
-            _LOG.warning("%d requests in flight end: %s", len(self._by_engine_id), error)
-        for stream in list(self._by_engine_id.values()):
-            stream.fail(error)
+    def fail(self, engine_ids: Sequence[str], error: RequestError) -> None:
+        """End these requests, which are in flight, with ``error``."""
+        if engine_ids:
+            _LOG.warning("%d requests in flight end: %s", len(engine_ids), error)
+        for engine_id in engine_ids:
+            self._by_engine_id[engine_id].fail(error)
 
 
 MAX_SUSPECTS = 1024  # digests that are remembered
@@ -257,6 +257,9 @@ class EngineCalls:
                 future.set_exception(error)
 
 
+_NOT_SENT = "the engine stopped before it got this request; retry shortly"
+
+
 class EngineClient:
     """Submits requests and commands to the process that ``engine`` runs. Belongs to one event loop."""
 
@@ -343,9 +346,10 @@ class EngineClient:
 
     def fail_all(self, error: EngineDeadError) -> None:
         """End every request in flight with ``error``, in the engine too."""
-        for engine_id in self._table.engine_ids():
+        engine_ids = self._table.engine_ids()
+        for engine_id in engine_ids:
             self.engine.send(Frame.ABORT, engine_id)
-        self._table.fail_all(error)
+        self._table.fail(engine_ids, error)
 
     async def trace(self, limit: int) -> list[StepTrace]:
         """The engine's last ``limit`` steps, newest last; waits for the running step.
@@ -409,11 +413,15 @@ class EngineClient:
                 raise ValueError(f"unknown frame {kind!r}")
 
     def on_lost(self, error: EngineDeadError, *, died: bool = False) -> None:
-        """End every request and call with ``error``; after a death, suspect the requests that were running."""
+        """End every request and call with ``error``; after a death, suspect the requests that were running, and tell
+        those that were not sent that they had no part in it."""
         if died:
-            for request in self._table.requests(self._queue.running):
+            sent = set(self._queue.running)  # the end of one request sends the next, to nobody now
+            for request in self._table.requests(sent):
                 self._suspects.died(request)
-        self._table.fail_all(error)
+            unsent = [engine_id for engine_id in self._table.engine_ids() if engine_id not in sent]
+            self._table.fail(unsent, EngineDeadError(_NOT_SENT, error.retry_after_s))
+        self._table.fail(self._table.engine_ids(), error)
         self._calls.fail_all(error)
 
     async def _call(self, read: Callable[[Any], Any], kind: Frame, *parts: Any) -> Any:

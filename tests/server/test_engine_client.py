@@ -309,6 +309,22 @@ async def test_the_queue_behind_a_request_that_runs_alone_is_bounded() -> None:
         assert (doors.in_flight, client.holds_back) == (0, False)
 
 
+async def test_a_request_that_waits_when_the_engine_dies_is_not_blamed() -> None:
+    suspect = make_request("s", b"x" * 100, "slow")
+    errors: list[EngineDeadError] = []
+    async with running_client() as client:
+        for requests in ([suspect], [suspect, make_request("waiting"), make_request("behind it")]):
+            streams = [client.generate(request) for request in requests]
+            assert client.engine.pid is not None
+            os.kill(client.engine.pid, signal.SIGKILL)
+            for stream in streams:
+                with pytest.raises(EngineDeadError) as caught:
+                    _ = [event async for event in stream]
+                errors.append(caught.value)
+            await client.engine.wait_ready()
+    assert [error.engines_stopped for error in errors] == [1, 1, 0, 0]
+
+
 async def test_a_request_that_has_not_been_sent_to_the_engine_can_be_aborted() -> None:
     async with running_client() as client:
         held = client.generate(make_request("h", n=2), hold=True)
