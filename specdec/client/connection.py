@@ -230,11 +230,14 @@ class Connection:
     async def unary(self, method: Method, request: Any, timeout_s: float | None = None) -> Any:
         """The answer to one message.
 
+        The call is repeated with ``~`` appended to the request's id if the server still runs a former try.
+
         Raises:
             CallError: the last try failed, or the error is final.
         """
         until = end_of(timeout_s)
         attempt = stopped = 0
+        lost = False
         while True:
             attempt += 1
             address = self.address
@@ -244,6 +247,10 @@ class Connection:
             except grpc.aio.AioRpcError as error:
                 failure = CallError.of(error, address)
                 failure.engines_stopped = stopped = failure.engines_stopped + stopped
+                if lost and failure.code == grpc.StatusCode.ALREADY_EXISTS:
+                    request, lost = _renamed(request), False
+                    continue
+                lost = lost or failure.code == grpc.StatusCode.UNAVAILABLE
                 await self.pause(failure, attempt, until)
 
     async def stream(

@@ -19,6 +19,7 @@ from specdec.api.v1 import generation_pb2
 from specdec.client.connection import CallError, Connection, Credentials, RetryPolicy
 from specdec.errors import (
     ConfigError,
+    DuplicateRequestError,
     EngineDeadError,
     FieldViolation,
     InvalidRequestError,
@@ -42,8 +43,10 @@ class Script:
     def __init__(self, *errors: RequestError | grpc.StatusCode | str) -> None:
         self.errors, self.times, self.left = list(errors), list[float](), list[float | None]()
         self.metadata: list[dict[str, Any]] = []
+        self.asked = list[bytes]()  # of unary calls
 
     async def unary(self, request: bytes, context: Any) -> bytes:
+        self.asked.append(request)
         await self._next(context)
         return b"answer"
 
@@ -272,6 +275,18 @@ async def test_a_call_has_headers_that_keep_it_on_one_server(
     for metadata in script.metadata:
         assert {name: value for name, value in metadata.items() if name.startswith("x-")} == expected
     assert len(script.metadata) == 2
+
+
+async def test_a_unary_call_is_renamed_if_its_lost_try_still_runs() -> None:
+    taken = DuplicateRequestError("request_id 'r' is in flight; choose another")
+    request, kind = generation_pb2.GenerateRequest(request_id="r"), generation_pb2.GenerateRequest
+    script = Script(grpc.StatusCode.UNAVAILABLE, taken)
+    async with talking(script) as (connection, _, _):
+        method = lambda at: at.unary_unary("/a.B/U", request_serializer=kind.SerializeToString)  # noqa: E731
+        assert await connection.unary(method, request) == b"answer"
+        assert [kind.FromString(asked).request_id for asked in script.asked] == ["r", "r", "r~"]
+        script.errors.append(taken)  # by another call
+        assert (await failure(connection.unary(method, request))).code == grpc.StatusCode.ALREADY_EXISTS
 
 
 async def test_a_stream_that_is_reset_before_its_first_message_is_retried() -> None:
