@@ -6,7 +6,6 @@ import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 
 from server.auth.principal import Principal
@@ -24,110 +23,36 @@ class Outcome(StrEnum):
     REJECTED = "rejected"
 
 
-@dataclass(slots=True)
-class Acceptance:
-    """Counts of suggestions and of their characters."""
-
-    suggested: int = 0
-    shown: int = 0
-    accepted: int = 0
-    partially_accepted: int = 0
-    rejected: int = 0
-    shown_characters: int = 0
-    accepted_characters: int = 0
-    shown_ms: float = 0.0  # total time that suggestions were visible
-
-    def count(self, outcome: Outcome, characters: int, accepted: int, shown_ms: float, sign: int = 1) -> None:
-        """Count a suggestion of ``characters`` with ``outcome``; ``sign`` -1 revokes it."""
-        self.shown += sign
-        self.shown_characters += sign * characters
-        self.accepted_characters += sign * accepted
-        self.shown_ms += sign * shown_ms
-        self.accepted += sign * (outcome is Outcome.ACCEPTED)
-        self.partially_accepted += sign * (outcome is Outcome.PARTIALLY_ACCEPTED)
-        self.rejected += sign * (outcome is Outcome.REJECTED)
-
-
-OUTCOME_SUGGESTIONS, OUTCOME_SESSIONS = 4096, 1024
+OUTCOME_SUGGESTIONS = 4096
 
 # Tenant and cache salt
 Owner = tuple[str, str]
 
 
-@dataclass(slots=True)
-class _Suggestion:
-    session: str
-    characters: int
-    outcome: Outcome | None = None
-    accepted: int = 0
-    shown_ms: float = 0.0
-
-
 class OutcomeLog:
-    """Outcomes of the last `OUTCOME_SUGGESTIONS` suggestions and counts of the last `OUTCOME_SESSIONS` sessions;
-    ``total`` covers all."""
+    """Counts suggestions and their outcomes; knows the last `OUTCOME_SUGGESTIONS`."""
 
     def __init__(self) -> None:
-        self.total = Acceptance()
+        self.n_suggested = 0
         self.reached = Counter[str](dict.fromkeys(Outcome, 0))  # reports that changed an outcome: only grows
-        self._suggestions: OrderedDict[tuple[Owner, str], _Suggestion] = OrderedDict()
-        self._sessions: OrderedDict[tuple[Owner, str], Acceptance] = OrderedDict()
+        self._outcomes: OrderedDict[tuple[Owner, str], Outcome | None] = OrderedDict()
 
-    @property
-    def n_suggested(self) -> int:
-        """Suggestions so far."""
-        return self.total.suggested
+    def suggested(self, owner: Owner, suggestion: str) -> None:
+        """Record a complete suggestion with a text or an edit."""
+        self.n_suggested += 1
+        self._outcomes[owner, suggestion] = None
+        self._outcomes.move_to_end((owner, suggestion))
+        while len(self._outcomes) > OUTCOME_SUGGESTIONS:
+            self._outcomes.popitem(last=False)
 
-    def suggested(self, owner: Owner, suggestion: str, session: str, characters: int) -> None:
-        """Record a complete suggestion; an empty one is ignored."""
-        if not characters:
-            return
-        for figures in self._figures(owner, session):
-            figures.suggested += 1
-        self._suggestions[owner, suggestion] = _Suggestion(session, characters)
-        self._suggestions.move_to_end((owner, suggestion))
-        while len(self._suggestions) > OUTCOME_SUGGESTIONS:
-            self._suggestions.popitem(last=False)
-
-    def report(self, owner: Owner, suggestion: str, outcome: Outcome, accepted: int, shown_ms: float) -> bool:
-        """Record an outcome; a later report replaces it. Returns False for an unknown suggestion.
-
-        accepted: characters accepted, used for `Outcome.PARTIALLY_ACCEPTED`. shown_ms: time it was visible.
-        """
-        known = self._suggestions.get((owner, suggestion))
-        if known is None:
+    def report(self, owner: Owner, suggestion: str, outcome: Outcome) -> bool:
+        """Record an outcome; a later report replaces it. Returns False for an unknown suggestion."""
+        key = (owner, suggestion)
+        if key not in self._outcomes:
             return False
-        if outcome is Outcome.ACCEPTED:
-            accepted = known.characters
-        elif outcome is not Outcome.PARTIALLY_ACCEPTED:
-            accepted = 0
-        accepted = min(accepted, known.characters)
-        shown_ms = max(shown_ms, known.shown_ms)
-        self.reached[outcome] += known.outcome is not outcome
-        for figures in self._figures(owner, known.session):
-            if known.outcome is not None:
-                figures.count(known.outcome, known.characters, known.accepted, known.shown_ms, sign=-1)
-            figures.count(outcome, known.characters, accepted, shown_ms)
-        known.outcome, known.accepted, known.shown_ms = outcome, accepted, shown_ms
+        self.reached[outcome] += self._outcomes[key] is not outcome
+        self._outcomes[key] = outcome
         return True
-
-    def of_session(self, owner: Owner, session: str) -> Acceptance | None:
-        """A session's counts, if they are still kept."""
-        return self._sessions.get((owner, session))
-
-    def session_of(self, owner: Owner, suggestion: str) -> str:
-        """The session of a suggestion; empty if it has none or is unknown."""
-        known = self._suggestions.get((owner, suggestion))
-        return "" if known is None else known.session
-
-    def _figures(self, owner: Owner, session: str) -> list[Acceptance]:
-        if not session:
-            return [self.total]
-        figures = self._sessions.setdefault((owner, session), Acceptance())
-        self._sessions.move_to_end((owner, session))
-        while len(self._sessions) > OUTCOME_SESSIONS:
-            self._sessions.popitem(last=False)
-        return [self.total, figures]
 
 
 SESSIONS, IDLE_S, SESSION_CHARACTERS = 256, 1800.0, 1 << 25  # most sessions, idle seconds, characters of documents

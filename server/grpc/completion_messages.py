@@ -15,7 +15,7 @@ from server.completion.editor_session import Origin, Suggestion
 from server.completion.next_edit import EditPlace, EditReader, RecentEdit
 from server.completion.prompt_packer import SMALLEST_BUDGET
 from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
-from server.completion.service import Acceptance, Outcome
+from server.completion.service import Outcome
 from server.grpc.errors import rich_status, status_code
 from server.grpc.messages import (
     REASONS,
@@ -155,23 +155,19 @@ def read_edits(messages: Iterable[pb.TextEdit]) -> list[TextEdit]:
     return [TextEdit(m.start, m.end, m.text) for m in messages]
 
 
-def read_outcome(message: pb.ReportOutcomeRequest) -> tuple[Outcome, int, float]:
-    """Return outcome, characters accepted and milliseconds shown.
+def read_outcome(message: pb.ReportOutcomeRequest) -> Outcome:
+    """Return the outcome.
 
     Raises:
-        InvalidRequestError: fields are out of range; each one is listed.
+        InvalidRequestError: a field is missing; each one is listed.
     """
     violations = ViolationCollector()
     outcome = _OUTCOMES.get(message.outcome)
     violations.check(bool(message.suggestion_id), "suggestion_id", "must not be empty")
     violations.check(outcome is not None, "outcome", f"one of {', '.join(pb.Outcome.keys()[1:])} is needed")
-    partly = outcome is not Outcome.PARTIALLY_ACCEPTED or message.accepted_characters > 0
-    violations.check(partly, "accepted_characters", "must be positive if a part was accepted")
-    shown = math.isfinite(message.shown_ms) and message.shown_ms >= 0
-    violations.check(shown, "shown_ms", "must be a number of milliseconds, not negative")
     violations.raise_if_any()
     assert outcome is not None  # checked above
-    return outcome, message.accepted_characters, message.shown_ms
+    return outcome
 
 
 def event_message(event: RequestEvent, request_id: str, model: str) -> pb.CompleteResponse:
@@ -225,12 +221,3 @@ def ask_refused(ask_id: int, error: RequestError) -> pb.CompleteSessionResponse:
         if detail.Unpack(wait):
             message.retry_after_ms = wait.retry_delay.ToTimedelta() / timedelta(milliseconds=1)
     return pb.CompleteSessionResponse(refused=message)
-
-
-def acceptance_message(figures: Acceptance) -> pb.AcceptanceStats:
-    return pb.AcceptanceStats(
-        suggested=figures.suggested, shown=figures.shown, accepted=figures.accepted,
-        partially_accepted=figures.partially_accepted, rejected=figures.rejected,
-        shown_characters=figures.shown_characters, accepted_characters=figures.accepted_characters,
-        shown_ms=figures.shown_ms,
-    )  # fmt: skip

@@ -17,7 +17,6 @@ from server.completion.requests import CompletionOptions
 from server.completion.service import Owner
 from server.errors import DrainingError
 from server.grpc.completion_messages import (
-    acceptance_message,
     ask_refused,
     edit_messages,
     event_message,
@@ -221,9 +220,8 @@ class CompletionSession:
                 await put(suggestion_started(ask_id, suggestion))
                 async for text in suggestion.texts():
                     await put(suggestion_delta(ask_id, text))
-            self._service.outcomes.suggested(
-                self._owner, suggestion.suggestion_id, session.session_id, len(suggestion.text)
-            )
+            if suggestion.text:
+                self._service.outcomes.suggested(self._owner, suggestion.suggestion_id)
             await put(suggestion_finished(ask_id, suggestion))
             self._open_ask = None
         except (EngineDeadError, DrainingError) as error:
@@ -283,8 +281,8 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
                     await answer.write(event, event_message(event, asked.request_id, model.name))
             finally:
                 run.leave()
-            owner = service.owner(principal, asked.cache_salt)
-            service.outcomes.suggested(owner, asked.request_id, asked.session, len(run.text))
+            if run.text:
+                service.outcomes.suggested(service.owner(principal, asked.cache_salt), asked.request_id)
 
     @guarded
     async def CompleteSession(  # type: ignore[override]
@@ -305,24 +303,19 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
                 async for event in run.read():
                     for message in edit_messages(event, reader, asked.request_id, model.name):
                         if message.HasField("edit") and not suggested:  # it may be taken before the rest has come
-                            suggested, size = True, max(len(message.edit.text), message.edit.end - message.edit.start)
-                            service.outcomes.suggested(owner, asked.request_id, asked.session, size)
+                            suggested = True
+                            service.outcomes.suggested(owner, asked.request_id)
                         await answer.write(event, message)
             finally:
                 run.leave()
 
     @guarded
     async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeResponse:
-        outcome, accepted, shown_ms = read_outcome(request)
+        outcome = read_outcome(request)
         service = self._models.first.completion
-        outcomes = service.outcomes  # of all models
         owner = service.owner(current_caller(), request.cache.salt)
-        known = outcomes.report(owner, request.suggestion_id, outcome, accepted, shown_ms)
-        session = outcomes.session_of(owner, request.suggestion_id)
-        figures = outcomes.of_session(owner, session) if session else None
-        return pb.ReportOutcomeResponse(
-            known=known, session=None if figures is None else acceptance_message(figures)
-        )  # fmt: skip
+        known = service.outcomes.report(owner, request.suggestion_id, outcome)  # the outcomes of all models
+        return pb.ReportOutcomeResponse(known=known)
 
 
 async def _read(message: pb.CompleteRequest, context: Context, model: ServedModel) -> Request:

@@ -187,8 +187,8 @@ async def _fill_in(service: CompletionService, parsed: CompletionRequest, supers
             totals.add(event)
     finally:
         run.leave()
-    owner = service.owner(principal, request.cache_salt)
-    service.outcomes.suggested(owner, request.request_id, request.session, len(run.text))
+    if run.text:
+        service.outcomes.suggested(service.owner(principal, request.cache_salt), request.request_id)
     return run.text, totals
 
 
@@ -198,7 +198,6 @@ EVENT_FIELDS: Table = (
     text_field("completion_id", minLength=1),
     integer_field("choice_index", 0, INT31),
     text_field("select_kind", "A part was taken over, such as a line; also as a query field."),
-    Field("elapsed", {**NUMBER, "minimum": 0, "description": "Milliseconds that it was shown for."}, Body.number),
     text_field("cache_salt", "That of the completion, if it had one."),
 )
 _OUTCOMES = {"view": Outcome.SHOWN, "select": Outcome.ACCEPTED, "dismiss": Outcome.REJECTED}
@@ -209,20 +208,18 @@ async def log_event(call: Call) -> None:
     body = call.body()
     own = read_request(body, EVENT_FIELDS).own
     outcome = _OUTCOMES.get(own.get("type", ""))
-    completion, shown_ms = own.get("completion_id", ""), own.get("elapsed", 0.0)
+    completion = own.get("completion_id", "")
     if outcome is None:
         body.refuse("type", f"must be one of {', '.join(_OUTCOMES)}")
     if not completion:
         body.refuse("completion_id", "must be the id of a completion")
-    if shown_ms < 0:
-        body.refuse("elapsed", "must be a number of milliseconds, not negative")
     body.violations.raise_if_any()
     assert outcome is not None
     if outcome is Outcome.ACCEPTED and (own.get("select_kind") or call.query.get("select_kind")):
-        outcome = Outcome.PARTIALLY_ACCEPTED  # of how many characters is not said
+        outcome = Outcome.PARTIALLY_ACCEPTED
     service = call.model.completion
     owner = service.owner(current_caller(), own.get("cache_salt", ""))
-    service.outcomes.report(owner, completion, outcome, 0, shown_ms)
+    service.outcomes.report(owner, completion, outcome)
     await call.reply_data(200, b"", b"text/plain; charset=utf-8")
 
 

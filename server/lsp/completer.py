@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import re
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -30,7 +29,7 @@ from specdec.client.client import Client, Outcome
 
 REMEMBERED = 512  # suggestions whose outcome can still be reported
 _MAX_UNREPORTED = 256
-Report = Callable[[str, Outcome, int, float], Awaitable[None]]
+Report = Callable[[str, Outcome], Awaitable[None]]
 
 
 class _Given:
@@ -38,18 +37,16 @@ class _Given:
 
     def __init__(self, text: str, lead: int) -> None:
         self.text, self.lead = text, lead
-        self.shown_s: float | None = None
-        self.taken = 0
-        self.closed = False
+        self.shown = self.partly_taken = self.closed = False
 
 
 class Outcomes:
-    """Queues outcomes and passes them to ``report`` one at a time. ``clock`` returns monotonic seconds. `run` it."""
+    """Queues outcomes and passes them to ``report`` one at a time. `run` it."""
 
-    def __init__(self, report: Report, clock: Callable[[], float] = time.monotonic) -> None:
-        self._report, self._clock = report, clock
+    def __init__(self, report: Report) -> None:
+        self._report = report
         self._given: OrderedDict[str, _Given] = OrderedDict()
-        self._unreported: asyncio.Queue[tuple[str, Outcome, int, float]] = asyncio.Queue(_MAX_UNREPORTED)
+        self._unreported: asyncio.Queue[tuple[str, Outcome]] = asyncio.Queue(_MAX_UNREPORTED)
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -70,40 +67,39 @@ class Outcomes:
 
     def shown(self, suggestion_id: str) -> None:
         found = self._given.get(suggestion_id)
-        if found is not None and found.shown_s is None and not found.closed:
-            found.shown_s = self._clock()
-            self._queue(suggestion_id, found, "shown", 0)
+        if found is not None and not found.shown and not found.closed:
+            found.shown = True
+            self._queue(suggestion_id, "shown")
 
     def accepted(self, suggestion_id: str) -> None:
         found = self._given.get(suggestion_id)
         if found is not None and not found.closed:
             found.closed = True
-            self._queue(suggestion_id, found, "accepted", len(found.text) - found.lead)
+            self._queue(suggestion_id, "accepted")
 
     def partly_accepted(self, suggestion_id: str, length: int) -> None:
         """The user accepted its first ``length`` UTF-16 units."""
         found = self._given.get(suggestion_id)
         if found is None or found.closed:
             return
-        characters = max(0, PositionEncoding.UTF16.place_in(found.text, length) - found.lead)
-        if characters >= len(found.text) - found.lead:
+        end = PositionEncoding.UTF16.place_in(found.text, length)
+        if end >= len(found.text):
             self.accepted(suggestion_id)
-        elif characters > found.taken:
-            found.taken = characters
-            self._queue(suggestion_id, found, "partially_accepted", characters)
+        elif end > found.lead and not found.partly_taken:
+            found.partly_taken = True
+            self._queue(suggestion_id, "partially_accepted")
 
     def dismissed(self, suggestion_id: str) -> None:
         """The user rejected it, or the rest of it."""
         found = self._given.get(suggestion_id)
         if found is not None and not found.closed:
             found.closed = True
-            if not found.taken:
-                self._queue(suggestion_id, found, "rejected", 0)
+            if not found.partly_taken:
+                self._queue(suggestion_id, "rejected")
 
-    def _queue(self, suggestion_id: str, found: _Given, outcome: Outcome, characters: int) -> None:
-        shown_ms = 0.0 if found.shown_s is None else (self._clock() - found.shown_s) * 1e3
+    def _queue(self, suggestion_id: str, outcome: Outcome) -> None:
         if not self._unreported.full():
-            self._unreported.put_nowait((suggestion_id, outcome, characters, shown_ms))
+            self._unreported.put_nowait((suggestion_id, outcome))
 
 
 PAUSE_S = 0.15  # without keys, after which prompts are read ahead

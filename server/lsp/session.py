@@ -482,15 +482,12 @@ class SessionLink:
         if self._live is live and live.heard == heard:
             self.reconnect()
 
-    async def report(self, suggestion_id: str, outcome: Outcome, accepted_characters: int, shown_ms: float) -> None:
+    async def report(self, suggestion_id: str, outcome: Outcome) -> None:
         """Report the outcome of a suggestion; dropped without a connection."""
         if self._client is None:
             return
         try:
-            await self._client.completion.report_outcome(
-                suggestion_id, outcome, accepted_characters=accepted_characters, shown_ms=shown_ms,
-                cache_salt=self._settings.cache_salt,
-            )  # fmt: skip
+            await self._client.completion.report_outcome(suggestion_id, outcome, cache_salt=self._settings.cache_salt)
         except CallError:
             pass  # only statistics are lost
         except asyncio.CancelledError:

@@ -151,15 +151,12 @@ class CompletionClient:
         suggestion_id: str,
         outcome: Outcome,
         *,
-        accepted_characters: int = 0,
-        shown_ms: float = 0.0,
         cache_salt: str = "",
     ) -> bool:
         """Report the outcome of a suggestion (of `complete`: its request id). Returns False if it is unknown."""
         request = completion_pb2.ReportOutcomeRequest(
-            suggestion_id=suggestion_id, outcome=completion_pb2.Outcome.Value(f"OUTCOME_{outcome.upper()}"),
-            accepted_characters=accepted_characters, shown_ms=shown_ms,
-        )  # fmt: skip
+            suggestion_id=suggestion_id, outcome=completion_pb2.Outcome.Value(f"OUTCOME_{outcome.upper()}")
+        )
         request.cache.salt = cache_salt
         return bool((await self._connection.unary(lambda at: _Completion(at).ReportOutcome, request)).known)
 

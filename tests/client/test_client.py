@@ -100,7 +100,7 @@ async def test_editor_completion() -> None:
             assert "".join(e.text for e in events if isinstance(e, Delta)).endswith("hello")
             cut = client.completion.complete(gap, hints, stopping=StoppingParams(max_tokens=2))
             assert sum(isinstance(event, Delta) for event in [e async for e in cut]) == 2
-            assert await client.completion.report_outcome("mine", "accepted", shown_ms=5)
+            assert await client.completion.report_outcome("mine", "accepted")
             assert not await client.completion.report_outcome("nobody", "shown")
             async with client.completion.session() as session:
                 setup = completion.SessionSetup(completion=completion.CompletionOptions(mode="MODE_PREFIX"))

@@ -58,11 +58,11 @@ class TestExtension:
             )  # fmt: skip
             out, _ = await asyncio.wait_for(process.communicate(), 60)
             assert process.returncode == 0
-            outcomes = server.serving.models.first.completion.outcomes.total
+            outcomes = server.serving.models.first.completion.outcomes.reached
         found = json.loads(out)
         assert found["texts"] == [[LINE], [LINE[3:]]]
         assert ({*found["states"]}, found["states"][-1], found["code"]) == ({"ready", "busy"}, "ready", 0)
         capabilities = found["capabilities"]
         assert (capabilities["inlineCompletionProvider"], capabilities["positionEncoding"]) == ({}, "utf-16")
         assert capabilities["textDocumentSync"]["change"] == 2
-        assert outcomes.accepted == 1
+        assert outcomes["accepted"] == 1

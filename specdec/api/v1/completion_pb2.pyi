@@ -864,16 +864,10 @@ class ReportOutcomeRequest(_message.Message):
 
     SUGGESTION_ID_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
-    ACCEPTED_CHARACTERS_FIELD_NUMBER: _builtins.int
-    SHOWN_MS_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     suggestion_id: _builtins.str
     """A suggestion_id, or the request_id of a Complete or PredictEdit call."""
     outcome: Global___Outcome.ValueType
-    accepted_characters: _builtins.int
-    """Accepted Unicode code points. Required if a part was accepted; otherwise all or none."""
-    shown_ms: _builtins.float
-    """Milliseconds for which it was visible."""
     @_builtins.property
     def cache(self) -> _options_pb2.CacheOptions:
         """The request's cache salt."""
@@ -883,13 +877,11 @@ class ReportOutcomeRequest(_message.Message):
         *,
         suggestion_id: _builtins.str = ...,
         outcome: Global___Outcome.ValueType = ...,
-        accepted_characters: _builtins.int = ...,
-        shown_ms: _builtins.float = ...,
         cache: _options_pb2.CacheOptions | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_characters", b"accepted_characters", "cache", b"cache", "outcome", b"outcome", "shown_ms", b"shown_ms", "suggestion_id", b"suggestion_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "outcome", b"outcome", "suggestion_id", b"suggestion_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -900,67 +892,20 @@ class ReportOutcomeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KNOWN_FIELD_NUMBER: _builtins.int
-    SESSION_FIELD_NUMBER: _builtins.int
     known: _builtins.bool
     """False if the server does not know the suggestion; nothing is counted then."""
-    @_builtins.property
-    def session(self) -> Global___AcceptanceStats:
-        """Figures of the suggestion's session so far; unset without a session."""
-
     def __init__(
         self,
         *,
         known: _builtins.bool = ...,
-        session: Global___AcceptanceStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportOutcomeResponse: _TypeAlias = ReportOutcomeResponse  # noqa: Y015
-
-@_typing.final
-class AcceptanceStats(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SUGGESTED_FIELD_NUMBER: _builtins.int
-    SHOWN_FIELD_NUMBER: _builtins.int
-    ACCEPTED_FIELD_NUMBER: _builtins.int
-    PARTIALLY_ACCEPTED_FIELD_NUMBER: _builtins.int
-    REJECTED_FIELD_NUMBER: _builtins.int
-    SHOWN_CHARACTERS_FIELD_NUMBER: _builtins.int
-    ACCEPTED_CHARACTERS_FIELD_NUMBER: _builtins.int
-    SHOWN_MS_FIELD_NUMBER: _builtins.int
-    suggested: _builtins.int
-    shown: _builtins.int
-    accepted: _builtins.int
-    partially_accepted: _builtins.int
-    rejected: _builtins.int
-    shown_characters: _builtins.int
-    """Unicode code points of the shown suggestions, and of the accepted parts."""
-    accepted_characters: _builtins.int
-    shown_ms: _builtins.float
-    def __init__(
-        self,
-        *,
-        suggested: _builtins.int = ...,
-        shown: _builtins.int = ...,
-        accepted: _builtins.int = ...,
-        partially_accepted: _builtins.int = ...,
-        rejected: _builtins.int = ...,
-        shown_characters: _builtins.int = ...,
-        accepted_characters: _builtins.int = ...,
-        shown_ms: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_characters", b"accepted_characters", "partially_accepted", b"partially_accepted", "rejected", b"rejected", "shown", b"shown", "shown_characters", b"shown_characters", "shown_ms", b"shown_ms", "suggested", b"suggested"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AcceptanceStats: _TypeAlias = AcceptanceStats  # noqa: Y015
 
 @_typing.final
 class PredictEditRequest(_message.Message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from hypothesis import given
@@ -10,63 +11,41 @@ from hypothesis import strategies as st
 from server.completion import service as outcome_log
 from server.completion import service as session_table
 from server.completion.documents import TextDocument
-from server.completion.service import Acceptance, Outcome, OutcomeLog, SessionTable
+from server.completion.service import Outcome, OutcomeLog, SessionTable
 from tests.server.completion.scripted_engine import ScriptedEngine, service_on
 
 ME = ("tenant", "salt")
-REPORTS = st.lists(
-    st.tuples(
-        st.sampled_from("abc"), st.sampled_from(Outcome), st.integers(0, 30), st.integers(0, 500).map(float)
-    ), max_size=12,
-)  # fmt: skip
-SIZES = {"a": 10, "b": 20, "c": 5}
+REPORTS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(Outcome)), max_size=12)
 
 
 @given(REPORTS)
-def test_the_last_report_of_a_suggestion_counts(reports: list[tuple[str, Outcome, int, float]]) -> None:
+def test_each_change_of_a_suggestions_outcome_counts_once(reports: list[tuple[str, Outcome]]) -> None:
     log = OutcomeLog()
-    for name, size in SIZES.items():
-        log.suggested(ME, name, "s" if name != "c" else "", size)
-    last: dict[str, tuple[Outcome, int]] = {}
-    shown: dict[str, float] = {}
-    for name, outcome, accepted, ms in reports:
-        assert log.report(ME, name, outcome, accepted, ms)
-        last[name] = (outcome, accepted)
-        shown[name] = max(ms, shown.get(name, 0.0))
-    expected, of_session = Acceptance(suggested=3), Acceptance(suggested=2)
-    for name, (outcome, accepted) in last.items():
-        taken = {Outcome.ACCEPTED: SIZES[name], Outcome.PARTIALLY_ACCEPTED: min(accepted, SIZES[name])}.get(outcome, 0)
-        for figures in (expected, of_session) if name != "c" else (expected,):
-            figures.shown += 1
-            figures.shown_characters += SIZES[name]
-            figures.shown_ms += shown[name]
-            figures.accepted_characters += taken
-            setattr(figures, outcome.value, getattr(figures, outcome.value) + (outcome is not Outcome.SHOWN))
-    assert log.total == expected
-    assert log.of_session(ME, "s") == of_session
+    for name in "abc":
+        log.suggested(ME, name)
+    last: dict[str, Outcome] = {}
+    changes = Counter[str]()
+    for name, outcome in reports:
+        assert log.report(ME, name, outcome)
+        changes[outcome] += last.get(name) is not outcome
+        last[name] = outcome
+    assert (log.n_suggested, log.reached) == (3, changes)
 
 
 def test_suggestions_of_other_tenants_are_unknown() -> None:
     log = OutcomeLog()
-    log.suggested(ME, "a", "s", 4)
-    log.suggested(ME, "empty", "s", 0)
-    assert not log.report(("other", "salt"), "a", Outcome.ACCEPTED, 0, 0)
-    assert not log.report(ME, "empty", Outcome.SHOWN, 0, 0)
-    assert not log.report(ME, "never", Outcome.SHOWN, 0, 0)
-    assert log.of_session(("other", "salt"), "s") is None
-    assert log.session_of(("other", "salt"), "a") == ""
-    assert log.total == Acceptance(suggested=1)
+    log.suggested(ME, "a")
+    assert not log.report(("other", "salt"), "a", Outcome.ACCEPTED)
+    assert not log.report(ME, "never", Outcome.SHOWN)
+    assert (log.n_suggested, log.reached.total()) == (1, 0)
 
 
 def test_remembered_suggestions_are_bounded() -> None:
     log = OutcomeLog()
     for i in range(outcome_log.OUTCOME_SUGGESTIONS + 10):
-        log.suggested(ME, f"{i}", f"{i}", 1)
-    assert not log.report(ME, "9", Outcome.SHOWN, 0, 0)
-    assert log.report(ME, "10", Outcome.SHOWN, 0, 0)
-    assert log.of_session(ME, "10") is not None
-    assert log.of_session(ME, "11") is None
-    assert len(log._sessions) == outcome_log.OUTCOME_SESSIONS
+        log.suggested(ME, f"{i}")
+    assert not log.report(ME, "9", Outcome.SHOWN)
+    assert log.report(ME, "10", Outcome.SHOWN)
 
 
 def table(clock: Callable[[], float] = lambda: 0.0, **limits: float) -> SessionTable:

@@ -41,7 +41,7 @@ class Answers(SessionLink):
     async def read_ahead(self, request: SuggestionRequest) -> None:
         self.read += 1
 
-    async def report(self, suggestion_id: str, outcome: object, accepted_characters: int, shown_ms: float) -> None:
+    async def report(self, suggestion_id: str, outcome: object) -> None:
         """Drop it."""
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from server.completion.service import Acceptance
 from tests.fake_engine import BOOK, BOOKS
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.completion.editor import AT, BEHIND
@@ -32,6 +32,6 @@ def body(**more: Any) -> dict[str, Any]:
     return {"language": "python", "segments": segments(), **more}
 
 
-def total(server: Server) -> Acceptance:
-    """How suggestions were received so far."""
-    return server.serving._grpc.completion.outcomes.total
+def reached(server: Server) -> Counter[str]:
+    """Outcomes of suggestions so far."""
+    return server.serving.models.first.completion.outcomes.reached.copy()
