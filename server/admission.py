@@ -297,8 +297,11 @@ class EngineClientProtocol(Protocol):
     def holds_back(self) -> bool:
         """Whether the engine does not get a request submitted now at once."""
 
-    def generate(self, request: Request) -> RequestStream:
-        """Submit ``request``; raises DuplicateRequestError, EngineDeadError."""
+    def generate(self, request: Request, *, hold: bool = False) -> RequestStream:
+        """Submit ``request``, a held one with `release` only; raises DuplicateRequestError, EngineDeadError."""
+
+    def release(self, stream: RequestStream) -> None:
+        """Submit a request that was held."""
 
     def abort(self, request_id: str) -> bool:
         """End a request; False if it is not in flight."""
@@ -356,15 +359,15 @@ class Admission:
         principal: Principal,
         request: Request,
         supersedes_key: str = "",
-        submit: Callable[[Request], RequestStream] | None = None,
         *,
         begun: bool = False,
+        hold: bool = False,
     ) -> RequestStream:
         """Submit ``request`` on behalf of ``principal``. Use the stream as ``async with``, or close it.
 
-        supersedes_key: ends the running request of the same tenant with the same key. submit: default: the client's
-        ``generate``. begun: it belongs to a call of which a request was admitted, so that it counts against the key's
-        rates but is not refused for them: such a call could never succeed.
+        supersedes_key: ends the running request of the same tenant with the same key. begun: it belongs to a call of
+        which a request was admitted, so that it counts against the key's rates but is not refused for them: such a call
+        could never succeed. hold: the engine gets it only with `release`.
 
         Raises:
             InvalidRequestError: ``supersedes_key`` is too long, or the caller may not choose the experiment arm that it
@@ -375,10 +378,16 @@ class Admission:
             EngineDeadError: the engine is not ready.
             DuplicateRequestError: its id is in flight.
         """
-        through = partial(self._admit, submit=submit or self._client.generate, begun=begun)
+        if hold:
+            self.check_queue()
+        through = partial(self._admit, submit=partial(self._client.generate, hold=hold), begun=begun)
         if self.experiments is not None:
             return self.experiments.admit(principal, request, supersedes_key, through)
         return through(principal, request, supersedes_key)
+
+    def release(self, stream: RequestStream) -> None:
+        """Give the engine a request that was held."""
+        self._client.release(stream)
 
     def join(self, principal: Principal, request: Request) -> Ticket:
         """Admit a request that shares the answer of a running one, as `admit`. The ticket takes no place in the engine;

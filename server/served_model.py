@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from functools import partial
 from itertools import chain
 from pathlib import PurePosixPath
 from time import time
@@ -16,8 +15,6 @@ from time import time
 from server.admission import Admission
 from server.async_tokenizer import LARGE_CHARACTERS, AsyncTokenizer
 from server.auth.access import Access
-from server.auth.principal import Principal
-from server.completion.coalescing import EventSource
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import RequestMaker
 from server.completion.service import CompletionService, OutcomeLog
@@ -29,9 +26,8 @@ from server.errors import DrainingError, FileErrors, UnknownModelError
 from server.experiment.live.experiments import Experiments
 from server.interfaces import TokenizerLike
 from server.prometheus import Registry
-from server.request_stream import RequestStream, Ticket
 from specdec.config import EngineConfig, ServerConfig
-from specdec.core.types import EngineInfo, Request
+from specdec.core.types import EngineInfo
 from specdec.models.embedding import RANK
 from specdec.models.next_edit import WindowReader
 from specdec.models.resolve import is_here
@@ -167,7 +163,7 @@ class ServedModel:
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
         outcomes = OutcomeLog() if beside is None else beside.completion.outcomes
         self.completion = CompletionService(
-            RequestMaker(TimeBudget(self)), _Submitter(client, self.admission), outcomes
+            RequestMaker(TimeBudget(client.engine, self.admission)), self.admission, outcomes
         )
         self.experiments = Experiments(
             config.experiments, client, self.admission, lambda ids: self.tokenizer.loaded.decode(ids), errors
@@ -217,18 +213,6 @@ class ServedModel:
         """Whether a request would be accepted now."""
         ready = self.client.engine.state == EngineState.READY
         return ready and self.tokenizer.is_loaded and not self.gate.is_closed
-
-    def prompt_ms(self) -> tuple[float, ...]:
-        """As `EngineLoad.prompt_ms`."""
-        return self.client.engine.load.prompt_ms
-
-    def forecast_s(self) -> float:
-        """Expected seconds until a request submitted now starts."""
-        return self.admission.forecast_s
-
-    def in_flight(self) -> int:
-        """Requests that have not ended."""
-        return self.admission.in_flight
 
     @property
     def fills_in(self) -> bool:
@@ -295,29 +279,6 @@ class ServedModel:
     def close(self) -> None:
         """End the threads."""
         self.tokenizer.close()
-
-
-class _Submitter:
-    """The way of code completions to the engine."""
-
-    def __init__(self, client: EngineClient, admission: Admission) -> None:
-        self._client, self._admission = client, admission
-
-    def submit(self, principal: Principal, request: Request, supersedes_key: str, *, hold: bool) -> RequestStream:
-        """As `Submitter`."""
-        if hold:
-            self._admission.check_queue()
-        submit = partial(self._client.generate, hold=hold)
-        return self._admission.admit(principal, request, supersedes_key, submit)
-
-    def join(self, principal: Principal, request: Request) -> Ticket:
-        """As `Submitter`."""
-        return self._admission.join(principal, request)
-
-    def release(self, source: EventSource) -> None:
-        """As `Submitter`."""
-        assert isinstance(source, RequestStream)  # `submit` returned it
-        self._client.release(source)
 
 
 def _retrieve_error(loading: asyncio.Task[TokenizerLike]) -> None:

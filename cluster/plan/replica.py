@@ -181,12 +181,15 @@ class Replica:
             found.append((event.request_id, self._next(event.request_id)))
         return found
 
-    def generate(self, request: Request) -> RequestStream:
-        """Called by admission; the engine gets the request at the next step."""
+    def generate(self, request: Request, *, hold: bool = False) -> RequestStream:
+        """Called by admission, which holds no request here; the engine gets it at the next step."""
         stream = RequestStream(request, partial(self._ended, request.request_id))
         self._streams[request.request_id] = stream
         self._inbox.append(request)
         return stream
+
+    def release(self, stream: RequestStream) -> None:
+        """No request is held."""
 
     def abort(self, request_id: str) -> bool:
         """Called by admission."""

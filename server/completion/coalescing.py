@@ -13,50 +13,15 @@ from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from typing import Protocol
 
+from server.admission import Admission
 from server.auth.principal import Principal
 from server.completion.time_budget import TimeBudget
 from server.errors import GenerationFailedError
-from server.observe.records import RequestRecord, current_call
-from server.request_stream import Ticket, UnreadEvents, weight_of
+from server.observe.records import current_call
+from server.request_stream import RequestStream, Ticket, weight_of
 from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, SpeculationParams, Started
 from specdec.errors import RequestError
-
-
-class EventSource(Protocol):
-    """A submitted request; `RequestStream` is one."""
-
-    abort_reader: Callable[[], bool] | None  # as `RequestStream.abort_reader`
-    unread: UnreadEvents  # counts the events that its readers have not read
-
-    @property
-    def record(self) -> RequestRecord | None:
-        """The request's history."""
-
-    async def __anext__(self) -> RequestEvent:
-        """The next event.
-
-        Raises:
-            StopAsyncIteration: the request is complete.
-            RequestError: it was refused, or it failed.
-        """
-
-    def close(self) -> None:
-        """Abort the request unless it is complete."""
-
-
-class Submitter(Protocol):
-    """Admits requests. Each method raises `RequestError` where a request is refused."""
-
-    def submit(self, principal: Principal, request: Request, supersedes_key: str, *, hold: bool) -> EventSource:
-        """Admit ``request`` and give it to the engine. hold: only after `release`."""
-
-    def join(self, principal: Principal, request: Request) -> Ticket:
-        """Admit a request that shares the answer of a running one. The ticket takes its events; close it."""
-
-    def release(self, source: EventSource) -> None:
-        """Give a held request to the engine."""
 
 
 class CoalescedRequest:
@@ -103,7 +68,7 @@ class SharedAnswer:
     """
 
     def __init__(
-        self, source: EventSource, request: Request, until_s: float, on_change: Callable[[SharedAnswer], None]
+        self, source: RequestStream, request: Request, until_s: float, on_change: Callable[[SharedAnswer], None]
     ) -> None:
         """request: with the priority that the engine got. until_s: its deadline in seconds of the event loop's clock,
         or infinity. on_change: called at the first token and at the end."""
@@ -224,9 +189,9 @@ class RequestCoalescer:
     of one with a grammar, which may take longer to compile than the prompt to compute.
     """
 
-    def __init__(self, submitter: Submitter, times: TimeBudget | None = None) -> None:
+    def __init__(self, admission: Admission, times: TimeBudget | None = None) -> None:
         """times: learns from the requests that it limits."""
-        self._submitter, self._times = submitter, times
+        self._admission, self._times = admission, times
         self._equal: dict[Hashable, SharedAnswer] = {}
         self._prompts: dict[Hashable, SharedAnswer] = {}
         self._runs: set[SharedAnswer] = set()
@@ -252,12 +217,12 @@ class RequestCoalescer:
         until_s = asyncio.get_running_loop().time() + (math.inf if request.deadline_s is None else request.deadline_s)
         twin = None if equal is None else self._equal.get((owner, equal))
         if twin is not None and twin.may_answer(priority, until_s):
-            ticket = self._submitter.join(principal, request)
+            ticket = self._admission.join(principal, request)
             twin.join(ticket)
             return CoalescedRequest(ticket), True
         first = None if prompt is None else self._prompts.get(prompt)
         hold = first is not None and first.precedes(priority, until_s)
-        source = self._submitter.submit(principal, request, supersedes_key, hold=hold)
+        source = self._admission.admit(principal, request, supersedes_key, hold=hold)
         run = SharedAnswer(source, replace(request, priority=priority), until_s, self._changed)
         run.scope = principal.scoped(request.cache_salt)
         self._runs.add(run)
@@ -271,7 +236,7 @@ class RequestCoalescer:
             self._prompts[prompt] = run
         return CoalescedRequest(run.first), False
 
-    async def _release(self, run: SharedAnswer, source: EventSource, prompt: Hashable) -> None:
+    async def _release(self, run: SharedAnswer, source: RequestStream, prompt: Hashable) -> None:
         """Give a held request to the engine once no other computes its prompt, or for its end once it is late."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(None if math.isinf(run.until_s) else run.until_s):
@@ -282,7 +247,7 @@ class RequestCoalescer:
         if not run.ended:
             if run.first.request.grammar is None:
                 self._prompts.setdefault(prompt, run)
-            self._submitter.release(source)
+            self._admission.release(source)
 
     def _changed(self, run: SharedAnswer) -> None:
         for prompt in [prompt for prompt, first in self._prompts.items() if first is run]:

@@ -254,7 +254,7 @@ class RequestMaker:
             options = replace(options, max_prompt_tokens=within, ttft_ms=None)
             ids = (await self.pack(gap, options, principal)).ids
             while (known := cached_tokens(self.time.computed.of(owner), ids)) < len(ids):
-                while self.time.engine.in_flight():
+                while self.time.admission.in_flight:
                     await asyncio.sleep(IDLE_POLL_S)
                 yield Request(
                     uuid.uuid4().hex,

@@ -8,8 +8,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
 
+from server.admission import Admission
 from server.auth.principal import Principal
-from server.completion.coalescing import RequestCoalescer, Submitter
+from server.completion.coalescing import RequestCoalescer
 from server.completion.editor_session import EditorSession
 from server.completion.requests import RequestMaker
 
@@ -111,10 +112,10 @@ class SessionTable:
 class CompletionService:
     """Code completion: how requests are made, coalesced requests, sessions, outcomes. Belongs to one event loop."""
 
-    def __init__(self, maker: RequestMaker, submitter: Submitter, outcomes: OutcomeLog | None = None) -> None:
-        """submitter: the way to the engine. outcomes: may be shared with other models."""
+    def __init__(self, maker: RequestMaker, admission: Admission, outcomes: OutcomeLog | None = None) -> None:
+        """outcomes: may be shared with other models."""
         self.maker = maker
-        self.runs = RequestCoalescer(submitter, maker.time)
+        self.runs = RequestCoalescer(admission, maker.time)
         self.outcomes = outcomes or OutcomeLog()
         self.sessions = SessionTable(self._new_session)
 

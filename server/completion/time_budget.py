@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from server.admission import Admission
 from server.completion.documents import common_length
+from server.engine_supervisor import EngineSupervisor
 from specdec.core.types import Request
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -155,19 +157,6 @@ PART_MS = 100.0  # expected time of a part of a prompt that is read ahead: the l
 LEAST_PART, LARGEST_PART = 8, 512  # tokens of such a part
 
 
-class EngineTimes(Protocol):
-    """What an engine reports about its time."""
-
-    def prompt_ms(self) -> tuple[float, ...]:
-        """As `EngineLoad.prompt_ms`."""
-
-    def forecast_s(self) -> float:
-        """Expected seconds until a request submitted now starts."""
-
-    def in_flight(self) -> int:
-        """Requests that have not ended."""
-
-
 @dataclass(slots=True)
 class TimeBudget:
     """Makes objectives from the engine's measured times and what its prefix cache holds. Belongs to one event loop.
@@ -176,7 +165,8 @@ class TimeBudget:
     requests, the server and changes of the machine's speed.
     """
 
-    engine: EngineTimes
+    engine: EngineSupervisor
+    admission: Admission
     computed: ComputedPrompts = field(default_factory=ComputedPrompts)
     slowdown: float = 1.0
 
@@ -184,7 +174,7 @@ class TimeBudget:
         """The objective of a request that is submitted now; None: it has none. owner: scope of the prefix cache."""
         if ttft_ms is None:
             return None
-        return Objective(ttft_ms - self.engine.forecast_s() * 1e3, self._times(), self.computed.of(owner))
+        return Objective(ttft_ms - self.admission.forecast_s * 1e3, self._times(), self.computed.of(owner))
 
     def part(self) -> int:
         """Tokens of a part of a prompt that is read ahead."""
@@ -209,4 +199,4 @@ class TimeBudget:
             self.slowdown += weight * (measured - self.slowdown)
 
     def _times(self) -> tuple[float, ...]:
-        return tuple(self.slowdown * ms for ms in self.engine.prompt_ms())
+        return tuple(self.slowdown * ms for ms in self.engine.load.prompt_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from server.auth.principal import Principal
@@ -16,6 +17,7 @@ from server.request_stream import Ticket, UnreadEvents
 from specdec.core.types import (
     Delta,
     EngineInfo,
+    EngineLoad,
     Finished,
     FinishReason,
     Request,
@@ -31,17 +33,22 @@ from tests.server.completion.code_tokenizer import CodeTokenizer
 INFO = EngineInfo("m", None, "int8", "native", "bitwise", 4096, 300, 1 << 16, 8, ("suffix",), (261,), 2, "1", "fp32")
 
 
-class IdleEngine:
-    """An engine of unknown speed, without other requests."""
+@dataclass
+class Machine:
+    """The speed and the load of an engine, as `TimeBudget` reads them. By default it is idle and of unknown speed."""
 
-    def prompt_ms(self) -> tuple[float, ...]:
-        return ()
+    times: tuple[float, ...] = ()
+    forecast_s: float = 0.0
+    in_flight: int = 0
 
-    def forecast_s(self) -> float:
-        return 0.0
+    @property
+    def load(self) -> EngineLoad:
+        return EngineLoad(prompt_ms=self.times)
 
-    def in_flight(self) -> int:
-        return 0
+
+def budget_on(machine: Any, **more: Any) -> TimeBudget:
+    """A time budget for ``machine``."""
+    return TimeBudget(machine, machine, **more)
 
 
 class ScriptedRequest:
@@ -94,7 +101,7 @@ class ScriptedRequest:
 
 
 class ScriptedEngine:
-    """Collects submitted requests, in order."""
+    """In place of `Admission`: collects the requests that the engine gets, in order."""
 
     def __init__(self) -> None:
         self.requests: list[ScriptedRequest] = []
@@ -102,7 +109,7 @@ class ScriptedEngine:
         self.refusal: RequestError | None = None
         self.unread = UnreadEvents()
 
-    def submit(self, principal: Principal, request: Request, supersedes_key: str, *, hold: bool) -> ScriptedRequest:
+    def admit(self, principal: Principal, request: Request, supersedes_key: str, *, hold: bool) -> ScriptedRequest:
         made = self._admit(principal, request, supersedes_key)
         if not hold:
             self.requests.append(made)
@@ -140,6 +147,6 @@ class ScriptedEngine:
 
 def service_on(engine: ScriptedEngine, tokenizer: CodeTokenizer | None = None) -> CompletionService:
     """A completion service over ``engine``."""
-    maker = RequestMaker(TimeBudget(IdleEngine()))
+    maker = RequestMaker(budget_on(Machine()))
     maker.packer = PromptPacker(tokenizer or CodeTokenizer(), INFO.max_context)  # type: ignore[arg-type]
-    return CompletionService(maker, engine)
+    return CompletionService(maker, engine)  # type: ignore[arg-type]

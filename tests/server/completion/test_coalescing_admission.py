@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,7 +13,6 @@ from server.auth.principal import Limits
 from server.completion.coalescing import CoalescedRequest, RequestCoalescer
 from server.errors import DeadlinePassedError, RateLimitedError, TokenQueueFullError
 from server.request_stream import RequestStream
-from server.served_model import _Submitter
 from specdec.config import ServerConfig
 from specdec.core.types import MAX_QUEUED_REQUESTS, Delta, Finished, FinishReason, Request, SamplingParams
 from specdec.errors import DuplicateRequestError, QueueFullError
@@ -30,7 +29,7 @@ class HoldingClient(StubClient):
     """Holds requests as `EngineClient` does."""
 
     def generate(self, request: Request, *, hold: bool = False) -> RequestStream:
-        stream = super().generate(request)
+        stream = super().generate(request, hold=hold)
         if hold:
             self.given.remove(request)
         return stream
@@ -43,7 +42,7 @@ def table_over(
     client: StubClient, requests: int = MAX_QUEUED_REQUESTS, **config: Any
 ) -> tuple[RequestCoalescer, Admission]:
     doors = Admission(client, ServerConfig(**config), max_queued_requests=requests)
-    return RequestCoalescer(_Submitter(cast(Any, client), doors)), doors
+    return RequestCoalescer(doors), doors
 
 
 async def settle() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from specdec.api.v1 import options_pb2, result_pb2
 from tests.fake_engine import BOOK
 from tests.server.auth.key_files import make_key
 from tests.server.completion.editor import AT, LINE, TEXT, Editor, failed, running
-from tests.server.completion.scripted_engine import IdleEngine
+from tests.server.completion.scripted_engine import Machine
 from tests.server.harness import rich
 
 
@@ -277,7 +276,7 @@ async def test_reading_ahead_suggests_nothing_and_ends_at_the_next_action() -> N
         assert (await editor.read()).HasField("ready")
         maker = server.serving.models.first.completion.maker
         maker.time.computed.forget("")
-        maker.time.engine = Busy()  # nothing is read while another request runs
+        maker.time.admission = Machine(in_flight=1)  # nothing is read while another request runs
         await editor.send(ask=pb.CompletionAsk(id=51, cursor=cursor, read_ahead=True))
         await editor.send(cancel=True)
         ended = (await editor.read()).finished
@@ -290,7 +289,7 @@ async def test_a_drain_waits_for_no_more_prompts_that_are_read_ahead() -> None:
         editor, cursor = Editor(server), pb.Cursor(uri="a.py", version=1, offset=AT)
         await editor.set_up(completion=pb.CompletionOptions(ttft_ms=400))
         model = server.serving.models.first
-        model.completion.maker.time.engine = Draining(model.gate)
+        model.completion.maker.time.admission = Draining(model.gate)
         await editor.send(text=TEXT, ask=pb.CompletionAsk(id=50, cursor=cursor, read_ahead=True))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await editor.read()
@@ -298,22 +297,18 @@ async def test_a_drain_waits_for_no_more_prompts_that_are_read_ahead() -> None:
         assert not model.completion.maker.time.computed.of("")
 
 
-@dataclass(frozen=True)
-class Draining(IdleEngine):
-    """An engine whose server begins to shut down before the first part is read."""
+class Draining:
+    """The admission of a server that begins to shut down before the first part is read."""
 
-    gate: DrainGate
+    forecast_s = 0.0
 
+    def __init__(self, gate: DrainGate) -> None:
+        self._gate = gate
+
+    @property
     def in_flight(self) -> int:
-        self.gate._closed = True
+        self._gate._closed = True
         return 0
-
-
-class Busy(IdleEngine):
-    """An engine with another request."""
-
-    def in_flight(self) -> int:
-        return 1
 
 
 async def test_what_is_taken_back_brings_back_the_whole_suggestion() -> None:

@@ -24,14 +24,13 @@ from server.completion.time_budget import (
     MOST_TOKENS,
     ComputedPrompts,
     Objective,
-    TimeBudget,
     budgets,
     cached_tokens,
     expected_ms,
 )
 from specdec.core.types import FinishReason, Request
 from tests.server.completion.code_tokenizer import CodeTokenizer
-from tests.server.completion.scripted_engine import ScriptedEngine
+from tests.server.completion.scripted_engine import Machine, ScriptedEngine, budget_on
 from verify_kernels.forward_batch import PAGE_SIZE
 
 TIMES = (40.0, 52.0, 100.0, 292.0, 1060.0, 4132.0)  # 3 to 4 ms a token, as on a small CPU
@@ -53,29 +52,11 @@ def packed(budget: int) -> Packed:
     return Packed(tuple(range(budget * 10_000, budget * 10_000 + budget)))
 
 
-@dataclass
-class Machine:
-    """An engine of a given speed and load."""
-
-    times: tuple[float, ...] = TIMES
-    wait_s: float = 0.0
-    others: int = 0
-
-    def prompt_ms(self) -> tuple[float, ...]:
-        return self.times
-
-    def forecast_s(self) -> float:
-        return self.wait_s
-
-    def in_flight(self) -> int:
-        return self.others
-
-
 @given(ttft_ms=st.floats(1, 20_000), wait_s=st.floats(0, 2), largest=st.integers(64, 8192), slow=st.floats(0.5, 8))
 def test_the_prompt_fits_and_none_of_the_larger_budgets_does(
     ttft_ms: float, wait_s: float, largest: int, slow: float
 ) -> None:
-    objective = TimeBudget(Machine(wait_s=wait_s), slowdown=slow).objective("me", ttft_ms)
+    objective = budget_on(Machine(TIMES, forecast_s=wait_s), slowdown=slow).objective("me", ttft_ms)
     assert objective is not None
     chosen = len(objective.choose(packed, largest).ids)
     cost = lambda tokens: slow * expected_ms(TIMES, tokens) + wait_s * 1e3  # noqa: E731
@@ -134,7 +115,7 @@ def request(ids: tuple[int, ...]) -> Request:
 
 
 def test_measured_times_correct_the_expected_ones() -> None:
-    budget = TimeBudget(Machine())
+    budget = budget_on(Machine(TIMES))
     chosen = []
     for _ in range(30):  # the machine is three times as slow as measured at start
         objective = budget.objective("me", 400.0)
@@ -145,11 +126,11 @@ def test_measured_times_correct_the_expected_ones() -> None:
     assert chosen == sorted(chosen, reverse=True)
     assert budget.slowdown == pytest.approx(3.0, rel=0.05)
     assert 3 * expected_ms(TIMES, chosen[-1]) <= 400 or chosen[-1] == 32
-    assert TimeBudget(Machine(())).objective("me", 1.0).choose(packed, 2048) == packed(2048)  # type: ignore[union-attr]
+    assert budget_on(Machine()).objective("me", 1.0).choose(packed, 2048) == packed(2048)  # type: ignore[union-attr]
 
 
 def test_an_evicted_prompt_is_forgotten() -> None:
-    budget, ids = TimeBudget(Machine()), packed(512).ids
+    budget, ids = budget_on(Machine(TIMES)), packed(512).ids
     budget.observe("me", request(ids), 0, math.inf)
     assert cached_tokens(budget.computed.of("me"), ids) == 512
     assert cached_tokens(budget.computed.of("you"), ids) == 0
@@ -162,7 +143,7 @@ def test_an_evicted_prompt_is_forgotten() -> None:
 
 
 async def made(options: CompletionOptions, machine: Machine | None = None) -> Request:
-    maker = RequestMaker(TimeBudget(machine or Machine()))
+    maker = RequestMaker(budget_on(machine or Machine(TIMES)))
     maker.packer = PACKER
     return await maker.make(GAP, options, ME, "r")
 
@@ -204,7 +185,7 @@ class Reading:
     """A session that reads ahead over a scripted engine."""
 
     def __init__(self, machine: Machine, principal: Principal = ME) -> None:
-        self.engine, maker = ScriptedEngine(), RequestMaker(TimeBudget(machine))
+        self.engine, maker = ScriptedEngine(), RequestMaker(budget_on(machine))
         maker.packer = PACKER
         self.budget, runs = maker.time, RequestCoalescer(self.engine, maker.time)
         session = EditorSession("s", maker, runs)
@@ -221,7 +202,7 @@ class Reading:
 
 @pytest.mark.parametrize("keeps", [True, False])  # whether the engine has a prefix cache
 async def test_reading_ahead_makes_the_whole_prompt_fit(keeps: bool) -> None:
-    reading = Reading(Machine())
+    reading = Reading(Machine(TIMES))
     parts = []
     while not reading.task.done():
         async with asyncio.timeout(20):
@@ -248,18 +229,18 @@ async def test_reading_ahead_makes_the_whole_prompt_fit(keeps: bool) -> None:
 
 
 async def test_reading_ahead_waits_for_other_requests_and_ends_when_cancelled() -> None:
-    machine = Machine(others=1)
+    machine = Machine(TIMES, in_flight=1)
     reading = Reading(machine)
     assert await reading.settle() == 0
-    machine.others = 0
+    machine.in_flight = 0
     async with asyncio.timeout(20):
         while not reading.engine.requests:
             await asyncio.sleep(0.01)
-    machine.others = 1  # another request comes during the first part
+    machine.in_flight = 1  # another request comes during the first part
     reading.engine.requests[0].start()
     reading.engine.requests[0].finish(FinishReason.LENGTH)
     assert await reading.settle() == 1
-    machine.others = 0
+    machine.in_flight = 0
     async with asyncio.timeout(20):
         while len(reading.engine.requests) < 2:
             await asyncio.sleep(0.01)
