@@ -12,10 +12,10 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from server.engine_process import FLUSH_CACHE, SWAP_DRAFT
+from server.engine_process import FLUSH_CACHE, SWAP_DRAFT, TRACE
 from server.engine_supervisor import EngineSupervisor
 from server.errors import PoisonRequestError, unpack_error
-from server.ipc import Frame, pack_request, unpack_event, unpack_info, unpack_trace
+from server.ipc import Frame, pack, unpack, unpack_event, unpack_trace
 from server.observe.observer import Observer
 from server.observe.records import RequestRecord
 from server.request_stream import RequestStream, UnreadEvents
@@ -325,7 +325,7 @@ class EngineClient:
             self._queue.release(engine_id)
 
     def _submit(self, engine_id: str, request: Request) -> None:
-        self.engine.send(Frame.SUBMIT, (engine_id, *pack_request(request)[1:]))
+        self.engine.send(Frame.SUBMIT, (engine_id, *pack(request)[1:]))
 
     def _ended(self, engine_id: str, stream: RequestStream) -> None:
         if not stream.samples_missing:
@@ -358,7 +358,7 @@ class EngineClient:
             EngineDeadError: the engine is not ready, or ends before it answers.
             GenerationFailedError: the engine failed to report its trace.
         """
-        steps: list[StepTrace] = await self._call(lambda parts: [unpack_trace(p) for p in parts], Frame.TRACE, limit)
+        steps: list[StepTrace] = await self._call(lambda parts: [unpack_trace(p) for p in parts], TRACE, limit)
         return steps
 
     async def flush_cache(self) -> int:
@@ -368,7 +368,7 @@ class EngineClient:
             EngineDeadError: the engine is not ready, or ends before it answers.
             RequestError: the engine could not do it.
         """
-        freed: int = await self._call(int, Frame.ADMIN, FLUSH_CACHE, ())
+        freed: int = await self._call(int, FLUSH_CACHE)
         return freed
 
     async def swap_draft(self, draft: str | None, dtype: WeightDtype | None = None) -> EngineInfo:
@@ -384,14 +384,14 @@ class EngineClient:
         """
 
         def adopt(parts: list[Any]) -> EngineInfo:
-            info = unpack_info(parts)
+            info = unpack(EngineInfo, parts)
             config = self.engine.config
             is_head = draft is not None and draft == info.head
             head = config.model_copy(update={"draft_head": draft})
             self.engine.adopt(info, head if is_head else _with_draft(config, draft, dtype))
             return info
 
-        info: EngineInfo = await self._call(adopt, Frame.ADMIN, SWAP_DRAFT, (draft, dtype))
+        info: EngineInfo = await self._call(adopt, SWAP_DRAFT, draft, dtype)
         return info
 
     def on_frame(self, frame: list[Any]) -> None:
@@ -407,7 +407,7 @@ class EngineClient:
                     self._table.deliver(unpack_event(parts))
             case Frame.REFUSED:
                 self._table.refuse(rest[0], unpack_error(rest[1]))
-            case Frame.TRACE | Frame.ADMIN:
+            case Frame.ADMIN:
                 self._calls.answer(*rest)
             case _:
                 raise ValueError(f"unknown frame {kind!r}")
@@ -424,10 +424,10 @@ class EngineClient:
         self._table.fail(self._table.engine_ids(), error)
         self._calls.fail_all(error)
 
-    async def _call(self, read: Callable[[Any], Any], kind: Frame, *parts: Any) -> Any:
+    async def _call(self, read: Callable[[Any], Any], command: str, *args: Any) -> Any:
         self.engine.check_ready()
         number, answer = self._calls.open(read)
-        self.engine.send(kind, number, *parts)
+        self.engine.send(Frame.ADMIN, number, command, args)
         return await answer
 
 

@@ -21,10 +21,11 @@ from typing import Any
 
 from server.errors import DraftNotSwappedError, GenerationFailedError, SwapUnderWayError, pack_error
 from server.interfaces import EngineLike, ProgressListener
-from server.ipc import Frame, ParentGoneError, ParentLink, pack_event, pack_info, pack_load, pack_trace, unpack_request
+from server.ipc import Frame, ParentGoneError, ParentLink, pack, pack_event, pack_trace, unpack
 from server.kv_event_messages import pack_batch
 from specdec.config import EngineConfig, KvEventsConfig
 from specdec.core.cache_events import CacheRecorder
+from specdec.core.types import Request
 from specdec.errors import RequestError, SpecdecError
 
 _LOG = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def _in_thread(work: Callable[[], Any]) -> Future[Any]:
     return future
 
 
-FLUSH_CACHE, SWAP_DRAFT = "flush_cache", "swap_draft"
+FLUSH_CACHE, SWAP_DRAFT, TRACE = "flush_cache", "swap_draft", "trace"
 
 
 class EngineAdmin:
@@ -73,6 +74,8 @@ class EngineAdmin:
         engine = self._engine
         if command == FLUSH_CACHE:
             return engine.flush_cache()
+        if command == TRACE:
+            return [pack_trace(step) for step in engine.trace(*args)]
         if command != SWAP_DRAFT:
             raise ValueError(f"unknown command {command!r}")
         if self._loading is not None:
@@ -84,7 +87,7 @@ class EngineAdmin:
         return None
 
     def _swap(self, draft: Any | None) -> Any:
-        return pack_info(self._engine.swap_draft(draft))
+        return pack(self._engine.swap_draft(draft))
 
     def _answer(self, number: int, work: Callable[[], Any]) -> None:
         """Send the result of ``work`` or its error. None: the command continues, and is answered later."""
@@ -161,8 +164,6 @@ class EngineLoop:
                 self._submit(*rest)
             elif kind == Frame.ABORT:
                 self._engine.abort(*rest)
-            elif kind == Frame.TRACE:
-                self._send_trace(*rest)
             elif kind == Frame.ADMIN:
                 self._admin.take(*rest)
             elif kind == Frame.CLOSE:
@@ -172,7 +173,7 @@ class EngineLoop:
         return True
 
     def _submit(self, parts: list[Any]) -> None:
-        request = unpack_request(parts)
+        request = unpack(Request, parts)
         try:
             self._engine.submit(request)
         except RequestError as error:
@@ -183,22 +184,11 @@ class EngineLoop:
             fault = GenerationFailedError("INTERNAL", "the engine could not take the request")
             self._link.send(Frame.REFUSED, request.request_id, pack_error(fault))
 
-    def _send_trace(self, number: int, limit: int) -> None:
-        steps: list[Any] | None = None
-        fault = None
-        try:
-            steps = [pack_trace(step) for step in self._engine.trace(limit)]
-        except Exception:
-            # A trace that cannot be sent must not end requests.
-            _LOG.exception("the trace could not be sent")
-            fault = pack_error(GenerationFailedError("INTERNAL", "the engine could not send its trace"))
-        self._link.send(Frame.TRACE, number, fault, steps)
-
     def _report_load(self) -> None:
         now = time.monotonic()
         if now - self._reported_at >= self._heartbeat_s:
             self._reported_at = now
-            self._link.send(Frame.ALIVE, pack_load(self._engine.load()))
+            self._link.send(Frame.ALIVE, pack(self._engine.load()))
 
 
 _PR_SET_PDEATHSIG = 1
@@ -224,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         events = KvEventsConfig.model_validate_json(args.kv_events) if args.kv_events else None
         cache = KvEventForwarder(engine, link, events) if events is not None else None
         return_freed_memory()
-        link.send(Frame.READY, pack_info(engine.info()))
+        link.send(Frame.READY, pack(engine.info()))
         try:
             EngineLoop(engine, link, args.heartbeat, cache).run()
         finally:

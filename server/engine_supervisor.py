@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from enum import StrEnum
+from functools import partial
 from typing import Any, Protocol
 
 import psutil
@@ -19,7 +20,7 @@ import psutil
 from server.descriptors import DescriptorReserve
 from server.engine_process import DEFAULT_FACTORY
 from server.interfaces import CacheFeed, ProgressListener
-from server.ipc import Frame, FrameError, FrameLink, unpack_info, unpack_load
+from server.ipc import Frame, FrameError, FrameLink, unpack
 from specdec.child_python import module_command, module_environment
 from specdec.config import Config, EngineConfig, KvEventsConfig
 from specdec.core.types import EngineInfo, EngineLoad
@@ -141,9 +142,14 @@ class EngineChild:
 
     @classmethod
     async def spawn(
-        cls, config: EngineConfig, factory: str, heartbeat_s: float, kv_events: KvEventsConfig | None = None
+        cls,
+        config: EngineConfig,
+        factory: str,
+        heartbeat_s: float,
+        take: Callable[[list[Any]], None],
+        kv_events: KvEventsConfig | None = None,
     ) -> EngineChild:
-        """Start the process; it begins to load at once.
+        """Start the process; it begins to load at once. take: called with every frame that it sends.
 
         Raises:
             OSError: the system refuses to start a process.
@@ -161,7 +167,7 @@ class EngineChild:
                     pass_fds=[theirs.fileno()],
                     env=module_environment(),
                 )  # fmt: skip
-            _, link = await asyncio.get_running_loop().create_unix_connection(FrameLink, sock=ours)
+            _, link = await asyncio.get_running_loop().create_unix_connection(partial(FrameLink, take), sock=ours)
         except BaseException:
             ours.close()
             if process is not None and process.returncode is None:
@@ -176,7 +182,7 @@ class EngineChild:
         return self._process.pid
 
     def kill(self) -> None:
-        """Kill the process; listening to its link then ends."""
+        """Kill the process; its link then closes."""
         if self._process.returncode is None:
             self._process.kill()
 
@@ -450,12 +456,12 @@ class EngineSupervisor:
         kv_events = None if self.cache_feed is None else self._server.kv_events
         try:
             with nullcontext() if self._reserve is None else self._reserve.released():
-                self._child = await EngineChild.spawn(config, self._factory, self._heartbeat_s, kv_events)
+                self._child = await EngineChild.spawn(config, self._factory, self._heartbeat_s, self._take, kv_events)
         except OSError as error:
             return self._after_failed_spawn(error)
         child, watchdog = self._child, asyncio.create_task(self._watch_heartbeat(self._child))
         try:
-            await child.link.listen(self._take)
+            await child.link.closed()
         except (FrameError, ValueError, TypeError) as error:
             _LOG.exception("the engine process %d sent a malformed frame", child.pid)
             self._last_words = (False, f"it sent a malformed frame: {error}")
@@ -510,7 +516,7 @@ class EngineSupervisor:
         kind, *rest = frame
         match kind:
             case Frame.ALIVE:
-                self._load = unpack_load(rest[0])
+                self._load = unpack(EngineLoad, rest[0])
             case Frame.KV_EVENTS:
                 if self.cache_feed is not None:
                     self.cache_feed.publish(rest[0])
@@ -518,7 +524,7 @@ class EngineSupervisor:
                 if self._progress is not None:
                     self._progress(*rest)
             case Frame.READY:
-                self._info, self._ready_at = unpack_info(rest[0]), time.monotonic()
+                self._info, self._ready_at = unpack(EngineInfo, rest[0]), time.monotonic()
                 self._start_s = self._ready_at - self._start_at
                 if self.cache_feed is not None:
                     self.cache_feed.cleared()

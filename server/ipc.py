@@ -13,19 +13,16 @@ from enum import StrEnum
 from functools import cache, partial
 from operator import attrgetter
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgpack
 
 from specdec.core.types import (
     Delta,
     DrafterTrace,
-    EngineInfo,
-    EngineLoad,
     Failed,
     Finished,
     FinishReason,
-    Request,
     RequestEvent,
     SpeculationStats,
     Started,
@@ -43,17 +40,16 @@ MAX_FRAME_BYTES = 1 << 30
 class Frame(StrEnum):
     """The kinds of frame and what follows each.
 
-    To the engine process: ``SUBMIT`` request, ``ABORT`` request id, ``TRACE`` number of the call, steps at most,
+    To the engine process: ``SUBMIT`` request, ``ABORT`` request id,
     ``ADMIN`` number of the call, command, its arguments; ``CLOSE``.
     From it: ``PROGRESS`` label, done, total; ``READY`` info; ``EVENTS`` list, one frame per step;
-    ``REFUSED`` request id, error; ``TRACE`` number of the call, error or None, list of steps;
+    ``REFUSED`` request id, error;
     ``ADMIN`` number of the call, error or None, result; ``ALIVE`` load; ``KV_EVENTS`` a payload to publish;
     ``DIED`` whether it was a refusal to start, message.
     """
 
     SUBMIT = "submit"
     ABORT = "abort"
-    TRACE = "trace"
     ADMIN = "admin"
     CLOSE = "close"
     PROGRESS = "progress"
@@ -121,17 +117,27 @@ def _unpack_frame(body: bytes) -> list[Any]:
 
 _STARTED, _DELTA, _FINISHED, _FAILED = range(4)
 _PLAIN: dict[Any, type] = {"int": int, "float": float, "str": str}
+Record = TypeVar("Record")
 
 
-def pack_request(request: Request) -> tuple[Any, ...]:
-    """``request`` as nested tuples of plain values."""
-    return _values(request)
+def pack(record: Any) -> tuple[Any, ...]:
+    """The fields of a record as plain values; nested records become tuples."""
+    kind: Any = type(record)
+    read, inner = _packing(kind)
+    if not inner:
+        return read(record)
+    values = list(read(record))
+    for place, convert in inner:
+        values[place] = convert(values[place])
+    return tuple(values)
 
 
-def unpack_request(parts: Sequence[Any]) -> Request:
-    """The inverse of `pack_request`, after msgpack made lists of the tuples."""
-    request: Request = _rebuilt(Request, parts)
-    return request
+def unpack(kind: type[Record], parts: Sequence[Any]) -> Record:
+    """The inverse of `pack`, after msgpack made lists of tuples and text of enums."""
+    made = list(parts)
+    for place, convert in _unpacking(cast(Any, kind)):
+        made[place] = convert(made[place])
+    return kind(*made)
 
 
 def pack_event(event: RequestEvent) -> tuple[Any, ...]:
@@ -139,14 +145,14 @@ def pack_event(event: RequestEvent) -> tuple[Any, ...]:
     match event:
         case Delta(request_id, index, token_ids, text, logprobs, tree):
             rows = [(p.token_id, p.logprob, p.top) for p in logprobs]
-            return (_DELTA, request_id, index, token_ids, text, rows, None if tree is None else _values(tree))
+            return (_DELTA, request_id, index, token_ids, text, rows, None if tree is None else pack(tree))
         case Started():
-            return (_STARTED, *_values(event))
+            return (_STARTED, *pack(event))
         case Finished(request_id, index, reason, matched_stop, usage, stats, timings, embedding):
-            figures = (_values(usage), _values(stats), _values(timings))
+            figures = (pack(usage), pack(stats), pack(timings))
             return (_FINISHED, request_id, index, reason.value, matched_stop, *figures, embedding)
         case Failed():
-            return (_FAILED, *_values(event))
+            return (_FAILED, *pack(event))
 
 
 def unpack_event(parts: Sequence[Any]) -> RequestEvent:
@@ -170,35 +176,13 @@ def unpack_event(parts: Sequence[Any]) -> RequestEvent:
             FinishReason(reason),
             matched,
             Usage(*usage),
-            _rebuilt(SpeculationStats, stats),
+            unpack(SpeculationStats, stats),
             Timings(*timings),
             embedding,
         )
     if kind == _FAILED:
         return Failed(*rest)
     raise ValueError(f"unknown kind of event {kind!r}")
-
-
-def pack_info(info: EngineInfo) -> tuple[Any, ...]:
-    """``info`` as plain values."""
-    return _values(info)
-
-
-def unpack_info(parts: Sequence[Any]) -> EngineInfo:
-    """The inverse of `pack_info`."""
-    info: EngineInfo = _rebuilt(EngineInfo, parts)
-    return info
-
-
-def pack_load(load: EngineLoad) -> tuple[Any, ...]:
-    """``load`` as plain values."""
-    return _values(load)
-
-
-def unpack_load(parts: Sequence[Any]) -> EngineLoad:
-    """The inverse of `pack_load`."""
-    load: EngineLoad = _rebuilt(EngineLoad, parts)
-    return load
 
 
 def pack_trace(step: StepTrace) -> tuple[Any, ...]:
@@ -217,26 +201,6 @@ def _plain_values(record: StepTrace | DrafterTrace) -> tuple[Any, ...]:
     return tuple(_PLAIN[f.type](getattr(record, f.name)) for f in fields(record) if f.type in _PLAIN)
 
 
-def _values(record: Any) -> tuple[Any, ...]:
-    """The fields of a record; nested records become tuples."""
-    kind: Any = type(record)
-    read, inner = _packing(kind)
-    if not inner:
-        return read(record)
-    values = list(read(record))
-    for place, pack in inner:
-        values[place] = pack(values[place])
-    return tuple(values)
-
-
-def _rebuilt(kind: Any, values: Sequence[Any]) -> Any:
-    """The inverse of `_values`, after msgpack made lists of tuples and text of enums."""
-    made = list(values)
-    for place, unpack in _unpacking(kind):
-        made[place] = unpack(made[place])
-    return kind(*made)
-
-
 Convert = Callable[[Any], Any]
 
 
@@ -244,7 +208,7 @@ Convert = Callable[[Any], Any]
 def _packing(kind: Any) -> tuple[attrgetter[tuple[Any, ...]], list[tuple[int, Convert]]]:
     """A getter of a record's fields, and by position the converters of those that msgpack cannot pack."""
     hints = get_type_hints(kind)
-    inner = [(i, pack) for i, f in enumerate(fields(kind)) if (pack := _packer(hints[f.name])) is not None]
+    inner = [(i, convert) for i, f in enumerate(fields(kind)) if (convert := _packer(hints[f.name])) is not None]
     return attrgetter(*(f.name for f in fields(kind))), inner
 
 
@@ -252,13 +216,13 @@ def _packing(kind: Any) -> tuple[attrgetter[tuple[Any, ...]], list[tuple[int, Co
 def _unpacking(kind: Any) -> list[tuple[int, Convert]]:
     """By position in a record, the converters of fields that msgpack unpacks as another type."""
     hints = get_type_hints(kind)
-    return [(i, unpack) for i, f in enumerate(fields(kind)) if (unpack := _unpacker(hints[f.name])) is not None]
+    return [(i, convert) for i, f in enumerate(fields(kind)) if (convert := _unpacker(hints[f.name])) is not None]
 
 
 def _packer(hint: Any) -> Convert | None:
     """The converter of a type; None: values are packed unchanged."""
     if is_dataclass(hint):
-        return _values
+        return pack
     args, origin = get_args(hint), get_origin(hint)
     if origin is dict:
         return _by_name(_packer(args[1]))
@@ -267,8 +231,8 @@ def _packer(hint: Any) -> Convert | None:
 
 def _unpacker(hint: Any) -> Convert | None:
     """The inverse converter of a type; None: values stay unchanged."""
-    if is_dataclass(hint):
-        return partial(_rebuilt, hint)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return partial(unpack, hint)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return hint
     args, origin = get_args(hint), get_origin(hint)
@@ -294,11 +258,11 @@ class FrameLink(asyncio.Protocol):
 
     last_frame_s: float  # when bytes last arrived, in monotonic seconds
 
-    def __init__(self) -> None:
+    def __init__(self, take: Callable[[list[Any]], None]) -> None:
+        """take: called with every frame; if it raises, it gets no further one."""
+        self._take = take
         self._cut = FrameReader()
         self._transport: asyncio.Transport | None = None
-        self._take: Callable[[list[Any]], None] | None = None
-        self._early = bytearray()
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.last_frame_s = time.monotonic()
 
@@ -309,13 +273,11 @@ class FrameLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """The next bytes arrived."""
         self.last_frame_s = time.monotonic()
-        if self._take is None:
-            self._early += data
-        elif not self._gone.done():
+        if not self._gone.done():
             try:
                 for frame in self._cut.feed(data):
                     self._take(frame)
-            except Exception as error:  # raised by `listen` instead of in the event loop
+            except Exception as error:  # raised by `closed` instead of in the event loop
                 self._gone.set_exception(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -323,21 +285,17 @@ class FrameLink(asyncio.Protocol):
         if not self._gone.done():
             self._gone.set_result(None)
 
-    async def listen(self, take: Callable[[list[Any]], None]) -> None:
-        """Pass every frame to ``take``, from the first one on, until the process closes the socket.
+    async def closed(self) -> None:
+        """Wait until the process closes the socket. Cancelling it drops all further frames.
 
         Raises:
             FrameError: the process sent bytes that are not a frame.
-            Exception: raised by ``take``, which gets no further frame.
+            Exception: raised by ``take``.
         """
-        self._take = take
-        if self._early:
-            early, self._early = bytes(self._early), bytearray()
-            self.data_received(early)
         await self._gone
 
     def send(self, *parts: Any) -> None:
-        """Queue one frame for the process; `listen` detects a dead process."""
+        """Queue one frame for the process; `closed` detects a dead process."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(pack_frame(*parts))
 

@@ -14,7 +14,7 @@ import pytest
 
 from server import engine_supervisor
 from server.engine_supervisor import EngineChild, EngineSupervisor, RestartPolicy
-from server.ipc import Frame, pack_info
+from server.ipc import Frame, pack
 from specdec.client.connection import CallError, RetryPolicy
 from specdec.errors import EngineDeadError
 from tests.fake_engine import INFO
@@ -26,17 +26,16 @@ class ScriptedChild:
 
     pid = 1
 
-    def __init__(self) -> None:
+    def __init__(self, take: Callable[[list[Any]], None]) -> None:
         self.link, self.last_frame_s = self, 0.0
-        self._take: asyncio.Future[Callable[[list[Any]], None]] = asyncio.get_running_loop().create_future()
+        self._take = take
         self._dead = asyncio.Event()
 
-    async def listen(self, take: Callable[[list[Any]], None]) -> None:
-        self._take.set_result(take)
+    async def closed(self) -> None:
         await self._dead.wait()
 
-    async def becomes_ready(self) -> None:
-        (await self._take)([Frame.READY, pack_info(INFO)])
+    def becomes_ready(self) -> None:
+        self._take([Frame.READY, pack(INFO)])
 
     def kill(self) -> None:
         self._dead.set()
@@ -60,8 +59,10 @@ class Scene:
         )
         self.supervisor.listener = self
 
-    async def spawn(self, *_: Any) -> ScriptedChild:
-        child = ScriptedChild()
+    async def spawn(
+        self, config: Any, factory: str, heartbeat_s: float, take: Callable[[list[Any]], None], _: Any
+    ) -> ScriptedChild:
+        child = ScriptedChild(take)
         self.children.put_nowait(child)
         return child
 
@@ -94,7 +95,7 @@ async def starts(scene: Scene, seconds: float) -> ScriptedChild:
     """The next process, ready after ``seconds``."""
     child = await scene.children.get()
     scene.now += seconds
-    await child.becomes_ready()
+    child.becomes_ready()
     return child
 
 
@@ -103,7 +104,7 @@ async def test_the_error_of_a_death_hints_at_the_next_start(monkeypatch: pytest.
         child = await scene.children.get()
         assert scene.hint_at(2.0) == 1.0  # no start has been measured
         scene.now = 12.0
-        await child.becomes_ready()
+        child.becomes_ready()
         scene.now = 200.0
         child.kill()
         assert (await scene.lost.get()).retry_after_s == 16.0  # a pause of 4 s, then a start of 12

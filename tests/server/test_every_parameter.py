@@ -18,7 +18,7 @@ from server.completion.requests import CompletionOptions
 from server.experiment.arm_options import read_options
 from server.grpc.request_reader import parse_generate
 from server.http.openai_completions import parse_completion
-from server.ipc import pack_request, unpack_request
+from server.ipc import pack, unpack
 from specdec.api.params import fill_values
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.client.messages import fill_request
@@ -137,7 +137,7 @@ def over_http(group: str, each: Param, value: Any) -> Request:
 
 
 def across(request: Request) -> Request:
-    return unpack_request(msgpack.unpackb(msgpack.packb(pack_request(request))))
+    return unpack(Request, msgpack.unpackb(msgpack.packb(pack(request))))
 
 
 def found_in(request: Request, group: str, each: Param) -> Any:

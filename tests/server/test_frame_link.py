@@ -6,8 +6,9 @@ import asyncio
 import fcntl
 import resource
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,32 +17,29 @@ from server.ipc import Frame, FrameError, FrameLink, FrameReader, ParentGoneErro
 
 
 @asynccontextmanager
-async def linked() -> AsyncIterator[tuple[FrameLink, socket.socket]]:
+async def linked(take: Callable[[list[Any]], None]) -> AsyncIterator[tuple[FrameLink, socket.socket]]:
     """A link, and the engine's end of its socket."""
     ours, theirs = socket.socketpair()
-    _, link = await asyncio.get_running_loop().create_unix_connection(FrameLink, sock=ours)
+    _, link = await asyncio.get_running_loop().create_unix_connection(partial(FrameLink, take), sock=ours)
     with theirs:
         yield link, theirs
     link.close()
 
 
-async def test_frames_arrive_in_order_including_those_before_the_first_listener() -> None:
-    async with linked() as (link, engine):
+async def test_frames_arrive_in_order() -> None:
+    taken: list[list[Any]] = []
+    async with linked(taken.append) as (link, engine):
         frames = [[Frame.PROGRESS, "x" * n, n] for n in (0, 1, 300, 70_000)]
         data = b"".join(pack_frame(*frame) for frame in frames)
-        engine.sendall(data[:9])
-        await asyncio.sleep(0.01)
-        taken: list[list[Any]] = []
-        listening = asyncio.create_task(link.listen(taken.append))
-        for start in range(9, len(data), 20_001):
+        for start in range(0, len(data), 20_001):
             await asyncio.to_thread(engine.sendall, data[start : start + 20_001])
         engine.close()
-        await listening
+        await link.closed()
     assert taken == frames
 
 
 async def test_sent_frames_arrive_and_a_closed_link_sends_nothing() -> None:
-    async with linked() as (link, engine):
+    async with linked(print) as (link, engine):
         link.send(Frame.ABORT, "a")
         assert FrameReader().feed(await asyncio.to_thread(engine.recv, 1 << 16)) == [[Frame.ABORT, "a"]]
         link.close()
@@ -57,19 +55,19 @@ async def test_an_invalid_frame_or_a_listener_error_closes_the_link() -> None:
             taken.append(frame)
             raise KeyError(frame[0])
 
-        async with linked() as (link, engine):
+        async with linked(take) as (link, engine):
             engine.sendall(data)
             with pytest.raises(error):
-                await link.listen(take)
+                await link.closed()
             engine.sendall(pack_frame(Frame.CLOSE))
             await asyncio.sleep(0.01)
         assert len(taken) <= 1
 
 
 async def test_a_removed_listener_gets_no_more_frames() -> None:
-    async with linked() as (link, engine):
-        taken: list[list[Any]] = []
-        listening = asyncio.create_task(link.listen(taken.append))
+    taken: list[list[Any]] = []
+    async with linked(taken.append) as (link, engine):
+        listening = asyncio.create_task(link.closed())
         await asyncio.sleep(0)
         listening.cancel()
         await asyncio.wait([listening])

@@ -14,16 +14,12 @@ from server.ipc import (
     Frame,
     FrameError,
     FrameReader,
+    pack,
     pack_event,
     pack_frame,
-    pack_info,
-    pack_load,
-    pack_request,
     pack_trace,
+    unpack,
     unpack_event,
-    unpack_info,
-    unpack_load,
-    unpack_request,
     unpack_trace,
 )
 from specdec.core.types import (
@@ -144,7 +140,7 @@ def _over_the_wire(value: object) -> object:
 
 @given(REQUESTS)
 def test_request_round_trip(request: Request) -> None:
-    back = unpack_request(_over_the_wire(pack_request(request)))  # type: ignore[arg-type]
+    back = unpack(Request, _over_the_wire(pack(request)))  # type: ignore[arg-type]
     assert back == request
     assert hash(back) == hash(request)  # lists in place of tuples would not be hashable
 
@@ -174,7 +170,7 @@ def test_a_trace_omits_replay_data_and_may_contain_numpy_numbers() -> None:
 
 def test_nan_and_infinity_reach_the_engine_and_are_rejected_there() -> None:
     request = Request("r", (1,), SamplingParams(temperature=math.nan, top_p=math.inf))
-    back = unpack_request(_over_the_wire(pack_request(request)))  # type: ignore[arg-type]
+    back = unpack(Request, _over_the_wire(pack(request)))  # type: ignore[arg-type]
     assert math.isnan(back.sampling.temperature)
     assert back.sampling.top_p == math.inf
 
@@ -184,8 +180,8 @@ def test_info_and_load_round_trip() -> None:
         "t", None, "int8", "native", "bitwise", 100, 200, 300, 4, ("suffix", "model"), (0, 2), 2, "1.2.3", "bf16"
     )
     load = EngineLoad(1, 2, 3, 4, 5.5, 6, 7, steps_by_sequences=(8, 9), steps_by_rows=(10,))
-    assert unpack_info(_over_the_wire(pack_info(info))) == info  # type: ignore[arg-type]
-    assert unpack_load(_over_the_wire(pack_load(load))) == load  # type: ignore[arg-type]
+    assert unpack(EngineInfo, _over_the_wire(pack(info))) == info  # type: ignore[arg-type]
+    assert unpack(EngineLoad, _over_the_wire(pack(load))) == load  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
