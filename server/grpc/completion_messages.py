@@ -6,9 +6,6 @@ import math
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from datetime import timedelta
-
-from google.rpc.error_details_pb2 import RetryInfo
 
 from server.completion.documents import FillMode, OffsetUnit, TextEdit
 from server.completion.editor_session import Origin, Suggestion
@@ -128,14 +125,12 @@ def read_edit_request(message: pb.PredictEditRequest, violations: ViolationColle
     )
 
 
-def edit_messages(
-    event: RequestEvent, reader: EditReader, request_id: str, model: str
-) -> Iterator[pb.PredictEditResponse]:
+def edit_messages(event: RequestEvent, reader: EditReader, model: str) -> Iterator[pb.PredictEditResponse]:
     """What ``event`` of a predicted edit's request tells the caller."""
     for edit in reader.take(event):
         yield pb.PredictEditResponse(edit=pb.TextEdit(start=edit.start, end=edit.end, text=edit.text))
     if not isinstance(event, Delta):
-        message = event_message(event, request_id, model)
+        message = event_message(event, model)
         ended = isinstance(event, Finished)
         yield (
             pb.PredictEditResponse(finished=message.finished)
@@ -170,13 +165,11 @@ def read_outcome(message: pb.ReportOutcomeRequest) -> Outcome:
     return outcome
 
 
-def event_message(event: RequestEvent, request_id: str, model: str) -> pb.CompleteResponse:
-    """``request_id``: the caller's own, of a request that may be shared."""
+def event_message(event: RequestEvent, model: str) -> pb.CompleteResponse:
     if isinstance(event, Delta):
         return pb.CompleteResponse(delta=delta_message(event))
     if isinstance(event, Started):
-        started = replace(event, request_id=request_id)
-        return pb.CompleteResponse(started=started_message(started, model, current_arm()))
+        return pb.CompleteResponse(started=started_message(event, model, current_arm()))
     assert isinstance(event, Finished)  # `Failed` is raised by the run
     return pb.CompleteResponse(finished=finished_message(event))
 
@@ -214,10 +207,8 @@ def ask_refused(ask_id: int, error: RequestError) -> pb.CompleteSessionResponse:
     code = status_code(error)
     status = rich_status(code, error)
     message = pb.AskRefused(ask_id=ask_id, code=status.code, reason=error.reason, message=status.message)
+    if error.retry_after_s is not None:
+        message.retry_after_ms = error.retry_after_s * 1e3
     if isinstance(error, InvalidRequestError):
         message.problems.extend(pb.FieldProblem(field=v.field, description=v.description) for v in error.violations)
-    for detail in status.details:
-        wait = RetryInfo()
-        if detail.Unpack(wait):
-            message.retry_after_ms = wait.retry_delay.ToTimedelta() / timedelta(milliseconds=1)
     return pb.CompleteSessionResponse(refused=message)

@@ -278,7 +278,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
             run, _ = await service.runs.start(principal, asked, key)
             try:
                 async for event in run.read():
-                    await answer.write(event, event_message(event, asked.request_id, model.name))
+                    await answer.write(event, event_message(event, model.name))
             finally:
                 run.leave()
             if run.text:
@@ -301,7 +301,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
             owner = service.owner(principal, asked.cache_salt)
             try:
                 async for event in run.read():
-                    for message in edit_messages(event, reader, asked.request_id, model.name):
+                    for message in edit_messages(event, reader, model.name):
                         if message.HasField("edit") and not suggested:  # it may be taken before the rest has come
                             suggested = True
                             service.outcomes.suggested(owner, asked.request_id)
