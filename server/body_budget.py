@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import resource
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -11,6 +12,8 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 
 from server.errors import BodiesFullError
+
+_LOG = logging.getLogger(__name__)
 
 BODIES_IN_FLIGHT_BYTES = 256 << 20  # of all calls of a port together, or 4 of the longest bodies
 MAX_MESSAGE_BYTES = 16 << 20  # of one gRPC message or HTTP body
@@ -25,7 +28,20 @@ _TRIM_AFTER_S = 2.0  # from the end of a large body to the return of its memory,
 _LARGE_BYTES = 1 << 18  # bodies from this size on leave memory behind in the C library when they are freed
 
 MAX_CONNECTIONS = 4096  # of one port
+MAX_DESCRIPTORS = 1 << 16  # soft limit to set, if the hard limit allows it
 _OTHER_DESCRIPTORS = 128  # kept for files, the engine's pipes and its restart
+
+
+def raise_descriptor_limit() -> None:
+    """Raise this process's soft limit on open files to the hard one, at most `MAX_DESCRIPTORS`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        _LOG.warning("the limit on open files stays at %d: %s", soft, error)
 
 
 def connection_limit() -> int:

@@ -10,14 +10,12 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from enum import StrEnum
 from functools import partial
 from typing import Any, Protocol
 
 import psutil
 
-from server.descriptors import DescriptorReserve
 from server.engine_process import DEFAULT_FACTORY
 from server.interfaces import CacheFeed, ProgressListener
 from server.ipc import Frame, FrameError, FrameLink, unpack
@@ -294,15 +292,13 @@ class EngineSupervisor:
         policy: RestartPolicy | None = None,
         spare: Callable[[], int] | None = None,
         cache_feed: CacheFeed | None = None,
-        reserve: DescriptorReserve | None = None,
     ) -> None:
         """factory: ``module:function`` that builds the engine inside the process. spare: bytes of memory that a process
-        started now must leave to others. cache_feed: receives the events of the prefix cache. reserve: descriptors to
-        free while a process is started."""
+        started now must leave to others. cache_feed: receives the events of the prefix cache."""
         self.config = config.engine
         self.cache_feed, self.restarts = cache_feed, 0
         self._server, self._factory, self._progress, self._spare = config.server, factory, progress, spare
-        self._policy, self._reserve = policy or RestartPolicy(), reserve
+        self._policy = policy or RestartPolicy()
         self._states = StateFeed()
         self._child: EngineChild | None = None
         self._supervision: asyncio.Task[None] | None = None
@@ -455,8 +451,7 @@ class EngineSupervisor:
             config = config.model_copy(update={"spare_bytes": config.spare_bytes + self._spare()})
         kv_events = None if self.cache_feed is None else self._server.kv_events
         try:
-            with nullcontext() if self._reserve is None else self._reserve.released():
-                self._child = await EngineChild.spawn(config, self._factory, self._heartbeat_s, self._take, kv_events)
+            self._child = await EngineChild.spawn(config, self._factory, self._heartbeat_s, self._take, kv_events)
         except OSError as error:
             return self._after_failed_spawn(error)
         child, watchdog = self._child, asyncio.create_task(self._watch_heartbeat(self._child))

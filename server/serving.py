@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from server.body_budget import MAX_MESSAGE_BYTES, BodyBudget
-from server.descriptors import DescriptorReserve, raise_descriptor_limit
+from server.body_budget import MAX_MESSAGE_BYTES, BodyBudget, raise_descriptor_limit
 from server.engine_client import EngineClient
 from server.engine_process import DEFAULT_FACTORY, bound_malloc, return_freed_memory
 from server.engine_supervisor import EngineStartError, EngineState, EngineSupervisor, RestartPolicy
@@ -71,8 +70,7 @@ class Serving:
         self._observer = build_observer(config.server, self._prompt_text, config.engine.target_tpot_ms)
         self._publishers: list[KvEventPublisher] = []
         raise_descriptor_limit()
-        self._reserve = DescriptorReserve()
-        supervisor = partial(EngineSupervisor, factory=factory, progress=progress, policy=policy, reserve=self._reserve)
+        supervisor = partial(EngineSupervisor, factory=factory, progress=progress, policy=policy)
         self._make_models(supervisor)
         self.client = self.models.first.client
         messages, bodies = (
@@ -162,7 +160,6 @@ class Serving:
         for model in self.models:
             model.close()
         await self._close_observer(at_once)
-        self._reserve.close()
 
     async def _close_observer(self, at_once: bool) -> None:
         """Flush the listeners, once: it goes on in its thread if a stop is cancelled, and the next stop waits."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import resource
 import signal
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +13,6 @@ import pytest
 
 from server.admission import Admission
 from server.auth.principal import ANYBODY
-from server.descriptors import DescriptorReserve
 from server.engine_client import MAX_SUSPECTS, EngineClient, Suspects
 from server.engine_supervisor import EngineStartError, EngineState
 from server.errors import DeadlinePassedError, GenerationFailedError, PoisonRequestError
@@ -372,33 +369,6 @@ async def test_a_process_that_temporarily_cannot_start_is_started_later(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     async with running_client(give_up_after=2) as client:
         assert (failures, client.engine.state) == (7, EngineState.READY)
-
-
-async def test_the_engine_restarts_while_connections_use_all_descriptors() -> None:
-    reserve = DescriptorReserve()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held: list[int] = []
-    client = make_client(reserve=reserve)
-    await client.engine.start()
-    try:
-        await client.engine.wait_ready()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
-        with suppress(OSError):
-            while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
-        assert client.engine.pid is not None
-        os.kill(client.engine.pid, signal.SIGKILL)
-        async with asyncio.timeout(20):
-            while client.engine.restarts == 0:
-                await asyncio.sleep(0.01)
-            await client.engine.wait_ready()
-        assert client.engine.restarts == 1  # at the first try
-    finally:
-        for descriptor in held:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        await client.engine.close()
-        reserve.close()
 
 
 async def test_the_process_ends_with_its_parent() -> None:
