@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -223,51 +222,20 @@ class Rates:
         """Seconds to decode ``tokens`` output tokens of one sample; 0 while unknown."""
         return tokens * (self._decode.value or 0.0)
 
+    def own_s(self, request: Request) -> float:
+        """Seconds from the start of ``request`` to its end."""
+        stopping = request.stopping
+        if stopping.ignore_eos and stopping.max_tokens is not None and not (stopping.stop or stopping.stop_token_ids):
+            tokens = float(stopping.max_tokens)
+        else:
+            tokens = self.likely_output(stopping.min_tokens, stopping.max_tokens)
+        tokens -= request.tokens_to_read - len(request.prompt_ids)  # minus resumed tokens
+        return self.prefill_s(request.tokens_to_read) + self.decode_s(max(0.0, tokens - 1))
+
     def likely_output(self, at_least: int, at_most: int | None) -> float:
         """Expected output tokens: the mean of recent samples, within these bounds."""
         likely = max(float(at_least), self._outputs.value or 0.0)
         return likely if at_most is None else min(likely, at_most)
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """The work in front of a request."""
-
-    waiting_sequences: int  # that are scheduled first
-    waiting_tokens: int  # of their prompts
-    free_places: int  # of the batch, never negative
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """The expected times of a request."""
-
-    wait_s: float  # until it is scheduled
-    own_s: float  # from then until it is complete
-
-    @property
-    def total_s(self) -> float:
-        """Seconds from now until it is complete."""
-        return self.wait_s + self.own_s
-
-
-def forecast(request: Request, ahead: Ahead, rates: Rates) -> Forecast:
-    """The expected times of ``request`` at the measured rates.
-
-    It waits for a place in the batch and for the prompts ahead, whichever takes longer. Places come free at the rate at
-    which samples end; prompts are computed one after the other.
-    """
-    missing = max(0, ahead.waiting_sequences + request.sampling.n - ahead.free_places)
-    for_place_s = missing * (rates.interval_s or 0.0)
-    wait_s = max(for_place_s, rates.prefill_s(ahead.waiting_tokens))
-    prefill_s = rates.prefill_s(request.tokens_to_read)
-    stopping = request.stopping
-    if stopping.ignore_eos and stopping.max_tokens is not None and not (stopping.stop or stopping.stop_token_ids):
-        tokens = float(stopping.max_tokens)
-    else:
-        tokens = rates.likely_output(stopping.min_tokens, stopping.max_tokens)
-    tokens -= request.tokens_to_read - len(request.prompt_ids)  # minus resumed tokens
-    return Forecast(wait_s, prefill_s + rates.decode_s(max(0.0, tokens - 1)))
 
 
 _UNKNOWN_RETRY_S = 1.0
@@ -324,14 +292,11 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         beside: Admission | None = None,
         max_queued_requests: int = MAX_QUEUED_REQUESTS,
-        shed_late: bool = True,
     ) -> None:
         """clock: monotonic seconds. beside: the admission of another model of the server; keys' limits and
-        ``supersedes_key`` cover both. max_queued_requests: the engine's limit, for requests that it does not have.
-        shed_late: refuse requests that cannot meet their deadline."""
+        ``supersedes_key`` cover both. max_queued_requests: the engine's limit, for requests that it does not have."""
         self._client, self._clock = client, clock
-        self._max_tokens, self._shed_late = config.max_queued_tokens, shed_late
-        self._max_queued_requests = max_queued_requests
+        self._max_tokens, self._max_queued_requests = config.max_queued_tokens, max_queued_requests
         self._usage: dict[str, KeyUsage] = {} if beside is None else beside._usage
         self._streams: dict[RequestStream, KeyUsage] = {}
         self._by_key: dict[str, tuple[Admission, RequestStream]] = {} if beside is None else beside._by_key
@@ -511,12 +476,20 @@ class Admission:
         now = self._clock()
         others = [stream for stream in self._streams if stream is not but]
         waiting = [stream for stream in others if not stream.started]
-        running = sum(stream.samples_left for stream in others if stream.started)
-        missing = sum(stream.samples_left for stream in waiting) + 1 - max(0, self._client.info.max_batch - running)
+        places = sum(stream.samples_left for stream in waiting) + 1
+        measured_s = self._wait_for(others, places, [stream.request for stream in waiting])
         waited_s = max((now - stream.admitted_s for stream in waiting), default=0.0)
-        tokens = sum(stream.request.tokens_to_read for stream in waiting)
-        measured_s = max(max(0, missing) * (self._rates.interval_s or 0.0), self._rates.prefill_s(tokens))
         return measured_s if self._rates.known(now) else max(waited_s, measured_s)
+
+    def _wait_for(self, others: Sequence[RequestStream], places: int, ahead: Sequence[Request]) -> float:
+        """Seconds at the measured rates until ``others`` leave so many places and ``ahead`` has its prompts computed.
+
+        Places come free at the rate at which samples end; prompts are computed one after the other. The later counts.
+        """
+        running = sum(stream.samples_left for stream in others if stream.started)
+        missing = max(0, places - max(0, self._client.info.max_batch - running))
+        tokens = sum(request.tokens_to_read for request in ahead)
+        return max(missing * (self._rates.interval_s or 0.0), self._rates.prefill_s(tokens))
 
     def _usage_of(self, principal: Principal, now: float) -> KeyUsage:
         usage = self._usage.get(principal.name)
@@ -539,27 +512,18 @@ class Admission:
 
     def _check_time(self, request: Request, older: RequestStream | None, now: float) -> None:
         """Refuse a request that cannot meet its deadline; an idle engine takes any, which renews the rates."""
-        if not self._shed_late or request.deadline_s is None or not self._rates.known(now):
+        if request.deadline_s is None or not self._rates.known(now):
             return
         others = [stream for stream in self._streams if stream is not older]
         if not others:
             return
         ahead = [t.request for t in others if not t.started and t.request.priority >= request.priority]
-        running = sum(stream.samples_left for stream in others if stream.started)
-        expected = forecast(
-            request,
-            Ahead(
-                sum(waiting.sampling.n for waiting in ahead),
-                sum(waiting.tokens_to_read for waiting in ahead),
-                max(0, self._client.info.max_batch - running),
-            ),
-            self._rates,
-        )
-        needed_s = LATE_MARGIN * expected.total_s
+        wait_s = self._wait_for(others, sum(each.sampling.n for each in ahead) + request.sampling.n, ahead)
+        needed_s = LATE_MARGIN * (wait_s + self._rates.own_s(request))
         if needed_s > request.deadline_s:
             # The part of the wait that exceeds the deadline, at most all of it.
             too_much = needed_s - request.deadline_s
-            raise LateError(needed_s, request.deadline_s, max(MIN_RETRY_S, min(too_much, expected.wait_s)))
+            raise LateError(needed_s, request.deadline_s, max(MIN_RETRY_S, min(too_much, wait_s)))
 
 
 _Events = asyncio.Queue[tuple[int, RequestEvent | Exception | None]]

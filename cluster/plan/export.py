@@ -73,7 +73,7 @@ def limits_of(config: EngineConfig, info: EngineInfo, server: ServerConfig) -> R
     """The limits in force."""
     others = {
         "max_context": info.max_context, "kv_tokens": info.kv_tokens, "max_queued_requests": MAX_QUEUED_REQUESTS,
-        "max_queued_tokens": server.max_queued_tokens, "shed_late": True,
+        "max_queued_tokens": server.max_queued_tokens,
     }  # fmt: skip
     of_engine = config.model_dump(include=ReplicaLimits.model_fields.keys() - others)
     return ReplicaLimits(**of_engine, **others)

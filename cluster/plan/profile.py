@@ -35,7 +35,6 @@ class ReplicaLimits(_Part):
     target_tpot_ms: _Positive
     prefix_cache: bool
     max_queued_tokens: int = Field(ge=0)
-    shed_late: bool
 
 
 class DraftedStep(_Part):

@@ -106,7 +106,7 @@ class Replica:
         self._engine = self._build(profile, law, random.Random(seed))
         limits = profile.limits
         server = ServerConfig(max_queued_tokens=limits.max_queued_tokens)
-        self._admission = Admission(self, server, self._front_clock, shed_late=limits.shed_late)
+        self._admission = Admission(self, server, self._front_clock)
         self._streams: dict[str, RequestStream] = {}
         self._admitted: dict[str, RequestStream] = {}
         self._inbox: list[Request] = []

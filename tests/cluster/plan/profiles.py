@@ -11,7 +11,6 @@ from cluster.plan.profile import DraftedStep, Overheads, Profile, ReplicaLimits
 LIMITS: dict[str, Any] = {
     "max_batch": 16, "max_step_rows": 256, "prefill_chunk": 192, "max_context": 2048, "kv_tokens": 64 * 256,
     "max_queued_requests": 64, "target_tpot_ms": 80.0, "prefix_cache": True, "max_queued_tokens": 1 << 16,
-    "shed_late": True,
 }  # fmt: skip
 
 

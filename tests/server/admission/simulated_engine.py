@@ -47,10 +47,10 @@ class Job:
 class SimulatedEngine:
     """Prompts are prefilled in order of arrival, `CHUNK` rows a step; running requests decode in the same steps."""
 
-    def __init__(self, costs: Costs, seed: int = 0, **config: object) -> None:
+    def __init__(self, costs: Costs, seed: int = 0) -> None:
         self.costs, self.clock, self.random = costs, Clock(), Random(seed)
         self.client = StubClient(max_batch=costs.batch)
-        self.admission: Admission = admission(self.client, self.clock, **config)
+        self.admission: Admission = admission(self.client, self.clock)
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.jobs: list[Job] = []

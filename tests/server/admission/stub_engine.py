@@ -87,8 +87,8 @@ class Clock:
         return self.now
 
 
-def admission(client: StubClient, clock: Clock | None = None, *, shed_late: bool = True, **config: Any) -> Admission:
-    return Admission(client, ServerConfig(**config), clock or Clock(), shed_late=shed_late)  # type: ignore[arg-type]
+def admission(client: StubClient, clock: Clock | None = None, **config: Any) -> Admission:
+    return Admission(client, ServerConfig(**config), clock or Clock())  # type: ignore[arg-type]
 
 
 def principal(name: str = "a", tenant: str = "t", **limits: Any) -> Principal:

@@ -409,11 +409,6 @@ async def test_nothing_is_shed_without_measurements_or_reason() -> None:
     clock.now += 60  # a minute-old measurement
     doors.admit(ANYBODY, hopeless).close()
     running.close()
-    trusting = admission(client, clock, shed_late=False)
-    await finish_some(trusting, client, clock)
-    running = trusting.admit(ANYBODY, make_request("running"))
-    trusting.admit(ANYBODY, hopeless).close()
-    running.close()
 
 
 async def test_a_disconnect_at_any_moment_releases_everything() -> None:
