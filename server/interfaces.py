@@ -69,20 +69,6 @@ class EngineLike(Protocol):
         """End every request and free resources."""
 
 
-class SuggestionCounts(Protocol):
-    """Counts of suggestions, for metrics; they only grow."""
-
-    @property
-    def n_suggested(self) -> int:
-        """Suggestions so far."""
-        ...
-
-    @property
-    def reached(self) -> Mapping[str, int]:
-        """Reports that changed a suggestion's outcome, by outcome."""
-        ...
-
-
 @dataclass(slots=True)
 class KvEventCounts:
     """Counts of the KV event publisher."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from server.engine_client import EngineClient
 from server.engine_supervisor import EngineState
-from server.interfaces import KvEventCounts, SuggestionCounts
+from server.interfaces import KvEventCounts
 from server.observe.metrics import Histogram, ServerMetrics
 from specdec.core.types import DRAFT_MODELS, POSITIONS, EngineInfo, EngineLoad, FinishReason
 
@@ -145,7 +145,7 @@ def _steps(now: Snapshot) -> Iterator[Metric]:
     yield _OURS.counter("step_draft_rows", "Draft tokens among the rows of all forwards.", load.draft_rows)
 
 
-def call_families(metrics: ServerMetrics, outcomes: SuggestionCounts) -> Iterator[Metric]:
+def call_families(metrics: ServerMetrics) -> Iterator[Metric]:
     """Every family of calls and of suggestions, of all models together."""
     yield _OURS.gauge("calls_open", "Calls in progress.", metrics.calls_open)
     labels = ("face", "endpoint", "status")
@@ -154,9 +154,9 @@ def call_families(metrics: ServerMetrics, outcomes: SuggestionCounts) -> Iterato
     text = "Failed reads and writes of the server's own files; a rejected file counts once per change."
     yield _OURS.counters("file_errors", text, "file", metrics.file_errors)
     yield _OURS.histogram("call_seconds", "Duration of a call, of any kind.", metrics.call_time)
-    yield _OURS.counter("suggestions", "Completions with a text, and predictions with an edit.", outcomes.n_suggested)
+    yield _OURS.counter("suggestions", "Completions with a text, and predictions with an edit.", metrics.suggestions)
     text = "Outcomes of suggestions, as editors report them; a changed one counts again."
-    yield _OURS.counters("suggestion_outcomes", text, "outcome", outcomes.reached)
+    yield _OURS.counters("suggestion_outcomes", text, "outcome", metrics.suggestion_outcomes)
 
 
 def _requests(now: Snapshot) -> Iterator[Metric]:
@@ -312,11 +312,36 @@ def vllm_families(now: Snapshot, model: str = "") -> Iterator[Metric]:
 Compat = Literal["none", "vllm"]
 
 
-class Registry(Collector):
-    """Renders the families of `collect` and of this process."""
+class ModelMetrics:
+    """The metrics of one model, its engine's load, and the resources of the engine's process.
 
-    def __init__(self, compat: Compat = "none") -> None:
-        self._compat = compat
+    name: of one of several models; it is the value of vLLM's label ``model_name``, by default the target's name.
+    """
+
+    def __init__(self, metrics: ServerMetrics, client: EngineClient, compat: Compat = "none", name: str = "") -> None:
+        self._metrics, self._client, self._compat, self.name = metrics, client, compat, name
+        # Without a process the collector finds no files and returns no family.
+        self._process = ProcessCollector("specdec_engine", lambda: client.engine.pid or "none", registry=None)
+
+    def families(self) -> Iterator[Metric]:
+        """All families at one moment."""
+        engine = self._client.engine
+        info = engine.info if engine.is_known else None
+        ready = engine.state == EngineState.READY
+        now = Snapshot(self._metrics, engine.load, info, ready, engine.restarts, self._client.in_flight)
+        yield from model_families(now)
+        if engine.cache_feed is not None:
+            yield from _kv_events(engine.cache_feed.counts)
+        yield from self._process.collect()
+        if self._compat == "vllm":
+            yield from vllm_families(now, self.name)
+
+
+class Exporter(Collector):
+    """The metrics of a server's calls, of its models, and of this process. The label ``model`` has a model's name."""
+
+    def __init__(self, calls: ServerMetrics, models: Sequence[ModelMetrics], compat: Compat = "none") -> None:
+        self._calls, self._models, self._compat = calls, models, compat
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -331,64 +356,13 @@ class Registry(Collector):
             encode, media_type = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
         return encode(self._registry), media_type.encode()
 
-
-class Exporter(Registry):
-    """The metrics of one model, its engine's load, and the resources of the engine's process.
-
-    model: the value of vLLM's label ``model_name``; empty: the target's name.
-    """
-
-    def __init__(
-        self,
-        metrics: ServerMetrics,
-        client: EngineClient,
-        outcomes: SuggestionCounts,
-        compat: Compat = "none",
-        model: str = "",
-    ) -> None:
-        self.metrics, self._client, self._outcomes, self._model = metrics, client, outcomes, model
-        # Without a process the collector finds no files and returns no family.
-        self._process = ProcessCollector("specdec_engine", lambda: client.engine.pid or "none", registry=None)
-        super().__init__(compat)
-
-    def collect(self) -> Iterator[Metric]:
-        """All families at one moment."""
-        yield from call_families(self.metrics, self._outcomes)
-        yield from self.families()
-
-    def families(self) -> Iterator[Metric]:
-        """The families of the model and its engine's process."""
-        engine = self._client.engine
-        info = engine.info if engine.is_known else None
-        ready = engine.state == EngineState.READY
-        now = Snapshot(self.metrics, engine.load, info, ready, engine.restarts, self._client.in_flight)
-        yield from model_families(now)
-        if engine.cache_feed is not None:
-            yield from _kv_events(engine.cache_feed.counts)
-        yield from self._process.collect()
-        if self._compat == "vllm":
-            yield from vllm_families(now, self._model)
-
-
-class JointExporter(Registry):
-    """The metrics of a server's calls and of its models, which the label ``model`` distinguishes."""
-
-    def __init__(
-        self,
-        calls: ServerMetrics,
-        models: Mapping[str, Exporter],
-        outcomes: SuggestionCounts,
-        compat: Compat = "none",
-    ) -> None:
-        self._calls, self._models, self._outcomes = calls, models, outcomes
-        super().__init__(compat)
-
     def collect(self) -> Iterator[Metric]:
         """All families at one moment, each once with the samples of every model."""
         found: dict[str, Metric] = {}
-        for name, exporter in self._models.items():
-            for family in exporter.families():
+        for model in self._models:
+            label = {"model": model.name} if model.name else {}
+            for family in model.families():
                 joint = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                joint.samples += [sample._replace(labels={"model": name, **sample.labels}) for sample in family.samples]
-        yield from call_families(self._calls, self._outcomes)
+                joint.samples += [sample._replace(labels={**label, **sample.labels}) for sample in family.samples]
+        yield from call_families(self._calls)
         yield from found.values()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -22,10 +21,11 @@ from server.completion.time_budget import TimeBudget
 from server.engine_client import EngineClient
 from server.engine_process import return_freed_memory
 from server.engine_supervisor import EngineStartError, EngineState
-from server.errors import DrainingError, FileErrors, UnknownModelError
+from server.errors import DrainingError, UnknownModelError
 from server.experiment.live.experiments import Experiments
 from server.interfaces import TokenizerLike
-from server.prometheus import Registry
+from server.observe.metrics import ServerMetrics
+from server.prometheus import Exporter
 from specdec.config import EngineConfig, ServerConfig
 from specdec.core.types import EngineInfo
 from specdec.models.embedding import RANK
@@ -147,21 +147,22 @@ class ServedModel:
         config: ServerConfig | None = None,
         names: ModelNames | None = None,
         beside: ServedModel | None = None,
-        file_errors: FileErrors | None = None,
+        metrics: ServerMetrics | None = None,
     ) -> None:
         """config: None: no keys, and the default limits. beside: another model of the same server, with which keys,
-        their limits and the log of suggestions are shared. file_errors: counts failures of the server's files.
+        their limits and the log of suggestions are shared. metrics: of the server's files and suggestions.
 
         Raises:
             ConfigError: a file of keys or certificates cannot be read or used.
         """
         config = config or ServerConfig()
-        errors: FileErrors = Counter() if file_errors is None else file_errors
+        metrics = metrics or ServerMetrics()
+        errors = metrics.file_errors
         self.client, self.names, self.started_s = client, names or ModelNames(), int(time())
         self.access = Access(config, errors) if beside is None else beside.access
         self.admission = Admission(client, config, beside=beside.admission if beside else None)
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
-        outcomes = OutcomeLog() if beside is None else beside.completion.outcomes
+        outcomes = OutcomeLog(metrics) if beside is None else beside.completion.outcomes
         self.completion = CompletionService(
             RequestMaker(TimeBudget(client.engine, self.admission)), self.admission, outcomes
         )
@@ -298,7 +299,7 @@ def _load_warm(load: LoadTokenizer, config: EngineConfig) -> TokenizerLike:
 class Models:
     """The models of a server in the order of the configuration; at least one."""
 
-    exporter: Registry | None  # of the metrics of all models; None: none are kept
+    exporter: Exporter | None  # of the metrics of all models; None: none are kept
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models, self.exporter = tuple(models), None

@@ -22,7 +22,7 @@ from server.http.http_server import HttpServer
 from server.interfaces import ProgressListener
 from server.observe.observer import build_observer
 from server.observe.records import RequestRecord
-from server.prometheus import Exporter, JointExporter
+from server.prometheus import Exporter, ModelMetrics
 from server.served_model import LoadTokenizer, ModelNames, Models, ServedModel, Task
 from specdec.config import Config, EngineConfig, KvEventsConfig
 from specdec.control_groups import usable_cores
@@ -245,7 +245,7 @@ class Serving:
     def _make_models(self, supervisor: Callable[..., EngineSupervisor]) -> None:
         """Make ``_models``, and what exports their metrics."""
         models: list[ServedModel] = []
-        exporters: dict[str, Exporter] = {}
+        exported: list[ModelMetrics] = []
         compat = self._config.server.metrics_compat
         for names, config in _configs(self._config):
             observer, spare = self._observer, None
@@ -255,16 +255,11 @@ class Serving:
             if publisher is not None:
                 self._publishers.append(publisher)
             client = EngineClient(supervisor(config, spare=spare, cache_feed=publisher), observer)
-            errors = observer.metrics.file_errors
             first = models[0] if models else None
-            models.append(ServedModel(client, config.server, names, first, errors))
-            outcomes = models[0].completion.outcomes  # of all models
-            exporters[names.own] = Exporter(observer.metrics, client, outcomes, compat, names.own)
+            models.append(ServedModel(client, config.server, names, first, self._observer.metrics))
+            exported.append(ModelMetrics(observer.metrics, client, compat, names.own))
         self.models = Models(models)
-        if self._config.engines:
-            self.models.exporter = JointExporter(self._observer.metrics, exporters, outcomes, compat)
-        else:
-            self.models.exporter = exporters[""]
+        self.models.exporter = Exporter(self._observer.metrics, exported, compat)
 
     def _prompt_text(self, record: RequestRecord) -> str:
         return self.models.find(record.model).tokenizer.loaded.decode(record.request.prompt_ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -13,6 +13,7 @@ from server.auth.principal import Principal
 from server.completion.coalescing import RequestCoalescer
 from server.completion.editor_session import EditorSession
 from server.completion.requests import RequestMaker
+from server.observe.metrics import ServerMetrics
 
 
 class Outcome(StrEnum):
@@ -31,16 +32,16 @@ Owner = tuple[str, str]
 
 
 class OutcomeLog:
-    """Counts suggestions and their outcomes; knows the last `OUTCOME_SUGGESTIONS`."""
+    """Counts suggestions and their outcomes in ``metrics``; knows the last `OUTCOME_SUGGESTIONS`."""
 
-    def __init__(self) -> None:
-        self.n_suggested = 0
-        self.reached = Counter[str](dict.fromkeys(Outcome, 0))  # reports that changed an outcome: only grows
+    def __init__(self, metrics: ServerMetrics | None = None) -> None:
+        self.metrics = metrics or ServerMetrics()
+        self.metrics.suggestion_outcomes.update(dict.fromkeys(Outcome, 0))
         self._outcomes: OrderedDict[tuple[Owner, str], Outcome | None] = OrderedDict()
 
     def suggested(self, owner: Owner, suggestion: str) -> None:
         """Record a complete suggestion with a text or an edit."""
-        self.n_suggested += 1
+        self.metrics.suggestions += 1
         self._outcomes[owner, suggestion] = None
         self._outcomes.move_to_end((owner, suggestion))
         while len(self._outcomes) > OUTCOME_SUGGESTIONS:
@@ -51,7 +52,7 @@ class OutcomeLog:
         key = (owner, suggestion)
         if key not in self._outcomes:
             return False
-        self.reached[outcome] += self._outcomes[key] is not outcome
+        self.metrics.suggestion_outcomes[outcome] += self._outcomes[key] is not outcome
         self._outcomes[key] = outcome
         return True
 

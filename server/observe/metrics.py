@@ -102,6 +102,8 @@ class ServerMetrics(TelemetryListener):
         self.chunk_tokens = Histogram(CHUNK_BUCKETS)
         self.arms: dict[tuple[str, str], ArmMetrics] = {}  # by experiment and arm
         self.file_errors: FileErrors = Counter(dict.fromkeys(WATCHED_FILES, 0))
+        self.suggestions = 0  # code completions with a text, predictions with an edit
+        self.suggestion_outcomes: Counter[str] = Counter()  # reports that changed a suggestion's outcome
 
     def prompt(self, event: Started) -> None:
         self.prompt_tokens += event.prompt_tokens

@@ -41,7 +41,6 @@ class Observer:
     def of_model(self, model: str, target_tpot_ms: float) -> Observer:
         """An observer for one model of several: separate metrics, the same listeners."""
         metrics = ServerMetrics(target_tpot_ms)
-        metrics.file_errors = self.metrics.file_errors
         return Observer(self._listeners[1:], keeps_text=self._keeps_text, metrics=metrics, model=model)
 
     def request(self, request: Request) -> RequestRecord:

@@ -19,11 +19,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
     plan.write_text("{name: even, arms: {a: {}, b: {}}, assignment: {mode: aa, unit: request}}")
     with running(experiments=ExperimentsConfig(folder=folder, start=(plan,))) as server:
         assert server.comes_to(lambda: server.serving.models.first.admission.experiments is not None)
-        exporter = server.serving.models.exporter
-        assert exporter is not None
         engine = server.serving.client.engine
         engine.adopt(dataclasses.replace(engine.info, head_acceptance=(0.75,)), engine.config)
-        exporter.metrics.by_drafter["head"] = DrafterStats()
+        server.serving._observer.metrics.by_drafter["head"] = DrafterStats()
         server.ask(prompt="hello", n=2)
         server.refused(prompt="x", temperature=-1)
         assert server.comes_to(lambda: "refusals" in server.client.get("/metrics").text)

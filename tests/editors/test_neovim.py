@@ -60,7 +60,7 @@ async def test_typing_and_accepting(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     file.write_text(text, encoding="utf-8")
     async with running() as server:
-        outcomes = server.serving.models.first.completion.outcomes.reached
+        outcomes = server.serving.models.first.completion.outcomes.metrics.suggestion_outcomes
         options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
         async with neovim(NVIM, RECIPE, options, [file]) as nvim:
             await nvim.until("return specdec.status and specdec.status.state", "ready")

@@ -29,7 +29,7 @@ def test_each_change_of_a_suggestions_outcome_counts_once(reports: list[tuple[st
         assert log.report(ME, name, outcome)
         changes[outcome] += last.get(name) is not outcome
         last[name] = outcome
-    assert (log.n_suggested, log.reached) == (3, changes)
+    assert (log.metrics.suggestions, log.metrics.suggestion_outcomes) == (3, changes)
 
 
 def test_suggestions_of_other_tenants_are_unknown() -> None:
@@ -37,7 +37,7 @@ def test_suggestions_of_other_tenants_are_unknown() -> None:
     log.suggested(ME, "a")
     assert not log.report(("other", "salt"), "a", Outcome.ACCEPTED)
     assert not log.report(ME, "never", Outcome.SHOWN)
-    assert (log.n_suggested, log.reached.total()) == (1, 0)
+    assert (log.metrics.suggestions, log.metrics.suggestion_outcomes.total()) == (1, 0)
 
 
 def test_remembered_suggestions_are_bounded() -> None:

@@ -51,7 +51,7 @@ async def test_an_explicit_request_gets_alternatives() -> None:
         await editor.client.workspace_execute_command_async(
             types.ExecuteCommandParams(ACCEPT_COMMAND, others[1].command.arguments)
         )
-        outcomes = server.serving.models.first.completion.outcomes.reached
+        outcomes = server.serving.models.first.completion.outcomes.metrics.suggestion_outcomes
         async with asyncio.timeout(20):
             while not outcomes["accepted"]:
                 await asyncio.sleep(0.02)
@@ -202,7 +202,7 @@ async def test_outcomes_are_reported() -> None:
         notify(DID_DISMISS, status[1])
         notify(DID_SHOW, {"item": {"insertText": "of another server"}})
         await editor.complete(line, character)
-        outcomes = server.serving.models.first.completion.outcomes.reached
+        outcomes = server.serving.models.first.completion.outcomes.metrics.suggestion_outcomes
         for _ in range(100):
             if outcomes["rejected"]:
                 break

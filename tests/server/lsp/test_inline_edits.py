@@ -77,11 +77,11 @@ async def test_an_edit_that_is_taken_counts_as_accepted() -> None:
         [edit] = await predict(editor)
         taken = types.ExecuteCommandParams(edit.command.command, edit.command.arguments)
         await editor.client.workspace_execute_command_async(taken)
-        outcomes = server.serving.models.first.completion.outcomes
+        outcomes = server.serving.models.first.completion.outcomes.metrics
         async with asyncio.timeout(20):
-            while not outcomes.reached["accepted"]:
+            while not outcomes.suggestion_outcomes["accepted"]:
                 await asyncio.sleep(0.02)
-        assert outcomes.n_suggested == 1
+        assert outcomes.suggestions == 1
 
 
 async def test_a_bad_request_gets_an_error_that_names_the_field() -> None:
