@@ -163,9 +163,7 @@ class ServedModel:
         self.admission = Admission(client, config, beside=beside.admission if beside else None)
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
         outcomes = OutcomeLog(metrics) if beside is None else beside.completion.outcomes
-        self.completion = CompletionService(
-            RequestMaker(TimeBudget(client.engine, self.admission)), self.admission, outcomes
-        )
+        self.completion = CompletionService(RequestMaker(TimeBudget(client, self.admission)), self.admission, outcomes)
         self.experiments = Experiments(
             config.experiments, client, self.admission, lambda ids: self.tokenizer.loaded.decode(ids), errors
         )

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from server.admission import Admission
 from server.completion.documents import common_length
-from server.engine_supervisor import EngineSupervisor
+from server.engine_client import EngineClient
 from specdec.core.types import Request
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -165,7 +165,7 @@ class TimeBudget:
     requests, the server and changes of the machine's speed.
     """
 
-    engine: EngineSupervisor
+    client: EngineClient
     admission: Admission
     computed: ComputedPrompts = field(default_factory=ComputedPrompts)
     slowdown: float = 1.0
@@ -199,4 +199,4 @@ class TimeBudget:
             self.slowdown += weight * (measured - self.slowdown)
 
     def _times(self) -> tuple[float, ...]:
-        return tuple(self.slowdown * ms for ms in self.engine.load.prompt_ms)
+        return tuple(self.slowdown * ms for ms in self.client.engine.load.prompt_ms)

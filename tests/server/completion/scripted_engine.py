@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from server.auth.principal import Principal
@@ -48,7 +49,7 @@ class Machine:
 
 def budget_on(machine: Any, **more: Any) -> TimeBudget:
     """A time budget for ``machine``."""
-    return TimeBudget(machine, machine, **more)
+    return TimeBudget(SimpleNamespace(engine=machine), machine, **more)  # type: ignore[arg-type]
 
 
 class ScriptedRequest:
