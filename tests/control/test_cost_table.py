@@ -119,6 +119,15 @@ def test_plain_values_give_the_same_table_without_learned_corrections() -> None:
     assert CostTable.from_dict(table.as_dict()).ms(3) == again.ms(3) == flat().ms(3)
 
 
+def test_plain_values_of_a_corrected_guess_are_those_of_a_measured_table() -> None:
+    table = CostTable.guess(256)
+    table.observe(1, 0, 60.0)
+    again = CostTable.from_dict(table.as_dict())
+    assert again.known
+    again.observe(1, 0, 600.0)
+    assert again.ms(1) < 80.0
+
+
 @pytest.mark.parametrize(
     ("rows", "contexts", "ms"),
     [

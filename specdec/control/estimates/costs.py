@@ -87,7 +87,6 @@ class CostTable:
         self._ms = np.minimum.accumulate(self._ms[:, ::-1], axis=1)[:, ::-1]
         self._speed = MachineSpeed(params)
         self.known = measured  # whether any forward was ever measured
-        self._measured = measured
         # Measured and present costs of the grid points by context step. Lists, since numpy reads single values slowly.
         self._grids: dict[int, list[float]] = {}
         self._present: dict[int, list[float]] = {}
@@ -110,7 +109,7 @@ class CostTable:
             "rows": self._rows,
             "contexts": self._contexts.tolist(),
             "ms": self._ms.tolist(),
-            "measured": self._measured,
+            "measured": self.known,
         }
 
     def span(self, rows: int, more: int, context: float = 0) -> list[float]:
