@@ -202,8 +202,7 @@ class Learner:
             prefilled = sum(pending) + work.prefilled
             # The rest of the propose stage is attributed to model-based drafters by their share of its time.
             took = work.ms * max(1.0, left_ms / max(drafted_ms, 1e-9))
-            slowdown = known.verify.slowdown
-            known.costs[name].observe(len(pending), work.levels, prefilled, work.ms, took, slowdown)
+            known.costs[name].observe(len(pending), work.levels, prefilled, work.ms, took)
 
     def _observe_drafter(self, name: str, work: DraftWork, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
         known = self._known

@@ -71,10 +71,6 @@ class ControlParams:
     """Milliseconds of expected draft prefill time that the first guess of its cost ratio counts for."""
     prefill_ratio_bounds: tuple[float, float] = (0.2, 4.0)
     """Bounds of the draft prefill ratio: the time of long prefill over that of as many rows of levels."""
-    slowdown_weight: float = 0.15
-    """Weight of one proposal in the slowdown of the machine at which a drafter's costs were last seen."""
-    min_slowdown: float = 0.5  # lower bound of the factor by which an idle drafter's costs follow the target's slowdown
-    max_slowdown: float = 2.0  # upper bound of that factor
     first_agreement: float = 0.7
     """Share of tree levels in which a drafter holds the target's choice, before observations."""
     agreement_weight: float = 0.02  # weight of one tree level in that share

@@ -193,7 +193,7 @@ def test_the_cost_of_prefilling_a_long_text_is_learned() -> None:
     costs = DraftCosts(CostTable([1, 32], [0], [[10.0, 320.0]]))
     believed = costs.prefill_ms(150)
     for _ in range(2):
-        costs.observe(1, 2, 150, 220.0, 220.0, 1.0)
+        costs.observe(1, 2, 150, 220.0, 220.0)
     assert costs.prefill_ms(150) < 0.3 * believed
 
 

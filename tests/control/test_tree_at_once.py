@@ -28,11 +28,11 @@ def linear() -> CostTable:
 @pytest.mark.parametrize("sequences", [1, 4])
 def test_the_price_is_that_of_new_tokens_and_masks(sequences: int) -> None:
     costs = DraftCosts(linear(), tree_rows=8)
-    assert costs.levels(4, 1.0) == pytest.approx([0.0, 18.0, 26.0, 34.0, 42.0])
+    assert costs.levels(4) == pytest.approx([0.0, 18.0, 26.0, 34.0, 42.0])
     for _ in range(200):  # five new tokens in each sequence
-        costs.observe(sequences, 1, 5 * sequences, 10.0 + 12 * sequences, 10.0 + 12 * sequences, 1.0)
+        costs.observe(sequences, 1, 5 * sequences, 10.0 + 12 * sequences, 10.0 + 12 * sequences)
     assert costs.forward_ms(1) == pytest.approx(22.0, rel=0.02)
-    assert costs.levels(4, 1.0) == pytest.approx([0.0, 22.0, 34.0, 46.0, 58.0], rel=0.02)
+    assert costs.levels(4) == pytest.approx([0.0, 22.0, 34.0, 46.0, 58.0], rel=0.02)
     assert costs.level.ms(12) == pytest.approx(22.0, rel=0.02)  # the table was right, and stays
 
 

@@ -130,11 +130,6 @@ class CostTable:
         return self._at_rows(self._now(context), rows)
 
     @property
-    def slowdown(self) -> float:
-        """Present time of a one-row forward over its measured time."""
-        return 1.0 + self._speed.reading
-
-    @property
     def largest(self) -> int:
         """Largest measured number of rows."""
         return self._rows[-1]

@@ -90,7 +90,6 @@ class DraftCosts:
         self._overhead = Ratio(params.overhead_prior_ms, params.overhead_bounds, params.ratio_retention)
         # Time of long prefills over that of as many rows of levels.
         self._prefill_ratio = Ratio(params.prefill_prior_ms, params.prefill_ratio_bounds, params.ratio_retention)
-        self._slowdown = 1.0  # of the target's forwards, at the last proposals
         self.first_prefill = 0.0  # mean tokens of pending prefill at a sequence's first proposal
         self.agreement = params.first_agreement if agreement is None else agreement
 
@@ -102,17 +101,11 @@ class DraftCosts:
         """Rows of that forward. new_tokens: of all sequences together."""
         return batch * (self.tree_rows - 1) + max(batch, round(new_tokens)) if self.tree_rows else batch
 
-    def levels(self, most: int, slowdown: float) -> list[float]:
-        """Milliseconds of a level by sequences, from 0 to ``most``.
-
-        slowdown: of the target's forwards; an idle drafter is assumed to slow down with its machine.
-        """
+    def levels(self, most: int) -> list[float]:
+        """Milliseconds of a level by sequences, from 0 to ``most``."""
         if not self.level.known:
             return [0.0] * (most + 1)  # a proposal is the way to measure it
-        params = self._params
-        change = max(params.min_slowdown, min(params.max_slowdown, slowdown / self._slowdown))
-        times = self._overhead.value * change
-        rows = self._rows(1, self._new_tokens)
+        times, rows = self._overhead.value, self._rows(1, self._new_tokens)
         found = [times * ms for ms in self.level.span(rows, rows * (most - 1))[::rows]]
         return [0.0, *found, *(found[-1:] * (most - len(found)))]  # constant beyond the measured batch
 
@@ -132,9 +125,7 @@ class DraftCosts:
             return params.prefill_chunk
         return max(params.short_prefill, bisect_right(self.level.span(1, params.prefill_chunk - 1), ms))
 
-    def observe(
-        self, batch: int, levels: int, prefilled: int, ms: float, with_overhead_ms: float, slowdown: float
-    ) -> None:
+    def observe(self, batch: int, levels: int, prefilled: int, ms: float, with_overhead_ms: float) -> None:
         """Update from a proposal for ``batch`` sequences.
 
         It computed ``prefilled`` tokens and grew ``levels`` levels in ``ms``; the propose stage took
@@ -149,7 +140,6 @@ class DraftCosts:
             self._overhead.add(expected + prefill_ms, with_overhead_ms)
             if prefill_ms:
                 self._prefill_ratio.add(prefill_ms / self._prefill_ratio.value, max(0.0, ms - expected))
-            self._slowdown += params.slowdown_weight * (slowdown - self._slowdown)
         # A proposal with a long prefill does not measure the price of a level.
         if levels and ordinary:
             self.level.observe(rows, 0, ms / levels)
