@@ -213,10 +213,7 @@ def _choose_nodes(known: Estimates, step: StepInputs) -> Plan:
     """Merge all proposals, and choose the nodes to verify."""
     prices, works = step.prices, list(step.drafted.values())
     trees = [
-        merge(
-            [TokenTree(one.pending), *(tree for work in works if (tree := work.trees[i]) is not None)],
-            known.params,
-        )
+        merge([TokenTree(one.pending), *(tree for work in works if (tree := work.trees[i]) is not None)])
         for i, one in enumerate(step.sequences)
     ]
     proposed = sum([len(tree.tokens) - 1 for tree in trees])

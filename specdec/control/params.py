@@ -128,10 +128,6 @@ class ControlParams:
     min_node_chance: float = 2e-3  # chance of being reached below which a node is never proposed
     proposal_price_share: float = 0.5
     """Share of a row's price that a node must be worth to be proposed, since its chance is an estimate."""
-    max_sibling_sum: float = 0.995  # bound on the sum of siblings' chances: they exclude each other
-    min_gain: float = 1.015
-    """Ratio of goodput over plain decoding below which no node is verified: less is within the estimates' error. An
-    ablation of the bound changes the mean by 0.0001."""
     first_token_delay: float = 0.02
     """Share by which a sequence's draft nodes may lengthen the forward that ends its prompt."""
 

@@ -246,7 +246,7 @@ def test_the_prefill_of_future_sequences_is_estimated_from_earlier_ones() -> Non
 
 def test_constants_are_recorded() -> None:
     made = make_controller()
-    other = dataclasses.replace(PARAMS, model_prior=(0.0, 3.0, 3.0), min_gain=2.0)
+    other = dataclasses.replace(PARAMS, model_prior=(0.0, 3.0, 3.0), first_token_delay=2.0)
     described = json.loads(json.dumps(Controller.from_dict(made.as_dict() | {"params": asdict(other)}).as_dict()))
     assert Controller.from_dict(described).estimates.params == other
 

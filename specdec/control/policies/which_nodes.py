@@ -12,14 +12,13 @@ from specdec.control.params import DEFAULT_PARAMS, ControlParams
 from specdec.core.tree import MAX_NODES, TokenTree
 
 
-def merge(trees: Sequence[TokenTree], params: ControlParams = DEFAULT_PARAMS) -> TokenTree:
+def merge(trees: Sequence[TokenTree]) -> TokenTree:
     """Merge the draft nodes of ``trees``, which share their pending token, into one tree, best nodes first.
 
     A node with several proposers has the best of their chances: they read the same text.
-    Siblings' chances are scaled down where they sum to more than 1.
     """
     proposals = _fitting([tree for tree in trees if len(tree.tokens) > 1])
-    if not proposals or (len(proposals) == 1 and _siblings_fit(proposals[0], params.max_sibling_sum)):
+    if len(proposals) < 2:
         return proposals[0] if proposals else TokenTree(trees[0].tokens[0])
     merged = TokenTree(trees[0].tokens[0])
     chances = [1.0]
@@ -36,7 +35,8 @@ def merge(trees: Sequence[TokenTree], params: ControlParams = DEFAULT_PARAMS) ->
             else:
                 chances.append(chance)
             nodes[node] = merged.add(parent, tree.tokens[node], -math.inf, tree.sources[node], tree.cells[node])
-    _score(merged, chances, params.max_sibling_sum)
+    for node in range(1, len(merged)):
+        merged.scores[node] = merged.scores[merged.parents[node]] + math.log(max(chances[node], 1e-9))
     return merged
 
 
@@ -56,26 +56,6 @@ def _fitting(trees: list[TokenTree]) -> list[TokenTree]:
         room -= equal
         fitting.append(tree.best(above + equal))
     return [tree for tree in fitting if len(tree) > 1]
-
-
-def _siblings_fit(tree: TokenTree, max_sum: float) -> bool:
-    """Whether the chances of each node's children sum to at most ``max_sum``."""
-    totals = [0.0] * len(tree)
-    for node in range(1, len(tree)):
-        parent = tree.parents[node]
-        totals[parent] += math.exp(min(0.0, tree.scores[node] - tree.scores[parent]))
-    return max(totals) <= max_sum
-
-
-def _score(tree: TokenTree, chances: Sequence[float], max_sum: float) -> None:
-    """Set each node's score to the log of its path's chance, with siblings scaled to sum to at most ``max_sum``."""
-    totals = [0.0] * len(tree)
-    for node in range(1, len(tree)):
-        totals[tree.parents[node]] += chances[node]
-    for node in range(1, len(tree)):
-        parent = tree.parents[node]
-        share = chances[node] * min(1.0, max_sum / totals[parent])
-        tree.scores[node] = tree.scores[parent] + math.log(max(share, 1e-9))
 
 
 @dataclass(slots=True)
@@ -130,8 +110,6 @@ def choose(
     values = [earned / ms for earned, ms in zip(tokens[least:], spent, strict=True)]
     left = [earned - rate * ms for earned, ms in zip(tokens[least:], spent, strict=True)]
     best = least + min(values.index(max(values)), left.index(max(left)))
-    if least == 0 and values[best] < params.min_gain * values[0]:
-        best = 0
     kept: list[list[int]] = [[] for _ in trees]
     for at in order[:best]:
         kept[owners[at]].append(nodes[at])
