@@ -226,6 +226,6 @@ def _choose_nodes(known: Estimates, step: StepInputs) -> Plan:
         return Plan([], trees, [[] for _ in trees], 0, float(n), value, prices.plain_ms, rest)
     costs = known.verify.span(min(prices.rows, known.verify.largest), proposed, prices.context)
     prompts_ms = max(0.0, costs[0] - prices.decode_ms)
-    choice = choose(step.sequences, trees, costs, draft_ms, known.rate(step), prompts_ms, known.params)
-    verify_ms = prices.plain_ms + costs[min(choice.budget, len(costs) - 1)] - costs[0]
-    return Plan([], trees, choice.kept, choice.candidates, choice.predicted_tokens, choice.value, verify_ms)
+    plan = choose(step.sequences, trees, costs, draft_ms, known.rate(step), prompts_ms, known.params)
+    plan.verify_ms = prices.plain_ms + costs[min(plan.budget, len(costs) - 1)] - costs[0]
+    return plan

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
-from specdec.control.inputs import SequenceInputs
+from specdec.control.inputs import Plan, SequenceInputs
 from specdec.control.params import DEFAULT_PARAMS, ControlParams
 from specdec.core.tree import MAX_NODES, TokenTree
 
@@ -58,22 +57,6 @@ def _fitting(trees: list[TokenTree]) -> list[TokenTree]:
     return [tree for tree in fitting if len(tree) > 1]
 
 
-@dataclass(slots=True)
-class Choice:
-    """The nodes to verify."""
-
-    kept: list[list[int]]
-    """Per tree, best first."""
-    budget: int
-    """Number of nodes in `kept`."""
-    candidates: int
-    """Number of nodes that they were chosen from."""
-    predicted_tokens: float
-    """Expected tokens of the step, the target's own included."""
-    value: float
-    """Expected tokens per millisecond."""
-
-
 def choose(
     sequences: Sequence[SequenceInputs],
     trees: Sequence[TokenTree],
@@ -82,8 +65,10 @@ def choose(
     rate: float = 0.0,
     prompts_ms: float = 0.0,
     params: ControlParams = DEFAULT_PARAMS,
-) -> Choice:
-    """Maximise (N + sum of the B best chances) / (draft_ms + costs[B] - prompts_ms) over B.
+) -> Plan:
+    """The nodes to verify: maximise (N + sum of the B best chances) / (draft_ms + costs[B] - prompts_ms) over B.
+
+    The plan lacks `verify_ms`.
 
     B stops where a node earns less than ``rate``: slow drafting or prompts in the same forward do not make a token
     worth more. One order covers all sequences. A chance never exceeds its parent's, so the best B nodes form trees.
@@ -113,7 +98,7 @@ def choose(
     kept: list[list[int]] = [[] for _ in trees]
     for at in order[:best]:
         kept[owners[at]].append(nodes[at])
-    return Choice(kept, best, len(order), tokens[best], values[best - least])
+    return Plan([], list(trees), kept, len(order), tokens[best], values[best - least])
 
 
 def _candidates(
