@@ -177,8 +177,7 @@ def _drafted(steps: Sequence[StepTrace]) -> tuple[DraftedStep, ...]:
 
 def _sequences(step: StepTrace) -> tuple[tuple[int, int], ...]:
     """Draft nodes and tokens of each sequence: of the trace's replay record, else distributed evenly."""
-    replay = cast(dict[str, Any], step.replay)
-    if replay:
+    if replay := step.replay:
         pairs = zip(replay["kept"], replay["outcome"]["tokens"], strict=True)
         return tuple((len(kept), max(1, min(len(tokens), len(kept) + 1))) for kept, tokens in pairs)
     count = step.sequences

@@ -25,50 +25,33 @@ from specdec.errors import ConfigError
 Nodes = list[tuple[int, int, int, float]]  # (parent, token, cell, score) of each draft node
 
 
-@dataclass(slots=True)
-class StepRecord:
-    """What a replay needs of a step, as plain values."""
+def step_record(step: StepInputs, plan: Plan, outcome: Outcome, late: bool) -> dict[str, Any]:
+    """What a replay needs of a step, as plain values.
 
-    sequences: list[dict[str, Any]]  # fields of `SequenceInputs`; the history is (key, bucket)
-    prefill_rows: int
-    mean_context: float  # tokens
-    decisions: dict[str, list[DraftDecision]]  # by drafter, per sequence
-    trees: dict[str, list[Nodes | None]]  # by drafter, per sequence; None: it did not propose
-    work: dict[str, tuple[int, float]]  # by drafter: levels, milliseconds
-    kept: list[list[int]]  # per sequence, the nodes verified
-    late: bool = False  # this step was decided before the previous step's outcome was observed
-    rested: int = 0  # as in `StepInputs`
-    outcome: dict[str, Any] = field(default_factory=dict)  # fields of `Outcome`
-
-    @staticmethod
-    def of(step: StepInputs, plan: Plan, late: bool = False) -> StepRecord:
-        """The record of a decision; `end` adds the outcome."""
-        return StepRecord(
-            [_plain(one) for one in step.sequences],
-            step.prefill_rows,
-            step.prices.context,
-            {name: work.decisions for name, work in step.drafted.items()},
-            {
-                name: [None if tree is None else _nodes(tree) for tree in work.trees]
-                for name, work in step.drafted.items()
-            },
-            {name: (work.levels, work.ms) for name, work in step.drafted.items()},
-            plan.kept,
-            late,
-            step.rested,
-        )
-
-    def end(self, outcome: Outcome) -> dict[str, object]:
-        """The whole step as plain values."""
-        self.outcome = asdict(outcome)
-        return asdict(self)
+    late: the step was decided before the previous step's outcome was observed.
+    """
+    drafted = step.drafted
+    return {
+        "sequences": [_plain(one) for one in step.sequences],
+        "prefill_rows": step.prefill_rows,
+        "mean_context": step.prices.context,  # tokens
+        # By drafter, per sequence; a tree is None where it did not propose.
+        "decisions": {name: work.decisions for name, work in drafted.items()},
+        "trees": {
+            name: [None if tree is None else _nodes(tree) for tree in work.trees] for name, work in drafted.items()
+        },
+        "work": {name: (work.levels, work.ms) for name, work in drafted.items()},  # by drafter
+        "kept": plan.kept,  # per sequence, the nodes verified
+        "late": late,
+        "rested": step.rested,  # as in `StepInputs`
+        "outcome": asdict(outcome),
+    }
 
 
 def _plain(one: SequenceInputs) -> dict[str, Any]:
+    """The fields; the history is (key, bucket)."""
     values = {name: getattr(one, name) for name in one.__slots__}
-    values["history"] = (one.history.key, one.history.bucket)
-    values["backlog"] = dict(values.pop("pending_prefill"))
-    return values
+    return values | {"history": (one.history.key, one.history.bucket)}
 
 
 def _nodes(tree: TokenTree) -> Nodes:
@@ -243,7 +226,7 @@ TRACE_STEPS = 1024  # steps kept in memory, for `TraceService` and the playgroun
 
 
 class TraceLog:
-    """The last ``steps`` steps; all steps go to ``writer``. ``keeps_replay``: whether steps need a `StepRecord`.
+    """The last ``steps`` steps; all steps go to ``writer``. ``keeps_replay``: whether steps need a `step_record`.
 
     Steps are missing from the file while it cannot be written, as on a full disk. A new file begins once it can.
     """
@@ -325,7 +308,7 @@ def replay_file(path: Path) -> ReplayReport:
         replay = _Replay(Controller.from_dict(_header(parts[0])["controller"]), report)
         for step in chain.from_iterable(map(_steps, parts)):
             if step.replay:
-                replay.step(StepRecord(**cast(dict[str, Any], step.replay)), step.step)
+                replay.step(step.replay, step.step)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
         raise ConfigError(f"{path}: is damaged, or was written by another version ({error!r})") from None
     if not report.steps:
@@ -341,46 +324,45 @@ class _Replay:
         self._histories: dict[int, SequenceHistory] = {}
         self._unobserved: tuple[StepInputs, Plan, Outcome] | None = None  # the last step
 
-    def step(self, record: StepRecord, number: int) -> None:
-        """Repeat a step's decision and report differences; the recorded proposals are used in any case."""
+    def step(self, record: Mapping[str, Any], number: int) -> None:
+        """Repeat the decision of a `step_record` and report differences; its proposals are used in any case."""
         self._report.steps += 1
-        if not record.late:
+        if not record["late"]:
             self._observe()
-        controller, sequences = self._controller, [self._inputs(values) for values in record.sequences]
-        prices = controller.estimates.prices([record.mean_context] * len(sequences), record.prefill_rows)
-        step = StepInputs(prices, sequences, record.prefill_rows, rested=record.rested)
+        controller, sequences = self._controller, [self._inputs(values) for values in record["sequences"]]
+        prices = controller.estimates.prices([record["mean_context"]] * len(sequences), record["prefill_rows"])
+        step = StepInputs(prices, sequences, record["prefill_rows"], rested=record["rested"])
         plan = controller.decide(step)
         while plan.requests:
             for request in plan.requests:
                 name = request.drafter
-                recorded = list(map(DraftDecision, record.decisions[name]))
+                recorded = list(map(DraftDecision, record["decisions"][name]))
                 if request.decisions != recorded:
                     made, was = list(map(str, request.decisions)), list(map(str, recorded))
                     self._report.differences.append(f"step {number}: {name} {made}, recorded {was}")
                 trees = [
                     None if nodes is None else _tree(name, one.pending, nodes)
-                    for one, nodes in zip(sequences, record.trees[name], strict=True)
+                    for one, nodes in zip(sequences, record["trees"][name], strict=True)
                 ]
-                levels, ms = record.work[name]
+                levels, ms = record["work"][name]
                 step.drafted[name] = DraftWork(
                     trees, levels, ms, recorded, sum(request.prefill.values()), request.pending
                 )
             plan = controller.decide(step)
-        if plan.kept != record.kept:
-            self._report.differences.append(f"step {number}: nodes verified {plan.kept}, recorded {record.kept}")
+        if plan.kept != record["kept"]:
+            self._report.differences.append(f"step {number}: nodes verified {plan.kept}, recorded {record['kept']}")
         self._observe()
-        self._unobserved = step, plan, Outcome(**record.outcome)
+        self._unobserved = step, plan, Outcome(**record["outcome"])
 
     def _observe(self) -> None:
         if self._unobserved is not None:
             self._controller.observe(*self._unobserved)
         self._unobserved = None
 
-    def _inputs(self, values: Mapping[str, Any]) -> SequenceInputs:
+    def _inputs(self, values: dict[str, Any]) -> SequenceInputs:
         key, bucket = values["history"]
         history = self._histories.setdefault(key, SequenceHistory(key, bucket))
-        rest = {name: value for name, value in values.items() if name not in ("history", "backlog")}
-        return SequenceInputs(history, pending_prefill=values["backlog"], **rest)
+        return SequenceInputs(**(values | {"history": history}))
 
 
 def _tree(drafter: str, pending: int, nodes: Nodes) -> TokenTree:

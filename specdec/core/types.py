@@ -511,7 +511,7 @@ class StepTrace:
     commit_ms: float
     control_ms: float  # the controller's own time
     drafters: list[DrafterTrace] = field(default_factory=list)
-    replay: dict[str, object] = field(
+    replay: dict[str, Any] = field(
         default_factory=dict
     )  # plain values from which `specdec trace replay` repeats the decision
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from draft.manager import DrafterManager
 from specdec.control.inputs import DraftWork, Outcome
 from specdec.control.prefill_pace import PrefillPace, StepTimes
-from specdec.control.trace import StepRecord, TraceLog
+from specdec.control.trace import TraceLog, step_record
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
@@ -239,13 +239,11 @@ class Step:
         times = result.times
         outcome = Outcome(tokens, times.rows, times.context, times.forward_ms, draft_ms)
         try:
-            record = None
             if proposals.step is not None:
-                record = self._tracer.record(proposals) if self._tracer else None
                 took_ms = self._drafting.learn(proposals, outcome)
                 self._learn_ms = 0.0 if self._verifier.overlaps else took_ms
             if self._tracer is not None:
-                self._tracer.add(proposals, outcome, result, record)
+                self._tracer.add(proposals, outcome, result)
         except Exception:
             logger.exception("the controller or the trace failed; a step is missing from them")
 
@@ -302,16 +300,14 @@ class StepTracer:
     def __init__(self, log: TraceLog, began_s: float) -> None:
         self._log, self._began_s = log, began_s
 
-    def record(self, out: Proposals) -> StepRecord | None:
-        """The values that a replay needs, before the controller learns from the step; None if they are not kept."""
-        if not self._log.keeps_replay or out.step is None or out.plan is None:
-            return None
-        return StepRecord.of(out.step, out.plan, out.late)
-
-    def add(self, out: Proposals, outcome: Outcome, result: StepResult, record: StepRecord | None) -> None:
+    def add(self, out: Proposals, outcome: Outcome, result: StepResult) -> None:
         """Add a step that sampled tokens."""
         trees = [tree for tree in out.trees if tree is not None]
-        plan, drafted = out.plan, {} if out.step is None else out.step.drafted
+        plan, step = out.plan, out.step
+        drafted = {} if step is None else step.drafted
+        replay = {}
+        if self._log.keeps_replay and step is not None and plan is not None:
+            replay = step_record(step, plan, outcome, out.late)
         self._log.add(
             StepTrace(
                 step=self._log.count,
@@ -334,7 +330,7 @@ class StepTracer:
                 drafters=[
                     _drafter_trace(name, done, trees, result.accepted) for name, done in drafted.items() if done.ran
                 ],
-                replay={} if record is None else record.end(outcome),
+                replay=replay,
             )
         )
 

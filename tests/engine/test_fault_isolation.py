@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from draft.manager import DrafterManager
 from draft.suffix import SuffixDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.controller import Controller
-from specdec.control.trace import StepRecord, TraceLog, TraceWriter
+from specdec.control.trace import TraceLog, TraceWriter
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sampling import Sampler, SequenceSampling
 from specdec.core.sequence import Sequence
@@ -33,6 +34,7 @@ from specdec.core.types import (
     StoppingParams,
     TextRules,
 )
+from specdec.engine import step
 from specdec.engine.engine import Engine
 from specdec.engine.profile_cache import LearnedProfile
 from specdec.engine.propose import Drafting
@@ -42,7 +44,7 @@ from specdec.grammar.token_healing import TokenHealing
 from tests.core.kv_cache.invariants import check_pages
 from tests.engine.tiny_engine import drain, failures, run_all, tiny_engine, tiny_parts, tokens_of
 
-CALLS: list[tuple[type, str, str]] = [
+CALLS: list[tuple[type | ModuleType, str, str]] = [
     (SequenceSampling, "row", "sampling"),
     (SequenceSampling, "commit", "commit"),
     (Sampler, "sample", ""),
@@ -77,16 +79,15 @@ CALLS: list[tuple[type, str, str]] = [
     (Controller, "decide", ""),
     (Controller, "odds", ""),
     (Controller, "observe", ""),
-    (StepTracer, "record", ""),
     (StepTracer, "add", ""),
-    (StepRecord, "end", ""),
+    (step, "step_record", ""),
     (TraceLog, "add", ""),
     (TraceWriter, "write", ""),
     (LearnedProfile, "write", ""),
     (KvCacheManager, "publish", "publishing"),
     (KvCacheManager, "key_of", "publishing"),
 ]
-"""Class, method, and the stage that the failed request names; empty: the fault belongs to no request."""
+"""Class or module, function, and the stage that the failed request names; empty: the fault belongs to no request."""
 ON, OFF = SpeculationMode.ON, SpeculationMode.OFF
 YES_NO = GrammarParams(GrammarKind.CHOICE, '["yes indeed, it is so", "no thanks, never again"]')
 WHOLE = ("greedy", "sampled", "grammar", "healed", "pair")
@@ -134,10 +135,10 @@ def run(engine: Engine) -> list[RequestEvent]:
     for request in requests():
         engine.submit(request)
     events: list[RequestEvent] = []
-    for step in range(400):
+    for turn in range(400):
         if not engine.has_work():
             break
-        if step % 5 == 4:
+        if turn % 5 == 4:
             engine.preempt_newest()
         events += engine.step()
     events += drain(engine)
@@ -166,7 +167,7 @@ def called_by_a_drafter() -> bool:
 @pytest.mark.parametrize("at_call", [1, 9])
 @pytest.mark.parametrize(("owner", "method", "stage"), CALLS, ids=[f"{c.__name__}.{m}" for c, m, _ in CALLS])
 def test_an_error_ends_only_its_own_request(
-    owner: type,
+    owner: type | ModuleType,
     method: str,
     stage: str,
     at_call: int,
