@@ -80,7 +80,7 @@ class Collector:
     ) -> None:
         self._engine, self._tokenizer, self._store, self._held_out = engine, tokenizer, store, held_out
         self._given = iter(given)
-        self._lead = tuple(chat_lead(tokenizer)) if tokenizer.has_chat_template else ()
+        self._lead = tuple(chat_lead(tokenizer) or ()) if tokenizer.has_chat_template else ()
         self._answers: list[Prompt] = []  # prompts of its own that wait for an answer
         self._writing: dict[str, _Writing] = {}
         self._numbers = itertools.count()

@@ -248,17 +248,20 @@ def _turns(value: dict[str, Any]) -> list[dict[str, str]]:
 
 def chat_prompt(messages: Seq[dict[str, str]], tokenizer: Tokenizer, origin: str) -> Prompt | None:
     """The conversation ``messages``, which ends with the user's turn, as a prompt; None if it is too long, or the model
-    has no template for it."""
+    has no template that takes it."""
     try:
         ids = tokenizer.encode_chat(messages)
     except (InvalidRequestError, ModelError):  # such as roles that the template does not take in this order
         return None
-    lead = len(chat_lead(tokenizer)) if messages[0]["role"] == "user" else 0
-    return Prompt(tuple(ids), lead, origin) if len(ids) <= PROMPT_TOKENS else None
+    lead = chat_lead(tokenizer)
+    if lead is None or len(ids) > PROMPT_TOKENS:
+        return None
+    return Prompt(tuple(ids), len(lead) if messages[0]["role"] == "user" else 0, origin)
 
 
-def chat_lead(tokenizer: Tokenizer) -> list[int]:
-    """The chat template's tokens before a first user turn's content, where a model can write that turn itself.
+def chat_lead(tokenizer: Tokenizer) -> list[int] | None:
+    """The chat template's tokens before a first user turn's content, where a model can write that turn itself; None if
+    the template leaves the user's text out.
 
     Raises:
         ModelError: the model has no chat template.
@@ -266,7 +269,7 @@ def chat_lead(tokenizer: Tokenizer) -> list[int]:
     mark = "\ue000"
     text, found, _ = tokenizer.render_chat([{"role": "user", "content": mark}]).partition(mark)
     if not found:
-        raise TrainingError("--target: its chat template leaves the user's text out; give prompts with --texts")
+        return None
     ids = tokenizer.encode(text, add_special=False, parse_special=True)
     lead = [] if tokenizer.bos_id is None or not tokenizer.add_bos else [tokenizer.bos_id]
     return ids if ids[: len(lead)] == lead else [*lead, *ids]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specdec.models.tokenizer import Tokenizer
 from specdec.training.collect import Collector, repeats_itself
 from specdec.training.texts import (
     GRAM,
@@ -100,6 +101,21 @@ def test_the_target_answers_its_own_prompts_and_given_ones(tmp_path: Path) -> No
     assert not collector._writing
     resumed = Collector(tiny_engine(parts), parts.tokenizer, store, HeldOut([]))
     assert (resumed.n_texts, resumed.n_tokens) == (len(texts), collector.n_tokens)
+
+
+def test_a_chat_template_without_the_users_text_leaves_prompts_of_plain_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, store = tiny_parts("qwen2"), TextStore(tmp_path / "data", "aa")
+    monkeypatch.setattr(Tokenizer, "has_chat_template", True)
+    monkeypatch.setattr(Tokenizer, "render_chat", lambda *_, **__: "Hello")
+    (tmp_path / "chat.jsonl").write_text('{"prompt": "What is a prime number?"}\n')
+    assert not list(given_prompts([tmp_path / "chat.jsonl"], parts.tokenizer))
+    given = [Prompt(tuple(range(3 + n, 23 + n)), 0, f"file {n}") for n in range(4)]
+    Collector(tiny_engine(parts), parts.tokenizer, store, HeldOut([]), given).run(100, lambda _: None)
+    origins = {text.origin for text in TextStore(tmp_path / "data", "aa").read()}
+    assert origins
+    assert origins <= {prompt.origin for prompt in given}
 
 
 def test_loops_are_recognised() -> None:
