@@ -23,7 +23,7 @@ from specdec.control.inputs import (
     StepInputs,
     TreeExpansion,
 )
-from specdec.control.learning import Estimates, Learner
+from specdec.control.learning import Estimates
 from specdec.control.params import DEFAULT_PARAMS, ControlParams
 from specdec.control.policies.how_deep import expansion_floor
 from specdec.control.policies.which_nodes import choose, merge
@@ -49,7 +49,6 @@ class Controller:
         tree_rows: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.estimates = Estimates(drafters, verify, drafting, start, params, tree_rows)
-        self._learner = Learner(self.estimates)
         self._entered = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -107,7 +106,7 @@ class Controller:
 
     def observe(self, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
         """Learn from the outcome of ``step``, whose last plan was ``plan``."""
-        self._learner.observe(step, plan, outcome)
+        self.estimates.observe(step, plan, outcome)
 
     def _request_lookups(self, step: StepInputs) -> list[DraftRequest]:
         """One decision for all lookup drafters, since only their total time is measured."""

@@ -28,7 +28,7 @@ LOOKUP = "lookup"  # name under which all lookup drafters are estimated together
 
 
 class Estimates:
-    """Everything that the controller learns from steps. Only `Learner` changes it.
+    """Everything that the controller learns from steps. Only `observe` changes it.
 
     drafters: name -> whether it is model-based. verify: cost of the target's forward. drafting: per model-based drafter
     the cost of a forward by its rows, one per sequence drafted together. start: estimates of an earlier run. tree_rows:
@@ -123,21 +123,14 @@ class Estimates:
         steps = self.params.speedup_prior_steps
         return Ratio(0.0, (1.0, math.inf), self.params.speedup_retention, steps * best, steps)
 
-
-class Learner:
-    """Updates `Estimates` from the outcome of each step."""
-
-    def __init__(self, estimates: Estimates) -> None:
-        self._known = estimates
-
     def observe(self, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
-        """Update all estimates."""
-        known, params = self._known, self._known.params
+        """Update all estimates from the outcome of ``step``, whose last plan was ``plan``."""
+        params = self.params
         self._observe_times(step, outcome)
         gained = 0.0
         row_price = step.prices.row_ms / step.prices.token_ms
-        proposed = known.lookups_proposed(step)
-        weighed = known.weighs_lookups(step)
+        proposed = self.lookups_proposed(step)
+        weighed = self.weighs_lookups(step)
         for one, tree, kept, tokens, did in zip(
             step.sequences, plan.trees, plan.kept, outcome.tokens, proposed, strict=True
         ):
@@ -145,73 +138,71 @@ class Learner:
             one.history.emitted += len(tokens) + (step.rested if one.history.emitted else 0)
             gain = 0.0
             if kept:
-                own = {node for node in kept if not known.lookups.isdisjoint(tree.sources[node])}
+                own = {node for node in kept if not self.lookups.isdisjoint(tree.sources[node])}
                 gain = len(own.intersection(tree.follow(tokens[:-1], set(kept)))) - row_price * len(own)
             gained += gain
             if weighed and did:
-                known.lookup_yield.observe(one, max(0.0, gain), 1.0, 0.0)
+                self.lookup_yield.observe(one, max(0.0, gain), 1.0, 0.0)
         if weighed:
-            known.lookup_yield.end_step(step.sequences, proposed, 1 + step.rested)
+            self.lookup_yield.end_step(step.sequences, proposed, 1 + step.rested)
         for name, work in step.drafted.items():
             self._observe_drafter(name, work, step, plan, outcome)
         if step.sequences and not step.constrained:
-            known.lookup_gain += params.average_weight * (gained / len(step.sequences) - known.lookup_gain)
+            self.lookup_gain += params.average_weight * (gained / len(step.sequences) - self.lookup_gain)
             self._observe_speedup(step, plan, outcome)
-        known.steps += 1
-        if known.steps % params.refresh_steps == 0:
-            known.calibration.refresh()
+        self.steps += 1
+        if self.steps % params.refresh_steps == 0:
+            self.calibration.refresh()
 
     def _observe_speedup(self, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
         """All tokens over all time, not a mean of steps, since that is what a step's last level competes with.
 
         Long prefill is left out: no later step repeats it.
         """
-        known = self._known
-        spent_ms = plan.verify_ms + known.lookup_ms * sum(known.lookups_proposed(step))
+        spent_ms = plan.verify_ms + self.lookup_ms * sum(self.lookups_proposed(step))
         for name, work in step.drafted.items():
-            spent_ms += known.draft_ms(name, len(work.trees) - work.trees.count(None), work.levels)
-        known.speedup.add(spent_ms / step.prices.decode_ms, sum(map(len, outcome.tokens)) / len(step.sequences))
+            spent_ms += self.draft_ms(name, len(work.trees) - work.trees.count(None), work.levels)
+        self.speedup.add(spent_ms / step.prices.decode_ms, sum(map(len, outcome.tokens)) / len(step.sequences))
 
     def _observe_times(self, step: StepInputs, outcome: Outcome) -> None:
         """Update costs from the times of the forward and of drafting.
 
         Prompt rows have a ratio of their own: they cost less than sampling rows, and there are many of them.
         """
-        known, params = self._known, self._known.params
+        params = self.params
         if not step.prefill_rows:
-            known.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
+            self.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
         elif outcome.verify_ms > 0.0:  # it was measured
-            decode_ms = known.verify.ms(max(1, outcome.rows - step.prefill_rows), outcome.context)
-            expected = known.verify.ms(outcome.rows, outcome.context) - decode_ms
-            known.prompt_cost.add(expected, max(0.0, outcome.verify_ms - decode_ms))
+            decode_ms = self.verify.ms(max(1, outcome.rows - step.prefill_rows), outcome.context)
+            expected = self.verify.ms(outcome.rows, outcome.context) - decode_ms
+            self.prompt_cost.add(expected, max(0.0, outcome.verify_ms - decode_ms))
         left_ms = outcome.draft_ms
-        lookups = sum(known.lookups_proposed(step))
+        lookups = sum(self.lookups_proposed(step))
         worked = {
             name: work
-            for name in known.costs
+            for name in self.costs
             if (work := step.drafted.get(name)) is not None and (work.levels or work.prefilled)
         }
         if not worked:
             if lookups:
-                known.lookup_ms += params.average_weight * (left_ms / lookups - known.lookup_ms)
+                self.lookup_ms += params.average_weight * (left_ms / lookups - self.lookup_ms)
             return
-        left_ms -= known.lookup_ms * lookups
+        left_ms -= self.lookup_ms * lookups
         drafted_ms = sum(work.ms for work in worked.values())
         for name, work in worked.items():
             pending = [tokens for tokens, tree in zip(work.pending, work.trees, strict=True) if tree is not None]
             prefilled = sum(pending) + work.prefilled
             # The rest of the propose stage is attributed to model-based drafters by their share of its time.
             took = work.ms * max(1.0, left_ms / max(drafted_ms, 1e-9))
-            known.costs[name].observe(len(pending), work.levels, prefilled, work.ms, took)
+            self.costs[name].observe(len(pending), work.levels, prefilled, work.ms, took)
 
     def _observe_drafter(self, name: str, work: DraftWork, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
-        known = self._known
         trials: list[tuple[int, bool]] = []
-        yields = known.yields.get(name)
+        yields = self.yields.get(name)
         for i, (one, tree) in enumerate(zip(step.sequences, work.trees, strict=True)):
             if yields is not None and name not in one.history.drafted_by and work.decisions[i] not in IDLE:
                 one.history.drafted_by.add(name)
-                known.costs[name].observe_first_prefill(work.pending[i])
+                self.costs[name].observe_first_prefill(work.pending[i])
             if tree is None:
                 continue
             seen = len(trials)
@@ -221,7 +212,7 @@ class Learner:
                 continue
             depth = max(1, max(tree.depths))
             forwards = min(depth, work.levels)
-            known.costs[name].observe_agreement(held, depth)
+            self.costs[name].observe_agreement(held, depth)
             # A probe measures the drafter's own tree, whatever was verified. Otherwise only verified nodes bring
             # tokens: the last token is the target's own, also if an unverified node held it.
             if work.decisions[i] in (DraftDecision.PROBE, DraftDecision.FORCED):
@@ -231,12 +222,12 @@ class Learner:
                 yields.observe(one, max(0, min(held, len(outcome.tokens[i]) - 1)), forwards, verified)
         if yields is not None:
             yields.end_step(step.sequences, [tree is not None for tree in work.trees], 1 + step.rested)
-        known.calibration.observe(trials)
+        self.calibration.observe(trials)
 
     def _observe_sequence_rate(self, name: str, history: SequenceHistory, trials: Sequence[tuple[int, bool]]) -> None:
         """Update a lookup drafter's acceptance ratio on one sequence."""
         if trials:
-            rate_of, retention = self._known.calibration.rate, self._known.params.sequence_rate_retention
+            rate_of, retention = self.calibration.rate, self.params.sequence_rate_retention
             # At most 1: the rates over all sequences are the more certain ones.
             rate = history.rates.setdefault(name, Ratio(1.0, (0.0, 1.0), retention))
             rate.add(sum([rate_of(cell) for cell, _ in trials]), sum([hit for _, hit in trials]))
