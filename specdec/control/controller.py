@@ -204,8 +204,7 @@ def _node_floor(known: Estimates, step: StepInputs) -> float:
     params = known.params
     if known.steps % params.probe_every == 0:
         return -math.inf
-    price = params.proposal_price_share * known.rate(step) * step.prices.row_ms
-    return math.log(max(params.min_node_chance, price))
+    return math.log(max(params.min_node_chance, known.rate(step) * step.prices.row_ms))
 
 
 def _choose_nodes(known: Estimates, step: StepInputs) -> Plan:

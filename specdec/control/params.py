@@ -23,7 +23,6 @@ class ControlParams:
     row_price_rows: int = 4
     """Rows over which the price of a further row is averaged. With 8, the last of which cost some processors
     several times as much as the first, drafting stops too early: 1.015, at most 1.17."""
-    min_cost_share: float = 0.2  # lower bound of a present cost, as a share of its measured cost
     context_step: int = 128  # tokens; cost curves are cached for multiples of this context length
     speed_retention: float = 0.998
     """Weight that a machine speed keeps per observation. The rest returns to the measured grid."""
@@ -35,7 +34,7 @@ class ControlParams:
     timing_noise: float = 0.1  # standard deviation of one forward's measured time, as a share of it
     first_speed_spread: float = 0.05  # standard deviation of both machine speeds right after the grid is measured
     first_speed_correlation: float = 0.8  # correlation of the two machine speeds right after the grid is measured
-    min_speed: float = -0.8  # lower bound of a machine speed: a fifth of the measured time
+    min_speed: float = -0.8  # lower bound of a machine speed, so of costs too: a fifth of the measured time
     max_speed: float = 8.0  # upper bound of a machine speed: nine times the measured time
 
     # Acceptance rates (estimates/acceptance.py)
@@ -120,14 +119,11 @@ class ControlParams:
     speedup_prior_steps: float = 4.0  # steps that the first estimate of the speed-up counts for
 
     # How deep (policies/how_deep.py)
-    min_level_price: float = 1e-3  # chance of being reached below which a node is never expanded
     max_level_price: float = 0.95
     """Chance of being reached above which a node is always expanded, whatever a level costs."""
 
     # Which nodes (policies/which_nodes.py)
     min_node_chance: float = 2e-3  # chance of being reached below which a node is never proposed
-    proposal_price_share: float = 0.5
-    """Share of a row's price that a node must be worth to be proposed, since its chance is an estimate."""
     first_token_delay: float = 0.02
     """Share by which a sequence's draft nodes may lengthen the forward that ends its prompt."""
 

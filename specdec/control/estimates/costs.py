@@ -172,8 +172,7 @@ class CostTable:
         if found is None:
             grid, speed = self._grid(context), self._speed
             slope, shift = 1.0 + speed.rows, grid[0] * (speed.reading - speed.rows)
-            least = self._params.min_cost_share
-            found = self._present[key] = [max(cost * slope + shift, least * cost) for cost in grid]
+            found = self._present[key] = [cost * slope + shift for cost in grid]
         return found
 
     def _grid(self, context: float) -> list[float]:

@@ -15,7 +15,7 @@ def expansion_floor(rate: float, level_ms: float, row_ms: float, agreement: floa
     rate: tokens per millisecond that the batch earns otherwise. level_ms: a sequence's share of a level.
     """
     price = rate * (level_ms + row_ms) / agreement
-    return math.log(min(params.max_level_price, max(price, params.min_level_price)))
+    return math.log(min(params.max_level_price, price))
 
 
 def trees_to_expand(expansion: TreeExpansion, reached: Sequence[float], depth: int, others: int = 0) -> int:
