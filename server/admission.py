@@ -407,7 +407,7 @@ class Admission:
             self.check_queue()
         self._check_room(own, here, now)
         self._check_time(own, here, now)
-        stream = submit(self.predict(own))
+        stream = submit(own if self.windows is None else self.windows.predict(own))
         if not self._streams:
             self._rates.work_begins(now)
         stream.listen(self, request.request_id, key, now)
@@ -418,10 +418,6 @@ class Admission:
         if key:
             self._by_key[key] = self, stream
         return stream
-
-    def predict(self, request: Request) -> Request:
-        """``request`` with a prediction if its prompt is in a next-edit form, once the tokenizer is loaded."""
-        return request if self.windows is None else self.windows.predict(request)
 
     def check_rate(self, principal: Principal) -> None:
         """Check the key's limits before costly work on a call that may become a request.

@@ -76,11 +76,6 @@ class RequestTable:
         self._by_engine_id[engine_id], self._engine_ids[request_id] = stream, engine_id
         return engine_id, stream
 
-    @property
-    def samples_left(self) -> int:
-        """Samples in flight that have not ended."""
-        return sum(stream.samples_left for stream in self._by_engine_id.values())
-
     def engine_id(self, request_id: str) -> str | None:
         """The engine id of a request in flight."""
         return self._engine_ids.get(request_id)
@@ -282,11 +277,6 @@ class EngineClient:
     def in_flight(self) -> int:
         """Requests that have not ended."""
         return len(self._table)
-
-    @property
-    def samples_left(self) -> int:
-        """Samples of these requests that have not ended; each takes a place in the engine's batch."""
-        return self._table.samples_left
 
     @property
     def holds_back(self) -> bool:

@@ -109,7 +109,7 @@ class RequestStream:
         self._on_end: Callable[[bool], None] | None = on_end
         self._items: deque[tuple[RequestEvent | RequestError, int]] = deque()  # each with its weight in bytes
         self._waiting: asyncio.Future[None] | None = None
-        self._over = self._superseded = self._cut = self._discards = False
+        self._over = self._superseded = self._cut = False
         self._record: RequestRecord | None = None
         self._listener: StreamListener | None = None
 
@@ -163,12 +163,6 @@ class RequestStream:
                 self._record.failed(error)
             self._put(error)
             self._end(complete=True)
-
-    def discard(self) -> None:
-        """Drop events from now on: the request has no reader, only a record."""
-        self._discards = True
-        self._items.clear()
-        self.unread.forget(self)
 
     def supersede(self, abort: Callable[[str], bool]) -> None:
         """Abort the request for a newer one: the reader gets what there is, then `SupersededError`."""
@@ -252,8 +246,6 @@ class RequestStream:
         return error
 
     def _put(self, item: RequestEvent | RequestError) -> None:
-        if self._discards:
-            return
         weight = weight_of(item)
         self._append(item, weight)
         self.unread.add(self, weight)

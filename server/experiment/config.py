@@ -73,12 +73,12 @@ class Arm(StrictModel):
     url: str | None = Field(None, description="another server, for a comparison of two")
 
 
-Mode = Literal["paired_replay", "switchback", "hash", "shadow", "aa"]
+Mode = Literal["paired_replay", "switchback", "hash", "aa"]
 Unit = Literal["request", "session", "user", "prompt"]
 
 
 class Assignment(StrictModel):
-    """``paired_replay`` and ``shadow`` serve the same request in both arms; ``switchback`` changes the arm of all
+    """``paired_replay`` serves the same request in both arms; ``switchback`` changes the arm of all
     requests from block to block; ``hash`` gives every key its arm; ``aa`` replays pairs in two equal arms, or, with
     a ``unit``, gives every key one of two equal arms."""
 
@@ -88,9 +88,16 @@ class Assignment(StrictModel):
     salt: str = Field("", description="empty: the name of the experiment")
     unit: Unit | None = Field(None, description="what an arm is assigned to in a running server; null: request")
     share: Share = Field(1.0, gt=0, le=1, description="part of the keys, or of the requests, that take part")
-    shadow: Literal["after", "beside"] = Field("after", description="when a shadow is sent")
     allow_override: bool = False
     expect_same_tokens: bool = Field(True, description="pairs with different tokens make the result invalid")
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _is_supported(cls, mode: Any) -> Any:
+        if mode == "shadow":
+            raise ValueError("shadow is not supported any more; replay a `specdec capture` with `specdec ab run` in "
+                             "mode paired_replay")  # fmt: skip
+        return mode
 
     @model_validator(mode="after")
     def _washout_fits(self) -> Assignment:
@@ -101,7 +108,7 @@ class Assignment(StrictModel):
     @property
     def pairs(self) -> bool:
         """Whether each request is served in both arms."""
-        return self.mode in ("paired_replay", "shadow") or (self.mode == "aa" and self.unit is None)
+        return self.mode == "paired_replay" or (self.mode == "aa" and self.unit is None)
 
 
 class Load(StrictModel):
@@ -322,7 +329,7 @@ def _without_effect(config: ExperimentConfig) -> Iterator[Problem]:
     if assignment.mode in ("switchback", "paired_replay"):
         for name in ("unit", "share"):
             if getattr(assignment, name) != type(assignment).model_fields[name].default:
-                yield ("assignment", name), f"has no effect in mode {assignment.mode}; hash, aa and shadow use it"
+                yield ("assignment", name), f"has no effect in mode {assignment.mode}; hash and aa use it"
     if assignment.mode == "switchback" and len({arm.weight for arm in config.arms.values()}) > 1:
         yield ("arms",), "switchback gives both arms equal time; leave weight out, which hash and aa use"
 

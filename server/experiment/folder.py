@@ -52,6 +52,8 @@ class Manifest(StrictModel):
             config.pop("covariate", None)
             if isinstance(load := config.get("load"), dict):
                 load.pop("per_turn", None)
+            if isinstance(assignment := config.get("assignment"), dict):
+                assignment.pop("shadow", None)
         return given
 
     @property

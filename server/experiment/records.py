@@ -98,7 +98,6 @@ class Choice(NamedTuple):
     key: str = ""  # digest of the assigned unit; empty: the request itself
     block: int = NO_BLOCK
     warm_up: bool = False  # not analysed: caches are cold, or the previous block is too near
-    shadowed: bool = False  # the other arm gets a copy
 
 
 def make_record(

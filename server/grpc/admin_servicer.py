@@ -142,5 +142,5 @@ def _experiment_message(status: ExperimentStatus) -> experiment_pb2.Experiment:
     return experiment_pb2.Experiment(
         name=status.name, state=state, mode=status.mode, started=status.started,
         arms=[experiment_pb2.ArmCount(arm=arm, records=count) for arm, count in status.records.items()],
-        left_out=status.left_out, given_up=status.given_up, reason=status.reason, warnings=status.warnings,
+        left_out=status.left_out, reason=status.reason, warnings=status.warnings,
     )  # fmt: skip

@@ -211,7 +211,7 @@ Answer = TypeVar("Answer")
 def start_command(plan: Path, server: str, model: str, **credentials: Any) -> None:
     """Start the experiment that the YAML file PLAN describes in a running server, or go on with it.
 
-    The key must be one marked `admin`. Modes: hash, switchback, shadow, aa; see docs/experiments.md.
+    The key must be one marked `admin`. Modes: hash, switchback, aa; see docs/experiments.md.
     """
     try:
         text = plan.read_text(encoding="utf-8")
@@ -301,8 +301,6 @@ def _show_status(experiment: Experiment) -> None:
     click.echo(_line(experiment))
     for why, count in sorted(experiment.left_out.items()):
         click.echo(f"  left out: {count} requests: {why}")
-    if experiment.given_up:
-        click.echo(f"  shadows given up: {experiment.given_up}")
     for warning in experiment.warnings:
         click.echo(f"  warning: {warning}")
 

@@ -1,4 +1,4 @@
-"""The arm of a request: by key, by block of time, or with a shadow; and the switching of the engine between blocks."""
+"""The arm of a request: by key or by block of time; and the switching of the engine between blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Protocol
 
 from server.auth.principal import Principal
 from server.engine_client import EngineClient
@@ -49,13 +48,6 @@ def unit_key(unit: Unit, principal: Principal, request: Request) -> str | None:
     return blake2b(token_bytes(request.prompt_ids), digest_size=16).hexdigest()
 
 
-class Chooser(Protocol):
-    """One per running experiment."""
-
-    def choose(self, principal: Principal, request: Request) -> Choice | None:
-        """The request's arm; None: it does not participate."""
-
-
 class KeyChooser:
     """Modes `hash` and `aa`: every key has one fixed arm."""
 
@@ -72,17 +64,6 @@ class KeyChooser:
         if arm is None:
             return None
         return Choice(arm, "" if self._unit == "request" else found.hex())
-
-
-class ShadowChooser:
-    """Mode `shadow`: every request gets the control; those whose keys are in the share are copied to the treatment."""
-
-    def __init__(self, salt: str, unit: Unit, control: str, share: float) -> None:
-        self._keys = KeyChooser(salt, unit, {control: 1.0}, share)
-
-    def choose(self, principal: Principal, request: Request) -> Choice | None:
-        choice = self._keys.choose(principal, request)
-        return None if choice is None else choice._replace(shadowed=True)
 
 
 class BlockChooser:

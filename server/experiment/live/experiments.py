@@ -65,7 +65,6 @@ class ExperimentStatus:
     records: Mapping[str, int]  # by arm, the control first
     reason: str = ""  # why it has ended
     left_out: Mapping[str, int] = field(default_factory=dict)  # requests of this run that do not participate, by reason
-    given_up: int = 0  # shadows of this run that did not complete
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -214,9 +213,8 @@ class Experiments:
         if running is None:
             return ExperimentStatus(name, state.state, mode, manifest.started, state.records, state.reason)
         return ExperimentStatus(
-            name, "running", mode, manifest.started, running.records, "", dict(running.left_out),
-            running.given_up, running.plan.warnings,
-        )  # fmt: skip
+            name, "running", mode, manifest.started, running.records, "", dict(running.left_out), running.plan.warnings
+        )
 
     async def conclude(self, name: str) -> Conclusion:
         """The analysis of its records so far.
@@ -259,10 +257,6 @@ class Experiments:
                 raise ExperimentNotStartedError(
                     f"experiments {name} and {other} both change {', '.join(shared)}; stop {other} first"
                 )
-            if {plan.config.assignment.mode, running.plan.config.assignment.mode} == {"shadow"}:
-                raise ExperimentNotStartedError(
-                    f"experiments {name} and {other} both send shadows, which triples the load; stop {other} first"
-                )
 
     async def _begin(self, plan: LivePlan, text: str) -> ExperimentStatus:
         name, config = plan.config.name, plan.config
@@ -304,8 +298,7 @@ class Experiments:
         running: RunningExperiment | None = None
         try:
             running = RunningExperiment(
-                plan, folder.path, self._client, self._admission.predict, self._clock, written, over, self._decode,
-                self._file_errors,
+                plan, folder.path, self._client, self._clock, written, over, self._decode, self._file_errors
             )  # fmt: skip
             state = StoredState(state="running", at=now_text(), records=dict(written))
             await asyncio.to_thread(folder.note, state)

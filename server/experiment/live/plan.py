@@ -101,16 +101,9 @@ class LivePlan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings shown when the experiment starts."""
-        assignment, found = self.config.assignment, []
-        if assignment.mode == "shadow":
-            found.append(
-                f"{assignment.share:.0%} of the requests are generated twice if the engine has room: up to "
-                f"{1 + assignment.share:g} times the load; shadows have the lowest priority, so "
-                "they show the treatment's tokens and errors; measure its latency in another mode"
-            )
-        if assignment.mode == "switchback" and any(arm.names & {"draft"} for arm in self.settings.values()):
-            found.append("draft models are loaded while requests run; both must fit in memory at once")
-        return tuple(found)
+        if any("draft" in arm.names for arm in self.settings.values()):
+            return ("draft models are loaded while requests run; both must fit in memory at once",)
+        return ()
 
     def leaves_free(self, request: Request) -> bool:
         """Whether ``request`` sets no option that an arm changes; otherwise its own options apply, and it does not
@@ -155,13 +148,13 @@ def _misfits(plan: LivePlan) -> list[Problem]:
     mode: Problem = (("assignment", "mode"), "")
     first, second = (plan.settings[name] for name in arms)
     if assignment.mode == "paired_replay":
-        found.append((mode[0], "paired_replay is for `specdec ab run`; live modes are hash, switchback, shadow, aa"))
+        found.append((mode[0], "paired_replay is for `specdec ab run`; live modes are hash, switchback, aa"))
     if plan.switches_engine and assignment.mode != "switchback":
         found.append((("arms",), f"{assignment.mode} cannot switch `engine` settings; use switchback"))
     if first.names != second.names:
         odd = ", ".join(sorted(first.names ^ second.names))
         found.append((("arms",), f"`engine` must name the same settings in both arms; {odd} is in one arm only"))
     same = len({arm.put(UNTOUCHED) for arm in plan.options.values()}) == 1 and first == second
-    if same and assignment.mode in ("hash", "shadow"):  # a switchback of equal arms shows how many blocks it needs
+    if same and assignment.mode == "hash":  # a switchback of equal arms shows how many blocks it needs
         found.append((("arms",), "both arms are the same; change one, or use mode aa"))
     return found

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
 
 from server.errors import RECORDS_FILE, FileErrors
-from server.experiment.live.choosing import token_bytes
 from server.experiment.records import CANCELLED, Choice, Record, RecordWriter, RunClock, make_record
 from server.observe.logs import Decode
 from server.observe.records import RequestRecord
@@ -26,7 +24,7 @@ class Participation:
     """A `RequestWatcher` of one request in one experiment. name: unique in the experiment, across restarts. in_flight:
     returns the number of requests in the engine."""
 
-    __slots__ = ("_in_flight", "_on_end", "choice", "chunks", "events", "flights", "name", "overridden", "tokens")
+    __slots__ = ("_in_flight", "_on_end", "choice", "chunks", "events", "flights", "name", "overridden")
 
     def __init__(
         self,
@@ -36,10 +34,8 @@ class Participation:
         on_end: Callable[[Participation, RequestRecord], None],
         *,
         overridden: bool = False,
-        keeps_tokens: bool = False,
     ) -> None:
         self.name, self.choice, self.overridden = name, choice, overridden
-        self.tokens: list[tuple[int, list[int]]] | None = [] if keeps_tokens else None  # (sample, ids) per message
         self.chunks = self.events = self.flights = 0
         self._in_flight, self._on_end = in_flight, on_end
 
@@ -56,19 +52,14 @@ class Participation:
     def saw(self, event: RequestEvent) -> None:
         self.events += 1
         self.flights += self._in_flight()
-        if isinstance(event, Delta):
-            if event.text:
-                self.chunks += 1
-            if self.tokens is not None:
-                self.tokens.append((event.index, event.token_ids))
+        if isinstance(event, Delta) and event.text:
+            self.chunks += 1
 
     def ended(self, record: RequestRecord) -> None:
         self._on_end(self, record)
 
 
-def record_of(
-    part: Participation, seen: RequestRecord, clock: RunClock, decode: Decode | None = None, pair: str = ""
-) -> Record:
+def record_of(part: Participation, seen: RequestRecord, clock: RunClock, decode: Decode | None = None) -> Record:
     """The record of a request that ended. decode: converts its prompt to text; None: the prompt is not stored."""
     request, started = seen.request, seen.started
     status, error = _status(seen)
@@ -86,8 +77,6 @@ def record_of(
         cached_tokens=0 if started is None else started.cached_tokens,
         batch=part.batch,
         accepted=_accepted(seen.finished),
-        token_hash=b"" if part.tokens is None or _by_the_clock(request) else _token_hash(part.tokens),
-        pair=pair,
         status=status,
         error=error,
         workload="" if seen.call is None else seen.call.endpoint,
@@ -119,22 +108,6 @@ def _accepted(finished: Sequence[Finished]) -> tuple[int, ...]:
     counts = [sum(column) for column in columns]
     plain = sum(end.stats.num_steps - end.stats.num_spec_steps for end in finished)
     return (counts[0] + plain, *counts[1:]) if counts else ((plain,) if plain else ())
-
-
-def _by_the_clock(request: Request) -> bool:
-    """Whether a time limit decides the answer's length."""
-    return request.stopping.time_limit_s is not None or request.stopping.decode_limit_s is not None
-
-
-def _token_hash(tokens: Sequence[tuple[int, list[int]]]) -> bytes:
-    """A hash of all samples' token ids, each preceded by the sample's number and length."""
-    samples: dict[int, list[int]] = defaultdict(list)
-    for index, ids in tokens:
-        samples[index] += ids
-    found = blake2b(digest_size=16)
-    for index, ids in sorted(samples.items()):
-        found.update(token_bytes([index, len(ids), *ids]))
-    return found.digest()
 
 
 class RecordSink:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import random
 import time
 import uuid
 from collections import Counter
@@ -17,10 +15,9 @@ from server.engine_client import EngineClient
 from server.errors import FileErrors, RateLimitedError
 from server.experiment.assignment import TimeBlocks, random_arms
 from server.experiment.folder import State
-from server.experiment.live.choosing import BlockChooser, Chooser, EngineSwitch, KeyChooser, ShadowChooser
+from server.experiment.live.choosing import BlockChooser, EngineSwitch, KeyChooser
 from server.experiment.live.plan import LivePlan
 from server.experiment.live.recording import Participation, RecordSink, record_of, refused_record
-from server.experiment.live.shadows import Observed, Shadows
 from server.experiment.records import Choice, Record, RunClock
 from server.observe.logs import Decode
 from server.observe.records import ARM_HEADER, CallRecord, RequestRecord, current_call
@@ -64,8 +61,8 @@ OWN_OPTIONS, NO_ARM, NO_DRAFTER, NO_INDEX, NO_PRIORITY = (
 class RunningExperiment:
     """Assigns arms to requests and records their outcome. Belongs to one event loop.
 
-    predict: gives next-edit prompts their predictions. written: records of earlier runs, by arm. on_over: called once,
-    from any thread, with state and reason when the experiment must end.
+    written: records of earlier runs, by arm. on_over: called once, from any thread, with state and reason when the
+    experiment must end.
 
     Raises:
         OSError: the folder cannot be written.
@@ -76,7 +73,6 @@ class RunningExperiment:
         plan: LivePlan,
         folder: Path,
         client: EngineClient,
-        predict: Callable[[Request], Request],
         clock: RunClock,
         written: Mapping[str, int],
         on_over: Callable[[State, str], None],
@@ -86,17 +82,12 @@ class RunningExperiment:
         self.plan = plan
         self._recorded = Counter({name: written.get(name, 0) for name in plan.config.arms})
         self.left_out: Counter[str] = Counter()  # requests of this run that do not participate, by reason
-        self._client, self._predict, self._clock, self._on_over = client, predict, clock, on_over
+        self._client, self._clock, self._on_over = client, clock, on_over
         self._decode = decode if plan.config.store_prompts else None
         self._run, self._serial = uuid.uuid4().hex[:8], 0
         self._over = False
         self._switch: EngineSwitch | None = None
         self._chooser = self._make_chooser()
-        assignment = plan.config.assignment
-        self._shadows: Shadows | None = None
-        if assignment.mode == "shadow":
-            beside = assignment.shadow == "beside"
-            self._shadows = Shadows(client, plan.config.treatment, self._write_pair, beside=beside)
         self._sink = RecordSink(folder, file_errors)  # last: it starts a thread
 
     @property
@@ -104,18 +95,9 @@ class RunningExperiment:
         """Records by arm, including earlier runs; those that wait for the disk count already."""
         return {arm: count - self._sink.lost[arm] for arm, count in self._recorded.items()}
 
-    @property
-    def given_up(self) -> int:
-        """Shadows that were not sent, or cancelled, because real requests needed the slot."""
-        return 0 if self._shadows is None else self._shadows.given_up
-
     def start(self) -> None:
         if self._switch is not None:
             self._switch.start()
-
-    def make_room(self, samples: int) -> None:
-        if self._shadows is not None:
-            self._shadows.make_room(samples)
 
     def take(self, principal: Principal, request: Request, asked: str | None = None) -> Participation | None:
         """The request's participation; None: it has none. ``asked``: the arm that its caller requests."""
@@ -134,43 +116,32 @@ class RunningExperiment:
             return None
         choice = self._chooser.choose(principal, request)
         if asked is not None:
-            choice = (choice or Choice(asked))._replace(arm=asked, shadowed=False)
+            choice = (choice or Choice(asked))._replace(arm=asked)
         if choice is None:
             self.left_out[NO_ARM] += 1
             return None
         self._serial += 1
-        shadows = self._shadows if choice.shadowed else None
         return Participation(
             f"{request.request_id}#{self._run}-{self._serial}",
             choice,
             self._in_flight,
-            self._ended if shadows is None else shadows.real_ended,
+            self._ended,
             overridden=asked is not None,
-            keeps_tokens=shadows is not None,
         )
 
     def put(self, part: Participation, request: Request) -> Request:
         """``request`` with the options of its arm."""
         return self.plan.options[part.choice.arm].put(request)
 
-    def begin_shadow(self, part: Participation, principal: Principal, request: Request) -> None:
-        """A request that ``part`` pairs with a shadow was admitted; ``request``: without any arm's options."""
-        if self._shadows is not None and part.choice.shadowed:
-            options = self.plan.options[self.plan.config.treatment]
-            own = principal.scope_request(options.put(request))
-            self._shadows.begin(part, self._predict(own))  # as admission does with the real request
-
     def refused(self, part: Participation, request: Request, error: RequestError) -> None:
         """The request was refused: the queue was full, or the engine down."""
-        if not part.choice.shadowed:
-            now_s = time.monotonic()
-            self._write(part.choice.arm, lambda: refused_record(part, request, error, self._clock, now_s))
-            self._check_limit()
+        now_s = time.monotonic()
+        self._write(part.choice.arm, lambda: refused_record(part, request, error, self._clock, now_s))
 
     async def stop(self) -> str:
         """End: running requests continue unrecorded, and the engine gets its original draft model. Returns what failed,
         empty if nothing."""
-        self._close()
+        self._over = True
         if self._switch is not None:
             try:
                 await self._switch.stop()
@@ -180,25 +151,20 @@ class RunningExperiment:
 
     def abandon(self) -> None:
         """The server ends: leave the engine as it is."""
-        self._close()
+        self._over = True
         if self._switch is not None:
             self._switch.abandon()
 
     def discard(self) -> None:
         """Undo a start that failed: leaves no thread and no record file; blocks."""
-        self._close()
+        self._over = True
         self._sink.discard()
 
     def flush(self) -> None:
         """Wait until all records are on disk; blocks."""
         self._sink.close()
 
-    def _close(self) -> None:
-        self._over = True
-        if self._shadows is not None:
-            self._shadows.close()
-
-    def _make_chooser(self) -> Chooser:
+    def _make_chooser(self) -> KeyChooser | BlockChooser:
         config, salt = self.plan.config, self.plan.salt
         assignment = config.assignment
         if assignment.mode == "switchback":
@@ -209,33 +175,20 @@ class RunningExperiment:
                     self._client, self.plan.settings, chooser, self._clock.now, lambda why: self._end("failed", why)
                 )
             return chooser
-        unit = assignment.unit or "request"
-        if assignment.mode == "shadow":
-            return ShadowChooser(salt, unit, config.control, assignment.share)
-        return KeyChooser(salt, unit, {name: arm.weight for name, arm in config.arms.items()}, assignment.share)
+        weights = {name: arm.weight for name, arm in config.arms.items()}
+        return KeyChooser(salt, assignment.unit or "request", weights, assignment.share)
 
     def _in_flight(self) -> int:
         return self._client.in_flight
 
     def _ended(self, part: Participation, seen: RequestRecord) -> None:
         self._write(part.choice.arm, lambda: record_of(part, seen, self._clock, self._decode))
-        self._check_limit()
-
-    def _write_pair(self, real: Observed, shadow: Observed) -> None:
-        for part, seen in (real, shadow):
-            self._write(part.choice.arm, self._maker(part, seen, real[0].name))
-        self._check_limit()
-
-    def _maker(self, part: Participation, seen: RequestRecord, pair: str) -> Callable[[], Record]:
-        return lambda: record_of(part, seen, self._clock, self._decode, pair)
 
     def _write(self, arm: str, make: Callable[[], Record]) -> None:
         if self._over:
             return
         self._recorded[arm] += 1
         self._sink.put(arm, make)
-
-    def _check_limit(self) -> None:
         limit = self.plan.config.stopping.max_requests
         if limit is not None and sum(self.records.values()) >= limit:
             self._end("finished", limit_reached(limit))
@@ -273,7 +226,6 @@ class LiveTraffic:
         asked = self._asked(call)
         parts: list[tuple[RunningExperiment, Participation]] = []
         for experiment in self._running:
-            experiment.make_room(request.sampling.n)
             part = experiment.take(principal, request, asked.get(experiment.plan.config.name))
             if part is not None:
                 parts.append((experiment, part))
@@ -290,12 +242,9 @@ class LiveTraffic:
         parts: Sequence[tuple[RunningExperiment, Participation]],
         call: CallRecord | None,
     ) -> RequestStream:
-        shadowed = any(part.choice.shadowed for _, part in parts)
-        changed = bare = _seeded(request) if shadowed else request
+        changed = request
         for experiment, part in parts:
             changed = experiment.put(part, changed)
-            if shadowed and not part.choice.shadowed:
-                bare = experiment.put(part, bare)
         try:
             stream = submit(principal, changed, supersedes_key)
         except RequestError as error:
@@ -308,9 +257,6 @@ class LiveTraffic:
             stream.record.arms = tuple(
                 (experiment.plan.config.name, part.choice.arm) for experiment, part in parts if part.counts
             )
-            if shadowed:
-                for experiment, part in parts:
-                    experiment.begin_shadow(part, principal, bare)
         if call is not None and not call.many:
             assigned = ((experiment.plan.config.name, part.choice.arm) for experiment, part in parts)
             call.arm = append_arms(call.arm, assigned)
@@ -330,13 +276,6 @@ class LiveTraffic:
             if arm not in config.arms:
                 raise _refusal(f"{name} has no arm {arm[:64]!r}; its arms are {', '.join(config.arms)}")
         return asked
-
-
-def _seeded(request: Request) -> Request:
-    """With a seed, if sampling is random: the shadow must draw the same."""
-    if request.sampling.temperature == 0 or request.sampling.seed is not None:
-        return request
-    return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, seed=random.getrandbits(53)))
 
 
 def _refusal(problem: str) -> InvalidRequestError:

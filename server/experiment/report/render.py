@@ -16,7 +16,6 @@ _ABOUT = {
     "paired_replay": "every request was served in both arms",
     "switchback": "all requests changed arm between blocks of time",
     "hash": "every key had one arm",
-    "shadow": "every request was served in both arms; only the control's answers were used",
     "aa": "both arms are the same, so all differences are noise",
 }
 

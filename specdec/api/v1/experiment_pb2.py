@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fspecdec/api/v1/experiment.proto\x12\x0especdec.api.v1\"\xb0\x02\n\nExperiment\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\x05state\x18\x02 \x01(\x0e\x32\x1f.specdec.api.v1.ExperimentState\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\x0f\n\x07started\x18\x04 \x01(\t\x12&\n\x04\x61rms\x18\x05 \x03(\x0b\x32\x18.specdec.api.v1.ArmCount\x12\x39\n\x08left_out\x18\x06 \x03(\x0b\x32\'.specdec.api.v1.Experiment.LeftOutEntry\x12\x10\n\x08given_up\x18\x07 \x01(\x04\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x10\n\x08warnings\x18\t \x03(\t\x1a.\n\x0cLeftOutEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"(\n\x08\x41rmCount\x12\x0b\n\x03\x61rm\x18\x01 \x01(\t\x12\x0f\n\x07records\x18\x02 \x01(\x04\"5\n\x16StartExperimentRequest\x12\x0c\n\x04plan\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"I\n\x17StartExperimentResponse\x12.\n\nexperiment\x18\x01 \x01(\x0b\x32\x1a.specdec.api.v1.Experiment\"4\n\x15StopExperimentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"H\n\x16StopExperimentResponse\x12.\n\nexperiment\x18\x01 \x01(\x0b\x32\x1a.specdec.api.v1.Experiment\"3\n\x14GetExperimentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"G\n\x15GetExperimentResponse\x12.\n\nexperiment\x18\x01 \x01(\x0b\x32\x1a.specdec.api.v1.Experiment\"\'\n\x16ListExperimentsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"J\n\x17ListExperimentsResponse\x12/\n\x0b\x65xperiments\x18\x01 \x03(\x0b\x32\x1a.specdec.api.v1.Experiment\"I\n\x1aGetExperimentResultRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06report\x18\x02 \x01(\x08\x12\r\n\x05model\x18\x03 \x01(\t\"{\n\x1bGetExperimentResultResponse\x12\x0f\n\x07verdict\x18\x01 \x01(\t\x12\x10\n\x08headline\x18\x02 \x01(\t\x12\x0f\n\x07reasons\x18\x03 \x03(\t\x12\x13\n\x0bresult_json\x18\x04 \x01(\t\x12\x13\n\x0breport_html\x18\x05 \x01(\t*\xab\x01\n\x0f\x45xperimentState\x12 \n\x1c\x45XPERIMENT_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45XPERIMENT_STATE_RUNNING\x10\x01\x12\x1c\n\x18\x45XPERIMENT_STATE_STOPPED\x10\x02\x12\x1d\n\x19\x45XPERIMENT_STATE_FINISHED\x10\x03\x12\x1b\n\x17\x45XPERIMENT_STATE_FAILED\x10\x04\x32\x8a\x04\n\x11\x45xperimentService\x12\x62\n\x0fStartExperiment\x12&.specdec.api.v1.StartExperimentRequest\x1a\'.specdec.api.v1.StartExperimentResponse\x12_\n\x0eStopExperiment\x12%.specdec.api.v1.StopExperimentRequest\x1a&.specdec.api.v1.StopExperimentResponse\x12\\\n\rGetExperiment\x12$.specdec.api.v1.GetExperimentRequest\x1a%.specdec.api.v1.GetExperimentResponse\x12\x62\n\x0fListExperiments\x12&.specdec.api.v1.ListExperimentsRequest\x1a\'.specdec.api.v1.ListExperimentsResponse\x12n\n\x13GetExperimentResult\x12*.specdec.api.v1.GetExperimentResultRequest\x1a+.specdec.api.v1.GetExperimentResultResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fspecdec/api/v1/experiment.proto\x12\x0especdec.api.v1\"\xae\x02\n\nExperiment\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\x05state\x18\x02 \x01(\x0e\x32\x1f.specdec.api.v1.ExperimentState\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\x0f\n\x07started\x18\x04 \x01(\t\x12&\n\x04\x61rms\x18\x05 \x03(\x0b\x32\x18.specdec.api.v1.ArmCount\x12\x39\n\x08left_out\x18\x06 \x03(\x0b\x32\'.specdec.api.v1.Experiment.LeftOutEntry\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x10\n\x08warnings\x18\t \x03(\t\x1a.\n\x0cLeftOutEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01J\x04\x08\x07\x10\x08R\x08given_up\"(\n\x08\x41rmCount\x12\x0b\n\x03\x61rm\x18\x01 \x01(\t\x12\x0f\n\x07records\x18\x02 \x01(\x04\"5\n\x16StartExperimentRequest\x12\x0c\n\x04plan\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"I\n\x17StartExperimentResponse\x12.\n\nexperiment\x18\x01 \x01(\x0b\x32\x1a.specdec.api.v1.Experiment\"4\n\x15StopExperimentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"H\n\x16StopExperimentResponse\x12.\n\nexperiment\x18\x01 \x01(\x0b\x32\x1a.specdec.api.v1.Experiment\"3\n\x14GetExperimentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"G\n\x15GetExperimentResponse\x12.\n\nexperiment\x18\x01 \x01(\x0b\x32\x1a.specdec.api.v1.Experiment\"\'\n\x16ListExperimentsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"J\n\x17ListExperimentsResponse\x12/\n\x0b\x65xperiments\x18\x01 \x03(\x0b\x32\x1a.specdec.api.v1.Experiment\"I\n\x1aGetExperimentResultRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06report\x18\x02 \x01(\x08\x12\r\n\x05model\x18\x03 \x01(\t\"{\n\x1bGetExperimentResultResponse\x12\x0f\n\x07verdict\x18\x01 \x01(\t\x12\x10\n\x08headline\x18\x02 \x01(\t\x12\x0f\n\x07reasons\x18\x03 \x03(\t\x12\x13\n\x0bresult_json\x18\x04 \x01(\t\x12\x13\n\x0breport_html\x18\x05 \x01(\t*\xab\x01\n\x0f\x45xperimentState\x12 \n\x1c\x45XPERIMENT_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45XPERIMENT_STATE_RUNNING\x10\x01\x12\x1c\n\x18\x45XPERIMENT_STATE_STOPPED\x10\x02\x12\x1d\n\x19\x45XPERIMENT_STATE_FINISHED\x10\x03\x12\x1b\n\x17\x45XPERIMENT_STATE_FAILED\x10\x04\x32\x8a\x04\n\x11\x45xperimentService\x12\x62\n\x0fStartExperiment\x12&.specdec.api.v1.StartExperimentRequest\x1a\'.specdec.api.v1.StartExperimentResponse\x12_\n\x0eStopExperiment\x12%.specdec.api.v1.StopExperimentRequest\x1a&.specdec.api.v1.StopExperimentResponse\x12\\\n\rGetExperiment\x12$.specdec.api.v1.GetExperimentRequest\x1a%.specdec.api.v1.GetExperimentResponse\x12\x62\n\x0fListExperiments\x12&.specdec.api.v1.ListExperimentsRequest\x1a\'.specdec.api.v1.ListExperimentsResponse\x12n\n\x13GetExperimentResult\x12*.specdec.api.v1.GetExperimentResultRequest\x1a+.specdec.api.v1.GetExperimentResultResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,34 +33,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EXPERIMENT_LEFTOUTENTRY']._loaded_options = None
   _globals['_EXPERIMENT_LEFTOUTENTRY']._serialized_options = b'8\001'
-  _globals['_EXPERIMENTSTATE']._serialized_start=1102
-  _globals['_EXPERIMENTSTATE']._serialized_end=1273
+  _globals['_EXPERIMENTSTATE']._serialized_start=1100
+  _globals['_EXPERIMENTSTATE']._serialized_end=1271
   _globals['_EXPERIMENT']._serialized_start=52
-  _globals['_EXPERIMENT']._serialized_end=356
-  _globals['_EXPERIMENT_LEFTOUTENTRY']._serialized_start=310
-  _globals['_EXPERIMENT_LEFTOUTENTRY']._serialized_end=356
-  _globals['_ARMCOUNT']._serialized_start=358
-  _globals['_ARMCOUNT']._serialized_end=398
-  _globals['_STARTEXPERIMENTREQUEST']._serialized_start=400
-  _globals['_STARTEXPERIMENTREQUEST']._serialized_end=453
-  _globals['_STARTEXPERIMENTRESPONSE']._serialized_start=455
-  _globals['_STARTEXPERIMENTRESPONSE']._serialized_end=528
-  _globals['_STOPEXPERIMENTREQUEST']._serialized_start=530
-  _globals['_STOPEXPERIMENTREQUEST']._serialized_end=582
-  _globals['_STOPEXPERIMENTRESPONSE']._serialized_start=584
-  _globals['_STOPEXPERIMENTRESPONSE']._serialized_end=656
-  _globals['_GETEXPERIMENTREQUEST']._serialized_start=658
-  _globals['_GETEXPERIMENTREQUEST']._serialized_end=709
-  _globals['_GETEXPERIMENTRESPONSE']._serialized_start=711
-  _globals['_GETEXPERIMENTRESPONSE']._serialized_end=782
-  _globals['_LISTEXPERIMENTSREQUEST']._serialized_start=784
-  _globals['_LISTEXPERIMENTSREQUEST']._serialized_end=823
-  _globals['_LISTEXPERIMENTSRESPONSE']._serialized_start=825
-  _globals['_LISTEXPERIMENTSRESPONSE']._serialized_end=899
-  _globals['_GETEXPERIMENTRESULTREQUEST']._serialized_start=901
-  _globals['_GETEXPERIMENTRESULTREQUEST']._serialized_end=974
-  _globals['_GETEXPERIMENTRESULTRESPONSE']._serialized_start=976
-  _globals['_GETEXPERIMENTRESULTRESPONSE']._serialized_end=1099
-  _globals['_EXPERIMENTSERVICE']._serialized_start=1276
-  _globals['_EXPERIMENTSERVICE']._serialized_end=1798
+  _globals['_EXPERIMENT']._serialized_end=354
+  _globals['_EXPERIMENT_LEFTOUTENTRY']._serialized_start=292
+  _globals['_EXPERIMENT_LEFTOUTENTRY']._serialized_end=338
+  _globals['_ARMCOUNT']._serialized_start=356
+  _globals['_ARMCOUNT']._serialized_end=396
+  _globals['_STARTEXPERIMENTREQUEST']._serialized_start=398
+  _globals['_STARTEXPERIMENTREQUEST']._serialized_end=451
+  _globals['_STARTEXPERIMENTRESPONSE']._serialized_start=453
+  _globals['_STARTEXPERIMENTRESPONSE']._serialized_end=526
+  _globals['_STOPEXPERIMENTREQUEST']._serialized_start=528
+  _globals['_STOPEXPERIMENTREQUEST']._serialized_end=580
+  _globals['_STOPEXPERIMENTRESPONSE']._serialized_start=582
+  _globals['_STOPEXPERIMENTRESPONSE']._serialized_end=654
+  _globals['_GETEXPERIMENTREQUEST']._serialized_start=656
+  _globals['_GETEXPERIMENTREQUEST']._serialized_end=707
+  _globals['_GETEXPERIMENTRESPONSE']._serialized_start=709
+  _globals['_GETEXPERIMENTRESPONSE']._serialized_end=780
+  _globals['_LISTEXPERIMENTSREQUEST']._serialized_start=782
+  _globals['_LISTEXPERIMENTSREQUEST']._serialized_end=821
+  _globals['_LISTEXPERIMENTSRESPONSE']._serialized_start=823
+  _globals['_LISTEXPERIMENTSRESPONSE']._serialized_end=897
+  _globals['_GETEXPERIMENTRESULTREQUEST']._serialized_start=899
+  _globals['_GETEXPERIMENTRESULTREQUEST']._serialized_end=972
+  _globals['_GETEXPERIMENTRESULTRESPONSE']._serialized_start=974
+  _globals['_GETEXPERIMENTRESULTRESPONSE']._serialized_end=1097
+  _globals['_EXPERIMENTSERVICE']._serialized_start=1274
+  _globals['_EXPERIMENTSERVICE']._serialized_end=1796
 # @@protoc_insertion_point(module_scope)

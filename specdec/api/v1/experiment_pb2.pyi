@@ -76,17 +76,14 @@ class Experiment(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     ARMS_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
-    GIVEN_UP_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     state: Global___ExperimentState.ValueType
     mode: _builtins.str
-    """"hash", "switchback", "shadow", "aa"."""
+    """"hash", "switchback", "aa"."""
     started: _builtins.str
     """Time of the first start, ISO 8601."""
-    given_up: _builtins.int
-    """Shadow requests that were ended in favour of real ones."""
     reason: _builtins.str
     """The reason why it is not running."""
     @_builtins.property
@@ -108,13 +105,12 @@ class Experiment(_message.Message):
         started: _builtins.str = ...,
         arms: _abc.Iterable[Global___ArmCount] | None = ...,
         left_out: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
-        given_up: _builtins.int = ...,
         reason: _builtins.str = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arms", b"arms", "given_up", b"given_up", "left_out", b"left_out", "mode", b"mode", "name", b"name", "reason", b"reason", "started", b"started", "state", b"state", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arms", b"arms", "left_out", b"left_out", "mode", b"mode", "name", b"name", "reason", b"reason", "started", b"started", "state", b"state", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

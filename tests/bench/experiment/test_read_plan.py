@@ -71,7 +71,7 @@ def test_a_trace_lies_beside_its_plan(tmp_path: Path) -> None:
         ("workload: chat", "workload: chat, trace: t", "line 8: load: .*one of them"),
         ("workload: chat", "workload: chat, rate: 1, concurrency: 2", "line 8: load: .*closed loop"),
         ("max_requests: 40", "alpha: 0.05", "line 9: stopping: the run has no end"),
-        ("stopping:", "assignment: {mode: shadow}\nstopping:", "line 9: assignment.mode: shadow is for live"),
+        ("stopping:", "assignment: {mode: hash}\nstopping:", "line 9: assignment.mode: hash is for live"),
         ("stopping:", "assignment: {mode: switchback}\nstopping:", "line 8: load: a switchback needs"),
         ("stopping:", "assignment: {share: 10%}\nstopping:", "line 9: assignment.share: has no effect in mode paired"),
         (

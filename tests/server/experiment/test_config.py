@@ -108,8 +108,13 @@ def test_manifests_round_trip_and_others_are_rejected(tmp_path: Path) -> None:
     assert Manifest.read(tmp_path) == plan
     former = plan.model_dump(mode="json")
     former["config"] |= {"covariate": None, "load": former["config"]["load"] | {"per_turn": None}}
+    former["config"]["assignment"]["shadow"] = "after"
     (tmp_path / "manifest.json").write_text(json.dumps(former))
     assert Manifest.read(tmp_path) == plan
+    former["config"]["assignment"]["mode"] = "shadow"
+    (tmp_path / "manifest.json").write_text(json.dumps(former))
+    with pytest.raises(ExperimentError, match=r"config\.assignment\.mode: .*`specdec ab run` in mode paired_replay"):
+        Manifest.read(tmp_path)
     (tmp_path / "manifest.json").write_text('{"config": {}}')
     with pytest.raises(ExperimentError, match=r"config\.name: Field required"):
         Manifest.read(tmp_path)

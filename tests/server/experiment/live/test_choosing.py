@@ -19,7 +19,7 @@ from server.engine_client import EngineClient
 from server.errors import SwapUnderWayError
 from server.experiment.assignment import TimeBlocks, bucket, digest, random_arms
 from server.experiment.config import Unit
-from server.experiment.live.choosing import BlockChooser, EngineSwitch, KeyChooser, ShadowChooser, unit_key
+from server.experiment.live.choosing import BlockChooser, EngineSwitch, KeyChooser, unit_key
 from server.experiment.live.plan import EngineSettings
 from server.experiment.records import NO_BLOCK
 from specdec.core.types import Request
@@ -78,14 +78,6 @@ def test_prompts_are_distinguished_by_their_tokens() -> None:
     keys = {unit_key("prompt", ANYBODY, request(prompt=ids)) for ids in ((1, 2), (1, 2, 3), (2, 1), (258,), (2, 1))}
     assert len(keys) == 4
     assert unit_key("prompt", ADA, request(1)) == unit_key("prompt", BOB, request(2))
-
-
-def test_a_shadow_experiment_serves_the_control_and_shadows_its_share() -> None:
-    chooser = ShadowChooser("salt", "request", "a", 0.25)
-    found = [chooser.choose(ANYBODY, request(i)) for i in range(2000)]
-    taken = [choice for choice in found if choice is not None]
-    assert {(choice.arm, choice.shadowed) for choice in taken} == {("a", True)}
-    assert 420 < len(taken) < 580
 
 
 @given(now=st.floats(0, 4e9), block_s=st.floats(1, 3600), washout=st.floats(0, 0.9))

@@ -62,6 +62,7 @@ def with_request(options: str, mode: str = "hash") -> str:
         (PLAN.replace("mode: hash", "mode: switchback\n  share: 10%"), 10, "no effect in mode switchback; hash"),
         (PLAN.replace("mode: hash", "mode: paired_replay\n  unit: user"), 10, "no effect in mode paired_replay; hash"),
         (PLAN.replace("{width: 2}", "{}"), 2, "both arms are the same"),
+        (PLAN.replace("mode: hash", "mode: shadow"), 9, "replay a `specdec capture` with `specdec ab run`"),
         (PLAN.replace("  two:", "  two,three:"), 5, "must be a name of letters"),
         ("name: a\nwhat: b\narms: {}\n", 2, "Extra inputs"),
         ("name: [", 1, "not valid YAML"),
@@ -129,13 +130,6 @@ def test_bug_a_switchback_may_have_equal_arms() -> None:
     assert (plan.changes, plan.switches_engine) == (frozenset(), False)
 
 
-def test_shadows_have_a_warning() -> None:
-    plan = made(PLAN.replace("mode: hash", "mode: shadow\n  share: 25%"))
-    assert "25%" in plan.warnings[0]
-    assert "1.25 times the load" in plan.warnings[0]
-    assert made(PLAN).warnings == ()
-
-
 def test_engine_settings_are_switched_in_both_arms() -> None:
     text = (
         "name: n\narms:\n  a: {engine: {draft: null, flush_cache: true}}\n"
@@ -144,5 +138,6 @@ def test_engine_settings_are_switched_in_both_arms() -> None:
     )
     plan = made(text)
     assert plan.switches_engine
+    assert "both must fit in memory" in plan.warnings[0]
     assert plan.changes == {"engine.draft", "engine.flush_cache"}
     assert (plan.settings["b"].draft, plan.settings["b"].draft_dtype) == ("small", "int8")
