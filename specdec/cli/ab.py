@@ -374,34 +374,6 @@ def plan_command(
         click.echo(f"{plan.merged} consecutive {plan.unit_name}s depend on each other and were taken as one")
 
 
-@ab_group.command("check")
-@_FOLDER
-@click.option("--experiments", type=click.IntRange(2, 100_000), default=200, show_default=True, help="To cut it into.")
-@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
-def check_command(folder: Path, experiments: int, as_json: bool) -> None:
-    """Count how often a difference is found where there is none: in FOLDER, a capture in which both arms were the same,
-    cut into many experiments.
-
-    Exit code 14 when it is found more often than chance explains.
-    """
-    from server.experiment.analysis.power import count_false_alarms
-    from server.experiment.analysis.result import FALSE_ALARMS
-    from server.experiment.folder import Manifest
-    from server.experiment.records import read_records
-
-    found = count_false_alarms(Manifest.read(folder), read_records(folder), experiments)
-    if as_json:
-        click.echo(found.model_dump_json())
-    else:
-        low, high = found.bounds
-        click.echo(f"{found.experiments} experiments of {found.units_each} {found.unit_name}s, {found.label}")
-        click.echo(
-            f"{found.alarms} found a difference: {found.alarms / experiments:.1%} ({low:.1%} to {high:.1%} at 95%)"
-        )
-        click.echo(f"{found.alpha:.0%} may; more than {found.most} would be more than chance explains")
-    sys.exit(0 if found.held else FALSE_ALARMS)
-
-
 def _share(option: str, text: str) -> float:
     try:
         value = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)

@@ -1,16 +1,15 @@
-"""The size that an experiment needs, and the rate of false alarms of its analysis."""
+"""The size that an experiment needs."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
 
-from server.experiment.analysis.compare import compare_target, select
+from server.experiment.analysis.compare import select
 from server.experiment.config import MetricTarget, Stopping, StrictModel
 from server.experiment.folder import Manifest
-from server.experiment.records import ExperimentError, Record, RecordLog
+from server.experiment.records import ExperimentError, RecordLog
 from server.experiment.stats.means import compare_means, mean_ratio_bounds
 from server.experiment.stats.proportions import share_interval
 from server.experiment.stats.quantiles import MIN_UNITS, compare_quantiles, quantile_ratio_bounds
@@ -19,7 +18,6 @@ from server.experiment.stats.samples import (
     Indices,
     Interval,
     TwoArmSample,
-    binomial_ppf,
     normal_ppf,
     sample_block_length,
 )
@@ -202,64 +200,3 @@ def _ratio(sample: TwoArmSample, target: MetricTarget, stopping: Stopping, rng: 
     if always:
         return quantile_ratio_bounds(sample, target.quantile, stopping.alpha, stopping.expected_units)
     return compare_quantiles(sample, [target.quantile], _DRAWS, rng)[0].ratio(stopping.alpha)
-
-
-class FalseAlarms(StrictModel):
-    label: str
-    experiments: int
-    units_each: int
-    unit_name: str
-    alpha: float
-    alarms: int
-    bounds: tuple[float, float]  # 95 % interval of the rate
-    most: int  # alarms that chance explains: 97.5th percentile of Binomial(experiments, alpha)
-
-    @property
-    def held(self) -> bool:
-        """Whether the alarms are no more than chance explains."""
-        return self.alarms <= self.most
-
-
-def count_false_alarms(manifest: Manifest, log: RecordLog, experiments: int) -> FalseAlarms:
-    """Cut the capture into ``experiments`` of consecutive units, and analyse each by the plan's primary metric.
-
-    Raises:
-        ExperimentError: the capture is too short.
-    """
-    config, rng = manifest.config, np.random.default_rng(0)
-    whole = select(config, log.records)
-    each = whole.n_units // experiments
-    if each < MIN_UNITS:
-        raise ExperimentError(
-            f"experiments: {whole.n_units} {whole.unit_name}s make {whole.n_units // MIN_UNITS} experiments of "
-            f"{MIN_UNITS} at most, not {experiments}; capture more or ask for fewer"
-        )
-    alarms = 0
-    arms = [_cut(*arm, each, experiments) for arm in zip(whole.records, whole.units, strict=True)]
-    fewest = min(len(set(units)) for arm in arms for _, units in arm)
-    if fewest < MIN_UNITS:  # of units that have one arm each; the interval would be infinite and raise no alarm
-        raise ExperimentError(
-            f"experiments: of {experiments} with {each} {whole.unit_name}s each, one has only {fewest} in an arm, "
-            f"and {MIN_UNITS} are needed; capture more or ask for fewer"
-        )
-    for a, b in zip(*arms, strict=True):
-        piece = dataclasses.replace(whole, records=(a[0], b[0]), units=(a[1], b[1]), n_units=each)
-        compared = compare_target(piece, config.primary, config.stopping, rng)
-        interval = compared.ratio(config.stopping.alpha)
-        alarms += not interval.low <= 1 <= interval.high
-    return FalseAlarms(
-        label=compared.result.label, experiments=experiments, units_each=each, unit_name=whole.unit_name,
-        alpha=config.stopping.alpha, alarms=alarms, bounds=share_interval(alarms, experiments, 0.05),
-        most=binomial_ppf(0.975, experiments, config.stopping.alpha),
-    )  # fmt: skip
-
-
-def _cut(records: list[Record], units: list[int], each: int, pieces: int) -> list[tuple[list[Record], list[int]]]:
-    """One arm's records by experiment, units counted from 0 in each; the remainder is dropped."""
-    cut: list[tuple[list[Record], list[int]]] = [([], []) for _ in range(pieces)]
-    for record, unit in zip(records, units, strict=True):
-        piece, within = divmod(unit, each)
-        if piece < pieces:
-            cut[piece][0].append(record)
-            cut[piece][1].append(within)
-    return cut

@@ -21,8 +21,6 @@ class Verdict(StrictModel):
 Demand = Literal["better", "not-worse", "none"]
 
 _CODES: dict[VerdictKind, int] = {"better": 13, "equivalent": 13, "worse": 10, "undecided": 11, "invalid": 12}
-FALSE_ALARMS = 14
-"""Exit code of `specdec ab check`: more differences between equal arms than chance explains."""
 OPEN_GUARDRAIL = 15
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -187,37 +186,6 @@ def test_plan_reports_units_and_power(tmp_path: Path) -> None:
         _ab("plan", folder, "--effect", "10%", "--simulations", 50, "--metric", "e2e_ms:mean", "--json").output
     )
     assert smaller["units"] > 2 * found["units"]
-
-
-def test_check_counts_false_positives(tmp_path: Path) -> None:
-    plan = manifest(assignment={"mode": "aa"})
-    same, unlike = tmp_path / "same", tmp_path / "unlike"
-    for folder, factor in ((same, 1.0), (unlike, 1.5)):
-        folder.mkdir()
-        _folder(folder, plan, paired(plan, 410, factor, seed=7))
-    done = _ab("check", same, "--experiments", 20, "--json")
-    found = json.loads(done.output)
-    assert (done.exit_code, found["experiments"], found["units_each"], found["unit_name"]) == (0, 20, 20, "pair")
-    assert found["alarms"] <= found["most"] == 3  # of 20 at 5 %: 4 or more have a chance of 1.6 %
-    assert found["bounds"][0] <= found["alarms"] / 20 <= found["bounds"][1]
-    assert "20 experiments of 20 pairs, e2e_ms@p50" in _ab("check", same, "--experiments", 20).output
-    alarmed = _ab("check", unlike, "--experiments", 20)  # arms that do differ: every verdict detects it
-    assert alarmed.exit_code == 14
-    assert "20 found a difference: 100.0%" in alarmed.output
-    refused = _ab("check", same, "--experiments", 100)
-    assert refused.exit_code == 1
-    assert "410 pairs make 51 experiments of 8 at most, not 100" in refused.output
-
-
-def test_check_needs_enough_keys_in_each_arm(tmp_path: Path) -> None:
-    plan = manifest(assignment={"mode": "aa", "unit": "session"})
-    log = paired(plan, 160, 100.0, seed=8)  # no check can miss such a difference
-    keyed = [replace(r, key=r.pair, pair="") for i, r in enumerate(log.records) if (r.arm == "b") == (i // 2 % 2)]
-    folder = _folder(tmp_path, plan, RecordLog(keyed))
-    refused = _ab("check", folder, "--experiments", 20)
-    assert refused.exit_code == 1
-    assert "of 20 with 8 keys each, one has only 4 in an arm, and 8 are needed" in refused.output
-    assert _ab("check", folder, "--experiments", 10).exit_code == 14
 
 
 def test_an_impossible_analysis_fails_with_one_line(tmp_path: Path) -> None:
