@@ -13,7 +13,7 @@ import numpy as np
 from server.experiment.analysis.result import Bounds, TargetResult
 from server.experiment.config import ExperimentConfig, MetricTarget, Stopping
 from server.experiment.records import METRICS, NO_BLOCK, ExperimentError, Record
-from server.experiment.stats.means import MeanComparison, adjust_means, compare_means, mean_ratio_bounds
+from server.experiment.stats.means import MeanComparison, compare_means, mean_ratio_bounds
 from server.experiment.stats.quantiles import QuantileComparison, compare_quantiles, quantile_ratio_bounds
 from server.experiment.stats.samples import Comparison, Interval, TwoArmSample, sample_block_length
 
@@ -31,13 +31,19 @@ class Selection:
 
     def sample(self, metric: str) -> TwoArmSample:
         """The metric's values of successful requests; of paired requests, whole pairs only."""
-        return self._filled(metric)[0]
-
-    def with_prompt_tokens(self, metric: str) -> tuple[TwoArmSample, tuple[np.ndarray, np.ndarray]]:
-        """The sample, and the prompt length of each of its values."""
-        sample, kept = self._filled(metric)
-        a, b = (np.array([r.prompt_tokens for r in records], float) for records in kept)
-        return sample, (a, b)
+        value = METRICS[metric].value
+        filled = [
+            [(v, unit) for record, unit in zip(*arm, strict=True) if record.ok and math.isfinite(v := value(record))]
+            for arm in zip(self.records, self.units, strict=True)
+        ]
+        if self.pairs:
+            both = {unit for _, unit in filled[0]} & {unit for _, unit in filled[1]}
+            filled = [[row for row in arm if row[1] in both] for arm in filled]
+        used = sorted({unit for arm in filled for _, unit in arm})
+        number = {unit: i for i, unit in enumerate(used)}
+        values_a, values_b = (np.array([v for v, _ in arm], float) for arm in filled)
+        units_a, units_b = (np.array([number[unit] for _, unit in arm], np.int64) for arm in filled)
+        return TwoArmSample((values_a, values_b), (units_a, units_b), len(used))
 
     def failures(self) -> TwoArmSample:
         """1 for each request that failed, 0 for each that succeeded; without those that their callers cancelled."""
@@ -48,26 +54,6 @@ class Selection:
         a, b = (np.array([failed for failed, _ in arm], float) for arm in ended)
         units_a, units_b = (np.array([unit for _, unit in arm], np.int64) for arm in ended)
         return TwoArmSample((a, b), (units_a, units_b), self.n_units)
-
-    def _filled(self, metric: str) -> tuple[TwoArmSample, tuple[list[Record], list[Record]]]:
-        value = METRICS[metric].value
-        filled = [
-            [
-                (v, unit, record)
-                for record, unit in zip(*arm, strict=True)
-                if record.ok and math.isfinite(v := value(record))
-            ]
-            for arm in zip(self.records, self.units, strict=True)
-        ]
-        if self.pairs:
-            both = {unit for _, unit, _ in filled[0]} & {unit for _, unit, _ in filled[1]}
-            filled = [[row for row in arm if row[1] in both] for arm in filled]
-        used = sorted({unit for arm in filled for _, unit, _ in arm})
-        number = {unit: i for i, unit in enumerate(used)}
-        values_a, values_b = (np.array([v for v, _, _ in arm], float) for arm in filled)
-        units_a, units_b = (np.array([number[unit] for _, unit, _ in arm], np.int64) for arm in filled)
-        kept_a, kept_b = ([record for _, _, record in arm] for arm in filled)
-        return TwoArmSample((values_a, values_b), (units_a, units_b), len(used)), (kept_a, kept_b)
 
 
 def select(config: ExperimentConfig, records: list[Record]) -> Selection:
@@ -137,7 +123,7 @@ def draws_for(sample: TwoArmSample) -> int:
 def compare_target(
     selection: Selection, target: MetricTarget, stopping: Stopping, rng: np.random.Generator
 ) -> Compared:
-    """Compare the arms in one target. CUPED is applied to means, except of pairs, which reduce variance more."""
+    """Compare the arms in one target."""
     if target.quantile is not None:
         sample, [compared], merged = quantiles_of(selection, target.metric, [target.quantile], rng)
         ratio: Ratio = compared.ratio
@@ -145,17 +131,14 @@ def compare_target(
             ratio = _always_quantile(sample.merged(merged), target.quantile, stopping.expected_units / merged)
         result = quantile_result(target.metric, sample, compared, merged, stopping.alpha)
         return Compared(result, ratio)
-    sample, prompt_tokens = selection.with_prompt_tokens(target.metric)
-    left = None
-    if not selection.pairs:
-        sample, left = adjust_means(sample, prompt_tokens)
+    sample = selection.sample(target.metric)
     merged = sample_block_length(sample, None)
     mean = compare_means(sample.merged(merged))
     mean_ratio: Ratio = mean.ratio
     if stopping.rule == "always_valid":
         mean_ratio = _always_mean(mean, stopping.expected_units / merged)
     nothing: Bounds = (None, None)
-    result = _result(target.label, sample, mean, merged, stopping.alpha, (nothing, nothing), left)
+    result = _result(target.label, sample, mean, merged, stopping.alpha, (nothing, nothing))
     return Compared(result, mean_ratio)
 
 
@@ -174,7 +157,7 @@ def quantile_result(
     """The comparison as a result of level 1 - alpha."""
     label = MetricTarget(metric=metric, quantile=compared.p).label
     arms = (bounds(compared.of_arm(0, alpha)), bounds(compared.of_arm(1, alpha)))
-    return _result(label, sample, compared, merged, alpha, arms, None)
+    return _result(label, sample, compared, merged, alpha, arms)
 
 
 def bounds(interval: Interval) -> Bounds:
@@ -201,7 +184,6 @@ def _result(
     merged: int,
     alpha: float,
     arms: tuple[Bounds, Bounds],
-    variance_left: float | None,
 ) -> TargetResult:
     metric = METRICS[label.partition("@")[0].removesuffix(":mean")]
     present = sample.present()
@@ -222,5 +204,4 @@ def _result(
         p_value=compared.p_value(),
         units=min(int(np.count_nonzero(units)) for units in present),
         merged=merged,
-        variance_left=variance_left,
     )

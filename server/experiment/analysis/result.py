@@ -63,7 +63,6 @@ class TargetResult(StrictModel):
     p_adjusted: float | None = None  # Holm's, among the secondary metrics
     units: int = 0
     merged: int = 1  # consecutive units that count as one, because they are correlated
-    variance_left: float | None = None  # share left by CUPED; None: not applied
 
 
 class GuardrailResult(StrictModel):

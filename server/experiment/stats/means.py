@@ -1,4 +1,4 @@
-"""Means of two arms: comparison, variance reduction by a covariate, always-valid bounds."""
+"""Means of two arms: comparison, always-valid bounds."""
 
 from __future__ import annotations
 
@@ -9,21 +9,6 @@ import numpy as np
 
 from server.experiment.stats.quantiles import MIN_UNITS
 from server.experiment.stats.samples import ANY_RATIO, EVERYTHING, Floats, Interval, TwoArmSample, t_cdf, t_ppf
-
-
-def adjust_means(sample: TwoArmSample, covariates: tuple[Floats, Floats]) -> tuple[TwoArmSample, float]:
-    """The sample with values Y - theta (X - mean of X), and the remaining share of variance.
-
-    CUPED (Deng, Xu, Kohavi & Walker, WSDM 2013), for means only; theta = cov(X, Y) / var(X) over both arms. The
-    covariates [n_a], [n_b] must not depend on the arm (prompt length, hour).
-    """
-    x, y = np.concatenate(covariates), np.concatenate(sample.values)
-    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return sample, 1.0
-    theta = float(np.cov(x, y)[0, 1] / np.var(x, ddof=1))
-    a, b = (v - theta * (c - x.mean()) for v, c in zip(sample.values, covariates, strict=True))
-    left = float(np.var(np.concatenate((a, b))) / np.var(y))
-    return TwoArmSample((a, b), sample.units, sample.n_units), left
 
 
 @dataclass(frozen=True)
