@@ -40,7 +40,7 @@ from server.experiment.stats.proportions import (
     share_difference,
     share_difference_bounds,
 )
-from server.experiment.stats.quantiles import QuantileComparison, band_half_width, quantile
+from server.experiment.stats.quantiles import band_half_width, quantile
 from server.experiment.stats.samples import Interval, TwoArmSample
 
 SAMPLE_RATIO_LIMIT = 0.001  # p-value below which the arms' shares invalidate the result
@@ -159,28 +159,19 @@ def _judged(guardrail: Guardrail, increase: float | None, interval: Interval, te
     )
 
 
-CURVE_CHANCES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 _POINTS = 200  # of a distribution function, at most
 _STRETCHES = 48  # of the timeline
 
 
-def make_curves(
-    selection: Selection, metric: str, sample: TwoArmSample, compared: list[QuantileComparison], alpha: float
-) -> Curves:
-    """``compared``: the quantiles at `CURVE_CHANCES`; those without bounds are omitted."""
+def make_curves(selection: Selection, metric: str, sample: TwoArmSample, alpha: float) -> Curves:
     if not all(sample.sizes):
         return Curves()
-    drawn = [(c, bounds(c.difference(alpha))) for c in compared]
-    drawn = [(c, b) for c, b in drawn if None not in b]
     ecdf_a, ecdf_b = (_quantiles(values) for values in sample.values)
     units_a, units_b = (int(np.count_nonzero(units)) for units in sample.present())
     return Curves(
         ecdf_a=ecdf_a,
         ecdf_b=ecdf_b,
         bands=(band_half_width(units_a, alpha), band_half_width(units_b, alpha)),
-        at=tuple(c.p for c, _ in drawn),
-        differences=tuple(c.b - c.a for c, _ in drawn),
-        difference_bounds=tuple(b for _, b in drawn),
         timeline=_timeline(selection, metric),
     )
 
@@ -386,14 +377,13 @@ def _table(
     curves = Curves()
     alpha = config.stopping.alpha
     for metric in dict.fromkeys((config.primary.metric, *_TABLE_METRICS)):
-        at = _TABLE_QUANTILES + (list(CURVE_CHANCES) if metric == config.primary.metric else [])
-        sample, compared, merged = quantiles_of(selection, metric, at, rng)
+        sample, compared, merged = quantiles_of(selection, metric, _TABLE_QUANTILES, rng)
         if not all(sample.sizes):
             continue
-        found = [quantile_result(metric, sample, one, merged, alpha) for one in compared[: len(_TABLE_QUANTILES)]]
+        found = [quantile_result(metric, sample, one, merged, alpha) for one in compared]
         rows += [row for row in found if row.label.endswith("@p50") or row.ratio_bounds[1] is not None]
         if metric == config.primary.metric:
-            curves = make_curves(selection, metric, sample, compared[len(_TABLE_QUANTILES) :], alpha)
+            curves = make_curves(selection, metric, sample, alpha)
     return tuple(rows), curves
 
 

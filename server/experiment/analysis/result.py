@@ -93,9 +93,6 @@ class Curves(StrictModel):
     ecdf_a: tuple[float, ...] = ()  # quantiles of the control at (i + 0.5) / n
     ecdf_b: tuple[float, ...] = ()  # and of the treatment
     bands: tuple[float, float] = (1.0, 1.0)  # half heights of the confidence bands of both
-    at: tuple[float, ...] = ()  # chances of `differences`
-    differences: tuple[float, ...] = ()  # treatment - control
-    difference_bounds: tuple[Bounds, ...] = ()
     timeline: tuple[tuple[float, float | None, float | None], ...] = ()  # seconds since the start, medians of the arms
 
 

@@ -66,7 +66,7 @@ Point = tuple[float, float]
 
 
 class Chart:
-    """Collects shapes over two axes. Colours come from the page's CSS classes `a`, `b`, `band`, `grid`, `zero`."""
+    """Collects shapes over two axes. Colours come from the page's CSS classes `a`, `b`, `band`, `grid`."""
 
     def __init__(self, title: str, x: Axis, y: Axis, x_label: str, y_label: str) -> None:
         self._title = title
@@ -103,10 +103,6 @@ class Chart:
             f'<rect class="bar {kind}" x="{self._x.at(x) + shift:.1f}" y="{top:.1f}" width="{width:.1f}" '
             f'height="{max(0.0, foot - top):.1f}"/>'
         )
-
-    def level(self, y: float) -> None:
-        top = self._y.at(y)
-        self._parts.append(f'<line class="zero" x1="{LEFT}" x2="{RIGHT}" y1="{top:.1f}" y2="{top:.1f}"/>')
 
     def svg(self) -> str:
         return (
@@ -172,23 +168,6 @@ def distribution_chart(result: Result) -> str:
         points = [(value, (i + 1) / len(ecdf)) for i, value in enumerate(ecdf)]
         chart.band([(v, max(0, p - band)) for v, p in points], [(v, min(1, p + band)) for v, p in points], kind)
         chart.steps(points, kind)
-    return chart.svg()
-
-
-def difference_chart(result: Result) -> str:
-    """The change of each quantile, with its interval."""
-    curves = result.curves
-    if len(curves.at) < 2:
-        return ""
-    low, high = ([bound or 0.0 for bound in side] for side in zip(*curves.difference_bounds, strict=True))
-    y = Axis([*low, *high, 0.0], BOTTOM, TOP)
-    x = Axis([100 * p for p in curves.at], LEFT, RIGHT)
-    unit = f", {result.primary.unit}" if result.primary.unit else ""
-    chart = Chart("Difference by quantile", x, y, "quantile, %", f"treatment - control{unit}")
-    at = [100 * p for p in curves.at]
-    chart.band(list(zip(at, low, strict=True)), list(zip(at, high, strict=True)), "b")
-    chart.level(0)
-    chart.line(list(zip(at, curves.differences, strict=True)), "b")
     return chart.svg()
 
 

@@ -33,7 +33,6 @@ def render(result: Result) -> str:
     drawings = {
         "effect": charts.effect_chart(result),
         "distribution": charts.distribution_chart(result),
-        "difference": charts.difference_chart(result),
         "timeline": charts.timeline_chart(result),
         "acceptance": charts.acceptance_chart(result),
     }

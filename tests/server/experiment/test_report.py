@@ -91,7 +91,7 @@ def test_the_page_needs_no_network_and_no_script(page: tuple[str, _Page]) -> Non
 
 def test_the_charts_are_valid_svg_within_their_frames(page: tuple[str, _Page]) -> None:
     drawings = re.findall(r"<svg.*?</svg>", page[0], re.S)
-    assert len(drawings) == 5
+    assert len(drawings) == 4
     for drawing in drawings:
         root = ET.fromstring(drawing)
         assert root.attrib["aria-label"]
