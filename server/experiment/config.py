@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from server.experiment.records import METRICS, ExperimentError, PlanError
 from specdec.config import load_yaml
@@ -19,22 +17,6 @@ class StrictModel(BaseModel):
     """Immutable; unknown fields are rejected, and so are infinite numbers and NaN, which JSON cannot hold."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @classmethod
-    def read_json(cls, data: bytes) -> Self:
-        """The model of a JSON text; ValidationError also for a key that an object has twice."""
-        found = cls.model_validate_json(data)
-        json.loads(data, object_pairs_hook=_check_unique)
-        return found
-
-
-def _check_unique(pairs: list[tuple[str, Any]]) -> None:
-    names: set[str] = set()
-    for name, _ in pairs:
-        if name in names:
-            fault = PydanticCustomError("repeated_key", "is given twice")
-            raise ValidationError.from_exception_data("JSON", [InitErrorDetails(type=fault, loc=(name,), input=name)])
-        names.add(name)
 
 
 def _as_share(value: Any) -> Any:

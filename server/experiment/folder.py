@@ -70,7 +70,7 @@ class Manifest(StrictModel):
         """Raises ExperimentError: the file is missing or invalid."""
         path = folder / _MANIFEST
         try:
-            return cls.read_json(path.read_bytes())
+            return cls.model_validate_json(path.read_bytes())
         except OSError as error:
             raise ExperimentError(f"{path}: cannot be read ({error.strerror}); give an experiment's folder") from None
         except ValidationError as error:
@@ -102,7 +102,7 @@ class StoredState(StrictModel):
         """
         path = folder / _STATE
         try:
-            return cls.read_json(path.read_bytes())
+            return cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:

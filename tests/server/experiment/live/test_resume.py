@@ -272,17 +272,6 @@ def test_a_state_round_trips(tmp_path: Path, state: StoredState) -> None:
     assert StoredState.read(tmp_path) == state
 
 
-@pytest.mark.parametrize(("name", "key"), [("manifest.json", "started"), ("state.json", "at")])
-def test_a_repeated_key_is_rejected_by_name(tmp_path: Path, name: str, key: str) -> None:
-    folder = ExperimentFolder(tmp_path / "widths")
-    folder.begin(PLAN, Manifest(config=parse_config(PLAN, "plan"), started=now_text()))
-    folder.note(StoredState(state="running", at=now_text()))
-    path = folder.path / name
-    path.write_text(path.read_text().replace("{", f'{{"{key}": "{now_text()}", ', 1))
-    with pytest.raises(ExperimentError, match=rf"{name}.*{key}(.|\n)*given twice"):
-        (folder.manifest(), folder.state())
-
-
 def test_each_experiment_has_its_own_folder(tmp_path: Path) -> None:
     folder, config = ExperimentFolder(tmp_path / "widths"), parse_config(PLAN, "plan")
     assert not folder.exists
