@@ -70,7 +70,7 @@ def _same(folder: ExperimentFolder, manifest: Manifest) -> Manifest:
     if not folder.exists:
         if folder.runs:
             raise ExperimentError(f"{path}: contains records, but no manifest.json; give another folder with --out")
-        manifest.write(path)
+        folder.write_manifest(manifest)
         return manifest
     before = folder.manifest()
     for name, then, now in (

@@ -20,22 +20,6 @@ from server.experiment.records import RECORD_FILES, ExperimentError, RecordLog, 
 _MANIFEST, _STATE, _PLAN = "manifest.json", "state.json", "plan.yaml"
 
 
-def _write_whole(path: Path, text: str) -> None:
-    """Replace the file at ``path`` atomically.
-
-    Raises:
-        OSError, UnicodeEncodeError: it cannot be written.
-    """
-    draft = path.with_name(path.name + ".new")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
-    except (OSError, UnicodeEncodeError):
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
-
-
 class Manifest(StrictModel):
     """Written once, when the experiment begins."""
 
@@ -60,23 +44,6 @@ class Manifest(StrictModel):
     def started_s(self) -> float:
         return datetime.fromisoformat(self.started).timestamp()
 
-    def write(self, folder: Path) -> None:
-        """Write it into ``folder``, which is created if missing. Raises OSError."""
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(folder / _MANIFEST, self.model_dump_json(indent=2) + "\n")
-
-    @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """Raises ExperimentError: the file is missing or invalid."""
-        path = folder / _MANIFEST
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise ExperimentError(f"{path}: cannot be read ({error.strerror}); give an experiment's folder") from None
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise ExperimentError(f"{path}: {problems}") from None
-
 
 State = Literal["running", "stopped", "finished", "failed"]
 
@@ -88,25 +55,6 @@ class StoredState(StrictModel):
     at: str  # ISO 8601, since when
     reason: str = ""
     records: dict[str, int] = Field(default_factory=dict)  # by arm, as of `at`
-
-    def write(self, folder: Path) -> None:
-        """Write it into ``folder``, atomically. Raises OSError."""
-        _write_whole(folder / _STATE, self.model_dump_json() + "\n")
-
-    @classmethod
-    def read(cls, folder: Path) -> StoredState | None:
-        """The state in ``folder``; None if it has none.
-
-        Raises:
-            ExperimentError: the file cannot be read.
-        """
-        path = folder / _STATE
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValidationError) as error:
-            raise ExperimentError(f"{path}: cannot be read ({error}); move the folder away") from None
 
 
 @dataclass(frozen=True)
@@ -121,11 +69,24 @@ class ExperimentFolder:
         return (self.path / _MANIFEST).exists()
 
     def manifest(self) -> Manifest:
-        return Manifest.read(self.path)
+        path = self.path / _MANIFEST
+        try:
+            return Manifest.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ExperimentError(f"{path}: cannot be read ({error.strerror}); give an experiment's folder") from None
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise ExperimentError(f"{path}: {problems}") from None
 
     def state(self) -> StoredState:
         """Its state; `stopped` if there is none, as in a copied folder."""
-        return StoredState.read(self.path) or StoredState(state="stopped", at="", reason="it never ran here")
+        path = self.path / _STATE
+        try:
+            return StoredState.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return StoredState(state="stopped", at="", reason="it never ran here")
+        except (OSError, ValidationError) as error:
+            raise ExperimentError(f"{path}: cannot be read ({error}); move the folder away") from None
 
     def plan_text(self) -> str:
         try:
@@ -135,12 +96,14 @@ class ExperimentFolder:
 
     def begin(self, text: str, manifest: Manifest) -> None:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            _write_whole(self.path / _PLAN, text)
-            manifest.write(self.path)
-        except (OSError, UnicodeEncodeError) as error:
+            self._replace(_PLAN, text)
+            self.write_manifest(manifest)
+        except ExperimentError:
             self.undo_begin()
-            raise ExperimentError(f"{self.path}: cannot be written ({error}); check server.experiments") from None
+            raise
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        self._replace(_MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
     def undo_begin(self) -> None:
         """Remove the files of an experiment that could not start, and the folder if nothing else is in it."""
@@ -150,10 +113,21 @@ class ExperimentFolder:
             self.path.rmdir()
 
     def note(self, state: StoredState) -> None:
+        self._replace(_STATE, state.model_dump_json() + "\n")
+
+    def _replace(self, name: str, text: str) -> None:
+        """Replace one file atomically; the folder is created if missing."""
+        draft = self.path / f"{name}.new"
         try:
-            state.write(self.path)
-        except OSError as error:
-            raise ExperimentError(f"{self.path}: cannot be written ({error}); free some space") from None
+            self.path.mkdir(parents=True, exist_ok=True)
+            draft.write_text(text, encoding="utf-8")
+            os.replace(draft, self.path / name)
+        except (OSError, UnicodeEncodeError) as error:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise ExperimentError(
+                f"{self.path}: cannot be written ({error}); free some space, or choose another folder"
+            ) from None
 
     @property
     def runs(self) -> int:

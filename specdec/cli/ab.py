@@ -55,11 +55,11 @@ def conclude(folder: Path, demand: str, as_json: bool) -> int:
     """
     from server.experiment.analysis.analyse import analyse
     from server.experiment.analysis.result import exit_code
-    from server.experiment.folder import Manifest
+    from server.experiment.folder import ExperimentFolder
     from server.experiment.records import read_records
     from server.experiment.report.render import render
 
-    result = analyse(Manifest.read(folder), read_records(folder))
+    result = analyse(ExperimentFolder(folder).manifest(), read_records(folder))
     write_text(folder / RESULT, result.model_dump_json(indent=1) + "\n")
     write_text(folder / REPORT, render(result))
     if as_json:
@@ -355,11 +355,11 @@ def plan_command(
     """Say how many pairs or blocks find a change, judging by FOLDER, a capture in which both arms were the same."""
     from server.experiment.analysis.power import plan_size
     from server.experiment.config import Stopping
-    from server.experiment.folder import Manifest
+    from server.experiment.folder import ExperimentFolder
     from server.experiment.records import read_records
 
     size, chance = _share("--effect", effect), _share("--power", power)
-    manifest = Manifest.read(folder)
+    manifest = ExperimentFolder(folder).manifest()
     target = manifest.config.primary if metric is None else _target(metric)
     stopping = Stopping(rule="always_valid" if always_valid else "fixed", alpha=manifest.config.stopping.alpha)
     plan = plan_size(manifest, read_records(folder), target, stopping, size, chance, simulations)

@@ -18,7 +18,7 @@ import pytest
 
 from bench.local_server import LocalServer
 from server.errors import CAPTURE_FILE
-from server.experiment.folder import StoredState
+from server.experiment.folder import ExperimentFolder
 from server.observe.capture import Capture, read_entries
 from server.observe.observer import Observer
 from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
@@ -195,12 +195,10 @@ async def test_a_stop_on_a_full_disk_is_written_once_there_is_space(tmp_path: Pa
         disk.fill()
         assert (await server.experiments.stop("widths")).state == "stopped"
         assert (await server.http.post("/v1/experiments", content=PLAN)).status_code == 409
-        stored = StoredState.read(disk.path / "widths")
-        assert stored is not None
+        stored = ExperimentFolder(disk.path / "widths").state()
         assert stored.state == "running"  # as it was, and whole
         disk.free()
         assert (await server.experiments.get("widths")).state == "stopped"
-        stored = StoredState.read(disk.path / "widths")
-        assert stored is not None
+        stored = ExperimentFolder(disk.path / "widths").state()
         assert stored.state == "stopped"
         assert [path.name for path in (disk.path / "widths").glob("*.new")] == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from server.experiment.folder import Manifest
+from server.experiment.folder import ExperimentFolder
 from server.experiment.records import ExperimentError, read_records
 from specdec.child_python import module_command, module_environment
 from specdec.errors import RequestError
@@ -93,7 +93,7 @@ def main(folder: Path) -> int:
 
     os.nice(_NICE)
     try:
-        result = analyse(Manifest.read(folder), read_records(folder))
+        result = analyse(ExperimentFolder(folder).manifest(), read_records(folder))
     except ExperimentError as error:
         print(error, file=sys.stderr)
         return _TOO_FEW

@@ -11,7 +11,7 @@ from bench.experiment.session import PairedRun, SwitchbackRun
 from server.experiment.analysis.analyse import analyse
 from server.experiment.analysis.result import Result
 from server.experiment.config import ExperimentConfig
-from server.experiment.folder import Manifest
+from server.experiment.folder import ExperimentFolder, Manifest
 from server.experiment.records import RecordLog, read_records
 from specdec.load.request import Endpoint
 from tests.bench.virtual_loop import run_virtually
@@ -59,4 +59,4 @@ def logged(folder: Path) -> RecordLog:
 
 def result(folder: Path) -> Result:
     """The result of a run."""
-    return analyse(Manifest.read(folder), read_records(folder))
+    return analyse(ExperimentFolder(folder).manifest(), read_records(folder))

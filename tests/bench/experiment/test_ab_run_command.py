@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from server.experiment.folder import Manifest
+from server.experiment.folder import ExperimentFolder
 from server.experiment.records import read_records
 from specdec.cli.main import cli
 from tests.bench.experiment.both_faces import Faces, both_faces
@@ -108,7 +108,7 @@ def test_bug_a_report_names_the_server_that_was_asked(server: Faces, tmp_path: P
 def test_fewer_requests_and_json(server: Faces, plan: Path, tmp_path: Path) -> None:
     done = invoke(plan, tmp_path / "out", "--url", server.grpc, "--max-requests", "6", "--json", "--demand", "none")
     assert json.loads(done.stdout)["arms"][0]["requests"] == 3
-    assert Manifest.read(tmp_path / "out").config.stopping.max_requests == 6
+    assert ExperimentFolder(tmp_path / "out").manifest().config.stopping.max_requests == 6
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from bench.experiment.run_folder import Progress
 from server.experiment.analysis.power import plan_size
 from server.experiment.config import Stopping
-from server.experiment.folder import Manifest
+from server.experiment.folder import ExperimentFolder
 from server.experiment.records import ExperimentError, Record, RecordWriter
 from specdec.cli.ab import progress_line
 from specdec.load.request import LoadRequest
@@ -167,7 +167,7 @@ def test_a_planted_effect_is_found_as_often_as_planned(tmp_path: Path) -> None:
         noisy("a", 0.1),
         noisy("b", 0.1),
     )
-    manifest = Manifest.read(capture)
+    manifest = ExperimentFolder(capture).manifest()
     planned = plan_size(manifest, logged(capture), manifest.config.primary, Stopping(), 0.05, 0.8, 200)
     found = 0
     for number in range(12):

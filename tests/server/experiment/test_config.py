@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from server.experiment.config import ExperimentConfig, MetricTarget, parse_config, read_text
-from server.experiment.folder import Manifest
+from server.experiment.folder import ExperimentFolder
 from server.experiment.records import ExperimentError
 from tests.server.experiment.simulated import manifest
 
@@ -104,19 +104,19 @@ def test_targets_round_trip() -> None:
 
 def test_manifests_round_trip_and_others_are_rejected(tmp_path: Path) -> None:
     plan = manifest(secondary=["ttft_ms@p95"])
-    plan.write(tmp_path)
-    assert Manifest.read(tmp_path) == plan
+    ExperimentFolder(tmp_path).write_manifest(plan)
+    assert ExperimentFolder(tmp_path).manifest() == plan
     former = plan.model_dump(mode="json")
     former["config"] |= {"covariate": None, "load": former["config"]["load"] | {"per_turn": None}}
     former["config"]["assignment"]["shadow"] = "after"
     (tmp_path / "manifest.json").write_text(json.dumps(former))
-    assert Manifest.read(tmp_path) == plan
+    assert ExperimentFolder(tmp_path).manifest() == plan
     former["config"]["assignment"]["mode"] = "shadow"
     (tmp_path / "manifest.json").write_text(json.dumps(former))
     with pytest.raises(ExperimentError, match=r"config\.assignment\.mode: .*`specdec ab run` in mode paired_replay"):
-        Manifest.read(tmp_path)
+        ExperimentFolder(tmp_path).manifest()
     (tmp_path / "manifest.json").write_text('{"config": {}}')
     with pytest.raises(ExperimentError, match=r"config\.name: Field required"):
-        Manifest.read(tmp_path)
+        ExperimentFolder(tmp_path).manifest()
     with pytest.raises(ExperimentError, match="give an experiment's folder"):
-        Manifest.read(tmp_path / "none")
+        ExperimentFolder(tmp_path / "none").manifest()

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.experiment.analysis.analyse import analyse
-from server.experiment.folder import Manifest
+from server.experiment.folder import ExperimentFolder, Manifest
 from server.experiment.records import RecordLog, RecordWriter
 from server.experiment.report.charts import Axis, short
 from server.experiment.report.render import render
@@ -150,7 +150,7 @@ def test_numbers_are_short() -> None:
 
 
 def _folder(tmp_path: Path, plan: Manifest, log: RecordLog) -> Path:
-    plan.write(tmp_path)
+    ExperimentFolder(tmp_path).write_manifest(plan)
     with RecordWriter(tmp_path) as writer:
         for record in log.records:
             writer.write(record)

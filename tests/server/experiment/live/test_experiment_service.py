@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
 from server.experiment.analysis.result import Result as Analysis
-from server.experiment.folder import Manifest
+from server.experiment.folder import ExperimentFolder
 from specdec.api.v1 import experiment_pb2 as pb
 from specdec.cli.main import cli
 from specdec.client.client import ExperimentClient
@@ -255,7 +255,7 @@ def test_a_start_waits_for_a_loading_engine(tmp_path: Path, monkeypatch: pytest.
 
 async def test_stored_files_name_the_run(server: LiveServer) -> None:
     await server.experiments.start(PLAN)
-    kept = Manifest.read(server.folder / "widths")
+    kept = ExperimentFolder(server.folder / "widths").manifest()
     assert kept.facts["model"] == "fake"
     assert json.loads((server.folder / "widths" / "state.json").read_text())["state"] == "running"
     assert (server.folder / "widths" / "plan.yaml").read_text() == PLAN

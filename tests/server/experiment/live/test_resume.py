@@ -227,7 +227,7 @@ async def test_a_limit_holds_if_the_server_ended_before_recording_it(tmp_path: P
         for i in range(3):
             await server.ask(f"t{i}")
         await server.recorded(3)
-    StoredState(state="running", at=now_text()).write(tmp_path / "experiments" / "widths")
+    ExperimentFolder(tmp_path / "experiments" / "widths").note(StoredState(state="running", at=now_text()))
     async with live_server(tmp_path, start=start) as server:
         status = await server.experiments.get("widths")
         assert (status.state, status.reason) == ("finished", "3 requests were recorded")
@@ -265,13 +265,6 @@ async def test_a_corrupt_folder_affects_only_its_experiment(tmp_path: Path, capl
             assert (await server.http.get("/v1/experiments/widths")).status_code == 409
 
 
-@pytest.mark.parametrize("state", [StoredState(state="failed", at="now", reason="why", records={"a": 3})])
-def test_a_state_round_trips(tmp_path: Path, state: StoredState) -> None:
-    assert StoredState.read(tmp_path) is None
-    state.write(tmp_path)
-    assert StoredState.read(tmp_path) == state
-
-
 def test_each_experiment_has_its_own_folder(tmp_path: Path) -> None:
     folder, config = ExperimentFolder(tmp_path / "widths"), parse_config(PLAN, "plan")
     assert not folder.exists
@@ -279,6 +272,9 @@ def test_each_experiment_has_its_own_folder(tmp_path: Path) -> None:
     assert folder.exists
     assert (folder.plan_text(), folder.manifest().config, folder.written()) == (PLAN, config, {})
     assert folder.state().state == "stopped"
+    state = StoredState(state="failed", at="now", reason="why", records={"a": 3})
+    folder.note(state)
+    assert folder.state() == state
     (folder.path / "plan.yaml").unlink()
     with pytest.raises(ExperimentError, match="cannot be read"):
         folder.plan_text()
