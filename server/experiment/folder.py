@@ -139,7 +139,7 @@ class ExperimentFolder:
         return read_records(self.path) if self.runs else RecordLog()
 
     def written(self) -> dict[str, int]:
-        """Records by arm, each request once."""
+        """Records by arm."""
         return dict(Counter(record.arm for record in self.log().records))
 
     @contextmanager

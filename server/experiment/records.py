@@ -37,7 +37,7 @@ class Record:
     """One request in one arm. Times are seconds on the run's clock, None if that point was not reached.
 
     Requests that failed, were cancelled or timed out are recorded too; omitting them would favour their arm.
-    ``request`` is unique in an experiment; a second record of it (a resumed run) is not counted.
+    ``request`` is unique in an experiment, resumed runs included.
     """
 
     request: str
@@ -244,10 +244,9 @@ class RecordWriter:
 
 @dataclass
 class RecordLog:
-    """The records of all files in order, each request once."""
+    """The records of all files, in order."""
 
     records: list[Record] = field(default_factory=list)
-    repeated: int = 0  # records of a request that already had one
     lost_bytes: int = 0  # behind the last complete record of a file
 
 
@@ -261,13 +260,12 @@ def read_records(folder: Path) -> RecordLog:
     if not paths:
         raise ExperimentError(f"{folder}: contains no records (records-*.sdr); give the folder of an experiment")
     log = RecordLog()
-    seen: set[str] = set()
     for path in paths:
-        _read_file(path, log, seen)
+        _read_file(path, log)
     return log
 
 
-def _read_file(path: Path, log: RecordLog, seen: set[str]) -> None:
+def _read_file(path: Path, log: RecordLog) -> None:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -282,12 +280,7 @@ def _read_file(path: Path, log: RecordLog, seen: set[str]) -> None:
             if names is None:
                 names = tuple(map(str, row))
             else:
-                record = from_row(names, row)
-                if record.request in seen:
-                    log.repeated += 1
-                else:
-                    seen.add(record.request)
-                    log.records.append(record)
+                log.records.append(from_row(names, row))
         except (ValueError, TypeError):
             break
         end = after

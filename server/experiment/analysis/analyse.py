@@ -417,8 +417,6 @@ def _notes(
     if any(cancelled):
         a, b = cancelled
         notes.append(f"requests that their callers cancelled, no failures: {a} in the control, {b} in the treatment")
-    if log.repeated:
-        notes.append(f"repeated records of a request, not counted: {log.repeated}")
     if log.lost_bytes:
         notes.append(f"{log.lost_bytes} bytes behind the last complete record of a file could not be read")
     if config.assignment.pairs:

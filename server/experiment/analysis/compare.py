@@ -92,10 +92,9 @@ def select(config: ExperimentConfig, records: list[Record]) -> Selection:
 
 def _labels(config: ExperimentConfig, records: list[Record]) -> tuple[attrgetter[str], str]:
     """The attribute that identifies a record's unit, and the unit's name."""
-    mode = config.assignment.mode
-    if config.assignment.pairs or (mode == "switchback" and records and all(r.pair for r in records)):
-        return attrgetter("pair"), "pair" if config.assignment.pairs else "pair of blocks"
-    if mode == "switchback" and any(r.block != NO_BLOCK for r in records):
+    if config.assignment.pairs:
+        return attrgetter("pair"), "pair"
+    if config.assignment.mode == "switchback" and any(r.block != NO_BLOCK for r in records):
         return attrgetter("block"), "block"
     if records and all(r.key for r in records):
         return attrgetter("key"), "key"
