@@ -55,6 +55,15 @@ class StoredState(StrictModel):
     at: str  # ISO 8601, since when
     reason: str = ""
     records: dict[str, int] = Field(default_factory=dict)  # by arm, as of `at`
+    ran_s: float | None = None  # how long it ran before `at`, stops excluded; None: written by a version without it
+
+    def spent_s(self, manifest: Manifest, now_s: float) -> float:
+        """How long the experiment has run until ``now_s`` (Unix time). Without a count, stops are included."""
+        if self.ran_s is None:
+            return now_s - manifest.started_s
+        if self.state != "running":
+            return self.ran_s
+        return self.ran_s + now_s - datetime.fromisoformat(self.at).timestamp()
 
 
 @dataclass(frozen=True)

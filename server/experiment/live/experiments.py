@@ -263,23 +263,25 @@ class Experiments:
         assert self._config.folder is not None  # checked in `start`
         folder = ExperimentFolder(self._config.folder / name)
         written: dict[str, int] = {}
+        ran_s = 0.0
         await self._save(name)
         if name in self._unsaved:
             raise ExperimentNotStartedError(f"experiment {name} has ended, but {folder.path} cannot be written")
         fresh = not folder.exists or await asyncio.to_thread(_is_blank, folder)
         if not fresh:
-            written = await asyncio.to_thread(_resumed, folder, config)
+            written, ran_s = await asyncio.to_thread(_resumed, folder, config)
         else:
             manifest = Manifest(config=config, started=now_text(), facts=live_facts(self._client.info))
             await asyncio.to_thread(folder.begin, text, manifest)
-        left_s = _left_s(await asyncio.to_thread(folder.manifest))
+        limit_s = config.stopping.max_duration
+        left_s = None if limit_s is None else max(0.0, limit_s - ran_s)
         over = _reached(config, written, left_s)
         if over:  # the server ended before the state was written
             _LOG.info("experiment %s is over: %s", name, over)
-            state = StoredState(state="finished", at=now_text(), reason=over, records=written)
+            state = StoredState(state="finished", at=now_text(), reason=over, records=written, ran_s=ran_s)
             await asyncio.to_thread(folder.note, state)
             return await self.get(name)
-        self._running[name] = running = await self._make_running(plan, folder, written, fresh=fresh)
+        self._running[name] = running = await self._make_running(plan, folder, written, ran_s, fresh=fresh)
         self._changed()
         running.start()
         if left_s is not None:
@@ -291,16 +293,16 @@ class Experiments:
         return await self.get(name)
 
     async def _make_running(
-        self, plan: LivePlan, folder: ExperimentFolder, written: Mapping[str, int], *, fresh: bool
+        self, plan: LivePlan, folder: ExperimentFolder, written: Mapping[str, int], ran_s: float, *, fresh: bool
     ) -> RunningExperiment:
         """Open the record file and note the state; a failure leaves no thread, descriptor or file."""
         over = self._when_over(plan.config.name)
         running: RunningExperiment | None = None
         try:
             running = RunningExperiment(
-                plan, folder.path, self._client, self._clock, written, over, self._decode, self._file_errors
+                plan, folder.path, self._client, self._clock, written, ran_s, over, self._decode, self._file_errors
             )  # fmt: skip
-            state = StoredState(state="running", at=now_text(), records=dict(written))
+            state = StoredState(state="running", at=now_text(), records=dict(written), ran_s=ran_s)
             await asyncio.to_thread(folder.note, state)
         except BaseException:
             if running is not None:
@@ -332,7 +334,7 @@ class Experiments:
         """Keep the state for `_save`, which `close` also calls if it cancels `_end`."""
         running = self._running.get(name)
         if running is not None:
-            ended = StoredState(state=state, at=now_text(), reason=reason, records=running.records)
+            ended = StoredState(state=state, at=now_text(), reason=reason, records=running.records, ran_s=running.ran_s)
             self._unsaved.setdefault(name, ended)
 
     async def _end(self, name: str) -> None:
@@ -405,14 +407,14 @@ def _is_blank(folder: ExperimentFolder) -> bool:
     return folder.state().state != "running" and not folder.written()
 
 
-def _resumed(folder: ExperimentFolder, config: ExperimentConfig) -> dict[str, int]:
-    """Records of earlier runs of the same experiment, by arm.
+def _resumed(folder: ExperimentFolder, config: ExperimentConfig) -> tuple[dict[str, int], float]:
+    """Of earlier runs of the same experiment: records by arm, and seconds that it ran.
 
     Raises:
         ExperimentNotStartedError: the folder belongs to another plan, or the experiment has finished.
     """
-    name, state = config.name, folder.state()
-    before = folder.manifest().config
+    name, state, manifest = config.name, folder.state(), folder.manifest()
+    before = manifest.config
     if before != config:
         differing = [field for field in type(config).model_fields if getattr(before, field) != getattr(config, field)]
         raise ExperimentNotStartedError(
@@ -421,13 +423,7 @@ def _resumed(folder: ExperimentFolder, config: ExperimentConfig) -> dict[str, in
         )
     if state.state == "finished":
         raise ExperimentNotStartedError(f"experiment {name} has ended: {state.reason}; choose another name")
-    return folder.written()
-
-
-def _left_s(manifest: Manifest) -> float | None:
-    """Seconds until the experiment ends; None without a limit."""
-    limit_s = manifest.config.stopping.max_duration
-    return None if limit_s is None else max(0.0, limit_s - (time.time() - manifest.started_s))
+    return folder.written(), state.spent_s(manifest, time.time())
 
 
 def _reached(config: ExperimentConfig, written: Mapping[str, int], left_s: float | None) -> str:

@@ -61,8 +61,8 @@ OWN_OPTIONS, NO_ARM, NO_DRAFTER, NO_INDEX, NO_PRIORITY = (
 class RunningExperiment:
     """Assigns arms to requests and records their outcome. Belongs to one event loop.
 
-    written: records of earlier runs, by arm. on_over: called once, from any thread, with state and reason when the
-    experiment must end.
+    written: records of earlier runs, by arm; ran_s: seconds that these took. on_over: called once, from any thread,
+    with state and reason when the experiment must end.
 
     Raises:
         OSError: the folder cannot be written.
@@ -75,6 +75,7 @@ class RunningExperiment:
         client: EngineClient,
         clock: RunClock,
         written: Mapping[str, int],
+        ran_s: float,
         on_over: Callable[[State, str], None],
         decode: Decode,
         file_errors: FileErrors,
@@ -83,6 +84,7 @@ class RunningExperiment:
         self._recorded = Counter({name: written.get(name, 0) for name in plan.config.arms})
         self.left_out: Counter[str] = Counter()  # requests of this run that do not participate, by reason
         self._client, self._clock, self._on_over = client, clock, on_over
+        self._earlier_s, self._began_s = ran_s, clock.now()
         self._decode = decode if plan.config.store_prompts else None
         self._run, self._serial = uuid.uuid4().hex[:8], 0
         self._over = False
@@ -94,6 +96,11 @@ class RunningExperiment:
     def records(self) -> dict[str, int]:
         """Records by arm, including earlier runs; those that wait for the disk count already."""
         return {arm: count - self._sink.lost[arm] for arm, count in self._recorded.items()}
+
+    @property
+    def ran_s(self) -> float:
+        """Seconds that the experiment has run, including earlier runs."""
+        return self._earlier_s + self._clock.now() - self._began_s
 
     def start(self) -> None:
         if self._switch is not None:

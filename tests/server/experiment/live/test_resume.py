@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -116,6 +117,31 @@ async def test_a_running_experiment_continues_after_a_restart(tmp_path: Path) ->
         assert "x-specdec-arm" not in (await server.ask("y")).headers
         again = await server.experiments.start(PLAN)
         assert (again.state, sum(again.records.values()), again.started) == ("running", 5, started)
+
+
+async def test_bug_only_time_in_which_it_runs_counts_towards_max_duration(tmp_path: Path) -> None:
+    plan, folder = PLAN + "stopping: {max_duration: 4h}\n", ExperimentFolder(tmp_path / "experiments" / "widths")
+    hour, began = 3600.0, datetime.now(UTC) - timedelta(hours=25)
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(plan)
+        await server.ask("x")
+        await server.recorded(1)
+        await server.experiments.stop("widths")
+        state = folder.state()
+        assert state.ran_s is not None
+        assert 0 < state.ran_s < hour
+        folder.write_manifest(folder.manifest().model_copy(update={"started": began.isoformat()}))
+        folder.note(state.model_copy(update={"ran_s": hour}))
+        assert (await server.experiments.start(plan)).state == "running"
+        await server.experiments.stop("widths")
+        assert folder.state().ran_s == pytest.approx(hour, abs=hour / 2)
+        folder.note(state.model_copy(update={"ran_s": 4 * hour}))
+        assert (await server.experiments.start(plan)).reason == "its time has passed"
+        # A server that was killed leaves the state of its start, and one of a former version has no count.
+        running = {"state": "running", "at": began.isoformat(), "ran_s": 0.0}
+        for earlier in (state.model_copy(update=running), state.model_copy(update={"ran_s": None})):
+            folder.note(earlier)
+            assert (await server.experiments.start(plan)).reason == "its time has passed"
 
 
 async def test_a_limit_counts_across_restarts(tmp_path: Path) -> None:
