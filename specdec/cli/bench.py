@@ -192,29 +192,20 @@ _DEFAULT = EngineConfig()
 )
 @click.option("--json", "json_file", type=_FILE, help="Write every figure and answer to this file.")
 @click.option("--chart", "chart_file", type=_FILE, help="Draw the times per token by workload in this SVG file.")
-@click.option(
-    "--report", "report_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Send no requests; draw --chart from this --json output.",
-)  # fmt: skip
 def peers_command(
     target: str, draft: str | None, engines: tuple[str, ...], workloads: tuple[str, ...], prompts: int,
     max_tokens: int, threads: int, cache_dir: Path, json_file: Path | None, chart_file: Path | None,
-    report_file: Path | None,
 ) -> None:  # fmt: skip
     """Compare the time per token of specdec and other engines: same prompts, model and threads, in turns.
 
     Prints tables in Markdown. `make peers` installs the other engines.
     """
+    from bench.peers.chart import time_per_token_chart
     from bench.peers.peer import PeersPlan
     from bench.peers.peers_report import PeersReport
 
     check_folder("--json", json_file)
     check_folder("--chart", chart_file)
-    if report_file is not None:
-        if chart_file is None:
-            raise click.UsageError("--report needs --chart")
-        _draw(chart_file, _read_report(report_file))
-        return
     plan = PeersPlan(
         target=target, draft=draft, cache_dir=cache_dir.expanduser(), threads=threads or usable_cores(),
         workloads=workloads or PEER_WORKLOADS, engines=engines or ENGINES, prompts=prompts, max_tokens=max_tokens,
@@ -226,21 +217,8 @@ def peers_command(
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
     if chart_file is not None:
-        _draw(chart_file, report.as_dict())
+        chart_file.write_text(time_per_token_chart(report.as_dict()), encoding="utf-8")
     click.echo(report.markdown())
-
-
-def _read_report(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise click.UsageError(f"--report: {file} cannot be read ({error})") from None
-
-
-def _draw(file: Path, report: Any) -> None:
-    from bench.peers.chart import time_per_token_chart
-
-    file.write_text(time_per_token_chart(report), encoding="utf-8")
 
 
 async def _run(plan: PeersPlan) -> PeersRun:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -66,6 +68,9 @@ def test_names_and_notes_are_shown() -> None:
 def test_nothing_to_draw_is_an_error() -> None:
     with pytest.raises(ConfigError, match="no engine has a time"):
         time_per_token_chart(report("chat", gone=None))
-    for broken in ({"engines": {}}, {"workloads": 5, "engines": {}}):
-        with pytest.raises(ConfigError, match="give what --json wrote"):
-            time_per_token_chart(broken)
+
+
+def test_the_chart_of_the_documentation_is_drawn_from_its_figures() -> None:
+    figures = Path(__file__).parents[3] / "docs" / "figures"
+    drawn = time_per_token_chart(json.loads((figures / "time-per-token.json").read_text()))
+    assert drawn == (figures / "time-per-token.svg").read_text()

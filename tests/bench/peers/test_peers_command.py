@@ -94,16 +94,3 @@ def test_what_is_not_installed_says_so(engine: str, tmp_path: Path) -> None:
 def test_words_that_can_not_be(tmp_path: Path) -> None:
     for option in ("--json", "--chart"):
         assert f"{option}: {tmp_path / 'no'} is not a folder" in invoke(option, str(tmp_path / "no" / "a.json"), code=2)
-    (report := tmp_path / "report.json").write_text('{"workloads": 5}')
-    chart = str(tmp_path / "a.svg")
-    assert "--report needs --chart" in invoke("--report", str(report), code=2)
-    assert "give what --json wrote" in invoke("--report", str(report), "--chart", chart, code=1)
-    report.write_text("no JSON")
-    assert "cannot be read" in invoke("--report", str(report), "--chart", chart, code=2)
-
-
-def test_the_chart_of_the_documentation_is_drawn_from_its_figures(tmp_path: Path) -> None:
-    figures = Path(__file__).parents[3] / "docs" / "figures"
-    chart = tmp_path / "a.svg"
-    invoke("--report", str(figures / "time-per-token.json"), "--chart", str(chart))
-    assert chart.read_text() == (figures / "time-per-token.svg").read_text()
