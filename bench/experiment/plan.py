@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.serve import SERVE_WORKLOADS
-from bench.serve.endpoints import ServerUrl, connect_with
+from bench.serve.endpoints import ServerUrl, connect
 from bench.serve.schedule import endless_requests, read_trace
 from server.experiment.arm_options import UNTOUCHED, ArmOptions, read_options
 from server.experiment.assignment import balanced_order, digest
@@ -178,7 +178,7 @@ async def open_arm(
         ExperimentError: the server does not answer, or the URL is invalid; names the source.
     """
     try:
-        endpoint, found = await connect_with(
+        endpoint, found = await connect(
             url, credentials, request.options, request.fields, model=model, temperature=temperature, with_ids=True
         )
     except SpecdecError as error:

@@ -24,8 +24,6 @@ from specdec.core.types import (
     Finished,
     RequestEvent,
     SamplingParams,
-    SpeculationMode,
-    SpeculationParams,
     Started,
     StoppingParams,
 )
@@ -200,11 +198,16 @@ class OpenAIEndpoint:
         model: str = "",
         temperature: float = 0.0,
         with_ids: bool = False,
-        extra: dict[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
         verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._base, self._model, self._temperature, self._extra = base.rstrip("/"), model, temperature, extra or {}
+        self._base, self._model, self._temperature, self._extra = (
+            base.rstrip("/"),
+            model,
+            temperature,
+            dict(extra or {}),
+        )
         self._open, self._with_ids = False, with_ids
         headers = {"authorization": f"Bearer {key}"} if key else {}
         # No limit: waiting for a free connection would count as the server's time.
@@ -294,11 +297,8 @@ async def _lines(answer: httpx.Response) -> AsyncGenerator[str]:
     yield rest.decode(errors="replace")
 
 
-DONE: dict[str, Any] = {}
-
-
 def stream_event(line: str) -> dict[str, Any] | None:
-    """The object in a line of OpenAI's stream; `DONE` for the last; None for a line without data.
+    """The object in a line of OpenAI's stream; None for a line without data, and for the last.
 
     Raises:
         EndpointError: the line reports an error, or is not a JSON object.
@@ -307,7 +307,7 @@ def stream_event(line: str) -> dict[str, Any] | None:
         return None
     data = line[len(_DATA) :].strip()
     if data == "[DONE]":
-        return DONE
+        return None
     try:
         event = json.loads(data)
     except ValueError:
@@ -320,8 +320,6 @@ def stream_event(line: str) -> dict[str, Any] | None:
 
 
 def _take(event: dict[str, Any], record: Record, hashes: AnswerHashes, now_s: float) -> None:
-    if event is DONE:
-        return
     new = False
     try:
         for choice in event.get("choices") or []:
@@ -369,34 +367,23 @@ def _refusal(status: int, headers: httpx.Headers, body: bytes) -> SpecdecError:
 
 
 async def connect(
-    url: str, credentials: Credentials, *, model: str = "", temperature: float = 0.0, speculation: str = "auto"
-) -> tuple[Endpoint, dict[str, Any]]:
-    """The endpoint at ``url``, as `ServerUrl.read` takes it, and facts for the report.
-
-    Raises:
-        ConfigError: the URL is invalid, or a file of the credentials cannot be read.
-        SpecdecError: the server does not answer.
-    """
-    asked = GenerateOptions(speculation=SpeculationParams(SpeculationMode(speculation)))
-    # Other servers refuse unknown fields.
-    extra = {} if speculation == "auto" else {"speculation": {"mode": speculation}}
-    endpoint, facts = await connect_with(url, credentials, asked, extra, model=model, temperature=temperature)
-    return endpoint, facts | {"url": url, "temperature": temperature, "speculation": speculation}
-
-
-async def connect_with(
     url: str,
     credentials: Credentials,
-    asked: GenerateOptions,
-    extra: Mapping[str, Any],
+    asked: GenerateOptions | None = None,
+    extra: Mapping[str, Any] | None = None,
     *,
     model: str = "",
     temperature: float = 0.0,
     with_ids: bool = False,
 ) -> tuple[Endpoint, dict[str, Any]]:
-    """As `connect`, with further options of every request, and only the server's description as facts.
+    """The endpoint at ``url``, as `ServerUrl.read` takes it, and the server's description.
 
-    asked: options over gRPC. extra: fields of the body over HTTP. with_ids: as in `OpenAIEndpoint`.
+    asked: options of every request over gRPC. extra: further fields of every body over HTTP. with_ids: as in
+    `OpenAIEndpoint`.
+
+    Raises:
+        ConfigError: the URL is invalid, or a file of the credentials cannot be read.
+        SpecdecError: the server does not answer.
     """
     where = ServerUrl.read(url)
     if where.protocol == "grpc":
@@ -409,7 +396,7 @@ async def connect_with(
             {"server": dataclasses.asdict(info)},
         )
     http = OpenAIEndpoint(
-        where.place, key=credentials.key, model=model, temperature=temperature, with_ids=with_ids, extra=dict(extra),
+        where.place, key=credentials.key, model=model, temperature=temperature, with_ids=with_ids, extra=extra,
         verify=_tls_of(credentials) if where.tls else True,
     )  # fmt: skip
     try:

@@ -150,12 +150,18 @@ async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]
     from bench.serve.endpoints import connect
     from bench.serve.load import LoadRun, progress_line, run_plan
     from specdec.cli.progress_bar import LiveLine
+    from specdec.client.prompt import GenerateOptions
+    from specdec.core.types import SpeculationMode, SpeculationParams
 
+    speculation, temperature = values["speculation"], values["temperature"]
+    asked = GenerateOptions(speculation=SpeculationParams(SpeculationMode(speculation)))
+    # Other servers refuse unknown fields.
+    extra = {} if speculation == "auto" else {"speculation": {"mode": speculation}}
     endpoint: Endpoint
     endpoint, about = await connect(
-        values["url"], credentials, model=values["model"], temperature=values["temperature"],
-        speculation=values["speculation"],
-    )  # fmt: skip
+        values["url"], credentials, asked, extra, model=values["model"], temperature=temperature
+    )
+    about |= {"url": values["url"], "temperature": temperature, "speculation": speculation}
     clock = asyncio.get_running_loop().time
     try:
         with LiveLine(quiet=values["quiet"]) as line:
