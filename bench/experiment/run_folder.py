@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -186,29 +186,6 @@ class Progress:
         self.done.add(record.pair)
         if record.ok and other.ok and record.token_hash != other.token_hash:
             self.mismatched.add(record.pair)
-
-
-_PATIENCE = 3  # turns or blocks without an answer
-
-
-class SilenceLimit:
-    """Stops a run whose servers no longer answer. folder: of the run, for the message."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._silent = 0
-
-    def check(self, records: Sequence[Record]) -> None:
-        """Count the records of a turn or block.
-
-        Raises:
-            ExperimentError: the last three turns got no answer.
-        """
-        self._silent = 0 if any(record.ok for record in records) else self._silent + 1
-        if self._silent >= _PATIENCE:
-            raise ExperimentError(
-                f"the servers no longer answer ({records[-1].error}); the same command resumes {self._folder}"
-            )
 
 
 _DECIDED = ("better", "worse", "equivalent")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.experiment.plan import ArmServer, Batch, OpenArm, PairedRequest, Script, open_arm, read_arm
-from bench.experiment.run_folder import Progress, RunFolder, SilenceLimit, StopRule, open_run, record_of
+from bench.experiment.run_folder import Progress, RunFolder, StopRule, open_run, record_of
 from bench.machine import host_facts
 from bench.serve.load import LoadRun
 from server.experiment.assignment import TimeBlocks, paired_arms
@@ -22,6 +22,8 @@ from server.experiment.folder import Manifest
 from server.experiment.records import NO_BLOCK, Choice, ExperimentError, Record, RunClock
 from specdec.load.request import LoadRequest, TimedRequest
 from specdec.load.request import Record as Seen
+
+_PATIENCE = 3  # turns or blocks without an answer
 
 
 class _Run:
@@ -34,7 +36,7 @@ class _Run:
         self._config = folder.manifest.config
         self._script = Script(self._config, folder.attempt)
         self._clock = RunClock(folder.manifest.started_s, asyncio.get_running_loop().time)
-        self._silence = SilenceLimit(folder.path)
+        self._silent = 0  # turns or blocks without an answer, the last ones
         self.progress = Progress(self._config, self._script.planned if self._config.assignment.pairs else None)
         self.progress.add(folder.log.records)
 
@@ -59,10 +61,19 @@ class _Run:
         )  # fmt: skip
 
     def _keep(self, records: Sequence[Record]) -> None:
+        """Write the records of a turn or block.
+
+        Raises:
+            ExperimentError: they cannot be written, or the servers no longer answer.
+        """
         self._folder.write(records)
         self.progress.add(records)
         self._watch(self.progress)
-        self._silence.check(records)
+        self._silent = 0 if any(record.ok for record in records) else self._silent + 1
+        if self._silent >= _PATIENCE:
+            raise ExperimentError(
+                f"the servers no longer answer ({records[-1].error}); the same command resumes {self._folder.path}"
+            )
 
 
 class PairedRun(_Run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -44,6 +45,10 @@ Share = Annotated[float, BeforeValidator(_as_share)]
 
 Seconds = Annotated[float, BeforeValidator(_as_seconds)]
 """A duration in seconds, or with a unit: `2h`, `5m`, `20s`, `500ms`."""
+
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""The name of an experiment, and of an arm in a running server."""
 
 
 class Arm(StrictModel):
@@ -211,7 +216,7 @@ class Stopping(StrictModel):
 class ExperimentConfig(StrictModel):
     """The first arm is the control."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(pattern=f"^{NAME.pattern}$")
     arms: dict[str, Arm] = Field(min_length=2, max_length=2)
     assignment: Assignment = Assignment()
     primary: MetricTarget = MetricTarget(metric="e2e_ms", quantile=0.5)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import platform
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,7 @@ from typing import Any
 from server.admission import Admission
 from server.engine_client import EngineClient
 from server.errors import RECORDS_FILE, FileErrors
-from server.experiment.config import ExperimentConfig, parse_config, read_text, refuse
+from server.experiment.config import NAME, ExperimentConfig, parse_config, read_text, refuse
 from server.experiment.folder import ExperimentFolder, Manifest, State, StoredState, now_text
 from server.experiment.live.conclusions import Conclusion, Conclusions, NoResultError
 from server.experiment.live.plan import LivePlan, make_plan
@@ -30,7 +29,6 @@ from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, Req
 _LOG = logging.getLogger(__name__)
 
 _TIME_OVER = "its time has passed"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class ExperimentsOffError(RequestError):
@@ -389,7 +387,7 @@ class Experiments:
         if self._config.folder is None:
             raise ExperimentsOffError
         folder = ExperimentFolder(self._config.folder / name)
-        if not _NAME.fullmatch(name) or not folder.exists:
+        if not NAME.fullmatch(name) or not folder.exists:
             raise ExperimentNotFoundError(name)
         return folder
 
@@ -397,7 +395,7 @@ class Experiments:
         place: Path | None = self._config.folder
         if place is None or not place.is_dir():
             return []
-        found = [ExperimentFolder(path) for path in sorted(place.iterdir()) if _NAME.fullmatch(path.name)]
+        found = [ExperimentFolder(path) for path in sorted(place.iterdir()) if NAME.fullmatch(path.name)]
         return [folder for folder in found if folder.exists]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,7 @@ from operator import attrgetter
 from typing import Any, get_args
 
 from server.experiment.arm_options import UNTOUCHED, ArmOptions, read_options
-from server.experiment.config import ExperimentConfig, Problem
+from server.experiment.config import NAME, ExperimentConfig, Problem
 from specdec.config import WeightDtype
 from specdec.core.types import EngineInfo, Request
 from specdec.engine.validation import check_requests
@@ -111,9 +110,6 @@ class LivePlan:
         return all(get(request) == unset for get, unset in self._unset)
 
 
-_ARM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
 def make_plan(config: ExperimentConfig, info: EngineInfo) -> tuple[LivePlan, list[Problem]]:
     """``config`` as a plan for this engine, and its problems."""
     options: dict[str, ArmOptions] = {}
@@ -124,7 +120,7 @@ def make_plan(config: ExperimentConfig, info: EngineInfo) -> tuple[LivePlan, lis
         assignment = assignment.model_copy(update={"unit": "request"})
         config = config.model_copy(update={"assignment": assignment})
     for name, arm in config.arms.items():
-        if not _ARM.fullmatch(name):
+        if not NAME.fullmatch(name):
             problems.append((("arms", name), "must be a name of letters, digits, `.`, `_` and `-`, 64 at most"))
         options[name], wrong = read_options(arm.request, OPTIONS)
         if not wrong:
