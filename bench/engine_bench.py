@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.engine_runs import AUTO, OFF, GroupRun, RequestRun, Setting, WorkloadSummary
+from bench.engine_runs import OFF, GroupRun, RequestRun, Setting, WorkloadSummary
 from bench.workloads.workload import BenchPrompt, Workload
 from specdec.core.types import (
     Delta,
@@ -26,7 +26,6 @@ from specdec.core.types import (
 )
 from specdec.engine.engine import Engine
 from specdec.errors import SpecdecError
-from specdec.load.figures import spread
 
 
 class BenchError(SpecdecError):
@@ -169,33 +168,6 @@ class EngineRunner:
         )
 
 
-ALL = 1_000_000  # more steps than any trace keeps
-MIN_STEPS = 16
-
-
-@dataclass(slots=True)
-class ControlTimes:
-    """Collects `StepTrace.control_ms` from an engine's decision trace."""
-
-    by_sequences: dict[int, list[float]] = field(default_factory=dict)  # ms of every step, by number of sequences
-    _seen: int = -1
-
-    def collect(self, engine: Engine) -> None:
-        """Add the steps since the last call, as far as the engine has kept them."""
-        for trace in engine.trace(ALL):
-            if trace.step > self._seen and trace.sequences:
-                self.by_sequences.setdefault(trace.sequences, []).append(trace.control_ms)
-            self._seen = max(self._seen, trace.step)
-
-    def as_dict(self) -> list[dict[str, Any]]:
-        """Spreads in ms by rising number of sequences, for numbers with at least `MIN_STEPS` steps."""
-        return [
-            {"sequences": sequences, **spread(times)}
-            for sequences, times in sorted(self.by_sequences.items())
-            if len(times) >= MIN_STEPS
-        ]
-
-
 @dataclass(slots=True)
 class WorkloadRuns:
     """The runs of one workload."""
@@ -293,9 +265,8 @@ class EngineBench:
     """
 
     def __init__(self, engines: Mapping[Setting, Engine], sampling: SamplingParams, say: Say) -> None:
-        self._say, self._auto = say, engines[AUTO]
+        self._say = say
         self._runners = {arm: EngineRunner(engine, sampling) for arm, engine in engines.items()}
-        self.control_times = ControlTimes()
 
     def run(self, workload: Workload) -> WorkloadRuns:
         """All prompts of ``workload`` in all arms.
@@ -320,7 +291,6 @@ class EngineBench:
             for arm, runner in self._runners.items()
         }
         run_interleaved(list(runs.values()))
-        self.control_times.collect(self._auto)
         by_arm = {name: run.result() for name, run in runs.items()}
         check_same_output(workload.name, by_arm)
         return by_arm

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.engine_bench import BenchError, ControlTimes, EngineBench, Say, WorkloadRuns
+from bench.engine_bench import BenchError, EngineBench, Say, WorkloadRuns
 from bench.engine_runs import AUTO, OFF, Setting, WorkloadSummary, per_second
 from bench.machine import engine_facts
 from bench.workloads.make import make_workload
@@ -139,7 +139,6 @@ class EngineReport:
     fixed: tuple[str, ...] = ()  # names of the fixed settings that ran
     skipped: list[str] = field(default_factory=list)  # omitted workloads, with the reason
     off_cost: OffCost | None = None  # None unless the plan asks for it
-    control_times: ControlTimes | None = None  # None unless the plan asks for it
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -155,8 +154,6 @@ class EngineReport:
             figures["auto_against_best_fixed"] = {runs.workload: best_fixed(runs, self.fixed) for runs in self.runs}
         if self.off_cost is not None:
             figures["off_cost"] = self.off_cost.as_dict()
-        if self.control_times is not None:
-            figures["control_times"] = self.control_times.as_dict()
         figures["prompts"] = {runs.workload: runs.as_dict() for runs in self.runs}
         return figures
 
@@ -174,7 +171,6 @@ class EngineBenchPlan:
     temperature: float = 0.0
     fixed: tuple[Setting, ...] = ()  # arms besides off and auto
     off_cost: bool = False  # measure the cost of speculation that is off
-    control_time: bool = False  # report the controller's time per step
     at_once: int = 8  # concurrent requests of concurrent workloads
 
 
@@ -197,8 +193,6 @@ def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineRe
     bench = EngineBench(engines, sampling, say)
     for workload in workloads:
         report.runs.append(bench.run(workload))
-    if plan.control_time:
-        report.control_times = bench.control_times
     if plan.off_cost:
         say("measuring the cost of speculation that is off")
         report.off_cost = OffCostBench(engine, parts).run()
@@ -263,8 +257,6 @@ def report_tables(report: EngineReport) -> Iterator[Table]:
         yield _fixed_table(report.runs, report.fixed)
     if report.off_cost is not None:
         yield _off_cost_table(report.off_cost)
-    if report.control_times is not None:
-        yield _control_table(report.control_times)
 
 
 def _workload_table(summaries: Seq[WorkloadSummary], unit: str) -> Table:
@@ -312,11 +304,4 @@ def _off_cost_table(cost: OffCost) -> Table:
     table = Table("figure", "value", title="speculation off: engine with drafters over engine without")
     for name, value in cost.as_dict().items():
         table.add_row(name, str(value))
-    return table
-
-
-def _control_table(times: ControlTimes) -> Table:
-    table = Table("sequences", "steps", "median ms", "p99 ms", title="the controller's time per step (auto)")
-    for row in times.as_dict():
-        table.add_row(str(row["sequences"]), str(row["n"]), f"{row['p50']:.3f}", f"{row['p99']:.3f}")
     return table

@@ -122,7 +122,6 @@ ARM_TOKENS = 20480  # of KV cache per arm: all arms run at the same time
     help="Also run this fixed setting, depth x width / nodes; may be repeated.",
 )  # fmt: skip
 @click.option("--off-cost", is_flag=True, help="Also measure the cost of speculation that is off.")
-@click.option("--control-time", is_flag=True, help="Also report the controller's time per step.")
 @click.option("--json", "path", type=_FILE, help="Write every figure to this file.")
 def engine_command(
     engine_config: EngineConfig,
@@ -134,7 +133,6 @@ def engine_command(
     fixed: bool,
     settings: tuple[str, ...],
     off_cost: bool,
-    control_time: bool,
     path: Path | None,
 ) -> None:
     """Compare the time per token with speculation off and auto: same requests, same weights, step by step in turns."""
@@ -153,9 +151,7 @@ def engine_command(
         sizes["max_step_rows"] = places
     with ProgressBar() as progress:
         parts = build_parts(engine_config.model_copy(update=sizes), progress)
-    plan = EngineBenchPlan(
-        workloads or WORKLOAD_NAMES, prompts, max_tokens, temperature, arms, off_cost, control_time, at_once
-    )
+    plan = EngineBenchPlan(workloads or WORKLOAD_NAMES, prompts, max_tokens, temperature, arms, off_cost, at_once)
     report = run_session(parts, plan, progress_line())
     if path is not None:
         path.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")

@@ -10,9 +10,7 @@ from typing import Any, cast
 import pytest
 
 from bench.engine_bench import (
-    MIN_STEPS,
     BenchError,
-    ControlTimes,
     EngineBench,
     EngineRunner,
     WorkloadRuns,
@@ -228,18 +226,3 @@ def test_best_fixed_setting_is_compared_with_auto() -> None:
     assert len(set(fixed)) == 7
     assert fixed_figures(runs, fixed)["6x3/15"] == 250.0
     assert best_fixed(runs, fixed) == {"setting": "6x3/15", "ms_per_token": 250.0, "over_auto": 0.5}
-
-
-def test_control_time_counts_only_the_steps_of_auto() -> None:
-    made = Bench(fields={"run": 1})
-    made.run(one_by_one([prompt(1, 40), prompt(2, 40)]))  # 41 steps each
-    times = made.made.control_times.by_sequences[1]
-    assert times == [pytest.approx(0.01 * step) for step in range(82)]
-    (row,) = made.made.control_times.as_dict()
-    assert (row["sequences"], row["n"], row["p50"]) == (1, 82, pytest.approx(0.4))
-    assert row["p99"] == pytest.approx(0.81)
-
-
-def test_control_time_of_a_few_steps_is_not_reported() -> None:
-    times = ControlTimes({1: [1.0] * (MIN_STEPS - 1), 2: [1.0] * MIN_STEPS})
-    assert [row["sequences"] for row in times.as_dict()] == [2]
