@@ -28,7 +28,6 @@ from specdec.cli.bench_server import (
     frontend_command,
     long_prompt_command,
     overload_command,
-    restart_command,
     soak_command,
     typing_command,
 )
@@ -321,7 +320,7 @@ def bench_group() -> None:
 
 for _command in (
     step_command, perplexity_command, engine_command, drafts_command, serve_load_command, peers_command,
-    frontend_command, typing_command, edits_command, overload_command, long_prompt_command, restart_command,
+    frontend_command, typing_command, edits_command, overload_command, long_prompt_command,
     soak_command,
 ):  # fmt: skip
     bench_group.add_command(_command)

@@ -236,35 +236,6 @@ def long_prompt_command(config: Config, as_json: bool, **options: Any) -> None:
     sys.exit(0 if kept else 1)
 
 
-MOST_RESTART_RATIO, MOST_STEP_RATIO = 0.1, 1.02
-
-
-@click.command("restart")
-@server_options
-@count_option("--tokens", default=4000, least=64, help="Length of the prompt.")
-@count_option("--streams", default=4, help="Concurrent streams while pages are written.")
-@count_option("--output", default=200, least=8, help="Tokens of each stream.")
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Servers of each kind.")
-@json_option
-def restart_command(config: Config, as_json: bool, **options: Any) -> None:
-    """Measure the prefix cache on disk: the first token after a restart, and the steps while pages are written.
-
-    Exit code 1: the restart takes more than a tenth of the cold time, steps over 2 % longer, or tokens differ.
-    """
-    from bench.restart import RestartPlan, measure_restart
-
-    figures = asyncio.run(measure_restart(config, RestartPlan(**options), progress_line()))
-    kept = figures["restart_ratio"] <= MOST_RESTART_RATIO and figures["step_ratio"] <= MOST_STEP_RATIO
-    kept = kept and figures["same_tokens"]
-    if as_json:
-        print_json(figures)
-        sys.exit(0 if kept else 1)
-    print_figures(figures, [name for name in figures if not isinstance(figures[name], dict)], 16)
-    for name in ("step_plain_ms", "step_writing_ms"):
-        click.echo(f"{name:16} p50 {figures[name]['p50']:.3f}, p90 {figures[name]['p90']:.3f}, n {figures[name]['n']}")
-    sys.exit(0 if kept else 1)
-
-
 @click.command("soak")
 @server_options
 @click.option("--minutes", type=click.FloatRange(min=0.01), default=60.0, show_default=True)

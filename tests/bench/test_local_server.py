@@ -73,7 +73,7 @@ PLAN = "{name: x, arms: {a: {}, b: {}}, assignment: {mode: aa}, load: {workload:
 
 @pytest.mark.parametrize(
     "words",
-    ["ab run PLAN --quiet", "bench overload", "bench long-prompt", "bench restart", "bench soak", "plan check"],
+    ["ab run PLAN --quiet", "bench overload", "bench long-prompt", "bench soak", "plan check"],
 )
 def test_a_server_of_several_models_is_not_measured(tmp_path: Path, words: str) -> None:
     config, plan = tmp_path / "server.yaml", tmp_path / "plan.yaml"
