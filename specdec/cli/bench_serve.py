@@ -66,19 +66,17 @@ def reporting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("serve")
 @click.option("--url", required=True, help="grpc://HOST:PORT (specdec), or http://HOST:PORT/v1 (any OpenAI endpoint).")
 @click.option("--workload", type=click.Choice(SERVE_WORKLOADS), default="humaneval", show_default=True)
-@count_option("--concurrency", default=1, help="Closed loop: concurrent requests.")
+@click.option("--concurrency", type=click.IntRange(min=1), help="Closed loop: concurrent requests; default 1.")
 @click.option(
     "--requests", type=click.IntRange(min=1), help="Closed loop: number of requests; default 32 without --duration."
 )
 @click.option("--duration", type=_POSITIVE, help="Seconds during which requests are sent; default 30 with --rate.")
 @click.option("--rate", type=_POSITIVE, help="Open loop: requests per second.")
-@click.option("--arrivals", type=click.Choice(ARRIVALS), default="poisson", show_default=True, help="Of an open loop.")
+@click.option("--arrivals", type=click.Choice(ARRIVALS), help="Of an open loop; default: poisson.")
 @click.option(
     "--shape",
     type=_POSITIVE,
-    default=0.5,
-    show_default=True,
-    help="Shape of gamma arrivals: below 1 in bursts, 1 Poisson, above 1 more regular.",
+    help="Shape of gamma arrivals: below 1 in bursts, 1 Poisson, above 1 more regular; default 0.5.",
 )
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), help="Length limit of an answer; default: the workload's own."
@@ -131,18 +129,24 @@ def _asked(values: dict[str, Any]) -> dict[str, Any]:
     from specdec.load.arrivals import Arrivals, shape_of
 
     rate, duration, requests = values["rate"], values["duration"], values["requests"]
+    named, shape = values["arrivals"], values["shape"]
+    if shape is not None and named != "gamma":
+        raise click.UsageError("--shape is for --arrivals gamma")
     arrivals = None
     if rate is not None:
         if requests is not None:
             raise click.UsageError("--requests is for a closed loop; an open one ends after --duration")
-        shape = shape_of(values["arrivals"], values["shape"])
-        arrivals = Arrivals(rate, duration or 30.0, shape)
+        if values["concurrency"] is not None:
+            raise click.UsageError("--concurrency is for a closed loop; an open one has no limit")
+        arrivals = Arrivals(rate, duration or 30.0, shape_of(named or "poisson", shape or 0.5))
+    elif named is not None:
+        raise click.UsageError("--arrivals is for an open loop; give --rate")
     elif requests is None and duration is None:
         requests = 32
     return {
-        "workload": values["workload"], "at_once": values["concurrency"], "requests": requests, "duration_s": duration,
-        "arrivals": arrivals, "max_tokens": values["max_tokens"], "fixed": values["fixed_length"],
-        "seed": values["seed"],
+        "workload": values["workload"], "at_once": values["concurrency"] or 1, "requests": requests,
+        "duration_s": duration, "arrivals": arrivals, "max_tokens": values["max_tokens"],
+        "fixed": values["fixed_length"], "seed": values["seed"],
     }  # fmt: skip
 
 

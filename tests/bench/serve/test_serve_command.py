@@ -89,3 +89,17 @@ def test_words_that_contradict_each_other(words: tuple[str, ...]) -> None:
     result = invoke("http://127.0.0.1:1/v1", *words)
     assert result.exit_code not in (0, 3)
     assert result.exception is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--rate 2 --concurrency 4", "--concurrency is for a closed loop"),
+        ("--rate 2 --shape 0.3", "--shape is for --arrivals gamma"),
+        ("--rate 2 --arrivals constant --shape 0.3", "--shape is for --arrivals gamma"),
+        ("--arrivals gamma", "--arrivals is for an open loop"),
+    ],
+)
+def test_bug_options_of_another_kind_of_load_are_refused(words: str, reason: str) -> None:
+    result = invoke("http://127.0.0.1:1/v1", *words.split())
+    assert (result.exit_code, reason in result.output) == (2, True)
