@@ -64,14 +64,19 @@ class ChildServerError(SpecdecError):
     """The server to measure did not start; the message holds the end of its log."""
 
 
-class ChildServer:
-    """Runs ``python -m module words`` as a child process. Use as ``async with``, which waits until it is ready.
+class LocalServer:
+    """Runs specdec with ``config`` as a child process; the system chooses each port that is 0. Use as ``async with``,
+    which waits until it is ready.
 
     The child prints its ports as one line of JSON when it is ready, and exits when its standard input closes.
+    factory: ``module:function`` that builds the engine; None: the real engine. tokenizer: ``module:function`` that
+    builds the tokenizer; None: the target's.
     """
 
-    def __init__(self, module: str, *words: str) -> None:
-        self._command = [*module_command(module), *words]
+    def __init__(self, config: Config, *, factory: str | None = None, tokenizer: str | None = None) -> None:
+        self._command = [*module_command("bench.local_server"), "--config", config.model_dump_json(exclude_unset=True)]
+        self._command += ["--factory", factory] if factory else []
+        self._command += ["--tokenizer", tokenizer] if tokenizer else []
         self._process: asyncio.subprocess.Process | None = None
         self.grpc_port = self.http_port = 0
 
@@ -90,6 +95,16 @@ class ChildServer:
         """CPU seconds, user and system, that the front end has used so far."""
         times = self.frontend.cpu_times()
         return float(times.user + times.system)
+
+    @property
+    def engine(self) -> psutil.Process:
+        """The engine's process."""
+        return next(child for child in self.frontend.children() if "server.engine_process" in child.cmdline())
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Unique set size (memory that no other process shares) of each process, in bytes."""
+        parts = {"frontend": self.frontend, "engine": self.engine}
+        return {name: int(process.memory_full_info().uss) for name, process in parts.items()}
 
     async def __aenter__(self) -> Self:
         with tempfile.TemporaryFile() as log:
@@ -122,30 +137,6 @@ class ChildServer:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
-
-
-class LocalServer(ChildServer):
-    """Runs specdec with ``config``; the system chooses each port that is 0.
-
-    factory: ``module:function`` that builds the engine; None: the real engine.
-    tokenizer: ``module:function`` that builds the tokenizer; None: the target's.
-    """
-
-    def __init__(self, config: Config, *, factory: str | None = None, tokenizer: str | None = None) -> None:
-        words = ["--config", config.model_dump_json(exclude_unset=True)]
-        words += ["--factory", factory] if factory else []
-        words += ["--tokenizer", tokenizer] if tokenizer else []
-        super().__init__("bench.local_server", *words)
-
-    @property
-    def engine(self) -> psutil.Process:
-        """The engine's process."""
-        return next(child for child in self.frontend.children() if "server.engine_process" in child.cmdline())
-
-    def memory_bytes(self) -> dict[str, int]:
-        """Unique set size (memory that no other process shares) of each process, in bytes."""
-        parts = {"frontend": self.frontend, "engine": self.engine}
-        return {name: int(process.memory_full_info().uss) for name, process in parts.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from bench.frontend.paced_engine import TOKENS, now_ns, paced_target, read_stamps
-from bench.local_server import ChildServer, LocalServer
+from bench.local_server import LocalServer
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.config import Config, EngineConfig, ServerConfig
 from specdec.control_groups import usable_cores
@@ -191,22 +191,19 @@ async def measure_frontend(plan: FrontendPlan) -> dict[str, Any]:
     """JSON-able figures by protocol.
 
     One stream: the added time to the first token, the time of a message from engine to client, and the front end's CPU
-    time per message, which includes begin and end of a request. ``floor_``: the same for the libraries alone. Many
-    streams: the front end's share of all cores.
+    time per message, which includes begin and end of a request. Many streams: the front end's share of all cores.
     """
     figures: dict[str, Any] = {}
     for protocol in plan.protocols:
         async with _server(plan.step_ms) as server:
             found = await _one_stream(plan, server, protocol)
-        async with ChildServer("bench.frontend.floor_process", str(plan.step_ms)) as floor:
-            least = await _one_stream(plan, floor, protocol)
         async with _server(plan.busy_step_ms) as server:
             busy = await _many_streams(plan, server, protocol)
-        figures[protocol] = found | {f"floor_{name}": figure for name, figure in least.items()} | busy
+        figures[protocol] = found | busy
     return figures
 
 
-async def _one_stream(plan: FrontendPlan, server: ChildServer, protocol: str) -> dict[str, Any]:
+async def _one_stream(plan: FrontendPlan, server: LocalServer, protocol: str) -> dict[str, Any]:
     reader = _reader(server, protocol)
     await asyncio.to_thread(_read, reader, max(2, plan.requests // 10), plan.messages)
     began_s = server.cpu_s()
@@ -221,7 +218,7 @@ async def _one_stream(plan: FrontendPlan, server: ChildServer, protocol: str) ->
     }
 
 
-async def _many_streams(plan: FrontendPlan, server: ChildServer, protocol: str) -> dict[str, Any]:
+async def _many_streams(plan: FrontendPlan, server: LocalServer, protocol: str) -> dict[str, Any]:
     """Measures between the first and the last tenth of the time, while every stream runs."""
     per_stream = max(2, int(plan.seconds * 1e3 / plan.busy_step_ms))
     readers = [_reader(server, protocol) for _ in range(plan.streams)]
@@ -265,5 +262,5 @@ def _server(step_ms: float) -> LocalServer:
     return LocalServer(config, factory=FACTORY, tokenizer=TOKENIZER)
 
 
-def _reader(server: ChildServer, protocol: str) -> Reader:
+def _reader(server: LocalServer, protocol: str) -> Reader:
     return GrpcReader(server.grpc_port) if protocol == "grpc" else HttpReader(server.http_port)

@@ -141,8 +141,8 @@ async def test_a_protocol_is_measured(protocol: str) -> None:
         requests=3, messages=4, step_ms=1.0, streams=3, busy_step_ms=20.0, seconds=1.0, protocols=(protocol,)
     )
     figures = (await measure_frontend(plan))[protocol]
-    assert figures["added_ttft_ms"]["n"] == figures["floor_added_ttft_ms"]["n"] == 3
-    assert figures["message_way_ms"]["n"] == figures["floor_message_way_ms"]["n"] == 12
+    assert figures["added_ttft_ms"]["n"] == 3
+    assert figures["message_way_ms"]["n"] == 12
     assert 0 < figures["message_way_ms"]["p50"] <= figures["message_way_ms"]["max"]
     assert figures["busy_message_way_ms"]["n"] == 3 * 49
     assert 0 <= figures["cpu_share"] <= 1
