@@ -1,8 +1,7 @@
-"""`specdec plan`: simulates a fleet, exports the profile of a replica, compares a plan with real servers."""
+"""`specdec plan`: simulates a fleet, exports the profile of a replica."""
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from bench.serve import ARRIVALS, SERVE_WORKLOADS
+from bench.serve import ARRIVALS
 from cluster.plan.routing import POLICIES, RING_HASH
 from specdec.cli.bench_output import json_option, print_json, progress_line
 from specdec.cli.options import ScreenGroup, check_folder, server_options
@@ -202,47 +201,3 @@ def export_command(config: Config, out: Path, decisions: Path | None, captured: 
     out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
     drafts = f"{profile.tokens_per_step:.2f} tokens per step" if decisions else "no traces, no drafts"
     click.echo(f"{out}: {profile.target} on {profile.machine}, {drafts}")
-
-
-@plan_group.command("check")
-@server_options
-@click.option("--replicas", type=_SOME, default=1, show_default=True, help="Servers on this machine.")
-@click.option("--workload", type=click.Choice(SERVE_WORKLOADS), default="humaneval", show_default=True)
-@click.option("--rate", type=_POSITIVE, help="Requests per second; default: 0.6 of the servers' capacity.")
-@click.option("--duration", type=_POSITIVE, default=40.0, show_default=True, help="Seconds of the load.")
-@click.option("--max-tokens", type=_SOME, default=48, show_default=True, help="Length limit of every answer.")
-@click.option("--seed", type=_COUNT, default=0, show_default=True, help="Of the arrivals.")
-@click.option("--out", type=_OUT, help="Write all figures to this file, as JSON.")
-def check_command(config: Config, replicas: int, out: Path | None, **values: Any) -> None:
-    """Run a Poisson load on real servers, simulate the same arrivals, and show both."""
-    import asyncio
-    import tempfile
-
-    from bench.plan_check import CheckPlan, check_plan
-
-    check_folder("--out", out)
-    names = ("workload", "rate", "max_tokens", "seed")
-    plan = CheckPlan(replicas, duration_s=values["duration"], **{name: values[name] for name in names})
-    with tempfile.TemporaryDirectory(prefix="specdec-plan-") as folder:
-        report = asyncio.run(check_plan(config, plan, Path(folder), progress_line()))
-    figures = report.as_dict()
-    if out is not None:
-        out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    _show_check(figures)
-
-
-def _show_check(figures: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("ms", "measured", "planned", "off", title=f"{figures['replicas']} replicas, {figures['rate']} req/s")
-    for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
-        for q in ("p50", "p99"):
-            off = figures["off"].get(f"{name}_{q}")
-            if off is None:
-                continue
-            real, planned = (figures[who]["latency"][name][q] for who in ("measured", "planned"))
-            table.add_row(f"{name.removesuffix('_ms')} {q}", f"{real:.2f}", f"{planned:.2f}", f"{off:+.1%}")
-    Console().print(table)
-    for fault in figures["measured"]["faults"]:
-        click.secho(f"the measurement is invalid: {fault}", fg="red")

@@ -11,8 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from bench.local_server import private_config
-from bench.plan_check import CheckPlan
-from bench.plan_check import _config as of_replica
 from specdec.cli.main import cli
 from specdec.config import Config, ExperimentsConfig, KvEventsConfig, ServerConfig
 
@@ -62,18 +60,12 @@ def test_a_private_server_leaves_out_what_is_for_others(http: bool) -> None:
     assert found == ServerConfig(grpc_port=0, http_port=0 if http else None, max_queued_tokens=77)
 
 
-def test_a_server_of_a_checked_plan_captures_into_its_own_folder(tmp_path: Path) -> None:
-    found = of_replica(Config(server=PRODUCTION), tmp_path / "replica", CheckPlan()).server
-    assert found.capture_dir == tmp_path / "replica" / "captured"
-    assert (found.keys_file, found.experiments) == (None, ExperimentsConfig())
-
-
 PLAN = "{name: x, arms: {a: {}, b: {}}, assignment: {mode: aa}, load: {workload: chat}, stopping: {max_requests: 4}}"
 
 
 @pytest.mark.parametrize(
     "words",
-    ["ab run PLAN --quiet", "bench overload", "bench long-prompt", "bench soak", "plan check"],
+    ["ab run PLAN --quiet", "bench overload", "bench long-prompt", "bench soak"],
 )
 def test_a_server_of_several_models_is_not_measured(tmp_path: Path, words: str) -> None:
     config, plan = tmp_path / "server.yaml", tmp_path / "plan.yaml"

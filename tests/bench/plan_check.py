@@ -1,4 +1,4 @@
-"""Compares a plan with reality: real servers under a load, and the same arrivals simulated."""
+"""A plan beside real servers under a load, with the same arrivals simulated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from specdec.client.connection import Credentials
 from specdec.config import Config
 from specdec.control_groups import usable_cores
 from specdec.core.types import EngineInfo
-from specdec.errors import ConfigError, SpecdecError
 from specdec.load.arrivals import Arrivals
 from specdec.load.figures import spread
 from specdec.load.request import Endpoint, LoadRequest, Record, TimedRequest
@@ -76,31 +75,18 @@ class CheckReport:
     rate: float  # requests per second
 
     def as_dict(self) -> dict[str, Any]:
-        """Both, and the relative error of the plan, as JSON types."""
+        """The relative error of the plan, as JSON types."""
         real, plan = self.measured.as_dict(requests=False), self.planned.as_dict()
         off = {
             f"{name}_{q}": round(plan["latency"][name][q] / real["latency"][name][q] - 1, 4)
             for name in ("ttft_ms", "tpot_ms", "e2e_ms")
             for q in ("p50", "p99")
-            if real["latency"][name]["n"] and plan["latency"][name]["n"]  # answers of one token have no tpot
         }
-        names = ("valid", "faults", "requests", "latency", "throughput")
-        return {
-            "replicas": plan["replicas"], "rate": round(self.rate, 3), "off": off,
-            "measured": {name: real[name] for name in names}, "planned": plan,
-            "overheads": self.profile.overheads.model_dump(), "tokens_per_step": round(self.profile.tokens_per_step, 3),
-            "measured_tokens_per_step": real.get("tokens_per_step"),
-        }  # fmt: skip
+        return {"replicas": plan["replicas"], "rate": round(self.rate, 3), "off": off}
 
 
 async def check_plan(config: Config, plan: CheckPlan, folder: Path, note: Callable[[str], None]) -> CheckReport:
-    """Run the check; the servers write their traces to ``folder``.
-
-    Raises:
-        ChildServerError: a server did not start.
-        ConfigError: the configuration has `engines`, or the load has too few steps for a profile.
-        SpecdecError: the servers answered nothing.
-    """
+    """Run the check; the servers write their traces to ``folder``."""
     places = [folder / f"replica-{number}" for number in range(plan.replicas)]
     asks = (ask.of_fixed_length() for ask in endless_requests(plan.workload, plan.max_tokens, note))
     async with AsyncExitStack() as stack:
@@ -158,8 +144,7 @@ async def _closed_loops(
         note(f"{level * plan.replicas} at once: {rate:.2f} answers/s, TTFT p50 {spread(found).get('p50')} ms")
         waited_ms += found
         best = max(best, rate)
-    if not waited_ms:
-        raise SpecdecError("check: the servers answered nothing; see their logs")
+    assert waited_ms, "the servers answered nothing"
     return median(waited_ms), best
 
 
@@ -199,10 +184,7 @@ def _profile(
     drafts come from the load's own trace, because they depend on its texts.
     """
     fitted = fit_steps(*(place / CALIBRATION for place in places))
-    try:
-        drafted = fit_steps(*(place / LOADED for place in places)).drafted
-    except ConfigError as error:
-        raise ConfigError(f"{error}; raise --duration or --rate") from None
+    drafted = fit_steps(*(place / LOADED for place in places)).drafted
     profile = Profile(
         target=info.target, limits=limits_of(config.engine, info, config.server), verify=fitted.verify,
         noise=fitted.noise, drafted=drafted, overheads=fitted.overheads,
