@@ -185,8 +185,10 @@ def test_the_time_of_learning_counts_as_time_of_drafting() -> None:
 
 def test_a_probe_is_three_levels_deep_and_has_no_floor() -> None:
     """It gains nothing, is soon disabled and probed again: an estimate that fell too low must be corrected."""
-    drafter = Recorder("model-based", True)
-    run_all(engine_with(drafter, control_params=replace(PARAMS, probe_every=4)), [request("r", AUTO, tokens=100)])
+    drafter, ticks = Recorder("model-based", True), itertools.count()
+    parts = replace(tiny_parts(), clock=lambda: next(ticks) * 1e-3)  # 1 ms from each look to the next
+    engine = engine_with(drafter, control_params=replace(PARAMS, probe_every=4), parts=parts)
+    run_all(engine, [request("r", AUTO, tokens=100)])
     probes = [task for task in drafting_tasks(drafter) if task.max_depth == 3]
     others = [task for task in drafting_tasks(drafter) if task.max_depth != 3]
     assert probes

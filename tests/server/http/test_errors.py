@@ -186,7 +186,7 @@ def test_an_engine_crash_ends_streams_with_an_error_and_new_calls_with_503() -> 
         response = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
         if response.status_code != 200:  # it may be back already
             assert response.status_code == 503
-            assert response.headers["retry-after"] == "1"
+            assert int(response.headers["retry-after"]) >= 1
         server.run(server.serving.client.engine.wait_ready())
         assert server.ask(prompt="a")["choices"]
 
@@ -205,7 +205,7 @@ def test_calls_are_503_while_the_model_loads() -> None:
 
 def test_a_drain_finishes_running_calls_and_rejects_new_ones() -> None:
     with running() as server:
-        body = {"prompt": "x" * 14, "cache_salt": "slow", "stream": True, "max_tokens": 14}
+        body = {"prompt": "x" * 60, "cache_salt": "slow", "stream": True, "max_tokens": 60}
         with server.client.stream("POST", COMPLETIONS, json=body) as response:
             lines = response.iter_lines()
             next(lines)
