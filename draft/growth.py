@@ -13,7 +13,6 @@ from torch import Tensor
 from draft.protocol import DraftTask
 from specdec.control.policies.how_deep import trees_to_expand
 from specdec.core.kv_cache import common_length
-from specdec.core.sequence import Sequence
 from specdec.core.tree import MAX_NODES, TokenTree
 from specdec.models.decoder import TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
@@ -85,7 +84,8 @@ class Growth:
 
     def row(self, path: Seq[int]) -> RowSampling:
         """Sampling of the token after ``path``: tokens of ``tree`` below the root."""
-        return sampling_row(self.task.sequence, path)
+        sequence, n = self.task.sequence, len(path)
+        return sequence.sampling.row(len(sequence.tokens) + n, path, sequence.n_output + n)
 
     def permits(self, path: Seq[int], token: int) -> bool:
         """Whether the request's masks and bans let the target choose ``token`` after ``path``."""
@@ -135,11 +135,6 @@ def add_children(growth: Growth, children: Seq[Seq[tuple[int, float]]]) -> list[
         if anchor >= 0:
             fresh.append(growth.add(node, token, anchor))
     return fresh
-
-
-def sampling_row(sequence: Sequence, path: Seq[int]) -> RowSampling:
-    """Sampling of the token after ``path``, draft tokens that follow the sequence."""
-    return sequence.sampling.row(len(sequence.tokens) + len(path), path, sequence.n_output + len(path))
 
 
 Grown = TypeVar("Grown", bound=Growth)

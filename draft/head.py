@@ -23,7 +23,7 @@ from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.packed_weights import PackedLinear
 from verify_kernels.reference.backend import rms_norm
 
-MAX_LOGIT_ROWS = 64  # rows expanded in one forward: the nodes of a full tree
+MAX_LOGIT_ROWS = 64  # rows expanded in one forward: a level of 16 trees of `WIDEST_LEVEL` nodes each
 
 
 class HeadNetwork:

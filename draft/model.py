@@ -319,7 +319,7 @@ class ModelDrafter(ModelBasedDrafter):
         return found
 
     def _add(self, growth: Growth, children: Seq[Seq[tuple[int, float]]]) -> list[int]:
-        """As `add_children`; the table learns the draft's choices."""
+        """Add the draft's choices to the table, then the children as `add_children` does."""
         for node, options in zip(growth.frontier, children, strict=True):
             if options:
                 self._table.add(growth.task.sequence.salt, *_bigram(growth, node), options[0][0])

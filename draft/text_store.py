@@ -139,8 +139,8 @@ Key = TypeVar("Key", bound=Hashable)
 MAX_QUEUED_TOKENS = 262_144  # of finished texts; beyond that the oldest ones are dropped
 
 
-SESSIONS, SALTS = 64, 16  # kept, the most recently used ones
-SESSION_SHARE = 4  # a session keeps this fraction of a salt's tokens
+SESSIONS, SALTS = 64, 16  # that are kept: the most recently used ones
+SESSION_SHARE = 4  # a session keeps a salt's tokens divided by this
 SHARED_AGE_S = 3600.0  # after which shared text is dropped
 
 
@@ -154,7 +154,7 @@ class TextLibrary:
 
     Finished texts are queued and written by `work`, since writing a long one at once would delay a step.
 
-    shared_tokens: tokens kept per salt for other requests; 0: nothing is kept.
+    shared_tokens: tokens kept per salt for other requests; a session keeps a quarter as many. 0: nothing is kept.
     """
 
     def __init__(self, shared_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -266,7 +266,11 @@ class EngineClientProtocol(Protocol):
         """Whether the engine does not get a request submitted now at once."""
 
     def generate(self, request: Request, *, hold: bool = False) -> RequestStream:
-        """Submit ``request``, a held one with `release` only; raises DuplicateRequestError, EngineDeadError."""
+        """Submit ``request``; with ``hold`` the engine gets it at `release`.
+
+        Raises:
+            DuplicateRequestError, EngineDeadError.
+        """
 
     def release(self, stream: RequestStream) -> None:
         """Submit a request that was held."""
@@ -478,9 +482,10 @@ class Admission:
         return measured_s if self._rates.known(now) else max(waited_s, measured_s)
 
     def _wait_for(self, others: Sequence[RequestStream], places: int, ahead: Sequence[Request]) -> float:
-        """Seconds at the measured rates until ``others`` leave so many places and ``ahead`` has its prompts computed.
+        """Seconds, at the measured rates, until ``others`` leave ``places`` places and ``ahead`` are computed.
 
-        Places come free at the rate at which samples end; prompts are computed one after the other. The later counts.
+        Places come free at the rate at which samples end; prompts are computed one after the other. The result is the
+        longer of the two waits.
         """
         running = sum(stream.samples_left for stream in others if stream.started)
         missing = max(0, places - max(0, self._client.info.max_batch - running))

@@ -95,17 +95,17 @@ class RequestTable:
             stream.push(event)
 
     def refuse(self, engine_id: str, error: RequestError) -> None:
-        """End a request that the engine refused."""
+        """End a request with ``error``, unless it has ended."""
         stream = self._by_engine_id.get(engine_id)
         if stream is not None:
             stream.fail(error)
 
     def fail(self, engine_ids: Sequence[str], error: RequestError) -> None:
-        """End these requests, which are in flight, with ``error``."""
+        """End these requests with ``error``. The end of one may end others, whose readers are too slow."""
         if engine_ids:
             _LOG.warning("%d requests in flight end: %s", len(engine_ids), error)
         for engine_id in engine_ids:
-            self._by_engine_id[engine_id].fail(error)
+            self.refuse(engine_id, error)
 
 
 MAX_SUSPECTS = 1024  # digests that are remembered
@@ -403,10 +403,11 @@ class EngineClient:
                 raise ValueError(f"unknown frame {kind!r}")
 
     def on_lost(self, error: EngineDeadError, *, died: bool = False) -> None:
-        """End every request and call with ``error``; after a death, suspect the requests that were running, and tell
-        those that were not sent that they had no part in it."""
+        """End every request and call with ``error``. After a death, the requests that were running become suspects,
+        and those that were not sent end with an error that does not count the death against them."""
         if died:
-            sent = set(self._queue.running)  # the end of one request sends the next, to nobody now
+            # A copy: as each request ends, the queue moves the next one to `running`, although no process is left.
+            sent = set(self._queue.running)
             for request in self._table.requests(sent):
                 self._suspects.died(request)
             unsent = [engine_id for engine_id in self._table.engine_ids() if engine_id not in sent]

@@ -315,7 +315,8 @@ Compat = Literal["none", "vllm"]
 class ModelMetrics:
     """The metrics of one model, its engine's load, and the resources of the engine's process.
 
-    name: of one of several models; it is the value of vLLM's label ``model_name``, by default the target's name.
+    name: the model's name in the configuration of several models, also vLLM's label ``model_name``. Empty: there is
+    one model, and vLLM's label is the target's name.
     """
 
     def __init__(self, metrics: ServerMetrics, client: EngineClient, compat: Compat = "none", name: str = "") -> None:

@@ -23,7 +23,7 @@ from server.experiment.records import NO_BLOCK, Choice, ExperimentError, Record,
 from specdec.load.request import LoadRequest, TimedRequest
 from specdec.load.request import Record as Seen
 
-_PATIENCE = 3  # turns or blocks without an answer
+_PATIENCE = 3  # turns or blocks in a row without an answer, after which a run ends
 
 
 class _Run:
@@ -36,7 +36,7 @@ class _Run:
         self._config = folder.manifest.config
         self._script = Script(self._config, folder.attempt)
         self._clock = RunClock(folder.manifest.started_s, asyncio.get_running_loop().time)
-        self._silent = 0  # turns or blocks without an answer, the last ones
+        self._silent = 0  # turns or blocks in a row without an answer
         self.progress = Progress(self._config, self._script.planned if self._config.assignment.pairs else None)
         self.progress.add(folder.log.records)
 

@@ -202,12 +202,8 @@ class OpenAIEndpoint:
         verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._base, self._model, self._temperature, self._extra = (
-            base.rstrip("/"),
-            model,
-            temperature,
-            dict(extra or {}),
-        )
+        self._base, self._model, self._temperature = base.rstrip("/"), model, temperature
+        self._extra = dict(extra or {})
         self._open, self._with_ids = False, with_ids
         headers = {"authorization": f"Bearer {key}"} if key else {}
         # No limit: waiting for a free connection would count as the server's time.

@@ -36,7 +36,7 @@ def new_key() -> str:
 
 
 def key_hash(key: str) -> str:
-    """What a keys file stores of ``key``: ``sha256:HEX``. A fast hash is enough, for nobody guesses 256 random bits."""
+    """What a keys file stores of ``key``: ``sha256:HEX``. A fast hash is enough: 256 random bits cannot be guessed."""
     return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -32,7 +32,7 @@ Owner = tuple[str, str]
 
 
 class OutcomeLog:
-    """Counts suggestions and their outcomes in ``metrics``; knows the last `OUTCOME_SUGGESTIONS`."""
+    """Counts suggestions and their outcomes in ``metrics``. It remembers the last `OUTCOME_SUGGESTIONS` suggestions."""
 
     def __init__(self, metrics: ServerMetrics | None = None) -> None:
         self.metrics = metrics or ServerMetrics()

@@ -58,7 +58,11 @@ class StoredState(StrictModel):
     ran_s: float | None = None  # how long it ran before `at`, stops excluded; None: written by a version without it
 
     def spent_s(self, manifest: Manifest, now_s: float) -> float:
-        """How long the experiment has run until ``now_s`` (Unix time). Without a count, stops are included."""
+        """How long the experiment has run until ``now_s`` (Unix time).
+
+        If it is `running`, the time since ``at`` counts, also while its server was down. Without ``ran_s``, stops count
+        too.
+        """
         if self.ran_s is None:
             return now_s - manifest.started_s
         if self.state != "running":

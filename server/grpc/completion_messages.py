@@ -151,10 +151,10 @@ def read_edits(messages: Iterable[pb.TextEdit]) -> list[TextEdit]:
 
 
 def read_outcome(message: pb.ReportOutcomeRequest) -> Outcome:
-    """Return the outcome.
+    """The reported outcome.
 
     Raises:
-        InvalidRequestError: a field is missing; each one is listed.
+        InvalidRequestError: fields are missing or invalid; each one is listed.
     """
     violations = ViolationCollector()
     outcome = _OUTCOMES.get(message.outcome)

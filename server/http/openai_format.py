@@ -235,7 +235,7 @@ def logprob_entry(tokenizer: TokenizerLike, token: int, logprob: float) -> dict[
 
 
 def logprob_entries(tokenizer: TokenizerLike, rows: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-    """The tokens of ``rows``, each with the likeliest in its place."""
+    """The tokens of ``rows``, each with the likeliest tokens at its position in ``top_logprobs``."""
     return [
         logprob_entry(tokenizer, row.token_id, row.logprob)
         | {"top_logprobs": [logprob_entry(tokenizer, *top) for top in row.top]}

@@ -1,4 +1,4 @@
-"""`specdec plan`: simulates a fleet, exports the profile of a replica."""
+"""`specdec plan`: simulates a fleet, and exports the profile of a replica."""
 
 from __future__ import annotations
 

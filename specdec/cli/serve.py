@@ -126,8 +126,8 @@ def _take_synonyms(values: dict[str, Any], name: str, flags: str, *synonyms: str
 
 
 def with_disk_cache(config: Config) -> Config:
-    """``config`` with a prefix cache on disk for engines that do not say, if no keys tell several users apart. Several
-    engines share the part of the free space that one would take."""
+    """``config`` with a prefix cache on disk for engines that set no ``kv_disk_bytes``; of 0 bytes if there is a
+    `keys_file`. Several engines share the part of the free space that one would take."""
     share = _DISK_SHARE / max(1, len(config.engines))
 
     def completed(engine: EngineConfig) -> EngineConfig:

@@ -40,7 +40,7 @@ class ControlParams:
     # Acceptance rates (estimates/acceptance.py)
     shift_precision: float = 4.0
     """Prior precision of the shift of log-odds from a drafter's own probabilities to what is observed."""
-    max_shift: float = 2.0  # bound of that shift: one Newton step is too long far from its start
+    max_shift: float = 2.0  # bound of that shift; without it 1.0000, since no simulated world states wrong chances
     shrinkage: float = 32.0  # observations that a coarser estimate counts for in a finer one
     cell_memory: float = 300.0  # observations; a cell with more of them is halved
     min_chance: float = 1e-3  # lower bound of an estimated acceptance rate: no estimate is certain

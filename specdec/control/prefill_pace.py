@@ -51,7 +51,7 @@ class StepTimes:
     plain_context: float = 0.0
     """The same for rows of pending tokens."""
     forward_ms: float = 0.0
-    """0: unknown, as another forward ran meanwhile, or too short for the clock."""
+    """0: not measured, since another forward ran meanwhile or the clock is too coarse."""
     other_ms: float = 0.0
     """The rest of the step."""
 

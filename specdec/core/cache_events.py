@@ -1,4 +1,4 @@
-"""Changes of the prefix cache: who follows them, and their events, for routers."""
+"""Changes of the prefix cache: the protocol of their followers, and events for routers."""
 
 from __future__ import annotations
 

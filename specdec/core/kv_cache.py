@@ -239,7 +239,7 @@ class KvCacheManager:
         self._followers: list[CacheFollower] = []
 
     def follow(self, follower: CacheFollower) -> None:
-        """Tell ``follower`` of every full page that enters or leaves the cache from now on."""
+        """Report to ``follower`` every full page that enters or leaves the cache from now on."""
         self._followers.append(follower)
 
     @property

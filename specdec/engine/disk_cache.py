@@ -85,7 +85,7 @@ class DiskCache:
             self._missed["evicted"] += 1
 
     def flushed(self) -> None:
-        """Nothing: each page was `removed`."""
+        """Do nothing: `removed` was called for each page."""
 
     def set_idle(self, idle: bool) -> None:
         """Set whether no request runs."""

@@ -94,7 +94,9 @@ class Engine:
         if (disk := self._parts.disk) is not None:
             disk.set_idle(False)
             disk.end_loads()
-            full = self._scheduler.is_full or self._preparation.is_full  # reading would evict pages for nothing
+            full = (
+                self._scheduler.is_full or self._preparation.is_full
+            )  # a request that will be refused would evict pages for nothing
             if request.pooling is not Pooling.MEAN and not full:  # a mean needs every token's state
                 resumed = () if request.resume is None else request.resume.token_ids
                 tokens = (*request.prompt_ids, *resumed)
@@ -244,7 +246,7 @@ class Engine:
         return count
 
     def follow_cache(self, follower: CacheFollower) -> None:
-        """Tell ``follower`` of every page that enters or leaves the prefix cache from now on."""
+        """Report to ``follower`` every page that enters or leaves the prefix cache from now on."""
         self._kv.follow(follower)
 
     def load_draft(self, draft: str, dtype: WeightDtype | None) -> LoadedDraft:

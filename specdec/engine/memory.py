@@ -46,7 +46,7 @@ class MemoryBudget:
     needs: Sequence[MemoryNeed]
     available: int
     place: str = "memory"
-    """For people."""
+    """Name of the memory in error messages."""
     kv_token_bytes: int = 0
     """Of one token in all KV caches."""
     kv_tokens: int = 0

@@ -107,7 +107,7 @@ class Collector:
             while len(self._writing) < AT_ONCE and self._submit():
                 pass
             if not self._writing:
-                reason = "the target has no chat template to write prompts with"
+                reason = "the target has no chat template that keeps the user's text, to write prompts with"
                 if not self.n_texts:
                     raise TrainingError(f"--texts: {reason}; name files of plain text")
                 say(f"no prompts are left: {reason}")

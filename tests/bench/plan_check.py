@@ -32,7 +32,7 @@ from specdec.load.arrivals import Arrivals
 from specdec.load.figures import spread
 from specdec.load.request import Endpoint, LoadRequest, Record, TimedRequest
 
-LOAD = 0.6  # default rate, as a share of the most answers per second of the closed loops
+LOAD = 0.6  # rate, as a share of the most answers per second of the closed loops
 WARM_UP = 4  # requests per replica
 DECISIONS, CALIBRATION, LOADED, CAPTURED = "decisions.jsonl", "calibration.jsonl", "loaded.jsonl", "captured"
 
@@ -45,7 +45,6 @@ class CheckPlan:
     workload: str = "humaneval"
     levels: tuple[int, ...] = (1, 2, 4, 8)  # concurrent requests per replica of each closed loop
     level_s: float = 6.0  # duration of each closed loop
-    rate: float | None = None  # requests per second; None: `LOAD` of what the closed loops reached
     duration_s: float = 40.0  # of the Poisson arrivals
     max_tokens: int = 48  # of every answer; stops are ignored, because they delay text, which a plan does not model
     seed: int = 0
@@ -101,7 +100,7 @@ async def check_plan(config: Config, plan: CheckPlan, folder: Path, note: Callab
         waited_ms, best = await _closed_loops(plan, balanced, asks, note)
         for place in places:
             shutil.copy(place / DECISIONS, place / CALIBRATION)
-        rate, split_s = plan.rate or LOAD * best, time.time()
+        rate, split_s = LOAD * best, time.time()
         note(f"{rate:.2f} requests/s for {plan.duration_s:g} s")
         measured = await _open_loop(plan, rate, balanced, asks)
         note(f"measured {len(measured.answered)} answers")

@@ -13,11 +13,12 @@ import pytest
 
 from server.admission import Admission
 from server.auth.principal import ANYBODY
-from server.engine_client import MAX_SUSPECTS, EngineClient, Suspects
+from server.engine_client import MAX_SUSPECTS, EngineClient, RequestTable, Suspects
 from server.engine_supervisor import EngineStartError, EngineState
 from server.errors import DeadlinePassedError, GenerationFailedError, PoisonRequestError
 from server.http.errors import refusal_of
 from server.observe.records import NO_RETRY_HEADER
+from server.request_stream import UnreadEvents
 from specdec.config import ServerConfig
 from specdec.core.types import (
     Delta,
@@ -36,6 +37,16 @@ from tests.server.harness import make_client, make_config, quick_policy, running
 
 def make_request(request_id: str = "r", text: bytes = b"hello", salt: str = "", n: int = 1) -> Request:
     return Request(request_id, tuple(text), SamplingParams(n=n), cache_salt=salt)
+
+
+def test_requests_that_end_with_another_are_failed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = RequestTable(lambda _: None)
+    monkeypatch.setattr(table, "_unread", UnreadEvents(3000))
+    table.open(make_request("a"))
+    engine_id, _ = table.open(make_request("slow"))
+    table.deliver(Delta(engine_id, 0, [1] * 10, "x" * 400, [], None))
+    table.fail(table.engine_ids(), EngineDeadError())  # the error of "a" is one event too many for "slow"
+    assert len(table) == 0
 
 
 async def collect(client: EngineClient, request: Request) -> list[RequestEvent]:

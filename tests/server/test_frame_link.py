@@ -47,7 +47,7 @@ async def test_sent_frames_arrive_and_a_closed_link_sends_nothing() -> None:
         assert await asyncio.to_thread(engine.recv, 1 << 16) == b""
 
 
-async def test_an_invalid_frame_or_a_listener_error_closes_the_link() -> None:
+async def test_an_invalid_frame_or_an_error_of_take_closes_the_link() -> None:
     for data, error in ((b"\xff" * 100, FrameError), (pack_frame(Frame.CLOSE) * 2, KeyError)):
         taken: list[list[Any]] = []
 
@@ -64,7 +64,7 @@ async def test_an_invalid_frame_or_a_listener_error_closes_the_link() -> None:
         assert len(taken) <= 1
 
 
-async def test_a_removed_listener_gets_no_more_frames() -> None:
+async def test_a_cancelled_wait_drops_further_frames() -> None:
     taken: list[list[Any]] = []
     async with linked(taken.append) as (link, engine):
         listening = asyncio.create_task(link.closed())

@@ -78,7 +78,7 @@ def select(config: ExperimentConfig, records: list[Record]) -> Selection:
         kept.append([r for i, r in enumerate(mine) if i >= config.warmup_requests and not r.warm_up])
     left_out["warm-up"] = len(ordered) - sum(map(len, kept))
     if config.assignment.pairs and all(kept):
-        # A killed run leaves half a pair, which would favour one arm.
+        # A killed run may leave half a pair, which would favour one arm.
         whole = {r.pair for r in kept[0]} & {r.pair for r in kept[1]}
         left_out["pairs without the other request"] = sum(r.pair not in whole for arm in kept for r in arm)
         kept = [[r for r in arm if r.pair in whole] for arm in kept]
