@@ -148,7 +148,7 @@ def test_low_rank_trains_what_it_adds_and_nothing_else(tmp_path: Path, draft: Pa
             assert torch.equal(value, before[name].bfloat16()), name
 
 
-@pytest.mark.parametrize("rank", [0, 16])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 16])
 def test_a_trained_draft_serves_also_after_kills(
     rank: int, data: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
