@@ -149,9 +149,8 @@ class HeadNetwork:
                 op(rows)
         n = len(chosen)
         if n:
-            index = np.asarray(chosen, np.int32)
-            self._backend.gather_rows(self._attended, index, self._chosen)
-            self._backend.gather_rows(self._x, index, self._z)
+            for source, out in ((self._attended, self._chosen), (self._x, self._z)):
+                np.take(source.numpy(), chosen, axis=0, out=out.numpy()[:n], mode="clip")
             for op in self._ends:
                 op(n)
             if head.target_ids is not None:

@@ -148,8 +148,5 @@ class Backend(Protocol):
     def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
         """out[r] = table[tokens[r]] * scale; table float16 or float32 [vocab, hidden], or in blocks; out float32."""
 
-    def gather_rows(self, x: Tensor, rows: NDArray[np.int32], out: Tensor) -> None:
-        """out[i] = x[rows[i]]; float32."""
-
     def move_kv(self, kv: KvTensors, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy KV of global slots (page * 64 + lane) ``source`` to ``target`` in all layers, in order."""

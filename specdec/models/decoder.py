@@ -259,9 +259,10 @@ class Decoder:
             down(rows)
         if not logit_rows:
             return self._logits[:0]
-        self.backend.gather_rows(self._x, np.asarray(logit_rows, np.int32), self._chosen)
-        self._lm_head(len(logit_rows))
-        return self._logits[: len(logit_rows)]
+        n = len(logit_rows)
+        np.take(self._x.numpy(), logit_rows, axis=0, out=self._chosen.numpy()[:n], mode="clip")
+        self._lm_head(n)
+        return self._logits[:n]
 
     def final_states(self, rows: slice) -> NDArray[np.float64]:
         """See `TargetDecoder.final_states`."""

@@ -67,3 +67,16 @@ def test_embeddings_are_read_from_blocks(kind: str) -> None:
         backend.embed(table, ids, 1.5, out)
         assert torch.equal(out[:7], expected)
         assert bool((out[7:] == 7.0).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_embeddings_of_a_plain_table_are_scaled_in_float32(dtype: torch.dtype) -> None:
+    table = torch.randn(40, 100, generator=torch.Generator().manual_seed(3)).to(dtype)
+    table[39, :3] = torch.tensor([-0.0, 6e-8, -6.1e-5], dtype=dtype)  # halves below the smallest normal one
+    ids = np.array([39, 0, 7, 0], np.int32)
+    expected = table[ids].float() * torch.tensor(40**0.5)
+    for backend in (native_backend(), ReferenceBackend(1)):
+        out = torch.full((6, 100), 7.0)
+        backend.embed(table, ids, 40**0.5, out)
+        assert torch.equal(out[:4].view(torch.int32), expected.view(torch.int32))
+        assert bool((out[4:] == 7.0).all())

@@ -65,7 +65,7 @@ _EPILOGUES = {"store": 0, "add": 1, "norm_add": 2}
 
 
 class NativeBackend:
-    """C++ kernels: one call per fused layer, argument records bound once, no allocation in a step.
+    """C++ kernels: one call per fused layer, argument records bound once, no allocation in a layer.
 
     Raises:
         KernelError: the kernels can not be built or loaded here.
@@ -170,19 +170,13 @@ class NativeBackend:
 
     def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
         """Look up token embeddings."""
-        ids, count = tokens.ctypes.data, len(tokens)
         if isinstance(table, PackedLinear):
-            kind, k_pad = _KINDS[table.kind], _padded(table)
+            kind, k_pad, ids, count = _KINDS[table.kind], _padded(table), tokens.ctypes.data, len(tokens)
             self._library.sd_embed_blocks(
                 kind, table.data.data_ptr(), table.k, k_pad, ids, count, scale, out.data_ptr()
             )
         else:
-            is_half = int(table.dtype == torch.float16)
-            self._library.sd_embed(table.data_ptr(), is_half, table.shape[1], ids, count, scale, out.data_ptr())
-
-    def gather_rows(self, x: Tensor, rows: NDArray[np.int32], out: Tensor) -> None:
-        """Copy chosen rows."""
-        self._library.sd_gather_rows(x.data_ptr(), x.shape[1], rows.ctypes.data, len(rows), out.data_ptr())
+            np.multiply(table.numpy()[tokens], np.float32(scale), out=out.numpy()[: len(tokens)], dtype=np.float32)
 
     def move_kv(self, kv: KvTensors, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy cache rows of all layers."""

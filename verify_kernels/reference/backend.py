@@ -76,10 +76,6 @@ class ReferenceBackend:
         """Look up token embeddings."""
         out[: len(tokens)] = embedding_rows(table, torch.from_numpy(tokens).long()) * scale
 
-    def gather_rows(self, x: Tensor, rows: NDArray[np.int32], out: Tensor) -> None:
-        """Copy chosen rows."""
-        out[: len(rows)] = x[torch.from_numpy(rows).long()]
-
     def move_kv(self, kv: KvTensors, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy cache rows, one after the other."""
         for a, b in zip(source.tolist(), target.tolist(), strict=True):

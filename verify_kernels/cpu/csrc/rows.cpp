@@ -1,9 +1,8 @@
-// Row-wise helpers around the layers: embedding lookup, KV rows of an accepted path, and memory bandwidth.
+// Around the layers: the KV rows of an accepted path, and memory bandwidth.
 #include <atomic>
 #include <cstdint>
 #include <cstring>
 
-#include "half.h"
 #include "parallel.h"
 #include "vec.h"
 
@@ -15,26 +14,6 @@ constexpr int AHEAD = 16384;  // bytes prefetched before their use
 }  // namespace
 
 extern "C" {
-
-// out[r] = table[ids[r]] * scale; table float16 (is_half) or float32 [vocab, dim].
-void sd_embed(const void* table, int32_t is_half, int32_t dim, const int32_t* ids, int32_t rows, float scale,
-              float* out) {
-  for (int r = 0; r < rows; ++r) {
-    float* y = out + (int64_t)r * dim;
-    if (is_half) {
-      const uint16_t* x = (const uint16_t*)table + (int64_t)ids[r] * dim;
-      for (int i = 0; i < dim; ++i) y[i] = sd::half_to_float(x[i]) * scale;
-    } else {
-      const float* x = (const float*)table + (int64_t)ids[r] * dim;
-      for (int i = 0; i < dim; ++i) y[i] = x[i] * scale;
-    }
-  }
-}
-
-// out[i] = x[index[i]], rows of `dim` floats.
-void sd_gather_rows(const float* x, int32_t dim, const int32_t* index, int32_t rows, float* out) {
-  for (int r = 0; r < rows; ++r) memcpy(out + (int64_t)r * dim, x + (int64_t)index[r] * dim, (size_t)dim * 4);
-}
 
 // Copies what one pool holds of token slots from[i] to to[i] (page * 64 + lane), i ascending, in all `layers` of `pages`
 // pages with `heads` heads each. A head's page is [planes, 64, bytes]: transposed keys are many planes. An accepted path
