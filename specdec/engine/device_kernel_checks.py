@@ -20,7 +20,7 @@ from verify_kernels.backend import AttentionSpec, KvTensors
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.gpu.accept import AcceptResult, accept
 from verify_kernels.gpu.attention_workspace import WIDE_ROWS
-from verify_kernels.gpu.gather_rows import embed, gather_rows
+from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import move_kv
 from verify_kernels.gpu.linear_plan import plan_launch
@@ -104,7 +104,7 @@ def _forward_checks(decoder: DeviceDecoder) -> Iterator[KernelCheck]:
 
     def looked_up() -> Pairs:
         ids, out = torch.tensor([0, len(table) - 1, 1, 0], device=table.device), torch.zeros_like(table[:4])
-        embed(table, ids.int(), c.embed_scale, out)
+        gather_rows(table, ids.int(), out, c.embed_scale)
         yield out, table[ids].float() * c.embed_scale
         gather_rows(table, ids.int(), out)
         yield out, table[ids]

@@ -24,7 +24,7 @@ from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.gpu.act import Gate
 from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
-from verify_kernels.gpu.gather_rows import embed, gather_rows
+from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import write_kv
 from verify_kernels.gpu.norm import add_norm
@@ -159,7 +159,7 @@ class DeviceNetwork:
         """Compute every row through all layers and write its KV."""
         rows = step.tier.rows
         x = self._x[:rows]
-        embed(cast(Tensor, self._weights.embed), step.tokens, self._config.embed_scale, x)
+        gather_rows(cast(Tensor, self._weights.embed), step.tokens, x, self._config.embed_scale)
         self.plan(step)
         for index, layer in enumerate(self._weights.layers):
             self._keep_aux(index, x)

@@ -96,7 +96,6 @@ def named(launches: list[RecordedLaunch], kernel: str) -> list[Any]:
 
 FORWARD: list[tuple[str, Any, str, int]] = [
     ("gather_rows", device_kernel_checks, "gather_rows", 2),
-    ("gather_rows", device_kernel_checks, "embed", 3),
     ("add_norm", device_kernel_checks, "add_norm", 0),
     ("write_kv", network, "write_kv", 0),
     ("tree_attention", network, "tree_attention", 3),

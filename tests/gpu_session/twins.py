@@ -39,7 +39,7 @@ from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.accept import AcceptResult, accept
 from verify_kernels.gpu.act import act_mul
 from verify_kernels.gpu.attention_plan import attention_plan
-from verify_kernels.gpu.gather_rows import embed, gather_rows
+from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import move_kv, write_kv
 from verify_kernels.gpu.linear import linear, linear_fp8
@@ -125,9 +125,10 @@ def gather_cases(device: torch.device) -> Cases:
 
         def run(twin: bool, table: Tensor = table, index: Tensor = index) -> dict[str, Tensor]:
             outs = [torch.full((5, table.shape[1]), torch.nan, dtype=table.dtype, device=device) for _ in range(2)]
-            (row_twin.gather_rows if twin else gather_rows)(table, index, outs[0])
-            (row_twin.embed if twin else embed)(table, index, 8.0, outs[1])
-            return {"gathered": outs[0], "embedded": outs[1]}
+            gather = row_twin.gather_rows if twin else gather_rows
+            gather(table, index, outs[0])
+            gather(table, index, outs[1], 8.0)
+            return {"gathered": outs[0], "scaled": outs[1]}
 
         yield Case(f"5 of {table_rows} rows of {width}", run, EXACT)
 

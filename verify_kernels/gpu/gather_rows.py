@@ -35,25 +35,20 @@ BLOCK = 1024
 OPTIONS = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
 
 
-def gather_rows(x: Tensor, rows: Tensor, out: Tensor) -> None:
-    """out[i] = x[rows[i]]; zeros where rows[i] is no row of x (padding).
+def gather_rows(table: Tensor, index: Tensor, out: Tensor, scale: float = 1.0) -> None:
+    """out[i] = table[index[i]] * scale, in float32; zeros where index[i] is no row of table (padding).
 
-    x: [n, width]; rows: int32 [m]; out: [m, width]; x and out float32, float16 or bfloat16 each.
+    table: [n, width]; index: int32 [m]; out: [m, width]; table and out float32, float16 or bfloat16 each.
 
     Raises:
         ValueError: a shape, dtype, device or layout is wrong.
     """
-    check_rank("x", x, 2)
-    launch_gather("x", x, "rows", rows, out, 1.0)
-
-
-def launch_gather(table_name: str, table: Tensor, index_name: str, index: Tensor, out: Tensor, scale: float) -> None:
-    """Check and launch out[i] = table[index[i]] * scale, under the names that the caller's arguments have."""
-    check_rank(index_name, index, 1)
+    check_rank("table", table, 2)
+    check_rank("index", index, 1)
     (m,) = index.shape
     limit, width = table.shape
-    check_tensor(table_name, table, (limit, width), ROW_TYPES, out.device)
-    check_tensor(index_name, index, (m,), INDEX, out.device)
+    check_tensor("table", table, (limit, width), ROW_TYPES, out.device)
+    check_tensor("index", index, (m,), INDEX, out.device)
     check_tensor("out", out, (m, width), ROW_TYPES, out.device)
     if out.numel() == 0:
         return
@@ -63,7 +58,7 @@ def launch_gather(table_name: str, table: Tensor, index_name: str, index: Tensor
 
 
 def compile_cases() -> list[CompileCase]:
-    """Same dtype in and out, and into or from a float32 stream; embeddings use these too."""
+    """Same dtype in and out, and into or from a float32 stream."""
     pairs = (("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp32"), ("fp16", "fp32"), ("fp32", "bf16"), ("fp32", "fp32"))
     return [
         CompileCase(
@@ -79,15 +74,3 @@ def compile_cases() -> list[CompileCase]:
         )
         for table, out in pairs
     ]  # fmt: skip
-
-
-def embed(table: Tensor, tokens: Tensor, scale: float, out: Tensor) -> None:
-    """out[r] = table[tokens[r]] * scale, in float32; zeros where tokens[r] is no id (a padded row).
-
-    table: [vocab, hidden]; tokens: int32 [rows]; out: [rows, hidden]; table and out float32, float16 or bfloat16.
-
-    Raises:
-        ValueError: a shape, dtype, device or layout is wrong.
-    """
-    check_rank("table", table, 2)
-    launch_gather("table", table, "tokens", tokens, out, scale)

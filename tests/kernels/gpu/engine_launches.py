@@ -15,7 +15,7 @@ from verify_kernels.gpu.accept import AcceptResult, accept
 from verify_kernels.gpu.act import act_mul
 from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
-from verify_kernels.gpu.gather_rows import embed, gather_rows
+from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.kernel_launch import FP8, StepRows
 from verify_kernels.gpu.kv_ops import move_kv, write_kv
 from verify_kernels.gpu.linear import linear, linear_fp8
@@ -59,7 +59,7 @@ def _rows(device: torch.device) -> None:
         for shape in SHAPES:
             hidden = shape.hidden_size
             for stream in make.streams:
-                embed(make(shape.vocab_size, hidden), make.ints(8), 1.0, make(8, hidden, dtype=stream))
+                gather_rows(make(shape.vocab_size, hidden), make.ints(8), make(8, hidden, dtype=stream))
                 residual, y, norm, out = make(8, hidden, dtype=stream), make(8, hidden), make(hidden), make(8, hidden)
                 add_norm(residual, eps=1e-6, norm=norm, out=out)
                 add_norm(residual, eps=1e-6, y=y)
@@ -219,7 +219,6 @@ ENGINE_LAUNCHES: dict[str, Launch] = {
     "accept.accept": _trees,
     "act.act_mul": _act,
     "attention_plan.attention_plan": _attention,
-    "gather_rows.embed": _rows,
     "gather_rows.gather_rows": _rows,
     "kv_ops.move_kv": _kv,
     "kv_ops.write_kv": _kv,

@@ -1,4 +1,4 @@
-"""Embeddings and gathered rows: values exact, strange indices read as zeros."""
+"""Gathered rows: values exact, strange indices read as zeros."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torch import Tensor
 
 from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.recorded_launches import recorded_launches
-from tests.kernels.gpu.reference.row_ops import embed as reference_embed
 from tests.kernels.gpu.reference.row_ops import gather_rows as reference_gather_rows
-from verify_kernels.gpu.gather_rows import embed, gather_rows
+from verify_kernels.gpu.gather_rows import gather_rows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 STRANGE = [-1, -(2**31), 2**31 - 1]
@@ -37,11 +36,11 @@ def indices(values: list[int], device: torch.device) -> Tensor:
     dtype=st.sampled_from(DTYPES),
     scale=st.sampled_from([1.0, 0.5, 4.0]),
 )
-@pytest.mark.parametrize("run", [embed, reference_embed], ids=["kernel", "reference"])
-def test_embed_gathers_and_scales(device, run, width, rows, picks, source, dtype, scale):  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("run", [gather_rows, reference_gather_rows], ids=["kernel", "reference"])
+def test_rows_are_gathered_and_scaled(device, run, width, rows, picks, source, dtype, scale):  # type: ignore[no-untyped-def]
     table = table_of(rows, width, source, device)
     out = torch.full((len(picks), width), torch.nan, dtype=dtype, device=device)
-    run(table, indices(picks, device), scale, out)
+    run(table, indices(picks, device), out, scale)
     for row, pick in enumerate(picks):
         want = table[pick].float() * scale if 0 <= pick < rows else torch.zeros(width, device=device)
         assert torch.equal(out[row].float(), want)
@@ -62,15 +61,14 @@ def test_gather_keeps_every_bit(device: torch.device, run, dtype: torch.dtype) -
 def test_a_fraction_is_scaled_in_float32(device: torch.device) -> None:
     table = table_of(4, 48, torch.float16, device)
     out = torch.empty(2, 48, device=device)
-    embed(table, indices([2, 1], device), 48**0.5, out)
+    gather_rows(table, indices([2, 1], device), out, 48**0.5)
     assert torch.equal(out, table[[2, 1]].float() * torch.tensor(48**0.5, device=device))
 
 
 def test_nothing_is_read_on_the_host(device: torch.device) -> None:
     table, out = table_of(4, 8, torch.float16, device), torch.empty(2, 8, device=device)
     with NoHostRead(device.type):
-        embed(table, indices([2, 1], device), 2.0, out)
-        gather_rows(table, indices([0, 3], device), out)
+        gather_rows(table, indices([2, 1], device), out, 2.0)
 
 
 def test_no_rows_are_no_work(device: torch.device) -> None:
@@ -82,21 +80,18 @@ def test_no_rows_are_no_work(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("table", "index", "out", "message"),
     [
-        (torch.zeros(4), torch.zeros(2).int(), torch.zeros(2, 8), "TABLE"),
-        (torch.zeros(4, 8).int(), torch.zeros(2).int(), torch.zeros(2, 8), "TABLE"),
-        (torch.zeros(8, 4).T, torch.zeros(2).int(), torch.zeros(2, 8), "TABLE"),
-        (torch.zeros(4, 8, device="meta"), torch.zeros(2).int(), torch.zeros(2, 8), "TABLE"),
-        (torch.zeros(4, 8), torch.zeros(2).long(), torch.zeros(2, 8), "INDEX"),
-        (torch.zeros(4, 8), torch.zeros(2, 1).int(), torch.zeros(2, 8), "INDEX"),
-        (torch.zeros(4, 8), torch.zeros(4).int()[::2], torch.zeros(2, 8), "INDEX"),
+        (torch.zeros(4), torch.zeros(2).int(), torch.zeros(2, 8), "table"),
+        (torch.zeros(4, 8).int(), torch.zeros(2).int(), torch.zeros(2, 8), "table"),
+        (torch.zeros(8, 4).T, torch.zeros(2).int(), torch.zeros(2, 8), "table"),
+        (torch.zeros(4, 8, device="meta"), torch.zeros(2).int(), torch.zeros(2, 8), "table"),
+        (torch.zeros(4, 8), torch.zeros(2).long(), torch.zeros(2, 8), "index"),
+        (torch.zeros(4, 8), torch.zeros(2, 1).int(), torch.zeros(2, 8), "index"),
+        (torch.zeros(4, 8), torch.zeros(4).int()[::2], torch.zeros(2, 8), "index"),
         (torch.zeros(4, 8), torch.zeros(2).int(), torch.zeros(3, 8), "out"),
         (torch.zeros(4, 8), torch.zeros(2).int(), torch.zeros(2, 7), "out"),
         (torch.zeros(4, 8), torch.zeros(2).int(), torch.zeros(2, 8).double(), "out"),
     ],
 )
 def test_a_bad_argument_is_named(table: Tensor, index: Tensor, out: Tensor, message: str) -> None:
-    named = {"TABLE": ("table", "x"), "INDEX": ("tokens", "rows")}.get(message, (message, message))
-    with pytest.raises(ValueError, match=rf"^{named[0]}: "):
-        embed(table, index, 1.0, out)
-    with pytest.raises(ValueError, match=rf"^{named[1]}: "):
+    with pytest.raises(ValueError, match=rf"^{message}: "):
         gather_rows(table, index, out)

@@ -18,7 +18,7 @@ from verify_kernels.gpu.sampling_table import SamplingTable
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 # Public, but called by the launchers of other modules
-HELPERS = {"attention_plan.check_step", "gather_rows.launch_gather"}
+HELPERS = {"attention_plan.check_step"}
 
 
 def launches_of(name: str, place: str) -> list[RecordedLaunch]:

@@ -53,18 +53,8 @@ def quantize_rows(
     q.copy_(torch.where(sound[:, None], (y / scale[:, None]).clamp(-FP8_LARGEST, FP8_LARGEST), 0.0))
 
 
-def gather_rows(x: Tensor, rows: Tensor, out: Tensor) -> None:
-    """out[i] = x[rows[i]], zeros if the row does not exist; see `verify_kernels.gpu.gather_rows`."""
-    out.copy_(rows_or_zeros(x, rows))
-
-
-def rows_or_zeros(table: Tensor, index: Tensor) -> Tensor:
-    """float32 table[index], zeros where the index is out of range."""
+def gather_rows(table: Tensor, index: Tensor, out: Tensor, scale: float = 1.0) -> None:
+    """out[i] = table[index[i]] * scale, zeros if the row does not exist; see `verify_kernels.gpu.gather_rows`."""
     known = (index >= 0) & (index < table.shape[0])
     rows = table[index.clamp(0, table.shape[0] - 1).long()].float()
-    return rows.where(known[:, None], 0.0)
-
-
-def embed(table: Tensor, tokens: Tensor, scale: float, out: Tensor) -> None:
-    """out[r] = table[tokens[r]] * scale; see `verify_kernels.gpu.gather_rows`."""
-    out.copy_(rows_or_zeros(table, tokens) * scale)
+    out.copy_(rows.where(known[:, None], 0.0) * scale)
