@@ -1,33 +1,10 @@
 // The extension's interface to its language server.
 import type { CancellationToken } from "vscode";
+import type {
+  Command, InlineCompletionItem, InlineCompletionList, InlineCompletionParams, Range, VersionedTextDocumentIdentifier,
+} from "vscode-languageclient";
 
-export interface Position {
-  line: number;
-  character: number;
-}
-
-export interface Range {
-  start: Position;
-  end: Position;
-}
-
-export interface Command {
-  title: string;
-  command: string;
-  arguments?: unknown[];
-}
-
-export interface Item {
-  insertText: string | { value: string };
-  range?: Range;
-  command?: Command;
-}
-
-export interface Params {
-  textDocument: { uri: string; version?: number };
-  position: Position;
-  context: { triggerKind: 1 | 2; selectedCompletionInfo?: { range: Range; text: string } };
-}
+export type PredictParams = InlineCompletionParams & { textDocument: VersionedTextDocumentIdentifier };
 
 /** A predicted change of a document. */
 export interface Edit {
@@ -37,7 +14,9 @@ export interface Edit {
 }
 
 export interface Link {
-  complete(params: Params, token: CancellationToken): Promise<Item[] | { items: Item[] } | null>;
-  predict(params: Params, token: CancellationToken): Promise<{ edits: Edit[] } | null>;
+  complete(
+    params: InlineCompletionParams, token: CancellationToken,
+  ): Promise<InlineCompletionItem[] | InlineCompletionList | null>;
+  predict(params: PredictParams, token: CancellationToken): Promise<{ edits: Edit[] } | null>;
   notify(method: string, params: object): void;
 }

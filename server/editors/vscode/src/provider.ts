@@ -1,12 +1,13 @@
 // Inline completion from the language server, and the outcome of suggestions.
 import * as vscode from "vscode";
-import type { Edit, Item, Link, Params, Range } from "./link.js";
+import type { InlineCompletionItem, InlineCompletionParams, Range } from "vscode-languageclient";
+import type { Edit, Link } from "./link.js";
 
 const SHOWN = "textDocument/didShowCompletion";
 const DISMISSED = "textDocument/didDismissCompletion";
 
 interface Given {
-  item: Item;
+  item: InlineCompletionItem;
   text: string;
   uri: string;
   range: Range;
@@ -42,7 +43,11 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     return items.map((item) => this.shown(document, position, item));
   }
 
-  private shown(document: vscode.TextDocument, position: vscode.Position, item: Item): vscode.InlineCompletionItem {
+  private shown(
+    document: vscode.TextDocument,
+    position: vscode.Position,
+    item: InlineCompletionItem,
+  ): vscode.InlineCompletionItem {
     const text = typeof item.insertText === "string" ? item.insertText : item.insertText.value;
     const range = item.range ?? { start: position, end: position };
     this.last = { item, text, uri: document.uri.toString(), range };
@@ -71,7 +76,7 @@ function params(
   document: vscode.TextDocument,
   position: vscode.Position,
   context: vscode.InlineCompletionContext,
-): Params {
+): InlineCompletionParams {
   const menu = context.selectedCompletionInfo;
   return {
     textDocument: { uri: document.uri.toString() },

@@ -4,7 +4,8 @@
 import { spawn } from "node:child_process";
 import { readFileSync } from "node:fs";
 import { StreamMessageReader, StreamMessageWriter, createProtocolConnection } from "vscode-languageserver-protocol/node";
-import type { Item, Link } from "../src/link.js";
+import type { InlineCompletionItem } from "vscode-languageclient";
+import type { Link } from "../src/link.js";
 import { Provider } from "../src/provider.js";
 import type { Status } from "../src/status_bar.js";
 import { Document, Position } from "./fake_vscode.js";
@@ -37,7 +38,7 @@ async function main(): Promise<void> {
 
   const link: Link = {
     predict: async () => null,
-    complete: (params, token) => connection.sendRequest<Item[]>("textDocument/inlineCompletion", params, token),
+    complete: (params, token) => connection.sendRequest<InlineCompletionItem[]>("textDocument/inlineCompletion", params, token),
     notify: (method, params) => void connection.sendNotification(method, params),
   };
   const provider = new Provider(link);

@@ -1,18 +1,18 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import type { Item, Params } from "../src/link.js";
+import type { InlineCompletionItem, InlineCompletionList, InlineCompletionParams } from "vscode-languageclient";
 import { Provider } from "../src/provider.js";
 import { Document, Position, Range } from "./fake_vscode.js";
 
 const AT = { line: 0, character: 4 };
-const ITEM: Item = {
+const ITEM: InlineCompletionItem = {
   insertText: "total",
   range: { start: AT, end: AT },
   command: { title: "Accept", command: "specdec.didAcceptCompletion", arguments: ["s1"] },
 };
 
-function editor(answer: () => Item[] | { items: Item[] } | null = () => [ITEM]) {
-  const asked: Params[] = [];
+function editor(answer: () => InlineCompletionItem[] | InlineCompletionList | null = () => [ITEM]) {
+  const asked: InlineCompletionParams[] = [];
   const told: [string, object][] = [];
   const provider = new Provider({
     predict: async () => null,
