@@ -22,6 +22,22 @@ class OffsetUnit(StrEnum):
     UTF16 = "utf16"
     UTF8 = "utf8"
 
+    def place_in(self, text: str, units: int) -> int:
+        """The index in ``text`` after ``units`` units: at most its end; inside a character, that character's begin.
+        ``text`` contains no lone surrogates."""
+        units = max(0, units)
+        if self is OffsetUnit.CODE_POINT or text.isascii():
+            return min(units, len(text))
+        encoding, width = ("utf-8", 1) if self is OffsetUnit.UTF8 else ("utf-16-le", 2)
+        return len(text.encode(encoding, "surrogatepass")[: units * width].decode(encoding, "ignore"))
+
+    def units_of(self, text: str) -> int:
+        """The length of ``text``."""
+        if self is OffsetUnit.CODE_POINT or text.isascii():
+            return len(text)
+        encoding, width = ("utf-8", 1) if self is OffsetUnit.UTF8 else ("utf-16-le", 2)
+        return len(text.encode(encoding, "surrogatepass")) // width
+
 
 @dataclass(frozen=True, slots=True)
 class TextEdit:
@@ -87,16 +103,8 @@ def common_length(first: Sequence[object], second: Sequence[object]) -> int:
 
 def place_of(text: str, offset: int, unit: OffsetUnit) -> int | None:
     """``offset`` as an index; None if it lies outside the text or inside a character."""
-    if unit is OffsetUnit.CODE_POINT or text.isascii():
-        return offset if 0 <= offset <= len(text) else None
-    encoding, width = ("utf-16-le", 2) if unit is OffsetUnit.UTF16 else ("utf-8", 1)
-    data = text.encode(encoding, "surrogatepass")
-    if not 0 <= offset * width <= len(data):
-        return None
-    try:
-        return len(data[: offset * width].decode(encoding))
-    except UnicodeDecodeError:
-        return None
+    place = unit.place_in(text, offset)  # too low behind lone surrogates, whose offsets are then refused
+    return place if unit.units_of(text[:place]) == offset else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 from lsprotocol import types
 
+from server.completion.documents import OffsetUnit
 from server.lsp.documents import (
     DocumentTable,
     OpenDocument,
-    PositionEncoding,
     Project,
     Settings,
     folders_of,
@@ -82,7 +82,7 @@ class Outcomes:
         found = self._given.get(suggestion_id)
         if found is None or found.closed:
             return
-        end = PositionEncoding.UTF16.place_in(found.text, length)
+        end = OffsetUnit.UTF16.place_in(found.text, length)
         if end >= len(found.text):
             self.accepted(suggestion_id)
         elif end > found.lead and not found.partly_taken:
@@ -234,14 +234,14 @@ class Workplace:
     def __init__(
         self,
         params: types.InitializeParams,
-        encoding: PositionEncoding,
+        unit: OffsetUnit,
         connect: Callable[[], Client],
         notices: Notices,
     ) -> None:
         self._notices = notices
         settings, self._problems = read_settings(plain(params.initialization_options))
         self.project = Project(folders_of(params))
-        self.documents = DocumentTable(self.project, encoding)
+        self.documents = DocumentTable(self.project, unit)
         self.link = SessionLink(connect, settings, notices)
         self.outcomes = Outcomes(self.link.report)
         self.completer = Completer(self.documents, self.link, self.outcomes, settings)

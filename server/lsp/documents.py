@@ -8,7 +8,6 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
@@ -17,6 +16,7 @@ from lsprotocol import types
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from server.completion.documents import OffsetUnit
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2
 
@@ -79,29 +79,6 @@ def read_settings(given: Any, former: Settings | None = None) -> tuple[Settings,
         return Settings.model_validate(base | {name: v for name, v in values.items() if name not in bad}), problems
 
 
-class PositionEncoding(StrEnum):
-    """The unit of positions, negotiated at `initialize`: bytes, UTF-16 units, or code points."""
-
-    UTF8 = "utf-8"
-    UTF16 = "utf-16"
-    UTF32 = "utf-32"
-
-    def place_in(self, text: str, units: int) -> int:
-        """The index in ``text`` after ``units`` units: at most its end; inside a character, that character's begin.
-        ``text`` contains no lone surrogates."""
-        units = max(0, units)
-        if self is PositionEncoding.UTF32 or text.isascii():
-            return min(units, len(text))
-        codec, width = ("utf-8", 1) if self is PositionEncoding.UTF8 else ("utf-16-le", 2)
-        return len(text.encode(codec)[: units * width].decode(codec, "ignore"))
-
-    def units_of(self, text: str) -> int:
-        """The length of ``text``, which contains no lone surrogates."""
-        if self is PositionEncoding.UTF32 or text.isascii():
-            return len(text)
-        return len(text.encode()) if self is PositionEncoding.UTF8 else len(text.encode("utf-16-le")) // 2
-
-
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -110,8 +87,8 @@ class SyncedText:
     r"""A text and the begins of its lines, which end at ``\n``, ``\r\n`` or ``\r`` as LSP defines. A lone surrogate,
     which cannot be transmitted, becomes U+FFFD, which has the same length."""
 
-    def __init__(self, text: str, encoding: PositionEncoding) -> None:
-        self.text, self._encoding = whole_characters(text), encoding
+    def __init__(self, text: str, unit: OffsetUnit) -> None:
+        self.text, self._unit = whole_characters(text), unit
         self._starts = [0, *(found.end() for found in _LINE_END.finditer(self.text))]
 
     @property
@@ -126,12 +103,12 @@ class SyncedText:
         start = self._starts[max(0, line)]
         end = self._starts[line + 1] if line + 1 < len(self._starts) else len(self.text)
         shown = self.text[start:end].rstrip("\r\n")
-        return start + self._encoding.place_in(shown, character)
+        return start + self._unit.place_in(shown, character)
 
     def position(self, place: int) -> types.Position:
         """The position of an index."""
         line = bisect_right(self._starts, place) - 1
-        return types.Position(line, self._encoding.units_of(self.text[self._starts[line] : place]))
+        return types.Position(line, self._unit.units_of(self.text[self._starts[line] : place]))
 
     def replace(self, start: int, end: int, text: str) -> None:
         starts = self._starts
@@ -172,11 +149,11 @@ class _Logged(NamedTuple):
 class OpenDocument:
     """A document of the editor, with the log of its recent edits."""
 
-    def __init__(self, uri: str, name: str, language: str, text: str, encoding: PositionEncoding) -> None:
+    def __init__(self, uri: str, name: str, language: str, text: str, unit: OffsetUnit) -> None:
         self.uri, self.language = uri, language
         self.name = name  # for the server and the model
-        self._encoding = encoding
-        self._content = SyncedText(text, encoding)
+        self._unit = unit
+        self._content = SyncedText(text, unit)
         self._log: deque[_Logged] = deque(maxlen=LOGGED)
         # Identifies this very text in the process, so a server's copy stays valid after the document is reopened.
         self.revision = self._log_from = next(_REVISIONS)
@@ -201,7 +178,7 @@ class OpenDocument:
                 end = max(start, self.place(change.range.end))
                 self._replace(start, end, change.text)
             else:
-                self._content = SyncedText(change.text, self._encoding)
+                self._content = SyncedText(change.text, self._unit)
                 self._log.clear()
                 self.revision = self._log_from = next(_REVISIONS)
                 self.touched = min(self.touched, len(self.text))
@@ -295,8 +272,8 @@ def folders_of(params: types.InitializeParams) -> list[types.WorkspaceFolder]:
 class DocumentTable:
     """Open documents by URI. Messages about others are ignored."""
 
-    def __init__(self, project: Project, encoding: PositionEncoding) -> None:
-        self.project, self._encoding = project, encoding
+    def __init__(self, project: Project, unit: OffsetUnit) -> None:
+        self.project, self._unit = project, unit
         self._documents: dict[str, OpenDocument] = {}
 
     def open(self, item: types.TextDocumentItem) -> OpenDocument:
@@ -304,7 +281,7 @@ class DocumentTable:
         name = self.project.name_of(item.uri)
         taken = {document.name for document in self._documents.values()}
         name = next(n for n in (name, *(f"{i}/{name}" for i in range(2, len(taken) + 3))) if n not in taken)
-        found = OpenDocument(item.uri, name, item.language_id, item.text, self._encoding)
+        found = OpenDocument(item.uri, name, item.language_id, item.text, self._unit)
         self._documents[item.uri] = found
         return found
 

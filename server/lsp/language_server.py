@@ -15,14 +15,16 @@ from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
 import specdec
+from server.completion.documents import OffsetUnit
 from server.lsp.completer import ACCEPT_COMMAND, Workplace
-from server.lsp.documents import BeyondDocumentError, PositionEncoding, plain
+from server.lsp.documents import BeyondDocumentError, plain
 from server.lsp.session import Notices, Status
 from specdec.client.client import Client
 
 _LOG = logging.getLogger(__name__)
 
 _Handled = Generator[Any, Any, None]
+_UNITS = {"utf-8": OffsetUnit.UTF8, "utf-16": OffsetUnit.UTF16, "utf-32": OffsetUnit.CODE_POINT}  # by LSP's names
 
 
 class InlineProtocol(LanguageServerProtocol):
@@ -112,8 +114,7 @@ class InlineLanguageServer(LanguageServer):
         @self.feature(types.INITIALIZE)
         def initialize(params: types.InitializeParams) -> None:
             agreed = self.workspace.position_encoding
-            encoding = PositionEncoding(str(getattr(agreed, "value", agreed)))
-            self.workplace = Workplace(params, encoding, self.connect, self.notices())
+            self.workplace = Workplace(params, _UNITS[agreed or "utf-16"], self.connect, self.notices())
             documents = params.capabilities.text_document
             if documents is None or documents.inline_completion is None:
                 self.feature(types.TEXT_DOCUMENT_COMPLETION)(list_one)

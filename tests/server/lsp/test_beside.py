@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from lsprotocol import types
 
+from server.completion.documents import OffsetUnit
 from server.lsp.documents import (
     DocumentTable,
     OpenDocument,
-    PositionEncoding,
     Project,
     Settings,
     folders_of,
@@ -20,7 +20,7 @@ ONE, TWO = (types.WorkspaceFolder(f"file:///home/someone/{name}", name) for name
 
 def opened(*texts: str, project: Project | None = None) -> tuple[DocumentTable, list[OpenDocument]]:
     """Documents a0.py, a1.py, ... of the folder "one", each used later than the one before."""
-    table = DocumentTable(project or Project([ONE]), PositionEncoding.UTF16)
+    table = DocumentTable(project or Project([ONE]), OffsetUnit.UTF16)
     documents = [table.open(types.TextDocumentItem(f"{ONE.uri}/a{i}.py", "python", 1, t)) for i, t in enumerate(texts)]
     for i, document in enumerate(documents):
         document.used_ms = i

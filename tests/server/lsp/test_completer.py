@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 from lsprotocol import types
 
+from server.completion.documents import OffsetUnit
 from server.lsp import completer
 from server.lsp.completer import Completer, Outcomes
-from server.lsp.documents import DocumentTable, PositionEncoding, Project, Settings
+from server.lsp.documents import DocumentTable, Project, Settings
 from server.lsp.session import Answer, LiveSession, SessionLink, SuggestionRequest
 from specdec.client.client import Client
 from tests.server.lsp.editor import AUTOMATIC, INVOKED, URI
@@ -46,7 +47,7 @@ class Answers(SessionLink):
 
 
 def made(link: SessionLink, text: str = "x = ", ttft_ms: float = 0.0) -> tuple[Completer, DocumentTable]:
-    documents = DocumentTable(Project(), PositionEncoding.UTF16)
+    documents = DocumentTable(Project(), OffsetUnit.UTF16)
     documents.open(types.TextDocumentItem(URI, "python", 1, text))
     return Completer(documents, link, Outcomes(link.report), Settings(debounce_ms=0, ttft_ms=ttft_ms)), documents
 

@@ -12,8 +12,9 @@ import pytest
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 
+from server.completion.documents import OffsetUnit
 from server.lsp.completer import ACCEPT_COMMAND
-from server.lsp.documents import DocumentTable, OpenDocument, PositionEncoding, Project, Settings
+from server.lsp.documents import DocumentTable, OpenDocument, Project, Settings
 from server.lsp.inline_edits import (
     EDIT_CHARACTERS,
     MAX_DEBOUNCE_S,
@@ -148,7 +149,7 @@ class Desk:
 
     def __init__(self, **settings: Any) -> None:
         self.server, self.statuses = Server(), list[Status]()
-        self.table = DocumentTable(Project([FOLDER]), PositionEncoding.UTF16)
+        self.table = DocumentTable(Project([FOLDER]), OffsetUnit.UTF16)
         notices = Notices(lambda text: None, self.statuses.append)
         notices.state(LinkState.READY)
         link: Any = self.server

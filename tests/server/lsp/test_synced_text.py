@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lsprotocol import types
 
 from server.completion.documents import OffsetUnit, TextDocument, TextEdit
-from server.lsp.documents import LOGGED, OpenDocument, PositionEncoding, SyncedText
+from server.lsp.documents import LOGGED, OpenDocument, SyncedText
 
 PIECES = st.lists(
     st.sampled_from(["a", "é", "€", "😀", "\n", "\r", "\r\n", "\u2028", "\x0c", "\t", "e\u0301"]), max_size=12
@@ -25,7 +25,7 @@ class Spot(NamedTuple):
 
     index: int
     line: int
-    units: dict[PositionEncoding, int]
+    units: dict[OffsetUnit, int]
 
 
 def spots(text: str) -> list[Spot]:
@@ -34,9 +34,9 @@ def spots(text: str) -> list[Spot]:
     while True:
         ended = i == len(text)
         widths = {
-            PositionEncoding.UTF8: len(head.encode()),
-            PositionEncoding.UTF16: sum(2 if ord(c) > 0xFFFF else 1 for c in head),
-            PositionEncoding.UTF32: len(head),
+            OffsetUnit.UTF8: len(head.encode()),
+            OffsetUnit.UTF16: sum(2 if ord(c) > 0xFFFF else 1 for c in head),
+            OffsetUnit.CODE_POINT: len(head),
         }
         found.append(Spot(i, line, widths))
         if ended:
@@ -49,15 +49,15 @@ def spots(text: str) -> list[Spot]:
             i += 1
 
 
-@given(PIECES, st.sampled_from(PositionEncoding))
-def test_every_position_is_found(text: str, encoding: PositionEncoding) -> None:
+@given(PIECES, st.sampled_from(OffsetUnit))
+def test_every_position_is_found(text: str, encoding: OffsetUnit) -> None:
     synced = SyncedText(text, encoding)
     for spot in spots(text):
         assert synced.place(spot.line, spot.units[encoding]) == spot.index
 
 
-@given(PIECES, st.sampled_from(PositionEncoding), st.integers(0, 6), st.integers(0, 30))
-def test_positions_beyond_a_line_are_its_end(text: str, encoding: PositionEncoding, line: int, units: int) -> None:
+@given(PIECES, st.sampled_from(OffsetUnit), st.integers(0, 6), st.integers(0, 30))
+def test_positions_beyond_a_line_are_its_end(text: str, encoding: OffsetUnit, line: int, units: int) -> None:
     inside = [spot for spot in spots(text) if spot.line == line]
     place = SyncedText(text, encoding).place(line, units)
     if not inside:
@@ -71,9 +71,9 @@ def test_positions_beyond_a_line_are_its_end(text: str, encoding: PositionEncodi
 @given(
     PIECES,
     st.lists(st.tuples(st.randoms(use_true_random=False), PIECES), max_size=8),
-    st.sampled_from(PositionEncoding),
+    st.sampled_from(OffsetUnit),
 )
-def test_edits_apply_in_order(text: str, edits: list[tuple[object, str]], encoding: PositionEncoding) -> None:
+def test_edits_apply_in_order(text: str, edits: list[tuple[object, str]], encoding: OffsetUnit) -> None:
     document = OpenDocument("file:///a", "a", "python", text, encoding)
     copy, held = TextDocument(text, document.revision), document.revision
     for random, new in edits:
@@ -104,7 +104,7 @@ def bring(copy: TextDocument, document: OpenDocument, held: int) -> int:
 
 
 def test_many_edits_are_sent_as_a_text() -> None:
-    document = OpenDocument("file:///a", "a", "python", "x" * 1000, PositionEncoding.UTF16)
+    document = OpenDocument("file:///a", "a", "python", "x" * 1000, OffsetUnit.UTF16)
     start, first = types.Position(0, 0), document.revision
     document.apply([types.TextDocumentContentChangePartial(types.Range(start, start), "y")])
     second = document.revision
@@ -120,7 +120,7 @@ def test_many_edits_are_sent_as_a_text() -> None:
 
 
 def test_half_a_surrogate_pair_counts_as_one() -> None:
-    document = OpenDocument("file:///a", "a", "python", "a\ud83db", PositionEncoding.UTF16)
+    document = OpenDocument("file:///a", "a", "python", "a\ud83db", OffsetUnit.UTF16)
     assert document.text == "a\ufffdb"
     end = types.Position(0, 3)
     document.apply([types.TextDocumentContentChangePartial(types.Range(end, end), "\udc00")])
@@ -132,14 +132,14 @@ def test_half_a_surrogate_pair_counts_as_one() -> None:
 @pytest.mark.parametrize(("touched", "shown"), [(0, "0\n1\n2\n3\n4\n"), (40, "15\n16\n17\n"), (10**6, "27\n28\n29\n")])
 def test_an_excerpt_consists_of_whole_lines(touched: int, shown: str) -> None:
     text = "".join(f"{i}\n" for i in range(30))
-    document = OpenDocument("file:///a", "a", "python", text, PositionEncoding.UTF16)
+    document = OpenDocument("file:///a", "a", "python", text, OffsetUnit.UTF16)
     document.touched = touched
     assert document.excerpt(10) == shown
     assert document.excerpt(10**6) == text
 
 
 def test_a_whole_text_moves_the_touched_place_into_it() -> None:
-    document = OpenDocument("file:///a", "a", "python", "x" * 100, PositionEncoding.UTF16)
+    document = OpenDocument("file:///a", "a", "python", "x" * 100, OffsetUnit.UTF16)
     document.completed_at(types.Position(0, 80))
     document.apply([types.TextDocumentContentChangeWholeDocument("y" * 90)])
     assert document.touched == 80

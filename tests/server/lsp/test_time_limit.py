@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from server.completion.documents import OffsetUnit
 from server.lsp import session
-from server.lsp.documents import OpenDocument, PositionEncoding, Settings
+from server.lsp.documents import OpenDocument, Settings
 from server.lsp.session import Answer, LiveSession, Notices, SessionLink, SuggestionRequest
 from specdec.api.v1 import completion_pb2 as pb
 
@@ -24,7 +25,7 @@ def link_to(live: LiveSession, limit_ms: float | None) -> SessionLink:
 
 def made() -> tuple[LiveSession, SuggestionRequest]:
     unused: Any = None
-    document = OpenDocument("file:///a", "a", "markdown", "x", PositionEncoding.UTF16)
+    document = OpenDocument("file:///a", "a", "markdown", "x", OffsetUnit.UTF16)
     return LiveSession(unused, lambda _: None, lambda _: None), SuggestionRequest(document, document.revision, 1)
 
 
