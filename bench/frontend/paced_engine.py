@@ -84,6 +84,10 @@ class ByteTokenizer:
         """The byte."""
         return bytes([token_id])
 
+    def token_id(self, token: str) -> int | None:
+        """None."""
+        return None
+
     def special_id(self, name: str) -> int | None:
         """None."""
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.models.tokenizer import TextTokenizer, Tokenizer
+from specdec.models.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +93,9 @@ class FimParts:
 class FimParser:
     """Splits prompts by the fill-in-the-middle tokens of one tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._markers: list[tuple[int, int, int | None]] = []  # prefix, suffix, middle; None: the template has none
-        for template in TEMPLATES:
-            prefix, suffix, middle = (
-                next((found for name in names if (found := tokenizer.token_id(name)) is not None), None)
-                for names in (template.prefix, template.suffix, template.middle)
-            )
-            if prefix is not None and suffix is not None and (middle is not None or not template.middle):
-                self._markers.append((prefix, suffix, middle))
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        found = (_resolve(tokenizer, template) for template in TEMPLATES)
+        self._templates = [tokens for tokens in found if tokens is not None]
 
     def parts(self, prompt: Sequence[int]) -> FimParts:
         """The parts of a prompt in the order prefix, suffix, middle or suffix, prefix, middle.
@@ -109,10 +103,12 @@ class FimParser:
         Where a template has no token for the middle, the text there continues the prefix.
         """
         ids = list(prompt)
-        for *markers, last in self._markers:
-            prefix, suffix = (ids.index(marker) if marker in ids else -1 for marker in markers)
-            middle = len(ids) if last is None else ids.index(last) if last in ids else -1
-            if last is not None and 0 <= prefix < suffix < middle:
+        for tokens in self._templates:
+            markers = (tokens.prefix, tokens.suffix, tokens.middle)
+            prefix, suffix, middle = (ids.index(marker) if marker in ids else -1 for marker in markers)
+            if tokens.middle < 0:
+                middle = len(ids)
+            elif 0 <= prefix < suffix < middle:
                 return FimParts(ids[:prefix], ids[prefix + 1 : suffix], ids[suffix + 1 : middle], ids[middle + 1 :])
             if 0 <= suffix < prefix < middle:
                 return FimParts(ids[:suffix], ids[prefix + 1 : middle], ids[suffix + 1 : prefix], ids[middle + 1 :])
@@ -189,18 +185,8 @@ def _resolve(tokenizer: TextTokenizer, template: FimTemplate) -> FimTokens | Non
 
 
 def _first(tokenizer: TextTokenizer, names: tuple[str, ...]) -> int:
-    return next((found for name in names if (found := _token(tokenizer, name)) >= 0), -1)
+    return next((found for name in names if (found := tokenizer.token_id(name)) is not None), -1)
 
 
 def _named(tokenizer: TextTokenizer, names: tuple[str, ...]) -> dict[int, str]:
-    return {found: name for name in names if (found := _token(tokenizer, name)) >= 0}
-
-
-def _token(tokenizer: TextTokenizer, name: str) -> int:
-    """Id of the token ``name``, or -1. Not every tokenizer file marks these as special, so encoding is tried too."""
-    known = tokenizer.special_id(name)
-    if known is not None:
-        return known
-    ids = tokenizer.encode(name, add_special=False, parse_special=True)
-    spelled = [tokenizer.token_bytes(i).decode(errors="replace") for i in ids]
-    return ids[0] if spelled in ([name], [name.replace("▁", " ")]) else -1
+    return {found: name for name in names if (found := tokenizer.token_id(name)) is not None}

@@ -46,6 +46,9 @@ class TextTokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of one token; a special token gives its name."""
 
+    def token_id(self, token: str) -> int | None:
+        """Id of the vocabulary entry ``token``, such as the name of a special token; None if there is none."""
+
     def special_id(self, name: str) -> int | None:
         """Id of the special token ``name``; None if there is none."""
 

@@ -38,8 +38,11 @@ class FakeTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return b"<bos>" if token_id == BOS else bytes([token_id])
 
+    def token_id(self, token: str) -> int | None:
+        return BOS if token == "<bos>" else None
+
     def special_id(self, name: str) -> int | None:
-        return BOS if name == "<bos>" else None
+        return self.token_id(name)
 
     def encode_chat(
         self,
@@ -66,5 +69,5 @@ class ScriptedTokenizer(FakeTokenizer):
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:  # type: ignore[override]
         return super().decode([i for i in ids if i < 256], skip_special=skip_special)
 
-    def special_id(self, name: str) -> int | None:
-        return 256 + self.names.index(name) if name in self.names else super().special_id(name)
+    def token_id(self, token: str) -> int | None:
+        return 256 + self.names.index(token) if token in self.names else super().token_id(token)

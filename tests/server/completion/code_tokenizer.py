@@ -53,6 +53,9 @@ class CodeTokenizer:
             return bytes([token_id])
         return next(name for name, i in self.names.items() if i == token_id).encode()
 
+    def token_id(self, token: str) -> int | None:
+        return self.names.get(token)
+
     def special_id(self, name: str) -> int | None:
         found = self.names.get(name)
         return found if found in self.special_ids else None
