@@ -286,9 +286,10 @@ def _retrieve_error(loading: asyncio.Task[TokenizerLike]) -> None:
 
 
 def _load_warm(load: LoadTokenizer, config: EngineConfig) -> TokenizerLike:
-    """The tokenizer after a large text: its caches are built now, where they delay no call."""
+    """The tokenizer after large texts: its caches are built now, where they delay no call."""
     tokenizer = load(config)
-    tokenizer.encode("a " * LARGE_CHARACTERS)
+    for parse_special in (False, True):
+        tokenizer.encode("a " * LARGE_CHARACTERS, parse_special=parse_special)
     assert tokenizer.longest_token > 0
     return_freed_memory()
     return tokenizer

@@ -6,7 +6,6 @@ import copy
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -86,7 +85,7 @@ class TokenBytes:
         return (piece.replace("▁", " ") if self._spaces else piece).encode()
 
 
-_LARGE_CHARACTERS = 1 << 12  # texts above this are encoded apart, so that short ones do not wait for them
+_LARGE_CHARACTERS = 1 << 12  # other threads run while texts above this are encoded
 
 
 def _ids(backend: Any, text: str) -> list[int]:
@@ -128,8 +127,7 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise ModelError(f"tokenizer.json can not be read ({error}); fetch the model again") from None
         self._source = hashlib.sha256(serialised.encode()).digest()
-        self._lock = threading.Lock()  # guards the backend's switch `encode_special_tokens`
-        self._large_lock = threading.Lock()  # the same of `_large_backend`
+        self._backend.encode_special_tokens = True  # their names in a text are plain characters
         self._token_bytes = TokenBytes(data.get("decoder"))
         self._added = {token["id"]: token for token in data.get("added_tokens", [])}
         self._bytes: dict[int, bytes] = {}
@@ -165,11 +163,7 @@ class Tokenizer:
 
         Unless ``parse_special``, a special token's name in the text is encoded as plain characters.
         """
-        large = len(text) > _LARGE_CHARACTERS
-        backend, lock = (self._large_backend, self._large_lock) if large else (self._backend, self._lock)
-        with lock:
-            backend.encode_special_tokens = not parse_special
-            ids = _ids(backend, text)
+        ids = _ids(self._parsing_backend if parse_special else self._backend, text)
         return [*self._prefix, *ids] if add_special else ids
 
     @cached_property
@@ -178,10 +172,9 @@ class Tokenizer:
         return max(map(len, self.vocabulary), default=1)
 
     @cached_property
-    def _large_backend(self) -> Any:
-        with self._lock:
-            serialised = self._backend.to_str()
-        return tokenizers.Tokenizer.from_str(serialised)
+    def _parsing_backend(self) -> Any:
+        """A copy that parses special tokens: the switch for that cannot be set while another thread encodes."""
+        return tokenizers.Tokenizer.from_str(self._backend.to_str())
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
@@ -225,9 +218,7 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files of a Hugging Face folder. Raises OSError."""
-        with self._lock:
-            serialised = self._backend.to_str()
-        (folder / "tokenizer.json").write_text(serialised, encoding="utf-8")
+        (folder / "tokenizer.json").write_text(self._backend.to_str(), encoding="utf-8")
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": self.add_bos}
         template: Any = self._info.chat_template
         if self._info.tool_template is not None:
@@ -330,8 +321,7 @@ class Tokenizer:
     def _guarded_backend(self) -> Any:
         """A copy whose normaliser, which runs after special tokens are found, drops the break characters."""
         drop = {"type": "Replace", "pattern": {"String": _BREAK}, "content": ""}
-        with self._lock:
-            data = json.loads(self._backend.to_str())
+        data = json.loads(self._backend.to_str())
         own = data.get("normalizer")
         steps = [drop] if own is None else [drop, own]
         return tokenizers.Tokenizer.from_str(
