@@ -18,8 +18,8 @@ from bench.peers.peer import Answer, Peer, PeerError, PeerPrompt, PeersPlan
 from bench.peers.peers_report import PeersRun
 from bench.workloads.make import make_workload
 from bench.workloads.workload import BenchPrompt, WorkloadUnavailableError
+from specdec.control_groups import available_bytes
 from specdec.errors import KernelError
-from specdec.models.memory import available_bytes
 from specdec.models.progress import Progress
 from specdec.models.resolve import load_tokenizer
 from specdec.models.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ import click
 
 from specdec.cli.options import ScreenCommand, engine_options
 from specdec.config import EngineConfig
-from specdec.control_groups import usable_cores
+from specdec.control_groups import available_bytes, usable_cores
 
 PAGE_TOKENS = 64  # a sequence needs a page of the KV cache beyond its context, for a tree
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "gguf", "grpcio", "numpy")
@@ -37,7 +37,6 @@ def doctor_command(engine_config: EngineConfig) -> None:
 
     from bench.machine import BandwidthProbe
     from specdec.engine.memory import host_kv_dtype
-    from specdec.models.memory import available_bytes
     from verify_kernels.backend_selection import load_kernels, self_test
 
     console = Console(highlight=False, markup=False)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from specdec.config import DeviceDtype, EngineConfig, WeightDtype
+from specdec.control_groups import available_bytes
 from specdec.core.tree import MAX_NODES
 from specdec.engine.device_kernel_checks import check_kernels
 from specdec.engine.device_verify import DeviceVerifier, warm_up
@@ -18,7 +19,6 @@ from specdec.models.config import ModelConfig
 from specdec.models.decoder import TargetDecoder, kv_page_bytes, rope_table_count
 from specdec.models.device_decoder import DeviceDecoder, device_self_test
 from specdec.models.device_weights import DeviceModel, load_device_model
-from specdec.models.memory import available_bytes
 from specdec.models.progress import Progress
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from specdec.config import EngineConfig, WeightDtype
+from specdec.control_groups import available_bytes
 from specdec.engine.memory import MemoryBudget, draft_kv_dtype, host_kv_dtype, wanted_context
 from specdec.engine.numeric_fingerprint import host_arithmetic
 from specdec.engine.verify import StepVerifier
@@ -16,7 +17,7 @@ from specdec.errors import ConfigError
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder, KvPool, TargetDecoder, kv_page_bytes
 from specdec.models.load import LoadedModel, load_model
-from specdec.models.memory import WORKING_BYTES, available_bytes, check_memory
+from specdec.models.memory import WORKING_BYTES, check_memory
 from specdec.models.progress import Progress
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut

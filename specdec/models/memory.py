@@ -1,4 +1,4 @@
-"""A model's size and the memory that is free, control groups included; refuses models that do not fit."""
+"""A model's size; refuses models that do not fit into the free memory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from specdec.config import WeightDtype
-from specdec.control_groups import MOUNT, OWN_GROUPS, own_groups, upwards
+from specdec.control_groups import available_bytes
 from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
 from specdec.models.pack import PackedCache, check_shapes, cut_output
@@ -19,47 +17,8 @@ from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
 from specdec.models.weights import ArraySpec, layout_bytes, plan_layout
 
-# Files with a group's limit and use, and the fields of memory.stat for page cache, which Linux reclaims when it must
-_V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
-
-
-def cgroup_free(mount: Path, own: Path) -> int | None:
-    """The bytes that the tightest control group around this process leaves; None where no group has a limit.
-
-    mount: of the control groups. own: ``/proc/self/cgroup``.
-    """
-    places = own_groups(own)
-    roots = [(mount, places.get("", "/"), _V2), (mount / "memory", places.get("memory", "/"), _V1)]
-    found = [_free(group, files) for root, place, files in roots for group in upwards(root, place)]
-    return min((left for left in found if left is not None), default=None)
-
-
-def _free(group: Path, files: tuple[str, str, tuple[str, str]]) -> int | None:
-    limit_file, used_file, reclaimable = files
-    try:
-        limit = (group / limit_file).read_text().strip()
-        if not limit.isdigit():
-            return None
-        used = int((group / used_file).read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    return int(limit) - used + sum(int(stat.get(name, 0)) for name in reclaimable)
-
-
 GIB = 1 << 30  # bytes
 WORKING_BYTES = 256 << 20  # held while loading beside the weights: slices in conversion, tokenizer, interpreter
-
-
-def available_bytes(cgroup: Path = MOUNT, own: Path = OWN_GROUPS) -> int:
-    """Bytes that this process may still take: the machine's free memory, or what a limit of its control groups leaves.
-
-    cgroup: the control groups' mount. own: the file that lists this process's groups.
-    """
-    free = psutil.virtual_memory().available
-    left = cgroup_free(cgroup, own)
-    return free if left is None else min(free, left)
 
 
 def check_memory(name: str, nbytes: int, dtype: WeightDtype | None, available: int | None = None) -> None:

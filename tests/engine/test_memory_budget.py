@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from draft.model import TAIL_POOL
 from specdec.config import LEAST_KV_TOKENS, EngineConfig, SpeculationConfig
+from specdec.control_groups import available_bytes
 from specdec.engine.build import build_parts
 from specdec.engine.memory import (
     MemoryBudget,
@@ -26,7 +28,7 @@ from specdec.engine.memory import (
 from specdec.errors import ConfigError, ModelError
 from specdec.models.decoder import KvPool, kv_page_bytes
 from specdec.models.load import load_model
-from specdec.models.memory import cgroup_free, measure_model
+from specdec.models.memory import measure_model
 from specdec.models.random_model import RANDOM_SHAPES
 from specdec.models.resolve import load_tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
@@ -156,31 +158,39 @@ def write_group(folder: Path, limit: str, used: int, reclaimable: int, version: 
     (folder / "memory.stat").write_text(f"anon 1\n{prefix}inactive_file {reclaimable}\n{prefix}active_file 0\n")
 
 
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """9,000 bytes are free on it."""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=9000))
+
+
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(("version", "line"), [(2, "0::/slice/unit"), (1, "4:cpu,memory:/slice/unit")])
 def test_the_tightest_of_all_enclosing_groups_applies(tmp_path: Path, version: int, line: str) -> None:
     own = tmp_path / "own"
     own.write_text(f"9:pids:/elsewhere\n{line}\n")
     mount = tmp_path / "mount"
     root = mount if version == 2 else mount / "memory"
-    assert cgroup_free(mount, own) is None
+    assert available_bytes(mount, own) == 9000
     write_group(root / "slice/unit", "max", 10, 0, version)
-    assert cgroup_free(mount, own) is None
+    assert available_bytes(mount, own) == 9000
     write_group(root / "slice", "1000", 400, 50, version)
-    assert cgroup_free(mount, own) == 650
+    assert available_bytes(mount, own) == 650
     write_group(root / "slice/unit", "500", 100, 0, version)
-    assert cgroup_free(mount, own) == 400
+    assert available_bytes(mount, own) == 400
     write_group(root / "other", "1", 1, 0, version)
-    assert cgroup_free(mount, own) == 400
+    assert available_bytes(mount, own) == 400
     (root / "slice/unit/memory.stat").unlink()
-    assert cgroup_free(mount, own) == 650
+    assert available_bytes(mount, own) == 650
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_host_path_inside_a_container_finds_the_containers_limit(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.write_text("0::/not/mounted/here\n")
     write_group(tmp_path / "mount", "1000", 100, 0, 2)
-    assert cgroup_free(tmp_path / "mount", own) == 900
-    assert cgroup_free(tmp_path / "mount", tmp_path / "missing") == 900
+    assert available_bytes(tmp_path / "mount", own) == 900
+    assert available_bytes(tmp_path / "mount", tmp_path / "missing") == 900
 
 
 GIB = 1 << 30

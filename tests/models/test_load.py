@@ -12,11 +12,12 @@ import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
 
+from specdec.control_groups import available_bytes
 from specdec.errors import ModelError
 from specdec.models.checkpoint import TensorSource
 from specdec.models.fetch import fetch_from_hub
 from specdec.models.load import load_model
-from specdec.models.memory import available_bytes, check_memory
+from specdec.models.memory import check_memory
 from tests.models.tiny import make_tiny_model
 
 Tiny = Callable[[str], Path]

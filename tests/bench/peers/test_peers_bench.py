@@ -61,7 +61,7 @@ async def test_too_little_memory_is_a_reason() -> None:
 
 
 async def test_the_limit_of_a_control_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.models.memory.cgroup_free", lambda *_: 10**6)
+    monkeypatch.setattr("specdec.control_groups._limits", lambda *_: [10**6])
     run = PeersRun(arms=["a"])
     await PeersBench([Actor("a", [], needs_bytes=2 * 10**6)], lambda line: None).run(prompts(2), run)
     assert run.missing == {"a": "needs about 0.0 GB, 0.0 GB are free"}
