@@ -16,7 +16,7 @@ from server.errors import (
     RateLimitedError,
     TokenQueueFullError,
 )
-from server.request_stream import RequestStream, Ticket
+from server.request_stream import RequestStream
 from specdec.config import ServerConfig
 from specdec.core.fields import MAX_NAME
 from specdec.core.types import (
@@ -29,7 +29,7 @@ from specdec.core.types import (
     RequestEvent,
     Started,
 )
-from specdec.errors import DuplicateRequestError, FieldViolation, InvalidRequestError, QueueFullError
+from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError
 from specdec.models.next_edit import WindowReader
 
 
@@ -358,26 +358,6 @@ class Admission:
         """Give the engine a request that was held."""
         self._client.release(stream)
 
-    def join(self, principal: Principal, request: Request) -> Ticket:
-        """Admit a request that shares the answer of a running one, as `admit`. The ticket takes no place in the engine;
-        push the answer's events to it, and close it when they are read.
-
-        Raises:
-            RequestError: as `admit` and `check_queue`.
-        """
-        ticket = Ticket(principal.scope_request(request))
-        own_id = ticket.request.request_id
-        try:
-            if any(stream.is_open and stream.request.request_id == own_id for stream in self._streams):
-                raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
-            self.check_queue()
-            self._admit(principal, request, "", submit=lambda own: ticket)
-        except BaseException:
-            ticket.close()
-            raise
-        ticket.started = True
-        return ticket
-
     def check_queue(self) -> None:
         """Check the number of waiting requests for one that the engine does not get at once.
 
@@ -416,7 +396,7 @@ class Admission:
             self._rates.work_begins(now)
         stream.listen(self, request.request_id, key, now)
         if older is not None:
-            older.supersede(owner._abort)
+            older.supersede(owner._client.abort)
         self._streams[stream] = usage
         usage.begin(own.tokens_to_read, now)
         if key:
@@ -433,16 +413,11 @@ class Admission:
         self._usage_of(principal, now).check_rate(now)
 
     def abort(self, principal: Principal, request_id: str) -> bool:
-        """End a request of the principal's tenant: its reader gets Finished(ABORTED) per open sample. Other readers of
-        its answer get all of it. Returns False if it is not in flight."""
-        return self._abort(principal.scoped(request_id))
+        """End a request of the principal's tenant: its reader gets Finished(ABORTED) per open sample.
 
-    def _abort(self, request_id: str) -> bool:
-        for stream in self._streams:
-            mine = stream.is_open and stream.request.request_id == request_id
-            if mine and stream.abort_reader is not None:
-                return stream.abort_reader()
-        return self._client.abort(request_id)
+        Returns False if it is not in flight.
+        """
+        return self._client.abort(principal.scoped(request_id))
 
     def on_event(self, stream: RequestStream, event: RequestEvent) -> None:
         """Account for ``event``, which the reader of ``stream`` got."""
@@ -451,7 +426,7 @@ class Admission:
             stream.started = True
         elif isinstance(event, Delta):
             self._streams[stream].spend(len(event.token_ids), now)
-        elif isinstance(event, Finished) and not isinstance(stream, Ticket):
+        elif isinstance(event, Finished):
             self._rates.finished(event, now)
 
     def ended(self, stream: RequestStream) -> None:

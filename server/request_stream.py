@@ -17,9 +17,6 @@ from specdec.core.types import (
     FinishReason,
     Request,
     RequestEvent,
-    SpeculationStats,
-    Timings,
-    Usage,
 )
 from specdec.errors import QueueFullError, RequestError
 
@@ -97,13 +94,13 @@ class RequestStream:
     admitted_s: float  # monotonic seconds of the listener
     started: bool  # the reader got Started
     unread: UnreadEvents  # counts the events that wait here
-    abort_reader: Callable[[], bool] | None  # aborts one reader's share; None: an abort ends the request in the engine
+    watcher: Callable[[RequestEvent | None], None] | None  # gets each event as it comes, read or not; None at the end
 
     def __init__(self, request: Request, on_end: Callable[[bool], None], unread: UnreadEvents | None = None) -> None:
         """on_end: called once at the end; its argument says whether the engine has ended the request itself."""
         self.request, self.request_id = request, request.request_id
         self.supersedes_key, self.admitted_s, self.started = "", 0.0, False
-        self.abort_reader = None
+        self.watcher = None
         self.unread = unread or UnreadEvents()
         self._samples_left = request.sampling.n
         self._on_end: Callable[[bool], None] | None = on_end
@@ -149,6 +146,8 @@ class RequestStream:
             return
         if self._record is not None:
             self._record.saw(event)
+        if self.watcher is not None:
+            self.watcher(event)
         event.request_id = self.request_id
         self._put(event)
         if isinstance(event, Finished):
@@ -264,66 +263,10 @@ class RequestStream:
             on_end(complete)
             if self._record is not None:
                 self._record.ended(complete)
+            if self.watcher is not None:
+                self.watcher(None)
 
     def _release(self) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.ended(self)
-
-
-class Ticket(RequestStream):
-    """The stream of an admitted request that the engine does not have: it receives an equal request's events.
-
-    Its own deadline or an abort ends this stream only.
-    """
-
-    on_ticket_end: Callable[[Ticket], None] | None  # called once, when the stream ends
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(request, self._ended)
-        self.abort_reader = self._abort
-        self.on_ticket_end = None
-        self._output_tokens = dict.fromkeys(range(request.sampling.n), 0)  # of each sample without Finished
-        self._timer: asyncio.TimerHandle | None = None
-        if request.deadline_s is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(request.deadline_s, self.finish, FinishReason.DEADLINE)
-
-    @property
-    def samples_left(self) -> int:
-        """0, because the request takes no place in the batch."""
-        return 0
-
-    def push(self, event: RequestEvent) -> None:
-        """Take the next event of the answer; `complete` or `fail` ends the stream."""
-        if not self.is_open:
-            return
-        if isinstance(event, Delta):
-            self._output_tokens[event.index] += len(event.token_ids)
-        elif isinstance(event, Finished):
-            self._output_tokens.pop(event.index, None)
-        event.request_id = self.request_id
-        self._put(event)
-
-    def complete(self) -> None:
-        """End the stream after the events that came."""
-        self._end(complete=True)
-        self._wake()
-
-    def finish(self, reason: FinishReason) -> None:
-        """End the stream with ``reason`` for each sample that has not finished."""
-        for index, tokens in list(self._output_tokens.items()):
-            usage = Usage(len(self.request.prompt_ids), output_tokens=tokens)
-            self.push(Finished(self.request_id, index, reason, None, usage, SpeculationStats(), Timings()))
-        self.complete()
-
-    def _abort(self) -> bool:
-        was_open = self.is_open
-        self.finish(FinishReason.ABORTED)
-        return was_open
-
-    def _ended(self, complete: bool) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self.on_ticket_end is not None:
-            self.on_ticket_end(self)

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
 
 from server.auth.principal import Principal
-from server.completion.coalescing import CoalescedRequest, RequestCoalescer
 from server.completion.documents import MAX_CHARACTERS, Gap, TextDocument
 from server.completion.requests import CompletionOptions, RequestMaker, gap_rules
+from server.completion.shared_prompts import CompletionRun, SharedPrompts
 from specdec.core.text_stops import Cut, TextCutter
 from specdec.core.types import Finished, FinishReason, Request, TextRules
 from specdec.errors import RequestError
@@ -26,7 +26,7 @@ FURTHEST_AHEAD = 16  # characters typed beyond the generated text; more are pref
 class GenerationRun:
     """A generation started for ``gap``, which may serve later gaps too. `leave` it when it is no longer useful."""
 
-    def __init__(self, gap: Gap, options: CompletionOptions, run: CoalescedRequest) -> None:
+    def __init__(self, gap: Gap, options: CompletionOptions, run: CompletionRun) -> None:
         self.gap, self.options, self._run = gap, options, run
         self._error: RequestError | None = None
         self._ended = False
@@ -109,7 +109,7 @@ class GenerationRun:
         self.leave()
 
     def leave(self) -> None:
-        """Stop reading the run; it ends if it has no other reader. May be called again."""
+        """Stop reading the run, which ends it. May be called again."""
         self._reading.cancel()
         self._end()
 
@@ -133,11 +133,10 @@ class GenerationRun:
 
 
 class Origin(StrEnum):
-    """The source of a text: a new sequence, that of an earlier request, or another caller's equal one."""
+    """The source of a text: a new sequence, or that of an earlier request."""
 
     NEW = "new"
     CONTINUED = "continued"
-    SHARED = "shared"
 
 
 class Suggestion:
@@ -218,7 +217,7 @@ class EditorSession:
     Otherwise the generation is ended, and the rest of its text is the predicted output of the new request.
     """
 
-    def __init__(self, session_id: str, maker: RequestMaker, runs: RequestCoalescer) -> None:
+    def __init__(self, session_id: str, maker: RequestMaker, runs: SharedPrompts) -> None:
         self.session_id = session_id
         self.documents: OrderedDict[str, TextDocument] = OrderedDict()
         self.used_s = 0.0  # monotonic seconds of the last use
@@ -262,9 +261,8 @@ class EditorSession:
         self.stop()
         request = await self._maker.make(gap, options, principal, suggestion_id, draft)
         check(request)
-        shared_run, shared = await self._runs.start(principal, request, supersedes_key)
-        self._run = GenerationRun(gap, options, shared_run)
-        return Suggestion(suggestion_id, self._run, 0, None, Origin.SHARED if shared else Origin.NEW)
+        self._run = GenerationRun(gap, options, self._runs.start(principal, request, supersedes_key))
+        return Suggestion(suggestion_id, self._run, 0, None, Origin.NEW)
 
     async def read_ahead(
         self, gap: Gap, options: CompletionOptions, principal: Principal, check: Callable[[Request], None]
@@ -276,7 +274,7 @@ class EditorSession:
         """
         async for request in self._maker.read_ahead(gap, options, principal):
             check(request)
-            run, _ = await self._runs.start(principal, request)
+            run = self._runs.start(principal, request)
             try:
                 async for _ in run.read():
                     pass

@@ -10,9 +10,9 @@ from enum import StrEnum
 
 from server.admission import Admission
 from server.auth.principal import Principal
-from server.completion.coalescing import RequestCoalescer
 from server.completion.editor_session import EditorSession
 from server.completion.requests import RequestMaker
+from server.completion.shared_prompts import SharedPrompts
 from server.observe.metrics import ServerMetrics
 
 
@@ -111,18 +111,18 @@ class SessionTable:
 
 
 class CompletionService:
-    """Code completion: how requests are made, coalesced requests, sessions, outcomes. Belongs to one event loop."""
+    """Code completion: how requests are made, prompts in flight, sessions, outcomes. Belongs to one event loop."""
 
     def __init__(self, maker: RequestMaker, admission: Admission, outcomes: OutcomeLog | None = None) -> None:
         """outcomes: may be shared with other models."""
         self.maker = maker
-        self.runs = RequestCoalescer(admission, maker.time)
+        self.runs = SharedPrompts(admission, maker.time)
         self.outcomes = outcomes or OutcomeLog()
         self.sessions = SessionTable(self._new_session)
 
     @staticmethod
     def owner(principal: Principal, cache_salt: str) -> Owner:
-        """Who may see a session, a suggestion, a coalesced request."""
+        """Who may see a session or a suggestion."""
         return (principal.tenant, cache_salt)
 
     def _new_session(self, session_id: str) -> EditorSession:

@@ -35,7 +35,7 @@ from specdec.errors import ViolationCollector
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
-    """Every generating call runs inside its ticket's ``async with``, which ends the request in the engine if the client
+    """Every generating call runs inside its stream's ``async with``, which ends the request in the engine if the client
     cancels, the deadline passes or an error is raised."""
 
     def __init__(self, models: Models) -> None:

@@ -66,7 +66,7 @@ class GrpcServer:
         budget: BodyBudget | None = None,
     ) -> None:
         access = models.first.access
-        self._config, self._access, self.completion = config, access, models.first.completion
+        self._config, self._access = config, access
         self._drained: set[str] = set()
         self._health = health.aio.HealthServicer()
         budget = budget or BodyBudget()

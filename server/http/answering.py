@@ -117,7 +117,7 @@ def _events(
 
 
 async def _shared(call: Call, request: Request) -> AsyncGenerator[tuple[int, RequestEvent]]:
-    run, _ = await call.model.completion.runs.start(current_caller(), request, call.supersedes_key)
+    run = call.model.completion.runs.start(current_caller(), request, call.supersedes_key)
     try:
         async for event in run.read():
             yield 0, event
@@ -145,8 +145,7 @@ async def answer(
 ) -> None:
     """Answer with a stream, or in one piece.
 
-    share: a single request may read the events of an equal request that already runs (`RequestCoalescer`). begun: as in
-    `run_requests`.
+    share: a single request waits while another one computes its prompt (`SharedPrompts`). begun: as in `run_requests`.
 
     Raises:
         RequestError: the engine refuses a request or fails.

@@ -179,9 +179,9 @@ async def complete(call: Call) -> None:
 
 
 async def _fill_in(service: CompletionService, parsed: CompletionRequest, supersedes_key: str) -> tuple[str, Totals]:
-    """The text, from an equal request if one runs already. It is remembered until the client reports its outcome."""
+    """The text, which is remembered until the client reports its outcome."""
     principal, request, totals = current_caller(), parsed.request, Totals()
-    run, _ = await service.runs.start(principal, request, supersedes_key)
+    run = service.runs.start(principal, request, supersedes_key)
     try:
         async for event in run.read():
             totals.add(event)

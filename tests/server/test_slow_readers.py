@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +13,9 @@ import pytest
 
 from server import request_stream
 from server.admission import run_requests
-from server.auth.principal import ANYBODY
-from server.completion.coalescing import RequestCoalescer
 from server.errors import SlowReaderError
 from server.request_stream import RequestStream, UnreadEvents, weight_of
-from specdec.core.types import Delta, Finished, Request, RequestEvent, SamplingParams, TokenLogprobs
-from tests.server.completion.scripted_engine import ScriptedEngine
+from specdec.core.types import Delta, Request, RequestEvent, TokenLogprobs
 from tests.server.harness import running_server, stream_request
 
 
@@ -61,29 +57,6 @@ async def test_a_disconnect_releases_the_pending_output() -> None:
         one.push(delta())
     assert unread.total == 5 * weight_of(delta())
     one.close()
-    assert unread.total == 0
-
-
-@pytest.mark.parametrize("finished", [False, True])
-async def test_a_slow_reader_of_a_shared_answer_is_ended_alone(finished: bool) -> None:
-    engine = ScriptedEngine()
-    engine.unread = unread = UnreadEvents(25 * weight_of(delta()))
-    table = RequestCoalescer(engine)
-    request = Request("r", (1,), sampling=SamplingParams(temperature=0.0))
-    (one, _), (slow, shared) = [await table.start(ANYBODY, replace(request, request_id=name)) for name in "as"]
-    assert shared
-    events = one.read()
-    for _ in range(40):
-        engine.last.say("a")
-        await anext(events)
-    if finished:
-        engine.last.finish()
-        assert isinstance(await anext(events), Finished)
-    with pytest.raises(SlowReaderError):
-        _ = [event async for event in slow.read()]
-    assert engine.last.closed == finished  # otherwise the sequence continues for the other reader
-    one.leave()
-    assert engine.last.closed
     assert unread.total == 0
 
 

@@ -666,8 +666,6 @@ class SuggestionStarted(_message.Message):
         """A new sequence."""
         ORIGIN_CONTINUED: SuggestionStarted._Origin.ValueType  # 2
         """The sequence of an earlier request continues."""
-        ORIGIN_SHARED: SuggestionStarted._Origin.ValueType  # 3
-        """An equal request was running, and its sequence is shared."""
 
     class Origin(_Origin, metaclass=_OriginEnumTypeWrapper): ...
     ORIGIN_UNSPECIFIED: SuggestionStarted.Origin.ValueType  # 0
@@ -675,8 +673,6 @@ class SuggestionStarted(_message.Message):
     """A new sequence."""
     ORIGIN_CONTINUED: SuggestionStarted.Origin.ValueType  # 2
     """The sequence of an earlier request continues."""
-    ORIGIN_SHARED: SuggestionStarted.Origin.ValueType  # 3
-    """An equal request was running, and its sequence is shared."""
 
     ASK_ID_FIELD_NUMBER: _builtins.int
     SUGGESTION_ID_FIELD_NUMBER: _builtins.int

@@ -40,7 +40,7 @@ class Server:
         """Whether the engine comes to rest, having been given and having dropped so many requests."""
         for _ in range(150):
             load = await self.models.GetLoad(model_pb2.GetLoadRequest())
-            quiet = load.running_requests == 0 and self.serving._grpc.completion.runs.in_flight == 0
+            quiet = load.running_requests == 0 and self.serving.client.in_flight == 0
             quiet = quiet and load.free_pages == load.total_pages  # as of the engine's last heartbeat
             if quiet and submitted in (None, load.prompt_tokens) and aborted in (None, load.prefix_hit_tokens):
                 return True

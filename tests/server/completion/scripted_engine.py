@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +12,7 @@ from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import RequestMaker
 from server.completion.service import CompletionService
 from server.completion.time_budget import TimeBudget
-from server.observe.records import RequestRecord
-from server.request_stream import Ticket, UnreadEvents
+from server.request_stream import RequestStream, UnreadEvents
 from specdec.core.types import (
     Delta,
     EngineInfo,
@@ -22,7 +20,6 @@ from specdec.core.types import (
     Finished,
     FinishReason,
     Request,
-    RequestEvent,
     SpeculationStats,
     Started,
     Timings,
@@ -52,53 +49,29 @@ def budget_on(machine: Any, **more: Any) -> TimeBudget:
     return TimeBudget(SimpleNamespace(engine=machine), machine, **more)  # type: ignore[arg-type]
 
 
-class ScriptedRequest:
-    """A request and the script of its answer. ``closed``: its reader has closed the stream."""
+class ScriptedRequest(RequestStream):
+    """The stream of a request, and the script of its answer. ``closed``: its reader has closed the stream."""
 
-    def __init__(self, principal: Principal, request: Request, supersedes_key: str, unread: UnreadEvents) -> None:
-        self.principal, self.request, self.supersedes_key, self.unread = principal, request, supersedes_key, unread
-        self.closed = self.over = False
-        self.abort_reader: Callable[[], bool] | None = None
-        self.record: RequestRecord | None = None
-        self._events: asyncio.Queue[RequestEvent | Exception | None] = asyncio.Queue()
+    def __init__(self, principal: Principal, request: Request, unread: UnreadEvents) -> None:
+        super().__init__(principal.scope_request(request), lambda complete: None, unread)
+        self.closed = False
 
     def say(self, text: str) -> None:
         """More text."""
-        self._events.put_nowait(Delta(self.request.request_id, 0, list(text.encode()), text))
+        self.push(Delta(self.request_id, 0, list(text.encode()), text))
 
     def start(self, cached: int = 0) -> None:
         """The request is scheduled; ``cached`` tokens of its prompt are computed already."""
-        self._events.put_nowait(Started(self.request.request_id, 7, len(self.request.prompt_ids), cached, 0.5))
+        self.push(Started(self.request_id, 7, len(self.request.prompt_ids), cached, 0.5))
 
     def finish(self, reason: FinishReason = FinishReason.EOS, cached: int = 64) -> None:
         """Its end."""
         usage = Usage(len(self.request.prompt_ids), cached, 5)
-        self._events.put_nowait(
-            Finished(self.request.request_id, 0, reason, None, usage, SpeculationStats(), Timings())
-        )
-        self._events.put_nowait(None)
-
-    def fail(self, error: Exception) -> None:
-        """Its end, otherwise."""
-        self._events.put_nowait(error)
-
-    async def __anext__(self) -> RequestEvent:
-        item = await self._events.get()
-        if item is None:
-            self.over = True
-            raise StopAsyncIteration
-        if isinstance(item, Exception):
-            self.over = True
-            raise item
-        return item
+        self.push(Finished(self.request_id, 0, reason, None, usage, SpeculationStats(), Timings()))
 
     def close(self) -> None:
         self.closed = True
-
-    @property
-    def running(self) -> bool:
-        """Whether the engine would still work on it."""
-        return not (self.closed or self.over)
+        super().close()
 
 
 class ScriptedEngine:
@@ -106,33 +79,26 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.requests: list[ScriptedRequest] = []
-        self.joined: list[Ticket] = []  # admissions of requests that share another's answer
         self.refusal: RequestError | None = None
         self.unread = UnreadEvents()
+        self._admitted: list[ScriptedRequest] = []
 
     def admit(self, principal: Principal, request: Request, supersedes_key: str, *, hold: bool) -> ScriptedRequest:
-        made = self._admit(principal, request, supersedes_key)
+        if self.refusal is not None:
+            raise self.refusal
+        made = ScriptedRequest(principal, request, self.unread)
+        self._admitted.append(made)
         if not hold:
             self.requests.append(made)
         return made
 
-    def join(self, principal: Principal, request: Request) -> Ticket:
-        self._admit(principal, request, "")
-        self.joined.append(Ticket(request))
-        return self.joined[-1]
-
     def release(self, source: Any) -> None:
         self.requests.append(source)
 
-    def _admit(self, principal: Principal, request: Request, supersedes_key: str) -> ScriptedRequest:
-        if self.refusal is not None:
-            raise self.refusal
-        return ScriptedRequest(principal, request, supersedes_key, self.unread)
-
     @property
     def running(self) -> int:
-        """Requests whose streams are neither closed nor finished."""
-        return sum(request.running for request in self.requests)
+        """Admitted requests that have not ended."""
+        return sum(request.is_open for request in self._admitted)
 
     @property
     def last(self) -> ScriptedRequest:

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.auth.principal import Limits, Principal
-from server.completion.coalescing import RequestCoalescer
 from server.completion.documents import ContextFile, FillMode, Gap
 from server.completion.editor_session import EditorSession
 from server.completion.next_edit import EditPlace, EditPrompt, RecentEdit
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import LEAST_PRIORITY, CompletionOptions, RequestMaker
+from server.completion.shared_prompts import SharedPrompts
 from server.completion.time_budget import (
     FINE_BUDGET,
     MOST_TOKENS,
@@ -187,7 +187,7 @@ class Reading:
     def __init__(self, machine: Machine, principal: Principal = ME) -> None:
         self.engine, maker = ScriptedEngine(), RequestMaker(budget_on(machine))
         maker.packer = PACKER
-        self.budget, runs = maker.time, RequestCoalescer(self.engine, maker.time)
+        self.budget, runs = maker.time, SharedPrompts(self.engine, maker.time)
         session = EditorSession("s", maker, runs)
         self.task = asyncio.create_task(
             session.read_ahead(GAP, CompletionOptions(ttft_ms=400), principal, lambda _: None)

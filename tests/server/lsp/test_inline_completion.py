@@ -154,9 +154,9 @@ async def test_a_newer_request_supersedes_and_a_cancel_ends() -> None:
 
 async def generating(server: Addressed) -> None:
     """Wait for some text that a newer request can continue."""
-    completion = server.serving.models.first.completion
+    streams = server.serving.models.first.admission._streams
     async with asyncio.timeout(20):
-        while not any(run.is_computed.is_set() for run in completion.runs._runs):
+        while not any(stream.record is not None and stream.record.first_s is not None for stream in streams):
             await asyncio.sleep(0.01)
 
 
@@ -261,17 +261,17 @@ async def test_documents_that_the_server_forgot_are_sent_again() -> None:
 async def test_a_pause_reads_ahead_and_a_key_ends_it() -> None:
     text, (line, character) = without(LINE)
     async with running() as server, editing(server.address, {"ttftMs": 400, **SLOW}) as editor:
-        runs = server.serving.models.first.completion.runs
+        client = server.serving.models.first.client
         editor.open(text)
         async with asyncio.timeout(20):
-            while not runs.in_flight:  # nobody asked for a suggestion
+            while not client.in_flight:  # nobody asked for a suggestion
                 await asyncio.sleep(0.01)
         editor.edit((line, character), (line, character), "tot")
         [item] = await editor.complete(line, character + 3)
         assert item.insert_text == LINE[3:]  # not the answer of what was read ahead
         known = server.serving.models.first.completion.maker.time.computed
         async with asyncio.timeout(20):
-            while runs.in_flight or not known.of("slower"):  # the whole prompt is computed in the next pause
+            while client.in_flight or not known.of("slower"):  # the whole prompt is computed in the next pause
                 await asyncio.sleep(0.01)
 
 

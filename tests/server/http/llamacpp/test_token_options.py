@@ -11,7 +11,7 @@ from server.http.llamacpp_request import MAX_TEXTS, parse_completion, parse_infi
 from specdec.core.fields import MAX_BIAS, MAX_LOGPROBS
 from specdec.core.types import TokenLogprobs
 from tests.server.fake_tokenizer import FakeTokenizer
-from tests.server.http.calls import asked, violations
+from tests.server.http.calls import violations
 from tests.server.http.harness import Server
 from tests.server.http.llamacpp.test_llamacpp import completion, infill
 
@@ -124,9 +124,3 @@ def test_an_error_names_the_field_of_the_body(server: Server) -> None:
     status, error = server.refused("/completion", prompt="a", logit_bias=[[999, 1]])
     assert (status, error["field"]) == (400, "logit_bias")
     assert "ids must lie in" in error["message"]
-
-
-def test_requests_with_another_bias_are_not_coalesced() -> None:
-    """Two requests that differ in it alone are distinct."""
-    one, other = (asked(parse_completion, {"prompt": "a", "logit_bias": [[97, b]]}).request for b in (1.0, 2.0))
-    assert one.sampling != other.sampling

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import socket
-import threading
 from typing import Any
 
 import pytest
@@ -50,21 +48,6 @@ def test_completions_use_the_documents_line_breaks(server: Server) -> None:
 def test_a_blank_line_ends_the_completion(server: Server) -> None:
     given = {"prefix": "return total / len(", "suffix": ""}  # at the margin: there is no indentation to leave
     assert server.ask(segments=given)["choices"][0]["text"] == "values)"
-
-
-def test_concurrent_equal_requests_are_coalesced() -> None:
-    answers: list[dict[str, Any]] = []
-    with book_server() as server:
-        ask = functools.partial(server.ask, **body(cache_salt="slow"))
-        threads = [threading.Thread(target=lambda: answers.append(ask())) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert server.comes_to(lambda: server.load.running_requests == 0 and server.load.prompt_tokens > 0)
-        assert server.load.prompt_tokens == 1  # requests that the engine was given
-    assert [answer["choices"][0]["text"] for answer in answers] == [LINE] * 3
-    assert len({answer["id"] for answer in answers}) == 3
 
 
 def test_a_disconnect_cancels_the_request(server: Server) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -13,7 +12,6 @@ from specdec.api.v1 import generation_pb2 as pb
 from tests.server.auth.key_files import make_key
 from tests.server.harness import running_server, stream_request
 from tests.server.http.harness import CHAT, COMPLETIONS, running
-from tests.server.http.tabby.book_server import body, book_server
 from tests.server.observe.logs.capture import logged
 
 SECRET = "Xyzzy"  # the fake engine echoes it, so it is in the prompt and in the output
@@ -36,20 +34,6 @@ def test_a_call_is_one_line_with_its_figures() -> None:
     assert expected.items() <= first.items()
     assert 0 < first["ttft_ms"] <= first["duration_ms"]
     assert "left" not in first
-
-
-def test_a_call_that_joins_an_equal_request_has_its_figures() -> None:
-    asked = body(cache_salt="slow", seed=1)
-    with logged() as lines, book_server() as server, ThreadPoolExecutor() as pool:
-        first = pool.submit(server.client.post, COMPLETIONS, json=asked)
-        assert server.comes_to(lambda: server.serving.client.in_flight == 1)
-        second = server.client.post(COMPLETIONS, json=asked)
-        assert second.json()["choices"] == first.result().json()["choices"]
-        assert server.comes_to(lambda: len(lines.of("call", endpoint=COMPLETIONS)) == 2)
-    one, two = lines.of("call", endpoint=COMPLETIONS)
-    figures = ("request", "prompt_tokens", "output_tokens", "finish")
-    assert [one[name] for name in figures] == [two[name] for name in figures]
-    assert "left" not in one | two
 
 
 def test_rejections_log_their_reason_and_disconnects_are_logged() -> None:

@@ -1,0 +1,147 @@
+"""Equal prompts in flight are computed once: a request waits while another computes its prompt, and then finds it in
+the prefix cache.
+
+Every request is admitted first: limits of the queue and of keys, and its own deadline, hold for it whether it is
+submitted at once or waits for a prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Hashable
+from contextlib import suppress
+
+from server.admission import Admission
+from server.auth.principal import Principal
+from server.completion.time_budget import TimeBudget
+from server.request_stream import RequestStream
+from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, Started
+
+
+class CompletionRun:
+    """An admitted request: its events, the text and end of sample 0, and the state of its prompt. Call `leave` after
+    reading."""
+
+    text: str  # of sample 0, as far as it was read
+    has_tokens: bool  # of any sample, as far as they were read
+    finished: Finished | None  # of sample 0
+    source: RequestStream
+    until_s: float  # its deadline in seconds of the event loop's clock, or infinity
+    is_computed: asyncio.Event  # the prompt, or the request has ended
+    cached_tokens: int | None  # of the prompt, once it is scheduled
+    ttft_ms: float | None  # once the prompt is computed; infinite if no token was asked for
+
+    def __init__(self, source: RequestStream, until_s: float, on_computed: Callable[[CompletionRun], None]) -> None:
+        """on_computed: called once the prompt is computed or the request has ended, however slow the reader is."""
+        self.text, self.has_tokens, self.finished = "", False, None
+        self.source, self.until_s = source, until_s
+        self.is_computed = asyncio.Event()
+        self.cached_tokens = self.ttft_ms = None
+        self._began_s = time.monotonic()
+        self._on_computed = on_computed
+        source.watcher = self._saw
+
+    def precedes(self, priority: int, until_s: float) -> bool:
+        """Whether the engine schedules this no later than a request of ``priority`` with the deadline ``until_s``."""
+        is_scheduled = self.cached_tokens is not None
+        return priority <= self.source.request.priority and (is_scheduled or until_s >= self.until_s)
+
+    def leave(self) -> None:
+        """Stop reading, which ends the request."""
+        self.source.close()
+
+    async def read(self) -> AsyncGenerator[RequestEvent]:
+        """The events from the first one on; iterate once.
+
+        Raises:
+            RequestError: the request was refused, or it failed.
+        """
+        async for event in self.source:
+            if isinstance(event, Delta):
+                self.has_tokens = True
+                if event.index == 0:
+                    self.text += event.text
+            elif isinstance(event, Finished) and event.index == 0:
+                self.finished = event
+            yield event
+
+    def _saw(self, event: RequestEvent | None) -> None:
+        if self.is_computed.is_set():
+            return
+        if isinstance(event, Started):
+            self.cached_tokens = event.cached_tokens
+            return
+        if isinstance(event, Delta):
+            self.ttft_ms = (time.monotonic() - self._began_s) * 1e3
+        elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:
+            self.ttft_ms = math.inf
+        self.is_computed.set()
+        self._on_computed(self)
+
+
+SHORTEST_SHARED = 64  # tokens of a prompt; the prefix cache, which shares whole pages, gains nothing from shorter ones
+
+
+class SharedPrompts:
+    """Submits requests that come one by one, as editors send them. One whose prompt is being computed waits until the
+    prefix cache has it. Callers share with their own tenant and cache salt only.
+
+    A request never waits for a less important one: the priority and the deadline of a request in the engine are fixed,
+    so a request of higher priority than its twin is submitted at once, and so is one with a nearer deadline while
+    the twin is not scheduled. Both get the same tokens, and share cached pages. Nor does a request wait for the prompt
+    of one with a grammar, which may take longer to compile than the prompt to compute.
+    """
+
+    def __init__(self, admission: Admission, times: TimeBudget | None = None) -> None:
+        """times: learns from the requests that it limits."""
+        self._admission, self._times = admission, times
+        self._computing: dict[Hashable, CompletionRun] = {}  # by prompt: the run that others wait for
+        self._releases: set[asyncio.Task[None]] = set()
+
+    def start(self, principal: Principal, request: Request, supersedes_key: str = "") -> CompletionRun:
+        """Admit ``request`` and submit it, now or once its prompt is computed; returns its run, to be left.
+
+        Raises:
+            RequestError: the request is refused.
+        """
+        scoped = principal.scope_request(request)
+        until_s = asyncio.get_running_loop().time() + (math.inf if request.deadline_s is None else request.deadline_s)
+        first = self._computing.get(_prompt(scoped))
+        hold = first is not None and first.precedes(scoped.priority, until_s)
+        source = self._admission.admit(principal, request, supersedes_key, hold=hold)
+        run = CompletionRun(source, until_s, self._computed)
+        if hold:
+            release = asyncio.create_task(self._release(run), name="prompt-release")
+            self._releases.add(release)
+            release.add_done_callback(self._releases.discard)
+        elif len(scoped.prompt_ids) > SHORTEST_SHARED and scoped.grammar is None:
+            self._computing[_prompt(scoped)] = run
+        return run
+
+    async def _release(self, run: CompletionRun) -> None:
+        """Give a held request to the engine once no other computes its prompt, or for its end once it is late."""
+        request = run.source.request
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(None if math.isinf(run.until_s) else run.until_s):
+                while run.source.is_open and (first := self._computing.get(_prompt(request))) is not None:
+                    if not first.precedes(request.priority, run.until_s):
+                        break
+                    await first.is_computed.wait()
+        if run.source.is_open:
+            if request.grammar is None:
+                self._computing.setdefault(_prompt(request), run)
+            self._admission.release(run.source)
+
+    def _computed(self, run: CompletionRun) -> None:
+        request = run.source.request
+        if self._computing.get(_prompt(request)) is run:
+            del self._computing[_prompt(request)]
+        if self._times is not None and run.ttft_ms is not None and run.cached_tokens is not None:
+            self._times.observe(request.cache_salt, request, run.cached_tokens, run.ttft_ms)
+
+
+def _prompt(request: Request) -> Hashable:
+    """What requests of one prompt have in common. request: as the engine gets it."""
+    return request.cache_salt, request.prompt_ids
