@@ -270,19 +270,16 @@ class RequestFields:
     engine: dict[str, Any] = field(default_factory=dict)
     """Options of the request, by the engine's names."""
 
-    def options(self) -> dict[str, Any]:
-        """The engine's options as fields of `Request`."""
+    def request(self, request_id: str, prompt_ids: tuple[int, ...], ends: Iterable[int] = ()) -> Request:
+        """A request for one prompt. ``ends``: further token ids to stop at."""
+        self.stop_at(ends)
         groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS.values()}
         plain: dict[str, Any] = {}
         for name, value in self.engine.items():
             group, _, parameter = name.rpartition(".")
             (groups[group] if group else plain)[parameter] = value
-        return {group: record(**groups[group]) for record, group in GROUPS.items()} | plain
-
-    def request(self, request_id: str, prompt_ids: tuple[int, ...], ends: Iterable[int] = ()) -> Request:
-        """A request for one prompt. ``ends``: further token ids to stop at."""
-        self.stop_at(ends)
-        return Request(request_id=request_id, prompt_ids=prompt_ids, **self.options())
+        records = {group: record(**groups[group]) for record, group in GROUPS.items()}
+        return Request(request_id=request_id, prompt_ids=prompt_ids, **records, **plain)
 
     def stop_at_special_tokens(self, tokenizer: TokenizerLike) -> None:
         """A stop string that names a special token also stops at that token, which text may leave out."""

@@ -14,53 +14,36 @@ from server.completion.documents import FillMode, Gap
 from server.completion.prompt_packer import PackedPrompt, PromptPacker
 from server.completion.time_budget import FINE_BUDGET, FIRST_AHEAD, Objective, TimeBudget, budgets, cached_tokens
 from specdec.core.text_stops import CLOSERS, CLOSING, CodeReader
-from specdec.core.types import (
-    GrammarParams,
-    OutputParams,
-    Request,
-    ResumeParams,
-    SamplingParams,
-    SpeculationParams,
-    StoppingParams,
-    TextRules,
-)
+from specdec.core.types import Request, SamplingParams, StoppingParams, TextRules
 from specdec.errors import EngineDeadError
 
 DEFAULT_MAX_TOKENS = 128
+DEFAULT_STOPPING = StoppingParams(max_tokens=DEFAULT_MAX_TOKENS)
 LEAST_PRIORITY = -(1 << 31)  # of a prompt that is read ahead
 IDLE_POLL_S = 0.05  # between looks whether the engine has other requests
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionOptions:
-    """Options of a completion. Rules set in ``stopping`` override ``dedent``, ``bracket`` and ``suffix``; fields
-    without a comment are as in `specdec.core.types.Request`."""
+    """Options of a completion. Rules set in ``base.stopping`` override ``dedent``, ``bracket`` and ``suffix``."""
 
+    base: Request = field(default_factory=lambda: Request("", (), SamplingParams(temperature=0.0), DEFAULT_STOPPING))
+    """The request without id and prompt."""
     mode: FillMode = FillMode.MIDDLE
     max_prompt_tokens: int | None = None  # None: the packer's default
     ttft_ms: float | None = None  # milliseconds to the first token, which limit the prompt; None: no limit
     dedent: bool = True  # end where the text leaves the gap's block
     bracket: bool = True  # end where the text closes a bracket that it did not open
     suffix: bool = True  # end where the text repeats the text after the gap
-    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
-    stopping: StoppingParams = field(default_factory=lambda: StoppingParams(max_tokens=DEFAULT_MAX_TOKENS))
-    output: OutputParams = field(default_factory=OutputParams)
-    speculation: SpeculationParams = field(default_factory=SpeculationParams)
-    priority: int = 0
-    cache_salt: str = ""
-    session: str = ""
-    target_tpot_ms: float | None = None
-    grammar: GrammarParams | None = None
-    resume: ResumeParams | None = None
 
     def of_session(self, session: str) -> CompletionOptions:
         """The same options, in a session."""
-        return replace(self, session=session)
+        return replace(self, base=replace(self.base, session=session))
 
     @property
     def repeatable(self) -> bool:
         """Whether the same gap always gets the same text."""
-        return self.sampling.temperature == 0 or self.sampling.seed is not None
+        return self.base.sampling.temperature == 0 or self.base.sampling.seed is not None
 
 
 BRACKETS_BEFORE, BRACKETS_BEHIND = 2000, 1000  # characters examined before and after the gap
@@ -125,9 +108,9 @@ SUFFIX_CHARACTERS = 512
 
 
 def gap_rules(gap: Gap, options: CompletionOptions) -> TextRules | None:
-    """The rules in ``options.stopping``, and those derived from the gap: the indentation of the cursor's line, the
+    """The rules in ``options.base.stopping``, and those derived from the gap: the indentation of the cursor's line, the
     brackets open there, the text after it. None if there are none."""
-    rules = options.stopping.rules or TextRules()
+    rules = options.base.stopping.rules or TextRules()
     head = gap.line_head
     if options.dedent and rules.min_indent is None:
         # None at the margin: nothing is less indented.
@@ -170,7 +153,7 @@ class RequestMaker:
         self, prefix: str, suffix: str, max_tokens: int = 1, *, salt: str = "", ttft_ms: float | None = None
     ) -> PackedPrompt:
         """A prompt that asks for what is missing between two texts, as much of both as leaves room for ``max_tokens``;
-        no token is healed. salt, ttft_ms: as in `CompletionOptions`.
+        no token is healed. salt: as `Request.cache_salt`. ttft_ms: as in `CompletionOptions`.
 
         Raises:
             FimNotSupportedError: the model cannot fill in.
@@ -192,10 +175,11 @@ class RequestMaker:
             FimNotSupportedError: the model cannot fill in, and the options require it.
             EngineDeadError: the model is not loaded yet.
         """
-        budget = self.packer.budget(options.max_prompt_tokens, options.stopping.max_tokens or 1)
-        owner = principal.scoped(options.cache_salt)
+        base = options.base
+        budget = self.packer.budget(options.max_prompt_tokens, base.stopping.max_tokens or 1)
+        owner = principal.scoped(base.cache_salt)
         # The word's beginning may be forbidden by either.
-        heal = options.grammar is None and not options.sampling.allowed_token_ids
+        heal = base.grammar is None and not base.sampling.allowed_token_ids
         return await self._pack(gap, options.mode, budget, owner, heal=heal, ttft_ms=options.ttft_ms)
 
     async def _pack(
@@ -219,24 +203,16 @@ class RequestMaker:
     ) -> Request:
         """The request for ``gap``, not validated. draft: a text that the answer is expected to resemble. Raises as
         `pack`."""
-        packed = await self.pack(gap, options, principal)
+        base, packed = options.base, await self.pack(gap, options, principal)
         expected = packed.healing_prefix + draft if draft else ""
-        return Request(
+        return replace(
+            base,
             request_id=request_id,
             prompt_ids=packed.ids,
-            sampling=options.sampling,
-            stopping=replace(packed.limits(options.stopping), rules=gap_rules(gap, options)),
-            output=options.output,
-            speculation=options.speculation,
-            priority=options.priority,
-            cache_salt=options.cache_salt,
-            prediction_ids=self.packer.encode_text(expected, principal.scoped(options.cache_salt)),
-            session=options.session,
-            target_tpot_ms=options.target_tpot_ms,
-            grammar=options.grammar,
+            stopping=replace(packed.limits(base.stopping), rules=gap_rules(gap, options)),
+            prediction_ids=self.packer.encode_text(expected, principal.scoped(base.cache_salt)),
             healing_prefix=packed.healing_prefix,
             omitted=packed.omitted,
-            resume=options.resume,
         )
 
     async def read_ahead(self, gap: Gap, options: CompletionOptions, principal: Principal) -> AsyncIterator[Request]:
@@ -247,8 +223,9 @@ class RequestMaker:
         """
         if principal.limits != Limits():
             return
-        owner = principal.scoped(options.cache_salt)
-        budget = self.packer.budget(options.max_prompt_tokens, options.stopping.max_tokens or 1)
+        base = options.base
+        owner = principal.scoped(base.cache_salt)
+        budget = self.packer.budget(options.max_prompt_tokens, base.stopping.max_tokens or 1)
         large = (each for each in budgets(budget) if each >= FINE_BUDGET)
         for within in sorted({budget, min(budget, FIRST_AHEAD), *large}):
             options = replace(options, max_prompt_tokens=within, ttft_ms=None)
@@ -261,7 +238,7 @@ class RequestMaker:
                     ids[: known + self.time.part()],
                     stopping=StoppingParams(max_tokens=0),
                     priority=LEAST_PRIORITY,
-                    cache_salt=options.cache_salt,
-                    session=options.session,
+                    cache_salt=base.cache_salt,
+                    session=base.session,
                     omitted=(0, 0, 0, 0),
                 )

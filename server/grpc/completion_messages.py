@@ -52,32 +52,44 @@ _ORIGINS = {origin: pb.SuggestionStarted.Origin.Value(f"ORIGIN_{origin.name}") f
 
 def read_options(message: pb.CompleteRequest | pb.SessionSetup, violations: ViolationCollector) -> CompletionOptions:
     """Return the options of a completion; adds to ``violations`` what is wrong with them."""
-    made, stopping = message.completion, read_stopping(message.stopping, violations)
-    sampling = read_params(SamplingParams, message.sampling, violations)
-    if not message.sampling.HasField("temperature"):
-        sampling = replace(sampling, temperature=0.0)
+    made, base = message.completion, _read_base(message, violations)
+    stopping = base.stopping
     if stopping.max_tokens is None:
-        stopping = replace(stopping, max_tokens=max(DEFAULT_MAX_TOKENS, stopping.min_tokens))
+        base = replace(base, stopping=replace(stopping, max_tokens=max(DEFAULT_MAX_TOKENS, stopping.min_tokens)))
+    if isinstance(message, pb.CompleteRequest):
+        output = read_params(OutputParams, message.output, violations)
+        grammar = read_grammar(message.grammar, violations) if message.HasField("grammar") else None
+        base = replace(base, output=output, grammar=grammar, resume=read_resume(message, violations))
     violations.check(made.mode in _MODES, "completion.mode", f"unknown value {made.mode}")
     tokens = made.max_prompt_tokens if made.HasField("max_prompt_tokens") else None
     enough = tokens is None or tokens >= SMALLEST_BUDGET
     violations.check(enough, "completion.max_prompt_tokens", f"must be at least {SMALLEST_BUDGET}")
-    one = isinstance(message, pb.CompleteRequest) or sampling.n == 1
+    one = isinstance(message, pb.CompleteRequest) or base.sampling.n == 1
     violations.check(one, "sampling.n", "a session makes one suggestion at a time; use Complete for more")
-    whole = message if isinstance(message, pb.CompleteRequest) else None
     return CompletionOptions(
+        base=base,
         mode=_MODES.get(made.mode, FillMode.MIDDLE),
         max_prompt_tokens=tokens,
         ttft_ms=read_ttft(made, "completion.", violations),
         dedent=made.stop_at_dedent if made.HasField("stop_at_dedent") else True,
         bracket=made.stop_at_bracket if made.HasField("stop_at_bracket") else True,
         suffix=made.stop_at_suffix if made.HasField("stop_at_suffix") else True,
+    )
+
+
+def _read_base(
+    message: pb.CompleteRequest | pb.SessionSetup | pb.PredictEditRequest, violations: ViolationCollector
+) -> Request:
+    """Return the options that all three have, as a request without id and prompt; greedy by default."""
+    sampling = read_params(SamplingParams, message.sampling, violations)
+    if not message.sampling.HasField("temperature"):
+        sampling = replace(sampling, temperature=0.0)
+    return Request(
+        request_id="",
+        prompt_ids=(),
         sampling=sampling,
-        stopping=stopping,
-        output=OutputParams() if whole is None else read_params(OutputParams, whole.output, violations),
+        stopping=read_stopping(message.stopping, violations),
         speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
-        grammar=read_grammar(whole.grammar, violations) if whole is not None and whole.HasField("grammar") else None,
-        resume=None if whole is None else read_resume(whole, violations),
         **read_own(message, violations),
     )
 
@@ -109,20 +121,11 @@ def read_place(message: pb.PredictEditRequest, violations: ViolationCollector) -
 
 def read_edit_request(message: pb.PredictEditRequest, violations: ViolationCollector) -> Request:
     """Return the request of a predicted edit, still without a prompt; adds to ``violations`` what is wrong with it."""
-    sampling = read_params(SamplingParams, message.sampling, violations)
-    if not message.sampling.HasField("temperature"):
-        sampling = replace(sampling, temperature=0.0)
-    violations.check(sampling.n == 1, "sampling.n", "must be 1")
+    base = _read_base(message, violations)
+    violations.check(base.sampling.n == 1, "sampling.n", "must be 1")
     enough = not message.HasField("max_prompt_tokens") or message.max_prompt_tokens >= SMALLEST_BUDGET
     violations.check(enough, "max_prompt_tokens", f"must be at least {SMALLEST_BUDGET}")
-    return Request(
-        request_id=message.request_id or uuid.uuid4().hex,
-        prompt_ids=(),
-        sampling=sampling,
-        stopping=read_stopping(message.stopping, violations),
-        speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
-        **read_own(message, violations),
-    )
+    return replace(base, request_id=message.request_id or uuid.uuid4().hex)
 
 
 def edit_messages(event: RequestEvent, reader: EditReader, model: str) -> Iterator[pb.PredictEditResponse]:

@@ -133,7 +133,9 @@ class CompletionSession:
         violations = ViolationCollector()
         options, unit = read_options(setup, violations), read_unit(setup, violations)
         if self._session is not None:
-            same = setup.session.id in ("", self._session.session_id) and setup.cache.salt == self._options.cache_salt
+            same = (
+                setup.session.id in ("", self._session.session_id) and setup.cache.salt == self._options.base.cache_salt
+            )
             violations.check(
                 same, "setup.session", "must stay the same in a stream; open another one for another session"
             )
@@ -144,7 +146,7 @@ class CompletionSession:
                 "the model has no fill-in-the-middle tokens; serve one that was trained for it, or set "
                 "setup.completion.mode to MODE_MIDDLE_OR_PREFIX or MODE_PREFIX"
             )
-        owner = self._service.owner(current_caller(), options.cache_salt)
+        owner = self._service.owner(current_caller(), options.base.cache_salt)
         session = self._session or self._service.sessions.open(owner, setup.session.id)
         self._session, self._unit, self._owner = session, unit, owner
         self._options = options.of_session(session.session_id)

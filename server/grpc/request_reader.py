@@ -13,7 +13,7 @@ import grpc
 from server.auth.principal import current_caller
 from server.completion.documents import ContextFile, Gap
 from server.completion.prompt_packer import PackedPrompt
-from server.completion.requests import CompletionOptions
+from server.completion.requests import DEFAULT_STOPPING, CompletionOptions
 from server.embedding import EmbeddingCall, check_count, embedded_ids
 from server.errors import DeadlinePassedError
 from server.served_model import ServedModel
@@ -175,11 +175,12 @@ def read_files(messages: Iterable[options.ContextFile]) -> tuple[ContextFile, ..
 async def _prompt(
     message: PromptMessage, model: ServedModel, violations: ViolationCollector, **filling: Any
 ) -> PackedPrompt:
-    """Return the prompt. filling: the `CompletionOptions` on which its fill-in-the-middle form depends."""
+    """Return the prompt. filling: the fields of `Request` on which its fill-in-the-middle form depends."""
     model.check_name(message.model)
     which = message.WhichOneof("prompt")
     if which == "fim":
-        return await model.completion.maker.pack(read_gap(message.fim), CompletionOptions(**filling), current_caller())
+        completion = CompletionOptions(Request("", (), stopping=DEFAULT_STOPPING, **filling))
+        return await model.completion.maker.pack(read_gap(message.fim), completion, current_caller())
     if which == "text":
         ids = await model.tokenizer.encode(message.text)
     elif which == "chat":

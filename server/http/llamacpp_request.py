@@ -279,7 +279,7 @@ async def parse_infill(call: Call) -> LlamaRequest:
     body, fields = await _read_options(call, INFILL_FIELDS)
     gap = _gap(body, fields)
     # No end where the text leaves its block: clients say what they want in n_indent.
-    options = CompletionOptions(dedent=False, ttft_ms=fields.own.get("ttft_ms"), **fields.options())
+    options = CompletionOptions(fields.request("", ()), ttft_ms=fields.own.get("ttft_ms"), dedent=False)
     body.violations.raise_if_any()
     request = await call.model.completion.maker.make(gap, options, current_caller(), f"infill-{call.request_id}")
     parsed = _parsed(call, fields, request)

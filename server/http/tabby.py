@@ -157,7 +157,7 @@ async def parse_completion(call: Call) -> CompletionRequest:
     engine["stopping.rules"] = TextRules(blank_line=True)
     segments = read_segments(body, own)
     body.violations.raise_if_any()
-    maker, options = call.model.completion.maker, CompletionOptions(**fields.options())
+    maker, options = call.model.completion.maker, CompletionOptions(fields.request("", ()))
     request = await maker.make(segments.gap, options, current_caller(), f"cmpl-{call.request_id}")
     check_requests([request], call.model.info, body.violations)
     return CompletionRequest(request, segments.ends)

@@ -14,7 +14,6 @@ import msgpack
 import pytest
 
 from bench.experiment.plan import read_arm
-from server.completion.requests import CompletionOptions
 from server.experiment.arm_options import read_options
 from server.grpc.request_reader import parse_generate
 from server.http.openai_completions import parse_completion
@@ -187,13 +186,6 @@ def test_experiments_accept_every_speculation_parameter() -> None:
         for value in bad(each):
             _, problems = read_options({"speculation": {each.name: plain_of(value)}}, ())
             assert [text for _, text in problems] == [each.kind.problem(value, 0)]
-
-
-def test_completions_accept_the_parameters_of_requests() -> None:
-    own = {each.name for group, each in SENT if not group}
-    assert own | {"sampling", "stopping", "output", "speculation", "grammar"} <= set(
-        CompletionOptions.__dataclass_fields__
-    )
 
 
 def test_a_message_without_a_field_name_is_unchanged() -> None:

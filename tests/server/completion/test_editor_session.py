@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,8 +20,13 @@ from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError, 
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.completion.scripted_engine import ScriptedEngine, service_on
 
-OPTIONS = CompletionOptions(session="s")
+OPTIONS = CompletionOptions().of_session("s")
 GAP = Gap("def add(a, b):\n    re", "\n\nprint(add(1, 2))\n")
+
+
+def based(**base: Any) -> CompletionOptions:
+    """`OPTIONS` with other fields of the request."""
+    return replace(OPTIONS, base=replace(OPTIONS.base, **base))
 
 
 def accept(request: Request) -> None:
@@ -152,8 +158,8 @@ CHANGES = {
     "text above": (replace(GAP, prefix="import os\n" + GAP.prefix), OPTIONS),
     "removed": (replace(GAP, prefix=GAP.prefix[:-1]), OPTIONS),
     "path": (replace(GAP, path="other.py"), OPTIONS),
-    "options": (GAP, replace(OPTIONS, sampling=SamplingParams(temperature=0, top_k=3))),
-    "stops": (GAP, replace(OPTIONS, stopping=StoppingParams(max_tokens=5))),
+    "options": (GAP, based(sampling=SamplingParams(temperature=0, top_k=3))),
+    "stops": (GAP, based(stopping=StoppingParams(max_tokens=5))),
 }
 
 
@@ -179,7 +185,7 @@ async def test_a_repeated_request_at_the_same_place() -> None:
     await generate(desk, "turn", done=True)
     again = await desk.ask(GAP)
     assert (again.origin, await read(again)) == (Origin.CONTINUED, "turn")
-    chance = replace(OPTIONS, sampling=SamplingParams(temperature=1.0))
+    chance = based(sampling=SamplingParams(temperature=1.0))
     for count in (2, 3):  # with a random seed, a repeated request is a new one
         await desk.ask(GAP, chance)
         assert len(desk.engine.requests) == count
@@ -344,6 +350,6 @@ def test_documents_are_bounded() -> None:
 @pytest.mark.parametrize(("allowed", "healed"), [((), " retu"), ((48, 49), "")])
 async def test_no_word_is_healed_where_tokens_are_allowed_one_by_one(allowed: tuple[int, ...], healed: str) -> None:
     desk = Desk()
-    options = CompletionOptions(sampling=SamplingParams(temperature=0.0, allowed_token_ids=allowed))
+    options = based(sampling=SamplingParams(temperature=0.0, allowed_token_ids=allowed))
     await desk.ask(replace(GAP, prefix=GAP.prefix + "tu"), options)
     assert desk.engine.last.request.healing_prefix == healed

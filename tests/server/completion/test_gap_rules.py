@@ -16,7 +16,7 @@ from server.completion.documents import (
     place_of,
 )
 from server.completion.requests import CompletionOptions, gap_rules, open_brackets
-from specdec.core.types import StoppingParams, TextRules
+from specdec.core.types import Request, StoppingParams, TextRules
 from specdec.errors import InvalidRequestError
 
 TEXT = st.text("abé世😀\n()", max_size=40)
@@ -68,7 +68,7 @@ def test_stop_rules_of_a_position(gap: Gap, rules: TextRules) -> None:
 
 def test_requested_rules_are_kept() -> None:
     requested = TextRules(max_lines=3, min_indent=0, closers="}", suffix="zz")
-    options = CompletionOptions(stopping=StoppingParams(rules=requested))
+    options = CompletionOptions(Request("", (), stopping=StoppingParams(rules=requested)))
     assert gap_rules(Gap("    f(", "x"), options) == requested
     off = CompletionOptions(dedent=False, bracket=False, suffix=False)
     assert gap_rules(Gap("    f(", "x"), off) is None

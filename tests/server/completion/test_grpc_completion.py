@@ -116,7 +116,7 @@ def test_an_interrupted_completion_resumes() -> None:
     resume = options_pb2.ResumeOptions(token_ids=[1, 2], text_characters=3, numeric_fingerprint="f")
     options = read_options(pb.CompleteRequest(fim=fim(), resume=resume), violations := ViolationCollector())
     assert not violations.found
-    assert options.resume == ResumeParams((1, 2), 3, "f")
+    assert options.base.resume == ResumeParams((1, 2), 3, "f")
 
 
 async def test_concurrent_equal_requests_get_equal_answers() -> None:

@@ -68,7 +68,7 @@ async def test_a_continued_suggestion_equals_a_fresh_request() -> None:
     packer, options = PromptPacker(tokenizer, 1024), CompletionOptions()
 
     def packed(prefix: str) -> tuple[list[int], str]:
-        budget = packer.budget(None, options.stopping.max_tokens or 0)
+        budget = packer.budget(None, options.base.stopping.max_tokens or 0)
         found = packer.pack(Gap(prefix), FillMode.MIDDLE_OR_PREFIX, budget)
         return list(found.ids), found.healing_prefix
 
