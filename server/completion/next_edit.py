@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from server.completion.documents import ContextFile, OffsetUnit, TextEdit, check_length, common_length, place_of
-from server.completion.prompt_packer import PromptPacker
+from server.completion.prompt_packer import PackedPrompt, PromptPacker
 from server.completion.time_budget import Objective
 from server.interfaces import TokenizerLike
 from specdec.core.fields import MAX_STOP_TEXT
@@ -189,13 +189,6 @@ class EditPlace:
 Piece = tuple[str, bool]
 
 
-@dataclass(frozen=True, slots=True)
-class _PackedEdit:
-    ids: tuple[int, ...]
-    omitted: tuple[int, ...]  # as in `Request`
-    n_healing_tokens: int = 0
-
-
 class EditPrompt:
     """The prompt for one place in a model's form."""
 
@@ -253,7 +246,7 @@ class EditPrompt:
         once = f"\n{self.place.shown(self.place.window)}".count(tail) == 1
         return tail if once and len(tail) <= MAX_STOP_TEXT else ""
 
-    def _pack(self, budget: int, owner: str) -> _PackedEdit:
+    def _pack(self, budget: int, owner: str) -> PackedPrompt:
         form, begin = self.form, self._tokenizer.encode("", add_special=True)
         layout = _blocks if form.path_lines else _fim if form.files else _excerpt
         recent = [edit for edit in self.place.recent[-RECENT_EDITS:] if edit.is_short]
@@ -266,7 +259,8 @@ class EditPrompt:
         mark = self._encode([(form.files, True)], owner)
         files = self._packer.pack_files(self.place.files, mark, max(0, room), owner)
         lines = self._packer.omitted_lines(self.place.files, files.texts)
-        return _PackedEdit((*begin, *head, *files.ids, *tail), (0, 0, lines, len(self.place.recent) - len(recent)))
+        omitted = (0, 0, lines, len(self.place.recent) - len(recent))
+        return PackedPrompt((*begin, *head, *files.ids, *tail), fills_in=True, ends=(), omitted=omitted)
 
     def _encode(self, pieces: Sequence[Piece], owner: str) -> tuple[int, ...]:
         ids: list[int] = []

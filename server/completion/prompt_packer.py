@@ -75,13 +75,13 @@ class ContextPacker:
 
 @dataclass(frozen=True, slots=True)
 class PackedPrompt:
-    """A prompt that asks to fill a gap."""
+    """A prompt that asks to fill a gap, or for the next edit."""
 
     ids: tuple[int, ...]
     fills_in: bool  # whether the text after the gap is part of it
     ends: tuple[int, ...]  # token ids that end the filling
     healing_prefix: str = ""  # the word that the gap is in: left out of ``ids``, the filling begins with it
-    n_healing_tokens: int = 0  # tokens of ``healing_prefix`` by itself
+    n_healing_tokens: int = 0  # tokens of ``healing_prefix`` by itself, which are decoded before the first new text
     omitted: tuple[int, ...] | None = None  # as in `Request`
     # Ids of the text before the gap, of that after it, and of the context files, for `PromptPacker.omitted`
     shown: tuple[Sequence[int], Sequence[int], Sequence[tuple[int, ...]]] = field(

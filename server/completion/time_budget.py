@@ -6,10 +6,10 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 from server.admission import Admission
 from server.completion.documents import common_length
+from server.completion.prompt_packer import PackedPrompt
 from server.engine_client import EngineClient
 from specdec.core.types import Request
 from verify_kernels.forward_batch import PAGE_SIZE
@@ -96,21 +96,6 @@ def cached_tokens(prompts: Iterable[tuple[int, ...]], ids: tuple[int, ...]) -> i
     return most
 
 
-class Prompt(Protocol):
-    """A prompt packed within a budget."""
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """Its tokens."""
-
-    @property
-    def n_healing_tokens(self) -> int:
-        """Tokens that are decoded before the first new text."""
-
-
-P = TypeVar("P", bound=Prompt)
-
-
 @dataclass(frozen=True, slots=True)
 class Objective:
     """The time to first token that a request asks for, and what decides about its prompt at that moment."""
@@ -119,13 +104,13 @@ class Objective:
     times: tuple[float, ...]  # by k: expected milliseconds of 4^k prompt tokens; empty: unknown
     known: tuple[tuple[int, ...], ...]  # prompts in the prefix cache
 
-    def choose(self, pack: Callable[[int], P], largest: int) -> P:
+    def choose(self, pack: Callable[[int], PackedPrompt], largest: int) -> PackedPrompt:
         """The prompt of the largest of `budgets` that is expected to give its first text in time, or of the smallest.
         Instead of it, one of at least half its budget that is mostly cached: it saves work.
 
         pack: makes the prompt within a budget.
         """
-        chosen: P | None = None
+        chosen: PackedPrompt | None = None
         least = 0.0  # budget of the prompts that are preferred if they are cached
         for budget in budgets(largest):
             if budget < least:
