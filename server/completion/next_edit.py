@@ -447,13 +447,5 @@ class EditReader:
         old = place.text[start:end]
         head = common_length(old, text)
         tail = common_length(old[head:][::-1], text[head:][::-1])
-        start, end = (self._offset(at) for at in (start + head, end - tail))
+        start, end = (self._place.unit.units_of(self._place.text[:at]) for at in (start + head, end - tail))
         return TextEdit(start, end, text[head : len(text) - tail])
-
-    def _offset(self, index: int) -> int:
-        before, unit = self._place.text[:index], self._place.unit
-        if unit is OffsetUnit.CODE_POINT:
-            return index
-        if unit is OffsetUnit.UTF16:
-            return len(before.encode("utf-16-le", "surrogatepass")) // 2
-        return len(before.encode("utf-8", "surrogatepass"))
