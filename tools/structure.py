@@ -38,13 +38,13 @@ MODEL = "smollm2-135m"
 PROMPT = "Once upon a time there was a small engine"
 SMALL = 60  # lines; smaller modules with one importer are listed
 CEILINGS = {
-    "modules": 347,
-    "lines": 88_223,
+    "modules": 339,
+    "lines": 84_930,
     "largest": 700,
     "cycles": 0,
     "step": 21,
-    "http": 40,
-    "grpc": 35,
+    "http": 32,
+    "grpc": 28,
 }
 """Largest value allowed for each figure. Lower one when the code shrinks; raise one only with a reason."""
 

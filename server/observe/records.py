@@ -8,13 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from specdec.core.types import Delta, Finished, Request, RequestEvent, Started
 from specdec.errors import MAX_ENGINES_STOPPED, RequestError
-
-if TYPE_CHECKING:
-    from server.observe.metrics import ServerMetrics
 
 
 @dataclass(slots=True)
@@ -28,6 +25,22 @@ class SampleRecord:
     def seconds_per_token(self) -> float | None:
         """Mean time between tokens after the first; None with fewer than two tokens."""
         return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else None
+
+
+class RequestMetrics(Protocol):
+    """Counters of events of a running request."""
+
+    def prompt(self, event: Started) -> None:
+        """The request was scheduled."""
+
+    def first_tokens(self, ttft_s: float) -> None:
+        """The first tokens arrived."""
+
+    def tokens(self, count: int, gap_s: float | None = None) -> None:
+        """A sample's next ``count`` tokens arrived, ``gap_s`` after the previous ones; None: its first."""
+
+    def sample_finished(self, sample: SampleRecord, event: Finished) -> None:
+        """A sample ended."""
 
 
 class RequestWatcher(Protocol):
@@ -48,7 +61,7 @@ class RequestRecord:
         self,
         request: Request,
         call: CallRecord | None,
-        metrics: ServerMetrics,
+        metrics: RequestMetrics,
         on_end: Callable[[RequestRecord], None],
         *,
         keeps_text: bool = False,
