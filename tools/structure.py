@@ -43,8 +43,8 @@ CEILINGS = {
     "largest": 700,
     "cycles": 0,
     "step": 21,
-    "http": 32,
-    "grpc": 28,
+    "http": 36,
+    "grpc": 32,
 }
 """Largest value allowed for each figure. Lower one when the code shrinks; raise one only with a reason."""
 
