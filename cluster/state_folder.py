@@ -13,8 +13,9 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, field_validator
 
 from cluster.config import ClusterConfig
 from cluster.deployment import Deployment
@@ -26,12 +27,30 @@ LOG_BYTES = 16 << 20  # size at which a log is rotated
 _TAIL_BYTES = 2000  # of a log that an error quotes
 
 
+_FORMER_SETTINGS = {
+    "routing": ("hash_balance_factor", "connect_s"),
+    "health": ("timeout_s", "unhealthy_after", "eject_after", "ejected_s", "max_ejected_percent"),
+}
+
+
 class FleetState(BaseModel):
     """What a restarted reconciler continues from. JSON, so that reading it runs no code."""
 
     config: ClusterConfig
     deployments: dict[str, Deployment]  # by Serve application; with the keys for /v1/loads
     fleet: Fleet
+
+    @field_validator("config", mode="before")
+    @classmethod
+    def _drop_former_settings(cls, config: Any) -> Any:
+        """Without the settings of earlier versions, which their files hold with the defaults."""
+        if not isinstance(config, dict):
+            return config
+        return config | {
+            section: {name: value for name, value in config[section].items() if name not in former}
+            for section, former in _FORMER_SETTINGS.items()
+            if isinstance(config.get(section), dict)
+        }
 
     def encoded(self) -> bytes:
         """The content of its file."""

@@ -347,9 +347,7 @@ class Admission:
             EngineDeadError: the engine is not ready.
             DuplicateRequestError: its id is in flight.
         """
-        if hold:
-            self.check_queue()
-        through = partial(self._admit, submit=partial(self._client.generate, hold=hold), begun=begun)
+        through = partial(self._admit, hold=hold, begun=begun)
         if self.experiments is not None:
             return self.experiments.admit(principal, request, supersedes_key, through)
         return through(principal, request, supersedes_key)
@@ -375,8 +373,8 @@ class Admission:
         request: Request,
         supersedes_key: str,
         *,
-        submit: Callable[[Request], RequestStream],
-        begun: bool = False,
+        hold: bool,
+        begun: bool,
     ) -> RequestStream:
         if len(supersedes_key) > MAX_NAME:
             raise InvalidRequestError([FieldViolation("supersedes_key", f"at most {MAX_NAME} characters")])
@@ -387,11 +385,11 @@ class Admission:
         leaving = int(older is not None and owner._streams[older] is usage)
         here = older if owner is self else None  # another model's request leaves no room here
         usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(here), now, begun=begun)
-        if self._client.holds_back:  # the engine, which bounds its queue, does not see how many wait
+        if hold or self._client.holds_back:  # the engine, which bounds its queue, does not see how many wait
             self.check_queue()
         self._check_room(own, here, now)
         self._check_time(own, here, now)
-        stream = submit(own if self.windows is None else self.windows.predict(own))
+        stream = self._client.generate(own if self.windows is None else self.windows.predict(own), hold=hold)
         if not self._streams:
             self._rates.work_begins(now)
         stream.listen(self, request.request_id, key, now)

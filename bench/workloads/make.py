@@ -66,7 +66,8 @@ def make_workload(
 
 
 def _concurrent(name: str, tokenizer: Tokenizer, count: int, max_tokens: int | None, at_once: int) -> Workload:
-    """``count`` prompts, at least `TURNS` times ``at_once``, after a short round as warm-up."""
+    """``count`` prompts, at least `TURNS` times ``at_once``, after a short round as warm-up. Where there are fewer, the
+    warm-up is shorter."""
     mix = name.partition("/")[2]
     number = max(count, TURNS * at_once) + at_once
     kinds = ("edit", "chat", "humaneval") if mix == "mixed" else (mix,)
@@ -75,7 +76,8 @@ def _concurrent(name: str, tokenizer: Tokenizer, count: int, max_tokens: int | N
         for kind in kinds
     ]
     prompts = _in_turn(found)[:number]
-    groups = (tuple(uncounted(prompts[:at_once], WARM_UP_TOKENS)), tuple(prompts[at_once:]))
+    warm = min(at_once, max(1, len(prompts) - TURNS * at_once))
+    groups = (tuple(uncounted(prompts[:warm], WARM_UP_TOKENS)), tuple(prompts[warm:]))
     return Workload(name, groups, at_once)
 
 

@@ -117,7 +117,7 @@ class SharedPrompts:
             self._releases.add(release)
             release.add_done_callback(self._releases.discard)
         elif len(scoped.prompt_ids) > SHORTEST_SHARED and scoped.grammar is None:
-            self._computing[_prompt(scoped)] = run
+            self._computing[_prompt(source.request)] = run
         return run
 
     async def _release(self, run: CompletionRun) -> None:
@@ -126,7 +126,7 @@ class SharedPrompts:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(None if math.isinf(run.until_s) else run.until_s):
                 while run.source.is_open and (first := self._computing.get(_prompt(request))) is not None:
-                    if not first.precedes(request.priority, run.until_s):
+                    if first.is_computed.is_set() or not first.precedes(request.priority, run.until_s):
                         break
                     await first.is_computed.wait()
         if run.source.is_open:

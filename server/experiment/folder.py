@@ -89,7 +89,7 @@ class ExperimentFolder:
             raise ExperimentError(f"{path}: cannot be read ({error.strerror}); give an experiment's folder") from None
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise ExperimentError(f"{path}: {problems}") from None
+            raise ExperimentError(f"{path}: {problems}; move the folder away if you do not need it") from None
 
     def state(self) -> StoredState:
         """Its state; `stopped` if there is none, as in a copied folder."""

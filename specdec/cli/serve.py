@@ -127,8 +127,8 @@ def _take_synonyms(values: dict[str, Any], name: str, flags: str, *synonyms: str
 
 def with_disk_cache(config: Config) -> Config:
     """``config`` with a prefix cache on disk for engines that set no ``kv_disk_bytes``; of 0 bytes if there is a
-    `keys_file`. Several engines share the part of the free space that one would take."""
-    share = _DISK_SHARE / max(1, len(config.engines))
+    `keys_file`. Several engines share the space that one would take."""
+    n_engines = max(1, len(config.engines))
 
     def completed(engine: EngineConfig) -> EngineConfig:
         if engine.kv_disk_bytes is not None:
@@ -137,8 +137,8 @@ def with_disk_cache(config: Config) -> Config:
         folder = (engine.kv_disk_folder or engine.cache_dir).absolute()
         with suppress(OSError):  # the free space cannot be measured
             made = next(each for each in (folder, *folder.parents) if each.exists())  # the engine makes the rest
-            most = int(min(most, share * shutil.disk_usage(made).free))
-        return engine.model_copy(update={"kv_disk_bytes": 0 if config.server.keys_file else most})
+            most = int(min(most, _DISK_SHARE * shutil.disk_usage(made).free))
+        return engine.model_copy(update={"kv_disk_bytes": 0 if config.server.keys_file else most // n_engines})
 
     engines = {name: completed(engine) for name, engine in config.engines.items()}
     return config.model_copy(update={"engine": completed(config.engine), "engines": engines})

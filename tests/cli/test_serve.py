@@ -23,8 +23,11 @@ def test_the_disk_cache_takes_a_quarter_of_its_own_volume(tmp_path: Path, monkey
         assert with_disk_cache(Config(engine=engine)).engine.kv_disk_bytes == expected
 
 
-def test_several_engines_share_a_quarter_of_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4000))
+@pytest.mark.parametrize(("free", "expected"), [(4000, 500), (1 << 40, 2 << 30)])
+def test_several_engines_share_the_space_of_one(
+    free: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     engines = {name: EngineConfig(cache_dir=tmp_path) for name in ("fim", "writer")}
     found = with_disk_cache(Config(engines=engines)).engines
-    assert [engine.kv_disk_bytes for engine in found.values()] == [500, 500]
+    assert [engine.kv_disk_bytes for engine in found.values()] == [expected, expected]

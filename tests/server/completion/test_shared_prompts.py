@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +95,21 @@ async def test_only_callers_of_one_tenant_and_salt_share(other: tuple[Principal,
     prompts.start(Principal("k", "a"), FIRST)
     prompts.start(*other)
     assert len(engine.requests) == 2
+
+
+async def test_an_ended_run_whose_salt_an_experiment_set_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = HoldingClient()
+    prompts, doors = prompts_over(client)
+    arm = SimpleNamespace(admit=lambda who, request, key, admit: admit(who, replace(request, cache_salt="arm"), key))
+    monkeypatch.setattr(doors, "experiments", arm)
+    run = prompts.start(CALLER, FIRST)
+    client.say(delta(client.given[-1], 1))
+    client.say(finished(client.given[-1], 1))
+    run.leave()
+    monkeypatch.setattr(doors, "experiments", None)  # the experiment has ended
+    prompts.start(CALLER, SECOND)
+    await settle()
+    assert len(client.given) == 2
 
 
 async def test_short_prompts_do_not_wait() -> None:
