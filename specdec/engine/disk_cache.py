@@ -61,6 +61,7 @@ class DiskCache:
         self._missed: Counter[str] = Counter()
         self._erasing = threading.Lock()  # a page is not appended after it was flushed
         self._retry_s = 0.0  # monotonic time until which nothing is written
+        self._rewrites = kv.n_total * 2 <= files.capacity_pages
         self._idle, self._work = threading.Event(), threading.Event()
         self._idle.set()
         self._closing, self._buffer = False, files.buffer()
@@ -196,13 +197,21 @@ class DiskCache:
                 self._missed["evicted"] += 1
                 return
             try:
-                self._files.append(entry, self._buffer)
+                lost = self._files.append(entry, self._buffer)
             except OSError as error:
                 logger.warning("disk cache: pages are not written for %g s: %s", RETRY_S, error)
                 self._retry_s = time.monotonic() + RETRY_S
                 self._missed["write_error"] += 1
                 return
         self._written += 1
+        if lost and self._rewrites:
+            self._queue_again(set(lost))
+
+    def _queue_again(self, lost: set[bytes]) -> None:
+        """Queue the pages in memory whose copies were removed with the oldest segment: they are in use."""
+        for page, entry in self._cached.copy().items():
+            if entry.key in lost:
+                self._pending[page] = None
 
     def _fill(self, load: PageLoad) -> int:
         """Read the pages of ``load`` in order until one cannot be used; returns how many were read."""

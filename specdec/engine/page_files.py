@@ -114,6 +114,11 @@ class PageFiles:
         """Bytes of all segments."""
         return self._n_bytes
 
+    @property
+    def capacity_pages(self) -> int:
+        """Pages that the bound allows."""
+        return self._max_bytes // self.record_bytes
+
     def buffer(self) -> bytearray:
         """A buffer for one record."""
         return bytearray(self.record_bytes)
@@ -123,8 +128,8 @@ class PageFiles:
         """The part of a record that holds the page's keys and values."""
         return memoryview(buffer)[_RECORD_BYTES:]
 
-    def append(self, page: StoredPage, buffer: bytearray) -> None:
-        """Write ``page``, whose payload is in ``buffer``, then remove the oldest pages beyond the bound.
+    def append(self, page: StoredPage, buffer: bytearray) -> list[bytes]:
+        """Write ``page``, whose payload is in ``buffer``; returns keys that were removed to make room.
 
         Raises:
             OSError: it cannot be written; nothing has changed.
@@ -134,7 +139,7 @@ class PageFiles:
         buffer[:_RECORD_BYTES] = fields + xxhash.xxh3_64_digest(fields)
         with self._mutex:
             if page.key in self._index:
-                return
+                return []
             segment = self._last_segment()
             if self._file is None:
                 self._file = os.open(segment.path, os.O_WRONLY | os.O_CLOEXEC)
@@ -145,7 +150,7 @@ class PageFiles:
             segment.keys.append(page.key)
             segment.n_bytes += self.record_bytes
             self._n_bytes += self.record_bytes
-            self._make_room()
+            return self._make_room()
 
     def read(self, page: StoredPage, buffer: bytearray) -> None:
         """Read ``page`` into ``buffer``.
@@ -201,26 +206,29 @@ class PageFiles:
         self._n_bytes += segment.n_bytes
         return segment
 
-    def _make_room(self) -> None:
-        """Remove the oldest segments until the bound is kept."""
+    def _make_room(self) -> list[bytes]:
+        """Remove the oldest segments until the bound is kept; returns the lost keys."""
+        lost: list[bytes] = []
         while self._n_bytes > self._max_bytes and (self._others or len(self._segments) > 1):
             if self._others:
                 path, n_bytes = self._others.pop(0)
                 self._n_bytes -= n_bytes
                 _remove_unowned(path)
             else:
-                self._remove_oldest()
+                lost += self._remove_oldest()
+        return lost
 
-    def _remove_oldest(self) -> None:
+    def _remove_oldest(self) -> list[bytes]:
         _, segment = self._segments.popitem(last=False)
         if not self._segments:
             self._close_file()
         with suppress(OSError):
             segment.path.unlink(missing_ok=True)
         self._n_bytes -= segment.n_bytes
-        for place, key in enumerate(segment.keys):
-            if self._index.get(key) == (segment, place):
-                del self._index[key]
+        lost = [key for place, key in enumerate(segment.keys) if self._index.get(key) == (segment, place)]
+        for key in lost:
+            del self._index[key]
+        return lost
 
     def _close_file(self) -> None:
         if self._file is not None:

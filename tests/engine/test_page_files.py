@@ -34,10 +34,10 @@ def content(each: StoredPage) -> bytes:
     return random.Random(each.key).randbytes(PAYLOAD)
 
 
-def write(files: PageFiles, each: StoredPage) -> None:
+def write(files: PageFiles, each: StoredPage) -> list[bytes]:
     buffer = files.buffer()
     files.payload(buffer)[:] = content(each)
-    files.append(each, buffer)
+    return files.append(each, buffer)
 
 
 def readable(files: PageFiles, each: StoredPage) -> bool:
@@ -133,14 +133,13 @@ def test_another_model_finds_nothing_and_the_oldest_segments_make_room(folder: P
     first.close()
     second = opened(folder, OTHER, room=ROOM // 2)
     assert not any(readable(second, page(number)) for number in range(40))
-    for number in range(100, 300):
-        write(second, page(number))
+    lost = [key for number in range(100, 300) for key in write(second, page(number))]
     assert not list((folder / MODEL).glob("*.pages"))
     total = sum(path.stat().st_size for path in folder.glob("*/*.pages"))
     assert total == second.n_bytes <= ROOM // 2
     kept = [number for number in range(100, 300) if readable(second, page(number))]
-    assert kept
     assert kept == list(range(300 - len(kept), 300))
+    assert lost == [page(number).key for number in range(100, 300 - len(kept))]
 
 
 def test_folders_and_files_of_others_are_left_alone(folder: Path) -> None:
