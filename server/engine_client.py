@@ -126,10 +126,10 @@ class Suspects:
     def __len__(self) -> int:
         return len(self._deaths)
 
-    def died(self, request: Request) -> None:
-        """Note that the engine died with ``request`` in flight."""
-        digest = _digest(request)
-        self._deaths[digest] = self._deaths.pop(digest, 0) + 1
+    def died(self, requests: Iterable[Request]) -> None:
+        """Note that the engine died with ``requests`` in flight. Equal ones count once."""
+        for digest in dict.fromkeys(map(_digest, requests)):
+            self._deaths[digest] = self._deaths.pop(digest, 0) + 1
         while len(self._deaths) > MAX_SUSPECTS:
             self._deaths.popitem(last=False)
 
@@ -156,7 +156,16 @@ def _digest(request: Request) -> bytes:
     return blake2b(repr(same).encode(), digest_size=16).digest()
 
 
-_LEAST_DEADLINE_S = 1e-3  # of a request whose deadline passed before it was sent: the engine ends it
+_LEAST_S = 1e-3  # left to a request whose limit passed before it was sent: the engine ends it
+
+
+def _after_wait(request: Request, waited_s: float) -> Request:
+    """``request`` with what is left of its deadline and time limit after it has waited."""
+    if request.deadline_s is not None:
+        request = replace(request, deadline_s=max(_LEAST_S, request.deadline_s - waited_s))
+    if (limit_s := request.stopping.time_limit_s) is not None:
+        request = replace(request, stopping=replace(request.stopping, time_limit_s=max(_LEAST_S, limit_s - waited_s)))
+    return request
 
 
 class SubmitQueue:
@@ -203,10 +212,7 @@ class SubmitQueue:
             del self._waiting[engine_id]
             self.running.add(engine_id)
             self._alone = alone
-            if request.deadline_s is not None:
-                left_s = request.deadline_s - (time.monotonic() - came_s)
-                request = replace(request, deadline_s=max(_LEAST_DEADLINE_S, left_s))
-            self._send(engine_id, request)
+            self._send(engine_id, _after_wait(request, time.monotonic() - came_s))
 
 
 DEFAULT_TRACE_STEPS = 50
@@ -408,8 +414,7 @@ class EngineClient:
         if died:
             # A copy: as each request ends, the queue moves the next one to `running`, although no process is left.
             sent = set(self._queue.running)
-            for request in self._table.requests(sent):
-                self._suspects.died(request)
+            self._suspects.died(self._table.requests(sent))
             unsent = [engine_id for engine_id in self._table.engine_ids() if engine_id not in sent]
             self._table.fail(unsent, EngineDeadError(_NOT_SENT, error.retry_after_s))
         self._table.fail(self._table.engine_ids(), error)

@@ -28,10 +28,11 @@ class CompletionRun:
     has_tokens: bool  # of any sample, as far as they were read
     finished: Finished | None  # of sample 0
     source: RequestStream
-    until_s: float  # its deadline in seconds of the event loop's clock, or infinity
+    until_s: float  # when its deadline or time limit ends it, in seconds of the event loop's clock, or infinity
     is_computed: asyncio.Event  # the prompt, or the request has ended
     cached_tokens: int | None  # of the prompt, once it is scheduled
-    ttft_ms: float | None  # once the prompt is computed; infinite if no token was asked for
+    submitted_s: float  # monotonic seconds when the engine got it
+    ttft_ms: float | None  # from then until the prompt is computed; infinite if no token was asked for
 
     def __init__(self, source: RequestStream, until_s: float, on_computed: Callable[[CompletionRun], None]) -> None:
         """on_computed: called once the prompt is computed or the request has ended, however slow the reader is."""
@@ -39,7 +40,7 @@ class CompletionRun:
         self.source, self.until_s = source, until_s
         self.is_computed = asyncio.Event()
         self.cached_tokens = self.ttft_ms = None
-        self._began_s = time.monotonic()
+        self.submitted_s = time.monotonic()
         self._on_computed = on_computed
         source.watcher = self._saw
 
@@ -74,7 +75,7 @@ class CompletionRun:
             self.cached_tokens = event.cached_tokens
             return
         if isinstance(event, Delta):
-            self.ttft_ms = (time.monotonic() - self._began_s) * 1e3
+            self.ttft_ms = (time.monotonic() - self.submitted_s) * 1e3
         elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:
             self.ttft_ms = math.inf
         self.is_computed.set()
@@ -107,7 +108,8 @@ class SharedPrompts:
             RequestError: the request is refused.
         """
         scoped = principal.scope_request(request)
-        until_s = asyncio.get_running_loop().time() + (math.inf if request.deadline_s is None else request.deadline_s)
+        limits_s = (request.deadline_s, request.stopping.time_limit_s)
+        until_s = asyncio.get_running_loop().time() + min((s for s in limits_s if s is not None), default=math.inf)
         first = self._computing.get(_prompt(scoped))
         hold = first is not None and first.precedes(scoped.priority, until_s)
         source = self._admission.admit(principal, request, supersedes_key, hold=hold)
@@ -121,17 +123,21 @@ class SharedPrompts:
         return run
 
     async def _release(self, run: CompletionRun) -> None:
-        """Give a held request to the engine once no other computes its prompt, or for its end once it is late."""
-        request = run.source.request
+        """Give a held request to the engine once its prompt is cached or no other computes it, or to be ended when it
+        is late."""
+        request, is_cached = run.source.request, False
         with suppress(TimeoutError):
             async with asyncio.timeout_at(None if math.isinf(run.until_s) else run.until_s):
                 while run.source.is_open and (first := self._computing.get(_prompt(request))) is not None:
                     if first.is_computed.is_set() or not first.precedes(request.priority, run.until_s):
                         break
                     await first.is_computed.wait()
+                    if is_cached := first.ttft_ms is not None:
+                        break
         if run.source.is_open:
-            if request.grammar is None:
+            if request.grammar is None and not is_cached:
                 self._computing.setdefault(_prompt(request), run)
+            run.submitted_s = time.monotonic()
             self._admission.release(run.source)
 
     def _computed(self, run: CompletionRun) -> None:

@@ -62,7 +62,7 @@ class DiskCache:
         self._erasing = threading.Lock()  # a page is not appended after it was flushed
         self._retry_s = 0.0  # monotonic time until which nothing is written
         self._rewrites = kv.n_total * 2 <= files.capacity_pages
-        self._idle, self._work = threading.Event(), threading.Event()
+        self._idle, self._work, self._dropping = threading.Event(), threading.Event(), threading.Event()
         self._idle.set()
         self._closing, self._buffer = False, files.buffer()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="disk-cache-read")
@@ -123,14 +123,16 @@ class DiskCache:
 
     def drop_loads(self) -> None:
         """Drop the pages that are being read."""
+        self._dropping.set()
         for each in self._loads:
             each.filled.cancel()
         for each in self._loads:
             if not each.filled.cancelled():
-                each.filled.exception()  # waits for it
+                each.filled.exception()  # waits for the page that is being read
             self._kv.end_load(each.load, 0)
             each.ended = True
         self._loads.clear()
+        self._dropping.clear()
 
     def erase(self) -> None:
         """Erase all pages on disk. Called after `drop_loads` and after the cache was flushed."""
@@ -218,6 +220,8 @@ class DiskCache:
         buffer, root = self._files.buffer(), root_key(load.salt)
         payload, first = np.frombuffer(self._files.payload(buffer), np.uint8), len(load.cached)
         for place, page in enumerate(load.pages):
+            if self._dropping.is_set():
+                return place
             depth = first + place
             tokens = load.tokens[depth * PAGE_SIZE : (depth + 1) * PAGE_SIZE]
             parent = load.keys[depth - 1] if depth else root

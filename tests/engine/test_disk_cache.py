@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +37,7 @@ from specdec.core.types import (
 from specdec.engine.build import warm_up
 from specdec.engine.disk_cache import DiskCache, open_disk_cache
 from specdec.engine.engine import Engine
-from specdec.engine.page_files import PageFiles
+from specdec.engine.page_files import PageFiles, StoredPage
 from specdec.errors import QueueFullError
 from tests.engine.test_every_drafter import every_parts
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts, tokens_of
@@ -145,6 +146,54 @@ def test_a_flush_erases_the_disk_too(folder: Path) -> None:
     engine.close()
     engine = engine_on(folder)
     assert answer(engine, asked) == (cold(asked), 0)
+    engine.close()
+
+
+def test_a_flush_waits_for_one_page_of_a_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, asked = engine_on(folder), request("a", 300)
+    answer(engine, asked)
+    engine.close()
+    engine = engine_on(folder)
+    reads, begun, go_on = [], threading.Event(), threading.Event()
+    read = PageFiles.read
+
+    def slow(files: PageFiles, page: StoredPage, into: NDArray[np.uint8]) -> None:
+        reads.append(page)
+        begun.set()
+        assert go_on.wait(30)
+        read(files, page, into)
+
+    monkeypatch.setattr(PageFiles, "read", slow)
+    engine.submit(asked)
+    assert begun.wait(30)
+    flush = threading.Thread(target=engine.flush_cache)
+    flush.start()
+    while not engine._parts.disk._dropping.is_set():  # type: ignore[union-attr]
+        time.sleep(0.001)
+    go_on.set()
+    flush.join(30)
+    assert len(reads) == 1
+    assert tokens_of(run_all(engine, []), "a") == cold(asked)
+    engine.close()
+
+
+def test_pages_in_use_are_written_again_when_their_segment_goes(folder: Path) -> None:
+    """Pages are found through those before them: without the first ones the others are lost."""
+    engine = engine_on(folder)
+    room = 100 * engine._parts.disk._files.record_bytes  # type: ignore[union-attr]
+    engine.close()
+    engine = engine_on(folder, room=room)
+    for number in range(60):
+        own = request(f"r{number}", 200, seed=number).prompt_ids
+        answer(
+            engine,
+            dataclasses.replace(request(f"r{number}", 128), prompt_ids=(*request("system", 128).prompt_ids, *own)),
+        )
+        while engine._parts.disk._pending:  # type: ignore[union-attr]
+            time.sleep(0.001)
+    engine.close()
+    engine = engine_on(folder, room=room)
+    assert answer(engine, request("system", 140))[1] == 128
     engine.close()
 
 

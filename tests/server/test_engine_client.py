@@ -7,13 +7,14 @@ import errno
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from server.admission import Admission
 from server.auth.principal import ANYBODY
-from server.engine_client import MAX_SUSPECTS, EngineClient, RequestTable, Suspects
+from server.engine_client import MAX_SUSPECTS, EngineClient, RequestTable, SubmitQueue, Suspects
 from server.engine_supervisor import EngineStartError, EngineState
 from server.errors import DeadlinePassedError, GenerationFailedError, PoisonRequestError
 from server.http.errors import refusal_of
@@ -345,9 +346,23 @@ async def test_a_request_that_has_not_been_sent_to_the_engine_can_be_aborted() -
         assert isinstance((await collect(client, make_request("h")))[-1], Finished)
 
 
+@pytest.mark.parametrize("waited_s", [1.5, 9.0])
+def test_a_wait_counts_towards_the_limits_of_a_held_request(waited_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Request] = []
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr("server.engine_client.time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    queue = SubmitQueue(lambda _, request: sent.append(request))
+    request = Request("r", (1,), stopping=StoppingParams(time_limit_s=2.0), deadline_s=3.0)
+    queue.put("0:r", request, alone=False, hold=True)
+    clock.now_s = waited_s
+    queue.release("0:r")
+    assert sent[0].stopping.time_limit_s == max(2.0 - waited_s, 1e-3)
+    assert sent[0].deadline_s == max(3.0 - waited_s, 1e-3)
+
+
 def test_a_suspect_is_known_by_all_but_its_time_limits() -> None:
     suspects = Suspects()
-    suspects.died(Request("r", (1,), stopping=StoppingParams(8, time_limit_s=60.0, decode_limit_s=30.0)))
+    suspects.died([Request("r", (1,), stopping=StoppingParams(8, time_limit_s=60.0, decode_limit_s=30.0))])
     resumed = StoppingParams(8, time_limit_s=41.5, decode_limit_s=12.5)
     assert suspects.must_run_alone(Request("again", (1,), stopping=resumed, deadline_s=3.0))
     assert not suspects.must_run_alone(Request("other", (1,), stopping=StoppingParams(9, time_limit_s=60.0)))
@@ -356,7 +371,7 @@ def test_a_suspect_is_known_by_all_but_its_time_limits() -> None:
 def test_the_number_of_remembered_suspects_is_bounded() -> None:
     suspects = Suspects()
     for number in range(MAX_SUSPECTS + 5):
-        suspects.died(Request("r", (number,)))
+        suspects.died([Request("r", (number,)), Request("twin", (number,))])
     assert len(suspects) == MAX_SUSPECTS
     assert not suspects.must_run_alone(Request("r", (0,)))
     assert suspects.must_run_alone(Request("other", (5,)))

@@ -68,14 +68,11 @@ async def test_a_prompt_is_computed_once_though_nobody_reads() -> None:
     assert len(engine.requests) == 1  # the others wait for its prompt
     engine.last.say("x")
     await settle()
-    assert len(engine.requests) == 2  # the next one finds it, and so do those after it
-    engine.last.say("y")
-    await settle()
-    assert [request.request_id for request in engine.requests] == ["0", "1", "2"]
+    assert [request.request_id for request in engine.requests] == ["0", "1", "2"]  # the prefix cache has it now
     for run, request in zip(runs, engine.requests, strict=True):
         request.finish()
         assert (await outcome(run))[1] is FinishReason.EOS
-    assert [run.text for run in runs] == ["x", "y", ""]
+    assert [run.text for run in runs] == ["x", "", ""]
     prompts.start(ANYBODY, FIRST)  # what has ended holds up no other
     assert engine.running == 1
 
@@ -110,6 +107,23 @@ async def test_an_ended_run_whose_salt_an_experiment_set_holds_up_no_other(monke
     prompts.start(CALLER, SECOND)
     await settle()
     assert len(client.given) == 2
+
+
+async def test_the_wait_for_another_prompt_is_no_time_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    times: Any = SimpleNamespace(observe=lambda salt, request, cached, ms: seen.append(ms))
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr("server.completion.shared_prompts.time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    engine = ScriptedEngine()
+    prompts = SharedPrompts(engine, times)
+    for name in "ab":
+        prompts.start(ANYBODY, replace(FIRST, request_id=name))
+    for spent_s in (6.0, 0.25):
+        engine.last.start()
+        clock.now_s += spent_s
+        engine.last.say("x")
+        await settle()
+    assert seen == [6000.0, 250.0]
 
 
 async def test_short_prompts_do_not_wait() -> None:
