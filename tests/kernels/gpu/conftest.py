@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.kernels.gpu.exact_dot import exact_dot
+from tests.kernels.gpu.quick_interpreter import quick_interpreter
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +16,7 @@ def device() -> torch.device:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def exact_sums() -> Iterator[None]:
+def quick_and_exact() -> Iterator[None]:
     """The tests of a kernel's bits judge the kernel, not the library that the interpreter multiplies with."""
-    with exact_dot():
+    with quick_interpreter():
         yield

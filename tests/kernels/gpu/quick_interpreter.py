@@ -17,23 +17,25 @@ from tests.kernels.gpu.exact_dot import exact_dot
 
 @contextmanager
 def quick_interpreter() -> Iterator[None]:
-    """The interpreter patches triton's language at each call of a device function, although the calling kernel already
-    did; here it does so once per launch. Compiled kernels are not touched."""
+    """The interpreter patches triton's language at each launch and at each call of a device function; here it does so
+    once, until the end of the block. Compiled kernels are not touched."""
     if torch.cuda.is_available():
         yield
         return
     patch: Callable[[Any], Any] = interpreter._patch_lang
     whole = FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core})  # names visible to any device function
-    active: list[Any] = []
+    active: list[tuple[Any, Callable[[], None]]] = []  # the patch and what takes it back
 
     def once(function: Any) -> Any:
-        if active:
-            return active[0]
-        scope = patch(whole)
-        restore = scope.restore
-        scope.restore = lambda: (active.clear(), restore())
-        active.append(scope)
-        return scope
+        if not active:
+            scope = patch(whole)
+            active.append((scope, scope.restore))
+            scope.restore = lambda: None
+        return active[0][0]
 
     with exact_dot(), mock.patch.object(interpreter, "_patch_lang", once):
-        yield
+        try:
+            yield
+        finally:
+            for _, restore in active:
+                restore()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.sampling.cases import Case, cases
-from tests.kernels.gpu.quick_interpreter import quick_interpreter
 from tests.kernels.gpu.reference import sampling as twin
 from tests.kernels.gpu.sampling_rows import ManySplits, differences, hard_logits, row, same
 from verify_kernels.gpu import sampling
@@ -36,12 +34,6 @@ FILTERS: list[dict[str, Any]] = [
     {}, {"top_p": 0.95}, {"top_k": 50}, {"top_k": 7, "top_p": 0.8, "min_p": 0.01}, {"min_p": 0.05, "temperature": 0.7},
     {"temperature": 0.0}, {"top_p": 0.0}, {"top_k": 900, "temperature": 1.7}, {"top_p": 1 - 1e-12},
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _quick() -> Iterator[None]:
-    with quick_interpreter():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -108,9 +108,11 @@ def test_chunks_of_a_prompt(device: torch.device, geometry: Geometry, cut: int) 
         assert_same(attend(replace(layer, q=layer.q[first:stop].clone()), chunk), whole[first:stop])
 
 
-@pytest.mark.parametrize("window", [0, 700])
-@pytest.mark.parametrize("shapes", [[(1100, 0, 2), (330, 0, 0)], [(3072, 0, 2), (2200, 0, 0)]], ids=["two", "more"])
-def test_the_split_into_work_does_not_show(device: torch.device, window: int, shapes: list[Shape]) -> None:
+TWO, MORE = [(1100, 0, 2), (330, 0, 0)], [(3072, 0, 2), (2200, 0, 0)]
+
+
+@pytest.mark.parametrize(("shapes", "window"), [(TWO, 0), (MORE, 0), (MORE, 700)], ids=["two", "more", "window"])
+def test_the_split_into_work_does_not_show(device: torch.device, shapes: list[Shape], window: int) -> None:
     """The finest plans, and coarse ones, whose blocks are merged in registers; of two blocks of 1,024 tokens and of
     more, which are summed in other code, all merged or all but the last."""
     geometry, pages = Geometry(3, 3, dtype=torch.float32, window=window), 90
