@@ -14,9 +14,19 @@ from specdec.engine.numeric_fingerprint import host_arithmetic
 from tests.kernels.batches import random_batch
 from tests.kernels.natives import CACHE, backend_for, native_backend
 from tests.kernels.test_linear import KINDS, MAX_ROWS, make_linear_spec
+from tests.kernels.test_quant_linear import (
+    QUANT_CASES,
+    ROWS,
+    make_inputs,
+    packed_blocks,
+    raw_blocks,
+    run_linear,
+)
 from tests.kernels.test_tree_attention import DTYPES, PAGES, make_spec, run
 from verify_kernels.backend_selection import load_kernels
 from verify_kernels.cpu.native_backend import NativeBackend
+from verify_kernels.packed_weights import pack_block_linear
+from verify_kernels.quant_formats import FORMATS
 from verify_kernels.reference.backend import ReferenceBackend
 
 AVX2, BASELINE = "x86-64-v3", "x86-64"
@@ -51,6 +61,30 @@ def test_linear(kind: str, k: int, other: tuple[NativeBackend, bool]) -> None:
         if same_rounding or kind == "int8":  # sums of integers are exact, and nothing else is fused
             assert torch.equal(*results)
         assert torch.allclose(*results, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "n", "k"), QUANT_CASES)
+def test_weights_in_blocks(kind: str, n: int, k: int, other: tuple[NativeBackend, bool]) -> None:
+    """The same bits by every instruction set, rounding included."""
+    weight, x = packed_blocks(kind, n, k), make_inputs(k)
+    for rows in (1, 3, 5, 12, ROWS):
+        assert torch.equal(run_linear(other[0], weight, x, rows), run_linear(native_backend(), weight, x, rows)), rows
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_largest_levels_do_not_saturate(kind: str, other: tuple[NativeBackend, bool]) -> None:
+    k = 512
+    raw = raw_blocks(kind, 32, k).reshape(32, -1, FORMATS[kind].block_bytes)
+    scale = 208 if kind == "q6_k" else 0
+    kept = raw[..., scale : scale + 2].copy()
+    raw[..., 4 if FORMATS[kind].low else 0 :] = 127 if kind == "q8_0" else 255
+    raw[..., scale : scale + 2] = kept
+    weight = pack_block_linear(torch.from_numpy(raw.reshape(32, -1)), None, kind, k)  # type: ignore[arg-type]
+    x = torch.ones(ROWS, k)
+    x[1] = -1
+    expected = run_linear(ReferenceBackend(1), weight, x, 6)
+    for backend in (native_backend(), other[0]):
+        assert torch.equal(run_linear(backend, weight, x, 6), expected)
 
 
 @pytest.mark.parametrize("prologue", ["rms", "silu", "gelu"])
