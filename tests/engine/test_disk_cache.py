@@ -401,21 +401,22 @@ def test_tokens_are_those_of_a_cold_run_in_any_order_of_events(actions: list, ro
         assert tokens_of(events, name) == cold(one)
 
 
+PROMPTS = 8  # asked in turn until the kill
 _SERVES = """
 import itertools, sys
 from pathlib import Path
-from tests.engine.test_disk_cache import answer, engine_on, request
+from tests.engine.test_disk_cache import PROMPTS, answer, engine_on, request
 engine = engine_on(Path(sys.argv[1]))
 print("open", flush=True)
 for number in itertools.count():
-    answer(engine, request(f"{number}", 400, seed=int(sys.argv[2]) + number % 20, temperature=0.8))
+    answer(engine, request(f"{number}", 400, seed=int(sys.argv[2]) + number % PROMPTS, temperature=0.8))
 """
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(200, marks=(pytest.mark.slow, pytest.mark.timeout(7200)))])
 def test_after_kills_at_random_moments_tokens_are_those_of_a_cold_run(folder: Path, kills: int) -> None:
     chance, cached = random.Random(11), 0
-    for first in range(0, 20 * kills, 20):
+    for first in range(0, PROMPTS * kills, PROMPTS):
         words = [sys.executable, "-c", _SERVES, str(folder), str(first)]
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             assert process.stdout is not None
@@ -425,7 +426,7 @@ def test_after_kills_at_random_moments_tokens_are_those_of_a_cold_run(folder: Pa
             process.kill()
         engine = engine_on(folder)
         assert "off" not in engine.load().disk_pages_missed
-        prompts = [request(f"{seed}", 400, seed=seed, temperature=0.8) for seed in range(first, first + 20)]
+        prompts = [request(f"{seed}", 400, seed=seed, temperature=0.8) for seed in range(first, first + PROMPTS)]
         found = [answer(engine, asked)[0] for asked in prompts]
         cached += engine.load().disk_pages_read
         engine.close()
