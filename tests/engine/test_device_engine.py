@@ -279,12 +279,12 @@ def test_float32_agrees_with_the_cpu() -> None:
 
 
 def test_embeddings_agree_with_the_cpu() -> None:
-    """Alone and beside a stream: the same bits."""
-    host = dataclasses.replace(build_parts(config(device="cpu", kv_dtype="fp32")), drafters=[])
+    """Of a prompt in two chunks, alone and beside a stream: the same bits."""
+    host = dataclasses.replace(build_parts(config(device="cpu", kv_dtype="fp32", prefill_chunk=8)), drafters=[])
     with mock.patch.object(DeviceTypes, "of", return_value=FLOAT32):
-        device = dataclasses.replace(built(config()), drafters=[])
+        device = dataclasses.replace(built(config(prefill_chunk=8)), drafters=[])
     requests = [
-        make_request(pooling, 40, stopping=StoppingParams(max_tokens=0), pooling=pooling) for pooling in Pooling
+        make_request(pooling, 12, stopping=StoppingParams(max_tokens=0), pooling=pooling) for pooling in Pooling
     ]
     found = []
     for parts, more in ((host, []), (device, []), (device, [make_request("stream", 9)])):
