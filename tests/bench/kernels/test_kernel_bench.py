@@ -119,13 +119,14 @@ def test_a_step_is_measured() -> None:
         assert (one["rows"], one["over_one_row"]) == (1, 1.0)
         assert two["over_one_row"] == pytest.approx(two["us"] / one["us"])
         assert two["over_fastest"] == pytest.approx(max(1.0, two["us"] / two["library_us"]))
-        with mock.patch.multiple(step_figures, BATCHES=(1, 2, 1000), TREE=3, STEP_RUNS=1):
+        with mock.patch.multiple(step_figures, BATCHES=(1, 2, 1000), TREE=3, RUNS=1, STEP_RUNS=1):
             alone, together = figures.batches()
         assert (alone["entries"], together["entries"], together["rows"]) == (1, 2, 6)
         assert alone["least_us"] < together["least_us"]
         assert alone["us"] > 0
-        prompt = figures.prefill()
-        assert prompt["rows"] == parts.decoder.max_rows
+        with mock.patch.object(parts.decoder, "max_rows", 16):
+            prompt = figures.prefill()
+        assert prompt["rows"] == 16
         assert prompt["share_of_products"] > 0
         tail = figures.tail()
         assert (tail["entries"], tail["nodes"]) == (2, 4)
