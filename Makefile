@@ -37,10 +37,10 @@ serve: model ## set up, fetch the default model, start the server (ARGS="--grpc-
 	$(BIN)/specdec serve --target $(MODEL) $(ARGS)
 
 test: model ## set up, then run the test suite
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 explore: model ## the suite with new random examples (ARGS="tests/server -k fuzz" for a part)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile=explore $(ARGS)
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --hypothesis-profile=explore $(ARGS)
 
 aot: setup $(TRITON_36) ## compile the GPU kernels for six architectures, no GPU needed (ARGS="--ways 99" for every case); no spills
 	$(BIN)/python -m verify_kernels.gpu.aot --jobs 2 $(ARGS)

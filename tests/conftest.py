@@ -18,7 +18,7 @@ CHECKS = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
 settings.register_profile("specdec", deadline=None, derandomize=True, suppress_health_check=CHECKS)
 settings.register_profile("explore", deadline=None, print_blob=True, suppress_health_check=CHECKS)
 settings.load_profile("specdec")
-# Two workers take whole files: the long ones first, or one worker ends alone with them.
+# Workers take whole files: the long ones first, or one worker ends alone with them.
 LONG = ("tests/bench/path_identity/", "tests/engine/scheduler/", "tests/engine/", "tests/kernels/gpu/")
 # With a GPU these run on it
 ON_GPU = ("tests/kernels/gpu/", "tests/models/device/", "tests/engine/test_device_engine.py")
