@@ -15,7 +15,7 @@ import torch
 from tests.kernels.natives import native_backend
 from tests.kernels.test_instruction_sets import AVX2, can_run
 from tests.kernels.test_linear import KINDS, make_linear_spec
-from tests.kernels.test_quant_linear import CASES, ROWS, _inputs, _packed, _run
+from tests.kernels.test_quant_linear import QUANT_CASES, ROWS, make_inputs, packed_blocks, run_linear
 from verify_kernels.cpu.library import FLAGS, SOURCES
 from verify_kernels.cpu.native_backend import _CHANNELS_PER_GROUP, _KINDS
 from verify_kernels.packed_weights import PackedLinear
@@ -65,12 +65,15 @@ def _run_on_arm(driver: Path, layers: list[tuple[PackedLinear, torch.Tensor]]) -
 
 
 def test_blocks_are_multiplied_like_by_the_twin(driver: Path) -> None:
-    weights = [replace(_packed(*case), bias=None) for case in CASES]
+    weights = [replace(packed_blocks(*case), bias=None) for case in QUANT_CASES]
     order = torch.randperm(576, generator=torch.Generator().manual_seed(3)).int()
-    weights.append(replace(_packed("u4_64", 40, 576), bias=None, order=order))
-    layers = [(weight, _inputs(weight.k)[:rows]) for weight in weights for rows in (1, 3, 8, ROWS)]
+    weights.append(replace(packed_blocks("u4_64", 40, 576), bias=None, order=order))
+    layers = [(weight, make_inputs(weight.k)[:rows]) for weight in weights for rows in (1, 3, 8, ROWS)]
     for (weight, x), found in zip(layers, _run_on_arm(driver, layers), strict=True):
-        assert torch.equal(found, _run(ReferenceBackend(1), weight, _inputs(weight.k), len(x))), (weight.kind, len(x))
+        assert torch.equal(found, run_linear(ReferenceBackend(1), weight, make_inputs(weight.k), len(x))), (
+            weight.kind,
+            len(x),
+        )
 
 
 def test_other_layers_have_the_bits_of_this_processor(driver: Path) -> None:
@@ -79,4 +82,4 @@ def test_other_layers_have_the_bits_of_this_processor(driver: Path) -> None:
     specs = [make_linear_spec(kind, 130, k, "none", "store") for kind in KINDS for k in (576, 300)]
     layers = [(replace(spec.weight, bias=None), spec.src[:13]) for spec in specs]
     for (weight, x), found in zip(layers, _run_on_arm(driver, layers), strict=True):
-        assert torch.equal(found, _run(native_backend(), weight, x, 13)), weight.kind
+        assert torch.equal(found, run_linear(native_backend(), weight, x, 13)), weight.kind
