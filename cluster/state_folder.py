@@ -25,8 +25,7 @@ from specdec.errors import ConfigError
 
 LOG_BYTES = 16 << 20  # size at which a log is rotated
 _TAIL_BYTES = 2000  # of a log that an error quotes
-
-
+# Settings of cluster.yaml that earlier versions had, by section; their saved states hold all of them, set or not
 _FORMER_SETTINGS = {
     "routing": ("hash_balance_factor", "connect_s"),
     "health": ("timeout_s", "unhealthy_after", "eject_after", "ejected_s", "max_ejected_percent"),
@@ -43,7 +42,7 @@ class FleetState(BaseModel):
     @field_validator("config", mode="before")
     @classmethod
     def _drop_former_settings(cls, config: Any) -> Any:
-        """Without the settings of earlier versions, which their files hold with the defaults."""
+        """Drop the settings that only earlier versions have, so that their states can be read."""
         if not isinstance(config, dict):
             return config
         return config | {

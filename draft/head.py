@@ -150,6 +150,7 @@ class HeadNetwork:
         n = len(chosen)
         if n:
             for source, out in ((self._attended, self._chosen), (self._x, self._z)):
+                # "clip": in the default mode numpy writes to a buffer first
                 np.take(source.numpy(), chosen, axis=0, out=out.numpy()[:n], mode="clip")
             for op in self._ends:
                 op(n)

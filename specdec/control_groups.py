@@ -11,10 +11,10 @@ import psutil
 
 _MOUNT, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _Files = tuple[str, ...]
-# By version of control groups, the files of a group's quota and period of CPU time
+# Files of a group's quota and period of CPU time, by version of control groups
 _CPU_V2 = ("cpu.max",)
 _CPU_V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-# Those of its limit and use of memory, and the fields of memory.stat for page cache, which Linux reclaims when it must
+# Files of its memory limit and use; then fields of memory.stat: page cache, which Linux reclaims when it must
 _MEMORY_V2 = ("memory.max", "memory.current", "inactive_file", "active_file")
 _MEMORY_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")
 
@@ -39,7 +39,7 @@ def available_bytes(mount: Path = _MOUNT, own: Path = _OWN_GROUPS) -> int:
 def _limits(
     controller: str, v2: _Files, v1: _Files, read: Callable[[Path, _Files], int | None], mount: Path, own: Path
 ) -> list[int]:
-    """What ``read`` finds in the files of the groups around this process; it returns None where there is no limit."""
+    """What ``read`` finds in the files of each group around this process that has a limit."""
     places = _own_groups(own)
     roots = [(mount, places.get("", "/"), v2), (mount / controller, places.get(controller, "/"), v1)]
     found = [read(group, files) for root, place, files in roots for group in _upwards(root, place)]
@@ -69,7 +69,7 @@ def _upwards(root: Path, place: str) -> Iterator[Path]:
 
 
 def _quota(group: Path, files: _Files) -> int | None:
-    """Whole cores."""
+    """Whole cores; None: no limit."""
     try:
         quota, period = (int(word) for file in files for word in (group / file).read_text().split())
     except (OSError, ValueError):  # no such group, or `max`
@@ -78,7 +78,7 @@ def _quota(group: Path, files: _Files) -> int | None:
 
 
 def _free(group: Path, files: _Files) -> int | None:
-    """Bytes below the limit, with those that can be reclaimed."""
+    """Bytes below the limit, with those that can be reclaimed; None: no limit."""
     *sizes, inactive, active = files
     try:
         limit, used = (int((group / file).read_text()) for file in sizes)

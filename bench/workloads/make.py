@@ -66,8 +66,8 @@ def make_workload(
 
 
 def _concurrent(name: str, tokenizer: Tokenizer, count: int, max_tokens: int | None, at_once: int) -> Workload:
-    """``count`` prompts, at least `TURNS` times ``at_once``, after a short round as warm-up. Where there are fewer, the
-    warm-up is shorter."""
+    """``count`` prompts, at least `TURNS` times ``at_once``, after a short round as warm-up. If the data set has too
+    few prompts for both, the warm-up has fewer, at least one."""
     mix = name.partition("/")[2]
     number = max(count, TURNS * at_once) + at_once
     kinds = ("edit", "chat", "humaneval") if mix == "mixed" else (mix,)

@@ -24,19 +24,22 @@ class OffsetUnit(StrEnum):
 
     def place_in(self, text: str, units: int) -> int:
         """The index in ``text`` after ``units`` units: at most its end; inside a character, that character's begin.
-        ``text`` contains no lone surrogates."""
+        Lone surrogates before the place are not counted, so that it is too low."""
         units = max(0, units)
         if self is OffsetUnit.CODE_POINT or text.isascii():
             return min(units, len(text))
-        encoding, width = ("utf-8", 1) if self is OffsetUnit.UTF8 else ("utf-16-le", 2)
-        return len(text.encode(encoding, "surrogatepass")[: units * width].decode(encoding, "ignore"))
+        encoding, width = _ENCODINGS[self]
+        return len(text[:units].encode(encoding, "surrogatepass")[: units * width].decode(encoding, "ignore"))
 
     def units_of(self, text: str) -> int:
         """The length of ``text``."""
         if self is OffsetUnit.CODE_POINT or text.isascii():
             return len(text)
-        encoding, width = ("utf-8", 1) if self is OffsetUnit.UTF8 else ("utf-16-le", 2)
+        encoding, width = _ENCODINGS[self]
         return len(text.encode(encoding, "surrogatepass")) // width
+
+
+_ENCODINGS = {OffsetUnit.UTF8: ("utf-8", 1), OffsetUnit.UTF16: ("utf-16-le", 2)}  # and bytes of a unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ def common_length(first: Sequence[object], second: Sequence[object]) -> int:
 
 def place_of(text: str, offset: int, unit: OffsetUnit) -> int | None:
     """``offset`` as an index; None if it lies outside the text or inside a character."""
-    place = unit.place_in(text, offset)  # too low behind lone surrogates, whose offsets are then refused
+    place = unit.place_in(text, offset)  # too low after a lone surrogate: the comparison then gives None
     return place if unit.units_of(text[:place]) == offset else None
 
 

@@ -45,7 +45,8 @@ class CompletionRun:
         source.watcher = self._saw
 
     def precedes(self, priority: int, until_s: float) -> bool:
-        """Whether the engine schedules this no later than a request of ``priority`` with the deadline ``until_s``."""
+        """Whether a request of ``priority`` that its deadline or time limit ends at ``until_s`` may wait for this one:
+        this one is no less important, and is scheduled or ends no later."""
         is_scheduled = self.cached_tokens is not None
         return priority <= self.source.request.priority and (is_scheduled or until_s >= self.until_s)
 
@@ -90,9 +91,9 @@ class SharedPrompts:
     prefix cache has it. Callers share with their own tenant and cache salt only.
 
     A request never waits for a less important one: the priority and the deadline of a request in the engine are fixed,
-    so a request of higher priority than its twin is submitted at once, and so is one with a nearer deadline while
-    the twin is not scheduled. Both get the same tokens, and share cached pages. Nor does a request wait for the prompt
-    of one with a grammar, which may take longer to compile than the prompt to compute.
+    so a request of higher priority than the one that computes its prompt is submitted at once, and so is one that ends
+    earlier while the other is not scheduled. Both use the cached pages. Nor does a request wait for the prompt of one
+    with a grammar, which may take longer to compile than the prompt to compute.
     """
 
     def __init__(self, admission: Admission, times: TimeBudget | None = None) -> None:
@@ -129,7 +130,7 @@ class SharedPrompts:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(None if math.isinf(run.until_s) else run.until_s):
                 while run.source.is_open and (first := self._computing.get(_prompt(request))) is not None:
-                    if first.is_computed.is_set() or not first.precedes(request.priority, run.until_s):
+                    if not first.precedes(request.priority, run.until_s):
                         break
                     await first.is_computed.wait()
                     if is_cached := first.ttft_ms is not None:

@@ -129,7 +129,7 @@ def read_edit_request(message: pb.PredictEditRequest, violations: ViolationColle
 
 
 def edit_messages(event: RequestEvent, reader: EditReader, model: str) -> Iterator[pb.PredictEditResponse]:
-    """What ``event`` of a predicted edit's request tells the caller."""
+    """The messages to the caller for ``event`` of a predicted edit's request."""
     for edit in reader.take(event):
         yield pb.PredictEditResponse(edit=pb.TextEdit(start=edit.start, end=edit.end, text=edit.text))
     if not isinstance(event, Delta):

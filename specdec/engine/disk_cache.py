@@ -61,6 +61,7 @@ class DiskCache:
         self._missed: Counter[str] = Counter()
         self._erasing = threading.Lock()  # a page is not appended after it was flushed
         self._retry_s = 0.0  # monotonic time until which nothing is written
+        # With less room, pages that are written again would soon displace each other
         self._rewrites = kv.n_total * 2 <= files.capacity_pages
         self._idle, self._work, self._dropping = threading.Event(), threading.Event(), threading.Event()
         self._idle.set()
@@ -210,7 +211,7 @@ class DiskCache:
             self._queue_again(set(lost))
 
     def _queue_again(self, lost: set[bytes]) -> None:
-        """Queue the pages in memory whose copies were removed with the oldest segment: they are in use."""
+        """Queue the cached pages whose copies on disk were removed to make room."""
         for page, entry in self._cached.copy().items():
             if entry.key in lost:
                 self._pending[page] = None

@@ -260,6 +260,7 @@ class Decoder:
         if not logit_rows:
             return self._logits[:0]
         n = len(logit_rows)
+        # "clip": in the default mode numpy writes to a buffer first
         np.take(self._x.numpy(), logit_rows, axis=0, out=self._chosen.numpy()[:n], mode="clip")
         self._lm_head(n)
         return self._logits[:n]

@@ -26,7 +26,7 @@ class NextEditForm:
     cursor: str
     """Marks the cursor in the window; not part of its text."""
     contains: str = ""
-    """Occurs in every prompt; tells forms apart that are otherwise equal."""
+    """Occurs in every prompt; distinguishes forms that are otherwise equal."""
     path_lines: bool = False
     """``before`` and ``cue`` are followed by the file's path and a line break."""
     in_chat: bool = False

@@ -113,9 +113,8 @@ def test_parts_of_a_workload_are_left_out_in_words(tmp_path: Path) -> None:
     assert [n.partition(" the ")[0] for n in noted] == ["mixed:"] * 3
     three = make_workload("concurrent/humaneval", plain, 4, None, noted.append, at_once=3)
     assert (three.at_once, [len(group) for group in three.groups]) == (3, [3, 9])
-    many = make_workload(
-        "concurrent/humaneval", plain, 4, None, noted.append, at_once=164
-    )  # as many as there are prompts
+    # as many at once as there are prompts
+    many = make_workload("concurrent/humaneval", plain, 4, None, noted.append, at_once=164)
     assert [len(group) for group in many.groups] == [1, 163]
     for name, why in (
         ("fim", "fill-in-the-middle"), ("chat", "chat template"), ("edit", "chat template"),

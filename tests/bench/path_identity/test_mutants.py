@@ -91,7 +91,7 @@ class CaughtError(Exception):
 
 
 def until_one(conditions: str, plain: Outcomes, other: Outcomes) -> list[Mismatch]:
-    """No mismatch; raises `CaughtError` if there is one, so that the other conditions are not run."""
+    """Like `first_mismatches`, but raises `CaughtError` for the first, so that no further conditions are run."""
     if found := first_mismatches(conditions, plain, other):
         raise CaughtError(found[0])
     return found

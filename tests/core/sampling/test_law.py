@@ -17,7 +17,7 @@ from tests.core.sampling.decoding import (
 from tests.core.sampling.natives import native_sampling
 from verify_kernels.reference.sampling import ReferenceSampling
 
-FEW, MANY = 5_000, 20_000  # the broken samplers of test_mutants.py fail with 4,000 seeds and fewer
+FEW, MANY = 5_000, 20_000  # 4,000 seeds suffice to reject the broken samplers of test_mutants.py
 SEEDS = pytest.mark.parametrize("seeds", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 
 

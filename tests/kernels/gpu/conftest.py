@@ -17,6 +17,6 @@ def device() -> torch.device:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_and_exact() -> Iterator[None]:
-    """The tests of a kernel's bits judge the kernel, not the library that the interpreter multiplies with."""
+    """Kernels run faster in the interpreter, and their bits do not depend on the library it multiplies with."""
     with quick_interpreter():
         yield
