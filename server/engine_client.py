@@ -156,22 +156,13 @@ def _digest(request: Request) -> bytes:
     return blake2b(repr(same).encode(), digest_size=16).digest()
 
 
-_LEAST_S = 1e-3  # left to a request whose limit passed before it was sent: the engine ends it
-
-
-def _after_wait(request: Request, waited_s: float) -> Request:
-    """``request`` with what is left of its deadline and time limit after it has waited."""
-    if request.deadline_s is not None:
-        request = replace(request, deadline_s=max(_LEAST_S, request.deadline_s - waited_s))
-    if (limit_s := request.stopping.time_limit_s) is not None:
-        request = replace(request, stopping=replace(request.stopping, time_limit_s=max(_LEAST_S, limit_s - waited_s)))
-    return request
-
-
 class SubmitQueue:
-    """Sends requests to the engine in order; a suspect is sent when nothing else runs, and nothing else beside it."""
+    """Sends requests to the engine in order; a suspect is sent when nothing else runs, and nothing else beside it.
 
-    def __init__(self, send: Callable[[str, Request], None]) -> None:
+    send: takes the engine id, the request and the seconds that it has waited here.
+    """
+
+    def __init__(self, send: Callable[[str, Request, float], None]) -> None:
         self._send = send
         # By engine id: the request, whether it runs alone, when it came (monotonic seconds)
         self._waiting: OrderedDict[str, tuple[Request, bool, float]] = OrderedDict()
@@ -212,7 +203,7 @@ class SubmitQueue:
             del self._waiting[engine_id]
             self.running.add(engine_id)
             self._alone = alone
-            self._send(engine_id, _after_wait(request, time.monotonic() - came_s))
+            self._send(engine_id, request, time.monotonic() - came_s)
 
 
 DEFAULT_TRACE_STEPS = 50
@@ -320,8 +311,8 @@ class EngineClient:
         if engine_id is not None:
             self._queue.release(engine_id)
 
-    def _submit(self, engine_id: str, request: Request) -> None:
-        self.engine.send(Frame.SUBMIT, (engine_id, *pack(request)[1:]))
+    def _submit(self, engine_id: str, request: Request, waited_s: float) -> None:
+        self.engine.send(Frame.SUBMIT, (engine_id, *pack(request)[1:]), waited_s)
 
     def _ended(self, engine_id: str, stream: RequestStream) -> None:
         if not stream.samples_missing:

@@ -172,10 +172,10 @@ class EngineLoop:
                 raise ValueError(f"unknown command {kind!r}")
         return True
 
-    def _submit(self, parts: list[Any]) -> None:
+    def _submit(self, parts: list[Any], waited_s: float) -> None:
         request = unpack(Request, parts)
         try:
-            self._engine.submit(request)
+            self._engine.submit(request, waited_s)
         except RequestError as error:
             self._link.send(Frame.REFUSED, request.request_id, pack_error(error))
         except Exception:

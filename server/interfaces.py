@@ -19,8 +19,8 @@ ProgressListener = Callable[[str, int, int], None]
 class EngineLike(Protocol):
     """An engine, which its process drives from one thread."""
 
-    def submit(self, request: Request) -> None:
-        """Queue ``request``.
+    def submit(self, request: Request, waited_s: float = 0.0) -> None:
+        """Queue ``request``, which has waited for ``waited_s`` elsewhere.
 
         Raises:
             RequestError: it is refused; the engine is unchanged.

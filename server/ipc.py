@@ -40,8 +40,8 @@ MAX_FRAME_BYTES = 1 << 30
 class Frame(StrEnum):
     """The kinds of frame and what follows each.
 
-    To the engine process: ``SUBMIT`` request; ``ABORT`` request id; ``ADMIN`` number of the call, command, its
-    arguments; ``CLOSE``.
+    To the engine process: ``SUBMIT`` request, seconds that it has waited; ``ABORT`` request id; ``ADMIN`` number of the
+    call, command, its arguments; ``CLOSE``.
     From it: ``PROGRESS`` label, done, total; ``READY`` info; ``EVENTS`` list, one frame per step; ``REFUSED`` request
     id, error; ``ADMIN`` number of the call, error or None, result; ``ALIVE`` load; ``KV_EVENTS`` a payload to publish;
     ``DIED`` whether it was a refusal to start, message.

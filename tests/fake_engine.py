@@ -251,7 +251,7 @@ class FakeEngine:
         self._aborts = self._submits = self._steps = self._prompt_tokens = self._hits = 0
         self._deadline_s, self._untold = 0.0, False
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, waited_s: float = 0.0) -> None:
         script = request.cache_salt.rpartition("/")[2]
         self._note(request)
         if request.request_id in self._running:

@@ -128,7 +128,7 @@ class PacedEngine:
         self._aborted: list[RequestEvent] = []
         self._tick_s = 0.0
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, waited_s: float = 0.0) -> None:
         """Accept every request."""
         self._running[request.request_id] = _Running(request, now_ns())
 

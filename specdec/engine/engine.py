@@ -71,8 +71,9 @@ class Engine:
             self._parts.clock, self._pace,
         )  # fmt: skip
 
-    def submit(self, request: Request) -> None:
-        """Queue ``request``.
+    def submit(self, request: Request, waited_s: float = 0.0) -> None:
+        """Queue ``request``. waited_s: seconds since its arrival, from which its place in the queue and its deadline
+        count.
 
         Its grammar compiles while the engine steps. If the grammar is refused then, the request ends with `Failed`,
         which has the reason and the details of the error.
@@ -89,7 +90,7 @@ class Engine:
             raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
         if request.sampling.seed is None:
             request = replace(request, sampling=replace(request.sampling, seed=draw_seed()))
-        arrival_s, prepared = self._parts.clock(), self._preparation.start(request)
+        arrival_s, prepared = self._parts.clock() - waited_s, self._preparation.start(request)
         pages = None
         if (disk := self._parts.disk) is not None:
             disk.set_idle(False)

@@ -49,7 +49,7 @@ class FakeEngine:
         """Seconds of the virtual clock, including those between steps."""
         return self.now
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, waited_s: float = 0.0) -> None:
         self.now += 1000.0
         self.seen.append(request)
         self._running.append(_Running(request, 0 if request.stopping.max_tokens == 0 else 2))

@@ -51,9 +51,9 @@ class SpyEngine(FakeEngine):
         self._steps = 0
         self._on_third_step = on_third_step
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, waited_s: float = 0.0) -> None:
         self.requests.append(request)
-        super().submit(request)
+        super().submit(request, waited_s)
 
     def abort(self, request_id: str) -> bool:
         self.aborted.append(super().abort(request_id))
@@ -150,11 +150,11 @@ class LostEngine(SpyEngine):
         super().__init__()
         self.failures = 0
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, waited_s: float = 0.0) -> None:
         if len(self.requests) == 1 and not self.failures:
             self.failures += 1
             raise ModelError("no server answers")
-        super().submit(request)
+        super().submit(request, waited_s)
 
     def info(self) -> EngineInfo:
         if len(self.requests) == 1 and not self.failures:

@@ -173,6 +173,26 @@ def test_a_passed_deadline_ends_the_request() -> None:
     assert len(tokens_of(events, "fine")) == 20
 
 
+def test_a_wait_before_submission_counts_towards_the_limits() -> None:
+    engine = tiny_engine()
+    engine.submit(request("late", deadline_s=3.0), 9.0)
+    engine.submit(request("cut", stopping=StoppingParams(max_tokens=20, time_limit_s=3.0)), 9.0)
+    engine.submit(request("fine", deadline_s=3e3), 9.0)
+    events = drain(engine)
+    assert [finish_of(events, name).reason for name in ("late", "cut", "fine")] == [
+        FinishReason.DEADLINE, FinishReason.TIME_LIMIT, FinishReason.LENGTH,
+    ]  # fmt: skip
+    assert finish_of(events, "fine").timings.queue_ms >= 9e3
+
+
+def test_a_wait_before_submission_keeps_the_place_in_the_queue() -> None:
+    engine = tiny_engine(max_batch=1)
+    for name, waited_s in (("runs", 0.0), ("new", 0.0), ("held", 5.0)):
+        engine.submit(request(name, max_tokens=3), waited_s)
+    order = [event.request_id for event in drain(engine) if isinstance(event, Started)]
+    assert order.index("held") < order.index("new")
+
+
 def test_prefill_only_fills_the_cache() -> None:
     engine = tiny_engine()
     prompt = tuple(range(130))

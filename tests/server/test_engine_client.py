@@ -346,18 +346,16 @@ async def test_a_request_that_has_not_been_sent_to_the_engine_can_be_aborted() -
         assert isinstance((await collect(client, make_request("h")))[-1], Finished)
 
 
-@pytest.mark.parametrize("waited_s", [1.5, 9.0])
-def test_a_wait_counts_towards_the_limits_of_a_held_request(waited_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[Request] = []
-    clock = SimpleNamespace(now_s=0.0)
+def test_a_held_request_is_sent_with_the_time_that_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, float]] = []
+    clock = SimpleNamespace(now_s=1.0)
     monkeypatch.setattr("server.engine_client.time", SimpleNamespace(monotonic=lambda: clock.now_s))
-    queue = SubmitQueue(lambda _, request: sent.append(request))
-    request = Request("r", (1,), stopping=StoppingParams(time_limit_s=2.0), deadline_s=3.0)
-    queue.put("0:r", request, alone=False, hold=True)
-    clock.now_s = waited_s
-    queue.release("0:r")
-    assert sent[0].stopping.time_limit_s == max(2.0 - waited_s, 1e-3)
-    assert sent[0].deadline_s == max(3.0 - waited_s, 1e-3)
+    queue = SubmitQueue(lambda engine_id, _, waited_s: sent.append((engine_id, waited_s)))
+    queue.put("0:held", make_request("held"), alone=False, hold=True)
+    clock.now_s = 2.5
+    queue.put("0:new", make_request("new"), alone=False)
+    queue.release("0:held")
+    assert sent == [("0:new", 0.0), ("0:held", 1.5)]
 
 
 def test_a_suspect_is_known_by_all_but_its_time_limits() -> None:
