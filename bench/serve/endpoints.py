@@ -98,7 +98,7 @@ _HINTS = CompletionHints(mode="middle_or_prefix")
 class GrpcEndpoint:
     """Sends GenerateStream for texts and conversations, Complete for gaps, without retries. Use in one event loop.
 
-    asked: options of every request; fields of the `LoadRequest` take precedence. deadline_s: of every request.
+    asked: options of every request; fields of the `LoadRequest` take precedence.
     """
 
     def __init__(
@@ -108,11 +108,9 @@ class GrpcEndpoint:
         *,
         temperature: float = 0.0,
         asked: GenerateOptions | None = None,
-        deadline_s: float | None = None,
     ) -> None:
         self._client = Client(address, credentials, RetryPolicy(attempts=1, resumes=0))
         self._sampling, self._asked = SamplingParams(temperature=temperature), asked or GenerateOptions()
-        self._deadline_s = deadline_s
 
     async def send(self, ask: LoadRequest, record: Record) -> None:
         """As `Endpoint.send`."""
@@ -135,8 +133,6 @@ class GrpcEndpoint:
             "stopping": StoppingParams(max_tokens=ask.max_tokens, stop=ask.stop, ignore_eos=ask.fixed),
             "prediction": ask.prediction, "session": ask.session, "cache_salt": ask.salt,
         }  # fmt: skip
-        if self._deadline_s is not None:
-            options["timeout_s"] = self._deadline_s
         if ask.model:
             options["model"] = ask.model
         if ask.gap is not None:

@@ -45,6 +45,11 @@ _REPORTING = (
         "--timeout", type=_POSITIVE, default=120.0, show_default=True, help="Time limit of a request in seconds."
     ),
     click.option(
+        "--deadline",
+        type=_POSITIVE,
+        help="Deadline of a request in seconds; the server refuses what it cannot finish by then. Over gRPC only.",
+    ),
+    click.option(
         "--max-slip",
         type=_POSITIVE,
         default=10.0,
@@ -151,21 +156,25 @@ def _asked(values: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]) -> ServeReport:
-    from bench.serve.endpoints import connect
+    from bench.serve.endpoints import ServerUrl, connect
     from bench.serve.load import LoadRun, progress_line, run_plan
     from specdec.cli.progress_bar import LiveLine
     from specdec.client.prompt import GenerateOptions
     from specdec.core.types import SpeculationMode, SpeculationParams
 
-    speculation, temperature = values["speculation"], values["temperature"]
+    speculation, temperature, deadline_s = values["speculation"], values["temperature"], values["deadline"]
     asked = GenerateOptions(speculation=SpeculationParams(SpeculationMode(speculation)))
+    if deadline_s is not None:
+        if ServerUrl.read(values["url"]).protocol != "grpc":
+            raise click.UsageError("--deadline is for grpc:// URLs; over HTTP a request has none")
+        asked["timeout_s"] = deadline_s
     # Other servers refuse unknown fields.
     extra = {} if speculation == "auto" else {"speculation": {"mode": speculation}}
     endpoint: Endpoint
     endpoint, about = await connect(
         values["url"], credentials, asked, extra, model=values["model"], temperature=temperature
     )
-    about |= {"url": values["url"], "temperature": temperature, "speculation": speculation}
+    about |= {"url": values["url"], "temperature": temperature, "speculation": speculation, "deadline_s": deadline_s}
     clock = asyncio.get_running_loop().time
     try:
         with LiveLine(quiet=values["quiet"]) as line:

@@ -1,4 +1,4 @@
-"""`specdec bench frontend`, `typing`, `edits`, `overload` and others: each measures its own servers."""
+"""`specdec bench frontend`, `typing`, `edits` and others: each measures its own servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from bench.serve import SERVE_WORKLOADS
 from bench.workloads import EDIT_ROADS
 from specdec.cli.bench_output import (
     count_option,
@@ -129,74 +128,6 @@ _EDIT_COUNTS = ("tokens", "tokens_per_step", "lines_right", "edits_right", "same
 
 def _quantiles(found: dict[str, float]) -> str:
     return f"{found['p50']:.4g} / {found['p90']:.4g}, {found['n']}" if found["n"] else "-"
-
-
-LEAST_GOODPUT = 0.9
-
-
-@click.command("overload")
-@server_options
-@click.option("--workload", type=click.Choice(SERVE_WORKLOADS), default="humaneval", show_default=True)
-@click.option(
-    "--level",
-    "levels",
-    type=click.IntRange(min=1),
-    multiple=True,
-    default=(4, 8, 16, 32),
-    show_default=True,
-    help="Concurrent requests of a closed loop that searches the peak; may be repeated.",
-)
-@number_option("--peak-seconds", "peak_s", default=30.0, least=1, help="Of each.")
-@number_option("--factor", default=4.0, least=1, help="Arrival rate over the peak rate.")
-@number_option("--minutes", default=3.0, least=0.05, help="Duration of the overload.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=32, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the arrivals.")
-@json_option
-def overload_command(config: Config, as_json: bool, **options: Any) -> None:
-    """Start a server, find its peak, and send several times that load.
-
-    Exit code 1: the goodput fell below 90 % of the peak, a refusal had no retry hint, or admitted requests were late.
-    Exit code 2: the load generator could not keep up."""
-    from bench.local_server import private_config
-    from bench.overload import OverloadPlan, measure_overload
-
-    figures = asyncio.run(measure_overload(private_config(config), OverloadPlan(**options), progress_line()))
-    if as_json:
-        print_json(figures)
-    else:
-        _print_overload(figures)
-    faults = figures["overload"]["faults"]
-    sys.exit(2 if faults else 1 if any(not kept for _, _, _, kept in _questions(figures)) else 0)
-
-
-def _questions(figures: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
-    """Return rows of (question, measured value, target, passed)."""
-    share, hintless = figures["goodput_over_peak"], figures["refused_without_hint"]
-    late = figures["admitted_p99_over_objective"]
-    return [
-        (
-            "goodput over the peak's", str(share), f"at least {LEAST_GOODPUT}",
-            share is not None and share >= LEAST_GOODPUT,
-        ),
-        ("refusals without a retry hint", str(hintless), "0", hintless == 0),
-        (
-            f"p99 of admitted requests over {figures['plan']['objective']} ms",
-            "more than 1 % were lost" if late is None else str(late), "at most 1", late is not None and late <= 1,
-        ),
-    ]  # fmt: skip
-
-
-def _print_overload(figures: dict[str, Any]) -> None:
-    plan, peak = figures["plan"], figures["peak"]
-    click.echo(
-        f"peak: {peak['good_tokens_per_s']} good tokens/s, {peak['requests_per_s']} requests/s, from {peak['at_once']} "
-        f"at once; tokens/s by level: {peak['tokens_per_s_by_level']}"
-    )
-    rows = [(*words, "yes" if kept else "NO") for *words, kept in _questions(figures)]
-    title = f"{plan['factor']:g} x the peak for {plan['minutes']:g} min"
-    print_table(["question", "found", "wanted", ""], rows, title)
-    print_figures(figures, ("admitted", "refused", "lost", "late_share"), 30)
-    print_faults(figures["overload"]["faults"], "INVALID")
 
 
 # Stores of draft texts grow until they are full; at the default sizes that takes hours and would look like a leak.

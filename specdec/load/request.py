@@ -190,15 +190,10 @@ class Objective:
 
     def kept_by(self, record: Record) -> bool:
         """Whether an answered request keeps it; one without the figure (a single token has no tpot) does."""
-        share = self.share_of(record)
-        return share is None or share <= 1.0
-
-    def share_of(self, record: Record) -> float | None:
-        """An answered request's figure over the limit; None where it has no such figure."""
         if self.metric == "itl":
-            return max(record.gaps_ms, default=0.0) / self.limit_ms
+            return max(record.gaps_ms, default=0.0) <= self.limit_ms
         value: float | None = getattr(record, f"{self.metric}_ms")
-        return None if value is None else value / self.limit_ms
+        return value is None or value <= self.limit_ms
 
     def __str__(self) -> str:
         return f"{self.metric}:{self.limit_ms:g}"

@@ -10,9 +10,10 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from bench.local_server import private_config
+from bench.frontend.frontend_bench import FACTORY, TOKENIZER
+from bench.local_server import ChildServerError, LocalServer, private_config
 from specdec.cli.main import cli
-from specdec.config import Config, ExperimentsConfig, KvEventsConfig, ServerConfig
+from specdec.config import Config, EngineConfig, ExperimentsConfig, KvEventsConfig, ServerConfig
 
 ROOT = Path(__file__).parents[2]
 STARTS_ONE = """
@@ -45,6 +46,24 @@ def test_it_ends_when_its_starter_is_killed() -> None:
     assert not alive
 
 
+async def test_it_is_a_process_of_its_own() -> None:
+    config = Config(engine=EngineConfig(target="paced:1"), server=ServerConfig(grpc_port=0, http_port=None))
+    server = LocalServer(config, factory=FACTORY, tokenizer=TOKENIZER)
+    async with server:
+        assert server.grpc_port > 0
+        assert min(server.memory_bytes().values()) > 1 << 20
+        process, engine = server.frontend, server.engine
+    assert not process.is_running()
+    assert not engine.is_running()
+
+
+async def test_one_that_can_not_start_says_why() -> None:
+    config = Config(engine=EngineConfig(target="no/such-model"), server=ServerConfig(grpc_port=0, http_port=None))
+    with pytest.raises(ChildServerError, match="such-model"):
+        async with LocalServer(config, factory="tests.fake_engine:unavailable"):
+            pass
+
+
 PRODUCTION = ServerConfig(
     host="0.0.0.0", grpc_port=8400, http_port=8401, max_queued_tokens=77,
     keys_file=Path("keys.yaml"), tls_cert=Path("c.pem"), tls_key=Path("k.pem"), tls_client_ca=Path("ca.pem"),
@@ -65,7 +84,7 @@ PLAN = "{name: x, arms: {a: {}, b: {}}, assignment: {mode: aa}, load: {workload:
 
 @pytest.mark.parametrize(
     "words",
-    ["ab run PLAN --quiet", "bench overload", "bench long-prompt", "bench soak"],
+    ["ab run PLAN --quiet", "bench long-prompt", "bench soak"],
 )
 def test_a_server_of_several_models_is_not_measured(tmp_path: Path, words: str) -> None:
     config, plan = tmp_path / "server.yaml", tmp_path / "plan.yaml"

@@ -11,7 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bench.serve.load import LoadRun
+from server.engine_client import EngineClient
+from server.request_stream import RequestStream
 from specdec.cli.bench_serve import replay_command, serve_load_command
+from specdec.core.types import Request
 from tests.server.http.harness import Server, running
 
 
@@ -73,6 +76,23 @@ def test_a_replay(server: Server, tmp_path: Path) -> None:
     assert [(each["name"], each["output_tokens"]) for each in found["each"]] == [(f"n{i}", 3) for i in range(4)]
 
 
+def test_the_server_knows_the_deadline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float | None] = []
+    generate = EngineClient.generate
+
+    def noting(self: EngineClient, request: Request, *given: Any, **named: Any) -> RequestStream:
+        seen.append(request.deadline_s)
+        return generate(self, request, *given, **named)
+
+    monkeypatch.setattr(EngineClient, "generate", noting)
+    words = ("--workload", "chat", "--requests", "2", "--max-tokens", "2")
+    for given in ((), ("--deadline", "60")):
+        assert invoke(f"grpc://127.0.0.1:{server.grpc_port}", *words, *given).exit_code == 0
+    assert len(seen) == 6  # a warm-up and two requests of each run
+    assert seen[:3] == [None] * 3
+    assert all(0 < (deadline_s or 0) < 66 for deadline_s in seen[3:])  # gRPC rounds it up a little on its way
+
+
 def test_an_invalid_run_has_an_exit_code_of_its_own() -> None:
     """Every request of this run fails: the server's model cannot fill gaps."""
     with running() as server:
@@ -98,6 +118,7 @@ def test_words_that_contradict_each_other(words: tuple[str, ...]) -> None:
         ("--rate 2 --shape 0.3", "--shape is for --arrivals gamma"),
         ("--rate 2 --arrivals constant --shape 0.3", "--shape is for --arrivals gamma"),
         ("--arrivals gamma", "--arrivals is for an open loop"),
+        ("--deadline 5", "--deadline is for grpc:// URLs"),
     ],
 )
 def test_bug_options_of_another_kind_of_load_are_refused(words: str, reason: str) -> None:
