@@ -26,7 +26,6 @@ from specdec.cli.bench_serve import serve_load_command
 from specdec.cli.bench_server import (
     edits_command,
     frontend_command,
-    long_prompt_command,
     soak_command,
     typing_command,
 )
@@ -319,7 +318,7 @@ def bench_group() -> None:
 
 for _command in (
     step_command, perplexity_command, engine_command, drafts_command, serve_load_command, peers_command,
-    frontend_command, typing_command, edits_command, long_prompt_command,
+    frontend_command, typing_command, edits_command,
     soak_command,
 ):  # fmt: skip
     bench_group.add_command(_command)

@@ -135,38 +135,6 @@ _SMALL_STORES = {"shared_tokens": 2048}
 _SMALL_CACHE_TOKENS = 16384  # default KV cache size in tokens when none is given
 
 
-MOST_GAP_MS, MOST_SLOWDOWN = 100.0, 3.0
-
-
-@click.command("long-prompt")
-@server_options
-@count_option("--streams", default=4, help="Concurrent streams.")
-@count_option("--tokens", default=3600, least=64, help="Length of the prompt.")
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
-@count_option("--long-tokens", default=8000, least=64, help="Length of the prompt that short requests wait behind.")
-@json_option
-def long_prompt_command(config: Config, as_json: bool, **options: Any) -> None:
-    """Measure the gaps of streams during the prefill of a long prompt, and the wait of short requests behind it.
-
-    Exit code 1: the p99 of the gaps is above 100 ms, or a short request takes more than three times its time alone plus
-    a full chunk of the long prompt."""
-    from bench.long_prompt import LongPromptPlan, measure_long_prompt
-
-    figures = asyncio.run(measure_long_prompt(config, LongPromptPlan(**options), progress_line()))
-    allowed_s = MOST_SLOWDOWN * figures["short_alone_s"]["p50"] + figures["chunk_s"]
-    kept = figures["gaps_during_ms"]["p99"] <= MOST_GAP_MS and figures["short_behind_s"]["p99"] <= allowed_s
-    if as_json:
-        print_json(figures)
-        sys.exit(0 if kept else 1)
-    names = [name for name in figures if isinstance(figures[name], dict)]
-    quantiles = ("n", "p50", "p90", "p99", "max")
-    rows = ([name, *(f"{figures[name][q]:.4g}" for q in quantiles)] for name in names)
-    print_table(["figure", *quantiles], rows, f"{figures['target']}: {figures['tokens']} tokens with streams")
-    print_figures(figures, ("long_tokens", "long_s", "chunk_s"), 16)
-    click.echo(f"{'allowed':16} gaps p99 {MOST_GAP_MS:g} ms, a short request {allowed_s:.3f} s")
-    sys.exit(0 if kept else 1)
-
-
 @click.command("soak")
 @server_options
 @click.option("--minutes", type=click.FloatRange(min=0.01), default=60.0, show_default=True)

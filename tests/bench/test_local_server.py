@@ -84,7 +84,7 @@ PLAN = "{name: x, arms: {a: {}, b: {}}, assignment: {mode: aa}, load: {workload:
 
 @pytest.mark.parametrize(
     "words",
-    ["ab run PLAN --quiet", "bench long-prompt", "bench soak"],
+    ["ab run PLAN --quiet", "bench soak"],
 )
 def test_a_server_of_several_models_is_not_measured(tmp_path: Path, words: str) -> None:
     config, plan = tmp_path / "server.yaml", tmp_path / "plan.yaml"

@@ -36,6 +36,15 @@ def test_what_a_trace_may_hold(tmp_path: Path) -> None:
     assert (text.text, text.stop, text.prediction, text.session, text.salt) == ("p", ("a",), "b", "s", "t")
 
 
+def test_the_example_has_a_long_prompt_that_arrives_while_streams_run() -> None:
+    *streams, last = read_trace(Path(__file__).parents[3] / "examples" / "long_prompt.jsonl")
+    assert len(streams) == 4
+    assert all(timed.ask.fixed and timed.offset_s == 0 for timed in streams)
+    assert len({timed.ask.text for timed in streams}) == 4
+    assert last.offset_s > 0
+    assert len(last.ask.text) > 40 * max(len(timed.ask.text) for timed in streams)
+
+
 def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
     path, said = tmp_path / "t.jsonl", "a\u2028b\u2029c\x85d"
     path.write_text(json.dumps({"offset_s": 0, "prompt": said}, ensure_ascii=False) + "\r\n", encoding="utf-8")
