@@ -55,7 +55,7 @@ test-slow: model ## the long runs: full verify, perplexity, soak
 	$(BIN)/python -m pytest -q -m slow $(ARGS)
 
 soak: model ## a server under mixed load; memory, pages, files, threads at rest (MINUTES=60)
-	$(BIN)/specdec bench soak --target $(MODEL) --minutes $(MINUTES) $(ARGS)
+	$(BIN)/python -m pytest -q -m slow -s tests/soak --soak-minutes $(MINUTES) $(ARGS)
 
 fuzz: setup ## COUNT=10000 bodies or messages at every endpoint (ARGS="--fuzz-seed 2" for others)
 	$(BIN)/python -m pytest -q -m slow -s tests/fuzz --fuzz-count $(COUNT) $(ARGS)

@@ -1,4 +1,4 @@
-"""Runs the server to measure in a child process, and reads its CPU time and memory.
+"""Runs the server to measure in a child process, and reads its CPU time.
 
 The child runs this module too: ``python -m bench.local_server --config JSON``.
 """
@@ -38,11 +38,11 @@ _TAIL_BYTES = 2000  # of the log that an error shows
 _STOP_S = 30.0  # seconds to stop after SIGTERM, before SIGKILL
 
 
-def private_config(config: Config, *, http: bool = False) -> Config:
+def private_config(config: Config) -> Config:
     """``config`` for a server that only its benchmark uses: free ports of loopback, in the clear and without keys.
 
     A server.yaml in production names experiments, captures, subscribers and a collector of traces; what a benchmark
-    asks is not for them. http: with an HTTP port.
+    asks is not for them.
 
     Raises:
         ConfigError: there are `engines`; a benchmark measures one model and changes its settings.
@@ -53,7 +53,7 @@ def private_config(config: Config, *, http: bool = False) -> Config:
             "give a file in which `engine:` describes that one"
         )
     changes = {
-        "host": "127.0.0.1", "grpc_port": 0, "http_port": 0 if http else None,
+        "host": "127.0.0.1", "grpc_port": 0, "http_port": None,
         "keys_file": None, "tls_cert": None, "tls_key": None, "tls_client_ca": None, "capture_dir": None,
         "experiments": ExperimentsConfig(), "kv_events": KvEventsConfig(), "otlp_endpoint": None, "log_texts": False,
     }  # fmt: skip
@@ -95,16 +95,6 @@ class LocalServer:
         """CPU seconds, user and system, that the front end has used so far."""
         times = self.frontend.cpu_times()
         return float(times.user + times.system)
-
-    @property
-    def engine(self) -> psutil.Process:
-        """The engine's process."""
-        return next(child for child in self.frontend.children() if "server.engine_process" in child.cmdline())
-
-    def memory_bytes(self) -> dict[str, int]:
-        """Unique set size (memory that no other process shares) of each process, in bytes."""
-        parts = {"frontend": self.frontend, "engine": self.engine}
-        return {name: int(process.memory_full_info().uss) for name, process in parts.items()}
 
     async def __aenter__(self) -> Self:
         with tempfile.TemporaryFile() as log:

@@ -23,12 +23,7 @@ from specdec.cli.bench_output import (
     progress_line,
 )
 from specdec.cli.bench_serve import serve_load_command
-from specdec.cli.bench_server import (
-    edits_command,
-    frontend_command,
-    soak_command,
-    typing_command,
-)
+from specdec.cli.bench_server import edits_command, frontend_command, typing_command
 from specdec.cli.options import Command, check_folder, config_options, engine_options, pop_config
 from specdec.config import EngineConfig
 from specdec.control_groups import usable_cores
@@ -319,6 +314,5 @@ def bench_group() -> None:
 for _command in (
     step_command, perplexity_command, engine_command, drafts_command, serve_load_command, peers_command,
     frontend_command, typing_command, edits_command,
-    soak_command,
 ):  # fmt: skip
     bench_group.add_command(_command)

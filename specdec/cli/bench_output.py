@@ -53,9 +53,3 @@ def print_figures(figures: Mapping[str, Any], names: Iterable[str], width: int =
     """A line for each of ``names``."""
     for name in names:
         click.echo(f"{name:{width}} {figures[name]}")
-
-
-def print_faults(faults: Iterable[str], word: str = "FAULT") -> None:
-    """A red line for each."""
-    for fault in faults:
-        click.secho(f"{word} {fault}", fg="red")

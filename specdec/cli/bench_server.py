@@ -1,10 +1,8 @@
-"""`specdec bench frontend`, `typing`, `edits` and others: each measures its own servers."""
+"""`specdec bench frontend`, `typing` and `edits`: each measures its own servers."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-import time
 from typing import Any
 
 import click
@@ -14,14 +12,13 @@ from specdec.cli.bench_output import (
     count_option,
     json_option,
     number_option,
-    print_faults,
     print_figures,
     print_json,
     print_table,
     progress_line,
 )
-from specdec.cli.options import engine_options, server_options
-from specdec.config import Config, EngineConfig
+from specdec.cli.options import engine_options
+from specdec.config import EngineConfig
 
 LIMITS = {"added_ttft_ms": 1.0, "cpu_ms_per_message": 0.15, "cpu_share": 0.15}
 
@@ -128,64 +125,3 @@ _EDIT_COUNTS = ("tokens", "tokens_per_step", "lines_right", "edits_right", "same
 
 def _quantiles(found: dict[str, float]) -> str:
     return f"{found['p50']:.4g} / {found['p90']:.4g}, {found['n']}" if found["n"] else "-"
-
-
-# Stores of draft texts grow until they are full; at the default sizes that takes hours and would look like a leak.
-_SMALL_STORES = {"shared_tokens": 2048}
-_SMALL_CACHE_TOKENS = 16384  # default KV cache size in tokens when none is given
-
-
-@click.command("soak")
-@server_options
-@click.option("--minutes", type=click.FloatRange(min=0.01), default=60.0, show_default=True)
-@click.option("--clients", type=click.IntRange(min=1), default=12, show_default=True)
-@number_option("--shift", default=60.0, least=0.5, help="Seconds between samples.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random visits.")
-@json_option
-def soak_command(config: Config, minutes: float, clients: int, shift: float, seed: int, as_json: bool) -> None:
-    """Start a server and put mixed load on it: streams, editor sessions, cancelled calls, clients that vanish.
-
-    Exit code 1: the server leaked a resource, hung, or grew."""
-    from bench.soak.soak_bench import SoakPlan, run_soak
-    from bench.soak.watch import Look, Tally
-
-    say, began_s = progress_line(), time.monotonic()
-
-    def seen(look: Look, tally: Tally) -> None:
-        sizes = ", ".join(
-            f"{name} {use.own_bytes / 2**20:.1f} MiB {use.files} files {use.threads} threads"
-            for name, use in look.processes.items()
-        )
-        left = f"; held: {look.left}" if look.left else ""
-        say(f"{(look.at_s - began_s) / 60:6.1f} min  {look.visits} visits  {tally.n_faults} faults  {sizes}{left}")
-
-    plan = SoakPlan(minutes=minutes, clients=clients, shift_s=shift, seed=seed)
-    figures = asyncio.run(run_soak(_own_server(config), plan, seen)).as_dict()
-    if as_json:
-        print_json(figures)
-        sys.exit(0 if figures["ok"] else 1)
-    rows = [(name, _counts(outcomes)) for name, outcomes in figures["outcomes"].items()]
-    print_table(["visit", "outcomes"], rows, f"{figures['visits']} visits in {minutes:g} minutes")
-    for process, grown in figures["growth"].items():
-        text = "too few samples to judge memory" if grown is None else (
-            f"{grown['mib']:+.2f} MiB after the warm-up ({grown['mib_per_hour']:+.2f} an hour) at "
-            f"{grown['size_mib']} MiB; {grown['limit_mib']} MiB are allowed"
-        )  # fmt: skip
-        click.echo(f"{process}: {text}")
-    print_faults(figures["faults"])
-    click.secho("passed" if figures["ok"] else "failed", bold=True)
-    sys.exit(0 if figures["ok"] else 1)
-
-
-def _counts(outcomes: dict[str, int]) -> str:
-    return ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
-
-
-def _own_server(config: Config) -> Config:
-    """``config`` for a private server, with small stores of draft texts."""
-    from bench.local_server import private_config
-
-    speculation = config.engine.speculation.model_copy(update=_SMALL_STORES)
-    kv_tokens = config.engine.kv_tokens or _SMALL_CACHE_TOKENS
-    engine = config.engine.model_copy(update={"speculation": speculation, "kv_tokens": kv_tokens})
-    return private_config(config, http=True).model_copy(update={"engine": engine})

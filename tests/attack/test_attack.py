@@ -21,6 +21,7 @@ from tests.attack.attacks import ATTACKS, MIB, Target
 from tests.attack.bystanders import Figures, Observations, observing
 from tests.models.tiny import make_tiny_model
 from tests.server.auth.key_files import make_key
+from tests.soak.watch import memory_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 
@@ -61,7 +62,7 @@ async def growth(server: LocalServer, before: dict[str, int]) -> dict[str, int]:
     until_s = time.monotonic() + REST_S
     while True:
         await asyncio.sleep(POLL_S)
-        after = server.memory_bytes()
+        after = memory_bytes(server)
         grown = {part: after[part] - before[part] for part in after}
         if max(grown.values()) <= MEMORY_BYTES or time.monotonic() > until_s:
             return grown
@@ -99,7 +100,7 @@ async def test_attacks_affect_no_other_client(tmp_path: Path) -> None:
             began_s = time.monotonic()
             await asyncio.sleep(UNDISTURBED_S)
             rests = [(began_s, time.monotonic())]
-            at_rest = server.memory_bytes()
+            at_rest = memory_bytes(server)
             for name, attack in ATTACKS.items():
                 began_s = time.monotonic()
                 try:
@@ -163,7 +164,7 @@ async def test_a_template_that_folds_a_huge_constant_takes_no_memory(tmp_path: P
     )  # fmt: skip
     config = Config(engine=engine, server=ServerConfig(grpc_port=0, http_port=0, log_calls=False))
     async with LocalServer(config) as server:
-        before = server.memory_bytes()
+        before = memory_bytes(server)
         with observing(server.grpc_port, server.http_port) as observed:
             began_s = time.monotonic()
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.http_port}", timeout=60) as http:

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench.local_server import LocalServer
-from bench.soak.watch import Look, come_to_rest
 from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
+from tests.soak.watch import Look, come_to_rest, memory_bytes
 
 CACHE = Path("~/.cache/specdec").expanduser()
 AT_ONCE = 16
@@ -62,10 +62,10 @@ async def fuzzed_server() -> AsyncIterator[FuzzedServer]:
 
 async def settled_bytes(server: LocalServer) -> dict[str, int]:
     """Memory of the processes once it falls no more."""
-    before = server.memory_bytes()
+    before = memory_bytes(server)
     while True:
         await asyncio.sleep(3)  # memory of large messages is returned 2 s after them
-        after = server.memory_bytes()
+        after = memory_bytes(server)
         if all(after[name] >= before[name] for name in after):
             return after
         before = after

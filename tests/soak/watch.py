@@ -35,6 +35,25 @@ class Use:
         return Use(int(process.memory_full_info().uss), process.num_fds(), process.num_threads())
 
 
+def processes_of(server: LocalServer) -> dict[str, psutil.Process]:
+    """The front end and the engine of ``server``.
+
+    Raises:
+        SoakFault: the engine is gone.
+        psutil.Error: the front end is gone.
+    """
+    children = server.frontend.children()
+    engine = next((child for child in children if "server.engine_process" in child.cmdline()), None)
+    if engine is None:
+        raise SoakFault("the engine's process is gone")
+    return {"frontend": server.frontend, "engine": engine}
+
+
+def memory_bytes(server: LocalServer) -> dict[str, int]:
+    """Unique set size (memory that no other process shares) of each process, in bytes."""
+    return {name: Use.of(process).own_bytes for name, process in processes_of(server).items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """One sample of the server."""
@@ -71,8 +90,8 @@ async def look(server: LocalServer, visits: int) -> Look:
     if not values["engine_ready"]:
         raise SoakFault("the engine is not ready")
     try:
-        processes = {"frontend": Use.of(server.frontend), "engine": Use.of(server.engine)}
-    except (psutil.Error, RuntimeError) as error:
+        processes = {name: Use.of(process) for name, process in processes_of(server).items()}
+    except psutil.Error as error:
         raise SoakFault(f"a process of the server is gone: {error}") from None
     held = {name: values[name] for name in HELD}
     now_s = asyncio.get_running_loop().time()

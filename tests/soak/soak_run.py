@@ -1,4 +1,4 @@
-"""A soak: mixed load on a server in shifts, a sample of the server at rest after each, and the report."""
+"""A soak: mixed load on a server in shifts, a sample of the server at rest after each, and the faults found."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import httpx
 from scipy.stats import theilslopes  # type: ignore[import-untyped]
 
 from bench.local_server import LocalServer
-from bench.soak.visits import VISITS, Place, Visit, name_of, outcome_of
-from bench.soak.watch import Look, SoakFault, Tally, come_to_rest
 from bench.workloads.workload import long_text
 from specdec.client.client import Client
 from specdec.client.connection import CallError, Credentials, RetryPolicy
 from specdec.config import Config
 from specdec.core.types import SamplingParams, StoppingParams
+from tests.soak.visits import VISITS, Place, Visit, name_of, outcome_of
+from tests.soak.watch import Look, SoakFault, Tally, come_to_rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,27 +133,6 @@ class SoakReport:
             if half and max(counts[half:]) > max(counts[:half]) + SPARE:
                 found.append(f"{process}: {name} at rest grew from {max(counts[:half])} to {max(counts[half:])}")
         return found
-
-    def as_dict(self) -> dict[str, Any]:
-        """Every figure as JSON types."""
-        faults = self.faults()
-        return {
-            "ok": not faults, "faults": faults, "minutes": self.plan.minutes, "clients": self.plan.clients,
-            "visits": self.tally.visits, "outcomes": self.tally.as_dict(),
-            "answer": self.answers[0] if self.answers else None,
-            "growth": {process: self.growth(process) for process in ("frontend", "engine")},
-            "looks": [_row(one, self.looks[0].at_s) for one in self.looks],
-        }  # fmt: skip
-
-
-def _row(one: Look, began_s: float) -> dict[str, Any]:
-    minute = round((one.at_s - began_s) / 60, 2)
-    found: dict[str, Any] = {"minute": minute, "visits": one.visits, **one.held, "calls": one.calls}
-    for name, use in one.processes.items():
-        found |= {
-            f"{name}_mib": round(use.own_bytes / MIB, 1), f"{name}_files": use.files, f"{name}_threads": use.threads,
-        }  # fmt: skip
-    return found
 
 
 CANARY, CANARY_TOKENS = "def fibonacci(n):\n", 24

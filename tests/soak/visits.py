@@ -17,7 +17,6 @@ from typing import Any
 import grpc
 import httpx
 
-from bench.soak.watch import SoakFault
 from bench.typing_bench import Stretch, TypingPlan, type_in_session
 from specdec.client.client import Client
 from specdec.client.connection import CallError
@@ -35,6 +34,7 @@ from specdec.core.types import (
     SpeculationParams,
     StoppingParams,
 )
+from tests.soak.watch import SoakFault
 
 TEXTS = 64  # beginnings of prompts: few enough that prompts hit the prefix cache
 LONGEST = 1500  # characters of a prompt
