@@ -38,15 +38,21 @@ def print_json(figures: Mapping[str, Any]) -> None:
     click.echo(json.dumps(figures))
 
 
+def plain_console() -> Console:
+    """Prints tables of texts as these are: errors of servers and names of files may look like rich's markup."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False)
+
+
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
     """On the terminal's width."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(*heads, title=title or None)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    plain_console().print(table)
 
 
 def print_figures(figures: Mapping[str, Any], names: Iterable[str], width: int = 24) -> None:

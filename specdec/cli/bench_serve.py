@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench.serve import ARRIVALS, SERVE_WORKLOADS
-from specdec.cli.bench_output import count_option, number_option
+from specdec.cli.bench_output import count_option, number_option, plain_console
 from specdec.cli.options import check_folder, credential_options, pop_credentials
 
 if TYPE_CHECKING:
@@ -109,8 +109,6 @@ def run_load(values: dict[str, Any], **asked: Any) -> None:
         click.UsageError: an option's value is invalid.
         SpecdecError: the server does not answer, or the prompts are not available.
     """
-    from rich.console import Console
-
     from bench.serve.load import ServePlan, report_tables
     from specdec.load.request import Objective
 
@@ -123,7 +121,7 @@ def run_load(values: dict[str, Any], **asked: Any) -> None:
     report = asyncio.run(_run(plan, credentials, values))
     if values["json_file"] is not None:
         values["json_file"].write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
-    console = Console()
+    console = plain_console()
     for table in report_tables(report):
         console.print(table)
     if report.faults():

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from bench.serve.load import LoadRun
 from server.engine_client import EngineClient
 from server.request_stream import RequestStream
+from specdec.cli.bench_output import print_table
 from specdec.cli.bench_serve import replay_command, serve_load_command
 from specdec.core.types import Request
 from tests.server.http.harness import Server, running
@@ -91,6 +92,24 @@ def test_the_server_knows_the_deadline(server: Server, monkeypatch: pytest.Monke
     assert len(seen) == 6  # a warm-up and two requests of each run
     assert seen[:3] == [None] * 3
     assert all(0 < (deadline_s or 0) < 66 for deadline_s in seen[3:])  # gRPC rounds it up a little on its way
+
+
+def test_bug_texts_that_look_like_markup_are_shown_as_they_are(server: Server, tmp_path: Path) -> None:
+    trace = tmp_path / "monday [busy].jsonl"
+    lines = [{"offset_s": 0, "prompt": "hello", "max_tokens": 2, "model": name} for name in ("", "[/INST]")]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    words = [str(trace), "--url", f"{server.url}/v1", "--warm-up", "0", "--max-slip", "100000"]
+    result = CliRunner().invoke(replay_command, words)
+    assert result.exit_code == 0, result.output
+    assert "replay of monday [busy].jsonl at 1 x" in result.output
+    assert "[/INST]" in result.output
+
+
+def test_bug_tables_of_other_figures_show_brackets_too(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["figure"], [["[/INST] :warning:"]], "models/[busy]/a.gguf")
+    printed = capsys.readouterr().out
+    assert "models/[busy]/a.gguf" in printed
+    assert "[/INST] :warning:" in printed
 
 
 def test_an_invalid_run_has_an_exit_code_of_its_own() -> None:
