@@ -52,7 +52,7 @@ def make_workload(
         ValueError: there is no such workload.
     """
     if name in CONCURRENT_NAMES:
-        return _concurrent(name, tokenizer, count, max_tokens, at_once)
+        return _concurrent(name, tokenizer, count, max_tokens, note, at_once)
     if name == "mixed":
         prompts = _mixed(tokenizer, count, max_tokens, note)
     elif name in SESSION_SIZE:  # the first requests of a session are warm-up enough
@@ -65,9 +65,15 @@ def make_workload(
     return Workload(name, tuple((prompt,) for prompt in prompts))
 
 
-def _concurrent(name: str, tokenizer: Tokenizer, count: int, max_tokens: int | None, at_once: int) -> Workload:
+def _concurrent(
+    name: str, tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Note, at_once: int
+) -> Workload:
     """``count`` prompts, at least `TURNS` times ``at_once``, after a short round as warm-up. If the data set has too
-    few prompts for both, the warm-up has fewer, at least one."""
+    few prompts for both, the warm-up has fewer, at least one.
+
+    Raises:
+        WorkloadUnavailableError: there are fewer prompts than ``at_once`` places.
+    """
     mix = name.partition("/")[2]
     number = max(count, TURNS * at_once) + at_once
     kinds = ("edit", "chat", "humaneval") if mix == "mixed" else (mix,)
@@ -77,6 +83,11 @@ def _concurrent(name: str, tokenizer: Tokenizer, count: int, max_tokens: int | N
     ]
     prompts = _in_turn(found)[:number]
     warm = min(at_once, max(1, len(prompts) - TURNS * at_once))
+    counted = len(prompts) - warm
+    if counted < at_once:
+        raise WorkloadUnavailableError(f"there are {counted} prompts beside the warm-up, too few for {at_once} at once")
+    if counted < TURNS * at_once:
+        note(f"{name}: {TURNS * at_once - counted} of {TURNS * at_once} requests; there are only {counted} prompts")
     groups = (tuple(uncounted(prompts[:warm], WARM_UP_TOKENS)), tuple(prompts[warm:]))
     return Workload(name, groups, at_once)
 

@@ -113,15 +113,25 @@ def test_parts_of_a_workload_are_left_out_in_words(tmp_path: Path) -> None:
     assert [n.partition(" the ")[0] for n in noted] == ["mixed:"] * 3
     three = make_workload("concurrent/humaneval", plain, 4, None, noted.append, at_once=3)
     assert (three.at_once, [len(group) for group in three.groups]) == (3, [3, 9])
-    # as many at once as there are prompts
-    many = make_workload("concurrent/humaneval", plain, 4, None, noted.append, at_once=164)
-    assert [len(group) for group in many.groups] == [1, 163]
     for name, why in (
         ("fim", "fill-in-the-middle"), ("chat", "chat template"), ("edit", "chat template"),
         ("concurrent/mixed", "chat template"),
     ):  # fmt: skip
         with pytest.raises(WorkloadUnavailableError, match=why):
             make_workload(name, plain, 4, None, noted.append)
+
+
+def test_bug_too_few_prompts_for_the_concurrent_requests_are_noted_or_refused(tokenizer: Tokenizer) -> None:
+    noted: list[str] = []
+    assert make_workload("concurrent/chat", tokenizer, 4, None, noted.append, at_once=10).n_counted == 1
+    assert noted == []
+    prompts = len(prompts_of("chat", tokenizer, 1000)) - 1  # one is the warm-up
+    most = make_workload("concurrent/chat", tokenizer, 4, None, noted.append, at_once=prompts)
+    assert [len(group) for group in most.groups] == [1, prompts]
+    total = 3 * prompts
+    assert noted == [f"concurrent/chat: {total - prompts} of {total} requests; there are only {prompts} prompts"]
+    with pytest.raises(WorkloadUnavailableError, match=f"{prompts} prompts .* too few for {prompts + 1} at once"):
+        make_workload("concurrent/chat", tokenizer, 4, None, noted.append, at_once=prompts + 1)
 
 
 def test_nothing_at_all_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
