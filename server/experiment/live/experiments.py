@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, Req
 
 _LOG = logging.getLogger(__name__)
 
-_TIME_OVER = "its time has passed"
+_TIME_OVER, _BY_A_CALL = "its time has passed", "it was stopped by a call"
 
 
 class ExperimentsOffError(RequestError):
@@ -104,6 +105,7 @@ class Experiments:
         self._file_errors = file_errors
         self._running: dict[str, RunningExperiment] = {}
         self._unsaved: dict[str, StoredState] = {}  # of experiments that have ended, until they are written
+        self._not_resumed: dict[str, StoredState] = {}  # shown instead of `running`, which stays for the next server
         self._saving = asyncio.Lock()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._clock = RunClock()
@@ -130,6 +132,9 @@ class Experiments:
                     await self.start(await asyncio.to_thread(folder.plan_text), f"{name} (resumed)")
             except (ExperimentError, RequestError) as error:
                 _LOG.error("experiment %s is not resumed: %s", name, error)
+                with suppress(ExperimentError):  # `get` reports a folder that cannot be read
+                    reason = f"it could not be resumed: {error}"
+                    self._not_resumed[name] = await asyncio.to_thread(_stopped, folder, reason)
         for source, text in self._files:
             try:
                 name = parse_config(text, source).name
@@ -172,16 +177,31 @@ class Experiments:
                 raise ExperimentNotStartedError(str(error)) from None
 
     async def stop(self, name: str) -> ExperimentStatus:
-        """Stop an experiment that runs. Its records stay, and it can be started again. A caller that is cancelled does
-        not interrupt the end. Returns the status, also of an experiment that has ended before.
+        """Stop an experiment that runs, or that could not be resumed. Its records stay, and it can be started again. A
+        caller that is cancelled does not interrupt the end. Returns the status, also of an experiment that has ended
+        before.
 
         Raises:
             ExperimentNotFoundError: no experiment has this name.
             NoResultError: its folder cannot be read.
         """
         if name in self._running:
-            await asyncio.wait([self._begin_end(name, "stopped", "it was stopped by a call")])
+            await asyncio.wait([self._begin_end(name, "stopped", _BY_A_CALL)])
+        else:
+            await self._stop_unresumed(name)
         return await self.get(name)
+
+    async def _stop_unresumed(self, name: str) -> None:
+        """End an experiment that is `running` on disk only; `_save` writes it."""
+        folder = self._folder(name)
+        async with self._changing:
+            if name in self._running or name in self._unsaved:
+                return
+            try:
+                if (await asyncio.to_thread(folder.state)).state == "running":
+                    self._unsaved[name] = await asyncio.to_thread(_stopped, folder, _BY_A_CALL)
+            except ExperimentError as error:
+                raise NoResultError(str(error)) from None
 
     async def statuses(self) -> list[ExperimentStatus]:
         found = []
@@ -209,6 +229,8 @@ class Experiments:
         mode = manifest.config.assignment.mode
         running = self._running.get(name)
         if running is None:
+            if state.state == "running":
+                state = self._not_resumed.get(name, state)
             return ExperimentStatus(name, state.state, mode, manifest.started, state.records, state.reason)
         return ExperimentStatus(
             name, "running", mode, manifest.started, running.records, "", dict(running.left_out), running.plan.warnings
@@ -280,6 +302,7 @@ class Experiments:
             await asyncio.to_thread(folder.note, state)
             return await self.get(name)
         self._running[name] = running = await self._make_running(plan, folder, written, ran_s, fresh=fresh)
+        self._not_resumed.pop(name, None)
         self._changed()
         running.start()
         if left_s is not None:
@@ -403,6 +426,12 @@ def _is_blank(folder: ExperimentFolder) -> bool:
     """Whether its experiment has ended without a record, for example because its draft model cannot be loaded. Its name
     can then be used again."""
     return folder.state().state != "running" and not folder.written()
+
+
+def _stopped(folder: ExperimentFolder, reason: str) -> StoredState:
+    """The state, from now on, of an experiment that is `running` on disk only."""
+    ran_s = folder.state().spent_s(folder.manifest(), time.time())
+    return StoredState(state="stopped", at=now_text(), reason=reason, records=folder.written(), ran_s=ran_s)
 
 
 def _resumed(folder: ExperimentFolder, config: ExperimentConfig) -> tuple[dict[str, int], float]:

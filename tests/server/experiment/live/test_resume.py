@@ -246,6 +246,31 @@ async def test_bug_a_status_call_does_not_overwrite_the_state_of_a_new_run(
         assert ExperimentFolder(tmp_path / "experiments" / "widths").state().state == "running"
 
 
+async def test_bug_an_experiment_that_is_not_resumed_can_be_stopped(tmp_path: Path) -> None:
+    plan = PLAN.replace("speculation: {width: 2}", "speculation: {drafters: [model]}")
+    folder = ExperimentFolder(tmp_path / "experiments" / "widths")
+    async with live_server(tmp_path, draft="small") as server:
+        assert (await server.experiments.start(plan)).state == "running"
+        await server.ask("x")
+        await server.recorded(1)
+    async with live_server(tmp_path) as server:
+        for status in (await server.experiments.get("widths"), *await server.experiments.statuses()):
+            assert (status.state, sum(status.records.values())) == ("stopped", 1)
+            assert status.reason.startswith("it could not be resumed: ")
+            assert "drafters" in status.reason
+        assert folder.state().state == "running"
+    async with live_server(tmp_path, draft="small") as server:  # it runs on where it can
+        assert (await server.experiments.get("widths")).state == "running"
+    async with live_server(tmp_path) as server:
+        status = await server.experiments.stop("widths")
+        assert (status.state, status.reason) == ("stopped", "it was stopped by a call")
+        state = folder.state()
+        assert (state.state, sum(state.records.values()), state.ran_s is None) == ("stopped", 1, False)
+    async with live_server(tmp_path, draft="small") as server:
+        assert (await server.experiments.get("widths")).state == "stopped"
+        assert "x-specdec-arm" not in (await server.ask("y")).headers
+
+
 async def test_a_limit_holds_if_the_server_ended_before_recording_it(tmp_path: Path) -> None:
     plan = PLAN + "stopping: {max_requests: 3}\n"
     start = (plan_file(tmp_path, plan),)
