@@ -1,5 +1,5 @@
 import { useEffect, useRef } from "preact/hooks";
-import { apiKey, busy, choose, type Connection, connection, info, locked, look } from "./store";
+import { apiKey, busy, choose, type Connection, connection, info, locked, look, reportOf } from "./store";
 
 const WORDS: Record<Connection, string> = {
   connecting: "Connecting",
@@ -45,7 +45,7 @@ function Texts({ experiments }: { experiments: string[] }) {
     <>
       <a href="/metrics">Metrics</a>
       {experiments.map((name) => (
-        <a key={name} href={`/v1/experiments/${name}/report`} title="The report of a running experiment, so far">
+        <a key={name} href={reportOf(name)} title="The report of a running experiment, so far">
           Experiment {name}
         </a>
       ))}

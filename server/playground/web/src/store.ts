@@ -212,6 +212,11 @@ function asking(sign: "?" | "&"): string {
   return chosen() && `${sign}model=${encodeURIComponent(chosen())}`;
 }
 
+/** The address of a running experiment's report. */
+export function reportOf(experiment: string): string {
+  return `/v1/experiments/${experiment}/report${asking("?")}`;
+}
+
 export async function readTrace(): Promise<void> {
   if (connection.value !== "ready") return;
   try {

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { change, choose, compare, connection, info, look } from "../src/store";
+import { change, choose, compare, connection, info, look, reportOf } from "../src/store";
+import type { Info } from "../src/wire";
 
 test("both runs of a comparison send one request, whatever changes meanwhile", async () => {
   const sent: Record<string, any>[] = [];
@@ -18,6 +19,17 @@ test("both runs of a comparison send one request, whatever changes meanwhile", a
   assert.deepEqual(sent.map(({ speculation }) => speculation.mode), ["off", "auto"]);
   assert.deepEqual(auto, off);
   assert.equal(off!.messages[0].content, "first");
+});
+
+test("the report of an experiment is that of the chosen model", () => {
+  for (const [models, path] of [
+    [["a/b c"], "/v1/experiments/widths/report"],
+    [["a/b c", "d"], "/v1/experiments/widths/report?model=a%2Fb%20c"],
+  ] as const) {
+    info.value = { model: "a/b c", models } as unknown as Info;
+    assert.equal(reportOf("widths"), path);
+  }
+  info.value = null;
 });
 
 test("a server that restarts without the chosen model is shown with its default one", async () => {
