@@ -218,7 +218,7 @@ async def _refuse(request: Request, error: Any) -> Response:
     return Response(write_json(style.body(refusal)), refusal.status, dict(error.headers or {}), "application/json")
 
 
-_METHODS = ("GET", "HEAD", "POST")
+_METHODS = ("DELETE", "GET", "HEAD", "POST")
 # Headers that scripts may read
 _SHOWN = ("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry", "www-authenticate")
 _PREFLIGHT_S = 600
