@@ -28,16 +28,19 @@ class CompletionRun:
     has_tokens: bool  # of any sample, as far as they were read
     finished: Finished | None  # of sample 0
     source: RequestStream
+    owner: str  # the caller's scope of the prefix cache, also where an experiment's arm sets another salt
     until_s: float  # when its deadline or time limit ends it, in seconds of the event loop's clock, or infinity
     is_computed: asyncio.Event  # the prompt, or the request has ended
     cached_tokens: int | None  # of the prompt, once it is scheduled
     submitted_s: float  # monotonic seconds when the engine got it
     ttft_ms: float | None  # from then until the prompt is computed; infinite if no token was asked for
 
-    def __init__(self, source: RequestStream, until_s: float, on_computed: Callable[[CompletionRun], None]) -> None:
+    def __init__(
+        self, source: RequestStream, owner: str, until_s: float, on_computed: Callable[[CompletionRun], None]
+    ) -> None:
         """on_computed: called once the prompt is computed or the request has ended, however slow the reader is."""
         self.text, self.has_tokens, self.finished = "", False, None
-        self.source, self.until_s = source, until_s
+        self.source, self.owner, self.until_s = source, owner, until_s
         self.is_computed = asyncio.Event()
         self.cached_tokens = self.ttft_ms = None
         self.submitted_s = time.monotonic()
@@ -114,7 +117,7 @@ class SharedPrompts:
         first = self._computing.get(_prompt(scoped))
         hold = first is not None and first.precedes(scoped.priority, until_s)
         source = self._admission.admit(principal, request, supersedes_key, hold=hold)
-        run = CompletionRun(source, until_s, self._computed)
+        run = CompletionRun(source, scoped.cache_salt, until_s, self._computed)
         if hold:
             release = asyncio.create_task(self._release(run), name="prompt-release")
             self._releases.add(release)
@@ -146,7 +149,7 @@ class SharedPrompts:
         if self._computing.get(_prompt(request)) is run:
             del self._computing[_prompt(request)]
         if self._times is not None and run.ttft_ms is not None and run.cached_tokens is not None:
-            self._times.observe(request.cache_salt, request, run.cached_tokens, run.ttft_ms)
+            self._times.observe(run.owner, request, run.cached_tokens, run.ttft_ms)
 
 
 def _prompt(request: Request) -> Hashable:

@@ -108,6 +108,19 @@ async def test_an_ended_run_whose_salt_an_experiment_set_holds_up_no_other(monke
     assert len(client.given) == 2  # at once
 
 
+async def test_times_are_learned_for_the_caller_whose_salt_an_experiment_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, owners = HoldingClient(), list[str]()
+    doors = Admission(client, ServerConfig())
+    times: Any = SimpleNamespace(observe=lambda owner, request, cached, ms: owners.append(owner))
+    arm = SimpleNamespace(admit=lambda who, request, key, admit: admit(who, replace(request, cache_salt="arm"), key))
+    monkeypatch.setattr(doors, "experiments", arm)
+    SharedPrompts(doors, times).start(CALLER, replace(FIRST, cache_salt="own"))
+    given = client.given[-1]
+    client.say(started(given))
+    client.say(delta(given, 1))
+    assert (given.cache_salt, owners) == (CALLER.scoped("arm"), [CALLER.scoped("own")])
+
+
 async def test_the_wait_for_another_prompt_is_no_time_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
     times: Any = SimpleNamespace(observe=lambda salt, request, cached, ms: seen.append(ms))
