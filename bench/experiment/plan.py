@@ -68,7 +68,7 @@ def read_arm(given: Mapping[str, Any]) -> tuple[ArmRequest, list[Problem]]:
     return ArmRequest(changes, own["prediction"], own["session"], own["body"]), [*found, *problems]
 
 
-MODES = ("paired_replay", "aa", "switchback")
+MODES = ("paired_replay", "aa")
 
 
 def read_plan(path: Path) -> ExperimentConfig:
@@ -92,7 +92,8 @@ def problems(config: ExperimentConfig, folder: Path) -> Iterator[Problem]:
         what = f"{assignment.mode} with a unit" if assignment.mode in MODES else assignment.mode
         yield (
             ("assignment", "mode"),
-            f"{what} is for live traffic in a running server; `specdec ab run` has {', '.join(MODES)}",
+            f"{what} is for the traffic of a running server: `specdec ab start PLAN`, with `specdec bench serve "
+            "--rate` as its load if it has none; `specdec ab run` has paired_replay, also with a `rate`, and aa",
         )
     if assignment.mode == "aa" and assignment.share != 1:
         yield ("assignment", "share"), "has no effect here, where every prompt takes part; live experiments use it"
@@ -113,16 +114,6 @@ def problems(config: ExperimentConfig, folder: Path) -> Iterator[Problem]:
     stopping = config.stopping
     if config.load.trace is None and stopping.max_requests is None and stopping.max_duration is None:
         yield ("stopping",), "the run has no end; give max_requests (of both arms together) or max_duration"
-    if assignment.mode == "switchback" and stopping.rule == "always_valid":
-        yield (
-            ("stopping", "rule"),
-            "a switchback always has requests running, and analysing its records would slow them; use fixed",
-        )
-    if assignment.mode == "switchback" and not config.load.open_loop:
-        yield (
-            ("load",),
-            "a switchback needs arrival times; give rate or trace",
-        )
 
 
 def _load_problems(load: Load, folder: Path) -> Iterator[Problem]:
@@ -249,7 +240,7 @@ class Script:
 
     @property
     def planned(self) -> int | None:
-        """Requests per arm of a paired run; None if only time limits it."""
+        """Requests per arm; None if only time limits the run."""
         limits = [len(self._trace)] if self._trace is not None else []
         if self._config.stopping.max_requests is not None:
             limits.append(max(1, self._config.stopping.max_requests // 2))

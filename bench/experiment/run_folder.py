@@ -107,7 +107,7 @@ def record_of(
     *,
     scheduled: bool,
     by_ids: bool,
-    pair: str = "",
+    pair: str,
     store_prompt: bool = False,
 ) -> Record:
     """The record of ``seen``, the outcome of request ``ask``.
@@ -157,7 +157,7 @@ class Progress:
         self.planned = planned
         self.done: set[str] = set()  # pairs with a record in both arms
         self.mismatched: set[str] = set()  # pairs with different outputs
-        self.asked, self.failed = [0, 0], [0, 0]  # requests by arm
+        self.failed = [0, 0]  # requests by arm
         self._values: tuple[list[float], list[float]] = ([], [])
         self._open: dict[str, Record] = {}
 
@@ -166,13 +166,11 @@ class Progress:
             if record.warm_up or record.arm not in self.names:
                 continue
             arm = self.names.index(record.arm)
-            self.asked[arm] += 1
             self.failed[arm] += not record.ok
             value = METRICS[self.metric].value(record) if record.ok else math.nan
             if math.isfinite(value):
                 self._values[arm].append(value)
-            if record.pair:
-                self._pair(record)
+            self._pair(record)
 
     def medians(self) -> tuple[float | None, float | None]:
         a, b = (statistics.median(values) if values else None for values in self._values)
@@ -201,7 +199,7 @@ class StopRule:
         self._next = self._stopping.min_units
 
     def why(self, units: int, mismatched: int, spent_s: float) -> str:
-        """Why to stop after ``units`` pairs or blocks and ``spent_s`` seconds; empty: continue."""
+        """Why to stop after ``units`` pairs and ``spent_s`` seconds; empty: continue."""
         limit = self._stopping.max_duration
         if limit is not None and spent_s >= limit:
             return f"{limit:g} s have passed"

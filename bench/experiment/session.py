@@ -1,33 +1,34 @@
-"""A run of an experiment: each request to both arms (paired), or to the arm of its time block (switchback)."""
+"""A run of an experiment that sends each request to both arms."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
 import itertools
-import math
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
 
-from bench.experiment.plan import ArmServer, Batch, OpenArm, PairedRequest, Script, open_arm, read_arm
+from bench.experiment.plan import ArmServer, Batch, OpenArm, Script, open_arm, read_arm
 from bench.experiment.run_folder import Progress, RunFolder, StopRule, open_run, record_of
 from bench.machine import host_facts
 from bench.serve.load import LoadRun
-from server.experiment.assignment import TimeBlocks, paired_arms
 from server.experiment.config import ExperimentConfig
 from server.experiment.folder import Manifest
-from server.experiment.records import NO_BLOCK, Choice, ExperimentError, Record, RunClock
-from specdec.load.request import LoadRequest, TimedRequest
+from server.experiment.records import Choice, ExperimentError, Record, RunClock
 from specdec.load.request import Record as Seen
+from specdec.load.request import TimedRequest
 
-_PATIENCE = 3  # turns or blocks in a row without an answer, after which a run ends
+_PATIENCE = 3  # turns in a row without an answer, after which a run ends
 
 
-class _Run:
-    """A run that records into ``folder``. by_ids: outputs are compared by token ids, else by text."""
+class PairedRun:
+    """A run that records into ``folder``. by_ids: outputs are compared by token ids, else by text.
+
+    A turn's records are written together, pair by pair, once both arms have answered. A kill then leaves at most one
+    record without its pair, which the analysis excludes.
+    """
 
     def __init__(
         self, folder: RunFolder, arms: tuple[OpenArm, OpenArm], by_ids: bool, watch: Callable[[Progress], None]
@@ -36,8 +37,9 @@ class _Run:
         self._config = folder.manifest.config
         self._script = Script(self._config, folder.attempt)
         self._clock = RunClock(folder.manifest.started_s, asyncio.get_running_loop().time)
-        self._silent = 0  # turns or blocks in a row without an answer
-        self.progress = Progress(self._config, self._script.planned if self._config.assignment.pairs else None)
+        self._stop = StopRule(folder.manifest, folder.log)
+        self._silent = 0  # turns in a row without an answer
+        self.progress = Progress(self._config, self._script.planned)
         self.progress.add(folder.log.records)
 
     async def run(self) -> str:
@@ -46,42 +48,6 @@ class _Run:
         Raises:
             ExperimentError: the servers no longer answer, or a record cannot be written.
         """
-        raise NotImplementedError
-
-    def _requests(self, arm: int, asks: Sequence[PairedRequest]) -> list[LoadRequest]:
-        return [self._arms[arm].request.apply(self._script.in_arm(arm, asked)) for asked in asks]
-
-    def _load(self, arm: int) -> LoadRun:
-        return LoadRun(self._arms[arm].endpoint, self._config.load.timeout_s)
-
-    def _record(self, seen: Seen, asked: PairedRequest, choice: Choice, *, scheduled: bool, pair: str = "") -> Record:
-        return record_of(
-            seen, asked.ask, choice, self._clock, scheduled=scheduled, by_ids=self._by_ids, pair=pair,
-            store_prompt=self._config.store_prompts,
-        )  # fmt: skip
-
-    def _keep(self, records: Sequence[Record]) -> None:
-        """Write the records of a turn or block.
-
-        Raises:
-            ExperimentError: they cannot be written, or the servers no longer answer.
-        """
-        self._folder.write(records)
-        self.progress.add(records)
-        self._watch(self.progress)
-        self._silent = 0 if any(record.ok for record in records) else self._silent + 1
-        if self._silent >= _PATIENCE:
-            raise ExperimentError(
-                f"the servers no longer answer ({records[-1].error}); the same command resumes {self._folder.path}"
-            )
-
-
-class PairedRun(_Run):
-    """Writes a turn's records together, pair by pair, once both arms have answered. A kill then leaves at most one
-    record without its pair, which the analysis excludes."""
-
-    async def run(self) -> str:
-        self._stop = StopRule(self._folder.manifest, self._folder.log)
         done = [number for pair in self.progress.done if (number := self._script.number(pair)) is not None]
         turns = self._script.turns(frozenset(done))
         earlier_s = _measured_s(self._folder.log.records)
@@ -108,17 +74,38 @@ class PairedRun(_Run):
         for asked in turn.asks:
             for side, found in zip(self._arms, seen, strict=True):
                 choice = Choice(side.name, asked.ask.session, warm_up=warm_up)
-                records.append(self._record(found[asked.pair], asked, choice, scheduled=scheduled, pair=asked.pair))
+                record = record_of(
+                    found[asked.pair], asked.ask, choice, self._clock, scheduled=scheduled, by_ids=self._by_ids,
+                    pair=asked.pair, store_prompt=self._config.store_prompts,
+                )  # fmt: skip
+                records.append(record)
         self._keep(records)
 
     async def _play(self, arm: int, turn: Batch) -> dict[str, Seen]:
         """Send a turn's requests to an arm; returns their outcome by pair."""
-        load, asks, run = self._config.load, self._requests(arm, turn.asks), self._load(arm)
+        load, side = self._config.load, self._arms[arm]
+        asks = [side.request.apply(self._script.in_arm(arm, asked)) for asked in turn.asks]
+        run = LoadRun(side.endpoint, load.timeout_s)
         if load.open_loop:
             await run.on_schedule([TimedRequest(o.offset_s, ask) for o, ask in zip(turn.asks, asks, strict=True)])
         else:
             await run.in_turns(iter(asks), load.concurrency, len(asks), None)
         return {seen.name: seen for seen in run.records}
+
+    def _keep(self, records: Sequence[Record]) -> None:
+        """Write the records of a turn.
+
+        Raises:
+            ExperimentError: they cannot be written, or the servers no longer answer.
+        """
+        self._folder.write(records)
+        self.progress.add(records)
+        self._watch(self.progress)
+        self._silent = 0 if any(record.ok for record in records) else self._silent + 1
+        if self._silent >= _PATIENCE:
+            raise ExperimentError(
+                f"the servers no longer answer ({records[-1].error}); the same command resumes {self._folder.path}"
+            )
 
 
 def _measured_s(records: Sequence[Record]) -> float:
@@ -128,79 +115,6 @@ def _measured_s(records: Sequence[Record]) -> float:
         if not record.warm_up and record.end is not None:
             times.setdefault(Script.attempt(record.pair), []).extend((record.arrival, record.end))
     return sum(max(attempt) - min(attempt) for attempt in times.values())
-
-
-_LEAD_S = 0.25  # from the preparation of a block to its begin
-
-
-class _Block(NamedTuple):
-    number: int
-    asks: list[PairedRequest]  # offsets count from the begin of block 0
-
-
-class SwitchbackRun(_Run):
-    """Requests arrive by one schedule, independent of earlier ones; a block's arm serves those that arrive in it.
-
-    A block's records are written together when its last request has ended, so that a kill does not keep its short
-    requests and lose the long ones. A resumed run plays the blocks that have no record: the last ones, and earlier ones
-    whose requests had not all ended."""
-
-    async def run(self) -> str:
-        assignment = self._config.assignment
-        arm_of = paired_arms(assignment.salt or self._config.name, *self._config.arms)
-        self._blocks = TimeBlocks(assignment.block_s, assignment.washout_s, arm_of)
-        blocks = self._blocks_except({record.block for record in self._folder.log.records})
-        for first in blocks:
-            await self._warm_up()
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    await self._send(first, blocks, tasks)
-            except ExceptionGroup as group:
-                for error in group.exceptions:
-                    if isinstance(error, ExperimentError):
-                        raise error from None
-                raise
-        return "all planned requests were sent"
-
-    async def _send(self, first: _Block, others: Iterator[_Block], tasks: asyncio.TaskGroup) -> None:
-        now, block_s = asyncio.get_running_loop().time, self._config.assignment.block_s
-        start_s = now() + _LEAD_S - first.number * block_s
-        for block in itertools.chain([first], others):
-            await asyncio.sleep(max(0.0, start_s + block.number * block_s - _LEAD_S - now()))
-            tasks.create_task(self._serve(block, start_s))
-
-    async def _serve(self, block: _Block, start_s: float) -> None:
-        arm = int(self._blocks.arm_of(block.number) == self._config.treatment)
-        asks, run = self._requests(arm, block.asks), self._load(arm)
-        await run.on_schedule([TimedRequest(o.offset_s, ask) for o, ask in zip(block.asks, asks, strict=True)], start_s)
-        self._keep_block(arm, run, block.asks, block.number)
-
-    async def _warm_up(self) -> None:
-        for turn in self._script.warm_up():
-            for arm in (turn.first, 1 - turn.first):
-                asks, run = self._requests(arm, turn.asks), self._load(arm)
-                await run.in_turns(iter(asks), 1, len(asks), None)
-                self._keep_block(arm, run, turn.asks, NO_BLOCK)
-
-    def _keep_block(self, arm: int, run: LoadRun, asks: Sequence[PairedRequest], block: int) -> None:
-        seen = {record.name: record for record in run.records}
-        warm_up = block == NO_BLOCK
-        records = []
-        for asked in asks:
-            washed_out = warm_up or self._blocks.is_washed_out(asked.offset_s)
-            choice = Choice(self._arms[arm].name, asked.ask.session, block, washed_out)
-            records.append(self._record(seen[asked.pair], asked, choice, scheduled=not warm_up))
-        self._keep(records)
-
-    def _blocks_except(self, written: Container[int]) -> Iterator[_Block]:
-        """The blocks that have requests, without those ``written``."""
-        stopping = self._config.stopping
-        end_s = math.inf if stopping.max_duration is None else stopping.max_duration
-        timed = enumerate(itertools.islice(self._script.schedule(), stopping.max_requests))
-        planned = itertools.takewhile(lambda item: item[1].offset_s < end_s, timed)
-        for number, group in itertools.groupby(planned, lambda item: self._blocks.at(item[1].offset_s)):
-            if number not in written:
-                yield _Block(number, [self._script.paired(f"{n:06}", at, ask) for n, (at, ask) in group])
 
 
 _HASH_BYTES = 8
@@ -236,8 +150,7 @@ async def run_experiment(
         facts["outputs compared by"] = "token ids" if by_ids else "text"
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         with open_run(out, Manifest(config=config, started=started, facts=facts)) as folder:
-            kind = SwitchbackRun if config.assignment.mode == "switchback" else PairedRun
-            return await kind(folder, both, by_ids, watch).run()
+            return await PairedRun(folder, both, by_ids, watch).run()
 
 
 def load_facts(config: ExperimentConfig) -> dict[str, str]:

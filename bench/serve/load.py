@@ -86,15 +86,14 @@ class LoadRun:
         """Delays of the event loop, sampled during the run."""
         return self._lag.lags_ms
 
-    async def on_schedule(self, schedule: Seq[TimedRequest], start_s: float | None = None) -> None:
+    async def on_schedule(self, schedule: Seq[TimedRequest]) -> None:
         """Send every request at its time, independent of earlier ones; returns when all have ended.
 
-        Times of a request count from its scheduled time, which avoids coordinated omission. start_s: time of the event
-        loop's clock from which offsets count; None: now.
+        Times of a request count from its scheduled time, which avoids coordinated omission.
         """
         self.open_loop, self.planned = True, len(schedule)
         clock = asyncio.get_running_loop().time
-        self.started_s = clock() + LEAD_S if start_s is None else start_s
+        self.started_s = clock() + LEAD_S
         async with self._lag, asyncio.TaskGroup() as tasks:
             for offset_s, ask in schedule:
                 record = Record(ask.name, self.started_s + offset_s)

@@ -74,9 +74,3 @@ def random_arms(salt: str, arms: Iterable[str]) -> Callable[[int], str]:
         return arm
 
     return arm_of
-
-
-def paired_arms(salt: str, control: str, treatment: str) -> Callable[[int], str]:
-    """Blocks in pairs, one of each arm, in random order within a pair."""
-    arms = (control, treatment)
-    return lambda block: arms[balanced_order(salt, "blocks", block)]

@@ -111,8 +111,8 @@ _SCREEN = {
 def run_command(**values: Any) -> None:
     """Ask both arms what the plan in EXPERIMENT says, and conclude.
 
-    Modes paired_replay and aa ask either arm the same, in turns of opposite order; switchback changes the arm of what
-    arrives from block to block. A server for both arms is started here where there is --target (and --draft).
+    Both arms are asked the same, in turns of opposite order. A server for both is started here where there is --target
+    (and --draft).
 
     Records lie in the folder as soon as they are made. After a stop or a kill, the same command goes on where it was.
     Exit codes are those of `specdec ab analyze`.
@@ -401,8 +401,7 @@ _PLAIN_EVERY_S = 30.0
 def progress_line(progress: Progress, passed_s: float) -> str:
     """Counts so far, the medians of both arms and their ratio."""
     of = "" if progress.planned is None else f"/{progress.planned}"
-    done = f"pairs {len(progress.done)}{of}" if progress.done or progress.planned else f"requests {sum(progress.asked)}"
-    words = [f"{passed_s:6.0f} s", done]
+    words = [f"{passed_s:6.0f} s", f"pairs {len(progress.done)}{of}"]
     a, b = medians = progress.medians()
     for name, value in zip(progress.names, medians, strict=True):
         words.append(f"{name} {progress.metric} " + ("-" if value is None else f"{value:.4g}"))

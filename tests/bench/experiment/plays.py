@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.experiment.plan import OpenArm, read_arm
 from bench.experiment.run_folder import open_run
-from bench.experiment.session import PairedRun, SwitchbackRun
+from bench.experiment.session import PairedRun
 from server.experiment.analysis.analyse import analyse
 from server.experiment.analysis.result import Result
 from server.experiment.config import ExperimentConfig
@@ -45,8 +45,7 @@ def play(
                 OpenArm(name_a, read_arm(arm_a.request)[0], a, {}),
                 OpenArm(name_b, read_arm(arm_b.request)[0], b, {}),
             )
-            kind = SwitchbackRun if config.assignment.mode == "switchback" else PairedRun
-            return await kind(found, arms, by_ids, watch).run()
+            return await PairedRun(found, arms, by_ids, watch).run()
 
     why: str = run_virtually(run())
     return why

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from bench.experiment.plan import read_arm, read_plan
+from server.experiment.config import parse_config
+from server.experiment.live.plan import make_plan
 from server.experiment.records import ExperimentError
 from server.experiment.stats.proportions import share_difference, share_difference_bounds
 from specdec.core.types import SpeculationMode
 from specdec.load.request import LoadRequest
+from tests.fake_engine import INFO
 
 GOOD = """\
 name: off-or-auto
@@ -71,8 +75,12 @@ def test_a_trace_lies_beside_its_plan(tmp_path: Path) -> None:
         ("workload: chat", "workload: chat, trace: t", "line 8: load: .*one of them"),
         ("workload: chat", "workload: chat, rate: 1, concurrency: 2", "line 8: load: .*closed loop"),
         ("max_requests: 40", "alpha: 0.05", "line 9: stopping: the run has no end"),
-        ("stopping:", "assignment: {mode: hash}\nstopping:", "line 9: assignment.mode: hash is for live"),
-        ("stopping:", "assignment: {mode: switchback}\nstopping:", "line 8: load: a switchback needs"),
+        ("stopping:", "assignment: {mode: hash}\nstopping:", "line 9: assignment.mode: hash is for the traffic"),
+        (
+            "stopping:",
+            "assignment: {mode: switchback}\nstopping:",
+            "line 9: assignment.mode: switchback .*`specdec ab start PLAN`, with `specdec bench serve --rate`.*paired",
+        ),
         ("stopping:", "assignment: {share: 10%}\nstopping:", "line 9: assignment.share: has no effect in mode paired"),
         (
             "stopping:",
@@ -98,16 +106,9 @@ def test_bug_a_share_of_pairs_is_refused(tmp_path: Path) -> None:
         read_plan(write(tmp_path, text + "assignment: {mode: aa, share: 10%}\n"))
 
 
-def test_a_switchback_is_not_looked_at(tmp_path: Path) -> None:
-    text = GOOD.replace("workload: chat", "workload: chat, rate: 1").replace(
-        "max_requests", "rule: always_valid, max_requests"
-    )
-    with pytest.raises(ExperimentError, match=r"line 9: stopping.rule: .*use fixed"):
-        read_plan(write(tmp_path, text + "assignment: {mode: switchback}\n"))
-
-
 ROOT = Path(__file__).parents[3]
-EXAMPLES = sorted((ROOT / "docs/examples/ab").glob("*.yaml"))
+LIVE = ROOT / "docs/examples/ab/switchback.yaml"
+EXAMPLES = sorted({*LIVE.parent.glob("*.yaml")} - {LIVE})
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -116,17 +117,26 @@ def test_examples_can_be_run(path: Path) -> None:
     assert f"specdec ab run docs/examples/ab/{path.name}" in path.read_text()
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_live_example_can_be_started() -> None:
+    text = LIVE.read_text()
+    plan, problems = make_plan(parse_config(text, LIVE.name), INFO)
+    assert (plan.config.name, problems) == (LIVE.stem, [])
+    assert f"specdec ab start docs/examples/ab/{LIVE.name}" in text
+
+
+@pytest.mark.parametrize("path", [*EXAMPLES, LIVE], ids=lambda path: path.stem)
 def test_bug_without_a_failure_an_example_holds_its_error_rate(path: Path) -> None:
-    config = read_plan(path)
-    stopping, assignment, load = config.stopping, config.assignment, config.load
+    text = path.read_text()
+    config = parse_config(text, path.name)
+    stopping, assignment = config.stopping, config.assignment
     if stopping.max_requests is not None:
         n = stopping.max_requests // 2
     else:
-        assert load.rate is not None
+        rate = re.search(r"--rate ([\d.]+)", text)
+        assert rate is not None
         assert stopping.max_duration is not None
         counted = 1 - assignment.washout_s / assignment.block_s
-        n = int(load.rate * stopping.max_duration / 2 * counted)
+        n = int(float(rate[1]) * stopping.max_duration / 2 * counted)
     n -= config.warmup_requests
     bounds = share_difference_bounds if stopping.rule == "always_valid" else share_difference
     (limit,) = [guardrail.max_increase for guardrail in config.guardrails if guardrail.target is None]
