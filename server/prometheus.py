@@ -48,12 +48,7 @@ class Families:
 
     def histogram(self, name: str, text: str, value: Histogram) -> Metric:
         """A distribution."""
-        return self.histograms(name, text, (), {(): value})
-
-    def histograms(self, name: str, text: str, label: str | tuple[str, ...], values: Mapping[Any, Histogram]) -> Metric:
-        """Distributions."""
-        buckets = {key: (found.buckets(), found.total) for key, found in values.items()}
-        return self._filled(HistogramMetricFamily, name, text, label, buckets)
+        return self._filled(HistogramMetricFamily, name, text, (), {(): (value.buckets(), value.total)})
 
     def summary(self, name: str, text: str, count: int, total: float) -> Metric:
         """The number of values, and their sum."""
@@ -96,7 +91,6 @@ def model_families(now: Snapshot) -> Iterator[Metric]:
     yield from _tokens(now)
     yield from _speculation(now)
     yield from _latencies(now)
-    yield from _arms(now)
 
 
 def _engine(now: Snapshot) -> Iterator[Metric]:
@@ -232,22 +226,6 @@ def _latencies(now: Snapshot) -> Iterator[Metric]:
         ("request_seconds", "Start of a call to the end of its completed request.", metrics.e2e),
     ):
         yield _OURS.histogram(name, text, values)
-
-
-def _arms(now: Snapshot) -> Iterator[Metric]:
-    arms, labels = now.metrics.arms, ("experiment", "arm")
-    families = Families("specdec_experiment_")
-    requests = {(*key, how): count for key, arm in arms.items() for how, count in arm.requests.items()}
-    yield families.counters("requests", "Finished requests, by arm and outcome.", (*labels, "outcome"), requests)
-    for name, text, values in (
-        ("time_to_first_token_seconds", "Start of a call to its first token, by arm.",
-         {key: arm.ttft for key, arm in arms.items()}),
-        ("time_per_output_token_seconds", "Mean time per token of a sample, by arm.",
-         {key: arm.tpot for key, arm in arms.items()}),
-        ("request_seconds", "Start of a call to the end of its completed request, by arm.",
-         {key: arm.e2e for key, arm in arms.items()}),
-    ):  # fmt: skip
-        yield families.histograms(name, text, labels, values)
 
 
 # vLLM has few finish reasons: a text that ended where it should is a stop.

@@ -57,24 +57,6 @@ class Histogram:
         return found
 
 
-class ArmMetrics:
-    """Metrics of one arm, for display while an experiment runs; the analysis reads the records instead."""
-
-    def __init__(self) -> None:
-        self.requests: Counter[str] = Counter(complete=0, failed=0, left=0)
-        self.ttft, self.tpot, self.e2e = (Histogram(LATENCY_BUCKETS_S) for _ in range(3))
-
-    def request_ended(self, record: RequestRecord, how: str) -> None:
-        self.requests[how] += 1
-        if record.ttft_s is not None:
-            self.ttft.add(record.ttft_s)
-        for sample in record.samples.values():
-            if (tpot := sample.seconds_per_token) is not None:
-                self.tpot.add(tpot)
-        if how == "complete":
-            self.e2e.add(record.ended_s - record.began_s)
-
-
 class ServerMetrics(TelemetryListener):
     """Plain numbers that only grow, except ``calls_open``. Belongs to one event loop. ``target_tpot_ms``: the objective
     of requests that set none."""
@@ -100,7 +82,6 @@ class ServerMetrics(TelemetryListener):
         self.request_prompt, self.request_output = Histogram(TOKEN_BUCKETS), Histogram(TOKEN_BUCKETS)
         self.request_max_tokens, self.request_samples = Histogram(TOKEN_BUCKETS), Histogram(SAMPLE_BUCKETS)
         self.chunk_tokens = Histogram(CHUNK_BUCKETS)
-        self.arms: dict[tuple[str, str], ArmMetrics] = {}  # by experiment and arm
         self.file_errors: FileErrors = Counter(dict.fromkeys(WATCHED_FILES, 0))
         self.suggestions = 0  # code completions with a text, predictions with an edit
         self.suggestion_outcomes: Counter[str] = Counter()  # reports that changed a suggestion's outcome
@@ -147,8 +128,6 @@ class ServerMetrics(TelemetryListener):
     def request_ended(self, record: RequestRecord) -> None:
         how = _outcome(record)
         self.requests[how] += 1
-        for arm in record.arms:
-            self.arms.setdefault(arm, ArmMetrics()).request_ended(record, how)
         if how != "complete":
             return
         self._judge(record)

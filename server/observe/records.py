@@ -81,7 +81,6 @@ class RequestRecord:
         self.complete = False
         self.texts: defaultdict[int, list[str]] = defaultdict(list)  # pieces of each sample's text
         self.watchers: tuple[RequestWatcher, ...] = ()
-        self.arms: tuple[tuple[str, str], ...] = ()  # (experiment, arm) of experiments that count the request
 
     @property
     def finished(self) -> list[Finished]:

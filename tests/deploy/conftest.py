@@ -1,4 +1,4 @@
-"""What a server exports once it has served, rejected, and run an experiment."""
+"""What a server exports once it has served and rejected."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import dataclasses
 
 import pytest
 
-from specdec.config import ExperimentsConfig
 from specdec.core.types import DrafterStats
 from tests.server.http.harness import running
 from tests.server.observe.metrics.scrape import Scrape
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
-    folder = tmp_path_factory.mktemp("experiments")
-    plan = folder / "plan.yaml"
-    plan.write_text("{name: even, arms: {a: {}, b: {}}, assignment: {mode: aa, unit: request}}")
-    with running(experiments=ExperimentsConfig(folder=folder, start=(plan,))) as server:
-        assert server.comes_to(lambda: server.serving.models.first.admission.experiments is not None)
+def exported() -> Scrape:
+    with running() as server:
         engine = server.serving.client.engine
         engine.adopt(dataclasses.replace(engine.info, head_acceptance=(0.75,)), engine.config)
         server.serving._observer.metrics.by_drafter["head"] = DrafterStats()

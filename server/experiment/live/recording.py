@@ -40,11 +40,6 @@ class Participation:
         self._in_flight, self._on_end = in_flight, on_end
 
     @property
-    def counts(self) -> bool:
-        """Whether its record is analysed."""
-        return not (self.overridden or self.choice.warm_up)
-
-    @property
     def batch(self) -> float:
         """Mean number of requests in the engine over this request's events."""
         return self.flights / self.events if self.events else 0.0

@@ -261,9 +261,6 @@ class LiveTraffic:
             raise
         if stream.record is not None:
             stream.record.watchers += tuple(part for _, part in parts)
-            stream.record.arms = tuple(
-                (experiment.plan.config.name, part.choice.arm) for experiment, part in parts if part.counts
-            )
         if call is not None and not call.many:
             assigned = ((experiment.plan.config.name, part.choice.arm) for experiment, part in parts)
             call.arm = append_arms(call.arm, assigned)

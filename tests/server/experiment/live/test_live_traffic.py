@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from server.auth.principal import ANYBODY
 from server.engine_supervisor import EngineState
@@ -58,33 +57,6 @@ async def test_arms_differ_in_the_engine_and_are_reported_by_both_apis(server: L
     assert "x-specdec-arm" not in (await server.ask("after")).headers
     assert len(server.records()) == 25
     assert server.serving.models.first.admission.experiments is None
-
-
-async def test_metrics_are_labelled_by_arm(tmp_path: Path) -> None:
-    async with live_server(tmp_path) as server:
-        await started(server, PLAN.replace("mode: hash", "mode: hash, allow_override: true"))
-        for i in range(12):
-            await server.ask(f"m{i}")
-        await server.ask("x", cache_salt="broken")
-        await server.ask("chosen", arm="widths=wide")  # kept, but not analysed
-        records = [record for record in await server.recorded(14) if not record.overridden]
-        page = (await server.http.get("/metrics")).text
-    found = {
-        (sample.name, sample.labels["arm"], sample.labels.get("outcome", "")): sample.value
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if sample.labels.get("experiment") == "widths" and "le" not in sample.labels
-    }
-    prefix = "specdec_experiment_"
-    for arm in ("narrow", "wide"):
-        mine = [record for record in records if record.arm == arm]
-        whole = [record for record in mine if record.ok]
-        assert found[prefix + "requests_total", arm, "complete"] == len(whole) > 0
-        assert found[prefix + "requests_total", arm, "failed"] == len(mine) - len(whole)
-        for name in ("time_to_first_token_seconds", "time_per_output_token_seconds", "request_seconds"):
-            assert found[prefix + name + "_count", arm, ""] == len(whole)
-        seconds = sum((record.end or 0) - record.arrival for record in whole)
-        assert found[prefix + "request_seconds_sum", arm, ""] == pytest.approx(seconds, rel=1e-3)
 
 
 async def test_a_record_has_the_figures_of_the_request(tmp_path: Path) -> None:
