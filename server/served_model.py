@@ -164,9 +164,7 @@ class ServedModel:
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
         outcomes = OutcomeLog(metrics) if beside is None else beside.completion.outcomes
         self.completion = CompletionService(RequestMaker(TimeBudget(client, self.admission)), self.admission, outcomes)
-        self.experiments = Experiments(
-            config.experiments, client, self.admission, lambda ids: self.tokenizer.loaded.decode(ids), errors
-        )
+        self.experiments = Experiments(config.experiments, client, self.admission, errors)
         self.gate, self.hold_headers = DrainGate(), config.hold_headers
         self.strict_fields = config.strict_fields
         self._loading: asyncio.Task[TokenizerLike] | None = None

@@ -22,7 +22,7 @@ from server.experiment.records import (
     RunClock,
     make_record,
 )
-from specdec.load.request import LoadRequest, Outcome
+from specdec.load.request import Outcome
 from specdec.load.request import Record as Seen
 
 
@@ -101,16 +101,14 @@ _STATUS: Mapping[Outcome, str] = {"ok": "ok", "refused": "REFUSED", "failed": "F
 
 def record_of(
     seen: Seen,
-    ask: LoadRequest,
     choice: Choice,
     clock: RunClock,
     *,
     scheduled: bool,
     by_ids: bool,
     pair: str,
-    store_prompt: bool = False,
 ) -> Record:
-    """The record of ``seen``, the outcome of request ``ask``.
+    """The record of ``seen``, the outcome of a request.
 
     clock: on the event loop's time. scheduled: the request had an arrival time. by_ids: compare outputs by token ids,
     else by text. The server's queue time counts from the sending: a connection may take time.
@@ -126,26 +124,13 @@ def record_of(
         first_token_s=seen.chunk_s[0] if seen.chunk_s else None,
         end_s=seen.end_s,
         tokens=seen.output_tokens,
-        chunks=len(seen.chunk_s),
-        prompt_tokens=seen.prompt_tokens,
         cached_tokens=seen.cached_tokens,
         accepted=seen.accepted,
         token_hash=hashed if seen.ok else b"",
         pair=pair,
         status=_STATUS[seen.outcome],
         error=seen.error,
-        workload=ask.name,
-        prompt=_prompt_of(ask) if store_prompt else None,
     )
-
-
-def _prompt_of(ask: LoadRequest) -> str:
-    """The prompt as text, for plans that store prompts."""
-    if ask.gap is not None:
-        return f"{ask.gap.prefix}<gap>{ask.gap.suffix}"
-    if ask.chat:
-        return "\n".join(f"{turn.role}: {turn.content}" for turn in ask.chat)
-    return ask.text or " ".join(map(str, ask.ids))
 
 
 class Progress:

@@ -75,9 +75,8 @@ class PairedRun:
             for side, found in zip(self._arms, seen, strict=True):
                 choice = Choice(side.name, asked.ask.session, warm_up=warm_up)
                 record = record_of(
-                    found[asked.pair], asked.ask, choice, self._clock, scheduled=scheduled, by_ids=self._by_ids,
-                    pair=asked.pair, store_prompt=self._config.store_prompts,
-                )  # fmt: skip
+                    found[asked.pair], choice, self._clock, scheduled=scheduled, by_ids=self._by_ids, pair=asked.pair
+                )
                 records.append(record)
         self._keep(records)
 

@@ -228,7 +228,6 @@ class ExperimentConfig(StrictModel):
     stopping: Stopping = Stopping()
     load: Load = Load()
     warmup_requests: int = Field(0, ge=0, description="first requests of each arm that are not analysed")
-    store_prompts: bool = False
 
     @field_validator("arms", mode="before")
     @classmethod

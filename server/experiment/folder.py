@@ -33,7 +33,8 @@ class Manifest(StrictModel):
         """Manifests of earlier versions may name fields that plans no longer have."""
         config = given.get("config") if isinstance(given, dict) else None
         if isinstance(config, dict):
-            config.pop("covariate", None)
+            for name in ("covariate", "store_prompts"):
+                config.pop(name, None)
             if isinstance(load := config.get("load"), dict):
                 load.pop("per_turn", None)
             if isinstance(assignment := config.get("assignment"), dict):

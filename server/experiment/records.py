@@ -48,10 +48,7 @@ class Record:
     first_token: float | None = None
     end: float | None = None
     tokens: int = 0
-    chunks: int = 0  # messages that carried text: fewer than tokens where one step yielded several
-    prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt
-    batch: float = 0.0  # mean number of sequences in the steps this request took part in
     accepted: tuple[int, ...] = ()  # accepted[k]: verify steps that accepted k draft tokens
     token_hash: bytes = b""  # of the output's token ids; equal hashes are equal outputs
     block: int = NO_BLOCK  # the time block of a switchback
@@ -60,8 +57,6 @@ class Record:
     status: str = "ok"  # "ok", `CANCELLED`, or an upper-case reason
     error: str = ""
     warm_up: bool = False  # not analysed; also true in a block's wash-out
-    workload: str = ""
-    prompt: str | None = None  # only with `store_prompts`
     overridden: bool = False  # its caller chose the arm; not analysed
 
     @property
@@ -188,10 +183,8 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             False,
             lambda r: 1 + _ratio(sum(k * n for k, n in enumerate(r.accepted)), sum(r.accepted)),
         ),
-        "tokens_per_chunk": Metric("Tokens per message", "", False, lambda r: _ratio(r.tokens, r.chunks)),
         "tokens": Metric("Tokens of the answer", "", False, lambda r: float(r.tokens)),
         "cached_tokens": Metric("Cached prompt tokens", "", False, lambda r: float(r.cached_tokens)),
-        "batch": Metric("Sequences in a step", "", True, lambda r: r.batch),
     }
 )
 """All metrics, by the names that plans use. They are measured on requests that ended without error."""

@@ -70,7 +70,6 @@ def configure_logs(kind: LogFormat, level: int = logging.INFO, stream: TextIO | 
 LOGGER = "specdec.calls"
 MAX_LOGGED_IDS = 128  # of a call's requests; a call may embed thousands of texts
 
-Decode = Callable[[Sequence[int]], str]
 PromptText = Callable[[RequestRecord], str]
 
 

@@ -43,16 +43,6 @@ class RequestMetrics(Protocol):
         """A sample ended."""
 
 
-class RequestWatcher(Protocol):
-    """Called in the event loop for each event, before the reader gets it. Must be quick and must not raise."""
-
-    def saw(self, event: RequestEvent) -> None:
-        """The engine sent an event of the request."""
-
-    def ended(self, record: RequestRecord) -> None:
-        """The request ended; called once, with the complete ``record``."""
-
-
 class RequestRecord:
     """The history of one request, fed by its stream whether or not it is read. Times are monotonic seconds. keeps_text:
     keep the output's text. model: the model that answers, on a server of several."""
@@ -80,7 +70,8 @@ class RequestRecord:
         self.error: RequestError | None = None
         self.complete = False
         self.texts: defaultdict[int, list[str]] = defaultdict(list)  # pieces of each sample's text
-        self.watchers: tuple[RequestWatcher, ...] = ()
+        # Called once, with the complete record, in the event loop; must be quick and must not raise
+        self.when_ended: tuple[Callable[[RequestRecord], None], ...] = ()
 
     @property
     def finished(self) -> list[Finished]:
@@ -97,8 +88,6 @@ class RequestRecord:
         return None if self.first_s is None else self.first_s - self.began_s
 
     def saw(self, event: RequestEvent) -> None:
-        for watcher in self.watchers:
-            watcher.saw(event)
         if isinstance(event, Delta):
             self._tokens(event)
         elif isinstance(event, Started):
@@ -117,8 +106,8 @@ class RequestRecord:
     def ended(self, complete: bool) -> None:
         """Close the record. ``complete`` False: the reader left before the end."""
         self.complete, self.ended_s = complete, self._clock()
-        for watcher in self.watchers:
-            watcher.ended(self)
+        for tell in self.when_ended:
+            tell(self)
         self._on_end(self)
 
     def _tokens(self, event: Delta) -> None:

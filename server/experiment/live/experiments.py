@@ -22,7 +22,6 @@ from server.experiment.live.conclusions import Conclusion, Conclusions, NoResult
 from server.experiment.live.plan import LivePlan, make_plan
 from server.experiment.live.traffic import LiveTraffic, RunningExperiment, limit_reached
 from server.experiment.records import ExperimentError, PlanError, RunClock
-from server.observe.logs import Decode
 from specdec.config import ExperimentsConfig
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, RequestError
@@ -87,21 +86,14 @@ def live_facts(info: EngineInfo) -> dict[str, str]:
 class Experiments:
     """Belongs to one event loop. While no experiment runs, `Admission.experiments` is None, which costs nothing.
 
-    decode: token ids to text, for plans that store prompts.
-
     Raises:
         ConfigError: a file of `start` is not a plan; names the fault and its line.
     """
 
     def __init__(
-        self,
-        config: ExperimentsConfig,
-        client: EngineClient,
-        admission: Admission,
-        decode: Decode,
-        file_errors: FileErrors,
+        self, config: ExperimentsConfig, client: EngineClient, admission: Admission, file_errors: FileErrors
     ) -> None:
-        self._config, self._client, self._admission, self._decode = config, client, admission, decode
+        self._config, self._client, self._admission = config, client, admission
         self._file_errors = file_errors
         self._running: dict[str, RunningExperiment] = {}
         self._unsaved: dict[str, StoredState] = {}  # of experiments that have ended, until they are written
@@ -321,8 +313,8 @@ class Experiments:
         running: RunningExperiment | None = None
         try:
             running = RunningExperiment(
-                plan, folder.path, self._client, self._clock, written, ran_s, over, self._decode, self._file_errors
-            )  # fmt: skip
+                plan, folder.path, self._client, self._clock, written, ran_s, over, self._file_errors
+            )
             state = StoredState(state="running", at=now_text(), records=dict(written), ran_s=ran_s)
             await asyncio.to_thread(folder.note, state)
         except BaseException:

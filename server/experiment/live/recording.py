@@ -9,54 +9,28 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
+from typing import NamedTuple
 
 from server.errors import RECORDS_FILE, FileErrors
 from server.experiment.records import CANCELLED, Choice, Record, RecordWriter, RunClock, make_record
-from server.observe.logs import Decode
 from server.observe.records import RequestRecord
-from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent
+from specdec.core.types import Finished, FinishReason
 from specdec.errors import RequestError
 
 _LOG = logging.getLogger(__name__)
 
 
-class Participation:
-    """A `RequestWatcher` of one request in one experiment. name: unique in the experiment, across restarts. in_flight:
-    returns the number of requests in the engine."""
+class Participation(NamedTuple):
+    """One request in one experiment."""
 
-    __slots__ = ("_in_flight", "_on_end", "choice", "chunks", "events", "flights", "name", "overridden")
-
-    def __init__(
-        self,
-        name: str,
-        choice: Choice,
-        in_flight: Callable[[], int],
-        on_end: Callable[[Participation, RequestRecord], None],
-        *,
-        overridden: bool = False,
-    ) -> None:
-        self.name, self.choice, self.overridden = name, choice, overridden
-        self.chunks = self.events = self.flights = 0
-        self._in_flight, self._on_end = in_flight, on_end
-
-    @property
-    def batch(self) -> float:
-        """Mean number of requests in the engine over this request's events."""
-        return self.flights / self.events if self.events else 0.0
-
-    def saw(self, event: RequestEvent) -> None:
-        self.events += 1
-        self.flights += self._in_flight()
-        if isinstance(event, Delta) and event.text:
-            self.chunks += 1
-
-    def ended(self, record: RequestRecord) -> None:
-        self._on_end(self, record)
+    name: str  # unique in the experiment, across restarts
+    choice: Choice
+    overridden: bool  # its caller chose the arm
 
 
-def record_of(part: Participation, seen: RequestRecord, clock: RunClock, decode: Decode | None = None) -> Record:
-    """The record of a request that ended. decode: converts its prompt to text; None: the prompt is not stored."""
-    request, started = seen.request, seen.started
+def record_of(part: Participation, seen: RequestRecord, clock: RunClock) -> Record:
+    """The record of a request that ended."""
+    started = seen.started
     status, error = _status(seen)
     return make_record(
         part.name,
@@ -67,24 +41,19 @@ def record_of(part: Participation, seen: RequestRecord, clock: RunClock, decode:
         first_token_s=seen.first_s,
         end_s=seen.ended_s,
         tokens=seen.output_tokens,
-        chunks=part.chunks,
-        prompt_tokens=len(request.prompt_ids),
         cached_tokens=0 if started is None else started.cached_tokens,
-        batch=part.batch,
         accepted=_accepted(seen.finished),
         status=status,
         error=error,
-        workload="" if seen.call is None else seen.call.endpoint,
-        prompt=None if decode is None else decode(request.prompt_ids),
         overridden=part.overridden,
     )
 
 
-def refused_record(part: Participation, request: Request, error: RequestError, clock: RunClock, at_s: float) -> Record:
+def refused_record(part: Participation, error: RequestError, clock: RunClock, at_s: float) -> Record:
     """The record of a request that was refused: its arm was too busy, or down. at_s: monotonic."""
     return make_record(
-        part.name, part.choice, clock, arrival_s=at_s, end_s=at_s, prompt_tokens=len(request.prompt_ids),
-        status=error.reason, error=str(error), overridden=part.overridden,
+        part.name, part.choice, clock, arrival_s=at_s, end_s=at_s, status=error.reason, error=str(error),
+        overridden=part.overridden,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from server.admission import Submit
@@ -19,7 +20,6 @@ from server.experiment.live.choosing import BlockChooser, EngineSwitch, KeyChoos
 from server.experiment.live.plan import LivePlan
 from server.experiment.live.recording import Participation, RecordSink, record_of, refused_record
 from server.experiment.records import Choice, Record, RunClock
-from server.observe.logs import Decode
 from server.observe.records import ARM_HEADER, CallRecord, RequestRecord, current_call
 from server.request_stream import RequestStream
 from specdec.core.types import Request
@@ -77,7 +77,6 @@ class RunningExperiment:
         written: Mapping[str, int],
         ran_s: float,
         on_over: Callable[[State, str], None],
-        decode: Decode,
         file_errors: FileErrors,
     ) -> None:
         self.plan = plan
@@ -85,7 +84,6 @@ class RunningExperiment:
         self.left_out: Counter[str] = Counter()  # requests of this run that do not participate, by reason
         self._client, self._clock, self._on_over = client, clock, on_over
         self._earlier_s, self._began_s = ran_s, clock.now()
-        self._decode = decode if plan.config.store_prompts else None
         self._run, self._serial = uuid.uuid4().hex[:8], 0
         self._over = False
         self._switch: EngineSwitch | None = None
@@ -128,22 +126,20 @@ class RunningExperiment:
             self.left_out[NO_ARM] += 1
             return None
         self._serial += 1
-        return Participation(
-            f"{request.request_id}#{self._run}-{self._serial}",
-            choice,
-            self._in_flight,
-            self._ended,
-            overridden=asked is not None,
-        )
+        return Participation(f"{request.request_id}#{self._run}-{self._serial}", choice, overridden=asked is not None)
 
     def put(self, part: Participation, request: Request) -> Request:
         """``request`` with the options of its arm."""
         return self.plan.options[part.choice.arm].put(request)
 
-    def refused(self, part: Participation, request: Request, error: RequestError) -> None:
+    def refused(self, part: Participation, error: RequestError) -> None:
         """The request was refused: the queue was full, or the engine down."""
         now_s = time.monotonic()
-        self._write(part.choice.arm, lambda: refused_record(part, request, error, self._clock, now_s))
+        self._write(part.choice.arm, lambda: refused_record(part, error, self._clock, now_s))
+
+    def ended(self, part: Participation, seen: RequestRecord) -> None:
+        """The request has ended."""
+        self._write(part.choice.arm, lambda: record_of(part, seen, self._clock))
 
     async def stop(self) -> str:
         """End: running requests continue unrecorded, and the engine gets its original draft model. Returns what failed,
@@ -184,12 +180,6 @@ class RunningExperiment:
             return chooser
         weights = {name: arm.weight for name, arm in config.arms.items()}
         return KeyChooser(salt, assignment.unit or "request", weights, assignment.share)
-
-    def _in_flight(self) -> int:
-        return self._client.in_flight
-
-    def _ended(self, part: Participation, seen: RequestRecord) -> None:
-        self._write(part.choice.arm, lambda: record_of(part, seen, self._clock, self._decode))
 
     def _write(self, arm: str, make: Callable[[], Record]) -> None:
         if self._over:
@@ -257,10 +247,10 @@ class LiveTraffic:
         except RequestError as error:
             if not isinstance(error, _CALLERS_OWN):
                 for experiment, part in parts:
-                    experiment.refused(part, changed, error)
+                    experiment.refused(part, error)
             raise
         if stream.record is not None:
-            stream.record.watchers += tuple(part for _, part in parts)
+            stream.record.when_ended += tuple(partial(experiment.ended, part) for experiment, part in parts)
         if call is not None and not call.many:
             assigned = ((experiment.plan.config.name, part.choice.arm) for experiment, part in parts)
             call.arm = append_arms(call.arm, assigned)

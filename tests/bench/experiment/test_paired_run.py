@@ -29,7 +29,7 @@ def noisy(arm: str, factor: float = 1.0) -> FakeArm:
 def test_records_say_what_was_seen(tmp_path: Path) -> None:
     a, b = FakeArm(lambda ask: 0.2), FakeArm(lambda ask: 0.1)
     shown: list[Progress] = []
-    why = play(tmp_path, plan(warmup_requests=2, store_prompts=True), a, b, shown=shown)
+    why = play(tmp_path, plan(warmup_requests=2), a, b, shown=shown)
     assert why == "all planned requests were sent"
     records = logged(tmp_path).records
     assert len(records) == 2 * (2 + 20) == len(a.asked) + len(b.asked)
@@ -43,10 +43,8 @@ def test_records_say_what_was_seen(tmp_path: Path) -> None:
         assert record.end - record.arrival == pytest.approx(took)
         assert record.first_token - record.arrival == pytest.approx(took / 10)
         assert record.started - record.arrival == pytest.approx(0.001)
-        assert (record.tokens, record.chunks, record.prompt_tokens, record.accepted) == (TOKENS, 2, 7, (2, 1))
+        assert (record.tokens, record.accepted) == (TOKENS, (2, 1))
         assert (record.status, record.scheduled) == ("ok", None)
-        assert record.workload.startswith("chat/")
-        assert record.prompt
     found = result(tmp_path)
     assert (found.compared_outputs, found.mismatched_outputs) == (20, 0)
     assert found.verdict.kind == "better"

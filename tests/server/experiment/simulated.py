@@ -73,10 +73,7 @@ def make_record(
         first_token=arrival + took / 10,
         end=arrival + took,
         tokens=33,
-        chunks=20,
-        prompt_tokens=100,
         accepted=accepted,
         token_hash=b"same",
-        batch=1.0,
         **fields,
     )

@@ -266,7 +266,7 @@ def test_validity_overrides_guardrails_which_override_the_metric() -> None:
         ("e2e_ms@p50", 0.63, "Better: auto answers 37.0% sooner in the median; 95% interval 31.0% to 42.0%."),
         ("ttft_ms@p95", 0.63, "Better: auto begins to answer 37.0% sooner at p95; 95% interval 31.0% to 42.0%."),
         ("tpot_ms:mean", 1.27, "Worse: auto takes 27.0% more time per token on average; 95% interval 20.0% to 30.0%."),
-        ("batch@p50", 1.27, "Worse: auto has batch higher by 27.0% in the median; 95% interval 20.0% to 30.0%."),
+        ("tokens@p50", 1.27, "Worse: auto has tokens higher by 27.0% in the median; 95% interval 20.0% to 30.0%."),
         ("e2e_ms@p50", 1.0, "Undecided: the change of e2e_ms@p50 is between -10.0% and +12.0% (95% interval); more"),
     ],
 )
@@ -293,7 +293,6 @@ def test_metrics_match_their_names() -> None:
         first_token=12.0,
         end=16.0,
         tokens=5,
-        chunks=2,
         accepted=(1, 0, 3),
     )
     found = {name: metric.value(record) for name, metric in METRICS.items()}
@@ -302,7 +301,6 @@ def test_metrics_match_their_names() -> None:
     assert found["queue_ms"] == 1000
     assert found["tpot_ms"] == 1000
     assert found["tokens_per_s"] == pytest.approx(5 / 6)
-    assert found["tokens_per_chunk"] == 2.5
     assert found["tokens_per_step"] == 1 + 6 / 4
     empty = Record("r", "a", arrival=1.0, tokens=1)
     assert all(METRICS[name].value(empty) != METRICS[name].value(empty) for name in ("e2e_ms", "tpot_ms", "queue_ms"))

@@ -107,7 +107,11 @@ def test_manifests_round_trip_and_others_are_rejected(tmp_path: Path) -> None:
     ExperimentFolder(tmp_path).write_manifest(plan)
     assert ExperimentFolder(tmp_path).manifest() == plan
     former = plan.model_dump(mode="json")
-    former["config"] |= {"covariate": None, "load": former["config"]["load"] | {"per_turn": None}}
+    former["config"] |= {
+        "covariate": None,
+        "store_prompts": True,
+        "load": former["config"]["load"] | {"per_turn": None},
+    }
     former["config"]["assignment"]["shadow"] = "after"
     (tmp_path / "manifest.json").write_text(json.dumps(former))
     assert ExperimentFolder(tmp_path).manifest() == plan

@@ -35,10 +35,7 @@ RECORDS = st.builds(
     first_token=_TIME,
     end=_TIME,
     tokens=_COUNT,
-    chunks=_COUNT,
-    prompt_tokens=_COUNT,
     cached_tokens=_COUNT,
-    batch=st.floats(0, 1e6),
     accepted=st.lists(_COUNT, max_size=9).map(tuple),
     token_hash=st.binary(max_size=16),
     block=st.integers(-1, 10**6),
@@ -47,8 +44,6 @@ RECORDS = st.builds(
     status=st.sampled_from(["ok", "cancelled", "UNAVAILABLE"]),
     error=st.text(max_size=20),
     warm_up=st.booleans(),
-    workload=st.text(max_size=5),
-    prompt=st.none() | st.text(max_size=50),
 )
 
 
@@ -147,7 +142,7 @@ def test_records_survive_kill_9(tmp_path: Path) -> None:
 def test_rows_with_older_and_newer_fields_are_read() -> None:
     names = (*RECORD_FIELDS[:3], "something_new")
     assert from_row(names, ["r", "a", 1.0, "?"]) == Record("r", "a", 1.0)
-    assert from_row(RECORD_FIELDS, list(to_row(Record("r", "a", 1.0, batch=2.0)))) == Record("r", "a", 1.0, batch=2.0)
+    assert from_row(RECORD_FIELDS, list(to_row(Record("r", "a", 1.0, tokens=2)))) == Record("r", "a", 1.0, tokens=2)
 
 
 def test_folders_without_records_and_foreign_files_are_rejected(tmp_path: Path) -> None:
