@@ -581,6 +581,8 @@ async def pull(call: Call) -> None:
 def _capabilities(model: ServedModel) -> list[str]:
     if model.can(Task.EMBED):
         return ["embedding"]
+    if not model.can(Task.ANY):
+        return []
     tokenizer = model.tokenizer.loaded
     can: dict[str, Any] = {"insert": model.fills_in, "tools": tokenizer.has_tool_template}
     return ["completion", *(name for name, able in can.items() if able)]

@@ -231,9 +231,9 @@ async def health(call: Call) -> None:
     """The model, by what it can do, and the machine."""
     models: dict[str, Any] = {}
     filling, talking = (call.server.models.find("", task) for task in (Task.FILL, Task.CHAT))
-    if filling.fills_in:
+    if filling.can(Task.ANY) and filling.fills_in:
         models["completion"] = _local(filling)
-    if talking.tokenizer.loaded.has_chat_template:
+    if talking.can(Task.ANY) and talking.tokenizer.loaded.has_chat_template:
         models["chat"] = _local(talking)
     body: dict[str, Any] = {
         "device": _device(call.model),

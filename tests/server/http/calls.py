@@ -76,7 +76,10 @@ def make_model(tokenizer: FakeTokenizer | None = None, fim: Any = None) -> Serve
     """A model whose engine is known but not running."""
     info = replace(INFO, indexes=("mine",))
     model = ServedModel(
-        cast(EngineClient, SimpleNamespace(info=info, engine=SimpleNamespace(info=info), file_errors=Counter()))
+        cast(
+            EngineClient,
+            SimpleNamespace(info=info, engine=SimpleNamespace(info=info, is_known=True), file_errors=Counter()),
+        )
     )
     model.load(tokenizer or FakeTokenizer(has_tools=True), fim)
     return model

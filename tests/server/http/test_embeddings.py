@@ -125,6 +125,7 @@ def test_models_refuse_the_calls_of_others(server: Server) -> None:
         assert (status, error["code"]) == (422, code)
     assert server.ask(COMPLETIONS, prompt="hello")["model"] == "chat"
     assert server.client.post("/api/show", json={"model": "embed"}).json()["capabilities"] == ["embedding"]
+    assert server.client.post("/api/show", json={"model": "rank"}).json()["capabilities"] == []
 
 
 def test_a_writer_embeds_if_the_call_says_how(server: Server) -> None:
