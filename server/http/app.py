@@ -23,7 +23,6 @@ from server.http.embeddings import EMBEDDINGS
 from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFoundError, refusal_of
 from server.http.llamacpp import LLAMACPP
 from server.http.mistral import MISTRAL
-from server.http.next_edit import NEXT_EDIT
 from server.http.ollama import OLLAMA, OllamaErrors
 from server.http.openai import DEEPSEEK, OPENAI
 from server.http.openai_format import OpenAIErrors
@@ -178,7 +177,7 @@ def _joined(first: Mapping[str, Any], last: Mapping[str, Any]) -> Mapping[str, A
 _ERRORS = OpenAIErrors()
 # A dialect that claims its bodies precedes the one with which it shares a path.
 DIALECTS: tuple[Endpoint, ...] = (
-    *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *OPENAI_RESPONSES, *EMBEDDINGS, *NEXT_EDIT, *ANTHROPIC,
+    *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *OPENAI_RESPONSES, *EMBEDDINGS, *ANTHROPIC,
     *VLLM, *SGLANG, *RENDER, *LLAMACPP, *MISTRAL, *DEEPSEEK, *OLLAMA,
 )  # fmt: skip
 ENDPOINTS = (*DIALECTS, *PLAYGROUND)

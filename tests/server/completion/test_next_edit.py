@@ -22,8 +22,9 @@ from server.completion.next_edit import (
     RecentEdit,
 )
 from server.completion.prompt_packer import PromptPacker
+from server.grpc.completion_messages import read_place
 from specdec.api.v1 import completion_pb2 as pb
-from specdec.api.v1 import result_pb2
+from specdec.api.v1 import options_pb2, result_pb2
 from specdec.core.types import Finished, FinishReason, Request, SpeculationStats, StoppingParams, Timings, Usage
 from specdec.errors import ViolationCollector
 from specdec.models.next_edit import expected_answer
@@ -288,6 +289,22 @@ async def test_edits_over_grpc() -> None:
         wanted = BOOK.replace("values", "numbers").replace("mean(numbers)", "mean(values)")
         assert applied(BOOK, edits) == wanted
         assert await server.idle(submitted=1, aborted=0)
+
+
+def test_the_place_of_a_predicted_edit_is_read_from_its_message() -> None:
+    message = make_request(
+        text="x = '😀'\n", cursor=7, unit=pb.OFFSET_UNIT_UTF16,
+        recent=[pb.RecentEdit(path="b.py", diff="@@ -1 +1 @@\n-a\n+b\n")],
+        extra=[options_pb2.ContextFile(filename="c.py", text="y = 1\n", score=2.0, time_ms=3)],
+        diagnostics=[pb.Diagnostic(line=8, message="unknown name")],
+    )  # fmt: skip
+    violations = ViolationCollector()
+    place = read_place(message, violations)
+    violations.raise_if_any()
+    assert (place.path, place.cursor, place.unit) == ("book.py", 6, OffsetUnit.UTF16)
+    assert place.recent == (RecentEdit("b.py", "a\n", "b\n"),)
+    assert place.files == (ContextFile("c.py", "y = 1\n", 2.0, 3),)
+    assert place.diagnostics == ((8, "unknown name"),)
 
 
 async def test_every_bad_field_of_a_predicted_edit_is_named() -> None:
