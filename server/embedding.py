@@ -37,16 +37,14 @@ IN_FLIGHT = 2  # requests of a call that are in the engine at once, per place in
 
 
 class EmbeddingsNotSupportedError(RequestError):
-    """The model was not made for embeddings, and the call does not ask for its hidden states. SDKs do not retry after
-    this status."""
+    """The model was not made for embeddings. SDKs do not retry after this status."""
 
     reason = "EMBEDDINGS_NOT_SUPPORTED"
     http_status, grpc_code, field = 422, "FAILED_PRECONDITION", "model"
 
     def __init__(self, target: str) -> None:
         super().__init__(
-            f"{target[:200]} generates text and makes no embeddings; serve an embedding model beside it (`engines`) "
-            'and send it this call, or set pooling to "last" or "mean" to embed with the hidden states of this model'
+            f"{target[:200]} makes no embeddings; serve an embedding model beside it (`engines`) and send it this call"
         )
 
 
@@ -108,22 +106,18 @@ class EmbeddingCall:
     dimensions: int | None  # leading values to return; None: all
 
     @staticmethod
-    def of(
-        model: ServedModel, pooling: str | None, dimensions: int | None, violations: ViolationCollector
-    ) -> EmbeddingCall:
-        """A call with these options, of which ``violations`` gets the bad ones. pooling: None: the model's own.
+    def of(model: ServedModel, dimensions: int | None, violations: ViolationCollector) -> EmbeddingCall:
+        """A call with this option; ``violations`` gets it if it is bad.
 
         Raises:
-            EmbeddingsNotSupportedError: the model was not made for embeddings, and no pooling is given.
+            EmbeddingsNotSupportedError: the model was not made for embeddings.
         """
-        info, known = model.info, tuple(Pooling)
-        chosen = pooling or (info.pooling if info.pooling in known else None)
-        if chosen is None:
+        info = model.info
+        if info.pooling not in tuple(Pooling):
             raise EmbeddingsNotSupportedError(info.target)
-        violations.check(chosen in known, "pooling", f"must be one of {', '.join(known)}")
         sized = dimensions is None or 1 <= dimensions <= info.embedding_size
         violations.check(sized, "dimensions", f"must lie in 1..{info.embedding_size}, the size of the model's own")
-        return EmbeddingCall(model, Pooling(chosen) if chosen in known else Pooling.LAST, dimensions)
+        return EmbeddingCall(model, Pooling(info.pooling), dimensions)
 
     def requests(
         self,

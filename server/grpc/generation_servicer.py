@@ -18,7 +18,6 @@ from server.grpc.messages import (
 from server.grpc.request_reader import (
     Context,
     PromptMessage,
-    parse_embed,
     parse_generate,
     parse_prefill,
     read_chat,
@@ -84,19 +83,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                         response.prompt_tokens = event.usage.prompt_tokens
                         response.cached_tokens = event.usage.cached_tokens
                         response.timings.CopyFrom(timings_message(event.timings))
-            return response
-
-    @guarded
-    async def Embed(self, request: generation_pb2.EmbedRequest, context: Context) -> generation_pb2.EmbedResponse:
-        model = self._models.find(request.model, Task.EMBED)
-        with model.gate.enter():
-            asked, requests = await parse_embed(request, model)
-            requests = [with_deadline(each, context) for each in requests]
-            response = generation_pb2.EmbedResponse(model=model.name)
-            for values, usage in await asked.run(requests):
-                response.embeddings.add(
-                    values=values, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens
-                )
             return response
 
     @guarded

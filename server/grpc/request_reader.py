@@ -14,7 +14,6 @@ from server.auth.principal import current_caller
 from server.completion.documents import ContextFile, Gap
 from server.completion.prompt_packer import PackedPrompt
 from server.completion.requests import DEFAULT_STOPPING, CompletionOptions
-from server.embedding import EmbeddingCall, check_count, embedded_ids
 from server.errors import DeadlinePassedError
 from server.served_model import ServedModel
 from specdec.api.params import read_grammar, read_params, read_values
@@ -25,7 +24,6 @@ from specdec.core.fields import params_of
 from specdec.core.types import (
     EngineInfo,
     OutputParams,
-    Pooling,
     Request,
     ResumeParams,
     SamplingParams,
@@ -112,23 +110,6 @@ async def parse_prefill(message: pb.PrefillRequest, model: ServedModel) -> Reque
     )
     validate(request, model.info, violations)
     return request
-
-
-async def parse_embed(message: pb.EmbedRequest, model: ServedModel) -> tuple[EmbeddingCall, list[Request]]:
-    """Return the options of ``message`` and a request per text; raises as `parse_generate`."""
-    model.check_name(message.model)
-    violations, prompts = ViolationCollector(), []
-    dimensions = message.dimensions if message.HasField("dimensions") else None
-    asked = EmbeddingCall.of(model, _POOLINGS.get(message.pooling), dimensions, violations)
-    if check_count(len(message.inputs), violations, "inputs"):
-        for each in message.inputs:
-            given = each.text if each.WhichOneof("input") == "text" else each.token_ids.ids
-            prompts.append(await embedded_ids(model, given))
-    options = {"priority": message.scheduling.priority, "cache_salt": message.cache.salt}
-    return asked, asked.requests(uuid.uuid4().hex, prompts, options, violations, "inputs")
-
-
-_POOLINGS = {pb.POOLING_LAST: Pooling.LAST, pb.POOLING_MEAN: Pooling.MEAN}
 
 
 async def read_chat(chat: options.ChatPrompt, model: ServedModel, violations: ViolationCollector) -> list[int]:

@@ -13,7 +13,6 @@ from functools import cache
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from server.embedding import MAX_INPUTS
 from specdec.core.fields import (
     MAX_OBJECTS,
     MAX_PREDICTION_TOKENS,
@@ -43,7 +42,6 @@ def _limits() -> Iterator[tuple[str, int]]:
     yield "token_ids.ids", MAX_PROMPT_TOKENS
     yield "token_ids", MAX_PROMPT_TOKENS
     yield "prediction.token_ids.ids", MAX_PREDICTION_TOKENS
-    yield "inputs", MAX_INPUTS
     for name in ("chat.messages", "extra", "recent", "diagnostics", "edits.edits", "grammar.choice.values"):
         yield name, MAX_OBJECTS
 

@@ -29,21 +29,17 @@ from server.request_fields import (
 )
 from server.served_model import Task
 from specdec.core.fields import INT31
-from specdec.core.types import Pooling, Request
+from specdec.core.types import Request
 from specdec.engine.validation import check_requests
 
 _ENCODINGS = ("float", "base64")
 _OPTIONS: Table = (param_field(Request, "priority"), param_field(Request, "cache_salt"))
 DIMENSIONS = integer_field("dimensions", 1, INT31, "So many leading values, scaled to length 1 again; default all.")
-POOLING = Field(
-    "pooling", {"enum": [*Pooling], "description": "Default: the model's own, which most models lack."}, Body.text
-)
 EMBEDDING_FIELDS: Table = (
     MODEL,
     Field("input", {**PROMPTS, "description": f"At most {MAX_INPUTS} texts, or lists of token ids."}, Body.raw),
     Field("encoding_format", {"enum": [*_ENCODINGS]}, Body.text, default="float"),
     DIMENSIONS,
-    POOLING,
     *_OPTIONS,
 )
 
@@ -53,7 +49,7 @@ async def embed(call: Call) -> None:
     with call.model.gate.enter():
         body, fields = await call.read_request(EMBEDDING_FIELDS)
         own, violations = fields.own, body.violations
-        asked = EmbeddingCall.of(call.model, own.get("pooling"), own.get("dimensions"), violations)
+        asked = EmbeddingCall.of(call.model, own.get("dimensions"), violations)
         given = listed_prompts(own.get("input"))
         if given is None:
             body.refuse("input", PROMPT_RULE)

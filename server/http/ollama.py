@@ -18,7 +18,7 @@ from server.embedding import EmbeddingCall, check_count, embedded_ids
 from server.errors import UnknownModelError
 from server.http.answering import Sample, Totals, answer
 from server.http.call import Call, Endpoint
-from server.http.embeddings import DIMENSIONS, POOLING
+from server.http.embeddings import DIMENSIONS
 from server.http.errors import LLAMA_TOO_LONG, Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, read_conversation
 from server.http.openai_format import extras, logprob_entries, set_logprobs
@@ -441,7 +441,6 @@ _EMBED: Table = (
     *_NAMES,
     flag_field("truncate", "Cut texts to the context; false refuses longer ones.", default=True),
     object_field("options", OPTION_FIELDS),
-    POOLING,
 )
 _INPUT = Field("input", {**TEXTS, "description": "None: nothing is embedded."}, Body.texts)
 EMBED_FIELDS: Table = (*_EMBED, _INPUT, DIMENSIONS)
@@ -456,7 +455,7 @@ async def _embedded(call: Call, table: Table, name: str) -> tuple[list[NDArray[n
     """
     body, fields = await call.read_request(table)
     own, model = fields.own, call.model
-    asked = EmbeddingCall.of(model, own.get("pooling"), own.get("dimensions"), body.violations)
+    asked = EmbeddingCall.of(model, own.get("dimensions"), body.violations)
     given = own.get(name) or ()
     texts = [given] if isinstance(given, str) else [*given] if given != ("",) else []
     if texts:

@@ -29,7 +29,6 @@ from specdec.client.connection import CallError, Connection, Credentials, Method
 from specdec.client.messages import (
     chat_message,
     completion_message,
-    embed_message,
     fill_prompt,
     fill_request,
     generated_of,
@@ -39,7 +38,7 @@ from specdec.client.messages import (
 )
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim, Generated, GenerateOptions, Prompt
 from specdec.client.resuming import ResumableStream
-from specdec.core.types import EngineInfo, EngineLoad, Pooling, RequestEvent, StepTrace, Usage
+from specdec.core.types import EngineInfo, EngineLoad, RequestEvent, StepTrace, Usage
 
 # The services, by the channel that a call goes through.
 _Completion = completion_pb2_grpc.CompletionServiceStub
@@ -313,24 +312,6 @@ class Client:
         message.cache.salt, message.scheduling.priority = cache_salt, priority
         response = await self._connection.unary(lambda at: _Generation(at).Prefill, message, timeout_s)
         return Usage(response.prompt_tokens, response.cached_tokens)
-
-    async def embed(
-        self,
-        inputs: Sequence[str | Sequence[int]],
-        *,
-        dimensions: int | None = None,
-        pooling: Pooling | None = None,
-        cache_salt: str = "",
-        priority: int = 0,
-        timeout_s: float | None = None,
-        model: str = "",
-    ) -> list[list[float]]:
-        """Embeddings of texts or token ids, in their order: vectors of length 1. dimensions: return so many leading
-        values, scaled to length 1 again. pooling: None: the model's own."""
-        message = embed_message(inputs, dimensions, pooling)
-        message.model, message.cache.salt, message.scheduling.priority = model, cache_salt, priority
-        response = await self._connection.unary(lambda at: _Generation(at).Embed, message, timeout_s)
-        return [list(embedding.values) for embedding in response.embeddings]
 
     async def abort(self, request_id: str) -> bool:
         """Abort a request, which ends with the tokens it has. Returns False if no request has the id."""

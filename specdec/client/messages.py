@@ -24,7 +24,6 @@ from specdec.core.types import (
     Finished,
     FinishReason,
     OutputParams,
-    Pooling,
     Request,
     SamplingParams,
     SpeculationParams,
@@ -105,21 +104,6 @@ def fill_prompt(message: PromptMessage, prompt: Prompt) -> None:
             raise TypeError(
                 "prompt: must be a text, a gap, a conversation, or token ids, all of them integers"
             ) from None
-
-
-def embed_message(
-    inputs: Sequence[str | Sequence[int]], dimensions: int | None, pooling: Pooling | None
-) -> pb.EmbedRequest:
-    """The message of `Client.embed`."""
-    message = pb.EmbedRequest(dimensions=dimensions)
-    for each in inputs:
-        if isinstance(each, str):
-            message.inputs.add(text=each)
-        else:
-            message.inputs.add(token_ids=options.TokenIds(ids=each))
-    if pooling is not None:
-        message.pooling = pb.Pooling.Value(f"POOLING_{pooling.name}")
-    return message
 
 
 def chat_message(turns: Sequence[ChatTurn]) -> options.ChatPrompt:

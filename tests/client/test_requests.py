@@ -78,7 +78,7 @@ def test_every_field_of_a_request_can_be_set() -> None:
         "healing_prefix",  # of completions
         "prediction_form",  # the server's
         "omitted",  # the server's
-        "pooling",  # of `Client.embed`
+        "pooling",  # of embeddings, which the HTTP port makes
     }
     assert names | {"model", "supersedes_key"} == set(GenerateOptions.__annotations__)
 

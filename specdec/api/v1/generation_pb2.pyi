@@ -7,7 +7,6 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from specdec.api.v1 import options_pb2 as _options_pb2
 from specdec.api.v1 import result_pb2 as _result_pb2
 import builtins as _builtins
@@ -20,30 +19,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class _Pooling:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
-    """The model's own."""
-    POOLING_LAST: _Pooling.ValueType  # 1
-    """That of the last token."""
-    POOLING_MEAN: _Pooling.ValueType  # 2
-    """Their mean."""
-
-class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
-    """How the final hidden states of a text's tokens become its embedding."""
-
-POOLING_UNSPECIFIED: Pooling.ValueType  # 0
-"""The model's own."""
-POOLING_LAST: Pooling.ValueType  # 1
-"""That of the last token."""
-POOLING_MEAN: Pooling.ValueType  # 2
-"""Their mean."""
-Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -568,131 +543,6 @@ class PrefillResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillResponse: _TypeAlias = PrefillResponse  # noqa: Y015
-
-@_typing.final
-class EmbedInput(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TEXT_FIELD_NUMBER: _builtins.int
-    TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    text: _builtins.str
-    """Encoded with the model's begin token and the token that ends its embedded texts, if it has them; special tokens
-    spelled out in it stay plain text.
-    """
-    @_builtins.property
-    def token_ids(self) -> _options_pb2.TokenIds:
-        """Used as they are."""
-
-    def __init__(
-        self,
-        *,
-        text: _builtins.str = ...,
-        token_ids: _options_pb2.TokenIds | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
-    _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
-
-Global___EmbedInput: _TypeAlias = EmbedInput  # noqa: Y015
-
-@_typing.final
-class EmbedRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MODEL_FIELD_NUMBER: _builtins.int
-    INPUTS_FIELD_NUMBER: _builtins.int
-    DIMENSIONS_FIELD_NUMBER: _builtins.int
-    POOLING_FIELD_NUMBER: _builtins.int
-    CACHE_FIELD_NUMBER: _builtins.int
-    SCHEDULING_FIELD_NUMBER: _builtins.int
-    model: _builtins.str
-    """The name of a served model. Empty: the first one that was made for embeddings."""
-    dimensions: _builtins.int
-    """Return so many leading values, scaled to length 1 again. Unset: all."""
-    pooling: Global___Pooling.ValueType
-    @_builtins.property
-    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbedInput]: ...
-    @_builtins.property
-    def cache(self) -> _options_pb2.CacheOptions: ...
-    @_builtins.property
-    def scheduling(self) -> _options_pb2.SchedulingOptions: ...
-    def __init__(
-        self,
-        *,
-        model: _builtins.str = ...,
-        inputs: _abc.Iterable[Global___EmbedInput] | None = ...,
-        dimensions: _builtins.int | None = ...,
-        pooling: Global___Pooling.ValueType = ...,
-        cache: _options_pb2.CacheOptions | None = ...,
-        scheduling: _options_pb2.SchedulingOptions | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "cache", b"cache", "dimensions", b"dimensions", "scheduling", b"scheduling"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "cache", b"cache", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "pooling", b"pooling", "scheduling", b"scheduling"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
-    _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__dimensions) -> _WhichOneofReturnType__dimensions | None: ...
-
-Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
-
-@_typing.final
-class EmbedResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MODEL_FIELD_NUMBER: _builtins.int
-    EMBEDDINGS_FIELD_NUMBER: _builtins.int
-    model: _builtins.str
-    @_builtins.property
-    def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Embedding]:
-        """In the order of the inputs."""
-
-    def __init__(
-        self,
-        *,
-        model: _builtins.str = ...,
-        embeddings: _abc.Iterable[Global___Embedding] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "model", b"model"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___EmbedResponse: _TypeAlias = EmbedResponse  # noqa: Y015
-
-@_typing.final
-class Embedding(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    VALUES_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
-    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
-    prompt_tokens: _builtins.int
-    cached_tokens: _builtins.int
-    """Prompt tokens that were in the prefix cache already."""
-    @_builtins.property
-    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """A vector of Euclidean length 1."""
-
-    def __init__(
-        self,
-        *,
-        values: _abc.Iterable[_builtins.float] | None = ...,
-        prompt_tokens: _builtins.int = ...,
-        cached_tokens: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "prompt_tokens", b"prompt_tokens", "values", b"values"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Embedding: _TypeAlias = Embedding  # noqa: Y015
 
 @_typing.final
 class AbortRequest(_message.Message):

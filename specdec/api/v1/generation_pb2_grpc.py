@@ -52,11 +52,6 @@ class GenerationServiceStub:
                 request_serializer=specdec_dot_api_dot_v1_dot_generation__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=specdec_dot_api_dot_v1_dot_generation__pb2.PrefillResponse.FromString,
                 _registered_method=True)
-        self.Embed = channel.unary_unary(
-                '/specdec.api.v1.GenerationService/Embed',
-                request_serializer=specdec_dot_api_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
-                response_deserializer=specdec_dot_api_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
-                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/specdec.api.v1.GenerationService/Abort',
                 request_serializer=specdec_dot_api_dot_v1_dot_generation__pb2.AbortRequest.SerializeToString,
@@ -101,14 +96,6 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Embed(self, request, context):
-        """An embedding of each text. Refused with FAILED_PRECONDITION and the reason EMBEDDINGS_NOT_SUPPORTED if the model was
-        not made for it and the request sets no pooling.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Abort(self, request, context):
         """Ends a running request; its samples finish with FINISH_REASON_ABORTED.
         """
@@ -145,11 +132,6 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Prefill,
                     request_deserializer=specdec_dot_api_dot_v1_dot_generation__pb2.PrefillRequest.FromString,
                     response_serializer=specdec_dot_api_dot_v1_dot_generation__pb2.PrefillResponse.SerializeToString,
-            ),
-            'Embed': grpc.unary_unary_rpc_method_handler(
-                    servicer.Embed,
-                    request_deserializer=specdec_dot_api_dot_v1_dot_generation__pb2.EmbedRequest.FromString,
-                    response_serializer=specdec_dot_api_dot_v1_dot_generation__pb2.EmbedResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -251,33 +233,6 @@ class GenerationService:
             '/specdec.api.v1.GenerationService/Prefill',
             specdec_dot_api_dot_v1_dot_generation__pb2.PrefillRequest.SerializeToString,
             specdec_dot_api_dot_v1_dot_generation__pb2.PrefillResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Embed(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/specdec.api.v1.GenerationService/Embed',
-            specdec_dot_api_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
-            specdec_dot_api_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

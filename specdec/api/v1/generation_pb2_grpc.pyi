@@ -42,10 +42,6 @@ class GenerationServiceStub:
     """The answer as a stream: one Started, Deltas, one Finished per sample."""
     Prefill: _grpc.UnaryUnaryMultiCallable[_generation_pb2.PrefillRequest, _generation_pb2.PrefillResponse]
     """Computes a prompt into the prefix cache and generates no token."""
-    Embed: _grpc.UnaryUnaryMultiCallable[_generation_pb2.EmbedRequest, _generation_pb2.EmbedResponse]
-    """An embedding of each text. Refused with FAILED_PRECONDITION and the reason EMBEDDINGS_NOT_SUPPORTED if the model was
-    not made for it and the request sets no pooling.
-    """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]
     """Ends a running request; its samples finish with FINISH_REASON_ABORTED."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
@@ -65,10 +61,6 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """The answer as a stream: one Started, Deltas, one Finished per sample."""
     Prefill: _aio.UnaryUnaryMultiCallable[_generation_pb2.PrefillRequest, _generation_pb2.PrefillResponse]  # type: ignore[assignment]
     """Computes a prompt into the prefix cache and generates no token."""
-    Embed: _aio.UnaryUnaryMultiCallable[_generation_pb2.EmbedRequest, _generation_pb2.EmbedResponse]  # type: ignore[assignment]
-    """An embedding of each text. Refused with FAILED_PRECONDITION and the reason EMBEDDINGS_NOT_SUPPORTED if the model was
-    not made for it and the request sets no pooling.
-    """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends a running request; its samples finish with FINISH_REASON_ABORTED."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
@@ -103,16 +95,6 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.PrefillResponse, _abc.Awaitable[_generation_pb2.PrefillResponse]]:
         """Computes a prompt into the prefix cache and generates no token."""
-
-    @_abc_1.abstractmethod
-    def Embed(
-        self,
-        request: _generation_pb2.EmbedRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_generation_pb2.EmbedResponse, _abc.Awaitable[_generation_pb2.EmbedResponse]]:
-        """An embedding of each text. Refused with FAILED_PRECONDITION and the reason EMBEDDINGS_NOT_SUPPORTED if the model was
-        not made for it and the request sets no pooling.
-        """
 
     @_abc_1.abstractmethod
     def Abort(

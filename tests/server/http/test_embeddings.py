@@ -1,24 +1,19 @@
-"""/v1/embeddings, /v1/rerank, Ollama's /api/embed and gRPC's Embed, with an embedder and a reranker beside a writer."""
+"""/v1/embeddings, /v1/rerank and Ollama's /api/embed, with an embedder and a reranker beside a writer."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import math
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import numpy as np
 import openai
 import pytest
 
 from server.embedding import MAX_INPUTS
 from server.serving import Serving
-from specdec.client import Client
-from specdec.client.connection import CallError, RetryPolicy
 from specdec.core.types import Pooling, Request
-from specdec.errors import InvalidRequestError
 from tests.fake_engine import CHAT, EMBEDDER, EMBEDDING_SIZE, RERANKER, SEVERAL, embedding_of
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.harness import quick_policy
@@ -49,10 +44,10 @@ def server() -> Iterator[Server]:
         yield found
 
 
-def expected(text: str | list[int], size: int = EMBEDDING_SIZE, pooling: Pooling = Pooling.LAST) -> list[float]:
+def expected(text: str | list[int], size: int = EMBEDDING_SIZE) -> list[float]:
     """The fake engine's embedding of a text, with its begin and end tokens, or of token ids."""
     ids = tuple(text) if isinstance(text, list) else (BOS, *text.encode(), END)
-    values = np.frombuffer(embedding_of(Request("", ids, pooling=pooling)), "<f4")[:size].astype(float)
+    values = np.frombuffer(embedding_of(Request("", ids, pooling=Pooling.LAST)), "<f4")[:size].astype(float)
     return list(values / np.linalg.norm(values))
 
 
@@ -96,7 +91,7 @@ def test_dimensions_and_base64(server: Server, size: int) -> None:
         (EMBED, {}, "input"), (EMBED, {"input": []}, "input"), (EMBED, {"input": ""}, "input"),
         (EMBED, {"input": ["a", ""]}, "input[1]"), (EMBED, {"input": ["a", 5]}, "input"),
         (EMBED, {"input": ["a"] * (MAX_INPUTS + 1)}, "input"), (EMBED, {"input": [1 << 30]}, "input"),
-        (EMBED, {"input": "x" * 2000}, "input"), (EMBED, {"input": "a", "pooling": "cls"}, "pooling"),
+        (EMBED, {"input": "x" * 2000}, "input"),
         (EMBED, {"input": "a", "dimensions": 0}, "dimensions"),
         (EMBED, {"input": "a", "dimensions": EMBEDDING_SIZE + 1}, "dimensions"),
         (EMBED, {"input": "a", "encoding_format": "int8"}, "encoding_format"),
@@ -115,6 +110,7 @@ def test_refusals_name_the_field(server: Server, path: str, body: dict[str, Any]
 def test_models_refuse_the_calls_of_others(server: Server) -> None:
     for path, body, code in (
         (EMBED, {"model": "chat", "input": "a"}, "embeddings_not_supported"),
+        (EMBED, {"model": "rank", "input": "a"}, "embeddings_not_supported"),
         (RERANK, {"model": "chat", "query": "a", "documents": ["a"]}, "rerank_not_supported"),
         (RERANK, {"model": "embed", "query": "a", "documents": ["a"]}, "rerank_not_supported"),
         (COMPLETIONS, {"model": "embed", "prompt": "a"}, "generation_not_supported"),
@@ -126,11 +122,6 @@ def test_models_refuse_the_calls_of_others(server: Server) -> None:
     assert server.ask(COMPLETIONS, prompt="hello")["model"] == "chat"
     assert server.client.post("/api/show", json={"model": "embed"}).json()["capabilities"] == ["embedding"]
     assert server.client.post("/api/show", json={"model": "rank"}).json()["capabilities"] == []
-
-
-def test_a_writer_embeds_if_the_call_says_how(server: Server) -> None:
-    rows = server.ask(EMBED, model="chat", input="a", pooling="mean")["data"]
-    assert rows[0]["embedding"] == close(expected("a", pooling=Pooling.MEAN))
 
 
 @pytest.mark.parametrize("path", [RERANK, "/rerank"])
@@ -164,29 +155,6 @@ def test_a_client_that_leaves_ends_its_requests(server: Server) -> None:
     with pytest.raises(Exception, match="timed out"):
         server.client.post(EMBED, json={"input": ["a"] * 20, "cache_salt": "mute"}, timeout=0.3)
     assert server.comes_to(lambda: embedder.client.in_flight == 0)
-
-
-def test_grpc(server: Server) -> None:
-    async def run() -> None:
-        async with Client(f"127.0.0.1:{server.grpc_port}", retry=RetryPolicy(attempts=1)) as client:
-            found = await client.embed(["a", [7, 8]], dimensions=3)
-            assert found == [close(expected("a", 3)), close(expected([7, 8], 3))]
-            (mean,) = await client.embed(["a"], pooling=Pooling.MEAN, model="chat")
-            assert mean == close(expected("a", pooling=Pooling.MEAN))
-            assert (await client.info(model="embed")).pooling == "last"
-            for inputs, options, reason in (
-                ([], {}, InvalidRequestError.reason), (["a", ""], {}, InvalidRequestError.reason),
-                (["a"], {"dimensions": 9}, InvalidRequestError.reason),
-                (["a"], {"model": "chat"}, "EMBEDDINGS_NOT_SUPPORTED"),
-            ):  # fmt: skip
-                with pytest.raises(CallError) as refused:
-                    await client.embed(inputs, **options)
-                assert refused.value.reason == reason
-            with pytest.raises(CallError) as late:
-                await client.embed(["a"], cache_salt="mute", timeout_s=0.3)
-            assert late.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
-
-    asyncio.run(run())
 
 
 def test_the_page_lists_the_models_that_write(server: Server) -> None:

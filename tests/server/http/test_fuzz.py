@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from server.http.openai_chat import CHAT_FIELDS
 from server.http.openai_completions import COMPLETION_FIELDS
 from server.http.responses import RESPONSES_FIELDS
 from server.request_fields import schemas
-from tests.server.http.harness import CHAT, COMPLETIONS, MESSAGES, RESPOND, Server
+from specdec.config import EngineConfig
+from tests.fake_engine import EMBEDDER, SEVERAL
+from tests.server.http.harness import CHAT, COMPLETIONS, MESSAGES, RESPOND, Server, running
 
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
@@ -45,14 +48,32 @@ CASES = [
     ("/v1/fim/completions", FIM_FIELDS, {"prompt": "hi", "max_tokens": 3}),
     (MESSAGES, MESSAGE_FIELDS, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}),
     (RESPOND, RESPONSES_FIELDS, {"input": "hi", "max_output_tokens": 3}),
-    ("/v1/embeddings", EMBEDDING_FIELDS, {"input": "hi", "pooling": "mean"}),
     ("/v1/rerank", RERANK_FIELDS, {"query": "hi", "documents": ["a"]}),
-    ("/api/embed", EMBED_FIELDS, {"input": ["hi"], "pooling": "last"}),
 ]
+EMBEDDINGS = [
+    ("/v1/embeddings", EMBEDDING_FIELDS, {"input": "hi"}),
+    ("/api/embed", EMBED_FIELDS, {"input": ["hi"]}),
+]
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Iterator[Server]:
+    """A server of a model made for embeddings."""
+    with running(factory=SEVERAL, engine=EngineConfig(target=EMBEDDER)) as found:
+        yield found
 
 
 @pytest.mark.parametrize(("path", "fields", "good"), CASES)
 def test_any_values_in_known_fields(server: Server, path: str, fields: Any, good: dict[str, Any]) -> None:
+    check_values(server, path, fields, good)
+
+
+@pytest.mark.parametrize(("path", "fields", "good"), EMBEDDINGS)
+def test_any_values_of_an_embeddings_call(embedder: Server, path: str, fields: Any, good: dict[str, Any]) -> None:
+    check_values(embedder, path, fields, good)
+
+
+def check_values(server: Server, path: str, fields: Any, good: dict[str, Any]) -> None:
     @settings(max_examples=150)
     @given(body=bodies(fields, good))
     def check(body: dict[str, Any]) -> None:

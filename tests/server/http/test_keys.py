@@ -25,11 +25,14 @@ from server.http.openai_format import OpenAIErrors
 from server.serving import Serving
 from specdec.config import ServerConfig
 from specdec.errors import ConfigError
+from tests.fake_engine import CHAT, EMBEDDER
 from tests.server.auth.certificates import Certificates
 from tests.server.auth.key_files import make_key
 from tests.server.harness import make_config
-from tests.server.http.harness import COMPLETIONS, MESSAGES, Server, events, running
+from tests.server.http.harness import COMPLETIONS, MESSAGES, Server, events, running, running_serving
+from tests.server.several_models import make_several, serving, several
 
+ENGINES: dict[str, dict[str, Any]] = {"fake": {"target": CHAT}, "embed": {"target": EMBEDDER}}
 OPEN = {"/livez", "/ping", "/readyz", "/version", "/health", "/", "/docs", "/page/{name}"}
 
 
@@ -53,7 +56,7 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """A server with keys, over TLS."""
+    """A server with keys, over TLS, of a model that writes and one that embeds."""
     folder = tmp_path_factory.mktemp("guarded")
     made, path = Certificates(folder), folder / "keys.yaml"
     limits: dict[str, dict[str, Any]] = {
@@ -64,7 +67,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     }  # fmt: skip
     keys = {name: make_key(path, name, **more) for name, more in limits.items()}
     tls = made.client_context()
-    with running(tls=tls, keys_file=path, tls_cert=made.cert, tls_key=made.key) as server:
+    config = make_several(ENGINES, keys_file=path, tls_cert=made.cert, tls_key=made.key)
+    with running_serving(serving(config), tls=tls) as server:
         yield Guarded(server, tls, keys)
 
 
@@ -74,7 +78,7 @@ def test_a_client_with_a_key_is_served_over_tls(guarded: Guarded) -> None:
         assert whole.choices[0].text == "\x02ab"
         parts = client.completions.create(model="fake", prompt="abc", max_tokens=3, stream=True)
         assert "".join(choice.text for chunk in parts for choice in chunk.choices) == "\x02ab"
-        assert [model.id for model in client.models.list()] == ["fake"]
+        assert [model.id for model in client.models.list()] == ["fake", "embed"]
     answer = guarded.server.client.post(
         COMPLETIONS, json={"prompt": "a"}, headers={"x-api-key": guarded.keys["free"], "x-request-id": "mine"}
     )
@@ -153,7 +157,7 @@ def test_several_prompts_run_as_many_at_once_as_the_key_allows(stream: bool, gua
     ("path", "body"),
     [
         (COMPLETIONS, {"prompt": ["ab", "cd", "ef"], "max_tokens": 3}),
-        ("/v1/embeddings", {"input": ["ab", "cd", "ef"], "pooling": "mean"}),
+        ("/v1/embeddings", {"input": ["ab", "cd", "ef"]}),
     ],
 )
 def test_several_texts_run_beside_another_call_of_the_key(path: str, body: dict[str, Any], guarded: Guarded) -> None:
@@ -168,10 +172,10 @@ def test_several_texts_run_beside_another_call_of_the_key(path: str, body: dict[
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [(COMPLETIONS, {"prompt": ["x" * 60] * 9}), ("/v1/embeddings", {"input": ["x" * 60] * 9, "pooling": "mean"})],
+    [(COMPLETIONS, {"prompt": ["x" * 60] * 9}), ("/v1/embeddings", {"input": ["x" * 60] * 9})],
 )
 def test_a_call_does_not_fill_the_queue_for_its_own_texts(path: str, body: dict[str, Any]) -> None:
-    with running(max_queued_tokens=150) as server:
+    with several(ENGINES, max_queued_tokens=150) as server:
         server.ask(path, **body)
 
 
@@ -179,7 +183,7 @@ def test_a_call_does_not_fill_the_queue_for_its_own_texts(path: str, body: dict[
     ("key", "path", "body"),
     [
         ("texts", COMPLETIONS, {"prompt": ["abc"] * 5}),
-        ("inputs", "/v1/embeddings", {"input": ["abc"] * 5, "pooling": "mean"}),
+        ("inputs", "/v1/embeddings", {"input": ["abc"] * 5}),
         ("scores", COMPLETIONS, {"prompt": [97, 0, 98], "echo": True, "logprobs": 1}),  # two windows, then the answer
     ],
 )
