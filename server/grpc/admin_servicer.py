@@ -1,4 +1,4 @@
-"""AdminService, ExperimentService and TraceService, for operators."""
+"""AdminService and ExperimentService, for operators."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any, cast, get_args
 import grpc
 
 from server.auth.principal import check_admin
-from server.engine_client import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
 from server.experiment.live.experiments import ExperimentStatus
 from server.grpc.errors import guarded
-from server.grpc.messages import trace_message
 from server.served_model import Models
-from specdec.api.v1 import admin_pb2, admin_pb2_grpc, experiment_pb2, experiment_pb2_grpc, trace_pb2, trace_pb2_grpc
+from specdec.api.v1 import admin_pb2, admin_pb2_grpc, experiment_pb2, experiment_pb2_grpc
 from specdec.config import WeightDtype
 from specdec.errors import ViolationCollector
 
@@ -62,22 +60,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         dtype = cast(WeightDtype, request.dtype) if request.dtype else None
         info = await self._models.named(request.model).client.swap_draft(request.draft or None, dtype)
         return admin_pb2.SwapDraftResponse(draft=info.draft, drafters=info.drafters)
-
-
-class TraceServicer(trace_pb2_grpc.TraceServiceServicer):
-    """Asks the engine process, also while the server drains."""
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    @guarded
-    async def GetTrace(self, request: trace_pb2.GetTraceRequest, context: Context) -> trace_pb2.GetTraceResponse:
-        limit = request.limit if request.HasField("limit") else DEFAULT_TRACE_STEPS
-        violations = ViolationCollector()
-        violations.check(1 <= limit <= MAX_TRACE_STEPS, "limit", f"{TRACE_LIMIT_RULE}, got {limit}")
-        violations.raise_if_any()
-        steps = await self._models.named(request.model).client.trace(limit)
-        return trace_pb2.GetTraceResponse(steps=[trace_message(step) for step in steps])
 
 
 _EXPERIMENT_SERVICE = "ExperimentService"

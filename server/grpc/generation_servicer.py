@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from server.auth.principal import current_caller
+from server.engine_client import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
 from server.grpc.errors import guarded
 from server.grpc.messages import (
     delta_message,
@@ -24,12 +25,13 @@ from server.grpc.request_reader import (
     with_deadline,
 )
 from server.hold_headers import DeferredHeaders
+from server.json_body import write_json
 from server.observe.records import current_arm
 from server.request_stream import RequestStream
 from server.served_model import Models, ServedModel, Task
 from specdec.api.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
 from specdec.api.v1 import options_pb2 as options
-from specdec.core.types import Delta, Finished, Request, RequestEvent, Started
+from specdec.core.types import Delta, Finished, Request, RequestEvent, Started, trace_dict
 from specdec.errors import ViolationCollector
 
 
@@ -182,3 +184,13 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     @guarded
     async def GetLoad(self, request: model_pb2.GetLoadRequest, context: Context) -> model_pb2.GetLoadResponse:
         return load_message(self._models.named(request.model).client.engine.load)
+
+    @guarded
+    async def GetTrace(self, request: model_pb2.GetTraceRequest, context: Context) -> model_pb2.GetTraceResponse:
+        """Asks the engine process, also while the server drains."""
+        limit = request.limit if request.HasField("limit") else DEFAULT_TRACE_STEPS
+        violations = ViolationCollector()
+        violations.check(1 <= limit <= MAX_TRACE_STEPS, "limit", f"{TRACE_LIMIT_RULE}, got {limit}")
+        violations.raise_if_any()
+        steps = await self._models.named(request.model).client.trace(limit)
+        return model_pb2.GetTraceResponse(steps_json=[write_json(trace_dict(step)).decode() for step in steps])

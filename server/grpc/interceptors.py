@@ -30,7 +30,7 @@ from server.observe.records import (
     leave_call,
     set_call,
 )
-from specdec.api.v1 import admin_pb2, completion_pb2, experiment_pb2, generation_pb2, model_pb2, trace_pb2
+from specdec.api.v1 import admin_pb2, completion_pb2, experiment_pb2, generation_pb2, model_pb2
 from specdec.errors import FieldViolation, InvalidRequestError, RequestError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ Read = Callable[[bytes], Any]
 OURS = "/specdec.api."
 METHODS: dict[str, MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method
-    for file in (generation_pb2, completion_pb2, model_pb2, trace_pb2, admin_pb2, experiment_pb2)
+    for file in (generation_pb2, completion_pb2, model_pb2, admin_pb2, experiment_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }

@@ -6,20 +6,18 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from specdec.api.v1 import generation_pb2, trace_pb2
+from specdec.api.v1 import generation_pb2
 from specdec.api.v1 import model_pb2 as model
 from specdec.api.v1 import result_pb2 as result
 from specdec.core.types import (
     Delta,
     DrafterStats,
-    DrafterTrace,
     EngineInfo,
     EngineLoad,
     Finished,
     FinishReason,
     SpeculationStats,
     Started,
-    StepTrace,
     StepTree,
     Timings,
     TokenLogprobs,
@@ -133,16 +131,6 @@ _OTHERWISE = ("numeric_mode", "eos_ids", "indexes", "head", "head_acceptance")
 _INFO = tuple(f.name for f in fields(EngineInfo) if f.name not in _OTHERWISE)
 _DRAFTER_STATS = tuple(f.name for f in fields(DrafterStats) if f.name not in ("proposed_at", "accepted_at"))
 _STATS = tuple(f.name for f in fields(SpeculationStats) if f.name != "by_drafter")
-_STEP_FIELDS = tuple(f.name for f in fields(StepTrace) if f.name not in ("drafters", "replay"))
-_DRAFTER_FIELDS = tuple(f.name for f in fields(DrafterTrace))
-
-
-def trace_message(step: StepTrace) -> trace_pb2.StepTrace:
-    """Return ``step`` without its replay values."""
-    return trace_pb2.StepTrace(
-        **_named_fields(step, _STEP_FIELDS),
-        drafters=[trace_pb2.DrafterTrace(**_named_fields(d, _DRAFTER_FIELDS)) for d in step.drafters],
-    )
 
 
 def _named_fields(record: Any, names: tuple[str, ...]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from server.body_budget import BodyBudget, connection_limit
-from server.grpc.admin_servicer import AdminServicer, ExperimentServicer, TraceServicer
+from server.grpc.admin_servicer import AdminServicer, ExperimentServicer
 from server.grpc.completion_servicer import CompletionServicer
 from server.grpc.generation_servicer import GenerationServicer, ModelServicer
 from server.grpc.interceptors import AuthInterceptor, GrpcCalls, MessageInterceptor
@@ -29,8 +29,6 @@ from specdec.api.v1 import (
     generation_pb2_grpc,
     model_pb2,
     model_pb2_grpc,
-    trace_pb2,
-    trace_pb2_grpc,
 )
 from specdec.config import ServerConfig
 from specdec.errors import ConfigError
@@ -39,7 +37,6 @@ SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
     completion_pb2.DESCRIPTOR.services_by_name["CompletionService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
-    trace_pb2.DESCRIPTOR.services_by_name["TraceService"].full_name,
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
     experiment_pb2.DESCRIPTOR.services_by_name["ExperimentService"].full_name,
 )
@@ -96,7 +93,6 @@ class GrpcServer:
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(models), self._server)
         completion_pb2_grpc.add_CompletionServiceServicer_to_server(CompletionServicer(models), self._server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(models), self._server)
-        trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(models), self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminServicer(models, self.begin_shutdown, config.drain_s), self._server
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -22,8 +23,6 @@ from specdec.api.v1 import (
     generation_pb2_grpc,
     model_pb2,
     model_pb2_grpc,
-    trace_pb2,
-    trace_pb2_grpc,
 )
 from specdec.client.connection import CallError, Connection, Credentials, Method, RetryPolicy
 from specdec.client.messages import (
@@ -34,11 +33,10 @@ from specdec.client.messages import (
     generated_of,
     info_of,
     load_of,
-    step_of,
 )
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim, Generated, GenerateOptions, Prompt
 from specdec.client.resuming import ResumableStream
-from specdec.core.types import EngineInfo, EngineLoad, RequestEvent, StepTrace, Usage
+from specdec.core.types import EngineInfo, EngineLoad, RequestEvent, StepTrace, Usage, trace_step
 
 # The services, by the channel that a call goes through.
 _Completion = completion_pb2_grpc.CompletionServiceStub
@@ -46,7 +44,6 @@ _Experiments = experiment_pb2_grpc.ExperimentServiceStub
 _Admin = admin_pb2_grpc.AdminServiceStub
 _Generation = generation_pb2_grpc.GenerationServiceStub
 _Models = model_pb2_grpc.ModelServiceStub
-_Trace = trace_pb2_grpc.TraceServiceStub
 
 
 class SessionCall:
@@ -357,6 +354,6 @@ class Client:
 
     async def trace(self, limit: int, timeout_s: float | None = None, *, model: str = "") -> list[StepTrace]:
         """The engine's last ``limit`` steps, newest last."""
-        request = trace_pb2.GetTraceRequest(limit=limit, model=model)
-        response = await self._connection.unary(lambda at: _Trace(at).GetTrace, request, timeout_s)
-        return [step_of(step) for step in response.steps]
+        request = model_pb2.GetTraceRequest(limit=limit, model=model)
+        response = await self._connection.unary(lambda at: _Models(at).GetTrace, request, timeout_s)
+        return [trace_step(json.loads(step)) for step in response.steps_json]

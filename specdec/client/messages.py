@@ -13,12 +13,10 @@ from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import model_pb2 as model
 from specdec.api.v1 import options_pb2 as options
 from specdec.api.v1 import result_pb2 as result
-from specdec.api.v1 import trace_pb2 as trace
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim, Generated, GeneratedSample, GenerateOptions, Prompt
 from specdec.core.types import (
     Delta,
     DrafterStats,
-    DrafterTrace,
     EngineInfo,
     EngineLoad,
     Finished,
@@ -29,7 +27,6 @@ from specdec.core.types import (
     SpeculationParams,
     SpeculationStats,
     Started,
-    StepTrace,
     StepTree,
     StoppingParams,
     Timings,
@@ -132,8 +129,6 @@ _NUMBERS = dict(result.FinishReason.items())
 _REASONS: dict[int, FinishReason] = {
     _NUMBERS[f"FINISH_REASON_{r.name}"]: r for r in FinishReason if f"FINISH_REASON_{r.name}" in _NUMBERS
 }
-_STEP = tuple(f.name for f in fields(StepTrace) if f.name not in ("drafters", "replay"))
-_DRAFTER = tuple(f.name for f in fields(DrafterTrace))
 
 
 def event_of(
@@ -233,12 +228,6 @@ def load_of(m: model.GetLoadResponse) -> EngineLoad:
         values[name] = tuple(values[name])
     values["disk_pages_missed"] = dict(values["disk_pages_missed"])
     return EngineLoad(**values)
-
-
-def step_of(m: trace.StepTrace) -> StepTrace:
-    """One step of the engine."""
-    drafters = [DrafterTrace(**_named(drafter, _DRAFTER)) for drafter in m.drafters]
-    return StepTrace(**_named(m, _STEP), drafters=drafters)
 
 
 def _named(message: Any, names: tuple[str, ...]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any, TextIO, cast
 from specdec.control.controller import Controller
 from specdec.control.inputs import DraftDecision, DraftWork, Outcome, Plan, SequenceHistory, SequenceInputs, StepInputs
 from specdec.core.tree import TokenTree
-from specdec.core.types import DrafterTrace, StepTrace
+from specdec.core.types import StepTrace, trace_step
 from specdec.errors import ConfigError
 
 Nodes = list[tuple[int, int, int, float]]  # (parent, token, cell, score) of each draft node
@@ -209,8 +209,7 @@ def _steps(path: Path) -> Iterator[StepTrace]:
 
 def _step(values: Any, where: str) -> StepTrace:
     try:
-        drafters = [DrafterTrace(**drafter) for drafter in values["drafters"]]
-        return StepTrace(**(values | {"drafters": drafters}))
+        return trace_step(values)
     except (TypeError, KeyError) as error:
         raise ConfigError(f"{where} is no step of a trace ({error})") from None
 
@@ -222,7 +221,7 @@ RETRY_S = 10.0
 """Seconds until a trace file that could not be written is tried again."""
 
 
-TRACE_STEPS = 1024  # steps kept in memory, for `TraceService` and the playground
+TRACE_STEPS = 1024  # steps kept in memory, for `GetTrace` and the playground
 
 
 class TraceLog:

@@ -634,9 +634,24 @@ def trace_dict(step: StepTrace) -> dict[str, Any]:
     return {**scalars, "drafters": [_drafter_dict(part) for part in step.drafters]}
 
 
+def trace_step(values: Any) -> StepTrace:
+    """The step of which `trace_dict` returned ``values``, with NaN for each None and without values of later versions.
+
+    Raises:
+        KeyError, TypeError: they are not those of a step.
+    """
+    drafters = [DrafterTrace(**_readable(DrafterTrace, part)) for part in values["drafters"]]
+    return StepTrace(**(_readable(StepTrace, values) | {"drafters": drafters}))
+
+
 def _drafter_dict(part: DrafterTrace) -> dict[str, Any]:
     return {f.name: _writable(getattr(part, f.name)) for f in fields(part)}
 
 
 def _writable(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _readable(kind: type[StepTrace | DrafterTrace], values: Any) -> dict[str, Any]:
+    given = {f.name: values[f.name] for f in fields(kind) if f.name in values}
+    return {name: math.nan if value is None else value for name, value in given.items()}

@@ -18,7 +18,7 @@ import specdec.control.trace
 from specdec.cli.main import cli
 from specdec.cli.trace import TraceSummary, show_trace
 from specdec.control.trace import ReplayReport, TraceWriter
-from specdec.core.types import DrafterTrace, StepTrace, trace_dict
+from specdec.core.types import DrafterTrace, StepTrace, trace_dict, trace_step
 from tests.fake_engine import fake_step
 from tests.server.harness import running_server, stream_request
 
@@ -147,3 +147,11 @@ def test_json_has_only_finite_numbers() -> None:
     found = trace_dict(dataclasses.replace(plain_step(1), context=math.inf, predicted_draft_ms=math.nan))
     assert (found["context"], found["predicted_draft_ms"], found["rows"]) == (None, None, 5)
     json.dumps(found, allow_nan=False)
+
+
+def test_a_step_survives_its_json() -> None:
+    step = dataclasses.replace(plain_step(1), predicted_verify_ms=math.nan)
+    values = json.loads(json.dumps(trace_dict(step), allow_nan=False))
+    found = trace_step(values | {"of_a_later_version": 1})
+    assert math.isnan(found.predicted_verify_ms)
+    assert dataclasses.replace(found, predicted_verify_ms=0.0) == dataclasses.replace(step, predicted_verify_ms=0.0)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine_client import EngineClient
-from server.grpc.messages import REASONS, info_message, load_message, sample_message, started_message, trace_message
+from server.grpc.messages import REASONS, info_message, load_message, sample_message, started_message
 from server.grpc.request_reader import parse_generate
 from server.served_model import ServedModel
 from specdec.api.v1 import completion_pb2 as completion
@@ -28,7 +28,6 @@ from specdec.client.messages import (
     info_of,
     load_of,
     reason_of,
-    step_of,
 )
 from specdec.client.prompt import ChatTurn, CompletionHints, ContextFile, Fim, GenerateOptions
 from specdec.core.types import (
@@ -44,7 +43,7 @@ from specdec.core.types import (
     SpeculationParams,
     Started,
 )
-from tests.fake_engine import INFO, fake_step
+from tests.fake_engine import INFO
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.test_request_reader import FINISHED, REQUESTS
 
@@ -165,9 +164,6 @@ def test_info_and_figures_arrive_unchanged() -> None:
     assert info_of(info_message(plain, 0)).draft is None
     load = EngineLoad(1, 2, 3, 4, 5.5, 6, 7, 8, 9, 10, 11, 12.5, 13.5, 14.5, 15.5, 16, (17, 18), (19,))
     assert load_of(load_message(load)) == load
-    step = fake_step(4, 2)
-    step.replay = {}
-    assert step_of(trace_message(step)) == step
 
 
 @given(st.builds(Started, st.just("r"), st.integers(0, 2**64 - 1), st.just(3), st.just(2), st.just(0.5)))

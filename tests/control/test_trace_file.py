@@ -95,11 +95,11 @@ def test_a_line_that_is_not_a_step_is_named(tmp_path: Path, line: str) -> None:
         list(read_trace(path)[1])
 
 
-def test_an_extra_field_is_named(tmp_path: Path) -> None:
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     write(path, 1)
     path.write_text(path.read_text().replace('"rows"', '"cows"'))
-    with pytest.raises(ConfigError, match=r"line 2 .*cows"):
+    with pytest.raises(ConfigError, match=r"line 2 .*'rows'"):
         list(read_trace(path)[1])
 
 

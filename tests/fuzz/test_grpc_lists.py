@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from statistics import median
 from typing import Any
@@ -14,7 +15,8 @@ from google.protobuf.descriptor import MethodDescriptor
 from server.body_budget import MAX_MESSAGE_BYTES
 from server.engine_client import MAX_TRACE_STEPS
 from server.grpc.interceptors import METHODS
-from specdec.api.v1 import completion_pb2, generation_pb2, trace_pb2
+from specdec.api.v1 import completion_pb2, generation_pb2, model_pb2
+from specdec.core.types import trace_step
 from tests.fuzz.fuzzed_server import FuzzedServer, assert_returned, fuzzed_server, settled_bytes
 from tests.fuzz.livez_watch import livez_watch
 from tests.server.long_lists import limit_of, repeated_fields, with_items
@@ -84,11 +86,12 @@ async def bystander(channel: grpc.aio.Channel) -> None:
 async def step_times_ms(channel: grpc.aio.Channel, after: int) -> dict[int, float]:
     """The times of the engine's steps after number ``after``."""
     call = channel.unary_unary(
-        "/specdec.api.v1.TraceService/GetTrace",
-        request_serializer=trace_pb2.GetTraceRequest.SerializeToString,
-        response_deserializer=trace_pb2.GetTraceResponse.FromString,
+        "/specdec.api.v1.ModelService/GetTrace",
+        request_serializer=model_pb2.GetTraceRequest.SerializeToString,
+        response_deserializer=model_pb2.GetTraceResponse.FromString,
     )
-    steps = (await call(trace_pb2.GetTraceRequest(limit=MAX_TRACE_STEPS))).steps
+    found = (await call(model_pb2.GetTraceRequest(limit=MAX_TRACE_STEPS))).steps_json
+    steps = [trace_step(json.loads(step)) for step in found]
     return {
         s.step: s.plan_ms + s.realised_draft_ms + s.realised_verify_ms + s.commit_ms for s in steps if s.step > after
     }

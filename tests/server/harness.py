@@ -18,7 +18,7 @@ from server.engine_client import EngineClient
 from server.engine_supervisor import EngineSupervisor, RestartPolicy
 from server.serving import Addresses, Serving
 from specdec.api.v1 import generation_pb2 as pb
-from specdec.api.v1 import generation_pb2_grpc, model_pb2_grpc, trace_pb2_grpc
+from specdec.api.v1 import generation_pb2_grpc, model_pb2_grpc
 from specdec.config import Config, EngineConfig, ServerConfig
 from tests.fake_engine import ECHO
 from tests.server.fake_tokenizer import FakeTokenizer
@@ -37,7 +37,6 @@ class Harness:
     def __post_init__(self) -> None:
         self.generation = generation_pb2_grpc.GenerationServiceStub(self.channel)
         self.models = model_pb2_grpc.ModelServiceStub(self.channel)
-        self.traces = trace_pb2_grpc.TraceServiceStub(self.channel)
 
 
 def make_config(*, target: str = "fake", **server: Any) -> Config:

@@ -13,12 +13,12 @@ from grpc_health.v1 import health, health_pb2_grpc
 from server.admission import Admission
 from server.auth.access import Access
 from server.engine_client import EngineClient
-from server.grpc.admin_servicer import AdminServicer, TraceServicer
+from server.grpc.admin_servicer import AdminServicer
 from server.grpc.generation_servicer import GenerationServicer, ModelServicer
 from server.grpc.interceptors import AuthInterceptor
 from server.grpc.server import add_reflection
 from server.served_model import Models, ServedModel
-from specdec.api.v1 import admin_pb2_grpc, generation_pb2, generation_pb2_grpc, model_pb2_grpc, trace_pb2_grpc
+from specdec.api.v1 import admin_pb2_grpc, generation_pb2, generation_pb2_grpc, model_pb2_grpc
 from specdec.config import Config
 from tests.fake_engine import ADMIN
 from tests.server.fake_tokenizer import FakeTokenizer
@@ -55,7 +55,6 @@ class _Stubs:
         self.channel = channel
         self.generation = generation_pb2_grpc.GenerationServiceStub(channel)
         self.models = model_pb2_grpc.ModelServiceStub(channel)
-        self.traces = trace_pb2_grpc.TraceServiceStub(channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)
 
@@ -99,7 +98,6 @@ async def secure_server(
     probes = health.aio.HealthServicer()
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(models), own)
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(models), own)
-    trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(models), own)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
         AdminServicer(models, lambda _: probes.enter_graceful_shutdown(), config.server.drain_s), own
     )

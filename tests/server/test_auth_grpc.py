@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from server.auth import file_watch
 from server.grpc.server import V1, V1ALPHA
-from specdec.api.v1 import admin_pb2, model_pb2, options_pb2, trace_pb2
+from specdec.api.v1 import admin_pb2, model_pb2, options_pb2
 from specdec.api.v1 import generation_pb2 as pb
 from tests.server.auth.certificates import Certificates
 from tests.server.auth.key_files import make_key
@@ -68,7 +68,7 @@ async def test_every_call_needs_a_known_key(tmp_path: Path) -> None:
                 assert found(error, ErrorInfo).reason == "UNAUTHENTICATED"
                 for call in (
                     stubs.models.GetServerInfo(model_pb2.GetServerInfoRequest()),
-                    stubs.traces.GetTrace(trace_pb2.GetTraceRequest()),
+                    stubs.models.GetTrace(model_pb2.GetTraceRequest()),
                     stubs.admin.FlushCache(admin_pb2.FlushCacheRequest()),
                     stubs.generation.Abort(pb.AbortRequest(request_id="x")),
                 ):

@@ -17,10 +17,8 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
 from server.engine_client import MAX_TRACE_STEPS, EngineCalls
 from server.errors import GenerationFailedError
-from server.grpc.messages import trace_message
-from specdec.api.v1 import trace_pb2 as pb
-from specdec.client.messages import step_of
-from specdec.core.types import DrafterTrace, StepTrace
+from specdec.api.v1 import model_pb2 as pb
+from specdec.core.types import StepTrace, trace_step
 from specdec.errors import EngineDeadError
 from tests.fake_engine import TRACE_STEPS, fake_step
 from tests.server.harness import Harness, rich, running_client, running_server, stream_request
@@ -52,16 +50,6 @@ def read(port: int | None, path: str) -> tuple[int, bytes]:
         return response.status, response.read()
     finally:
         connection.close()
-
-
-def test_trace_messages_have_and_keep_the_fields_of_a_trace() -> None:
-    def names(kind: type) -> list[str]:
-        return [f.name for f in dataclasses.fields(kind) if f.name != "replay"]
-
-    assert [f.name for f in pb.StepTrace.DESCRIPTOR.fields] == names(StepTrace)
-    assert [f.name for f in pb.DrafterTrace.DESCRIPTOR.fields] == names(DrafterTrace)
-    message = pb.StepTrace.FromString(trace_message(expected(7)).SerializeToString())
-    assert step_of(message) == expected(7)
 
 
 async def test_the_last_steps_newest_last() -> None:
@@ -130,22 +118,23 @@ async def test_an_answer_without_a_reader_is_dropped() -> None:
 async def test_grpc_returns_steps_and_names_a_bad_limit() -> None:
     async with running_server() as server:
         await generate(server, "x" * 59)
-        assert [s.step for s in (await server.traces.GetTrace(pb.GetTraceRequest(limit=2))).steps] == [59, 60]
-        everything = await server.traces.GetTrace(pb.GetTraceRequest(limit=MAX_TRACE_STEPS))
-        by_default = await server.traces.GetTrace(pb.GetTraceRequest())
+        last = await server.models.GetTrace(pb.GetTraceRequest(limit=2))
+        everything = await server.models.GetTrace(pb.GetTraceRequest(limit=MAX_TRACE_STEPS))
+        by_default = await server.models.GetTrace(pb.GetTraceRequest())
         for limit in (0, MAX_TRACE_STEPS + 1):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await server.traces.GetTrace(pb.GetTraceRequest(limit=limit))
+                await server.models.GetTrace(pb.GetTraceRequest(limit=limit))
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert [v.field for v in rich(caught.value)[BadRequest].field_violations] == ["limit"]
-    assert step_of(everything.steps[-1]) == expected(60)
-    assert len(everything.steps) == len(by_default.steps) == TRACE_STEPS
+    assert [trace_step(json.loads(step)) for step in last.steps_json] == [expected(59), expected(60)]
+    assert everything.steps_json[-2:] == last.steps_json
+    assert len(everything.steps_json) == len(by_default.steps_json) == TRACE_STEPS
 
 
 async def test_before_the_engine_is_ready_there_is_no_trace() -> None:
     async with running_server(wait=False, http_port=0) as server:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await server.traces.GetTrace(pb.GetTraceRequest())
+            await server.models.GetTrace(pb.GetTraceRequest())
         status, answer = await asyncio.to_thread(get, server.addresses.http_port, "/trace")
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
     assert rich(caught.value)[ErrorInfo].reason == "ENGINE_UNAVAILABLE"

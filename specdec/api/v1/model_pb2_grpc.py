@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """Facts about the server and its models, and their load.
+    """Facts about the server and its models, their load, and what their controllers decided.
     """
 
     def __init__(self, channel):
@@ -50,10 +50,15 @@ class ModelServiceStub:
                 request_serializer=specdec_dot_api_dot_v1_dot_model__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=specdec_dot_api_dot_v1_dot_model__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.GetTrace = channel.unary_unary(
+                '/specdec.api.v1.ModelService/GetTrace',
+                request_serializer=specdec_dot_api_dot_v1_dot_model__pb2.GetTraceRequest.SerializeToString,
+                response_deserializer=specdec_dot_api_dot_v1_dot_model__pb2.GetTraceResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
-    """Facts about the server and its models, and their load.
+    """Facts about the server and its models, their load, and what their controllers decided.
     """
 
     def GetServerInfo(self, request, context):
@@ -70,6 +75,13 @@ class ModelServiceServicer:
 
     def GetLoad(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTrace(self, request, context):
+        """The engine's last steps. Waits for the running step.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -92,6 +104,11 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     request_deserializer=specdec_dot_api_dot_v1_dot_model__pb2.GetLoadRequest.FromString,
                     response_serializer=specdec_dot_api_dot_v1_dot_model__pb2.GetLoadResponse.SerializeToString,
             ),
+            'GetTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTrace,
+                    request_deserializer=specdec_dot_api_dot_v1_dot_model__pb2.GetTraceRequest.FromString,
+                    response_serializer=specdec_dot_api_dot_v1_dot_model__pb2.GetTraceResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'specdec.api.v1.ModelService', rpc_method_handlers)
@@ -101,7 +118,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """Facts about the server and its models, and their load.
+    """Facts about the server and its models, their load, and what their controllers decided.
     """
 
     @staticmethod
@@ -175,6 +192,33 @@ class ModelService:
             '/specdec.api.v1.ModelService/GetLoad',
             specdec_dot_api_dot_v1_dot_model__pb2.GetLoadRequest.SerializeToString,
             specdec_dot_api_dot_v1_dot_model__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specdec.api.v1.ModelService/GetTrace',
+            specdec_dot_api_dot_v1_dot_model__pb2.GetTraceRequest.SerializeToString,
+            specdec_dot_api_dot_v1_dot_model__pb2.GetTraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ModelServiceStub:
-    """Facts about the server and its models, and their load."""
+    """Facts about the server and its models, their load, and what their controllers decided."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,18 +36,22 @@ class ModelServiceStub:
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_model_pb2.GetServerInfoRequest, _model_pb2.GetServerInfoResponse]
     ListModels: _grpc.UnaryUnaryMultiCallable[_model_pb2.ListModelsRequest, _model_pb2.ListModelsResponse]
     GetLoad: _grpc.UnaryUnaryMultiCallable[_model_pb2.GetLoadRequest, _model_pb2.GetLoadResponse]
+    GetTrace: _grpc.UnaryUnaryMultiCallable[_model_pb2.GetTraceRequest, _model_pb2.GetTraceResponse]
+    """The engine's last steps. Waits for the running step."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
-    """Facts about the server and its models, and their load."""
+    """Facts about the server and its models, their load, and what their controllers decided."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_model_pb2.GetServerInfoRequest, _model_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     ListModels: _aio.UnaryUnaryMultiCallable[_model_pb2.ListModelsRequest, _model_pb2.ListModelsResponse]  # type: ignore[assignment]
     GetLoad: _aio.UnaryUnaryMultiCallable[_model_pb2.GetLoadRequest, _model_pb2.GetLoadResponse]  # type: ignore[assignment]
+    GetTrace: _aio.UnaryUnaryMultiCallable[_model_pb2.GetTraceRequest, _model_pb2.GetTraceResponse]  # type: ignore[assignment]
+    """The engine's last steps. Waits for the running step."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Facts about the server and its models, and their load."""
+    """Facts about the server and its models, their load, and what their controllers decided."""
 
     @_abc_1.abstractmethod
     def GetServerInfo(
@@ -69,5 +73,13 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_pb2.GetLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.GetLoadResponse, _abc.Awaitable[_model_pb2.GetLoadResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetTrace(
+        self,
+        request: _model_pb2.GetTraceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.GetTraceResponse, _abc.Awaitable[_model_pb2.GetTraceResponse]]:
+        """The engine's last steps. Waits for the running step."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -30,8 +30,6 @@ from specdec.api.v1 import (
     model_pb2,
     model_pb2_grpc,
     options_pb2,
-    trace_pb2,
-    trace_pb2_grpc,
 )
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.cli.main import cli
@@ -210,11 +208,11 @@ def test_an_unknown_name_is_rejected_with_the_known_names(server: Server, channe
     assert (response.status_code, response.json()["error"][:17]) == (404, "model not found: ")
     assert server.client.get("/props", params={"model": "x"}).status_code == 404
     assert server.refused(COMPLETIONS, model=5, prompt="a")[0] == 400
-    generation, traces = generation_pb2_grpc.GenerationServiceStub(channel), trace_pb2_grpc.TraceServiceStub(channel)
+    generation, models = generation_pb2_grpc.GenerationServiceStub(channel), model_pb2_grpc.ModelServiceStub(channel)
     for call, message in (
         (generation.Generate, pb.GenerateRequest(text="a", model="gpt-5")),
         (generation.Tokenize, pb.TokenizeRequest(text="a", model="gpt-5")),
-        (traces.GetTrace, trace_pb2.GetTraceRequest(model="gpt-5")),
+        (models.GetTrace, model_pb2.GetTraceRequest(model="gpt-5")),
     ):
         with pytest.raises(grpc.RpcError) as caught:
             call(message)
