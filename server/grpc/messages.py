@@ -13,9 +13,9 @@ from specdec.core.types import (
     Delta,
     DrafterStats,
     EngineInfo,
-    EngineLoad,
     Finished,
     FinishReason,
+    ServerLoad,
     SpeculationStats,
     Started,
     StepTree,
@@ -115,7 +115,7 @@ def info_message(info: EngineInfo, restarts: int) -> model.GetServerInfoResponse
     )  # fmt: skip
 
 
-def load_message(load: EngineLoad) -> model.GetLoadResponse:
+def load_message(load: ServerLoad) -> model.GetLoadResponse:
     return model.GetLoadResponse(**_named_fields(load, _LOAD))
 
 
@@ -124,7 +124,7 @@ def usage_message(usage: Usage) -> result.Usage:
 
 
 _USAGE, _TIMINGS, _LOAD, _STARTED = (
-    tuple(f.name for f in fields(kind)) for kind in (Usage, Timings, EngineLoad, Started)
+    tuple(f.name for f in fields(kind)) for kind in (Usage, Timings, ServerLoad, Started)
 )
 # Of another type or name in the message, or left out.
 _OTHERWISE = ("numeric_mode", "eos_ids", "indexes", "head", "head_acceptance")

@@ -16,7 +16,7 @@ from specdec.cli.options import PromptRequest
 from specdec.client.client import Client
 from specdec.client.connection import Credentials, RetryPolicy
 from specdec.client.prompt import GenerateOptions
-from specdec.core.types import EngineInfo, EngineLoad, Failed, Finished, FinishReason, RequestEvent, StepTrace
+from specdec.core.types import EngineInfo, Failed, Finished, FinishReason, RequestEvent, ServerLoad, StepTrace
 
 
 class LocalRunner:
@@ -99,7 +99,7 @@ class RemoteRunner:
         """The engine's description."""
         return self._run(self._client.info(_CONNECT_S, model=self._model))
 
-    def load(self) -> EngineLoad:
+    def load(self) -> ServerLoad:
         """How busy the engine is."""
         return self._run(self._client.load(model=self._model))
 

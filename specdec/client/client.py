@@ -36,7 +36,7 @@ from specdec.client.messages import (
 )
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim, Generated, GenerateOptions, Prompt
 from specdec.client.resuming import ResumableStream
-from specdec.core.types import EngineInfo, EngineLoad, RequestEvent, StepTrace, Usage, trace_step
+from specdec.core.types import EngineInfo, RequestEvent, ServerLoad, StepTrace, Usage, trace_step
 
 # The services, by the channel that a call goes through.
 _Completion = completion_pb2_grpc.CompletionServiceStub
@@ -346,7 +346,7 @@ class Client:
         request = model_pb2.GetServerInfoRequest(model=model)
         return info_of(await self._connection.unary(lambda at: _Models(at).GetServerInfo, request, timeout_s))
 
-    async def load(self, *, model: str = "") -> EngineLoad:
+    async def load(self, *, model: str = "") -> ServerLoad:
         """The engine's load."""
         return load_of(
             await self._connection.unary(lambda at: _Models(at).GetLoad, model_pb2.GetLoadRequest(model=model))

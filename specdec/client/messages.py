@@ -18,12 +18,12 @@ from specdec.core.types import (
     Delta,
     DrafterStats,
     EngineInfo,
-    EngineLoad,
     Finished,
     FinishReason,
     OutputParams,
     Request,
     SamplingParams,
+    ServerLoad,
     SpeculationParams,
     SpeculationStats,
     Started,
@@ -221,13 +221,9 @@ def info_of(m: model.GetServerInfoResponse) -> EngineInfo:
     )  # fmt: skip
 
 
-def load_of(m: model.GetLoadResponse) -> EngineLoad:
+def load_of(m: model.GetLoadResponse) -> ServerLoad:
     """How busy it is."""
-    values = _named(m, tuple(f.name for f in fields(EngineLoad)))
-    for name in ("steps_by_sequences", "steps_by_rows", "prompt_ms"):
-        values[name] = tuple(values[name])
-    values["disk_pages_missed"] = dict(values["disk_pages_missed"])
-    return EngineLoad(**values)
+    return ServerLoad(**_named(m, tuple(f.name for f in fields(ServerLoad))))
 
 
 def _named(message: Any, names: tuple[str, ...]) -> dict[str, Any]:

@@ -564,8 +564,9 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """How busy an engine is. Counts and times are totals since the engine's start unless said otherwise."""
+class ServerLoad:
+    """How busy an engine is, as its server tells clients. Counts are totals since the engine's start unless said
+    otherwise."""
 
     running_requests: int = 0  # now; a request counts once, whatever its samples
     waiting_requests: int = 0  # now
@@ -576,6 +577,22 @@ class EngineLoad:
     prompt_tokens: int = 0
     steps: int = 0
     drafting_steps: int = 0  # steps that verified draft tokens
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV pages that running requests hold, 0 to 1."""
+        return (self.total_pages - self.free_pages) / self.total_pages if self.total_pages else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of all prompt tokens found in the prefix cache, 0 to 1."""
+        return self.prefix_hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad(ServerLoad):
+    """The same with the times and totals that a server's metrics are made of."""
+
     step_rows: int = 0
     draft_rows: int = 0  # draft tokens verified
     plan_ms: float = 0.0
@@ -593,16 +610,6 @@ class EngineLoad:
     disk_pages_missed: dict[str, int] = field(
         default_factory=dict
     )  # by cause; `off`: 1 if it is configured and cannot be used
-
-    @property
-    def kv_usage(self) -> float:
-        """Share of the KV pages that running requests hold, 0 to 1."""
-        return (self.total_pages - self.free_pages) / self.total_pages if self.total_pages else 0.0
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of all prompt tokens found in the prefix cache, 0 to 1."""
-        return self.prefix_hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 def metrics_dict(stats: SpeculationStats) -> dict[str, Any]:

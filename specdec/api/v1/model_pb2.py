@@ -24,19 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aspecdec/api/v1/model.proto\x12\x0especdec.api.v1\"%\n\x14GetServerInfoRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xd9\x03\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x12\n\x05\x64raft\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x0f\n\x07kernels\x18\x05 \x01(\t\x12\x31\n\x0cnumeric_mode\x18\x06 \x01(\x0e\x32\x1b.specdec.api.v1.NumericMode\x12\x13\n\x0bmax_context\x18\x07 \x01(\r\x12\x12\n\nvocab_size\x18\x08 \x01(\r\x12\x11\n\tkv_tokens\x18\t \x01(\x04\x12\x11\n\tmax_batch\x18\n \x01(\r\x12\x10\n\x08\x64rafters\x18\x0b \x03(\t\x12\x15\n\reos_token_ids\x18\x0c \x03(\r\x12\x0f\n\x07threads\x18\r \x01(\r\x12\x17\n\x0f\x65ngine_restarts\x18\x0e \x01(\r\x12\x10\n\x08kv_dtype\x18\x0f \x01(\t\x12\x14\n\x0cweight_bytes\x18\x10 \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x11 \x01(\x04\x12\x1b\n\x13numeric_fingerprint\x18\x12 \x01(\t\x12\x0f\n\x07pooling\x18\x14 \x01(\t\x12\x16\n\x0e\x65mbedding_size\x18\x15 \x01(\rB\x08\n\x06_draftJ\x04\x08\x13\x10\x14R\x02tp\"O\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04role\x18\x02 \x01(\x0e\x32\x19.specdec.api.v1.ModelRole\x12\x0f\n\x07\x61liases\x18\x03 \x03(\t\"\x13\n\x11ListModelsRequest\";\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.specdec.api.v1.Model\"\x1f\n\x0eGetLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x82\x05\n\x0fGetLoadResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x12\n\nfree_pages\x18\x03 \x01(\r\x12\x13\n\x0btotal_pages\x18\x04 \x01(\r\x12\x19\n\x11tokens_per_second\x18\x05 \x01(\x01\x12\x19\n\x11prefix_hit_tokens\x18\x06 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x16\n\x0e\x64rafting_steps\x18\t \x01(\x04\x12\x11\n\tstep_rows\x18\n \x01(\x04\x12\x12\n\ndraft_rows\x18\x0b \x01(\x04\x12\x0f\n\x07plan_ms\x18\x0c \x01(\x01\x12\x10\n\x08\x64raft_ms\x18\r \x01(\x01\x12\x11\n\tverify_ms\x18\x0e \x01(\x01\x12\x11\n\tcommit_ms\x18\x0f \x01(\x01\x12\x16\n\x0estep_sequences\x18\x10 \x01(\x04\x12\x1a\n\x12steps_by_sequences\x18\x11 \x03(\x04\x12\x15\n\rsteps_by_rows\x18\x12 \x03(\x04\x12\x12\n\ndisk_bytes\x18\x13 \x01(\x04\x12\x1a\n\x12\x64isk_pages_written\x18\x14 \x01(\x04\x12\x17\n\x0f\x64isk_pages_read\x18\x15 \x01(\x04\x12O\n\x11\x64isk_pages_missed\x18\x16 \x03(\x0b\x32\x34.specdec.api.v1.GetLoadResponse.DiskPagesMissedEntry\x12\x11\n\tprompt_ms\x18\x17 \x03(\x01\x1a\x36\n\x14\x44iskPagesMissedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\">\n\x0fGetTraceRequest\x12\x12\n\x05limit\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05model\x18\x02 \x01(\tB\x08\n\x06_limit\"&\n\x10GetTraceResponse\x12\x12\n\nsteps_json\x18\x01 \x03(\t*a\n\x0bNumericMode\x12\x1c\n\x18NUMERIC_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14NUMERIC_MODE_BITWISE\x10\x01\x12\x1a\n\x16NUMERIC_MODE_NUMERICAL\x10\x02*T\n\tModelRole\x12\x1a\n\x16MODEL_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODEL_ROLE_TARGET\x10\x01\x12\x14\n\x10MODEL_ROLE_DRAFT\x10\x02\x32\xdc\x02\n\x0cModelService\x12\\\n\rGetServerInfo\x12$.specdec.api.v1.GetServerInfoRequest\x1a%.specdec.api.v1.GetServerInfoResponse\x12S\n\nListModels\x12!.specdec.api.v1.ListModelsRequest\x1a\".specdec.api.v1.ListModelsResponse\x12J\n\x07GetLoad\x12\x1e.specdec.api.v1.GetLoadRequest\x1a\x1f.specdec.api.v1.GetLoadResponse\x12M\n\x08GetTrace\x12\x1f.specdec.api.v1.GetTraceRequest\x1a .specdec.api.v1.GetTraceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aspecdec/api/v1/model.proto\x12\x0especdec.api.v1\"%\n\x14GetServerInfoRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xd9\x03\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x12\n\x05\x64raft\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x0f\n\x07kernels\x18\x05 \x01(\t\x12\x31\n\x0cnumeric_mode\x18\x06 \x01(\x0e\x32\x1b.specdec.api.v1.NumericMode\x12\x13\n\x0bmax_context\x18\x07 \x01(\r\x12\x12\n\nvocab_size\x18\x08 \x01(\r\x12\x11\n\tkv_tokens\x18\t \x01(\x04\x12\x11\n\tmax_batch\x18\n \x01(\r\x12\x10\n\x08\x64rafters\x18\x0b \x03(\t\x12\x15\n\reos_token_ids\x18\x0c \x03(\r\x12\x0f\n\x07threads\x18\r \x01(\r\x12\x17\n\x0f\x65ngine_restarts\x18\x0e \x01(\r\x12\x10\n\x08kv_dtype\x18\x0f \x01(\t\x12\x14\n\x0cweight_bytes\x18\x10 \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x11 \x01(\x04\x12\x1b\n\x13numeric_fingerprint\x18\x12 \x01(\t\x12\x0f\n\x07pooling\x18\x14 \x01(\t\x12\x16\n\x0e\x65mbedding_size\x18\x15 \x01(\rB\x08\n\x06_draftJ\x04\x08\x13\x10\x14R\x02tp\"O\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04role\x18\x02 \x01(\x0e\x32\x19.specdec.api.v1.ModelRole\x12\x0f\n\x07\x61liases\x18\x03 \x03(\t\"\x13\n\x11ListModelsRequest\";\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.specdec.api.v1.Model\"\x1f\n\x0eGetLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xaa\x03\n\x0fGetLoadResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x12\n\nfree_pages\x18\x03 \x01(\r\x12\x13\n\x0btotal_pages\x18\x04 \x01(\r\x12\x19\n\x11tokens_per_second\x18\x05 \x01(\x01\x12\x19\n\x11prefix_hit_tokens\x18\x06 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x16\n\x0e\x64rafting_steps\x18\t \x01(\x04J\x04\x08\n\x10\x18R\tstep_rowsR\ndraft_rowsR\x07plan_msR\x08\x64raft_msR\tverify_msR\tcommit_msR\x0estep_sequencesR\x12steps_by_sequencesR\rsteps_by_rowsR\ndisk_bytesR\x12\x64isk_pages_writtenR\x0f\x64isk_pages_readR\x11\x64isk_pages_missedR\tprompt_ms\">\n\x0fGetTraceRequest\x12\x12\n\x05limit\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05model\x18\x02 \x01(\tB\x08\n\x06_limit\"&\n\x10GetTraceResponse\x12\x12\n\nsteps_json\x18\x01 \x03(\t*a\n\x0bNumericMode\x12\x1c\n\x18NUMERIC_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14NUMERIC_MODE_BITWISE\x10\x01\x12\x1a\n\x16NUMERIC_MODE_NUMERICAL\x10\x02*T\n\tModelRole\x12\x1a\n\x16MODEL_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODEL_ROLE_TARGET\x10\x01\x12\x14\n\x10MODEL_ROLE_DRAFT\x10\x02\x32\xdc\x02\n\x0cModelService\x12\\\n\rGetServerInfo\x12$.specdec.api.v1.GetServerInfoRequest\x1a%.specdec.api.v1.GetServerInfoResponse\x12S\n\nListModels\x12!.specdec.api.v1.ListModelsRequest\x1a\".specdec.api.v1.ListModelsResponse\x12J\n\x07GetLoad\x12\x1e.specdec.api.v1.GetLoadRequest\x1a\x1f.specdec.api.v1.GetLoadResponse\x12M\n\x08GetTrace\x12\x1f.specdec.api.v1.GetTraceRequest\x1a .specdec.api.v1.GetTraceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specdec.api.v1.model_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETLOADRESPONSE_DISKPAGESMISSEDENTRY']._loaded_options = None
-  _globals['_GETLOADRESPONSE_DISKPAGESMISSEDENTRY']._serialized_options = b'8\001'
-  _globals['_NUMERICMODE']._serialized_start=1506
-  _globals['_NUMERICMODE']._serialized_end=1603
-  _globals['_MODELROLE']._serialized_start=1605
-  _globals['_MODELROLE']._serialized_end=1689
+  _globals['_NUMERICMODE']._serialized_start=1290
+  _globals['_NUMERICMODE']._serialized_end=1387
+  _globals['_MODELROLE']._serialized_start=1389
+  _globals['_MODELROLE']._serialized_end=1473
   _globals['_GETSERVERINFOREQUEST']._serialized_start=46
   _globals['_GETSERVERINFOREQUEST']._serialized_end=83
   _globals['_GETSERVERINFORESPONSE']._serialized_start=86
@@ -50,13 +48,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETLOADREQUEST']._serialized_start=724
   _globals['_GETLOADREQUEST']._serialized_end=755
   _globals['_GETLOADRESPONSE']._serialized_start=758
-  _globals['_GETLOADRESPONSE']._serialized_end=1400
-  _globals['_GETLOADRESPONSE_DISKPAGESMISSEDENTRY']._serialized_start=1346
-  _globals['_GETLOADRESPONSE_DISKPAGESMISSEDENTRY']._serialized_end=1400
-  _globals['_GETTRACEREQUEST']._serialized_start=1402
-  _globals['_GETTRACEREQUEST']._serialized_end=1464
-  _globals['_GETTRACERESPONSE']._serialized_start=1466
-  _globals['_GETTRACERESPONSE']._serialized_end=1504
-  _globals['_MODELSERVICE']._serialized_start=1692
-  _globals['_MODELSERVICE']._serialized_end=2040
+  _globals['_GETLOADRESPONSE']._serialized_end=1184
+  _globals['_GETTRACEREQUEST']._serialized_start=1186
+  _globals['_GETTRACEREQUEST']._serialized_end=1248
+  _globals['_GETTRACERESPONSE']._serialized_start=1250
+  _globals['_GETTRACERESPONSE']._serialized_end=1288
+  _globals['_MODELSERVICE']._serialized_start=1476
+  _globals['_MODELSERVICE']._serialized_end=1824
 # @@protoc_insertion_point(module_scope)

@@ -261,26 +261,6 @@ Global___GetLoadRequest: _TypeAlias = GetLoadRequest  # noqa: Y015
 class GetLoadResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class DiskPagesMissedEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
     WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
     FREE_PAGES_FIELD_NUMBER: _builtins.int
@@ -290,20 +270,6 @@ class GetLoadResponse(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     DRAFTING_STEPS_FIELD_NUMBER: _builtins.int
-    STEP_ROWS_FIELD_NUMBER: _builtins.int
-    DRAFT_ROWS_FIELD_NUMBER: _builtins.int
-    PLAN_MS_FIELD_NUMBER: _builtins.int
-    DRAFT_MS_FIELD_NUMBER: _builtins.int
-    VERIFY_MS_FIELD_NUMBER: _builtins.int
-    COMMIT_MS_FIELD_NUMBER: _builtins.int
-    STEP_SEQUENCES_FIELD_NUMBER: _builtins.int
-    STEPS_BY_SEQUENCES_FIELD_NUMBER: _builtins.int
-    STEPS_BY_ROWS_FIELD_NUMBER: _builtins.int
-    DISK_BYTES_FIELD_NUMBER: _builtins.int
-    DISK_PAGES_WRITTEN_FIELD_NUMBER: _builtins.int
-    DISK_PAGES_READ_FIELD_NUMBER: _builtins.int
-    DISK_PAGES_MISSED_FIELD_NUMBER: _builtins.int
-    PROMPT_MS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     free_pages: _builtins.int
@@ -315,31 +281,8 @@ class GetLoadResponse(_message.Message):
     """Fraction of all prompt tokens since the engine's start that were in the prefix cache."""
     prompt_tokens: _builtins.int
     steps: _builtins.int
-    """Since the engine's start: steps, steps that verified drafts, rows of all steps, and draft tokens among these rows."""
+    """Since the engine's start: all steps, and those that verified drafts."""
     drafting_steps: _builtins.int
-    step_rows: _builtins.int
-    draft_rows: _builtins.int
-    plan_ms: _builtins.float
-    """Milliseconds of all steps, by phase."""
-    draft_ms: _builtins.float
-    verify_ms: _builtins.float
-    commit_ms: _builtins.float
-    step_sequences: _builtins.int
-    """Sequences of all steps; entry k: steps with more than 2^(k-1) and at most 2^k sequences; the same by rows."""
-    disk_bytes: _builtins.int
-    """Of the prefix cache on disk: bytes of its files, pages written and read, and pages lost or not used, by cause."""
-    disk_pages_written: _builtins.int
-    disk_pages_read: _builtins.int
-    @_builtins.property
-    def steps_by_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def steps_by_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def disk_pages_missed(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
-    @_builtins.property
-    def prompt_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Entry k: expected milliseconds of a forward of 4^k prompt tokens that runs alone; empty: unknown."""
-
     def __init__(
         self,
         *,
@@ -352,24 +295,10 @@ class GetLoadResponse(_message.Message):
         prompt_tokens: _builtins.int = ...,
         steps: _builtins.int = ...,
         drafting_steps: _builtins.int = ...,
-        step_rows: _builtins.int = ...,
-        draft_rows: _builtins.int = ...,
-        plan_ms: _builtins.float = ...,
-        draft_ms: _builtins.float = ...,
-        verify_ms: _builtins.float = ...,
-        commit_ms: _builtins.float = ...,
-        step_sequences: _builtins.int = ...,
-        steps_by_sequences: _abc.Iterable[_builtins.int] | None = ...,
-        steps_by_rows: _abc.Iterable[_builtins.int] | None = ...,
-        disk_bytes: _builtins.int = ...,
-        disk_pages_written: _builtins.int = ...,
-        disk_pages_read: _builtins.int = ...,
-        disk_pages_missed: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
-        prompt_ms: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_ms", b"commit_ms", "disk_bytes", b"disk_bytes", "disk_pages_missed", b"disk_pages_missed", "disk_pages_read", b"disk_pages_read", "disk_pages_written", b"disk_pages_written", "draft_ms", b"draft_ms", "draft_rows", b"draft_rows", "drafting_steps", b"drafting_steps", "free_pages", b"free_pages", "plan_ms", b"plan_ms", "prefix_hit_tokens", b"prefix_hit_tokens", "prompt_ms", b"prompt_ms", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "step_rows", b"step_rows", "step_sequences", b"step_sequences", "steps", b"steps", "steps_by_rows", b"steps_by_rows", "steps_by_sequences", b"steps_by_sequences", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "verify_ms", b"verify_ms", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafting_steps", b"drafting_steps", "free_pages", b"free_pages", "prefix_hit_tokens", b"prefix_hit_tokens", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "steps", b"steps", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
