@@ -33,9 +33,7 @@ def show(words):
 
 show(colours)
 '''
-PLAIN = pb.CompletionOptions(
-    mode=pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX, stop_at_dedent=False, stop_at_bracket=False, stop_at_suffix=False
-)
+PLAIN = pb.CompletionOptions(mode=pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX)
 
 
 @asynccontextmanager
