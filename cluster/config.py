@@ -170,11 +170,6 @@ class ModelConfig(Section):
                     f"settings of release {name}: server.tls_cert: Envoy connects to replicas without TLS; "
                     "set listen.tls_cert and listen.tls_key of the cluster instead"
                 )
-            if not server.open_health:
-                raise ValueError(
-                    f"settings of release {name}: server.open_health must be true: Envoy and the fleet probe /readyz "
-                    "without a key"
-                )
             if server.keys_file is not None and self.key_file is None:
                 raise ValueError(
                     f"settings of release {name}: server.keys_file needs the model's key_file, with a key for "

@@ -308,7 +308,6 @@ class ServerConfig(Section):
     drain_s: float = Field(30.0, ge=0, description="how long a stop waits for running requests")
 
     keys_file: UserPath | None = Field(None, description="YAML file of key hashes; null: no key is required")
-    open_health: bool = Field(True, description="health and readiness need no key")
     keys_without_tls: bool = Field(
         False, description="accept keys without TLS off loopback, behind a proxy that terminates TLS"
     )

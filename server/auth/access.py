@@ -226,7 +226,7 @@ class Access:
     """
 
     def __init__(self, config: ServerConfig, file_errors: FileErrors | None = None) -> None:
-        self.open_health, self.open_metrics = config.open_health, config.open_metrics
+        self.open_metrics = config.open_metrics
         self.browsers = BrowserRules(config)
         self._keys = None if config.keys_file is None else KeyRing(config.keys_file, file_errors=file_errors)
         self._tls: TlsFiles | None = None
@@ -269,6 +269,7 @@ HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
 METRICS_PATH = "/metrics"
 # A browser loads the playground before its user can enter a key. The playground's own calls send the key.
 PLAYGROUND_PATHS = frozenset({"/", "/docs", "/page/{name}"})
+_OPEN_PATHS = HEALTH_PATHS | PLAYGROUND_PATHS
 
 
 def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> Principal:
@@ -279,9 +280,7 @@ def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> Princi
     Raises:
         UnauthenticatedError: a key is required and missing or unknown; 401 with ``WWW-Authenticate``.
     """
-    if path in PLAYGROUND_PATHS:
-        return ANYBODY
-    if (access.open_health and path in HEALTH_PATHS) or (access.open_metrics and path == METRICS_PATH):
+    if path in _OPEN_PATHS or (access.open_metrics and path == METRICS_PATH):
         return ANYBODY
     authorization, api_key = (headers.get(name) for name in KEY_HEADERS)
     return access.caller(authorization, api_key)

@@ -52,7 +52,8 @@ _LIMITED = METHODS | {
     f"/{health.SERVICE_NAME}/{method.name}": method
     for method in health_pb2.DESCRIPTOR.services_by_name["Health"].methods
 }
-"""Methods whose messages are read within the limits; those of health checks may come without a key."""
+"""Methods whose messages are read within the limits; those of health checks come without a key."""
+_OPEN = f"/{health.SERVICE_NAME}/"  # the methods that need no key
 _INLINE_BYTES = 1 << 15  # a message up to this size is unpacked on the event loop, in 5 ms at most
 _LARGE_BYTES = 1 << 20  # larger ones are unpacked one at a time: each takes the interpreter for some 10 ms
 
@@ -129,12 +130,10 @@ def _status_name(context: grpc.aio.ServicerContext[Any, Any]) -> str:
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """Sets the caller (`server.auth.principal.current_caller`) by the call's key. Health checks may need none."""
+    """Sets the caller (`server.auth.principal.current_caller`) by the call's key. Health checks need none."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        services = [health.SERVICE_NAME] if access.open_health else []
-        self._open = tuple(f"/{service}/" for service in services)
 
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler | None]], handler_call_details: Details
@@ -146,7 +145,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return await continuation(handler_call_details)
 
     def _caller(self, details: Details) -> Principal:
-        if details.method.startswith(self._open):
+        if details.method.startswith(_OPEN):
             return ANYBODY
         return grpc_caller(self._access, details.invocation_metadata)
 

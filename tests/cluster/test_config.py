@@ -94,10 +94,6 @@ def test_settings_of_a_release_override_the_models(tmp_path: Path) -> None:
             {"models": [{**CODER, "settings": {"server": {"kv_events": {"endpoint": "ipc:///tmp/events"}}}}]},
             "release blue: server.kv_events.endpoint: every replica would write ipc:///tmp/events",
         ),
-        (
-            {"models": [{**CODER, "settings": {"server": {"open_health": False}}}]},
-            "settings of release blue: server.open_health must be true: Envoy",
-        ),
         ({"models": [{**CODER, "settings": {"server": {"keys_file": "k"}}}]}, "keys_file needs the model's key_file"),
         (
             {"models": [{**CODER, "settings": {"server": {"tls_cert": "c.pem", "tls_key": "k.pem"}}}]},

@@ -93,8 +93,8 @@ async def test_metadata_that_contains_a_key(tmp_path: Path) -> None:
             assert code == (grpc.StatusCode.OK if header in known else grpc.StatusCode.UNAUTHENTICATED), header
 
 
-@pytest.mark.parametrize(("is_open", "version"), [(True, V1), (True, V1ALPHA), (False, V1), (False, V1ALPHA)])
-async def test_health_and_reflection_need_no_key_if_configured(is_open: bool, version: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [V1, V1ALPHA])
+async def test_health_needs_no_key_and_reflection_does(version: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     key = make_key(path, "a")
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
@@ -111,10 +111,10 @@ async def test_health_and_reflection_need_no_key_if_configured(is_open: bool, ve
         assert code == grpc.StatusCode.UNAUTHENTICATED
         return False
 
-    async with secure_server(keys_file=path, open_health=is_open) as server:
+    async with secure_server(keys_file=path) as server:
         async with server.stubs() as stubs:
             code = await code_of(stubs.health.Check(health_pb2.HealthCheckRequest()))
-            assert (code == grpc.StatusCode.OK, await reflects(stubs.channel)) == (is_open, False)
+            assert (code == grpc.StatusCode.OK, await reflects(stubs.channel)) == (True, False)
             assert await reflects(stubs.channel, [("authorization", f"Bearer {key}")])
         async with server.stubs(key) as stubs:
             assert await code_of(stubs.health.Check(health_pb2.HealthCheckRequest())) == grpc.StatusCode.OK

@@ -118,14 +118,6 @@ def test_only_probes_need_no_key(guarded: Guarded) -> None:
         assert guarded.server.client.get(path).status_code == 200
 
 
-def test_probes_need_a_key_if_configured(tmp_path: Path) -> None:
-    path = tmp_path / "keys.yaml"
-    key = make_key(path, "probe")
-    with running(keys_file=path, open_health=False) as server:
-        assert server.client.get("/readyz").status_code == 401
-        assert server.client.get("/readyz", headers={"authorization": f"bearer {key}"}).status_code == 200
-
-
 def test_an_exhausted_key_is_429_with_retry_after(guarded: Guarded) -> None:
     with guarded.openai(guarded.keys["slow"]) as client:
         client.completions.create(model="fake", prompt="a")
