@@ -173,8 +173,6 @@ def _tokens(now: Snapshot) -> Iterator[Metric]:
     yield _OURS.counter("goodput_tokens", text, metrics.good_tokens)
     predictions = {"accepted": metrics.prediction_accepted, "rejected": metrics.prediction_rejected}
     yield _OURS.counters("prediction_tokens", "Tokens of predicted outputs, by outcome.", "outcome", predictions)
-    text = "Samples whose prediction came from a next-edit prompt, by its form."
-    yield _OURS.counters("inferred_predictions", text, "form", metrics.inferred_predictions)
     yield _OURS.histogram("request_prompt_tokens", "Prompt tokens of a request.", metrics.request_prompt)
     yield _OURS.histogram("sample_generation_tokens", "Generated tokens of a sample.", metrics.request_output)
     yield _OURS.histogram("chunk_tokens", "Tokens that a sample gets from one step.", metrics.chunk_tokens)

@@ -480,7 +480,7 @@ def _finished(running: _Running, index: int, reason: FinishReason) -> Finished:
         request.request_id, index, reason, None,
         Usage(
             len(request.prompt_ids), running.cached, tokens, 0, expected, len(request.prediction_ids) - expected,
-            resumed_tokens=running.resumed, prediction_form=request.prediction_form,
+            resumed_tokens=running.resumed,
         ),
         SpeculationStats(5, 3, 6, 3, [1, 1, 1], {"suffix": DrafterStats(4, 3), "idle": DrafterStats()}),
         Timings(0.5, 1.5, 2.5, 0.25, 0.75),

@@ -62,7 +62,6 @@ class Totals:
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     resumed_tokens: int = 0  # output tokens that came with the call
-    prediction_form: str = ""  # as in `Request`
     omitted: dict[str, int] = field(default_factory=dict)  # of the last prompt, as `omitted_lines`
     finished: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
@@ -81,7 +80,6 @@ class Totals:
             self.finished += 1
             self.accepted_prediction_tokens += event.usage.accepted_prediction_tokens
             self.rejected_prediction_tokens += event.usage.rejected_prediction_tokens
-            self.prediction_form = event.usage.prediction_form
             self.omitted = omitted_lines(event.usage)
             _add_stats(self.stats, event.stats)
 

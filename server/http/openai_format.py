@@ -130,7 +130,6 @@ def usage(totals: Totals) -> dict[str, Any]:
             "accepted_prediction_tokens": totals.accepted_prediction_tokens,
             "rejected_prediction_tokens": totals.rejected_prediction_tokens,
             **({"resumed_tokens": totals.resumed_tokens} if totals.resumed_tokens else {}),
-            **({"prediction_form": totals.prediction_form} if totals.prediction_form else {}),
         },
     }
 

@@ -73,7 +73,6 @@ class ServerMetrics(TelemetryListener):
         self.prompt_tokens = self.cached_tokens = self.output_tokens = self.preemptions = self.pauses = 0
         self.steps = self.drafting_steps = self.drafted = self.accepted = 0
         self.prediction_accepted = self.prediction_rejected = 0
-        self.inferred_predictions: Counter[str] = Counter()  # samples by next-edit form
         self.by_drafter: dict[str, DrafterStats] = {}
         self.accepted_at: list[int] = []  # [k]: steps that accepted more than k draft tokens
         self.ttft, self.queue, self.gap, self.tpot = (Histogram(LATENCY_BUCKETS_S) for _ in range(4))
@@ -108,8 +107,6 @@ class ServerMetrics(TelemetryListener):
         self.pauses += usage.pauses
         self.prediction_accepted += usage.accepted_prediction_tokens
         self.prediction_rejected += usage.rejected_prediction_tokens
-        if usage.prediction_form:
-            self.inferred_predictions[usage.prediction_form] += 1
         self.request_output.add(usage.output_tokens)
         if usage.output_tokens:
             self.prefill.add(timings.prefill_ms / 1e3)

@@ -391,7 +391,6 @@ class Usage:
     rejected_prediction_tokens: int = 0  # the other tokens of the prediction
     pauses: int = 0  # times it left the batch to another prompt during its prefill
     resumed_tokens: int = 0  # output tokens that came with the request
-    prediction_form: str = ""  # as in `Request`
     # What the time objective left out of the prompt
     omitted_prefix_lines: int = 0
     omitted_suffix_lines: int = 0

@@ -128,7 +128,6 @@ def _usage(sequence: Sequence) -> Usage:
         rejected_prediction_tokens=predicted - accepted,
         pauses=sequence.pauses,
         resumed_tokens=sequence.n_resumed,
-        prediction_form=sequence.request.prediction_form,
         omitted_prefix_lines=prefix_lines,
         omitted_suffix_lines=suffix_lines,
         omitted_file_lines=file_lines,

@@ -256,7 +256,7 @@ def check_json(found: dict[str, Any]) -> None:
     assert (found["finish_reason"], found["matched_stop"]) == ("length", None)
     assert found["usage"] == {
         "prompt_tokens": 6, "cached_tokens": 3, "output_tokens": 6, "preemptions": 0,
-        "accepted_prediction_tokens": 1, "rejected_prediction_tokens": 2, "prediction_form": "", "pauses": 0,
+        "accepted_prediction_tokens": 1, "rejected_prediction_tokens": 2, "pauses": 0,
         "resumed_tokens": 0, "omitted_prefix_lines": 0, "omitted_suffix_lines": 0, "omitted_file_lines": 0,
         "omitted_edits": 0,
     }  # fmt: skip

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspecdec/api/v1/result.proto\x12\x0especdec.api.v1\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"[\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\'\n\x03top\x18\x03 \x03(\x0b\x32\x1a.specdec.api.v1.TopLogprob\"\xd9\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x13\n\x0bpreemptions\x18\x04 \x01(\r\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x05 \x01(\r\x12\"\n\x1arejected_prediction_tokens\x18\x06 \x01(\r\x12\x0e\n\x06pauses\x18\x07 \x01(\r\x12\x16\n\x0eresumed_tokens\x18\x08 \x01(\r\x12\x17\n\x0fprediction_form\x18\t \x01(\t\x12\x1c\n\x14omitted_prefix_lines\x18\n \x01(\r\x12\x1c\n\x14omitted_suffix_lines\x18\x0b \x01(\r\x12\x1a\n\x12omitted_file_lines\x18\x0c \x01(\r\x12\x15\n\romitted_edits\x18\r \x01(\r\"l\n\x0e\x44rafterMetrics\x12\x18\n\x10num_draft_tokens\x18\x01 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x02 \x01(\r\x12\x1d\n\x15\x64raft_acceptance_rate\x18\x03 \x01(\x01\"\x82\x03\n\x1aSpeculativeDecodingMetrics\x12\x1e\n\x16mean_acceptance_length\x18\x01 \x01(\x01\x12\x1d\n\x15\x64raft_acceptance_rate\x18\x02 \x01(\x01\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x03 \x03(\r\x12\x16\n\x0enum_spec_steps\x18\x04 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x06 \x01(\r\x12\x11\n\tnum_steps\x18\x07 \x01(\r\x12M\n\nby_drafter\x18\x08 \x03(\x0b\x32\x39.specdec.api.v1.SpeculativeDecodingMetrics.ByDrafterEntry\x1aP\n\x0e\x42yDrafterEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12-\n\x05value\x18\x02 \x01(\x0b\x32\x1e.specdec.api.v1.DrafterMetrics:\x02\x38\x01\"S\n\x07Metrics\x12H\n\x14speculative_decoding\x18\x01 \x01(\x0b\x32*.specdec.api.v1.SpeculativeDecodingMetrics\"g\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x12\n\nprefill_ms\x18\x02 \x01(\x01\x12\x11\n\tdecode_ms\x18\x03 \x01(\x01\x12\x10\n\x08\x64raft_ms\x18\x04 \x01(\x01\x12\x11\n\tverify_ms\x18\x05 \x01(\x01\"Q\n\x0cStepTreeNode\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0e\n\x06parent\x18\x02 \x01(\x11\x12\x0e\n\x06\x63hance\x18\x03 \x01(\x01\x12\x0f\n\x07sources\x18\x04 \x03(\t\"n\n\x08StepTree\x12+\n\x05nodes\x18\x01 \x03(\x0b\x32\x1c.specdec.api.v1.StepTreeNode\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x03(\r\x12\x10\n\x08\x64raft_ms\x18\x03 \x01(\x01\x12\x11\n\tverify_ms\x18\x04 \x01(\x01*\xf8\x02\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x04\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x05\x12\x17\n\x13\x46INISH_REASON_LINES\x10\x06\x12\x18\n\x14\x46INISH_REASON_INDENT\x10\x07\x12\x1c\n\x18\x46INISH_REASON_BLANK_LINE\x10\x08\x12\x19\n\x15\x46INISH_REASON_BRACKET\x10\t\x12\x18\n\x14\x46INISH_REASON_SUFFIX\x10\n\x12\x1c\n\x18\x46INISH_REASON_TIME_LIMIT\x10\x0b\x12\x1c\n\x18\x46INISH_REASON_SUPERSEDED\x10\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspecdec/api/v1/result.proto\x12\x0especdec.api.v1\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"[\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\'\n\x03top\x18\x03 \x03(\x0b\x32\x1a.specdec.api.v1.TopLogprob\"\xd7\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x13\n\x0bpreemptions\x18\x04 \x01(\r\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x05 \x01(\r\x12\"\n\x1arejected_prediction_tokens\x18\x06 \x01(\r\x12\x0e\n\x06pauses\x18\x07 \x01(\r\x12\x16\n\x0eresumed_tokens\x18\x08 \x01(\r\x12\x1c\n\x14omitted_prefix_lines\x18\n \x01(\r\x12\x1c\n\x14omitted_suffix_lines\x18\x0b \x01(\r\x12\x1a\n\x12omitted_file_lines\x18\x0c \x01(\r\x12\x15\n\romitted_edits\x18\r \x01(\rJ\x04\x08\t\x10\nR\x0fprediction_form\"l\n\x0e\x44rafterMetrics\x12\x18\n\x10num_draft_tokens\x18\x01 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x02 \x01(\r\x12\x1d\n\x15\x64raft_acceptance_rate\x18\x03 \x01(\x01\"\x82\x03\n\x1aSpeculativeDecodingMetrics\x12\x1e\n\x16mean_acceptance_length\x18\x01 \x01(\x01\x12\x1d\n\x15\x64raft_acceptance_rate\x18\x02 \x01(\x01\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x03 \x03(\r\x12\x16\n\x0enum_spec_steps\x18\x04 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x06 \x01(\r\x12\x11\n\tnum_steps\x18\x07 \x01(\r\x12M\n\nby_drafter\x18\x08 \x03(\x0b\x32\x39.specdec.api.v1.SpeculativeDecodingMetrics.ByDrafterEntry\x1aP\n\x0e\x42yDrafterEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12-\n\x05value\x18\x02 \x01(\x0b\x32\x1e.specdec.api.v1.DrafterMetrics:\x02\x38\x01\"S\n\x07Metrics\x12H\n\x14speculative_decoding\x18\x01 \x01(\x0b\x32*.specdec.api.v1.SpeculativeDecodingMetrics\"g\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x12\n\nprefill_ms\x18\x02 \x01(\x01\x12\x11\n\tdecode_ms\x18\x03 \x01(\x01\x12\x10\n\x08\x64raft_ms\x18\x04 \x01(\x01\x12\x11\n\tverify_ms\x18\x05 \x01(\x01\"Q\n\x0cStepTreeNode\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0e\n\x06parent\x18\x02 \x01(\x11\x12\x0e\n\x06\x63hance\x18\x03 \x01(\x01\x12\x0f\n\x07sources\x18\x04 \x03(\t\"n\n\x08StepTree\x12+\n\x05nodes\x18\x01 \x03(\x0b\x32\x1c.specdec.api.v1.StepTreeNode\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x03(\r\x12\x10\n\x08\x64raft_ms\x18\x03 \x01(\x01\x12\x11\n\tverify_ms\x18\x04 \x01(\x01*\xf8\x02\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x04\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x05\x12\x17\n\x13\x46INISH_REASON_LINES\x10\x06\x12\x18\n\x14\x46INISH_REASON_INDENT\x10\x07\x12\x1c\n\x18\x46INISH_REASON_BLANK_LINE\x10\x08\x12\x19\n\x15\x46INISH_REASON_BRACKET\x10\t\x12\x18\n\x14\x46INISH_REASON_SUFFIX\x10\n\x12\x1c\n\x18\x46INISH_REASON_TIME_LIMIT\x10\x0b\x12\x1c\n\x18\x46INISH_REASON_SUPERSEDED\x10\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,26 +33,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SPECULATIVEDECODINGMETRICS_BYDRAFTERENTRY']._loaded_options = None
   _globals['_SPECULATIVEDECODINGMETRICS_BYDRAFTERENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1422
-  _globals['_FINISHREASON']._serialized_end=1798
+  _globals['_FINISHREASON']._serialized_start=1420
+  _globals['_FINISHREASON']._serialized_end=1796
   _globals['_TOPLOGPROB']._serialized_start=47
   _globals['_TOPLOGPROB']._serialized_end=94
   _globals['_TOKENLOGPROBS']._serialized_start=96
   _globals['_TOKENLOGPROBS']._serialized_end=187
   _globals['_USAGE']._serialized_start=190
-  _globals['_USAGE']._serialized_end=535
-  _globals['_DRAFTERMETRICS']._serialized_start=537
-  _globals['_DRAFTERMETRICS']._serialized_end=645
-  _globals['_SPECULATIVEDECODINGMETRICS']._serialized_start=648
-  _globals['_SPECULATIVEDECODINGMETRICS']._serialized_end=1034
-  _globals['_SPECULATIVEDECODINGMETRICS_BYDRAFTERENTRY']._serialized_start=954
-  _globals['_SPECULATIVEDECODINGMETRICS_BYDRAFTERENTRY']._serialized_end=1034
-  _globals['_METRICS']._serialized_start=1036
-  _globals['_METRICS']._serialized_end=1119
-  _globals['_TIMINGS']._serialized_start=1121
-  _globals['_TIMINGS']._serialized_end=1224
-  _globals['_STEPTREENODE']._serialized_start=1226
-  _globals['_STEPTREENODE']._serialized_end=1307
-  _globals['_STEPTREE']._serialized_start=1309
-  _globals['_STEPTREE']._serialized_end=1419
+  _globals['_USAGE']._serialized_end=533
+  _globals['_DRAFTERMETRICS']._serialized_start=535
+  _globals['_DRAFTERMETRICS']._serialized_end=643
+  _globals['_SPECULATIVEDECODINGMETRICS']._serialized_start=646
+  _globals['_SPECULATIVEDECODINGMETRICS']._serialized_end=1032
+  _globals['_SPECULATIVEDECODINGMETRICS_BYDRAFTERENTRY']._serialized_start=952
+  _globals['_SPECULATIVEDECODINGMETRICS_BYDRAFTERENTRY']._serialized_end=1032
+  _globals['_METRICS']._serialized_start=1034
+  _globals['_METRICS']._serialized_end=1117
+  _globals['_TIMINGS']._serialized_start=1119
+  _globals['_TIMINGS']._serialized_end=1222
+  _globals['_STEPTREENODE']._serialized_start=1224
+  _globals['_STEPTREENODE']._serialized_end=1305
+  _globals['_STEPTREE']._serialized_start=1307
+  _globals['_STEPTREE']._serialized_end=1417
 # @@protoc_insertion_point(module_scope)

@@ -141,7 +141,6 @@ class Usage(_message.Message):
     REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
     PAUSES_FIELD_NUMBER: _builtins.int
     RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
-    PREDICTION_FORM_FIELD_NUMBER: _builtins.int
     OMITTED_PREFIX_LINES_FIELD_NUMBER: _builtins.int
     OMITTED_SUFFIX_LINES_FIELD_NUMBER: _builtins.int
     OMITTED_FILE_LINES_FIELD_NUMBER: _builtins.int
@@ -160,8 +159,6 @@ class Usage(_message.Message):
     """Times that its prefill was paused for another prompt."""
     resumed_tokens: _builtins.int
     """Tokens of output_tokens that the request contained (ResumeOptions)."""
-    prediction_form: _builtins.str
-    """The prompt's next-edit form, if its window served as the prediction; else empty."""
     omitted_prefix_lines: _builtins.int
     """What ttft_ms left out of the prompt: lines before the gap or the cursor's lines, lines after it, lines of other
     files, and recent edits.
@@ -180,7 +177,6 @@ class Usage(_message.Message):
         rejected_prediction_tokens: _builtins.int = ...,
         pauses: _builtins.int = ...,
         resumed_tokens: _builtins.int = ...,
-        prediction_form: _builtins.str = ...,
         omitted_prefix_lines: _builtins.int = ...,
         omitted_suffix_lines: _builtins.int = ...,
         omitted_file_lines: _builtins.int = ...,
@@ -188,7 +184,7 @@ class Usage(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "cached_tokens", b"cached_tokens", "omitted_edits", b"omitted_edits", "omitted_file_lines", b"omitted_file_lines", "omitted_prefix_lines", b"omitted_prefix_lines", "omitted_suffix_lines", b"omitted_suffix_lines", "output_tokens", b"output_tokens", "pauses", b"pauses", "prediction_form", b"prediction_form", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens", "resumed_tokens", b"resumed_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "cached_tokens", b"cached_tokens", "omitted_edits", b"omitted_edits", "omitted_file_lines", b"omitted_file_lines", "omitted_prefix_lines", b"omitted_prefix_lines", "omitted_suffix_lines", b"omitted_suffix_lines", "output_tokens", b"output_tokens", "pauses", b"pauses", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens", "resumed_tokens", b"resumed_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

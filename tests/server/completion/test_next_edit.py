@@ -283,7 +283,8 @@ async def test_edits_over_grpc() -> None:
         assert (kinds[0], kinds[-1], {*kinds[1:-1]}) == ("started", "finished", {"edit"})
         assert events[0].started.request_id == "mine"
         assert events[-1].finished.finish_reason == result_pb2.FINISH_REASON_EOS
-        assert events[-1].finished.usage.prediction_form == "sweep"
+        usage = events[-1].finished.usage
+        assert usage.accepted_prediction_tokens + usage.rejected_prediction_tokens
         edits = [TextEdit(event.edit.start, event.edit.end, event.edit.text) for event in events[1:-1]]
         # context that would undo the change of the definition is omitted
         wanted = BOOK.replace("values", "numbers").replace("mean(numbers)", "mean(values)")
