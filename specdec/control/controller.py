@@ -116,24 +116,19 @@ class Controller:
             prices = DraftPrices(step.prices.token_ms, 0.0, [known.lookup_ms * count for count in range(n + 1)])
             found = choose_sequences(known.lookup_yield, sequences, wanted, [0.0] * n, [0.0] * n, prices)
             wanted = [one.first or made is not DraftDecision.OFF for one, made in zip(sequences, found, strict=True)]
-        floors = {DraftDecision.FREE: _node_floor(known, step)}
-        return [
-            DraftRequest(
-                name,
-                [_lookup_decision(name, one, ok) for one, ok in zip(sequences, wanted, strict=True)],
-                floors,
-                pending=[0] * n,
-            )
-            for name in known.drafters
-            if name in known.lookups
-        ]
+        requests = []
+        for name in known.drafters:
+            if name in known.lookups:
+                decisions = [_lookup_decision(name, one, ok) for one, ok in zip(sequences, wanted, strict=True)]
+                requests.append(DraftRequest(name, decisions, _node_floors(known, step, decisions), pending=[0] * n))
+        return requests
 
     def _request_model(self, name: str, step: StepInputs) -> DraftRequest:
         known, costs, prices = self.estimates, self.estimates.costs[name], step.prices
         eligible = [name in one.drafters and one.nodes > 0 and (one.forced or not one.first) for one in step.sequences]
         if not any(eligible):
             n = len(eligible)
-            return DraftRequest(name, [DraftDecision.INELIGIBLE] * n, {}, pending=[0] * n)
+            return DraftRequest(name, [DraftDecision.INELIGIBLE] * n, [None] * n, pending=[0] * n)
         covered = [_covered(step, i) for i in range(len(eligible))]
         token_ms = prices.token_ms / (1.0 + max(0.0, known.lookup_gain))
         pending = [self._pending(name, one, token_ms) for one in step.sequences]
@@ -142,8 +137,7 @@ class Controller:
         draft_prices = DraftPrices(token_ms, prices.row_ms, levels, costs.prefill_ms(round(costs.first_prefill)))
         decisions = choose_sequences(known.yields[name], step.sequences, eligible, covered, prefill_ms, draft_prices)
         prefill = split_prefill(decisions, pending, self._prefill_limit(costs, decisions, step), known.params)
-        floors = {DraftDecision.ON: _node_floor(known, step)}
-        floors |= {DraftDecision.PROBE: -math.inf, DraftDecision.FORCED: -math.inf}
+        floors = _node_floors(known, step, decisions)
         request = DraftRequest(name, decisions, floors, prefill=prefill, pending=pending)
         if request.proposing:
             request.expansion = self._expansion(costs, request, step)
@@ -161,8 +155,8 @@ class Controller:
 
     def _expansion(self, costs: DraftCosts, request: DraftRequest, step: StepInputs) -> TreeExpansion:
         known, prices, batch, rate = self.estimates, step.prices, request.proposing, self.estimates.rate(step)
-        nodes = sum([one.nodes for one, made in zip(step.sequences, request.decisions, strict=True)
-                     if made in request.floors])  # fmt: skip
+        nodes = sum([one.nodes for one, floor in zip(step.sequences, request.floors, strict=True)
+                     if floor is not None])  # fmt: skip
         verify = known.verify.span(min(prices.rows, known.verify.largest), nodes, prices.context)
         agreement = max(known.params.min_agreement, costs.agreement)
         if not costs.level.known or costs.tree_rows:  # further levels of a tree in one forward are free
@@ -196,15 +190,24 @@ def _covered(step: StepInputs, at: int) -> float:
     return min(1.0, best)
 
 
-def _node_floor(known: Estimates, step: StepInputs) -> float:
-    """Log of the lowest chance of being reached at which a node is proposed.
+def _node_floors(known: Estimates, step: StepInputs, decisions: Sequence[DraftDecision]) -> list[float | None]:
+    """The `DraftRequest.floors` for ``decisions``: a node must be worth its row.
 
-    Every `probe_every` steps there is none, so that an estimate that fell too low is corrected.
+    Trials and sequences of mode ON have no floor, and every `probe_every` steps no sequence has, so that an estimate
+    that fell too low is corrected.
     """
     params = known.params
-    if known.steps % params.probe_every == 0:
-        return -math.inf
-    return math.log(max(params.min_node_chance, known.rate(step) * step.prices.row_ms))
+    price, unbounded = known.rate(step) * step.prices.row_ms, known.steps % params.probe_every == 0
+
+    def floor(one: SequenceInputs, decision: DraftDecision) -> float | None:
+        if decision in (DraftDecision.PROBE, DraftDecision.FORCED):
+            return -math.inf
+        if decision not in (DraftDecision.ON, DraftDecision.FREE):
+            return None
+        share = params.late_price_share if one.due > 1 else 1.0
+        return -math.inf if unbounded else math.log(max(params.min_node_chance, share * price))
+
+    return [floor(one, decision) for one, decision in zip(step.sequences, decisions, strict=True)]
 
 
 def _choose_nodes(known: Estimates, step: StepInputs) -> Plan:

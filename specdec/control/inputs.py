@@ -202,8 +202,8 @@ class DraftRequest:
     drafter: str
     decisions: list[DraftDecision]
     """Per sequence."""
-    floors: dict[DraftDecision, float]
-    """Per decision that proposes, log of the lowest chance of being reached at which a node is proposed."""
+    floors: list[float | None]
+    """Per sequence, log of the lowest chance of being reached at which a node is proposed; None: nothing is."""
     expansion: TreeExpansion | None = None
     """Of a model-based drafter."""
     prefill: dict[int, int] = field(default_factory=dict)
@@ -215,7 +215,7 @@ class DraftRequest:
     @property
     def proposing(self) -> int:
         """Number of sequences that it proposes for."""
-        return sum(decision in self.floors for decision in self.decisions)
+        return sum(floor is not None for floor in self.floors)
 
 
 @dataclass(slots=True)

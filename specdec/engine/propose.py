@@ -166,8 +166,8 @@ class Drafting:
         if not (request.proposing or chunks):
             return DraftWork([None] * len(sampling), decisions=decisions)
         tasks = [
-            self._task(request, entry, one, decision) if decision in request.floors else None
-            for entry, one, decision in zip(sampling, step.sequences, decisions, strict=True)
+            None if floor is None else self._task(request, entry, one, decision, floor)
+            for entry, one, decision, floor in zip(sampling, step.sequences, decisions, request.floors, strict=True)
         ]
         pending = sum(tokens for tokens, task in zip(request.pending, tasks, strict=True) if task)
         for i, tokens in chunks.items():
@@ -190,13 +190,14 @@ class Drafting:
         ]
         return work
 
-    def _task(self, request: DraftRequest, entry: PlanEntry, one: SequenceInputs, decision: DraftDecision) -> DraftTask:
+    def _task(
+        self, request: DraftRequest, entry: PlanEntry, one: SequenceInputs, decision: DraftDecision, floor: float
+    ) -> DraftTask:
         seq, odds = entry.seq, self.controller.odds(request.drafter, one)
         if one.forced:
             return DraftTask(seq, entry.nodes, seq.max_depth, seq.width, request.drafter, odds)
         shallow = decision is DraftDecision.PROBE and not self._manager.tree_rows[request.drafter]
         depth = min(seq.max_depth, PROBE_DEPTH) if shallow else seq.max_depth
-        floor = request.floors[decision]
         return DraftTask(seq, entry.nodes, depth, seq.width, request.drafter, odds, floor, request.expansion)
 
     def _keep_up(self, entries: Seq[PlanEntry]) -> None:

@@ -174,6 +174,7 @@ class Simulation:
     machine: factors by which reading the weights, the arithmetic of the rows, and drafting take longer than in the
     world, in a step of this number.
     overhead_ms: fixed cost of running a drafter.
+    target_ms: objective of the first sequence, milliseconds per token; 0: none.
     """
 
     def __init__(
@@ -184,10 +185,12 @@ class Simulation:
         prompt: int = 0,
         machine: Callable[[int], tuple[float, float, float]] = lambda step: (1.0, 1.0, 1.0),
         overhead_ms: float = 0.0,
+        target_ms: float = 0.0,
     ) -> None:
         self.world = world
         self.controller = controller or world.controller()
         self.overhead_ms = overhead_ms
+        self._target_ms, self._elapsed_ms = target_ms, 0.0
         self.ended = 0  # requests
         self._lengths, self._prompt, self._machine, self._steps = lengths, prompt, machine, 0
         self._rng = random.Random(5)
@@ -221,6 +224,11 @@ class Simulation:
             self._step(tally, False)
         return tally
 
+    def ms_per_token(self, first: int, last: int) -> float:
+        """Mean of the sequences ``first`` to ``last`` since the start."""
+        tokens = sum(position - 1 for position in self._positions[first : last + 1])
+        return (last + 1 - first) * self._elapsed_ms / tokens
+
     def _begin(self, i: int) -> None:
         self._left[i] = 10**9 if self._lengths is None else self._rng.randint(*self._lengths)
         self._first[i] = self._lengths is not None
@@ -232,12 +240,14 @@ class Simulation:
         self._steps += 1
         reading, arithmetic, drafting = self._machine(self._steps)
         names = tuple(drafter.name for drafter in world.drafters)
+        prices = controller.estimates.prices([0] * n)
         sequences = [
-            SequenceInputs(self.histories[i], self._positions[i] - 1, NODES, 512, names, forced, 0.0, self._first[i],
+            SequenceInputs(self.histories[i], self._positions[i] - 1, NODES, 512, names, forced,
+                           self._due(prices.plain_ms) if i == 0 else 0.0, self._first[i],
                            {name: (tokens, tokens) for name, tokens in self._pending[i].items()})
             for i in range(n)
         ]  # fmt: skip
-        step = StepInputs(controller.estimates.prices([0] * n), sequences)
+        step = StepInputs(prices, sequences)
         plan = controller.decide(step)
         while plan.requests:
             for request in plan.requests:
@@ -257,9 +267,16 @@ class Simulation:
         controller.observe(step, plan, Outcome(tokens, rows, 0.0, world.timed(true_ms), draft_ms))
         tally.tokens += sum(map(len, tokens))
         tally.ms += true_ms + draft_ms
+        self._elapsed_ms += true_ms + draft_ms
         tally.verified += rows - n
         for i, new in enumerate(tokens):
             self._commit(i, len(new))
+
+    def _due(self, step_ms: float) -> float:
+        """Tokens that a step of ``step_ms`` must yield for the first sequence to meet its objective."""
+        if not self._target_ms:
+            return 0.0
+        return max(0.0, (self._elapsed_ms + step_ms) / self._target_ms - (self._positions[0] - 1))
 
     def _commit(self, i: int, tokens: int) -> None:
         self._positions[i] += tokens
@@ -277,10 +294,11 @@ class Simulation:
         drafter = next(drafter for drafter in self.world.drafters if drafter.name == request.drafter)
         trees: list[TokenTree | None] = [None] * len(request.decisions)
         growing = []
-        for i, decision in enumerate(request.decisions):
-            if decision in request.floors:
+        for i, (decision, floor) in enumerate(zip(request.decisions, request.floors, strict=True)):
+            if floor is not None:
                 tree = trees[i] = TokenTree(self._positions[i] - 1)
-                growing.append(Growth(self._task(request, step.sequences[i], decision), i, self._positions[i], tree))
+                task = self._task(request, step.sequences[i], decision, floor)
+                growing.append(Growth(task, i, self._positions[i], tree))
         ms, reads = 0.0, sum(request.prefill.values())
         for i, piece in request.prefill.items():
             self._pending[i][request.drafter] -= piece
@@ -297,15 +315,13 @@ class Simulation:
         return DraftWork(trees, levels, self.world.timed(ms * drafting) if ms else 0.0, request.decisions, reads,
                          request.pending)  # fmt: skip
 
-    def _task(self, request: DraftRequest, one: SequenceInputs, decision: str) -> DraftTask:
+    def _task(self, request: DraftRequest, one: SequenceInputs, decision: str, floor: float) -> DraftTask:
         sequence = self._borrowed.sequence
         odds = self.controller.odds(request.drafter, one)
         if one.forced:
             return DraftTask(sequence, one.nodes, DEPTH, 3, request.drafter, odds)
         depth = PROBE_DEPTH if decision == "probe" else DEPTH
-        return DraftTask(
-            sequence, one.nodes, depth, 3, request.drafter, odds, request.floors[decision], request.expansion
-        )
+        return DraftTask(sequence, one.nodes, depth, 3, request.drafter, odds, floor, request.expansion)
 
 
 def fixed_rate(world: World, drafter: Skilled, depth: int, width: int, steps: int) -> float:

@@ -281,3 +281,16 @@ def test_in_a_batch_of_eight_only_the_sequences_that_gain_are_drafted_for() -> N
     simulation.run(100)
     even = Mixed([look, model], TARGETS["flatter"], 8)
     assert simulation.run(200).rate > 1.3 * plain(even)
+
+
+@pytest.mark.parametrize(("fixed_ms", "chance"), [(0.0, 0.75), (0.0, 0.9), (40.0, 0.75)])
+def test_bug_a_sequence_behind_its_objective_catches_up_where_rows_are_expensive(
+    fixed_ms: float, chance: float
+) -> None:
+    """Eight sequences, where a row takes 1/8 or 1/12 of a step. The objective is 0.65 of plain decoding."""
+    made = World([Skilled("look", (chance,), (chance,))], lambda rows: fixed_ms + 10.0 * rows, 8)
+    plain_ms = made.verify_ms(8)
+    simulation = Simulation(made, target_ms=0.65 * plain_ms)
+    simulation.run(300)
+    assert simulation.ms_per_token(0, 0) <= 0.66 * plain_ms
+    assert simulation.ms_per_token(1, 7) <= 1.17 * plain_ms
