@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+from draft.protocol import DraftTask
 from specdec.models.catalogue import CATALOGUE
 from tools.markdown import REPOSITORY
 
@@ -26,6 +27,24 @@ def test_the_tests_listed_for_a_client_exist() -> None:
     for file, name in shown:
         assert f"def {name or 'test_'}" in (REPOSITORY / file).read_text(encoding="utf-8"), f"{file}::{name}"
     assert all("test" in row for row in text.splitlines() if re.match(r"\| (?!package|client|---)", row))
+
+
+def test_the_names_in_the_guides_to_additions_exist() -> None:
+    foreign = {"qkv_proj", "gate_up_proj"}  # tensors of families that are not supported
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py", ":!tests/test_docs.py"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    words = {
+        word for file in listed.stdout.split() for word in re.findall(r"\w+", (REPOSITORY / file).read_text("utf-8"))
+    }
+    for page in ("adding-a-drafter.md", "adding-a-model-family.md"):
+        text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
+        shown = re.findall(r"`([A-Za-z_][\w.]*)(?:\([\w, ]*\))?`", text)
+        assert len(shown) > 40
+        for name in shown:
+            assert set(name.split(".")) <= words | foreign, f"{page}: {name}"
+        for name in re.findall(r"\btask\.(\w+)", text):
+            assert hasattr(DraftTask, name), f"{page}: task.{name}"
 
 
 def test_clients_are_listed_with_their_locked_versions() -> None:
