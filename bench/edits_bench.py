@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from bench.engine_bench import BenchError, Say
 from bench.local_server import LocalServer
 from bench.machine import host_facts
 from bench.peers.engines import MAKERS, find_model
-from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Answer, Arm, Peer, PeerError, PeerPrompt, PeersPlan
+from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Arm, PeerError, PeerPrompt, PeersPlan
 from bench.peers.peer_process import HttpPeer
 from bench.peers.peers_report import PeersRun
 from bench.peers.peers_session import PeersBench
@@ -32,6 +31,7 @@ from specdec.client.messages import stats_of
 from specdec.config import Config, EngineConfig, ServerConfig
 from specdec.core.types import SpeculationMode, SpeculationParams
 from specdec.load.figures import rounded, spread
+from specdec.load.request import LoadRequest, Record
 from specdec.models.progress import Progress
 from specdec.models.resolve import load_tokenizer
 from specdec.models.tokenizer import Tokenizer
@@ -50,26 +50,6 @@ class EditsPlan:
     roads: tuple[str, ...] = EDIT_ROADS
 
 
-class ReadAhead:
-    """An engine that reads each prompt before the question counts, as in a running session.
-
-    ``read_ms``: time of that reading, by prompt.
-    """
-
-    def __init__(self, peer: Peer) -> None:
-        self.peer, self.arm, self.needs_bytes = peer, peer.arm, peer.needs_bytes
-        self.start, self.end, self.facts = peer.start, peer.end, peer.facts
-        self.pause, self.resume = peer.pause, peer.resume
-        self.read_ms: dict[str, float] = {}
-
-    async def ask(self, prompt: PeerPrompt) -> Answer:
-        """As `Peer.ask`."""
-        if prompt.counted:
-            reading = await self.peer.ask(dataclasses.replace(prompt, max_tokens=1, counted=False))
-            self.read_ms[prompt.name] = reading.e2e_ms
-        return await self.peer.ask(prompt)
-
-
 class CompletionsPeer(HttpPeer):
     """Plain completions of a server that runs already. The off arm leaves no texts to draft from, so both share their
     prefix cache."""
@@ -77,7 +57,7 @@ class CompletionsPeer(HttpPeer):
     def __init__(self, server: LocalServer, mode: str) -> None:
         arm = Arm(mode, OURS, "as served", OURS_OFF)
         extra = {"cache_salt": COMPLETIONS, "speculation": {"mode": _MODES[mode]}}
-        super().__init__(arm, (), Path(), version="", fields=lambda _: extra)
+        super().__init__(arm, (), Path(), version="", extra=extra)
         self._base = f"http://127.0.0.1:{server.http_port}"
 
     async def start(self) -> None:
@@ -97,31 +77,29 @@ class PredictEditPeer(CompletionsPeer):
         super().__init__(server, mode)
         self._client, self._edits = client, {edit.name: edit for edit in edits}
 
-    async def ask(self, prompt: PeerPrompt) -> Answer:
-        """As `Peer.ask`."""
-        place, began, first_s = self._edits[prompt.name].place, time.perf_counter(), 0.0
+    async def ask(self, ask: LoadRequest) -> Record:
+        """As `HttpPeer.ask`."""
+        place, record = self._edits[ask.name].place, Record(ask.name, time.perf_counter())
         edits: list[TextEdit] = []
         try:
-            async with aclosing(self._client.completion.predict_edit(self._message(prompt))) as messages:
+            async with aclosing(self._client.completion.predict_edit(self._message(ask))) as messages:
                 async for message in messages:
                     if message.HasField("edit"):
-                        first_s = first_s or time.perf_counter() - began
+                        record.chunk(time.perf_counter())
                         edits.append(TextEdit(message.edit.start, message.edit.end, message.edit.text))
         except CallError as error:
             raise PeerError(str(error)) from None
-        took_s, ended = time.perf_counter() - began, message.finished
-        tokens = ended.usage.output_tokens
-        steps = stats_of(ended.metrics).num_steps
-        text = apply_edits(place.text, edits)
-        return Answer(
-            tokens, (first_s or took_s) * 1e3, took_s * 1e3, text, tokens_per_step=tokens / steps if steps else None
-        )
+        record.end_s, ended = time.perf_counter(), message.finished
+        record.output_tokens, stats = ended.usage.output_tokens, stats_of(ended.metrics)
+        record.steps(stats.num_steps, stats.num_spec_steps, stats.acceptance_histogram)
+        record.text = apply_edits(place.text, edits)
+        return record
 
-    def _message(self, prompt: PeerPrompt) -> pb.PredictEditRequest:
-        place = self._edits[prompt.name].place
+    def _message(self, ask: LoadRequest) -> pb.PredictEditRequest:
+        place = self._edits[ask.name].place
         message = pb.PredictEditRequest(path=place.path, text=place.text, cursor=place.cursor)
         message.recent.extend(pb.RecentEdit(path=e.path, before=e.before, after=e.after) for e in place.recent)
-        message.stopping.max_tokens, message.cache.salt = prompt.max_tokens, PREDICT_EDIT
+        message.stopping.max_tokens, message.cache.salt = ask.max_tokens, PREDICT_EDIT
         fill_params(message.speculation, SpeculationParams(_MODES[self.arm.name]))
         return message
 
@@ -149,7 +127,7 @@ class EditsBench:
             # Before the first road: the figures of minutes would be lost if it is not installed.
             llama = _llama(engine, info.threads, progress) if LLAMA in self._plan.roads else []
             for road in self._plan.roads:
-                peers: Seq[Peer] = llama
+                peers: Seq[HttpPeer] = llama
                 if road != LLAMA:
                     predicts = road == PREDICT_EDIT
                     peers = [
@@ -165,43 +143,45 @@ class EditsBench:
             "over_llama": _over(found, (PREDICT_EDIT, OURS_AUTO), (LLAMA, LLAMA_ARM)),
         }  # fmt: skip
 
-    async def road(self, peers: Seq[Peer], forms: Seq[str]) -> dict[str, Any]:
+    async def road(self, peers: Seq[HttpPeer], forms: Seq[str]) -> dict[str, Any]:
         """Figures of each of ``peers``, which get the prompts in ``forms`` in turn; raises as `run`."""
         prompts = [self._prompt(edit, form) for edit, form in zip(self._edits, cycle(forms), strict=False)]
-        prompts[0] = dataclasses.replace(prompts[0], counted=False)
-        reading, run = [ReadAhead(peer) for peer in peers], PeersRun(arms=[peer.arm for peer in peers])
-        await PeersBench(reading, self._say).run(prompts, run)
+        prompts[0] = prompts[0]._replace(counted=False)
+        run = PeersRun(arms=[peer.arm for peer in peers])
+        await PeersBench(peers, self._say, reads_ahead=True).run(prompts, run)
         problems = [*(f"{arm}: {reason}" for arm, reason in run.missing.items()), *run.faults()]
         if problems:
             raise BenchError("; ".join(problems))
-        return {peer.arm.name: self._figures(peer, prompts[1:], run) for peer in reading}
+        return {peer.arm.name: self._figures(peer, run) for peer in peers}
 
     def _prompt(self, edit: NextEdit, form: str) -> PeerPrompt:
         request = self._prompts.request(edit, form)
         stopping = request.stopping
         assert stopping.max_tokens is not None  # it follows from the window's length
         ids = request.prompt_ids + self._prompts.head(edit, form)
-        return PeerPrompt(form, edit.name, ids, stopping.max_tokens, stopping.stop, stopping.stop_token_ids)
+        ask = LoadRequest(edit.name, stopping.max_tokens, ids=ids, stop=stopping.stop, stop_ids=stopping.stop_token_ids)
+        return PeerPrompt(form, ask)
 
-    def _figures(self, peer: ReadAhead, prompts: Seq[PeerPrompt], run: PeersRun) -> dict[str, Any]:
+    def _figures(self, peer: HttpPeer, run: PeersRun) -> dict[str, Any]:
         """Of one arm. First edits and right lines only of PredictEdit, which returns edits."""
-        places = {edit.name: edit.place for edit in self._edits}
-        answers = {prompt.name: run.answers[peer.arm.name, prompt.name] for prompt in prompts}
-        off = {prompt.name: run.answers.get((OURS_OFF, prompt.name)) for prompt in prompts}
-        predicts = isinstance(peer.peer, PredictEditPeer)
+        arm, places = peer.arm.name, {edit.name: edit.place for edit in self._edits[1:]}
+        answers = {name: run.answers[arm, name] for name in places}
+        off = {name: run.answers.get((OURS_OFF, name)) for name in places}
+        predicts = isinstance(peer, PredictEditPeer)
         texts = {name: answer.text for name, answer in answers.items() if predicts}
         edited = [answers[name] for name, text in texts.items() if text != places[name].text]
-        steps = sum(answer.tokens / answer.tokens_per_step for answer in answers.values() if answer.tokens_per_step)
+        tokens = sum(answer.output_tokens for answer in answers.values())
+        steps = sum(a.output_tokens / a.tokens_per_step for a in answers.values() if a.tokens_per_step)
         return {
             "first_edit_ms": spread([answer.ttft_ms for answer in edited]),
             "whole_ms": spread([answer.e2e_ms for answer in answers.values()]),
-            "read_ms": spread(list(peer.read_ms.values())),
-            "tokens": sum(answer.tokens for answer in answers.values()),
-            "tokens_per_step": rounded(sum(a.tokens for a in answers.values()) / steps) if steps else None,
+            "read_ms": spread([run.readings[arm, name].e2e_ms for name in places]),
+            "tokens": tokens,
+            "tokens_per_step": rounded(tokens / steps) if steps else None,
             "lines_right": self._lines_right(texts) if predicts else None,
             "edits_right": sum(texts[e.name] == e.after for e in self._edits[1:]) if predicts else None,
             "same_as_off": sum(plain is not None and plain.text == answers[name].text for name, plain in off.items()),
-            "by_edit": {name: {"ms": rounded(a.e2e_ms), "tokens": a.tokens} for name, a in answers.items()},
+            "by_edit": {name: {"ms": rounded(a.e2e_ms), "tokens": a.output_tokens} for name, a in answers.items()},
         }
 
     def _lines_right(self, texts: Mapping[str, str]) -> float:

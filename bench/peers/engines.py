@@ -12,14 +12,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gguf import LlamaFileType
 
 import specdec
 from bench.peers.install import Environment
-from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Arm, PeerError, PeerPrompt, PeersPlan
-from bench.peers.peer_process import HttpPeer, no_fields
+from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Arm, PeerError, PeersPlan
+from bench.peers.peer_process import HttpPeer
 from specdec.child_python import module_command, module_environment
 from specdec.models.gguf import GGUFFile
 from specdec.models.hf import weight_files
@@ -122,23 +121,16 @@ def _specdec(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> lis
     base += ["--host", "127.0.0.1", "--grpc-port", "0", "--http-port", "{port}"]
     env = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     settings = {
-        OURS_OFF: (["--no-speculation"], no_fields),
-        OURS_AUTO: (["--draft", draft.ref] if draft is not None else [], _prediction_and_session),
+        OURS_OFF: ["--no-speculation"],
+        OURS_AUTO: ["--draft", draft.ref] if draft is not None else [],
     }
     return [
         HttpPeer(
-            Arm(name, OURS, target.served, OURS_OFF), [*base, *words], _log(plan, name), fields=fields, env=env,
-            needs_bytes=target.n_weights + _OUR_BYTES, version=f"specdec {specdec.__version__}",
+            Arm(name, OURS, target.served, OURS_OFF), [*base, *words], _log(plan, name), hints=name == OURS_AUTO,
+            env=env, needs_bytes=target.n_weights + _OUR_BYTES, version=f"specdec {specdec.__version__}",
         )
-        for name, (words, fields) in settings.items()
+        for name, words in settings.items()
     ]  # fmt: skip
-
-
-def _prediction_and_session(prompt: PeerPrompt) -> dict[str, Any]:
-    fields: dict[str, Any] = {"session": prompt.session} if prompt.session else {}
-    if prompt.prediction:
-        fields["prediction"] = {"type": "content", "content": prompt.prediction}
-    return fields
 
 
 _CONTEXT = 4096  # tokens

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
-from bench.peers.peer import Answer, Arm, PeerError, PeerPrompt
+from bench.peers.peer import Arm, PeerError
 from bench.serve.endpoints import EndpointError, OpenAIEndpoint, StatusError
 from specdec.load.request import LoadRequest, Record, RefusedError
 
@@ -145,31 +146,28 @@ def _holds_memory(process: psutil.Process) -> bool:
         return False
 
 
-Fields = Callable[[PeerPrompt], dict[str, Any]]
 _READY_POLL_S = 0.2
 
 
-def no_fields(prompt: PeerPrompt) -> dict[str, Any]:
-    """No fields beyond those that every engine receives."""
-    return {}
-
-
 class HttpPeer:
-    """A `Peer` that is a server with OpenAI's API.
+    """The process of one arm: a server with OpenAI's API.
 
-    words: the command; "{port}" stands for the port. env: added to our environment. fields: further fields of a
-    request's body. model: the server's name of the model. start_s, answer_s: time limits of loading and of one answer.
-    version: for the report.
+    Every method but `end` and `facts` raises PeerError if the process is gone.
+
+    words: the command; "{port}" stands for the port. env: added to our environment. extra: further fields of every
+    request's body. hints: the engine gets predictions and sessions. model: the server's name of the model. needs_bytes:
+    memory that it will allocate, approximately. start_s, answer_s: time limits of loading and of one answer. version:
+    for the report.
     """
 
     def __init__(
         self, arm: Arm, words: Seq[str], log: Path, *, version: str, env: Mapping[str, str] | None = None,
-        fields: Fields = no_fields, model: str = "", needs_bytes: int = 0, start_s: float = 300.0,
-        answer_s: float = 180.0,
+        extra: Mapping[str, Any] | None = None, hints: bool = False, model: str = "", needs_bytes: int = 0,
+        start_s: float = 300.0, answer_s: float = 180.0,
     ) -> None:  # fmt: skip
         self.arm, self.needs_bytes = arm, needs_bytes
         self._words, self._env, self._version = tuple(words), dict(env or {}), version
-        self._log, self._fields, self._model, self._base = log, fields, model, ""
+        self._log, self._extra, self._hints, self._model, self._base = log, dict(extra or {}), hints, model, ""
         self._start_s, self._answer_s = start_s, answer_s
         self._process: PeerProcess | None = None
 
@@ -179,7 +177,7 @@ class HttpPeer:
         return self._process
 
     async def start(self) -> None:
-        """As `Peer.start`."""
+        """Start the process and wait until it accepts prompts; on an error nothing of it is left running."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -197,50 +195,50 @@ class HttpPeer:
             await self.end()
             raise
 
-    async def ask(self, prompt: PeerPrompt) -> Answer:
-        """As `Peer.ask`."""
-        clock = asyncio.get_running_loop().time
-        fixed = prompt.fixed
-        ask = LoadRequest(
-            prompt.name, prompt.max_tokens, ids=prompt.ids, stop=() if fixed else prompt.stop, fixed=fixed
-        )
-        extra = self._fields(prompt)
-        if prompt.stop_ids and not fixed:
-            extra = {"stop_token_ids": list(prompt.stop_ids)} | extra
+    async def ask(self, ask: LoadRequest) -> Record:
+        """The answer to one prompt; its outcome is "refused" if the engine refuses the prompt."""
+        extra = self._extra
+        if not self._hints:
+            ask = dataclasses.replace(ask, prediction="")
+        elif ask.session:
+            extra = extra | {"session": ask.session}
         # A new connection for every answer: the server may close one that was idle during a pause.
         endpoint = OpenAIEndpoint(f"{self._base}/v1", model=self._model, extra=extra)
+        record = Record(ask.name, asyncio.get_running_loop().time())
         try:
             async with asyncio.timeout(self._answer_s):
-                record = Record(prompt.name, clock())
                 await endpoint.send(ask, record)
-                record.end_s = record.last_s  # closing the connection is not decoding time
         except TimeoutError:
             raise PeerError(f"no answer within {self._answer_s:g} s") from None
         except (StatusError, RefusedError) as error:
-            return Answer(error=str(error))
+            record.outcome, record.error = "refused", str(error)
+            return record
         except EndpointError as error:
             process = self._process  # none if the server is not ours to start
             ended = "" if process is None or process.running else f": {process.log_tail()}"
             raise PeerError(f"{error}{ended}") from None
         finally:
             await endpoint.close()
-        return answer_of(record)
+        if not record.prompt_tokens:
+            raise PeerError("the stream ended without its usage")
+        record.end_s = record.last_s  # closing the connection is not decoding time
+        return record
 
     def pause(self) -> None:
-        """As `Peer.pause`."""
+        """Stop the processes, so that they take no time from other engines."""
         self._started.pause()
 
     def resume(self) -> None:
-        """As `Peer.resume`."""
+        """Continue the stopped processes."""
         self._started.resume()
 
     async def end(self) -> None:
-        """As `Peer.end`."""
+        """End all processes, in any state. May be called more than once."""
         if self._process is not None:
             await self._process.end()
 
     def facts(self) -> dict[str, Any]:
-        """As `Peer.facts`."""
+        """Version and command for the report, as JSON types."""
         env = [f"{name}={value}" for name, value in self._env.items() if name != "PATH"]
         return {"version": self._version, "command": [*env, *self._words]}
 
@@ -255,16 +253,3 @@ class HttpPeer:
                 except httpx.HTTPError:
                     pass  # it does not listen yet
                 await asyncio.sleep(_READY_POLL_S)
-
-
-def answer_of(record: Record) -> Answer:
-    """The answer in the record of a finished stream.
-
-    Raises:
-        PeerError: the stream ended without its token counts.
-    """
-    if not record.prompt_tokens:
-        raise PeerError("the stream ended without its usage")
-    return Answer(
-        record.output_tokens, record.ttft_ms, record.e2e_ms, record.text, tokens_per_step=record.tokens_per_step
-    )

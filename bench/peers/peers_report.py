@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Answer, Arm, PeerPrompt
+from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Arm, PeerPrompt
 from specdec.load.figures import in_cell, rounded
+from specdec.load.request import Record
+
+FEWEST = 4  # tokens after the first; in shorter answers the text held back for stop strings dominates the time
 
 
 @dataclass(slots=True)
@@ -20,22 +23,23 @@ class PeersRun:
 
     arms: list[Arm] = field(default_factory=list)  # in the order of the tables
     prompts: list[PeerPrompt] = field(default_factory=list)
-    answers: dict[tuple[str, str], Answer] = field(default_factory=dict)  # by names of arm and prompt
+    answers: dict[tuple[str, str], Record] = field(default_factory=dict)  # by names of arm and prompt
+    readings: dict[tuple[str, str], Record] = field(default_factory=dict)  # likewise, where prompts are read ahead
     missing: dict[str, str] = field(default_factory=dict)  # engine or arm that failed -> reason
     left_out: list[str] = field(default_factory=list)  # omitted workloads, with the reason
-    about: dict[str, dict[str, Any]] = field(default_factory=dict)  # by arm, as `Peer.facts`
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)  # by arm, as `HttpPeer.facts`
     machine: dict[str, Any] = field(default_factory=dict)  # hardware, models, settings
     seconds: float = 0.0
 
-    def note(self, arm: Arm, prompt: PeerPrompt, answer: Answer) -> None:
+    def note(self, arm: Arm, prompt: PeerPrompt, answer: Record) -> None:
         """Record an answer."""
-        self.answers[arm.name, prompt.name] = answer
+        self.answers[arm.name, prompt.ask.name] = answer
 
-    def answers_of(self, arm: Arm, workload: str) -> dict[str, Answer]:
+    def answers_of(self, arm: Arm, workload: str) -> dict[str, Record]:
         """An arm's answers to the counted prompts of a workload, by prompt name, without failed ones."""
-        names = [prompt.name for prompt in self.prompts if prompt.workload == workload and prompt.counted]
+        names = [prompt.ask.name for prompt in self.prompts if prompt.workload == workload and prompt.counted]
         found = {name: self.answers.get((arm.name, name)) for name in names}
-        return {name: answer for name, answer in found.items() if answer is not None and not answer.error}
+        return {name: answer for name, answer in found.items() if answer is not None and answer.ok}
 
     @property
     def workloads(self) -> list[str]:
@@ -44,7 +48,7 @@ class PeersRun:
 
     def faults(self) -> list[str]:
         """Prompts that an arm refused, with the reason."""
-        return [f"{arm} on {name}: {answer.error}" for (arm, name), answer in self.answers.items() if answer.error]
+        return [f"{arm} on {name}: {answer.error}" for (arm, name), answer in self.answers.items() if not answer.ok]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +73,13 @@ class ArmSummary:
 
 
 def summarise(
-    answers: Mapping[str, Answer], asked: int, *, auto: Mapping[str, Answer], off: Mapping[str, Answer],
-    plain: Mapping[str, Answer] | None,
+    answers: Mapping[str, Record], asked: int, *, auto: Mapping[str, Record], off: Mapping[str, Record],
+    plain: Mapping[str, Record] | None,
 ) -> ArmSummary:  # fmt: skip
     """Figures of ``answers`` by prompt name, out of ``asked`` prompts. auto, off: the answers of our arms. plain: those
     of the same engine without drafts; None for that arm itself."""
-    times = [tpot for answer in answers.values() if (tpot := answer.tpot_ms) is not None]
-    tokens = sum(answer.tokens for answer in answers.values())
+    times = [tpot for answer in answers.values() if (tpot := time_per_token(answer)) is not None]
+    tokens = sum(answer.output_tokens for answer in answers.values())
     same = None
     if plain is not None:
         same = sum(name in plain and plain[name].text == answer.text for name, answer in answers.items())
@@ -88,14 +92,22 @@ def summarise(
     )  # fmt: skip
 
 
-def per_token(answers: Mapping[str, Answer]) -> float | None:
+def time_per_token(answer: Record) -> float | None:
+    """Milliseconds per token after the first; None for fewer than `FEWEST` of them."""
+    return answer.tpot_ms if answer.ok and answer.output_tokens > FEWEST else None
+
+
+def per_token(answers: Mapping[str, Record]) -> float | None:
     """Time after the first tokens over the number of tokens after the first, in ms."""
-    timed = [answer for answer in answers.values() if answer.tpot_ms is not None]
-    return sum(a.decode_ms for a in timed) / sum(a.decoded for a in timed) if timed else None
+    timed = [answer for answer in answers.values() if time_per_token(answer) is not None]
+    return sum(a.e2e_ms - a.ttft_ms for a in timed) / sum(a.output_tokens - 1 for a in timed) if timed else None
 
 
-def _over(answers: Mapping[str, Answer], ours: Mapping[str, Answer]) -> float | None:
-    both = [name for name in answers if name in ours and None not in (answers[name].tpot_ms, ours[name].tpot_ms)]
+def _over(answers: Mapping[str, Record], ours: Mapping[str, Record]) -> float | None:
+    both = [
+        name for name in answers
+        if name in ours and None not in (time_per_token(answers[name]), time_per_token(ours[name]))
+    ]  # fmt: skip
     theirs, base = per_token({n: answers[n] for n in both}), per_token({n: ours[n] for n in both})
     return theirs / base if theirs is not None and base else None
 
@@ -141,9 +153,10 @@ class PeersReport:
                 for workload in run.workloads
             },
             "prompts": [
-                {"workload": prompt.workload, "name": prompt.name, "tokens": len(prompt.ids), "counted": prompt.counted,
-                 "answers": {arm.name: run.answers[key].as_dict() for arm in run.arms
-                             if (key := (arm.name, prompt.name)) in run.answers}}
+                {"workload": prompt.workload, "name": prompt.ask.name, "tokens": len(prompt.ask.ids),
+                 "counted": prompt.counted,
+                 "answers": {arm.name: _answer_figures(run.answers[key]) for arm in run.arms
+                             if (key := (arm.name, prompt.ask.name)) in run.answers}}
                 for prompt in run.prompts
             ],
             "seconds": round(run.seconds, 1),
@@ -157,7 +170,7 @@ class PeersReport:
         run = self._run
         for workload in run.workloads:
             counted = [prompt for prompt in run.prompts if prompt.workload == workload and prompt.counted]
-            length = sum(len(prompt.ids) for prompt in counted) / max(1, len(counted))
+            length = sum(len(prompt.ask.ids) for prompt in counted) / max(1, len(counted))
             yield f"**{workload}**, {len(counted)} prompts of {length:.0f} tokens on average"
             yield ""
             yield f"| {' | '.join(_HEAD)} |"
@@ -171,7 +184,7 @@ class PeersReport:
                 yield ""
         yield from self._notes()
 
-    def _answers(self, name: str, workload: str) -> dict[str, Answer]:
+    def _answers(self, name: str, workload: str) -> dict[str, Record]:
         arm = self._by_name.get(name)
         return {} if arm is None else self._run.answers_of(arm, workload)
 
@@ -213,6 +226,15 @@ class PeersReport:
                 processes.setdefault(facts, []).append(arm.name)
         yield from (f"- {', '.join(names)}: {facts}" for facts, names in processes.items())
         yield f"- seconds: {run.seconds:.0f}"
+
+
+def _answer_figures(answer: Record) -> dict[str, Any]:
+    if not answer.ok:
+        return {"error": answer.error}
+    return {
+        "tokens": answer.output_tokens, "ttft_ms": round(answer.ttft_ms, 3), "e2e_ms": round(answer.e2e_ms, 3),
+        "tpot_ms": rounded(time_per_token(answer)), "text": answer.text,
+    }  # fmt: skip
 
 
 def _short(text: str) -> str:

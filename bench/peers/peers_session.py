@@ -14,12 +14,15 @@ import psutil
 from bench.engine_bench import BenchError
 from bench.machine import BandwidthProbe, host_facts
 from bench.peers.engines import MAKERS, PeerModel, find_model
-from bench.peers.peer import Answer, Peer, PeerError, PeerPrompt, PeersPlan
-from bench.peers.peers_report import PeersRun
+from bench.peers.peer import PeerError, PeerPrompt, PeersPlan
+from bench.peers.peer_process import HttpPeer
+from bench.peers.peers_report import PeersRun, time_per_token
 from bench.workloads.make import make_workload
 from bench.workloads.workload import BenchPrompt, WorkloadUnavailableError
 from specdec.control_groups import available_bytes
 from specdec.errors import KernelError
+from specdec.load.figures import in_cell
+from specdec.load.request import LoadRequest, Record
 from specdec.models.progress import Progress
 from specdec.models.resolve import load_tokenizer
 from specdec.models.tokenizer import Tokenizer
@@ -50,24 +53,36 @@ def peer_prompts(
 
 def _peer_prompt(tokenizer: Tokenizer, workload: str, prompt: BenchPrompt) -> PeerPrompt:
     assert prompt.stopping.max_tokens is not None  # `make_workload` was given one
-    made = PeerPrompt(
-        workload, prompt.name, prompt.prompt_ids, prompt.stopping.max_tokens, prompt.stopping.stop,
-        prompt.stopping.stop_token_ids, tokenizer.decode(prompt.prediction_ids), prompt.session,
-        fixed=workload not in NATURAL, counted=prompt.counted,
+    stopping, limit = prompt.stopping, prompt.stopping.max_tokens
+    if not (prompt.counted or prompt.session):
+        limit = min(WARM_TOKENS, limit)
+    ask = LoadRequest(
+        prompt.name, limit, ids=prompt.prompt_ids, stop=stopping.stop, stop_ids=stopping.stop_token_ids,
+        prediction=tokenizer.decode(prompt.prediction_ids), session=prompt.session,
     )  # fmt: skip
-    if made.counted or made.session:
-        return made
-    return dataclasses.replace(made, max_tokens=min(WARM_TOKENS, made.max_tokens))
+    return PeerPrompt(workload, ask if workload in NATURAL else ask.of_fixed_length(), prompt.counted)
 
 
 Say = Callable[[str], None]
 
 
 class PeersBench:
-    """Queries ``peers`` in turns. All stay in memory; those that do not answer are stopped. say: receives progress."""
+    """Queries ``peers`` in turns. All stay in memory; those that do not answer are stopped.
 
-    def __init__(self, peers: Seq[Peer], say: Say, free_bytes: Callable[[], int] = available_bytes) -> None:
+    say: receives progress. reads_ahead: each engine reads a counted prompt before the question, as in a running
+    session.
+    """
+
+    def __init__(
+        self,
+        peers: Seq[HttpPeer],
+        say: Say,
+        free_bytes: Callable[[], int] = available_bytes,
+        *,
+        reads_ahead: bool = False,
+    ) -> None:
         self._peers, self._say, self._free_bytes = list(peers), say, free_bytes
+        self._reads_ahead = reads_ahead
 
     async def run(self, prompts: Seq[PeerPrompt], run: PeersRun) -> None:
         """Put every answer into ``run``. An engine that fails is noted there, and the others continue. All processes
@@ -83,7 +98,7 @@ class PeersBench:
                 for peer in self._peers[:: -1 if number % 2 else 1]:
                     await self._attempt(peer, run, self._ask(peer, prompt, run))
 
-    async def _start(self, peer: Peer, run: PeersRun) -> None:
+    async def _start(self, peer: HttpPeer, run: PeersRun) -> None:
         """Start an engine, let it answer one prompt to warm up, and pause it."""
         free = self._free_bytes()
         if peer.needs_bytes > free:
@@ -91,22 +106,24 @@ class PeersBench:
         await peer.start()
         self._say(f"started {peer.arm.name}")
         run.about[peer.arm.name] = peer.facts()
-        first = run.prompts[0]
-        limit = min(WARM_TOKENS, first.max_tokens)
-        await peer.ask(dataclasses.replace(first, max_tokens=limit, session="", counted=False))
+        first = run.prompts[0].ask
+        await peer.ask(dataclasses.replace(first, max_tokens=min(WARM_TOKENS, first.max_tokens), session=""))
         peer.pause()
 
-    async def _ask(self, peer: Peer, prompt: PeerPrompt, run: PeersRun) -> None:
+    async def _ask(self, peer: HttpPeer, prompt: PeerPrompt, run: PeersRun) -> None:
         peer.resume()
+        ask = prompt.ask
         try:
-            answer = await peer.ask(prompt)
+            if self._reads_ahead and prompt.counted:
+                run.readings[peer.arm.name, ask.name] = await peer.ask(dataclasses.replace(ask, max_tokens=1))
+            answer = await peer.ask(ask)
         except PeerError as error:
-            raise PeerError(f"{prompt.name}: {error}") from None
+            raise PeerError(f"{ask.name}: {error}") from None
         run.note(peer.arm, prompt, answer)
-        self._say(f"{prompt.name} {peer.arm.name}: {_figure(answer)}")
+        self._say(f"{ask.name} {peer.arm.name}: {_figure(answer)}")
         peer.pause()
 
-    async def _attempt(self, peer: Peer, run: PeersRun, work: Any) -> None:
+    async def _attempt(self, peer: HttpPeer, run: PeersRun, work: Any) -> None:
         """Await ``work``; if the engine fails, end it and continue without it."""
         try:
             await work
@@ -117,11 +134,11 @@ class PeersBench:
             await peer.end()
 
 
-def _figure(answer: Answer) -> str:
-    if answer.error:
+def _figure(answer: Record) -> str:
+    if not answer.ok:
         return answer.error
-    tpot = "-" if answer.tpot_ms is None else f"{answer.tpot_ms:.1f}"
-    return f"{answer.tokens} tokens, {answer.ttft_ms:.0f} ms to the first, then {tpot} ms each"
+    each = in_cell(time_per_token(answer), 1)
+    return f"{answer.output_tokens} tokens, {answer.ttft_ms:.0f} ms to the first, then {each} ms each"
 
 
 async def run_peers(plan: PeersPlan, say: Say, progress: Progress) -> PeersRun:
@@ -140,7 +157,7 @@ async def run_peers(plan: PeersPlan, say: Say, progress: Progress) -> PeersRun:
     if not prompts:
         raise BenchError("no prompts: " + "; ".join(run.left_out))
     run.machine = _machine(plan, target, draft)
-    peers: list[Peer] = []
+    peers: list[HttpPeer] = []
     for engine in plan.engines:
         try:
             peers += MAKERS[engine](plan, target, draft)

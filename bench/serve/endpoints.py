@@ -130,7 +130,9 @@ class GrpcEndpoint:
     def _events(self, ask: LoadRequest) -> AsyncGenerator[RequestEvent, None]:
         options: GenerateOptions = {
             **self._asked, "sampling": dataclasses.replace(ask.sampling or self._sampling, seed=ask.seed),
-            "stopping": StoppingParams(max_tokens=ask.max_tokens, stop=ask.stop, ignore_eos=ask.fixed),
+            "stopping": StoppingParams(
+                max_tokens=ask.max_tokens, stop=ask.stop, stop_token_ids=ask.stop_ids, ignore_eos=ask.fixed
+            ),
             "prediction": ask.prediction, "session": ask.session, "cache_salt": ask.salt,
         }  # fmt: skip
         if ask.model:
@@ -266,6 +268,8 @@ class OpenAIEndpoint:
             body["prompt"] = list(ask.ids) if ask.ids else ask.text
         if ask.stop:
             body["stop"] = list(ask.stop)
+        if ask.stop_ids:
+            body["stop_token_ids"] = list(ask.stop_ids)  # accepted by specdec and vLLM
         if ask.fixed:
             body["ignore_eos"] = True  # accepted by specdec, vLLM, SGLang and llama.cpp
         if ask.prediction:

@@ -16,11 +16,12 @@ from specdec.errors import ConfigError, SpecdecError
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """Exactly one of ``text``, ``ids`` (the target's tokens), ``chat`` and ``gap`` is given. ``prediction``: text the
-    answer is expected to be like, ``session``: the editor or conversation, "" for none. ``salt``: servers that
-    support it share caches and draft texts only between equal ones. ``fixed``: the answer has ``max_tokens`` tokens,
-    wherever the model would end it. ``sampling`` None: at the endpoint's temperature; ``seed`` None: the server's.
-    ``model``: one of several that the server has; empty: the endpoint's.
+    """Exactly one of ``text``, ``ids`` (the target's tokens), ``chat`` and ``gap`` is given. ``stop``, ``stop_ids``:
+    texts and tokens that end the answer. ``prediction``: text the answer is expected to be like, ``session``: the
+    editor or conversation, "" for none. ``salt``: servers that support it share caches and draft texts only between
+    equal ones. ``fixed``: the answer has ``max_tokens`` tokens, wherever the model would end it. ``sampling`` None: at
+    the endpoint's temperature; ``seed`` None: the server's. ``model``: one of several that the server has; empty: the
+    endpoint's.
     """
 
     name: str
@@ -29,6 +30,7 @@ class LoadRequest:
     chat: tuple[ChatTurn, ...] = ()
     gap: Fim | None = None
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
     prediction: str = ""
     session: str = ""
     salt: str = ""
@@ -40,7 +42,7 @@ class LoadRequest:
 
     def of_fixed_length(self) -> LoadRequest:
         """The same, and every answer as long as the other."""
-        return dataclasses.replace(self, stop=(), fixed=True)
+        return dataclasses.replace(self, stop=(), stop_ids=(), fixed=True)
 
 
 class TimedRequest(NamedTuple):

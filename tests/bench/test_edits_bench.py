@@ -13,14 +13,15 @@ from bench import edits_bench
 from bench.edits_bench import CompletionsPeer, EditsBench, EditsPlan, PredictEditPeer, over_off
 from bench.engine_bench import BenchError
 from bench.local_server import LocalServer
-from bench.peers.peer import OURS_AUTO, OURS_OFF, Answer, PeerPrompt
+from bench.peers.peer import OURS_AUTO, OURS_OFF
 from bench.workloads import EDIT_ROADS
 from bench.workloads.next_edit import EditPrompts, NextEdit
 from server.completion.next_edit import EditPlace
 from server.serving import Serving
 from specdec.client.client import Client
 from specdec.config import EngineConfig
-from tests.bench.peers.peers import Actor
+from specdec.load.request import LoadRequest, Record
+from tests.bench.peers.peers import Actor, answer
 from tests.fake_engine import BOOK, BOOKS
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.harness import make_config, quick_policy
@@ -39,12 +40,12 @@ class TimedActor(Actor):
         super().__init__(name, calls)
         self._ms = ms
 
-    async def ask(self, prompt: PeerPrompt) -> Answer:
-        if prompt.max_tokens == 1:
-            self._calls.append(f"{self._name} reads {prompt.name}")
-            return Answer(1, 7.0, 7.0)
-        await super().ask(prompt)
-        return Answer(8, 5.0, self._ms, prompt.workload, tokens_per_step=4.0)
+    async def ask(self, ask: LoadRequest) -> Record:
+        if ask.max_tokens == 1:
+            self._calls.append(f"{self._name} reads {ask.name}")
+            return answer(1, 7.0, 7.0)
+        await super().ask(ask)
+        return answer(8, 5.0, self._ms, "same", tokens_per_step=4.0)
 
 
 def bench(plan: EditsPlan, edits: list[NextEdit]) -> EditsBench:
@@ -58,7 +59,7 @@ async def test_every_prompt_is_read_before_it_counts_and_forms_take_turns() -> N
     figures = await bench(EditsPlan(), edits).road(peers, ("sweep", "zeta"))
     asked = [call for call in calls if call.startswith(OURS_AUTO)]
     reads = [f"{OURS_AUTO}{what}{name}" for name in "abc" for what in (" reads ", " ")]
-    assert asked == [f"{OURS_AUTO} warm (warm)", f"{OURS_AUTO} warm (warm)", *reads]
+    assert asked == [f"{OURS_AUTO} warm", f"{OURS_AUTO} warm", *reads]
     auto = figures[OURS_AUTO]
     assert (auto["tokens"], auto["tokens_per_step"], auto["same_as_off"]) == (24, 4.0, 3)
     assert (auto["whole_ms"]["p50"], auto["whole_ms"]["n"], auto["read_ms"]["p90"]) == (25.0, 3, 7.0)

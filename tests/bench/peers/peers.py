@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.peers.peer import Answer, Arm, PeerError, PeerPrompt
-from bench.peers.peer_process import Fields, HttpPeer, no_fields
+from bench.peers.peer import Arm, PeerError, PeerPrompt
+from bench.peers.peer_process import HttpPeer
+from specdec.load.request import LoadRequest, Record
 
 FAKE = Path(__file__).with_name("fake_server.py")
 
@@ -18,16 +19,25 @@ def arm(name: str, engine: str = "other", plain: str | None = None) -> Arm:
 
 
 def prompts(number: int, workload: str = "chat", **more: Any) -> list[PeerPrompt]:
-    return [PeerPrompt(workload, f"{workload}/{i}", (1, 2, i), 4, counted=i > 0, **more) for i in range(number)]
+    return [
+        PeerPrompt(workload, LoadRequest(f"{workload}/{i}", 4, ids=(1, 2, i), **more), i > 0) for i in range(number)
+    ]
+
+
+def answer(tokens: int, ttft_ms: float, e2e_ms: float, text: str = "", **more: Any) -> Record:
+    """An answer that was asked for at time 0."""
+    return Record(
+        "x", 0.0, end_s=e2e_ms / 1e3, chunk_s=[ttft_ms / 1e3], prompt_tokens=1, output_tokens=tokens, text=text, **more
+    )
 
 
 def server(
-    name: str, folder: Path, *words: str, fields: Fields = no_fields, start_s: float = 60.0, answer_s: float = 60.0
+    name: str, folder: Path, *words: str, hints: bool = False, start_s: float = 60.0, answer_s: float = 60.0
 ) -> HttpPeer:
     """A fake server that logs its requests for `asks_in`."""
     command = [sys.executable, "-I", str(FAKE), "--port", "{port}", "--name", name, "--log", str(folder / "asks.jsonl")]
     return HttpPeer(
-        arm(name), [*command, *words], folder / f"{name}.log", fields=fields, start_s=start_s, answer_s=answer_s,
+        arm(name), [*command, *words], folder / f"{name}.log", hints=hints, start_s=start_s, answer_s=answer_s,
         version="fake 1",
     )  # fmt: skip
 
@@ -38,11 +48,12 @@ def asks_in(folder: Path) -> list[dict[str, Any]]:
 
 
 class Actor:
-    """A peer that only records the calls in ``calls``. ``breaks``: the method that fails."""
+    """A peer that only records the calls in ``calls``. ``breaks``: the method that fails, "ask" from the second call
+    on."""
 
     def __init__(self, name: str, calls: list[str], *, breaks: str = "", needs_bytes: int = 0) -> None:
         self.arm, self.needs_bytes = arm(name), needs_bytes
-        self._name, self._calls, self.breaks = name, calls, breaks
+        self._name, self._calls, self.breaks, self._asked = name, calls, breaks, 0
 
     def _call(self, what: str) -> None:
         self._calls.append(f"{what} {self._name}")
@@ -52,11 +63,12 @@ class Actor:
     async def start(self) -> None:
         self._call("start")
 
-    async def ask(self, prompt: PeerPrompt) -> Answer:
-        if self.breaks == "ask" and prompt.counted:
+    async def ask(self, ask: LoadRequest) -> Record:
+        self._asked += 1
+        if self.breaks == "ask" and self._asked > 1:
             raise PeerError("can not ask")
-        self._calls.append(f"{self._name} {prompt.name}{'' if prompt.counted else ' (warm)'}")
-        return Answer(prompt.max_tokens, 10.0, 40.0, f"text of {prompt.name}")
+        self._calls.append(f"{self._name} {ask.name}")
+        return answer(ask.max_tokens, 10.0, 40.0, f"text of {ask.name}")
 
     def pause(self) -> None:
         self._call("pause")

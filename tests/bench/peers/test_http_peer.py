@@ -13,12 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.peers.peer import PeerError, PeerPrompt
-from bench.peers.peer_process import HttpPeer, answer_of
-from specdec.load.request import Record
+from bench.peers.peer import PeerError
+from bench.peers.peer_process import HttpPeer
+from bench.serve.endpoints import OpenAIEndpoint
+from specdec.load.request import LoadRequest, Record
 from tests.bench.peers.peers import asks_in, server
 
-PROMPT = PeerPrompt("chat", "chat/1", (5, 6, 7), 4, stop=("\n\n",), stop_ids=(9,), prediction="old")
+PROMPT = LoadRequest("chat/1", 4, ids=(5, 6, 7), stop=("\n\n",), stop_ids=(9,), prediction="old", session="s")
 
 
 def living(folder: Path) -> list[int]:
@@ -39,31 +40,42 @@ async def started(peer: HttpPeer) -> HttpPeer:
 
 
 async def test_it_is_asked_for_ids_and_its_answer_is_read(tmp_path: Path) -> None:
-    peer = await started(server("a", tmp_path, fields=lambda prompt: {"prediction": prompt.prediction}))
+    peer = await started(server("a", tmp_path))
     try:
         answer = await peer.ask(PROMPT)
     finally:
         await peer.end()
-    assert (answer.tokens, answer.text, answer.error) == (4, "word " * 4, "")
+    assert (answer.output_tokens, answer.text, answer.ok) == (4, "word " * 4, True)
     assert 0 < answer.ttft_ms <= answer.e2e_ms
     (ask,) = asks_in(tmp_path)
     assert ask["prompt"] == [5, 6, 7]
-    assert (ask["max_tokens"], ask["temperature"], ask["prediction"]) == (4, 0, "old")
+    assert (ask["max_tokens"], ask["temperature"]) == (4, 0)
     assert (ask["stop"], ask["stop_token_ids"]) == (["\n\n"], [9])
     assert "ignore_eos" not in ask
     assert living(tmp_path) == []
 
 
+async def test_only_an_engine_that_takes_hints_gets_the_prediction_and_the_session(tmp_path: Path) -> None:
+    for name, hints in (("a", True), ("b", False)):
+        peer = await started(server(name, tmp_path, hints=hints))
+        try:
+            await peer.ask(PROMPT)
+        finally:
+            await peer.end()
+    with_hints, without = asks_in(tmp_path)
+    assert (with_hints["prediction"], with_hints["session"]) == ({"type": "content", "content": "old"}, "s")
+    assert not {"prediction", "session"} & set(without)
+
+
 async def test_an_answer_of_fixed_length_has_no_stops(tmp_path: Path) -> None:
     peer = await started(server("a", tmp_path))
     try:
-        await peer.ask(PeerPrompt("chat", "x", (1,), 2, stop=("a",), stop_ids=(9,), fixed=True))
+        await peer.ask(PROMPT.of_fixed_length())
     finally:
         await peer.end()
     (ask,) = asks_in(tmp_path)
     assert ask["ignore_eos"] is True
-    assert "stop" not in ask
-    assert "stop_token_ids" not in ask
+    assert not {"stop", "stop_token_ids"} & set(ask)
 
 
 async def test_a_stopped_one_does_nothing_until_it_is_continued(tmp_path: Path) -> None:
@@ -78,25 +90,20 @@ async def test_a_stopped_one_does_nothing_until_it_is_continued(tmp_path: Path) 
         done, _ = await asyncio.wait({waiting}, timeout=0.2)
         assert not done
         peer.resume()
-        assert (await waiting).tokens == 4
+        assert (await waiting).output_tokens == 4
         peer.pause()
     finally:
         await peer.end()  # a stopped one too
     assert living(tmp_path) == []
 
 
-def test_times_are_those_of_the_first_text_and_of_the_end() -> None:
-    record = Record("x", 10.0, 10.0, end_s=14.0, chunk_s=[12.0, 13.0], prompt_tokens=1, output_tokens=5, text="ab")
-    found = answer_of(record)
-    assert (found.ttft_ms, found.e2e_ms, found.tokens, found.text) == (2000.0, 4000.0, 5, "ab")
-    assert found.tpot_ms == 500.0
-    silent = answer_of(Record("x", 1.0, 1.0, end_s=3.0, prompt_tokens=1))
-    assert (silent.ttft_ms, silent.e2e_ms) == (2000.0, 2000.0)
+async def test_a_stream_that_was_cut_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(self: OpenAIEndpoint, ask: LoadRequest, record: Record) -> None:
+        record.text = "a"
 
-
-def test_a_stream_that_was_cut_is_no_answer() -> None:
+    monkeypatch.setattr(OpenAIEndpoint, "send", send)
     with pytest.raises(PeerError, match="usage"):
-        answer_of(Record("x", 1.0, 1.0, end_s=3.0, chunk_s=[2.0], text="a"))
+        await server("a", tmp_path).ask(PROMPT)
 
 
 async def test_a_refused_prompt_is_that_prompt_s_matter(tmp_path: Path) -> None:

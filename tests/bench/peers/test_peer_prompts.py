@@ -27,10 +27,10 @@ def test_each_workload_has_its_prompts_behind_one_that_warms_up(tokenizer: Token
     assert [(p.workload, p.counted) for p in found] == [
         (name, counted) for name in ("humaneval", "edit", "chat") for counted in (False, True, True)
     ]
-    assert [p.max_tokens for p in found] == [WARM_TOKENS, 50, 50] * 3
-    assert all(p.fixed for p in found)
-    assert len({p.ids for p in found}) == len(found)
-    assert [bool(p.prediction) for p in found] == [p.workload == "edit" for p in found]
+    assert [p.ask.max_tokens for p in found] == [WARM_TOKENS, 50, 50] * 3
+    assert all(p.ask.fixed for p in found)
+    assert len({p.ask.ids for p in found}) == len(found)
+    assert [bool(p.ask.prediction) for p in found] == [p.workload == "edit" for p in found]
     (note,) = notes
     assert note.startswith("fim: ")
 
@@ -44,7 +44,9 @@ def test_a_session_is_warmed_in_full_and_its_answers_end_by_themselves(
     made = [BenchPrompt(f"fim/{i}", (i,), ends, session="abcdef"[i // 4], counted=c) for i, c in enumerate(counted)]
     monkeypatch.setattr(module, "make_workload", lambda *given: Workload("fim", tuple((prompt,) for prompt in made)))
     found = peer_prompts(tokenizer, ("fim",), 2, 50, lambda line: None)
-    assert [(p.name, p.counted, p.max_tokens) for p in found] == [
+    assert [(p.ask.name, p.counted, p.ask.max_tokens) for p in found] == [
         ("fim/0", False, 50), ("fim/1", True, 50), ("fim/2", True, 50),
     ]  # fmt: skip
-    assert [(p.fixed, p.stop, p.stop_ids, p.session) for p in found] == [(False, ("\n\n",), (7,), "a")] * 3
+    assert [(p.ask.fixed, p.ask.stop, p.ask.stop_ids, p.ask.session) for p in found] == [
+        (False, ("\n\n",), (7,), "a")
+    ] * 3

@@ -19,7 +19,7 @@ async def acted(peers: list[Actor], asked: list[PeerPrompt], *, free: int = 10**
 async def test_one_engine_runs_at_a_time_and_turns_go_to_and_fro() -> None:
     calls: list[str] = []
     run = await acted([Actor("a", calls), Actor("b", calls)], prompts(3))
-    warm = "chat/0 (warm)"
+    warm = "chat/0"
     assert calls[:6] == ["start a", f"a {warm}", "pause a", "start b", f"b {warm}", "pause b"]
     asked = [
         *(f"{name} {warm}" for name in "ab"),
@@ -44,7 +44,7 @@ async def test_the_failure_of_one_harms_no_other(breaks: str, place: int) -> Non
     run = await acted(list(peers), asked)
     broken = peers[place].arm.name
     for name in set("abc") - {broken}:
-        assert {p for a, p in run.answers if a == name} == {prompt.name for prompt in asked}
+        assert {p for a, p in run.answers if a == name} == {prompt.ask.name for prompt in asked}
         assert name not in run.missing
     assert run.missing[broken].endswith(f"can not {breaks}")
     ended_at = calls.index(f"end {broken}")
@@ -71,10 +71,10 @@ async def test_all_are_ended_when_the_run_is_interrupted() -> None:
     calls: list[str] = []
 
     class Stopped(Actor):
-        async def ask(self, prompt):  # type: ignore[no-untyped-def]
-            if prompt.counted:
+        async def ask(self, ask):  # type: ignore[no-untyped-def]
+            if ask.name == "chat/1":
                 raise RuntimeError("stop")
-            return await super().ask(prompt)
+            return await super().ask(ask)
 
     with pytest.raises(RuntimeError, match="stop"):
         await acted([Actor("a", calls), Stopped("b", calls), Actor("c", calls)], prompts(2))

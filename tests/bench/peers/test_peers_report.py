@@ -9,29 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.peers.peer import Answer, Arm, PeerPrompt
-from bench.peers.peers_report import PeersReport, PeersRun, per_token, summarise
+from bench.peers.peer import Arm, PeerPrompt
+from bench.peers.peers_report import PeersReport, PeersRun, per_token, summarise, time_per_token
+from specdec.load.request import LoadRequest, Record
+from tests.bench.peers.peers import answer
 
 OFF, AUTO = Arm("specdec off", "specdec", "int8", "specdec off"), Arm("specdec auto", "specdec", "int8", "specdec off")
 FAST, DRAFT = Arm("fast", "llama.cpp", "Q4_K_M", "fast"), Arm("fast n-gram", "llama.cpp", "Q4_K_M", "fast")
 SLOW, GONE = Arm("slow", "vllm", "bf16", "slow"), Arm("gone", "vllm", "bf16", "slow")
 
 
-def answer(tokens: int, tpot: float, ttft: float = 100.0, text: str = "a") -> Answer:
-    return Answer(tokens, ttft, ttft + tpot * (tokens - 1), text)
+def steady(tokens: int, tpot: float, ttft: float = 100.0, text: str = "a") -> Record:
+    return answer(tokens, ttft, ttft + tpot * (tokens - 1), text)
 
 
 def a_run() -> PeersRun:
     run = PeersRun(arms=[OFF, AUTO, FAST, DRAFT, SLOW, GONE], missing={"gone": "not installed"})
-    run.prompts = [PeerPrompt("chat", f"chat/{i}", (1,) * 10, 8, counted=i > 0) for i in range(4)]
+    run.prompts = [PeerPrompt("chat", LoadRequest(f"chat/{i}", 8, ids=(1,) * 10), i > 0) for i in range(4)]
     warm, *counted = run.prompts
     for arm, tpots in ((OFF, (60, 60, 60)), (AUTO, (30, 20, 40)), (FAST, (30, 30, 30)), (SLOW, (120, 100, 110))):
-        run.note(arm, warm, answer(5, 9000))  # a figure that would show if it were counted
+        run.note(arm, warm, steady(5, 9000))  # a figure that would show if it were counted
         for prompt, tpot in zip(counted, tpots, strict=True):
-            run.note(arm, prompt, answer(11, tpot, 50.0 if arm is FAST else 100.0, text=f"{arm.engine} {prompt.name}"))
-    run.note(DRAFT, counted[0], answer(21, 10, 50.0, text="llama.cpp chat/1"))
-    run.note(DRAFT, counted[1], Answer(4, 40.0, 50.0, text="other"))  # too short for a time per token
-    run.note(DRAFT, counted[2], Answer(error="HTTP 400: too long"))
+            run.note(arm, prompt, steady(11, tpot, 50.0 if arm is FAST else 100.0, f"{arm.engine} {prompt.ask.name}"))
+    run.note(DRAFT, counted[0], steady(21, 10, 50.0, "llama.cpp chat/1"))
+    run.note(DRAFT, counted[1], answer(4, 40.0, 50.0, "other"))  # too short for a time per token
+    run.note(DRAFT, counted[2], Record("chat/3", 0.0, outcome="refused", error="HTTP 400: too long"))
     return run
 
 
@@ -80,29 +82,37 @@ def test_the_tables_and_the_json_hold_all_of_it() -> None:
 
 
 def test_a_run_in_which_nobody_answered_has_tables_too() -> None:
-    run = PeersRun(arms=[OFF], prompts=[PeerPrompt("chat", "chat/1", (1,), 8)], missing={"specdec off": "dead"})
+    run = PeersRun(
+        arms=[OFF], prompts=[PeerPrompt("chat", LoadRequest("chat/1", 8, ids=(1,)))], missing={"specdec off": "dead"}
+    )
     report = PeersReport(run)
     assert "- without specdec off: dead" in report.markdown()
 
 
+def test_only_answers_of_five_tokens_have_a_time_per_token() -> None:
+    refused = steady(5, 10.0)
+    refused.outcome = "refused"
+    assert [time_per_token(found) for found in (steady(5, 10.0), steady(4, 10.0), refused)] == [10.0, None, None]
+
+
 ANSWERS = st.dictionaries(
     st.sampled_from("abcdef"),
-    st.builds(Answer, st.integers(0, 50), st.floats(1, 1e4), st.floats(1e4, 1e5)),
+    st.builds(answer, st.integers(0, 50), st.floats(1, 9e3), st.floats(1e4, 1e5)),
     max_size=6,
 )
 
 
 @given(ANSWERS, ANSWERS, st.floats(0.25, 4))
-def test_figures_hold_together(theirs: dict[str, Answer], ours: dict[str, Answer], scale: float) -> None:
+def test_figures_hold_together(theirs: dict[str, Record], ours: dict[str, Record], scale: float) -> None:
     found = summarise(theirs, 6, auto=ours, off=theirs, plain=theirs)
     assert found.same_text == len(theirs)
     assert found.over_off == (None if per_token(theirs) is None else 1.0)
-    times = [a.tpot_ms for a in theirs.values() if a.tpot_ms is not None]
+    times = [ms for a in theirs.values() if (ms := time_per_token(a)) is not None]
     assert found.timed == len(times)
     if times:
         assert found.total_ms is not None
         assert min(times) * 0.999 <= found.total_ms <= max(times) * 1.001
-    slower = {name: Answer(a.tokens, a.ttft_ms * scale, a.e2e_ms * scale, a.text) for name, a in ours.items()}
+    slower = {name: answer(a.output_tokens, a.ttft_ms * scale, a.e2e_ms * scale, a.text) for name, a in ours.items()}
     ratio = summarise(slower, 6, auto=ours, off={}, plain=None)
     assert ratio.over_off is None
     assert ratio.over_auto is None or ratio.over_auto == pytest.approx(scale)

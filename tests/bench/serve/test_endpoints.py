@@ -101,6 +101,16 @@ async def test_bug_an_answer_that_broke_off_is_not_resumed(sent: list[Any]) -> N
     assert len(script.asked) == 1
 
 
+async def test_texts_and_tokens_that_end_the_answer_are_sent() -> None:
+    script = Script(REST)
+    async with talking(script) as client:
+        endpoint = GrpcEndpoint(client._connection.address, Credentials())
+        await endpoint.send(LoadRequest("t", 6, text="a", stop=("b",), stop_ids=(7,)), Record("t", 0.0))
+        await endpoint.close()
+    (asked,) = script.asked
+    assert (list(asked.stopping.stop), list(asked.stopping.stop_token_ids)) == (["b"], [7])
+
+
 async def test_a_server_with_an_authority_of_its_own(tmp_path: Path) -> None:
     files = Certificates(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.ca)
