@@ -1,4 +1,4 @@
-"""Routing policies: which replica a simulated request goes to."""
+"""Which replica a simulated request goes to: Envoy's choice in a fleet."""
 
 from __future__ import annotations
 
@@ -7,33 +7,10 @@ import random
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from hashlib import blake2b
-from typing import Protocol
 
 from cluster.config import BALANCE_PERCENT, RING_PLACES
 
-ROUND_ROBIN, LEAST_REQUESTS, RING_HASH = "round-robin", "least-requests", "ring-hash"
-POLICIES = (ROUND_ROBIN, LEAST_REQUESTS, RING_HASH)
-
 CHOICES = 2  # replicas that Envoy's LEAST_REQUEST compares
-
-
-class Router(Protocol):
-    """Chooses a replica by session and load."""
-
-    def choose(self, key: str, active: Seq[int]) -> int:
-        """Returns a replica. key: of the session; empty: none. active: running requests of each replica."""
-
-
-class RoundRobin:
-    """Each replica in turn."""
-
-    def __init__(self) -> None:
-        self._next = -1
-
-    def choose(self, key: str, active: Seq[int]) -> int:
-        """Returns the next replica."""
-        self._next = (self._next + 1) % len(active)
-        return self._next
 
 
 class LeastRequests:
@@ -42,7 +19,7 @@ class LeastRequests:
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
 
-    def choose(self, key: str, active: Seq[int]) -> int:
+    def choose(self, active: Seq[int]) -> int:
         """Returns the less busy of `CHOICES` replicas."""
         count = len(active)
         if count <= CHOICES:
@@ -64,9 +41,12 @@ class BoundedRing:
         self._others = LeastRequests(seed)
 
     def choose(self, key: str, active: Seq[int]) -> int:
-        """Returns the first replica in the session's order with room, or the least busy one."""
+        """Returns the first replica in the session's order with room, or the least busy one.
+
+        key: of the session; empty: none. active: running requests of each replica.
+        """
         if not key:
-            return self._others.choose(key, active)
+            return self._others.choose(active)
         point, count = _hash(key), len(active)
         home = self._owners[bisect_left(self._points, point) % len(self._points)]
         total = ((sum(active) + 1) * BALANCE_PERCENT + 99) // 100
@@ -79,14 +59,3 @@ class BoundedRing:
 
 def _hash(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
-
-
-def make_router(policy: str, replicas: int, seed: int) -> Router:
-    """Returns a router for one of `POLICIES`; raises ValueError for another name."""
-    if policy == ROUND_ROBIN:
-        return RoundRobin()
-    if policy == LEAST_REQUESTS:
-        return LeastRequests(seed)
-    if policy == RING_HASH:
-        return BoundedRing(replicas, seed)
-    raise ValueError(f"unknown policy {policy}; there are {', '.join(POLICIES)}")

@@ -15,7 +15,7 @@ from cluster.plan.arrivals import PlannedRequest
 from cluster.plan.drafts import DraftLaw
 from cluster.plan.profile import Profile
 from cluster.plan.replica import Outcome, Replica
-from cluster.plan.routing import RING_HASH, make_router
+from cluster.plan.routing import BoundedRing
 from server.errors import DeadlinePassedError
 from specdec.core.types import Delta, Started
 from specdec.errors import RequestError
@@ -29,7 +29,6 @@ class FleetPlan:
 
     profile: Profile
     replicas: int
-    policy: str = RING_HASH
     seed: int = 0  # of all random numbers
 
 
@@ -64,7 +63,7 @@ class FleetRun:
         """JSON-able figures, of the same names as `bench serve` has them."""
         answered, seconds = self.answered, max(self.ended_s, 1e-9)
         return {
-            "replicas": self.plan.replicas, "policy": self.plan.policy, "duration_s": round(self.ended_s, 3),
+            "replicas": self.plan.replicas, "duration_s": round(self.ended_s, 3),
             "requests": {"sent": len(self.records)} | dict(Counter(record.outcome for record in self.records)),
             "errors": dict(Counter(record.error for record in self.records if not record.ok).most_common(5)),
             "latency": {
@@ -96,7 +95,7 @@ class Fleet:
         profile = plan.profile
         law = DraftLaw(profile.drafted) if profile.drafted else None
         self._hopeless = hopeless
-        self._router = make_router(plan.policy, plan.replicas, plan.seed)
+        self._router = BoundedRing(plan.replicas, plan.seed)
         self._replicas = [Replica(profile, law, plan.seed * 1_000_003 + number) for number in range(plan.replicas)]
         self._active = [0] * plan.replicas
         self._lead_s = profile.overheads.request_ms / 1e3

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from cluster.plan.arrivals import PlannedRequest
 from cluster.plan.profile import Profile
-from cluster.plan.routing import POLICIES
 from cluster.plan.simulate import FleetPlan, FleetRun, simulate
 from specdec.control.estimates.costs import CostTable
 from specdec.errors import ConfigError
@@ -145,7 +144,7 @@ def _step_ms(profile: Profile, costs: CostTable, sequences: int, context: float,
 class PlanReport:
     """The figures of a plan."""
 
-    runs: tuple[FleetRun, ...]  # by routing policy, that of the plan first
+    run: FleetRun
     ceiling: Ceiling
     goal: Goal | None
     enough: bool | None  # whether the replicas meet the goal; None: no goal
@@ -153,19 +152,10 @@ class PlanReport:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        run = self.runs[0]
-        profile = run.plan.profile
+        profile = self.run.plan.profile
         return {
             "target": profile.target, "machine": profile.machine, "tokens_per_step": round(profile.tokens_per_step, 3),
-            "goal": self._goal(), **run.as_dict(), "ceiling": self.ceiling.as_dict(),
-            "by_policy": {
-                other.plan.policy: {
-                    "prefix_hit_rate": round(other.prefix_hit_rate, 4),
-                    "ttft_ms": other.as_dict()["latency"]["ttft_ms"],
-                    "max_over_mean_requests": round(other.imbalance, 3),
-                }
-                for other in self.runs
-            },
+            "goal": self._goal(), **self.run.as_dict(), "ceiling": self.ceiling.as_dict(),
             "wall_s": round(self.wall_s, 2),
         }  # fmt: skip
 
@@ -173,7 +163,7 @@ class PlanReport:
         if self.goal is None:
             return None
         limits = [str(limit) for limit in self.goal.objectives]
-        kept = round(self.goal.share_in(self.runs[0]), 4)
+        kept = round(self.goal.share_in(self.run), 4)
         return {"objectives": limits, "share": self.goal.share, "kept_by": kept, "enough": bool(self.enough)}
 
     def tables(self) -> Iterator[Table]:
@@ -185,14 +175,6 @@ class PlanReport:
             cells = (f"{found[c]:.1f}" if found["n"] else "-" for c in ("mean", *(f"p{q}" for q in QUANTILES), "max"))
             latency.add_row(name.removesuffix("_ms"), str(found["n"]), *cells)
         yield latency
-        policies = Table("routing", "prefix hits", "TTFT p50, ms", "TTFT p99, ms", "max over mean requests")
-        for name, found in figures["by_policy"].items():
-            times = found["ttft_ms"]
-            quantiles = (f"{times[q]:.1f}" if times["n"] else "-" for q in ("p50", "p99"))
-            policies.add_row(
-                name, f"{found['prefix_hit_rate']:.1%}", *quantiles, f"{found['max_over_mean_requests']:.2f}"
-            )
-        yield policies
 
     def _answer(self, figures: dict[str, Any]) -> Table:
         table, most, goal = Table("figure", "value"), self.ceiling, figures["goal"]
@@ -205,6 +187,8 @@ class PlanReport:
         table.add_row("requests/s, output tokens/s", "{requests_per_s:.2f}, {output_tokens_per_s:.1f}".format(
             **figures["throughput"]
         ))  # fmt: skip
+        table.add_row("prefix hits", f"{figures['prefix_hit_rate']:.1%}")
+        table.add_row("requests of the busiest replica over the mean", f"{figures['max_over_mean_requests']:.2f}")
         table.add_row("tokens per step", f"{figures['tokens_per_step']:.2f}")
         table.add_row("sequences that fit a replica", f"{most.sequences} (its KV cache alone: {most.kv_sequences})")
         table.add_row("at most, output tokens/s a replica", (
@@ -214,23 +198,8 @@ class PlanReport:
         return table
 
 
-def by_policies(first: FleetRun, requests: Sequence[PlannedRequest]) -> tuple[FleetRun, ...]:
-    """``first``, and runs of the same fleet with every other policy."""
-    plan: FleetPlan = first.plan
-    others = [policy for policy in POLICIES if policy != plan.policy]
-    return (first, *(simulate(replace(plan, policy=policy), requests) for policy in others))
-
-
-def make_report(
-    run: FleetRun,
-    requests: Sequence[PlannedRequest],
-    goal: Goal | None,
-    wall_s: float,
-    *,
-    compare: bool,
-) -> PlanReport:
-    """Reports ``run``. compare: simulates the other policies too, if there are several replicas."""
-    runs = by_policies(run, requests) if compare and run.plan.replicas > 1 else (run,)
+def make_report(run: FleetRun, requests: Sequence[PlannedRequest], goal: Goal | None, wall_s: float) -> PlanReport:
+    """Reports ``run``."""
     enough = None if goal is None else goal.share_in(run) >= goal.share
     most = ceiling(run.plan.profile, requests, run.prefix_hit_rate)
-    return PlanReport(runs, most, goal, enough, wall_s)
+    return PlanReport(run, most, goal, enough, wall_s)

@@ -10,7 +10,6 @@ import click
 from click.core import ParameterSource
 
 from bench.serve import ARRIVALS
-from cluster.plan.routing import POLICIES, RING_HASH
 from specdec.cli.bench_output import json_option, print_json, progress_line
 from specdec.cli.options import ScreenGroup, check_folder, server_options
 from specdec.config import Config
@@ -31,7 +30,7 @@ _COUNT, _SOME = click.IntRange(min=0), click.IntRange(min=1)
 _SCREEN = {
     "Goal": ("--profile", "--objective", "--share", "--replicas"),
     "Load": ("--trace", "--rate", "--duration", "--prompt-tokens", "--output-tokens", "--sessions"),
-    "Fleet": ("--routing", "--compare", "--json"),
+    "Report": ("--json",),
 }
 
 
@@ -44,10 +43,6 @@ _SCREEN = {
 )  # fmt: skip
 @click.option("--replicas", type=_SOME, help="Number of replicas, instead of the fewest that meet the objectives.")
 @click.option("--most", type=_SOME, default=4096, show_default=True, help="Largest number of replicas to try.")
-@click.option("--routing", type=click.Choice(POLICIES), default=RING_HASH, show_default=True)
-@click.option(
-    "--compare/--no-compare", default=True, show_default=True, help="Also simulate the other routing policies."
-)
 @click.option("--trace", type=_FILE, help="Captured requests, from `specdec capture`.")
 @click.option(
     "--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of --trace: 2 replays it in half the time."
@@ -97,7 +92,7 @@ def _plan(values: dict[str, Any]) -> None:
     requests = _requests(values, profile)
     began = time.perf_counter()
     run = _run(values, profile, requests, goal)
-    report = make_report(run, requests, goal, time.perf_counter() - began, compare=values["compare"])
+    report = make_report(run, requests, goal, time.perf_counter() - began)
     if values["as_json"]:
         print_json(report.as_dict())
         return
@@ -112,7 +107,7 @@ def _run(values: dict[str, Any], profile: Profile, requests: list[PlannedRequest
     from cluster.plan.simulate import FleetPlan, simulate
     from cluster.plan.sizing import least_replicas
 
-    plan = FleetPlan(profile, values["replicas"] or 1, values["routing"], values["seed"])
+    plan = FleetPlan(profile, values["replicas"] or 1, values["seed"])
     if values["replicas"] is not None:
         return simulate(plan, requests)
     if goal is None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +19,6 @@ from bench.serve.schedule import endless_requests
 from cluster.plan.arrivals import PlannedRequest, read_requests
 from cluster.plan.export import fit_request_ms, fit_steps, limits_of, with_request_ms
 from cluster.plan.profile import Profile
-from cluster.plan.routing import ROUND_ROBIN
 from cluster.plan.simulate import FleetPlan, FleetRun, simulate
 from server.observe.capture import make_trace, read_entries
 from specdec.client.client import Client
@@ -50,15 +48,20 @@ class CheckPlan:
     seed: int = 0
 
 
-class InTurns:
-    """Sends to the endpoints in turn, as a round-robin router."""
+class LessBusy:
+    """Sends to the endpoint with the fewest running requests, as Envoy does for two replicas."""
 
     def __init__(self, endpoints: list[GrpcEndpoint]) -> None:
-        self._next = cycle(endpoints)
+        self._endpoints, self._active = endpoints, [0] * len(endpoints)
 
     async def send(self, ask: LoadRequest, record: Record) -> None:
-        """Send to the next endpoint."""
-        await next(self._next).send(ask, record)
+        """Send to the less busy endpoint."""
+        at = min(range(len(self._active)), key=self._active.__getitem__)
+        self._active[at] += 1
+        try:
+            await self._endpoints[at].send(ask, record)
+        finally:
+            self._active[at] -= 1
 
     async def close(self) -> None:
         """Do nothing: the creator of the endpoints closes them."""
@@ -94,7 +97,7 @@ async def check_plan(config: Config, plan: CheckPlan, folder: Path, note: Callab
         for endpoint in endpoints:
             stack.push_async_callback(endpoint.close)
         info = await _info(servers[0])
-        balanced = InTurns(endpoints)
+        balanced = LessBusy(endpoints)
         await LoadRun(balanced).in_turns(asks, 2, WARM_UP * plan.replicas, None)
         began_s = time.time()
         waited_ms, best = await _closed_loops(plan, balanced, asks, note)
@@ -108,7 +111,7 @@ async def check_plan(config: Config, plan: CheckPlan, folder: Path, note: Callab
         _cut(place)
     calibration = _captured(places, began_s, split_s)
     profile = _profile(config, plan, info, places, calibration, waited_ms)
-    run = simulate(FleetPlan(profile, plan.replicas, ROUND_ROBIN, plan.seed), _captured(places, split_s, time.time()))
+    run = simulate(FleetPlan(profile, plan.replicas, plan.seed), _captured(places, split_s, time.time()))
     return CheckReport(measured, run, profile, rate)
 
 
@@ -188,5 +191,5 @@ def _profile(
         target=info.target, limits=limits_of(config.engine, info, config.server), verify=fitted.verify,
         noise=fitted.noise, drafted=drafted, overheads=fitted.overheads,
     )  # fmt: skip
-    fleet = FleetPlan(profile, plan.replicas, ROUND_ROBIN, plan.seed)
+    fleet = FleetPlan(profile, plan.replicas, plan.seed)
     return with_request_ms(profile, fit_request_ms(fleet, calibration, waited_ms))

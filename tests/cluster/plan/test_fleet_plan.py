@@ -12,7 +12,7 @@ from cluster.config import ClusterConfig
 from cluster.envoy import EnvoyFiles, write_fleet
 from cluster.fleet import Fleet
 from cluster.plan.arrivals import PlannedRequest, Traffic, drawn_requests
-from cluster.plan.routing import LEAST_REQUESTS, POLICIES, RING_HASH, ROUND_ROBIN, BoundedRing, make_router
+from cluster.plan.routing import BoundedRing
 from cluster.plan.simulate import FleetPlan, simulate
 from cluster.plan.sizing import Goal, least_replicas
 from specdec.errors import ConfigError
@@ -29,9 +29,8 @@ def load(rate: float = 25.0, seed: int = 0, seconds: float = 8.0) -> list[Planne
     return drawn_requests(Arrivals(rate, seconds), traffic, seed)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_seed_determines_the_plan(policy: str) -> None:
-    plan = FleetPlan(NOISY, 3, policy, seed=1)
+def test_a_seed_determines_the_plan() -> None:
+    plan = FleetPlan(NOISY, 3, seed=1)
     first, again = (simulate(plan, load()).as_dict() for _ in range(2))
     other = simulate(dataclasses.replace(plan, seed=2), load()).as_dict()
     assert first == again
@@ -44,7 +43,7 @@ def test_more_replicas_are_never_worse() -> None:
     requests = drawn_requests(
         Arrivals(25.0, 8.0), Traffic(300, 20), 0
     )  # the shared prefix, which more replicas would lose
-    found = [simulate(FleetPlan(profile(), replicas, ROUND_ROBIN), requests).as_dict() for replicas in (1, 2, 4, 8)]
+    found = [simulate(FleetPlan(profile(), replicas), requests).as_dict() for replicas in (1, 2, 4, 8)]
     for metric in ("ttft_ms", "e2e_ms"):
         for quantile in ("p50", "p99"):
             values = [figures["latency"][metric][quantile] for figures in found]
@@ -87,11 +86,13 @@ def test_an_invalid_objective_is_named(objectives: tuple[Objective, ...], share:
 
 
 def test_a_returning_client_finds_its_prefix_on_the_same_replica() -> None:
-    hits = {policy: simulate(FleetPlan(profile(), 4, policy), load()).prefix_hit_rate for policy in POLICIES}
-    one = simulate(FleetPlan(profile(), 1), load(seconds=8.0)).prefix_hit_rate
-    assert hits[RING_HASH] > 0.9 * one
-    assert hits[ROUND_ROBIN] < hits[RING_HASH]
-    assert hits[LEAST_REQUESTS] < hits[RING_HASH]
+    named, unnamed = load(), [dataclasses.replace(one, session="") for one in load()]
+    one, routed, scattered = (
+        simulate(FleetPlan(profile(), replicas), requests).prefix_hit_rate
+        for replicas, requests in ((1, named), (4, named), (4, unnamed))
+    )
+    assert routed > 0.9 * one
+    assert scattered < routed
 
 
 def test_a_session_stays_on_one_replica_until_that_is_full() -> None:
@@ -126,12 +127,6 @@ def test_no_replica_exceeds_its_share_while_another_has_capacity() -> None:
 
 
 def test_requests_without_a_key_go_to_the_less_busy_of_two() -> None:
-    router = make_router(LEAST_REQUESTS, 8, seed=0)
+    router = BoundedRing(8, seed=0)
     assert {router.choose("", [9] * 7 + [0]) for _ in range(200)} > {7}
-    assert make_router(LEAST_REQUESTS, 2, seed=0).choose("", [3, 2]) == 1
     assert BoundedRing(2, seed=0).choose("", [3, 2]) == 1
-
-
-def test_an_unknown_policy_is_rejected() -> None:
-    with pytest.raises(ValueError, match="unknown policy"):
-        make_router("sticky", 2, 0)
