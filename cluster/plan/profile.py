@@ -98,12 +98,6 @@ class Profile(_Part):
         found = [tokens for step in self.drafted for _, tokens in step.sequences]
         return sum(found) / len(found) if found else 1.0
 
-    @property
-    def nodes_per_step(self) -> float:
-        """Mean draft nodes per sequence and step."""
-        found = [nodes for step in self.drafted for nodes, _ in step.sequences]
-        return sum(found) / len(found) if found else 0.0
-
     def engine_config(self) -> EngineConfig:
         """The engine's configuration."""
         limits = self.limits.model_dump(include=set(EngineConfig.model_fields))

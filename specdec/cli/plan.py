@@ -84,7 +84,7 @@ def plan_group(ctx: click.Context, **values: Any) -> None:
 
 def _plan(values: dict[str, Any]) -> None:
     from cluster.plan.profile import read_profile
-    from cluster.plan.sizing import make_report
+    from cluster.plan.sizing import PlanReport
 
     if values["profile"] is None:
         raise click.UsageError("give --profile; `specdec plan export --target MODEL --out FILE` makes one")
@@ -92,7 +92,7 @@ def _plan(values: dict[str, Any]) -> None:
     requests = _requests(values, profile)
     began = time.perf_counter()
     run = _run(values, profile, requests, goal)
-    report = make_report(run, requests, goal, time.perf_counter() - began)
+    report = PlanReport(run, goal, time.perf_counter() - began)
     if values["as_json"]:
         print_json(report.as_dict())
         return
