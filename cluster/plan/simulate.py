@@ -118,7 +118,7 @@ class Fleet:
         return run
 
     def _send(self, number: int, planned: PlannedRequest, now: float) -> None:
-        at = self._router.choose(planned.session or planned.salt, self._active)
+        at = self._router.choose(planned.session, self._active)
         record = Record(str(number), planned.at_s, planned.at_s, prompt_tokens=planned.prompt_tokens)
         run, replica = self._run, self._replicas[at]
         run.records.append(record)

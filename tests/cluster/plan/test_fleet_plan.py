@@ -95,6 +95,12 @@ def test_a_returning_client_finds_its_prefix_on_the_same_replica() -> None:
     assert scattered < routed
 
 
+def test_a_cache_salt_does_not_choose_the_replica() -> None:
+    """A server with keys gives every request of a tenant the same salt, which Envoy does not see."""
+    requests = [dataclasses.replace(one, session="", salt="tenant-7/") for one in load(rate=4.0)]
+    assert min(simulate(FleetPlan(profile(), 4), requests).by_replica) > 0
+
+
 def test_a_session_stays_on_one_replica_until_that_is_full() -> None:
     router, idle = BoundedRing(8, seed=0), [0] * 8
     home = router.choose("alice", idle)
