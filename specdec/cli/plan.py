@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,12 +75,28 @@ def plan_group(ctx: click.Context, **values: Any) -> None:
 
     Runs the server's scheduler, prefix cache and admission on a virtual clock, with measured times of forwards.
     """
+    given = {name for name in values if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE}
     if ctx.invoked_subcommand is None:
+        _refuse_ignored(given, values)
         _plan(values)
-        return
-    for name in ctx.params:
-        if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"give the options of `{ctx.invoked_subcommand}` after it")
+    elif given:
+        raise click.UsageError(f"give the options of `{ctx.invoked_subcommand}` after it")
+
+
+_DRAWN = ("prompt_tokens", "output_tokens", "shared_tokens", "sessions", "session_tokens", "same_length")
+
+
+def _refuse_ignored(given: Collection[str], values: dict[str, Any]) -> None:
+    """Raises click.UsageError if an option was ``given`` that has no effect beside the others."""
+    traced, timed = values["trace"] is not None, values["rate"] is not None
+    for names, useful, way_out in (
+        (_DRAWN, not traced, "describes random requests; leave out --trace"),
+        (("duration", "arrivals", "shape"), timed, "is for arrivals at a rate; give --rate"),
+        (("shape",), values["arrivals"] == "gamma", "is for --arrivals gamma"),
+        (("speed",), traced and not timed, "is for the own times of --trace; give it, without --rate"),
+    ):
+        if not useful and (found := [name for name in names if name in given]):
+            raise click.UsageError(f"--{found[0].replace('_', '-')} {way_out}")
 
 
 def _plan(values: dict[str, Any]) -> None:
