@@ -1,4 +1,4 @@
-"""Numbered append-only files of checksummed frames. Written frames survive a kill; torn frames are detected."""
+"""Numbered append-only files of checksummed frames, whose torn ends are detected, or of lines. Both survive a kill."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def frame(payload: bytes) -> bytes:
         ValueError: the payload exceeds `MAX_PAYLOAD` bytes.
     """
     if len(payload) > MAX_PAYLOAD:
-        raise ValueError(f"a record takes at most {MAX_PAYLOAD} bytes, this one {len(payload)}: leave the prompt out")
+        raise ValueError(f"a record takes at most {MAX_PAYLOAD} bytes, this one {len(payload)}")
     return _HEAD.pack(len(payload), _checksum(payload)) + payload
 
 
@@ -46,13 +46,13 @@ def _checksum(payload: bytes) -> int:
 
 
 @dataclass(frozen=True)
-class FrameFiles:
-    """One kind of file: ``magic``, then msgpack values, one per frame. The name is prefix, number, suffix."""
+class NumberedFiles:
+    """One kind of file. The name is prefix, number, suffix."""
 
     prefix: str
     suffix: str
     digits: int  # of the number, at least
-    magic: bytes  # the last byte is the version of the layout
+    magic: bytes = b""  # at the beginning of every file; the last byte is the version of the layout
 
     def paths(self, folder: Path) -> list[Path]:
         """The files of a folder, oldest first."""
@@ -65,6 +65,15 @@ class FrameFiles:
         number = (self._number(found[-1]) or 0) + 1 if found else 1
         return folder / f"{self.prefix}{number:0{self.digits}}{self.suffix}"
 
+    def _number(self, path: Path) -> int | None:
+        digits = path.name.removeprefix(self.prefix).removesuffix(self.suffix)
+        return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
+@dataclass(frozen=True)
+class FrameFiles(NumberedFiles):
+    """Files of ``magic``, then msgpack values, one per frame."""
+
     def values(self, data: bytes) -> Iterator[tuple[Any, int]]:
         """The values in a file's ``data``, each with its end offset, up to the first that cannot be read."""
         for payload, end in frames(data, len(self.magic)):
@@ -74,32 +83,23 @@ class FrameFiles:
                 return
             yield value, end
 
-    def _number(self, path: Path) -> int | None:
-        digits = path.name.removeprefix(self.prefix).removesuffix(self.suffix)
-        return int(digits) if digits.isascii() and digits.isdigit() else None
 
-
-class FrameWriter:
-    """Appends values to new files, with one system call each. Files of earlier runs stay unchanged."""
+class NumberedWriter:
+    """Appends to new files, with one system call each time. Files of earlier runs stay unchanged."""
 
     size: int  # bytes in the open file
     path: Path | None = None  # of the open file
 
-    def __init__(self, folder: Path, kind: FrameFiles, *, sync: bool) -> None:
+    def __init__(self, folder: Path, kind: NumberedFiles, *, sync: bool) -> None:
         """sync: fsync each file when it is closed.
 
         Raises:
             OSError: the folder cannot be created or written to.
         """
         self._folder, self._kind, self._sync = folder, kind, sync
-        self._packer = msgpack.Packer(use_bin_type=True, unicode_errors="backslashreplace")
         self._fd = -1
         self.size = 0
         folder.mkdir(parents=True, exist_ok=True)
-
-    def frame(self, value: Any) -> bytes:
-        """``value`` as a frame to append. Raises ValueError if it is too large."""
-        return frame(self._packer.pack(value))
 
     def begin_file(self, head: bytes = b"") -> None:
         """Continue in a new file, which begins with the magic and ``head``.
@@ -119,7 +119,7 @@ class FrameWriter:
         self._close(before)
 
     def append(self, data: bytes) -> None:
-        """Append frames. Raises OSError if the disk is full; the file is then unchanged."""
+        """Append data. Raises OSError if the disk is full; the file is then unchanged."""
         self.size = _append(self._fd, self.size, data)
 
     def close(self) -> None:
@@ -137,10 +137,23 @@ class FrameWriter:
             os.close(fd)
 
 
+class FrameWriter(NumberedWriter):
+    """Appends values as frames."""
+
+    def __init__(self, folder: Path, kind: FrameFiles, *, sync: bool) -> None:
+        """As `NumberedWriter`."""
+        super().__init__(folder, kind, sync=sync)
+        self._packer = msgpack.Packer(use_bin_type=True, unicode_errors="backslashreplace")
+
+    def frame(self, value: Any) -> bytes:
+        """``value`` as a frame to append. Raises ValueError if it is too large."""
+        return frame(self._packer.pack(value))
+
+
 def _append(fd: int, size: int, data: bytes) -> int:
     """Append ``data`` to a file of ``size`` bytes, completely or not at all; returns the new size. Raises OSError."""
     done = os.write(fd, data)
-    if done != len(data):  # a full disk takes a part; the next frame must not follow it
+    if done != len(data):  # a full disk takes a part; what is written next must not follow it
         os.ftruncate(fd, size)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return size + done

@@ -327,7 +327,7 @@ class ServerConfig(Section):
     max_queued_tokens: int = Field(1 << 18, ge=0, description="prompt tokens that may wait for the engine; 0: no limit")
 
     capture_dir: UserPath | None = Field(
-        None, description="folder for what `specdec capture` reads; null: nothing is kept"
+        None, description="folder for requests that `specdec replay` sends again; null: nothing is kept"
     )
     capture_prompts: bool = Field(False, description="capture prompts too, not only their lengths and hashes")
 

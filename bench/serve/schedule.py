@@ -101,7 +101,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 def read_trace(path: Path, speed: float = 1.0) -> list[TimedRequest]:
-    """The requests of a trace (`TraceLine`), by arrival time; speed: 2 replays it in half the time.
+    """The requests of a trace (`TraceLine`) or a folder of captures, by arrival; speed: 2 replays it in half the time.
 
     Blocks become texts with as many tokens (`stand_in`). Without ``max_tokens`` an answer has `MAX_TOKENS` at most.
 
@@ -109,7 +109,7 @@ def read_trace(path: Path, speed: float = 1.0) -> list[TimedRequest]:
         ConfigError: the file cannot be read, or a line is invalid; names the line and the field.
     """
     lines = read_trace_lines(path)
-    return [TimedRequest(line.offset_s / speed, _recorded(line, line.name or str(number))) for number, line in lines]
+    return [TimedRequest(line.offset_s / speed, _recorded(line, line.name or place)) for place, line in lines]
 
 
 def _recorded(line: TraceLine, name: str) -> LoadRequest:

@@ -118,7 +118,7 @@ def at_rate(requests: Sequence[PlannedRequest], arrivals: Arrivals, seed: int) -
 
 
 def read_requests(path: Path, speed: float = 1.0) -> list[PlannedRequest]:
-    """The requests of a trace of `specdec capture`, by arrival; speed: 2 replays the trace in half the time.
+    """The requests of a trace or a folder of captures, by arrival; speed: 2 replays them in half the time.
 
     Raises:
         ConfigError: the file cannot be read; a line is invalid, whose number and field are named; or the requests are
@@ -128,12 +128,12 @@ def read_requests(path: Path, speed: float = 1.0) -> list[PlannedRequest]:
     if len(models := {line.model for _, line in lines}) > 1:
         names = ", ".join(sorted(repr(model) for model in models))
         raise ConfigError(f"trace: {path.name} has requests of several models ({names}); keep the lines of one")
-    return [_planned(line, speed, f"trace: {path.name}, line {number}") for number, line in lines]
+    return [_planned(line, speed, f"trace: {place}") for place, line in lines]
 
 
 def _planned(line: TraceLine, speed: float, where: str) -> PlannedRequest:
     if line.prompt_ids is None and line.prompt_blocks is None:
-        raise ConfigError(f"{where}: prompt_ids or prompt_blocks is needed; `specdec capture` writes such traces")
+        raise ConfigError(f"{where}: prompt_ids or prompt_blocks is needed, as `specdec serve --capture` writes")
     output = line.was_tokens or line.max_tokens
     if output is None:
         raise ConfigError(f"{where}: was_tokens or max_tokens is needed")

@@ -82,7 +82,7 @@ class Assignment(StrictModel):
     @classmethod
     def _is_supported(cls, mode: Any) -> Any:
         if mode == "shadow":
-            raise ValueError("shadow is not supported any more; replay a `specdec capture` with `specdec ab run` in "
+            raise ValueError("shadow is not supported any more; replay captured requests with `specdec ab run` in "
                              "mode paired_replay")  # fmt: skip
         return mode
 

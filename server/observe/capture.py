@@ -1,4 +1,4 @@
-"""Capture of requests to files, and the conversion of captures into traces that can be replayed."""
+"""Capture of requests to files of JSON lines, which can be replayed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import secrets
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from server.errors import CAPTURE_FILE, FileErrors
-from server.frame_files import FrameFiles, FrameWriter
+from server.frame_files import NumberedFiles, NumberedWriter
 from server.observe.records import RequestRecord, TelemetryListener
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, InvalidRequestError, PromptTooLongError
+from specdec.load.arrivals import BLOCK_TOKENS
+from specdec.load.trace_file import CAPTURE_PREFIX, CAPTURE_SUFFIX
 
 _LOG = logging.getLogger(__name__)
 
-BLOCK = 64  # tokens
 _HASH_BYTES = 8
 
 
@@ -29,80 +32,65 @@ class BlockHashes:
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
-    def of_prompt(self, ids: Sequence[int]) -> list[bytes]:
-        """A hash per whole block of `BLOCK` tokens, chained: two prompts share as many hashes as whole blocks of their
-        common prefix."""
-        found: list[bytes] = []
+    def of_prompt(self, ids: Sequence[int]) -> list[str]:
+        """A hash per whole block of `BLOCK_TOKENS` tokens, chained: two prompts share as many hashes as whole blocks of
+        their common prefix."""
+        found: list[str] = []
         before = b""
         data = array("q", ids).tobytes()
-        step = BLOCK * array("q").itemsize
+        step = BLOCK_TOKENS * array("q").itemsize
         for start in range(0, len(data) - step + 1, step):
             before = blake2b(before + data[start : start + step], key=self._key, digest_size=_HASH_BYTES).digest()
-            found.append(before)
+            found.append(before.hex())
         return found
 
-    def of_name(self, name: str) -> bytes:
-        """The hash of a session, salt or caller; empty for an empty name."""
+    def of_name(self, name: str) -> str:
+        """The hash of a session or salt; empty for an empty name."""
         text = name.encode("utf-8", "surrogatepass")
-        return blake2b(text, key=self._key, person=b"name", digest_size=_HASH_BYTES).digest() if name else b""
+        return blake2b(text, key=self._key, person=b"name", digest_size=_HASH_BYTES).hexdigest() if name else ""
 
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
-def capture_entry(record: RequestRecord, at_s: float, hashes: BlockHashes, *, prompts: bool) -> dict[str, Any]:
-    """A request as plain values. ``at_s``: its arrival, Unix time; other times are seconds after that.
+def trace_line(record: RequestRecord, arrived_s: float, hashes: BlockHashes, *, prompts: bool) -> dict[str, Any]:
+    """A request as a line of a trace (`specdec.load.trace_file`); its offset is ``arrived_s``, Unix time.
 
-    Without ``prompts`` the entry contains no tokens and no strings of the request; sessions, salts and callers only as
-    hashes.
+    With ``prompts`` it is replayed as it was. Otherwise the line has no tokens and no strings of the request, sessions
+    and salts only as hashes: it is replayed with a prompt of the same length that shares the same blocks with others,
+    and an answer of the same length.
     """
-    request = record.request
-    started, call = record.started, record.call
-    entry: dict[str, Any] = {
-        "at_s": at_s,
-        "end_s": record.ended_s - record.began_s,
-        "first_s": record.ttft_s,
-        "status": "ok" if record.complete and record.error is None else _end_reason(record),
-        "prompt_tokens": len(request.prompt_ids),
-        "cached_tokens": 0 if started is None else started.cached_tokens,
-        "output_tokens": record.output_tokens,
-        "blocks": hashes.of_prompt(request.prompt_ids),
-        "n": request.sampling.n,
-        "max_tokens": request.stopping.max_tokens,
-        "ignore_eos": request.stopping.ignore_eos,
-        "seed": request.sampling.seed if started is None else started.seed,
-        **{name: getattr(request.sampling, name) for name in _SAMPLING},
-        "speculation": request.speculation.mode.value,
-        "priority": request.priority,
-        "session": hashes.of_name(request.session),
-        "salt": hashes.of_name(request.cache_salt),
-        "prediction_tokens": len(request.prediction_ids),
-        "prediction_form": request.prediction_form,
-        "grammar": None if request.grammar is None else request.grammar.kind.value,
-    }
-    if record.model:
-        entry["model"] = record.model
-    if call is not None:
-        entry |= {"face": call.protocol, "endpoint": call.endpoint}
+    request, started = record.request, record.started
+    sampling, stopping = request.sampling, request.stopping
+    answered = max(1, record.output_tokens // sampling.n)
+    line: dict[str, Any] = {"offset_s": arrived_s}
     if prompts:
-        entry |= {"ids": request.prompt_ids, "stop": request.stopping.stop, "prediction_ids": request.prediction_ids}
-    return entry
+        # An answer without a limit ended by itself or at the end of the context.
+        line |= {
+            "prompt_ids": request.prompt_ids, "stop": stopping.stop,
+            "max_tokens": stopping.max_tokens or answered, "fixed": stopping.ignore_eos,
+        }  # fmt: skip
+    else:
+        line |= {
+            "prompt_blocks": hashes.of_prompt(request.prompt_ids), "prompt_tokens": len(request.prompt_ids),
+            "max_tokens": answered, "fixed": True,
+        }  # fmt: skip
+    return line | {
+        "session": hashes.of_name(request.session), "salt": hashes.of_name(request.cache_salt), "model": record.model,
+        "seed": sampling.seed if started is None else started.seed,
+        **{name: getattr(sampling, name) for name in _SAMPLING},
+        "was_tokens": record.output_tokens, "was_first_s": record.ttft_s,
+    }  # fmt: skip
 
 
-def _end_reason(record: RequestRecord) -> str:
-    if record.error is None:
-        return "LEFT"
-    return str(getattr(record.error, "reason", "INTERNAL"))
-
-
-CAPTURE_FILES = FrameFiles("capture-", ".sdc", digits=8, magic=b"SDCAP\x00\x00\x01")
+CAPTURE_FILES = NumberedFiles(CAPTURE_PREFIX, CAPTURE_SUFFIX, digits=8)
 
 
 MAX_BYTES = 256 << 20  # of all capture files in a folder
 
 
 class CaptureWriter:
-    """Appends entries. A file that reaches a sixteenth of ``max_bytes`` is followed by a new one, and the oldest files
+    """Appends lines. A file that reaches a sixteenth of ``max_bytes`` is followed by a new one, and the oldest files
     are deleted, so that the total stays below ``max_bytes``.
 
     Raises:
@@ -111,18 +99,20 @@ class CaptureWriter:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
-        self._writer = FrameWriter(folder, CAPTURE_FILES, sync=False)  # do not block the event loop
+        self._writer = NumberedWriter(folder, CAPTURE_FILES, sync=False)  # do not block the event loop
         self._begin_file()
 
-    def write(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry.
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append a line.
 
         Raises:
             OSError: the disk is full or read-only.
-            ValueError: the entry exceeds the maximum size.
+            ValueError: the line is larger than a file.
         """
-        data = self._writer.frame(entry)
-        if self._writer.size + len(data) > self._max_bytes // 16:
+        data, most = orjson.dumps(line) + b"\n", self._max_bytes // 16
+        if len(data) > most:
+            raise ValueError(f"it takes {len(data)} bytes, and a file has at most {most}: leave the prompts out")
+        if self._writer.size + len(data) > most:
             self._begin_file()
         self._writer.append(data)
 
@@ -141,27 +131,9 @@ class CaptureWriter:
         self._writer.begin_file()
 
 
-def read_entries(folder: Path) -> Iterator[dict[str, Any]]:
-    """Every valid entry, file by file. The rest of a file behind a torn or altered entry is skipped.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
-    for path in CAPTURE_FILES.paths(folder):
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:  # deleted by the server in the meantime
-            continue
-        if not data.startswith(CAPTURE_FILES.magic):
-            continue
-        for entry, _ in CAPTURE_FILES.values(data):
-            if isinstance(entry, dict):
-                yield entry
-
-
 class Capture(TelemetryListener):
-    """A listener that writes `capture_entry` of each request as it ends, so entries are not in order of arrival. While
-    the disk is full or read-only, requests are not captured, which is logged once and counted.
+    """A listener that writes `trace_line` of each request as it ends, so lines are not in order of arrival. While the
+    disk is full or read-only, requests are not captured, which is logged once and counted.
 
     Raises:
         ConfigError: the folder cannot be written at start.
@@ -179,13 +151,13 @@ class Capture(TelemetryListener):
             raise ConfigError(f"server.capture_dir: {folder} cannot be written ({error.strerror})") from None
 
     def request_ended(self, record: RequestRecord) -> None:
-        """Write the request, including one that only warms the cache."""
-        if self._closed:
+        """Write the request, unless it was invalid or only warmed the cache."""
+        refused = isinstance(record.error, InvalidRequestError | PromptTooLongError)
+        if self._closed or refused or record.request.stopping.max_tokens == 0:
             return
-        at_s = time.time() - (time.monotonic() - record.began_s)
-        entry = capture_entry(record, at_s, self._hashes, prompts=self._prompts)
+        arrived_s = time.time() - (time.monotonic() - record.began_s)
         try:
-            self._writer.write(entry)
+            self._writer.write(trace_line(record, arrived_s, self._hashes, prompts=self._prompts))
         except ValueError as error:
             _LOG.warning("a request was not captured: %s", error)
         except OSError as error:
@@ -201,46 +173,3 @@ class Capture(TelemetryListener):
     def close(self) -> None:
         self._closed = True
         self._writer.close()
-
-
-_PLAIN = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-
-
-def make_trace(entries: Iterable[dict[str, Any]], since_s: float, until_s: float) -> Iterator[dict[str, Any]]:
-    """The requests that arrived in [since_s, until_s) (Unix time), in order of arrival, in the format of
-    `specdec.load.trace_file`; ``offset_s`` counts from the first of them.
-
-    A request captured with its tokens is replayed as it was. Otherwise it is replayed with a prompt of the same length
-    that shares the same blocks with others, and an answer of the same length. Requests that only warmed the cache are
-    omitted. Fields ``was_*`` hold the captured outcome: ``was_s`` is the duration, ``was_first_s`` the time to the
-    first tokens.
-    """
-    chosen = sorted(
-        (e for e in entries if since_s <= e["at_s"] < until_s and e["max_tokens"] != 0), key=lambda e: float(e["at_s"])
-    )
-    for number, entry in enumerate(chosen):
-        yield _trace_line(entry, number, chosen[0]["at_s"])
-
-
-def _trace_line(entry: dict[str, Any], number: int, start_s: float) -> dict[str, Any]:
-    line: dict[str, Any] = {"offset_s": round(entry["at_s"] - start_s, 6), "name": f"captured/{number}"}
-    if entry.get("ids"):
-        line |= {"prompt_ids": list(entry["ids"]), "fixed": entry["ignore_eos"]}
-        # An answer without a limit ended by itself or at the end of the context.
-        line["max_tokens"] = entry["max_tokens"] or max(1, entry["output_tokens"] // entry["n"])
-        if entry.get("stop"):
-            line["stop"] = list(entry["stop"])
-    else:
-        blocks = [block.hex() for block in entry["blocks"]]
-        line |= {"prompt_blocks": blocks, "prompt_tokens": entry["prompt_tokens"], "fixed": True}
-        line["max_tokens"] = max(1, entry["output_tokens"] // entry["n"])
-    line |= {name: entry[name] for name, plain in _PLAIN.items() if entry[name] != plain}
-    line |= {name: entry[name].hex() for name in ("session", "salt") if entry[name]}
-    if entry.get("model"):
-        line["model"] = entry["model"]
-    if entry["seed"] is not None:
-        line["seed"] = entry["seed"]
-    was = {"was_status": entry["status"], "was_s": round(entry["end_s"], 6), "was_tokens": entry["output_tokens"]}
-    if entry.get("first_s") is not None:  # older captures lack it
-        was["was_first_s"] = round(entry["first_s"], 6)
-    return line | was

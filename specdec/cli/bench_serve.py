@@ -1,12 +1,9 @@
-"""`specdec bench serve`: load on a running server; `specdec capture`, `specdec replay`: traces of requests."""
+"""`specdec bench serve`: load on a running server; `specdec replay`: recorded requests."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
-import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,48 +185,11 @@ async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]
         await endpoint.close()
 
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-@click.command("capture")
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Trace to write.")
-@click.option("--last", help="Only requests of the last 30s, 10m, 2h or 1d.")
-def capture_command(folder: Path, out: Path, last: str | None) -> None:
-    """Write a trace of the requests that `specdec serve --capture FOLDER` recorded.
-
-    A trace has arrival times, lengths, parameters and shared beginnings of prompts; it has prompts only with
-    --capture-prompts. `specdec replay` and `specdec ab run` send it again.
-    """
-    from server.observe.capture import CAPTURE_FILES, make_trace, read_entries
-
-    if not CAPTURE_FILES.paths(folder):
-        raise click.ClickException(f"{folder}: no captured requests; start the server with --capture {folder}")
-    since_s = -math.inf if last is None else time.time() - _seconds("--last", last)
-    try:
-        lines = [json.dumps(line) for line in make_trace(read_entries(folder), since_s, math.inf)]
-        if lines:
-            out.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    except OSError as error:
-        raise click.ClickException(f"{error.filename}: {error.strerror}") from None
-    if not lines:
-        raise click.ClickException(f"{folder}: no requests in that time")
-    words = sum('"prompt_ids"' in line for line in lines)
-    click.echo(f"{len(lines)} requests, {words} of them with their prompts: {out}")
-
-
-def _seconds(option: str, text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if found is None:
-        raise click.UsageError(f"{option}: give a time such as 30s, 10m, 2h or 1d, not {text!r}")
-    return float(found[1]) * _UNITS[found[2]]
-
-
 _WARMS_UP = "shared-prefix"  # plain texts, because prompts of the trace would then be cached
 
 
 @click.command("replay")
-@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("trace", type=click.Path(exists=True, path_type=Path))
 @click.option("--url", required=True, help="grpc://HOST:PORT (specdec), or http://HOST:PORT/v1 (any OpenAI endpoint).")
 @click.option("--speed", type=_POSITIVE, default=1.0, show_default=True, help="2 takes half the time.")
 @credential_options
@@ -237,7 +197,7 @@ _WARMS_UP = "shared-prefix"  # plain texts, because prompts of the trace would t
 def replay_command(trace: Path, speed: float, **values: Any) -> None:
     """Send the requests of TRACE at their recorded times, and measure the answers.
 
-    TRACE is from `specdec capture`, or has JSON lines: objects with offset_s and one of prompt, prompt_ids, messages,
-    or prefix and suffix. The report is that of `specdec bench serve`.
+    TRACE is the folder of `specdec serve --capture`, or a file of JSON lines: objects with offset_s and one of prompt,
+    prompt_ids, messages, or prefix and suffix. The report is that of `specdec bench serve`.
     """
     run_load(values, trace=trace, speed=speed, workload=_WARMS_UP)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cluster.plan.sizing import Goal
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_TRACE = click.Path(exists=True, path_type=Path)
 _OUT = click.Path(dir_okay=False, path_type=Path)
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _COUNT, _SOME = click.IntRange(min=0), click.IntRange(min=1)
@@ -44,7 +45,7 @@ _SCREEN = {
 )  # fmt: skip
 @click.option("--replicas", type=_SOME, help="Number of replicas, instead of the fewest that meet the objectives.")
 @click.option("--most", type=_SOME, default=4096, show_default=True, help="Largest number of replicas to try.")
-@click.option("--trace", type=_FILE, help="Captured requests, from `specdec capture`.")
+@click.option("--trace", type=_TRACE, help="Captured requests: the folder of `specdec serve --capture`.")
 @click.option(
     "--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of --trace: 2 replays it in half the time."
 )
@@ -188,7 +189,7 @@ def _goal(values: dict[str, Any]) -> Goal | None:
 @server_options
 @click.option("--out", type=_OUT, required=True, help="Profile to write.")
 @click.option("--decisions", type=_FILE, help="Decision trace of such a server under load (--trace-file).")
-@click.option("--captured", type=_FILE, help="Captured requests of the same time, from `specdec capture`.")
+@click.option("--captured", type=_TRACE, help="Folder of its --capture, with the requests of the same time.")
 def export_command(config: Config, out: Path, decisions: Path | None, captured: Path | None) -> None:
     """Write the profile of a replica: limits, costs of forwards on this machine, and figures of its traces.
 

@@ -1,4 +1,4 @@
-"""Traces of requests: JSON lines, as `specdec capture` writes them or people do."""
+"""Traces of requests: JSON lines, as `specdec serve --capture` writes them or people do."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from specdec.load.arrivals import BLOCK_TOKENS
 
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
 Text = Annotated[str, Field(min_length=1)]
+CAPTURE_PREFIX, CAPTURE_SUFFIX = "capture-", ".jsonl"  # of the files that a server writes
+_CAPTURES, _OLD_CAPTURES = f"{CAPTURE_PREFIX}*{CAPTURE_SUFFIX}", f"{CAPTURE_PREFIX}*.sdc"
 _PROMPTS = ("prompt", "prompt_ids", "messages", "prefix", "prompt_blocks")
 
 
@@ -32,7 +34,7 @@ class TraceLine(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     offset_s: float = Field(ge=0)
-    """Seconds after the start."""
+    """Arrival in seconds, after any time that is the same for all lines."""
     name: str = ""
     prompt: str | None = None
     prompt_ids: list[Token] | None = Field(None, min_length=1)
@@ -71,25 +73,53 @@ class TraceLine(BaseModel):
         return self
 
 
-def read_trace_lines(path: Path) -> list[tuple[int, TraceLine]]:
-    """The requests of a file with their line numbers, by arrival.
+def read_trace_lines(path: Path) -> list[tuple[str, TraceLine]]:
+    """The requests of a file, or of the captures in a folder, by arrival, each with its file and line. The first one's
+    offset becomes 0.
 
     Raises:
         ConfigError: the file cannot be read or holds no request, or a line is invalid; names the line and the field.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` also splits at U+2028, legal in JSON
-    except OSError as error:
-        raise ConfigError(f"trace: {path} cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"trace: {path} is not UTF-8 text") from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            if line.strip():
-                found.append((number, TraceLine.model_validate_json(line)))
-        except ValidationError as error:
-            raise ConfigError(f"trace: {path.name}, line {number}: {problems(error)}") from None
+    found: list[tuple[str, TraceLine]] = []
+    for file in _files(path):
+        for number, line in enumerate(_text(file).split("\n"), 1):  # `splitlines` also splits at U+2028, legal in JSON
+            place = f"{file.name}, line {number}"
+            try:
+                if line.strip():
+                    found.append((place, TraceLine.model_validate_json(line)))
+            except ValidationError as error:
+                raise ConfigError(f"trace: {place}: {problems(error)}") from None
     if not found:
         raise ConfigError(f"trace: {path} holds no request")
-    return sorted(found, key=lambda numbered: numbered[1].offset_s)
+    found.sort(key=lambda placed: placed[1].offset_s)
+    start_s = found[0][1].offset_s
+    for _, request in found:
+        request.offset_s -= start_s
+    return found
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob(_CAPTURES))
+    if not found and any(path.glob(_OLD_CAPTURES)):
+        raise ConfigError(
+            f"trace: the captures in {path} are of an earlier release; write a trace of them with its `specdec capture`"
+        )
+    if not found:
+        raise ConfigError(f"trace: {path} has no captured requests; start the server with --capture {path}")
+    return found
+
+
+def _text(file: Path) -> str:
+    try:
+        data = file.read_bytes()
+        if file.match(_CAPTURES):
+            data = data[: data.rfind(b"\n") + 1]  # a server died within the line behind it, or still writes it
+        return data.decode()
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and file.match(_CAPTURES):  # a running server deletes the oldest
+            return ""
+        raise ConfigError(f"trace: {file} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"trace: {file} is not UTF-8 text") from None

@@ -20,7 +20,6 @@ from cluster.plan.arrivals import PlannedRequest, read_requests
 from cluster.plan.export import fit_request_ms, fit_steps, limits_of, with_request_ms
 from cluster.plan.profile import Profile
 from cluster.plan.simulate import FleetPlan, FleetRun, simulate
-from server.observe.capture import make_trace, read_entries
 from specdec.client.client import Client
 from specdec.client.connection import Credentials
 from specdec.config import Config
@@ -166,9 +165,10 @@ def _cut(place: Path) -> None:
 
 def _captured(places: list[Path], since_s: float, until_s: float) -> list[PlannedRequest]:
     """The requests to all servers in that time, in order."""
-    entries = [entry for place in places for entry in read_entries(place / CAPTURED)]
+    files = [file for place in places for file in (place / CAPTURED).glob("*.jsonl")]
+    lines = [line for file in files for line in file.read_text().splitlines()]
     trace = places[0] / "trace.jsonl"
-    trace.write_text("".join(json.dumps(line) + "\n" for line in make_trace(entries, since_s, until_s)))
+    trace.write_text("\n".join(line for line in lines if since_s <= json.loads(line)["offset_s"] < until_s))
     return read_requests(trace)
 
 

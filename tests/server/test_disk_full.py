@@ -19,13 +19,14 @@ import pytest
 from bench.local_server import LocalServer
 from server.errors import CAPTURE_FILE
 from server.experiment.folder import ExperimentFolder
-from server.observe.capture import Capture, read_entries
+from server.observe.capture import Capture
 from server.observe.observer import Observer
 from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
 from specdec.control.trace import read_trace
 from specdec.core.types import Request
 from tests.fuzz.fuzzed_server import CACHE
 from tests.server.experiment.live.live_server import PLAN, LiveServer, live_server
+from tests.server.observe.capture.lines import captured_lines
 
 _ROOM = 600  # bytes of a file
 
@@ -54,7 +55,7 @@ async def test_a_server_keeps_serving_when_capture_and_trace_have_no_space(tmp_p
     assert list(read_trace(trace)[1]) == []
     assert lost
     assert not lost[0].endswith(" 0.0")
-    assert 1 <= len(list(read_entries(captured))) < 8
+    assert 1 <= len(captured_lines(captured)) < 8
 
 
 class Disk:
@@ -111,7 +112,7 @@ def test_captures_stop_on_a_full_disk_and_resume_with_free_space(disk: Disk, cap
     end_one("after")
     capture.close()
     assert errors[CAPTURE_FILE] == lost
-    assert len(list(read_entries(disk.path / "captured"))) == 5 - lost
+    assert len(captured_lines(disk.path / "captured")) == 5 - lost
     assert caplog.text.count("are not captured") == 1
 
 

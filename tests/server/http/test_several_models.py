@@ -19,7 +19,6 @@ from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from server.engine_supervisor import EngineStartError, EngineState
-from server.observe.capture import make_trace, read_entries
 from server.observe.logs import LOGGER
 from specdec.api.v1 import (
     admin_pb2,
@@ -38,6 +37,7 @@ from tests.fake_engine import BOOK
 from tests.server.auth.key_files import make_key
 from tests.server.completion.editor import AT, BEHIND, LINE
 from tests.server.http.harness import CHAT, COMPLETIONS, Server, running_serving
+from tests.server.observe.capture.lines import captured_lines
 from tests.server.observe.metrics.scrape import Scrape
 from tests.server.several_models import ENGINES, make_several, serving, several
 
@@ -359,8 +359,12 @@ def test_captured_requests_are_replayed_on_the_same_model(server: Server, captur
     began_s, prompt = time.time(), list(BOOK[:9].encode())
     for name in ("chat", "codestral"):
         server.ask(COMPLETIONS, model=name, prompt=prompt, max_tokens=3)
-    assert server.comes_to(lambda: len([e for e in read_entries(captures) if e["at_s"] >= began_s]) == 2)
-    lines = list(make_trace(read_entries(captures), began_s, time.time()))
+
+    def since(began_s: float) -> list[dict[str, Any]]:
+        return [line for line in captured_lines(captures) if line["offset_s"] >= began_s]
+
+    assert server.comes_to(lambda: len(since(began_s)) == 2)
+    lines = since(began_s)
     assert [line["model"] for line in lines] == ["chat", "fim"]
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -369,8 +373,7 @@ def test_captured_requests_are_replayed_on_the_same_model(server: Server, captur
         words = ("replay", str(trace), "--url", url, "--quiet", "--warm-up", "0", "--max-slip", "100000")
         done = CliRunner().invoke(cli, words)
         assert done.exit_code == 0, done.output
-        again = [entry for entry in read_entries(captures) if entry["at_s"] >= began_s]
-        assert sorted(entry["model"] for entry in again) == ["chat", "fim"]
+        assert sorted(line["model"] for line in since(began_s)) == ["chat", "fim"]
 
 
 NAMED = [

@@ -6,27 +6,33 @@ from pathlib import Path
 
 import pytest
 
-from server.observe.capture import CAPTURE_FILES, CaptureWriter, read_entries
+from server.observe.capture import CAPTURE_FILES, CaptureWriter
+from specdec.errors import ConfigError
+from specdec.load.trace_file import read_trace_lines
+from tests.server.observe.capture.lines import captured_lines
 
-ENTRY = {"text": "x" * 200, "blocks": [b"12345678"], "none": None}
+LINE = {"prompt": "x" * 200, "stop": ("a\u2028b",), "seed": None}
 
 
 def written(folder: Path, count: int, max_bytes: int = 1 << 20, start: int = 0) -> None:
     out = CaptureWriter(folder, max_bytes)
     for number in range(start, start + count):
-        out.write(ENTRY | {"number": number})
+        out.write(LINE | {"offset_s": 1.7e9 + number})
     out.close()
 
 
 def numbers(folder: Path) -> list[int]:
-    return [entry["number"] for entry in read_entries(folder)]
+    """Of the readable lines; the first counts as 0."""
+    return [round(line.offset_s) for _, line in read_trace_lines(folder)]
 
 
 def test_records_are_read_in_order(tmp_path: Path) -> None:
     written(tmp_path, 10)
     written(tmp_path, 10, start=10)
     assert numbers(tmp_path) == list(range(20))
-    assert next(read_entries(tmp_path)) == ENTRY | {"number": 0}
+    assert captured_lines(tmp_path)[0] == {**LINE, "stop": ["a\u2028b"], "offset_s": 1.7e9}
+    places = [place for place, _ in read_trace_lines(tmp_path)]
+    assert (places[0], places[-1]) == ("capture-00000001.jsonl, line 1", "capture-00000002.jsonl, line 10")
     assert all(path.stat().st_mode & 0o077 == 0 for path in CAPTURE_FILES.paths(tmp_path))
 
 
@@ -34,9 +40,9 @@ def test_the_oldest_files_are_deleted(tmp_path: Path) -> None:
     limit = 1 << 16
     written(tmp_path, 1000, limit)
     assert sum(path.stat().st_size for path in CAPTURE_FILES.paths(tmp_path)) <= limit
-    kept = numbers(tmp_path)
+    kept = [line["offset_s"] - 1.7e9 for line in captured_lines(tmp_path)]
     assert kept == list(range(1000 - len(kept), 1000))
-    assert len(kept) * 230 > limit * 3 / 4
+    assert len(kept) * 260 > limit * 3 / 4
 
 
 @pytest.mark.parametrize("cut", [1, 100, 300])
@@ -45,21 +51,36 @@ def test_a_torn_end_loses_only_the_torn_record(tmp_path: Path, cut: int) -> None
     path = CAPTURE_FILES.paths(tmp_path)[0]
     path.write_bytes(path.read_bytes()[:-cut])
     written(tmp_path, 2, start=5)
-    assert numbers(tmp_path) == [*range(4 if cut < 249 else 3), 5, 6]
+    assert numbers(tmp_path) == [*range(4 if cut < 260 else 3), 5, 6]
+    assert len(read_trace_lines(path)) == (4 if cut < 260 else 3)
 
 
 def test_other_files_are_ignored(tmp_path: Path) -> None:
     written(tmp_path, 2)
-    (tmp_path / "capture-x.sdc").write_text("x")
+    (tmp_path / "decisions.jsonl").write_text("x\n")
     (tmp_path / "capture-00000009.sdc").write_text("something else")
     assert numbers(tmp_path) == [0, 1]
 
 
+def test_a_folder_without_captures_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no captured requests; start the server with --capture"):
+        read_trace_lines(tmp_path)
+    CaptureWriter(tmp_path, 1 << 20).close()
+    with pytest.raises(ConfigError, match="holds no request"):
+        read_trace_lines(tmp_path)
+
+
+def test_captures_of_an_earlier_release_are_named(tmp_path: Path) -> None:
+    (tmp_path / "capture-00000001.sdc").write_bytes(b"SDCAP\x00\x00\x01")
+    with pytest.raises(ConfigError, match="of an earlier release; write a trace of them with its `specdec capture`"):
+        read_trace_lines(tmp_path)
+
+
 def test_skipped_records_are_reported(tmp_path: Path) -> None:
-    out = CaptureWriter(tmp_path, 1 << 20)
+    out = CaptureWriter(tmp_path, 1 << 16)
     with pytest.raises(ValueError, match="at most"):
-        out.write({"text": "x" * (17 << 20)})
-    out.write(ENTRY | {"number": 1})
+        out.write({"prompt": "x" * (1 << 12)})
+    out.write(LINE | {"offset_s": 1.0})
     out.close()
     out.close()
-    assert numbers(tmp_path) == [1]
+    assert numbers(tmp_path) == [0]
