@@ -272,7 +272,7 @@ class OpenAIEndpoint:
             body["stop_token_ids"] = list(ask.stop_ids)  # accepted by specdec and vLLM
         if ask.fixed:
             body["ignore_eos"] = True  # accepted by specdec, vLLM, SGLang and llama.cpp
-        if ask.prediction:
+        if ask.prediction and isinstance(ask.prediction, str):
             body["prediction"] = {"type": "content", "content": ask.prediction}
         if ask.seed is not None:
             body["seed"] = ask.seed

@@ -120,8 +120,8 @@ def _recorded(line: TraceLine, name: str) -> LoadRequest:
         name, line.max_tokens or MAX_TOKENS, text=text, ids=tuple(line.prompt_ids or ()),
         chat=tuple(ChatTurn(turn.role, turn.content) for turn in line.messages or ()),
         gap=None if line.prefix is None else Fim(line.prefix, line.suffix), stop=tuple(line.stop), fixed=line.fixed,
-        prediction=line.prediction, session=line.session, salt=line.salt, sampling=_sampling(line), seed=line.seed,
-        model=line.model,
+        prediction=line.prediction or tuple(line.prediction_ids), session=line.session, salt=line.salt,
+        sampling=_sampling(line), seed=line.seed, model=line.model,
     )  # fmt: skip
 
 

@@ -264,9 +264,11 @@ def tokenised(request: LoadRequest, tokenizer: Tokenizer) -> BenchPrompt:
         ids, ends = _fim_ids(request.gap, tokenizer)
     else:
         ids = tokenizer.encode(request.text)
-    prediction = tokenizer.encode(request.prediction, add_special=False) if request.prediction else []
+    prediction = request.prediction
+    if isinstance(prediction, str):
+        prediction = tuple(tokenizer.encode(prediction, add_special=False)) if prediction else ()
     stopping = StoppingParams(max_tokens=request.max_tokens, stop=request.stop, stop_token_ids=ends)
-    return BenchPrompt(request.name, tuple(ids), stopping, tuple(prediction), request.session)
+    return BenchPrompt(request.name, tuple(ids), stopping, prediction, request.session)
 
 
 def _fim_ids(gap: Fim, tokenizer: Tokenizer) -> tuple[list[int], tuple[int, ...]]:

@@ -56,9 +56,10 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 def trace_line(record: RequestRecord, arrived_s: float, hashes: BlockHashes, *, prompts: bool) -> dict[str, Any]:
     """A request as a line of a trace (`specdec.load.trace_file`); its offset is ``arrived_s``, Unix time.
 
-    With ``prompts`` it is replayed as it was. Otherwise the line has no tokens and no strings of the request, sessions
-    and salts only as hashes: it is replayed with a prompt of the same length that shares the same blocks with others,
-    and an answer of the same length.
+    With ``prompts`` it is replayed with its prompt, prediction and stop strings. Otherwise the line has no tokens and
+    no strings of the request, sessions and salts only as hashes: it is replayed with a prompt of the same length that
+    shares the same blocks with others, and an answer of the same length. Grammars, penalties, biases, stop tokens,
+    ``min_tokens``, time limits, priorities, speculation options and samples after the first are not replayed.
     """
     request, started = record.request, record.started
     sampling, stopping = request.sampling, request.stopping
@@ -67,7 +68,7 @@ def trace_line(record: RequestRecord, arrived_s: float, hashes: BlockHashes, *, 
     if prompts:
         # An answer without a limit ended by itself or at the end of the context.
         line |= {
-            "prompt_ids": request.prompt_ids, "stop": stopping.stop,
+            "prompt_ids": request.prompt_ids, "prediction_ids": request.prediction_ids, "stop": stopping.stop,
             "max_tokens": stopping.max_tokens or answered, "fixed": stopping.ignore_eos,
         }  # fmt: skip
     else:

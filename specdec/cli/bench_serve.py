@@ -199,5 +199,8 @@ def replay_command(trace: Path, speed: float, **values: Any) -> None:
 
     TRACE is the folder of `specdec serve --capture`, or a file of JSON lines: objects with offset_s and one of prompt,
     prompt_ids, messages, or prefix and suffix. The report is that of `specdec bench serve`.
+
+    Not replayed: grammars, penalties, logit_bias, stop tokens, min_tokens, time limits, priorities, and samples after
+    the first. Over HTTP also sessions, and predictions of captured requests, which are token ids.
     """
     run_load(values, trace=trace, speed=speed, workload=_WARMS_UP)

@@ -17,11 +17,11 @@ from specdec.errors import ConfigError, SpecdecError
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
     """Exactly one of ``text``, ``ids`` (the target's tokens), ``chat`` and ``gap`` is given. ``stop``, ``stop_ids``:
-    texts and tokens that end the answer. ``prediction``: text the answer is expected to be like, ``session``: the
-    editor or conversation, "" for none. ``salt``: servers that support it share caches and draft texts only between
-    equal ones. ``fixed``: the answer has ``max_tokens`` tokens, wherever the model would end it. ``sampling`` None: at
-    the endpoint's temperature; ``seed`` None: the server's. ``model``: one of several that the server has; empty: the
-    endpoint's.
+    texts and tokens that end the answer. ``prediction``: what the answer is expected to be like, as text or as the
+    target's tokens, which only gRPC takes. ``session``: the editor or conversation, "" for none; only over gRPC.
+    ``salt``: servers that support it share caches and draft texts only between equal ones. ``fixed``: the answer has
+    ``max_tokens`` tokens, wherever the model would end it. ``sampling`` None: at the endpoint's temperature; ``seed``
+    None: the server's. ``model``: one of several that the server has; empty: the endpoint's.
     """
 
     name: str
@@ -31,7 +31,7 @@ class LoadRequest:
     gap: Fim | None = None
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
-    prediction: str = ""
+    prediction: str | tuple[int, ...] = ""
     session: str = ""
     salt: str = ""
     fixed: bool = False

@@ -51,6 +51,8 @@ class TraceLine(BaseModel):
     fixed: bool = False
     """The answer has ``max_tokens`` tokens."""
     prediction: str = ""
+    prediction_ids: list[Token] = []
+    """The prediction as the target's tokens, instead of ``prediction``."""
     session: str = Field("", max_length=MAX_NAME)
     salt: str = Field("", max_length=MAX_NAME)
     model: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import ssl
 from collections.abc import Callable
@@ -206,6 +207,9 @@ async def test_what_is_sent_and_what_counts_as_text() -> None:
     assert "ignore_eos" not in body
     await answering(answer).send(CHAT.of_fixed_length(), record)
     assert seen[1][2]["ignore_eos"] is True
+    for prediction, sent in (("b", {"type": "content", "content": "b"}), ((5, 7), None)):
+        await answering(answer).send(dataclasses.replace(CHAT, prediction=prediction), record)
+        assert seen[-1][2].get("prediction") == sent  # tokens have no place in a body
     assert body["stream_options"] == {"include_usage": True}
 
 

@@ -16,7 +16,16 @@ from specdec.load.arrivals import BLOCK_TOKENS
 
 LINES: list[dict[str, Any]] = [
     {"offset_s": 3, "prompt": "p", "max_tokens": 5, "stop": ["a"], "prediction": "b", "session": "s", "salt": "t"},
-    {"offset_s": 1.5, "prompt_ids": [5, 0, 7], "seed": 9, "fixed": True, "temperature": 1, "top_p": 0.5, "top_k": 3},
+    {
+        "offset_s": 1.5,
+        "prompt_ids": [5, 0, 7],
+        "seed": 9,
+        "fixed": True,
+        "temperature": 1,
+        "top_p": 0.5,
+        "top_k": 3,
+        "prediction_ids": [8, 9],
+    },
     {"offset_s": 0, "messages": [{"role": "user", "content": "hi"}], "name": "n", "was_s": 3.25},
     {"offset_s": 2, "prefix": "f", "suffix": "g", "temperature": 0},
 ]
@@ -30,7 +39,7 @@ def test_what_a_trace_may_hold(tmp_path: Path) -> None:
     assert (chat.name, chat.chat, chat.max_tokens, chat.sampling, chat.seed) == (
         "n", (ChatTurn("user", "hi"),), 128, None, None,
     )  # fmt: skip
-    assert (ids.ids, ids.seed, ids.fixed) == ((5, 0, 7), 9, True)
+    assert (ids.ids, ids.seed, ids.fixed, ids.prediction) == ((5, 0, 7), 9, True, (8, 9))
     assert ids.sampling == SamplingParams(temperature=1.0, top_p=0.5, top_k=3)
     assert (gap.gap, gap.sampling) == (Fim("f", "g"), SamplingParams(temperature=0.0))
     assert (text.text, text.stop, text.prediction, text.session, text.salt) == ("p", ("a",), "b", "s", "t")

@@ -23,7 +23,7 @@ from tests.server.observe.capture.lines import captured_lines
 SECRET = "a secret wish"
 BODY = {
     "prompt": SECRET, "max_tokens": 4, "temperature": 0.5, "top_p": 0.25, "seed": 3, "stop": ["never", "said"],
-    "session": "alice", "cache_salt": "tenant-7",
+    "session": "alice", "cache_salt": "tenant-7", "prediction": {"type": "content", "content": "as expected"},
 }  # fmt: skip
 
 
@@ -64,15 +64,16 @@ def test_a_capture_round_trips_through_replay(tmp_path: Path, prompts: bool) -> 
         assert line["was_first_s"] > 0
     assert again[0]["session"] != again[1]["session"]
     assert again[0]["salt"] == again[1]["salt"]
-    spelled = [SECRET.encode(), b"never", b"alice", b"tenant-7", bytes(SECRET.encode())]
+    spelled = [SECRET.encode(), b"never", b"alice", b"tenant-7"]
     if prompts:
         assert bytes(lines[0]["prompt_ids"][1:]).decode() == SECRET
         assert lines[0]["stop"] == ["never", "said"]
+        assert {bytes(line["prediction_ids"]) for line in lines + again} == {b"as expected"}
         # Records are written as requests end, and two that arrive within milliseconds may end in either order.
         assert sorted(line["prompt_ids"] for line in again) == sorted(line["prompt_ids"] for line in lines)
     else:
         assert not any(word in data for word in spelled)
-        assert all("prompt_ids" not in line and "stop" not in line for line in lines)
+        assert all(not {"prompt_ids", "prediction_ids", "stop"} & line.keys() for line in lines)
         assert lines[0]["prompt_tokens"] == len(SECRET) + 1
         assert lines[0]["fixed"] is True
 
