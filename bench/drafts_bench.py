@@ -10,25 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
-
 from bench.engine_bench import BenchError, EngineBench, Say, WorkloadRuns
 from bench.engine_runs import AUTO, OFF, Setting
 from bench.engine_session import SEED, check_room, fixed_figures
 from bench.machine import engine_facts
+from bench.serve.schedule import read_trace
 from bench.workloads.prompts import tokenised
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, uncounted
 from draft.head_checkpoint import parse_head_config
-from specdec.client.prompt import ChatTurn
 from specdec.config import EngineConfig
 from specdec.control.estimates.costs import CostTable
 from specdec.core.types import POSITIONS, DrafterStats, SamplingParams
 from specdec.engine.build import build_parts, with_profile
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.profile_costs import profile_costs
-from specdec.errors import SpecdecError
+from specdec.errors import ConfigError, SpecdecError
 from specdec.load.figures import rounded
-from specdec.load.request import LoadRequest
 from specdec.models.hf import read_json
 from specdec.models.memory import measure_model
 from specdec.models.progress import Progress
@@ -106,37 +103,20 @@ def _load(base: EngineParts, kind: str, ref: str) -> Candidate:
     return Candidate(f"{kind} {ref}", with_profile(parts, None), level_ms)
 
 
-class PromptLine(BaseModel):
-    """A line of a prompts file; other fields are ignored."""
-
-    prompt: str = ""
-    messages: tuple[ChatTurn, ...] = ()
-    max_tokens: int = Field(128, ge=1)
-
-
 def file_prompts(file: Path, tokenizer: Tokenizer, count: int, max_tokens: int | None) -> Workload:
-    """The first ``count`` prompts of a file of JSON lines (`PromptLine`), after one that warms up.
+    """The first ``count`` prompts of a trace (`read_trace`), after one that warms up.
 
     Raises:
         BenchError: the file cannot be read, or a line cannot be used; names it.
     """
     found: list[BenchPrompt] = []
-    number = 0
     try:
-        # `splitlines` also splits at U+2028, which JSON may contain.
-        for number, text in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
-            if not text.strip() or len(found) > count:
-                continue
-            line = PromptLine.model_validate_json(text)
-            if bool(line.prompt) == bool(line.messages):
-                raise BenchError("give `prompt`, a text, or `messages`, with role and content")
-            request = LoadRequest(f"line {number}", max_tokens or line.max_tokens, line.prompt, line.messages)
-            found.append(tokenised(request, tokenizer))
-    except ValidationError as error:
-        (field, what), *_ = ((".".join(map(str, one["loc"])), one["msg"]) for one in error.errors())
-        raise BenchError(f"--prompts-file {file}, line {number}: {field} {what}") from None
-    except (BenchError, WorkloadUnavailableError, OSError, UnicodeDecodeError) as error:
-        raise BenchError(f"--prompts-file {file}, line {number}: {error}") from None
+        for _, ask in read_trace(file)[: count + 1]:
+            found.append(tokenised(dataclasses.replace(ask, max_tokens=max_tokens or ask.max_tokens), tokenizer))
+    except ConfigError as error:
+        raise BenchError(f"--prompts-file: {str(error).removeprefix('trace: ')}") from None
+    except WorkloadUnavailableError as error:
+        raise BenchError(f"--prompts-file: {ask.name}: {error}") from None
     if len(found) < 2:
         raise BenchError(f"--prompts-file {file}: {len(found)} prompts; give two or more, the first is a warm-up")
     return Workload("prompts", tuple((prompt,) for prompt in [*uncounted(found[:1]), *found[1:]]))

@@ -260,6 +260,8 @@ def tokenised(request: LoadRequest, tokenizer: Tokenizer) -> BenchPrompt:
         if not tokenizer.has_chat_template:
             raise WorkloadUnavailableError("the model has no chat template; choose an instruct model")
         ids = tokenizer.encode_chat([{"role": turn.role, "content": turn.content} for turn in request.chat])
+    elif request.ids:
+        ids = list(request.ids)
     elif request.gap is not None:
         ids, ends = _fim_ids(request.gap, tokenizer)
     else:

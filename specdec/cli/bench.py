@@ -51,7 +51,7 @@ def _drafts_fields(command: Command) -> Command:
 )  # fmt: skip
 @click.option(
     "--prompts-file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Your own prompts instead: JSON lines with `prompt`, or `messages` of `role` and `content`; and `max_tokens`.",
+    help="Your own prompts instead: JSON lines as for `specdec replay`, with `prompt` or `messages`, and `max_tokens`.",
 )  # fmt: skip
 @count_option("--prompts", default=8, help="Per workload, or of the file; one more is a warm-up.")
 @click.option("--max-tokens", type=click.IntRange(min=8), help="Length limit of an answer; default: each prompt's own.")

@@ -197,8 +197,9 @@ _WARMS_UP = "shared-prefix"  # plain texts, because prompts of the trace would t
 def replay_command(trace: Path, speed: float, **values: Any) -> None:
     """Send the requests of TRACE at their recorded times, and measure the answers.
 
-    TRACE is the folder of `specdec serve --capture`, or a file of JSON lines: objects with offset_s and one of prompt,
-    prompt_ids, messages, or prefix and suffix. The report is that of `specdec bench serve`.
+    TRACE is the folder of `specdec serve --capture`, or a file of JSON lines: objects with one of prompt, prompt_ids,
+    messages, or prefix and suffix, and offset_s, without which all are sent at once. The report is that of `specdec
+    bench serve`.
 
     Not replayed: grammars, penalties, logit_bias, stop tokens, min_tokens, time limits, priorities, and samples after
     the first. Over HTTP also sessions, and predictions of captured requests, which are token ids.

@@ -33,8 +33,8 @@ class TraceLine(BaseModel):
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
-    offset_s: float = Field(ge=0)
-    """Arrival in seconds, after any time that is the same for all lines."""
+    offset_s: float = Field(0.0, ge=0)
+    """Arrival in seconds, after any time that is the same for all lines; without it all arrive at once."""
     name: str = ""
     prompt: str | None = None
     prompt_ids: list[Token] | None = Field(None, min_length=1)

@@ -143,10 +143,10 @@ def test_bad_candidates_are_refused_by_the_name_of_their_option(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
-        (["{}\n"], "line 1: give `prompt`"),
-        ([{"prompt": "a"}, "{\n"], "line 2:  Invalid JSON"),
-        ([{"prompt": "a"}, {"messages": [{"role": "user"}]}], r"line 2: messages\.0\.content Field required"),
-        ([{"prompt": "a", "max_tokens": 0}], "line 1: max_tokens Input should"),
+        (["{}\n"], "line 1: .*exactly one of prompt, "),
+        ([{"prompt": "a"}, "{\n"], "line 2: .*Invalid JSON"),
+        ([{"prompt": "a"}, {"messages": [{"role": "user"}]}], r"line 2: messages\.0\.content: Field required"),
+        ([{"prompt": "a", "max_tokens": 0}], "line 1: max_tokens: Input should"),
         ([{"prompt": "a"}], "1 prompts; give two or more"),
         (['{"prompt": "a\u2028b"}\n'], "1 prompts; give two or more"),  # ends no line
     ],
@@ -154,8 +154,15 @@ def test_bad_candidates_are_refused_by_the_name_of_their_option(tmp_path: Path) 
 def test_a_bad_line_is_named(
     loaded: tuple[EngineParts, list[Candidate]], tmp_path: Path, lines: list[object], problem: str
 ) -> None:
-    with pytest.raises(BenchError, match=f"--prompts-file .*{problem}"):
+    with pytest.raises(BenchError, match=f"--prompts-file.*{problem}"):
         file_prompts(prompts(tmp_path, *lines), loaded[0].tokenizer, 8, None)
+
+
+def test_captured_prompts_keep_their_tokens(loaded: tuple[EngineParts, list[Candidate]], tmp_path: Path) -> None:
+    lines = [{"offset_s": 1.7e9, "prompt_ids": [5, 6]}, {"offset_s": 1.8e9, "prompt_ids": [7], "prediction_ids": [8]}]
+    (first,), (second,) = file_prompts(prompts(tmp_path, *lines), loaded[0].tokenizer, 8, 9).groups
+    assert (first.prompt_ids, first.counted) == ((5, 6), False)
+    assert (second.prompt_ids, second.prediction_ids, second.stopping.max_tokens) == ((7,), (8,), 9)
 
 
 def test_a_missing_file_of_prompts_is_said_before_anything_is_loaded(tmp_path: Path) -> None:

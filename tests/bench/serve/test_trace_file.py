@@ -81,7 +81,7 @@ def test_what_it_may_not(tmp_path: Path, change: dict[str, Any], problem: str) -
 @pytest.mark.parametrize(
     ("item", "problem"),
     [
-        ([1], "object"), ({"prompt": "x"}, "offset_s"), ({"offset_s": 1}, "exactly one"),
+        ([1], "object"), ({"prompt": "x", "offset_s": None}, "offset_s"), ({"offset_s": 1}, "exactly one"),
         ({"offset_s": 1, "messages": [1]}, "messages"), ({"offset_s": 1, "messages": [{"role": "user"}]}, "messages"),
     ],
 )  # fmt: skip

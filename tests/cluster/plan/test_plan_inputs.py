@@ -59,7 +59,7 @@ def test_a_captured_trace_is_replayed(tmp_path: Path) -> None:
     [
         ("{", "line 1: .*JSON"),
         ("[]", "line 1: .*object"),
-        ('{"prompt_ids": [1]}', "offset_s"),
+        ('{"offset_s": -1, "prompt_ids": [1]}', "offset_s"),
         ('{"offset_s": 0, "prompt": "text", "max_tokens": 1}', "specdec serve --capture"),
         ('{"offset_s": 0, "prompt_ids": [-1], "max_tokens": 1}', "prompt_ids"),
         ('{"offset_s": 0, "prompt_ids": [1], "max_tokens": 0}', "max_tokens"),
