@@ -755,7 +755,9 @@ class GrammarOptions(_message.Message):
     EBNF_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """The text of a JSON schema, an object. White space between tokens is unrestricted."""
+    """The text of a JSON schema, an object. Between tokens the answer may have one space, or one or two line breaks and
+    up to 40 characters of indentation; `"x-guidance": {"whitespace_flexible": false}` in the schema allows none.
+    """
     json_object: _builtins.bool
     """True: any JSON object."""
     regex: _builtins.str
