@@ -81,7 +81,7 @@ def device_needs(
     ]
 
 
-FP8_CAPABILITY = (8, 9)  # first CUDA compute capability with float8 conversions
+FP8_CAPABILITY = (8, 9)  # first CUDA compute capability with float8 conversions; AMD's GPUs have another float8
 
 
 def build_device_decoder(
@@ -102,7 +102,7 @@ def build_device_decoder(
     max_logit_rows = min(config.max_step_rows, config.max_batch * MAX_NODES)
     max_positions = positions + PAGE_SIZE
     if device.type == "cuda":
-        if kv_dtype == FP8 and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        if kv_dtype == FP8 and (torch.version.hip or torch.cuda.get_device_capability(device) < FP8_CAPABILITY):
             raise ConfigError("engine.kv_dtype: this GPU does not support fp8; set it to auto")
         needs = device_needs(
             model, kv_dtype, device, pages=pages, max_rows=config.max_step_rows, max_logit_rows=max_logit_rows,

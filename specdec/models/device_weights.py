@@ -205,7 +205,7 @@ class ReferenceLinear(DeviceLinear):
 
 logger = logging.getLogger(__name__)
 
-FP8_CAPABILITY = (9, 0)  # the least compute capability with fp8 products
+FP8_CAPABILITY = (9, 0)  # the least CUDA compute capability with fp8 products; AMD's GPUs have another fp8 type
 WAY_OUT = "run the model on the CPU, or use one of 4 bits in groups of 32, 64 or 128"
 
 
@@ -248,8 +248,8 @@ def load_device_model(
     cache_dir, progress = cache_dir.expanduser(), progress or silent
     checkpoint = resolve(ref, cache_dir, progress)
     source, types = checkpoint.open(), DeviceTypes.of(dtype)
-    if types.fp8 and device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
-        raise ModelError("engine.device_dtype: this GPU has no fp8 products; set it to bf16 or fp16")
+    if types.fp8 and device.type == "cuda" and not _has_fp8_products(device):
+        raise ModelError("engine.device_dtype: this GPU has no products of float8 e4m3; set it to bf16 or fp16")
     check_heads(checkpoint.name, source.config)
     check_shapes(source)
     _check_memory(source, types, device)
@@ -258,6 +258,10 @@ def load_device_model(
     held = "int4" if _stays_int4(source, types) else types.name
     digest = hashlib.sha256(f"{checkpoint.fingerprint()}|{dtype}|{held}".encode()).hexdigest()
     return LoadedModel(checkpoint.name, config, held, weights, tokenizer, digest, digest)
+
+
+def _has_fp8_products(device: torch.device) -> bool:
+    return not torch.version.hip and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
 def check_heads(name: str, config: ModelConfig) -> None:

@@ -174,10 +174,15 @@ def test_the_device_works_while_sampling_is_prepared_and_the_controller_learns()
     assert log == ["compute", "row", "read", *["compute", "row", "add", "read"] * 2, "add"]
 
 
-def test_a_gpu_without_float8_is_named() -> None:
+@pytest.mark.parametrize(("capability", "hip"), [((8, 0), None), ((9, 4), "6.2")], ids=["A100", "MI300"])
+def test_a_gpu_without_float8_is_named(capability: tuple[int, int], hip: str | None) -> None:
+    """An MI300 has a float8 whose values are not those of the kernels'."""
     model, wanted = device_model(SMALL, "fp16"), config(device_dtype="fp16", kv_dtype="fp8")
-    old = mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 0))
-    with old, pytest.raises(ConfigError, match=r"engine\.kv_dtype: this GPU does not support fp8"):
+    with (
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=capability),
+        mock.patch.object(torch.version, "hip", hip),
+        pytest.raises(ConfigError, match=r"engine\.kv_dtype: this GPU does not support fp8"),
+    ):
         build_device_decoder(wanted, model, torch.device("cuda"), 1, 64)
 
 

@@ -110,6 +110,17 @@ def test_unsupported_head_sizes_are_rejected(tmp_path: Path) -> None:
         load_device_model("random:narrow", dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16)
 
 
+@pytest.mark.parametrize(("capability", "hip"), [((8, 9), None), ((9, 4), "6.2")], ids=["RTX 4090", "MI300"])
+def test_a_gpu_without_float8_products_is_named(capability: tuple[int, int], hip: str | None, tmp_path: Path) -> None:
+    """An MI300 has a float8 whose values are not those of the kernels'."""
+    with (
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=capability),
+        mock.patch.object(torch.version, "hip", hip),
+        pytest.raises(ModelError, match=r"engine\.device_dtype: this GPU has no products of float8"),
+    ):
+        load_device_model("random:tiny", dtype="fp8", cache_dir=tmp_path, device=torch.device("cuda"), max_rows=16)
+
+
 def test_the_tiny_shape_runs_on_a_gpu(tmp_path: Path) -> None:
     model = load_device_model("random:tiny", dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16)
     decoder = DeviceDecoder(model, 2, place(), max_entries=1, max_rows=16, max_logit_rows=16, max_positions=64)
