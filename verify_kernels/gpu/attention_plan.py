@@ -55,7 +55,7 @@ from verify_kernels.gpu.attention_workspace import (
     WORK_FIELDS,
     AttentionWorkspace,
 )
-from verify_kernels.gpu.kernel_launch import CompileCase, StepRows, await_previous, check_rank, exchange, launch_options
+from verify_kernels.gpu.kernel_launch import CompileCase, StepRows, await_previous, exchange, launch_options
 
 
 @triton.jit
@@ -359,7 +359,7 @@ def attention_plan(step: StepRows, workspace: AttentionWorkspace) -> None:
     nothing is read out of bounds.
 
     Raises:
-        ValueError: a shape, dtype, device or layout is wrong, or the workspace is too small.
+        ValueError: the workspace is too small.
     """
     rows, entries = check_step(step, workspace)
     tile = workspace.tile(rows, entries)
@@ -379,19 +379,16 @@ def attention_plan(step: StepRows, workspace: AttentionWorkspace) -> None:
 
 
 def check_step(step: StepRows, workspace: AttentionWorkspace) -> tuple[int, int]:
-    """Check a step's arrays and that the workspace holds the step; return its rows and entries.
+    """Check that the workspace holds the step; return its rows and entries.
 
     Raises:
-        ValueError: an array is wrong, or the workspace is too small.
+        ValueError: the workspace is too small.
     """
-    check_rank("entry_ctx", step.entry_ctx, 1)
-    check_rank("depth", step.depth, 1)
     (entries,), (rows,) = step.entry_ctx.shape, step.depth.shape
     if not 1 <= entries <= workspace.max_entries:
         raise ValueError(f"entry_ctx: {entries} entries; the workspace takes 1 to {workspace.max_entries}")
     if not 1 <= rows <= workspace.max_rows:
         raise ValueError(f"depth: {rows} rows; the workspace takes 1 to {workspace.max_rows}")
-    step.check(rows, entries, workspace.header.device)
     return rows, entries
 
 

@@ -1,8 +1,13 @@
-"""What launchers share: checks of tensors, a step's rows, and the description of a case to compile ahead of time."""
+"""What launchers share: chips and launch options, waits, a step's rows, and cases to compile ahead of time.
+
+A launcher does not check its tensors. The caller guarantees what its docstring says of them, and that they lie on one
+device, are contiguous where nothing else is said, and, if floating-point, start at a multiple of 16 bytes: for others
+triton picks another layout, and with it another order of additions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -13,11 +18,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-ROW_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 HALF_TYPES = (torch.float16, torch.bfloat16)
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0  # the largest finite e4m3 value
-INDEX = (torch.int32,)
 
 CHIPS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")  # chips with tiles of their own
 SMALL = ("sm_89", "sm_120")  # those with 99 KiB of shared memory per program
@@ -105,54 +108,6 @@ def await_before_linear() -> None:
         release_next()
 
 
-def check_tensor(
-    name: str, tensor: Tensor, shape: Sequence[int], dtypes: Iterable[torch.dtype], device: torch.device
-) -> None:
-    """Check one contiguous tensor.
-
-    Floating-point tensors must start at a multiple of 16 bytes: for others triton picks another layout, and with it
-    another order of additions.
-
-    Raises:
-        ValueError: the shape, dtype, device or layout is wrong; names the tensor and what it must be.
-    """
-    if tuple(tensor.shape) != tuple(shape):
-        raise ValueError(f"{name}: has shape {tuple(tensor.shape)}; must be {tuple(shape)}")
-    if tensor.dtype not in dtypes:
-        raise ValueError(f"{name}: is {tensor.dtype}; must be one of {', '.join(map(str, dtypes))}")
-    if tensor.device != device:
-        raise ValueError(f"{name}: is on {tensor.device}; must be on {device}")
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name}: has strides {tensor.stride()}; must be contiguous")
-    if tensor.is_floating_point() and tensor.data_ptr() % 16:
-        raise ValueError(f"{name}: must start at a multiple of 16 bytes; pass a tensor that is no odd slice")
-
-
-def check_rank(name: str, tensor: Tensor, rank: int) -> None:
-    """Check the number of dimensions, before shapes are read off it.
-
-    Raises:
-        ValueError: the number is another.
-    """
-    if tensor.dim() != rank:
-        raise ValueError(f"{name}: has shape {tuple(tensor.shape)}; must have {rank} dimensions")
-
-
-def check_scales(
-    kv_dtype: torch.dtype, kv_heads: int, device: torch.device, k_scale: Tensor | None, v_scale: Tensor | None
-) -> None:
-    """Check a KV pool's scales, float32 [kv_heads]: float8 pools need them, others have none.
-
-    Raises:
-        ValueError: a scale is missing, superfluous or of a wrong form; names it.
-    """
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if (scale is not None) != (kv_dtype == FP8):
-            raise ValueError(f"{name}: float8 pools need it and other pools have none; the pool is {kv_dtype}")
-        if scale is not None:
-            check_tensor(name, scale, (kv_heads,), (torch.float32,), device)
-
-
 @dataclass(frozen=True, slots=True)
 class StepRows:
     """Where a step's rows stand: int32 arrays on the device, over B entries and N rows, padding included."""
@@ -163,16 +118,6 @@ class StepRows:
     parent: Tensor  # [N] parent's row of the same entry; -1 for an entry's first
     depth: Tensor  # [N] position less ctx
     page_table: Tensor  # [B, max_pages] page ids
-
-    def check(self, rows: int, entries: int, device: torch.device) -> None:
-        """Check all arrays; raises ValueError, which names the array."""
-        check_tensor("entry_of", self.entry_of, (rows,), INDEX, device)
-        check_tensor("entry_start", self.entry_start, (entries + 1,), INDEX, device)
-        check_tensor("entry_ctx", self.entry_ctx, (entries,), INDEX, device)
-        check_tensor("parent", self.parent, (rows,), INDEX, device)
-        check_tensor("depth", self.depth, (rows,), INDEX, device)
-        check_rank("page_table", self.page_table, 2)
-        check_tensor("page_table", self.page_table, (entries, self.page_table.shape[1]), INDEX, device)
 
 
 @dataclass(frozen=True, slots=True)

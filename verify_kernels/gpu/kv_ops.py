@@ -9,19 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.attention_workspace import HEAD_DIMS
 from verify_kernels.gpu.kernel_launch import (
-    FP8,
     FP8_LARGEST,
-    INDEX,
-    ROW_TYPES,
     CompileCase,
     StepRows,
     await_previous,
-    check_rank,
-    check_scales,
-    check_tensor,
     exchange,
     launch_options,
 )
@@ -176,19 +169,11 @@ def write_kv(
     ``step``, cos, sin and norms are read before the kernel waits (`await_only`): the launch just before must not write
     them. Padding, and a row outside the rows of its entry, is left alone; a row whose slot has no page is not written.
     All arithmetic is float32 and of the row alone.
-
-    Raises:
-        ValueError: a shape, dtype, device or layout is wrong, or norms or scales do not go together.
     """
-    _check_write(qkv, q_out, k_pool, v_pool, cos, sin)
     rows, heads, head_dim = q_out.shape
-    check_rank("page_table", step.page_table, 2)
-    entries, max_pages = step.page_table.shape
-    step.check(rows, entries, qkv.device)
-    _check_norms(head_dim, qkv.device, q_norm, k_norm)
-    check_scales(k_pool.dtype, k_pool.shape[1], qkv.device, k_scale, v_scale)
     if rows == 0:
         return
+    entries, max_pages = step.page_table.shape
     kv_heads = k_pool.shape[1]
     half_block, tile_heads = _write_tile(head_dim)
     write_kv_kernel[(rows, triton.cdiv(heads + 2 * kv_heads, tile_heads))](
@@ -203,30 +188,17 @@ def write_kv(
 def move_kv(k_pool: Tensor, v_pool: Tensor, source: Tensor, target: Tensor, n_moves: Tensor) -> None:
     """Copy KV of slots ``source`` to slots ``target`` in all layers. One launch.
 
-    k_pool, v_pool: [layers, pages, kv_heads, 64, head_dim], any type of 1 to 4 bytes. source, target: int32
-    [entries, max_moves], slots of the pool (page * 64 + lane), of which an entry's first ``n_moves`` (int32 [entries])
-    are looked at; a pair with a slot that is none, or with two equal ones, is passed over.
+    k_pool, v_pool: [layers, pages, kv_heads, 64, head_dim] of less than 2^31 slots, of a type of 1 to 4 bytes; a row
+    is a multiple of 4 bytes. source, target: int32 [entries, max_moves], slots of the pool (page * 64 + lane), of which
+    an entry's first ``n_moves`` (int32 [entries]) are looked at; a pair with a slot that is none, or with two equal
+    ones, is passed over.
 
     Within an entry a move's target is no later move's source, as along an accepted path, where targets ascend and
     never overtake sources; then it is as if moves were made one after the other. Entries share no slots.
-
-    Raises:
-        ValueError: a shape, dtype, device or layout is wrong.
     """
-    check_rank("k_pool", k_pool, 5)
-    layers, pages, kv_heads, lanes, head_dim = k_pool.shape
-    if lanes != PAGE_SIZE or not 0 <= pages * PAGE_SIZE < 2**31:
-        raise ValueError(f"k_pool: {pages} pages of {lanes}; must be pages of {PAGE_SIZE}, less than 2^31 slots in all")
-    if head_dim * k_pool.element_size() % 4:
-        raise ValueError(f"k_pool: {head_dim} values of {k_pool.dtype} in a row; must be a multiple of 4 bytes")
-    check_tensor("k_pool", k_pool, k_pool.shape, (*ROW_TYPES, FP8), k_pool.device)
-    check_tensor("v_pool", v_pool, k_pool.shape, (k_pool.dtype,), k_pool.device)
-    check_rank("source", source, 2)
-    check_tensor("source", source, source.shape, INDEX, k_pool.device)
-    check_tensor("target", target, source.shape, INDEX, k_pool.device)
-    check_tensor("n_moves", n_moves, source.shape[:1], INDEX, k_pool.device)
     if source.numel() == 0 or k_pool.numel() == 0:
         return
+    layers, pages, kv_heads, _, head_dim = k_pool.shape
     words = head_dim * k_pool.element_size() // 4
     move_kv_kernel[(source.shape[0], layers, kv_heads)](
         k_pool.view(torch.int32), v_pool.view(torch.int32), source, target, n_moves, source.shape[1], kv_heads, pages,
@@ -291,33 +263,3 @@ def _write_tile(head_dim: int) -> tuple[int, int]:
 
 def _move_tile(words: int) -> dict[str, int]:
     return {"WORDS": words, "WORDS_BLOCK": triton.next_power_of_2(words), "CHUNK": MOVE_CHUNK}
-
-
-def _check_write(qkv: Tensor, q_out: Tensor, k_pool: Tensor, v_pool: Tensor, cos: Tensor, sin: Tensor) -> None:
-    device = qkv.device
-    check_rank("q_out", q_out, 3)
-    check_rank("k_pool", k_pool, 4)
-    check_rank("cos", cos, 2)
-    rows, heads, head_dim = q_out.shape
-    pages, kv_heads = k_pool.shape[:2]
-    if head_dim not in HEAD_DIMS:
-        raise ValueError(f"q_out: has head_dim {head_dim}; must be one of {HEAD_DIMS}")
-    if cos.shape[0] == 0:
-        raise ValueError("cos: has no positions; must have at least one")
-    check_tensor("qkv", qkv, (rows, (heads + 2 * kv_heads) * head_dim), ROW_TYPES, device)
-    check_tensor("k_pool", k_pool, (pages, kv_heads, PAGE_SIZE, head_dim), (*ROW_TYPES, FP8), device)
-    check_tensor("v_pool", v_pool, k_pool.shape, (k_pool.dtype,), device)
-    check_tensor("cos", cos, (cos.shape[0], head_dim // 2), (torch.float32,), device)
-    check_tensor("sin", sin, cos.shape, (torch.float32,), device)
-    if q_out.stride()[1:] != (head_dim, 1) or q_out.stride(0) < heads * head_dim:
-        raise ValueError(f"q_out: has strides {q_out.stride()}; heads must lie side by side, rows may be apart")
-    if q_out.dtype not in ROW_TYPES or q_out.device != device or q_out.data_ptr() % 16:
-        raise ValueError(f"q_out: is {q_out.dtype} on {q_out.device}; must be a 16-byte aligned float on {device}")
-
-
-def _check_norms(head_dim: int, device: torch.device, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
-    if (q_norm is None) != (k_norm is None):
-        raise ValueError("q_norm, k_norm: one is None; give both or none")
-    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
-        if norm is not None:
-            check_tensor(name, norm, (head_dim,), ROW_TYPES, device)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import ROW_TYPES, SMALL, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import SMALL, CompileCase
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,31 +208,6 @@ class LinearWorkspace:
                 f"workspace: has {self.partials.numel()} partials and {self.counters.numel()} counters, "
                 f"this layer needs {launch.partials} and {launch.counters}; make it for_layers() with this one"
             )
-
-
-def check_result(
-    out: Tensor,
-    rows: int,
-    n: int,
-    device: torch.device,
-    *,
-    inputs: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-) -> None:
-    """Check a linear layer's output, bias and residual.
-
-    Raises:
-        ValueError: a shape, dtype, device or layout is wrong, or ``out`` is ``x``; names the argument.
-    """
-    check_rank("out", out, 2)
-    check_tensor("out", out, (rows, n), ROW_TYPES, device)
-    if out.numel() and out.data_ptr() == inputs.data_ptr():
-        raise ValueError("out: is x; programs would read what others have overwritten, pass another tensor")
-    if bias is not None:
-        check_tensor("bias", bias, (n,), ROW_TYPES, device)
-    if residual is not None:
-        check_tensor("residual", residual, (rows, n), ROW_TYPES, device)
 
 
 def launches(kind: LinearKind, group: int = 128) -> list[LinearLaunch]:

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import INDEX, CompileCase, check_tensor, launch_options
+from verify_kernels.gpu.kernel_launch import CompileCase, launch_options
 from verify_kernels.gpu.sampling_choose import choose_kernel, shorten_kernel
 from verify_kernels.gpu.sampling_scan import (
     apply_edits_kernel,
@@ -19,7 +18,6 @@ from verify_kernels.gpu.sampling_scan import (
     undo_edits_kernel,
 )
 from verify_kernels.gpu.sampling_table import EDIT_BLOCK, SamplingNeeds, SamplingPlan, SamplingTable, SamplingWorkspace
-from verify_kernels.sampling import MAX_WIDTH
 
 SCAN_WARPS = 8
 SHORTEN_WARPS = 16
@@ -181,19 +179,12 @@ def _divisible(kernel: Any, signature: dict[str, str], even: bool) -> tuple[str,
     return tuple(name for name in signature if name in (*looked_at, *numbers))
 
 
-_DOUBLE = (torch.float64,)
-
-
 def greedy(logits: Tensor, workspace: SamplingWorkspace, tokens: Tensor) -> None:
     """The lowest id of each row's largest logit, -1 where none is live. Two launches.
 
-    logits: float32 [rows, vocab], unit stride in a row. tokens: int32 [rows].
-
-    Raises:
-        ValueError: a shape, dtype, device or layout is wrong, or ``workspace`` is for another vocabulary or fewer rows.
+    logits: float32 [rows, vocab], unit stride in a row, of ``workspace``'s vocabulary and at most its rows. tokens:
+    int32 [rows].
     """
-    _check_logits(logits, workspace, None)
-    check_tensor("tokens", tokens, (logits.shape[0],), INDEX, logits.device)
     _run(GREEDY, logits, None, False, workspace, 1, tokens, None)
 
 
@@ -203,14 +194,9 @@ def sample(
     """The token each row takes, -1 where none is live or the row is inert.
 
     Two launches; five with ``needs.filters``; two more with ``needs.edits``, which write into ``logits`` and restore
-    them. needs: what `SamplingTable.fill` said, or more. logits: float32 [rows, vocab], rows apart; tokens: int32
-    [rows]. Rows of ``table`` beyond the logits' are not looked at.
-
-    Raises:
-        ValueError: a shape, dtype, device or layout is wrong, or ``table`` or ``workspace`` does not fit the logits.
+    them. needs: what `SamplingTable.fill` said, or more. logits, workspace and tokens: as in `greedy`, rows do not
+    overlap. ``table`` has at least the logits' rows; others are not looked at.
     """
-    _check_logits(logits, workspace, table)
-    check_tensor("tokens", tokens, (logits.shape[0],), INDEX, logits.device)
     variant = FILTERED if needs.filters else NOISY if needs.noise else GREEDY
     _with_edits(variant, logits, table, needs, workspace, 1, tokens, None)
 
@@ -228,15 +214,8 @@ def children(
     ids: int32 [rows, width], width 1 to 64, -1 beyond the last; values: float64 [rows, width], log-probabilities in
     the processed and filtered distribution, -inf beyond the last. Five launches, seven with ``needs.edits``. The rest
     as in `sample`.
-
-    Raises:
-        ValueError: as in `sample`, or width is out of range.
     """
-    _check_logits(logits, workspace, table)
-    width = _width("ids", ids, 1)
-    check_tensor("ids", ids, (logits.shape[0], width), INDEX, logits.device)
-    check_tensor("values", values, (logits.shape[0], width), _DOUBLE, logits.device)
-    _with_edits(CHILDREN, logits, table, needs, workspace, width, ids, values)
+    _with_edits(CHILDREN, logits, table, needs, workspace, ids.shape[1], ids, values)
 
 
 def logprobs(
@@ -245,18 +224,9 @@ def logprobs(
     """log softmax of the logits as they are: of ``tokens`` int32 [rows], and of the best ``top`` per row.
 
     chosen: float64 [rows], -inf where the token is -1; ids: int32 [rows, top], top 0 to 64, by falling probability,
-    -1 beyond the last; values: float64 [rows, top]. Five launches.
-
-    Raises:
-        ValueError: a shape, dtype, device or layout is wrong, ``workspace`` does not fit, or top is out of range.
+    -1 beyond the last; values: float64 [rows, top]. Five launches. logits and workspace: as in `greedy`.
     """
-    _check_logits(logits, workspace, None)
-    rows, top = logits.shape[0], _width("ids", ids, 0)
-    check_tensor("tokens", tokens, (rows,), INDEX, logits.device)
-    check_tensor("chosen", chosen, (rows,), _DOUBLE, logits.device)
-    check_tensor("ids", ids, (rows, top), INDEX, logits.device)
-    check_tensor("values", values, (rows, top), _DOUBLE, logits.device)
-    _run(LOGPROBS, logits, None, False, workspace, top, ids, values, tokens, chosen)
+    _run(LOGPROBS, logits, None, False, workspace, ids.shape[1], ids, values, tokens, chosen)
 
 
 def compile_cases() -> list[CompileCase]:
@@ -346,24 +316,3 @@ def _run(
         TOKENS=plan.tokens, SPLITS=plan.segments, COLUMNS=plan.columns(True), num_warps=CHOOSE_WARPS,
         **launch_options(ROW_OPTIONS, logits.device),
     )  # fmt: skip
-
-
-def _width(name: str, ids: Tensor, least: int) -> int:
-    if ids.dim() != 2 or not least <= ids.shape[1] <= MAX_WIDTH:
-        raise ValueError(f"{name}: has shape {tuple(ids.shape)}; must be [rows, {least} to {MAX_WIDTH}]")
-    return ids.shape[1]
-
-
-def _check_logits(logits: Tensor, workspace: SamplingWorkspace, table: SamplingTable | None) -> None:
-    if logits.dim() != 2 or logits.dtype != torch.float32 or logits.stride(1) != 1:
-        raise ValueError(f"logits: {logits.dtype} {tuple(logits.shape)}; must be float32 [rows, vocab], rows unbroken")
-    rows, vocab = logits.shape
-    if logits.stride(0) < vocab and rows > 1:
-        raise ValueError(f"logits: rows overlap, stride {logits.stride(0)}; pass contiguous ones")
-    if vocab != workspace.plan.vocab or rows > workspace.rows or workspace.counts.device != logits.device:
-        raise ValueError(
-            f"workspace: for {workspace.rows} x {workspace.plan.vocab} logits on {workspace.counts.device};"
-            f" got {rows} x {vocab} on {logits.device}"
-        )
-    if table is not None and (rows > table.rows or table.pool.device != logits.device):
-        raise ValueError(f"table: {table.rows} rows on {table.pool.device}; got {rows} on {logits.device}")

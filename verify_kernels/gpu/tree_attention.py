@@ -24,7 +24,6 @@ from verify_kernels.gpu.attention_workspace import (
     NODE_STOP,
     SPLIT,
     START,
-    TILE,
     TILE_FIRST,
     TILE_STOP,
     WORK_FIELDS,
@@ -35,14 +34,10 @@ from verify_kernels.gpu.attention_workspace import (
 from verify_kernels.gpu.kernel_launch import (
     CHIPS,
     FP8,
-    HALF_TYPES,
     CompileCase,
     StepRows,
     await_before_linear,
     await_previous,
-    check_rank,
-    check_scales,
-    check_tensor,
     launch_options,
     release_next,
 )
@@ -369,26 +364,22 @@ def tree_attention(
     The plan is read before the first of them waits (`await_only`), so another launch must stand between the plan's
     and these, as `write_kv` does.
 
-    q: [rows, heads, head_dim]; rows may be apart, so a view of qkv works. k_pool, v_pool: one layer's [pages,
-    kv_heads, 64, head_dim], into which K and V of the rows are written already; of q's dtype, or float8 e4m3 for q of
-    two bytes, with k_scale, v_scale: float32 [kv_heads], key = stored * scale; products are float16 then. out: [rows,
-    heads, head_dim], q's dtype. workspace: holds the plan that `attention_plan` made for ``step``. scale: of the
-    scores, above 0. window: a row at position p sees keys at positions > p - window; 0: all.
+    q: [rows, heads, head_dim]; rows may be apart by a multiple of 16 values, so a view of qkv works. k_pool, v_pool:
+    one layer's [pages, kv_heads, 64, head_dim], into which K and V of the rows are written already; of q's dtype, or
+    float8 e4m3 for q of two bytes, with k_scale, v_scale: float32 [kv_heads], key = stored * scale; products are
+    float16 then. out: [rows, heads, head_dim], q's dtype. workspace: of these heads and types, holds the plan that
+    `attention_plan` made for ``step``. scale: of the scores, above 0. window: a row at position p sees keys at
+    positions > p - window; 0: all.
 
     Every row gets the bits that decoding its path token by token gives it, see
     `verify_kernels.gpu.attention_workspace`. Masks need no ancestor words: rows are grouped by leaf path, on which a
     mask is a comparison of positions, for trees of any size. Padding rows are left alone.
 
     Raises:
-        ValueError: a shape, dtype, device or layout is wrong, scales are not given as asked, scale or window is out
-            of range, or the workspace is of another model or too small.
+        ValueError: scale or window is out of range, or the workspace is too small.
     """
     rows, entries = check_step(step, workspace)
     pages = step.page_table.shape[1]
-    if not 1 <= pages <= workspace.max_pages:
-        raise ValueError(f"page_table: {pages} pages per entry; the workspace takes 1 to {workspace.max_pages}")
-    _check_tensors(rows, q, k_pool, v_pool, out, workspace)
-    check_scales(workspace.kv_dtype, workspace.kv_heads, workspace.header.device, k_scale, v_scale)
     if not 0 < scale < math.inf:
         raise ValueError(f"scale: {scale}; must be above 0 and finite")
     if not 0 <= window < 2**30:
@@ -492,22 +483,3 @@ def _combine_case(head_dim: int, fold_segs: int, q_type: str, scaled: bool) -> C
         options=COMBINE_OPTIONS,
         targets=tuple(c for c in chips if attention_tile(c, head_dim, torch.bfloat16).fold_segs == fold_segs),
     )
-
-
-def _check_tensors(
-    rows: int, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, workspace: AttentionWorkspace
-) -> None:
-    ws, device = workspace, workspace.header.device
-    check_rank("k_pool", k_pool, 4)
-    if k_pool.shape[0] == 0:
-        raise ValueError("k_pool: has no pages; must have at least one")
-    check_tensor("k_pool", k_pool, (k_pool.shape[0], ws.kv_heads, TILE, ws.head_dim), (ws.kv_dtype,), device)
-    check_tensor("v_pool", v_pool, k_pool.shape, (ws.kv_dtype,), device)
-    if tuple(q.shape) != (rows, ws.heads, ws.head_dim):
-        raise ValueError(f"q: has shape {tuple(q.shape)}; must be {(rows, ws.heads, ws.head_dim)}")
-    types = (ws.kv_dtype,) if ws.kv_dtype != FP8 else HALF_TYPES
-    if q.dtype not in types or q.device != device:
-        raise ValueError(f"q: is {q.dtype} on {q.device}; must be one of {', '.join(map(str, types))} on {device}")
-    if q.stride()[1:] != (ws.head_dim, 1) or q.stride(0) % 16 or q.data_ptr() % 16:
-        raise ValueError(f"q: has strides {q.stride()}; heads must lie side by side, rows at multiples of 16 values")
-    check_tensor("out", out, q.shape, (q.dtype,), device)

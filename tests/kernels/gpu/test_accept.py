@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.reference.accept import accept as reference_accept
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry
 from verify_kernels.gpu.accept import MAX_NODES, AcceptResult, accept
-from verify_kernels.gpu.kernel_launch import StepRows
 
 RUNS = pytest.mark.parametrize("run", [accept, reference_accept], ids=["kernel", "reference"])
 N_PAGES = 64
@@ -209,52 +208,6 @@ def test_nothing_is_read_on_the_host(device: torch.device) -> None:
         result = AcceptResult.allocate(1, 4, device)
         launch(accept, rows, on(device, [6, 7, 8, 9, 4, 4]), 4, result=result)
     assert result.counts.tolist() == [5]
-
-
-_STEP = StepRows(
-    entry_of=torch.zeros(4).int(), entry_start=torch.zeros(3).int(), entry_ctx=torch.zeros(2).int(),
-    parent=torch.zeros(4).int(), depth=torch.zeros(4).int(), page_table=torch.zeros(2, 3).int(),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"entry_start": torch.zeros(2).int()}, "entry_start"),
-        ({"entry_ctx": torch.zeros(2).long()}, "entry_ctx"),
-        ({"entry_ctx": torch.zeros(2, 1).int()}, "entry_ctx"),
-        ({"root_row": torch.zeros(3).int()}, "root_row"),
-        ({"parent": torch.zeros(8).int()[::2]}, "parent"),
-        ({"tokens": torch.zeros(5).int()}, "tokens"),
-        ({"sampled": torch.zeros(4).long()}, "sampled"),
-        ({"sampled": torch.zeros(4, device="meta").int()}, "sampled"),
-        ({"sample_start": torch.zeros(1).int()}, "sample_start"),
-        ({"page_table": torch.zeros(1, 3).int()}, "page_table"),
-        ({"page_table": torch.zeros(2).int()}, "page_table"),
-        ({"n_pages": -1}, "n_pages"),
-        ({"n_pages": 2**25}, "n_pages"),
-        ({"result": AcceptResult.allocate(3, 2, torch.device("cpu"))}, r"result\.counts"),
-        ({"result": AcceptResult.allocate(2, MAX_NODES, torch.device("cpu"))}, r"result\.rows"),
-    ],
-)
-def test_a_bad_argument_is_named(change: dict[str, object], message: str) -> None:
-    four = torch.zeros(4).int()
-    two = torch.zeros(2).int()
-    given: dict[str, object] = {"root_row": two, "tokens": four, "sampled": four, "sample_start": two}
-    given |= {"n_pages": 9, "result": AcceptResult.allocate(2, 3, torch.device("cpu"))}
-    in_step = {name: value for name, value in change.items() if hasattr(_STEP, name)}
-    given |= {"step": replace(_STEP, **in_step)} | {n: v for n, v in change.items() if n not in in_step}  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=rf"^{message}: "):
-        accept(**given)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["rows", "emitted", "n_moves", "move_source", "move_target"])
-def test_a_bad_result_is_named(name: str) -> None:
-    result = AcceptResult.allocate(2, 3, torch.device("cpu"))
-    wrong = replace(result, **{name: getattr(result, name).float()})
-    two, four = torch.zeros(2).int(), torch.zeros(4).int()
-    with pytest.raises(ValueError, match=rf"^result\.{name}: "):
-        accept(_STEP, two, four, four, two, wrong, n_pages=1)
 
 
 @pytest.mark.parametrize(("entries", "depth"), [(0, 3), (2, -1)])

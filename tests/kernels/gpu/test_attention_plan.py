@@ -148,11 +148,10 @@ def test_padding_adds_no_work(device: torch.device) -> None:
     assert torch.equal(ws.work[: int(ws.header[0])], before)
 
 
-@pytest.mark.parametrize("name", ["entry_start", "entry_ctx", "parent", "depth"])
-@pytest.mark.parametrize("fault", ["dtype", "shape", "large", "empty"])
-def test_bad_arguments_are_named(device: torch.device, name: str, fault: str) -> None:
+@pytest.mark.parametrize("name", ["entry_ctx", "depth"])
+@pytest.mark.parametrize("times", [0, 800])
+def test_a_step_that_the_workspace_does_not_hold_is_refused(device: torch.device, name: str, times: int) -> None:
     step, _ = make_step(3, [(5, 0, 3)], device)
-    given = getattr(step, name)
-    spoilt = {"dtype": given.long(), "shape": given[:, None], "large": given.repeat(800), "empty": given[:0]}
-    with pytest.raises(ValueError, match=f"^({name}|entry_of|entry_start|parent):"):
-        attention_plan(replace(step, **{name: spoilt[fault]}), make_workspace(1, 4, device))
+    step = replace(step, **{name: getattr(step, name).repeat(times)})
+    with pytest.raises(ValueError, match=rf"^{name}: .*; the workspace takes 1 to"):
+        attention_plan(step, make_workspace(1, 4, device))

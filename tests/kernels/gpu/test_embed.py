@@ -75,23 +75,3 @@ def test_no_rows_are_no_work(device: torch.device) -> None:
     with recorded_launches() as launches:
         gather_rows(torch.ones(3, 4, device=device), indices([], device), torch.empty(0, 4, device=device))
     assert not launches
-
-
-@pytest.mark.parametrize(
-    ("table", "index", "out", "message"),
-    [
-        (torch.zeros(4), torch.zeros(2).int(), torch.zeros(2, 8), "table"),
-        (torch.zeros(4, 8).int(), torch.zeros(2).int(), torch.zeros(2, 8), "table"),
-        (torch.zeros(8, 4).T, torch.zeros(2).int(), torch.zeros(2, 8), "table"),
-        (torch.zeros(4, 8, device="meta"), torch.zeros(2).int(), torch.zeros(2, 8), "table"),
-        (torch.zeros(4, 8), torch.zeros(2).long(), torch.zeros(2, 8), "index"),
-        (torch.zeros(4, 8), torch.zeros(2, 1).int(), torch.zeros(2, 8), "index"),
-        (torch.zeros(4, 8), torch.zeros(4).int()[::2], torch.zeros(2, 8), "index"),
-        (torch.zeros(4, 8), torch.zeros(2).int(), torch.zeros(3, 8), "out"),
-        (torch.zeros(4, 8), torch.zeros(2).int(), torch.zeros(2, 7), "out"),
-        (torch.zeros(4, 8), torch.zeros(2).int(), torch.zeros(2, 8).double(), "out"),
-    ],
-)
-def test_a_bad_argument_is_named(table: Tensor, index: Tensor, out: Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{message}: "):
-        gather_rows(table, index, out)

@@ -148,29 +148,11 @@ def test_nothing_is_read_on_the_host(device: torch.device) -> None:
         linear_int4(x, weight, out, workspace=space)
 
 
-def test_bad_arguments_are_named(device: torch.device) -> None:
+def test_scratch_of_weights_in_order_is_refused(device: torch.device) -> None:
     weight, _ = random_int4(64, 128, 64, seeded(1), device, perm=True)
     x, out = torch.ones(2, 128, device=device).half(), torch.empty(2, 64, device=device)
-    good = {"x": x, "weight": weight, "out": out, "workspace": workspace(64, 128, "int4", device, 64, x.dtype)}
-    assert weight.perm is not None
-    bad: list[tuple[str, Any, str]] = [
-        ("x", x.float(), "x: is torch.float32"),
-        ("x", x[:, :64].contiguous(), "x: has shape"),
-        ("out", out[:1], "out: has shape"),
-        ("workspace", workspace(64, 128, "int4", device, 64), "workspace: lacks 256 values of torch.float16"),
-        ("weight", replace(weight, group=16), "weight.group: is 16"),
-        ("weight", replace(weight, words=weight.words.int()), "weight.words: is torch.int32"),
-        ("weight", replace(weight, quants=weight.quants[:, :, :1]), "weight.quants: has shape"),
-        ("weight", replace(weight, scale_type=torch.float32), "weight.scale_type: is torch.float32"),
-        ("weight", replace(weight, perm=weight.perm.long()), "weight.perm: is torch.int64"),
-    ]
-    for name, value, message in bad:
-        with pytest.raises(ValueError, match=message):
-            linear_int4(**{**good, name: value})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="out: is x"):
-        permute_columns(x, weight.perm, x)
-    with pytest.raises(ValueError, match="perm: has shape"):
-        permute_columns(x, weight.perm[:5], torch.empty_like(x))
+    with pytest.raises(ValueError, match=r"workspace: lacks 256 values of torch\.float16"):
+        linear_int4(x, weight, out, workspace=workspace(64, 128, "int4", device, 64))
 
 
 def test_bad_weights_are_rejected() -> None:

@@ -133,30 +133,3 @@ def test_no_capacity_for_moves_is_no_work(device, run):  # type: ignore[no-untyp
     before = bytes_of(k)
     run(k, v, *table(device, [[], []], 0))
     assert torch.equal(bytes_of(k), before)
-
-
-K = torch.zeros(1, 2, 1, 64, 64)
-LIST = torch.zeros(2, 3).int()
-
-
-@pytest.mark.parametrize(
-    ("k", "v", "source", "target", "n_moves", "message"),
-    [
-        (K[0], K, LIST, LIST, LIST[:, 0].clone(), "k_pool"),
-        (K.view(1, 4, 1, 32, 64), K, LIST, LIST, LIST[:, 0].clone(), "k_pool"),
-        (K.double(), K.double(), LIST, LIST, LIST[:, 0].clone(), "k_pool"),
-        (K.transpose(3, 4), K, LIST, LIST, LIST[:, 0].clone(), "k_pool"),
-        (K[..., :3].half().contiguous(), K, LIST, LIST, LIST[:, 0].clone(), "k_pool"),
-        (torch.zeros(1, 2**25, 1, 64, 64, device="meta"), K, LIST, LIST, LIST[:, 0].clone(), "k_pool"),
-        (K, K.half(), LIST, LIST, LIST[:, 0].clone(), "v_pool"),
-        (K, K[:, :1], LIST, LIST, LIST[:, 0].clone(), "v_pool"),
-        (K, K, LIST[0], LIST, LIST[:, 0].clone(), "source"),
-        (K, K, LIST.long(), LIST, LIST[:, 0].clone(), "source"),
-        (K, K, LIST.to("meta"), LIST, LIST[:, 0].clone(), "source"),
-        (K, K, LIST, LIST[:, :2].clone(), LIST[:, 0].clone(), "target"),
-        (K, K, LIST, LIST, LIST[0].clone(), "n_moves"),
-    ],
-)
-def test_a_bad_argument_is_named(k, v, source, target, n_moves, message):  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=rf"^{message}: "):
-        move_kv(k, v, source, target, n_moves)

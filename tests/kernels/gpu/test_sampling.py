@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -220,34 +219,6 @@ def test_division_and_weights_equal_the_cpus(device: torch.device) -> None:
     arithmetic_kernel[grid](*inputs[:2], quotient, inputs[2], weight, n, BLOCK=block, enable_fp_fusion=False)
     assert quotient.cpu().numpy().tobytes() == (x / divisor).tobytes()
     assert weight.cpu().numpy().tobytes() == softmax_weights(distance).tobytes()
-
-
-def test_wrong_arguments_are_named(device: torch.device) -> None:
-    logits, tokens = torch.zeros(2, 100, device=device), torch.zeros(2, dtype=torch.int32, device=device)
-    rows = [row()] * 2
-    table, needs = SamplingTable.of(rows, device), SamplingNeeds.of(rows)
-    workspace = SamplingWorkspace.allocate(2, SamplingPlan.of(100), device)
-    ids, values = torch.zeros(2, 3, dtype=torch.int32, device=device), torch.zeros(2, 3, device=device).double()
-    good = {"logits": logits, "table": table, "needs": needs, "workspace": workspace}
-    bad: list[tuple[str, dict[str, Any]]] = [
-        ("logits: torch.float16", {"logits": logits.half()}),
-        ("logits: rows overlap", {"logits": logits[:1].expand(2, 100)}),
-        ("logits: .* rows unbroken", {"logits": torch.zeros(100, 2, device=device).T}),
-        ("workspace: for 2 x 100", {"logits": torch.zeros(2, 99, device=device)}),
-        ("table: 1 rows", {"table": SamplingTable.of(rows[:1], device)}),
-        ("workspace: for 1 x 100", {"workspace": replace(workspace, rows=1)}),
-    ]
-    for message, change in bad:
-        with pytest.raises(ValueError, match=message):
-            sampling.sample(**(good | change), tokens=tokens)
-    with pytest.raises(ValueError, match="tokens: "):
-        sampling.greedy(logits, workspace, tokens.long())
-    with pytest.raises(ValueError, match=r"ids: .* 1 to 64"):
-        sampling.children(**good, ids=torch.zeros(2, 65, dtype=torch.int32, device=device), values=values)
-    with pytest.raises(ValueError, match="values: "):
-        sampling.children(**good, ids=ids, values=values.float())
-    with pytest.raises(ValueError, match="chosen: "):
-        sampling.logprobs(logits, tokens, workspace, values[:, 0], ids, values)
 
 
 def test_too_large_inputs_are_rejected(device: torch.device) -> None:

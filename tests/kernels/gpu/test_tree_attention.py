@@ -1,4 +1,4 @@
-"""Tree attention: right by the oracle and the torch twin, strict about its arguments, unharmed by nonsense."""
+"""Tree attention: right by the oracle and the torch twin, unharmed by nonsense."""
 
 from __future__ import annotations
 
@@ -135,64 +135,17 @@ def test_invalid_values_on_the_device_cause_no_fault(device: torch.device) -> No
         assert int(ws.header[1]) * 9 <= ws.slots
 
 
-BAD: list[tuple[str, str]] = [
-    ("q", "shape"), ("q", "dtype"), ("q", "strides"), ("k_pool", "shape"), ("k_pool", "dtype"), ("v_pool", "shape"),
-    ("out", "dtype"), ("out", "shape"), ("entry_of", "shape"), ("entry_of", "dtype"), ("entry_start", "shape"),
-    ("entry_ctx", "dtype"), ("depth", "rows"), ("page_table", "shape"), ("page_table", "wide"), ("scale", "zero"),
-    ("scale", "infinite"), ("window", "negative"), ("k_scale", "given"), ("v_scale", "given"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "fault"), BAD)
-def test_bad_arguments_are_named(device: torch.device, name: str, fault: str) -> None:
+@pytest.mark.parametrize(("name", "value"), [("scale", 0.0), ("scale", float("inf")), ("window", -1)])
+def test_a_scale_or_window_of_no_model_is_named(device: torch.device, name: str, value: float) -> None:
     geometry = Geometry(2, 1)
     step = Step.of(random_entries(np.random.default_rng(6), [(3, 0, 2)], PAGES), device)
     layer = Layer.random(geometry, step.rows, PAGES, 6, device)
-    given = {"q": layer.q, "k_pool": layer.k_pool, "v_pool": layer.v_pool, "out": torch.zeros_like(layer.q)}
-    given |= keywords(layer, step)
-    if hasattr(step, name):
-        given["step"] = replace(step, **{name: _spoilt(getattr(step, name), fault)})
-    else:
-        given[name] = _spoilt(given[name], fault)
-    ws = geometry.workspace(device, max_pages=3)
+    given = keywords(layer, step) | {name: value}
     with pytest.raises(ValueError, match=rf"^{name}:"):
-        tree_attention(workspace=ws, **given)
-
-
-def _spoilt(value: Any, fault: str) -> Any:
-    numbers = {"zero": 0.0, "infinite": float("inf"), "negative": -1}
-    if fault in numbers:
-        return numbers[fault]
-    if fault == "given":
-        return torch.ones(1)
-    if fault == "dtype":
-        return value.to(torch.float64)
-    if fault == "wide":
-        return value.repeat(1, 4)
-    if fault == "rows":
-        return value.repeat(200)
-    if fault == "strides":
-        return value.transpose(1, 2).contiguous().transpose(1, 2)
-    if value.dim() == 4:
-        return value[:, :, :32].contiguous()
-    return torch.cat((value, value[:1]))
-
-
-@pytest.mark.parametrize("missing", ["k_scale", "v_scale"])
-def test_float8_needs_scales(device: torch.device, missing: str) -> None:
-    geometry = Geometry(2, 1, fp8=True)
-    step = Step.of(random_entries(np.random.default_rng(6), [(3, 0, 2)], PAGES), device)
-    layer = Layer.random(geometry, step.rows, PAGES, 6, device)
-    given = keywords(layer, step) | {missing: None}
-    with pytest.raises(ValueError, match=missing):
         tree_attention(
-            layer.q,
-            layer.k_pool,
-            layer.v_pool,
-            torch.zeros_like(layer.q),
-            workspace=geometry.workspace(device),
+            layer.q, layer.k_pool, layer.v_pool, torch.zeros_like(layer.q), workspace=geometry.workspace(device),
             **given,
-        )
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
