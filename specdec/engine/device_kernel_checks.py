@@ -24,7 +24,7 @@ from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import move_kv
 from verify_kernels.gpu.linear_plan import plan_launch
-from verify_kernels.gpu.norm import add_norm
+from verify_kernels.gpu.norm import norm_rows
 from verify_kernels.gpu.triton_sampling import TritonSampling
 from verify_kernels.reference.backend import attend_row, rms_norm, write_rows
 from verify_kernels.reference.sampling import ReferenceSampling
@@ -112,12 +112,12 @@ def _forward_checks(decoder: DeviceDecoder) -> Iterator[KernelCheck]:
     def post_normed() -> Pairs:
         x, y = _random(norm, 3, c.hidden_size), _random(norm, 3, c.hidden_size) * 2
         want = x.float() + rms_norm(y.float(), norm.float(), c.norm_eps)
-        add_norm(x, eps=c.norm_eps, y=y, post_norm=norm)
+        norm_rows(y, norm, x, eps=c.norm_eps, adds=True)
         yield x, want
 
     yield KernelCheck("gather_rows", f"4 rows of {c.hidden_size}", looked_up)
     if c.post_norms:
-        yield KernelCheck("add_norm", f"3 rows of {c.hidden_size}", post_normed)
+        yield KernelCheck("norm_rows", f"3 rows of {c.hidden_size}", post_normed)
     wide = WIDE_ROWS - (-WIDE_ROWS * 64 * c.n_kv_heads // c.n_heads)
     for layer in (sliding.index(kind) for kind in sorted(set(sliding))):
         far = max(LONG, (c.sliding_window or 0) + 70 if sliding[layer] else 0)
@@ -204,7 +204,7 @@ def _layer_checks(decoder: DeviceDecoder) -> Iterator[KernelCheck]:
     x, gate_up, out = (_random(norm, 3, n) for n in (c.hidden_size, 2 * c.intermediate_size, first.gate_up.n))
     normed = partial(_layer, first.gate_up, "normed", out, x, norm, c.norm_eps)
     gated = partial(_layer, first.down, "gated", x, gate_up, "silu" if c.activation == "silu" else "gelu", residual=x)
-    for name, run, layer in (("add_norm", normed, first.gate_up), ("act_mul", gated, first.down)):
+    for name, run, layer in (("norm_rows", normed, first.gate_up), ("act_mul", gated, first.down)):
         # Float8's quantisation includes both.
         yield KernelCheck(name, f"3 x {layer.k}", run, FP8_ERROR if layer.kind == "fp8" else HALF_ERROR)
 

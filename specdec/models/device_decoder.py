@@ -27,7 +27,7 @@ from verify_kernels.gpu.attention_workspace import AttentionWorkspace
 from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import write_kv
-from verify_kernels.gpu.norm import add_norm
+from verify_kernels.gpu.norm import norm_rows
 from verify_kernels.gpu.tree_attention import tree_attention
 
 _LOG = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class DeviceNetwork:
             else:
                 y = self._y[:rows]
                 layer.down.gated(gate_up, self._gate, y, None)
-                add_norm(x, eps=self._config.norm_eps, y=y, post_norm=layer.mlp_post_norm)
+                norm_rows(y, layer.mlp_post_norm, x, eps=self._config.norm_eps, adds=True)
 
     def plan(self, step: StepArrays) -> None:
         """Plan attention for all layers of a step."""
@@ -218,7 +218,7 @@ class DeviceNetwork:
         else:
             y = self._y[:rows]
             layer.o.plain(attended, y)
-            add_norm(x, eps=c.norm_eps, y=y, post_norm=layer.attn_post_norm)
+            norm_rows(y, layer.attn_post_norm, x, eps=c.norm_eps, adds=True)
 
     def _keep_aux(self, layer: int, x: Tensor) -> None:
         width = self._config.hidden_size

@@ -30,7 +30,7 @@ from verify_kernels.gpu.kernel_launch import FP8, HALF_TYPES
 from verify_kernels.gpu.linear import linear, linear_fp8
 from verify_kernels.gpu.linear_int4 import linear_int4
 from verify_kernels.gpu.linear_plan import DENSE_KINDS, LinearKind, LinearWorkspace
-from verify_kernels.gpu.norm import add_norm
+from verify_kernels.gpu.norm import norm_rows
 from verify_kernels.gpu.quantize import quantize_rows
 from verify_kernels.gpu.quantized_weights import (
     CHUNK,
@@ -81,7 +81,7 @@ class DeviceLinear(ABC):
     def normed(self, x: Tensor, norm: Tensor, eps: float, out: Tensor) -> None:
         """The layer of rms(x) * norm; x [rows, k]."""
         inputs = self._scratch.rows(x.shape[0], self.k)
-        add_norm(x, eps=eps, norm=norm, out=inputs)
+        norm_rows(x, norm, inputs, eps=eps)
         self.plain(inputs, out)
 
     def gated(self, gate_up: Tensor, gate: Gate, out: Tensor, residual: Tensor | None) -> None:

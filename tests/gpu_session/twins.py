@@ -45,7 +45,7 @@ from verify_kernels.gpu.kv_ops import move_kv, write_kv
 from verify_kernels.gpu.linear import linear, linear_fp8
 from verify_kernels.gpu.linear_int4 import linear_int4, permute_columns
 from verify_kernels.gpu.linear_plan import DENSE_KINDS, LinearKind
-from verify_kernels.gpu.norm import add_norm
+from verify_kernels.gpu.norm import norm_rows
 from verify_kernels.gpu.quantize import PROLOGUES, quantize_rows
 from verify_kernels.gpu.tree_attention import tree_attention
 from verify_kernels.gpu.triton_sampling import TritonSampling
@@ -80,27 +80,21 @@ def random(device: torch.device, dtype: torch.dtype, *shape: int, seed: int = 0)
 
 
 def norm_cases(device: torch.device) -> Cases:
-    """Rows up to the widest, every mode."""
+    """Rows up to the widest, stored and added."""
     dtype = row_type(device)
     for hidden in (64, 896, 1025, 1536, 3584, 4096, 8192, 8200, 16384):
         for rows in (1, 65):
-            for mode in ("norm", "y", "y norm", "y post norm"):
-                given = mode.split()
-                x, y, weight = (random(device, dtype, rows, hidden, seed=seed) for seed in range(3))
+            for adds in (False, True):
+                x, start, weight = (random(device, dtype, rows, hidden, seed=seed) for seed in range(3))
 
                 def run(
-                    twin: bool, x: Tensor = x, y: Tensor = y, weight: Tensor = weight, given: Any = given
+                    twin: bool, x: Tensor = x, start: Tensor = start, weight: Tensor = weight, adds: bool = adds
                 ) -> dict[str, Tensor]:
-                    residual, out = x.clone(), torch.full_like(x, torch.nan)
-                    kernel = row_twin.add_norm if twin else add_norm
-                    kernel(
-                        residual, eps=EPS, y=y if "y" in given else None,
-                        post_norm=weight[0] if "post" in given else None,
-                        norm=weight[-1] if "norm" in given else None, out=out if "norm" in given else None,
-                    )  # fmt: skip
-                    return {"residual": residual, "out": out} if "norm" in given else {"residual": residual}
+                    out = start.clone()
+                    (row_twin.norm_rows if twin else norm_rows)(x, weight[0], out, eps=EPS, adds=adds)
+                    return {"out": out}
 
-                yield Case(f"{rows} rows of {hidden}, {mode}", run)
+                yield Case(f"{rows} rows of {hidden}{', added' * adds}", run)
 
 
 def act_cases(device: torch.device) -> Cases:

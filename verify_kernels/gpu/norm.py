@@ -1,6 +1,6 @@
 # mypy: disallow-untyped-defs=False
 
-"""Residual add and RMSNorm in one launch, with the norm of the added part that Gemma's layers need."""
+"""RMSNorm of rows, stored or added to the residual stream."""
 
 from __future__ import annotations
 
@@ -12,34 +12,19 @@ from verify_kernels.gpu.kernel_launch import CompileCase, await_before_linear, l
 
 
 @triton.jit
-def _normed(x, weight, hidden, eps):
-    return x * tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps) * weight.to(tl.float32)
-
-
-@triton.jit
-def add_norm_kernel(residual, y, post_norm, norm, out, hidden, eps, BLOCK: tl.constexpr):
+def norm_kernel(x, weight, out, hidden, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr):
     """One program per row; BLOCK >= hidden, so that the whole row is one reduction of fixed order."""
     row = tl.program_id(0).to(tl.int64) * hidden
     cols = tl.arange(0, BLOCK)
     inside = cols < hidden
-    # Weights are read first: they come from far, and the compiler may not move a read across a store.
-    if post_norm is not None:
-        post_weight = tl.load(post_norm + cols, mask=inside, other=0.0)
-    if norm is not None:
-        weight = tl.load(norm + cols, mask=inside, other=0.0)
+    w = tl.load(weight + cols, mask=inside, other=0.0)  # before the wait: it comes from far
     await_before_linear()
-    x = tl.load(residual + row + cols, mask=inside, other=0.0).to(tl.float32)
-    if y is not None:
-        added = tl.load(y + row + cols, mask=inside, other=0.0).to(tl.float32)
-        if post_norm is not None:
-            added = _normed(added, post_weight, hidden, eps)
-        stored = (x + added).to(residual.dtype.element_ty)
-        tl.store(residual + row + cols, stored, mask=inside)
-        x = stored.to(tl.float32)
-    if norm is not None:
-        x = _normed(x, weight, hidden, eps)
-        release_next()
-        tl.store(out + row + cols, x.to(out.dtype.element_ty), mask=inside)
+    v = tl.load(x + row + cols, mask=inside, other=0.0).to(tl.float32)
+    v = v * tl.rsqrt(tl.sum(v * v, axis=0) / hidden + eps) * w.to(tl.float32)
+    if ADDS:
+        v = tl.load(out + row + cols, mask=inside, other=0.0).to(tl.float32) + v
+    release_next()
+    tl.store(out + row + cols, v.to(out.dtype.element_ty), mask=inside)
 
 
 BLOCKS = (1024, 2048, 4096, 8192, 16384)  # values a program holds; the least that holds the row is taken
@@ -48,61 +33,41 @@ VALUES_PER_WARP = 256  # 8 per thread: one 16-byte load of two-byte values
 WIDEST_REGISTERS = 128  # per thread of the widest block; 16 warps of them fill a multiprocessor's 65,536
 
 
-def add_norm(
-    residual: Tensor,
-    *,
-    eps: float,
-    y: Tensor | None = None,
-    post_norm: Tensor | None = None,
-    norm: Tensor | None = None,
-    out: Tensor | None = None,
-) -> None:
-    """residual += y, or += rms(y) * post_norm; then out = rms(residual) * norm. rms(x) = x / sqrt(mean(x^2) + eps).
+def norm_rows(x: Tensor, weight: Tensor, out: Tensor, *, eps: float, adds: bool = False) -> None:
+    """out = rms(x) * weight, or out += it where ``adds``. rms(x) = x / sqrt(mean(x^2) + eps).
 
-    residual (changed where y is given), y, out: [rows, hidden], hidden <= 16384, float32, float16 or bfloat16 each;
-    post_norm, norm: [hidden]. Sums are float32; ``out`` is the norm of the residual as stored. A row's result does not
-    depend on the other rows. Norms are read before the kernel waits (`await_only`): the launch just before must not
-    write them.
+    x, out: [rows, hidden], hidden <= 16384; weight: [hidden]; all float16 or bfloat16, in tests also float32. Sums
+    are float32. A row's result does not depend on the other rows. The weight is read before the kernel waits
+    (`await_only`): the launch just before must not write it.
 
     Raises:
         ValueError: rows are wider than 16384.
     """
-    rows, hidden = residual.shape
+    rows, hidden = x.shape
     if hidden > MAX_HIDDEN:
-        raise ValueError(f"residual: has rows of {hidden}; must be at most {MAX_HIDDEN} wide")
+        raise ValueError(f"x: has rows of {hidden}; must be at most {MAX_HIDDEN} wide")
     if rows == 0:
         return
     block = next(block for block in BLOCKS if block >= hidden)
-    options = launch_options(_options(block), residual.device)
-    add_norm_kernel[(rows,)](residual, y, post_norm, norm, out, hidden, eps, BLOCK=block, **options)
+    options = launch_options(_options(block), x.device)
+    norm_kernel[(rows,)](x, weight, out, hidden, eps, ADDS=adds, BLOCK=block, **options)
 
 
 def compile_cases() -> list[CompileCase]:
-    """Every mode at every block, with a residual stream of the activations' type or float32."""
+    """Both forms at every block, in both types."""
     return [
-        _case(block, rows, stream, mode.split())
+        CompileCase(
+            name=f"norm {block} {rows}{' added' if adds else ''}",
+            kernel=norm_kernel,
+            signature={**dict.fromkeys(("x", "weight", "out"), f"*{rows}"), "hidden": "i32", "eps": "fp32"},
+            constexprs={"BLOCK": block, "ADDS": adds},
+            divisible=("x", "weight", "out", "hidden"),
+            options=_options(block),
+        )
         for block in BLOCKS
-        for rows, stream in (("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp32"))
-        for mode in ("norm", "y", "y norm", "y post_norm", "y post_norm norm")
+        for rows in ("bf16", "fp16")
+        for adds in (False, True)
     ]
-
-
-def _case(block: int, rows: str, stream: str, given: list[str]) -> CompileCase:
-    signature = {"residual": f"*{stream}", "hidden": "i32", "eps": "fp32"}
-    absent = {name: None for name in ("y", "post_norm", "norm") if name not in given}
-    signature |= dict.fromkeys(given, f"*{rows}")
-    if "norm" in given:
-        signature["out"] = f"*{rows}"
-    else:
-        absent["out"] = None
-    return CompileCase(
-        name=f"add_norm {block} {rows} {stream} {'+'.join(given)}",
-        kernel=add_norm_kernel,
-        signature=signature,
-        constexprs={"BLOCK": block, **absent},
-        divisible=tuple(name for name in signature if name != "eps"),
-        options=_options(block),
-    )
 
 
 def _options(block: int) -> dict[str, int]:

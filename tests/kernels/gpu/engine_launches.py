@@ -21,7 +21,7 @@ from verify_kernels.gpu.kv_ops import move_kv, write_kv
 from verify_kernels.gpu.linear import linear, linear_fp8
 from verify_kernels.gpu.linear_int4 import linear_int4, permute_columns
 from verify_kernels.gpu.linear_plan import LinearKind, LinearWorkspace, block_k_of
-from verify_kernels.gpu.norm import add_norm
+from verify_kernels.gpu.norm import norm_rows
 from verify_kernels.gpu.quantize import quantize_rows
 from verify_kernels.gpu.quantized_weights import CHUNK, Int4Weight
 from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPlan, SamplingTable, SamplingWorkspace
@@ -38,7 +38,6 @@ class _Maker:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
         self.dtype = dtype
-        self.streams = (dtype, torch.float32) if dtype == torch.bfloat16 else (dtype,)  # types of the residual stream
 
     def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
@@ -58,14 +57,9 @@ def _rows(device: torch.device) -> None:
     for make in _makers(device):
         for shape in SHAPES:
             hidden = shape.hidden_size
-            for stream in make.streams:
-                gather_rows(make(shape.vocab_size, hidden), make.ints(8), make(8, hidden, dtype=stream))
-                residual, y, norm, out = make(8, hidden, dtype=stream), make(8, hidden), make(hidden), make(8, hidden)
-                add_norm(residual, eps=1e-6, norm=norm, out=out)
-                add_norm(residual, eps=1e-6, y=y)
-                add_norm(residual, eps=1e-6, y=y, norm=norm, out=out)
-                add_norm(residual, eps=1e-6, y=y, post_norm=norm)
-                add_norm(residual, eps=1e-6, y=y, post_norm=norm, norm=norm, out=out)
+            gather_rows(make(shape.vocab_size, hidden), make.ints(8), make(8, hidden))
+            for adds in (False, True):
+                norm_rows(make(8, hidden), make(hidden), make(8, hidden), eps=1e-6, adds=adds)
             gather_rows(make(8, hidden), make.ints(3), make(3, hidden))
 
 
@@ -226,7 +220,7 @@ ENGINE_LAUNCHES: dict[str, Launch] = {
     "linear.linear_fp8": _linear_fp8,
     "linear_int4.linear_int4": _linear_int4,
     "linear_int4.permute_columns": _permute,
-    "norm.add_norm": _rows,
+    "norm.norm_rows": _rows,
     "quantize.quantize_rows": _quantize,
     "sampling.children": _sampling,
     "sampling.greedy": _sampling,

@@ -13,21 +13,10 @@ from verify_kernels.gpu.quantize import LEAST
 from verify_kernels.reference.backend import rms_norm
 
 
-def add_norm(
-    residual: Tensor,
-    *,
-    eps: float,
-    y: Tensor | None = None,
-    post_norm: Tensor | None = None,
-    norm: Tensor | None = None,
-    out: Tensor | None = None,
-) -> None:
-    """residual += y, or += rms(y) * post_norm; then out = rms(residual) * norm; see `verify_kernels.gpu.norm`."""
-    if y is not None:
-        added = y.float() if post_norm is None else rms_norm(y.float(), post_norm.float(), eps)
-        residual.copy_(residual.float() + added)
-    if norm is not None and out is not None:
-        out.copy_(rms_norm(residual.float(), norm.float(), eps))
+def norm_rows(x: Tensor, weight: Tensor, out: Tensor, *, eps: float, adds: bool = False) -> None:
+    """out = rms(x) * weight, or out += it; see `verify_kernels.gpu.norm`."""
+    normed = rms_norm(x.float(), weight.float(), eps)
+    out.copy_(out.float() + normed if adds else normed)
 
 
 def act_mul(gate_up: Tensor, out: Tensor, kind: Gate) -> None:
