@@ -43,7 +43,7 @@ from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import move_kv, write_kv
 from verify_kernels.gpu.linear import linear, linear_fp8
-from verify_kernels.gpu.linear_int4 import linear_int4, permute_columns
+from verify_kernels.gpu.linear_int4 import linear_int4
 from verify_kernels.gpu.linear_plan import DENSE_KINDS, LinearKind
 from verify_kernels.gpu.norm import norm_rows
 from verify_kernels.gpu.quantize import PROLOGUES, quantize_rows
@@ -215,22 +215,6 @@ def _linear_run(layer: Callable[..., None], rows: int, n: int, k: int, space: An
     return run
 
 
-def permute_cases(device: torch.device) -> Cases:
-    """Columns in another order, one that does not exist."""
-    for k in (64, 1100, 14336):
-        x = random(device, row_type(device), 5, k)
-        order = torch.randperm(k, generator=torch.Generator().manual_seed(1)).to(torch.int32)
-        order[3] = k
-        order = order.to(device)
-
-        def run(twin: bool, x: Tensor = x, order: Tensor = order) -> dict[str, Tensor]:
-            out = torch.full_like(x, torch.nan)
-            (linear_twin.permute_columns if twin else permute_columns)(x, order, out)
-            return {"out": out}
-
-        yield Case(f"5 rows of {k}", run, EXACT)
-
-
 STEPS: tuple[tuple[tuple[int, int, int], ...], ...] = (  # (context, chain rows, nodes) of each entry
     ((0, 0, 0),), ((63, 0, 1),), ((64, 0, 7),), ((300, 0, 0), (0, 5, 3)), ((1100, 0, 15),), ((1030, 2, 63),),
     ((0, 300, 0),), ((4096, 0, 15),), ((700, 0, 7),) * 8, ((16384, 0, 63),), ((2048, 500, 0), (5000, 0, 31)),
@@ -362,7 +346,7 @@ def sampling_cases(device: torch.device) -> Cases:
 
 KERNELS: dict[str, Callable[[torch.device], Cases]] = {
     "norm": norm_cases, "act": act_cases, "gather": gather_cases, "quantize": quantize_cases,
-    "write_kv": write_kv_cases, "accept": accept_cases, "permute": permute_cases, "attention": attention_cases,
+    "write_kv": write_kv_cases, "accept": accept_cases, "attention": attention_cases,
     "linear": linear_cases, "linear_fp8": fp8_cases, "linear_int4": int4_cases, "sampling": sampling_cases,
 }  # fmt: skip
 

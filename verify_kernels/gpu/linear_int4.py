@@ -22,36 +22,6 @@ from verify_kernels.gpu.linear_plan import (
 )
 from verify_kernels.gpu.quantized_weights import CHUNK, GROUP_SIZES, Int4Weight
 
-
-@triton.jit
-def permute_columns_kernel(x, perm, out, k, BLOCK: tl.constexpr):
-    """Program (row, block of columns). A column outside [0, k) reads as 0."""
-    await_previous()
-    row = tl.program_id(0).to(tl.int64) * k
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = cols < k
-    source = tl.load(perm + cols, mask=inside, other=0)
-    value = tl.load(x + row + source, mask=inside & (source >= 0) & (source < k), other=0.0)
-    tl.store(out + row + cols, value, mask=inside)
-
-
-PERMUTE_BLOCK = 1024
-PERMUTE_OPTIONS = {"num_warps": 4, "num_stages": 1}
-
-
-def permute_columns(x: Tensor, perm: Tensor, out: Tensor) -> None:
-    """out[r, j] = x[r, perm[j]]; a place with no channel of x gets 0.
-
-    x, out: [rows, k] of one type, float32, float16 or bfloat16, not the same tensor; perm: int32 [k].
-    """
-    rows, k = x.shape
-    if x.numel() == 0:
-        return
-    grid = (rows, triton.cdiv(k, PERMUTE_BLOCK))
-    options = launch_options(PERMUTE_OPTIONS, x.device)
-    permute_columns_kernel[grid](x, perm, out, k, BLOCK=PERMUTE_BLOCK, **options)
-
-
 _CHUNK = tl.constexpr(CHUNK)
 
 
@@ -252,14 +222,13 @@ def compile_cases() -> list[CompileCase]:
     usual = GROUP_SIZES[-1]
     forms = [("bf16", tl.float16, group) for group in GROUP_SIZES]
     forms += [("fp16", tl.float16, usual), ("bf16", tl.bfloat16, usual)]
-    cases = [
+    return [
         _case(kind, scale, group, launch, family, even)
         for kind, scale, group in forms
         for launch in launches("int4", group)
         for family in FAMILIES
         for even in (True, False)
     ]
-    return cases + _permute_cases()
 
 
 def _case(kind: str, scale: tl.dtype, group: int, launch: LinearLaunch, family: str, even: bool) -> CompileCase:
@@ -280,20 +249,4 @@ def _ordered(x: Tensor, perm: Tensor, workspace: LinearWorkspace) -> Tensor:
             "make it for_layers() with permuted"
         )
     ordered = scratch[: x.numel()].view(x.shape)
-    permute_columns(x, perm, ordered)
-    return ordered
-
-
-def _permute_cases() -> list[CompileCase]:
-    """Both 16-bit types."""
-    return [
-        CompileCase(
-            name=f"permute {kind}",
-            kernel=permute_columns_kernel,
-            signature={"x": f"*{kind}", "perm": "*i32", "out": f"*{kind}", "k": "i32"},
-            constexprs={"BLOCK": PERMUTE_BLOCK},
-            divisible=("x", "perm", "out", "k"),
-            options=PERMUTE_OPTIONS,
-        )
-        for kind in ("bf16", "fp16")
-    ]
+    return torch.index_select(x, 1, perm, out=ordered)

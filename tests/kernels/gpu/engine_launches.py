@@ -19,7 +19,7 @@ from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.kernel_launch import FP8, StepRows
 from verify_kernels.gpu.kv_ops import move_kv, write_kv
 from verify_kernels.gpu.linear import linear, linear_fp8
-from verify_kernels.gpu.linear_int4 import linear_int4, permute_columns
+from verify_kernels.gpu.linear_int4 import linear_int4
 from verify_kernels.gpu.linear_plan import LinearKind, LinearWorkspace, block_k_of
 from verify_kernels.gpu.norm import norm_rows
 from verify_kernels.gpu.quantize import quantize_rows
@@ -131,11 +131,6 @@ def _linear_int4(device: torch.device) -> None:
                     linear_int4(make(rows, k), weight, make(rows, n), workspace=workspace)
 
 
-def _permute(device: torch.device) -> None:
-    for make in _makers(device):
-        permute_columns(make(8, 4096), make.ints(4096), make(8, 4096))
-
-
 def _workspace(n: int, k: int, kind: LinearKind, device: torch.device, group: int = 128) -> LinearWorkspace:
     return LinearWorkspace.for_layers([(n, k, kind, group)], max(ROWS), device)
 
@@ -219,7 +214,6 @@ ENGINE_LAUNCHES: dict[str, Launch] = {
     "linear.linear": _linear,
     "linear.linear_fp8": _linear_fp8,
     "linear_int4.linear_int4": _linear_int4,
-    "linear_int4.permute_columns": _permute,
     "norm.norm_rows": _rows,
     "quantize.quantize_rows": _quantize,
     "sampling.children": _sampling,

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tests.kernels.gpu.linear_rows import assert_batch_invariant, assert_close, random_int4, types_of, workspace
 from tests.kernels.gpu.no_host_read import NoHostRead
-from tests.kernels.gpu.reference import linear as permute_reference
 from tests.kernels.gpu.reference import linear as reference
-from verify_kernels.gpu.linear_int4 import linear_int4, permute_columns
+from verify_kernels.gpu.linear_int4 import linear_int4
 from verify_kernels.gpu.linear_plan import plan_launch
 from verify_kernels.gpu.quantized_weights import GROUP_SIZES, Int4Weight, pack_int4, stack_int4, unpack_int4
 
@@ -127,17 +126,6 @@ def test_layers_that_do_not_stack_are_rejected() -> None:
             stack_int4([first, other])
     with pytest.raises(ValueError, match="60 outputs are no multiple of 64"):
         stack_int4([ragged, first])
-
-
-@settings(max_examples=5)
-@given(rows=st.integers(1, 5), k=st.sampled_from((1, 100, 1500)), seed=st.integers(0, 99))
-def test_columns_are_permuted(rows: int, k: int, seed: int, device: torch.device) -> None:
-    x = torch.randn(rows, k, generator=seeded(seed)).to(device).half()
-    perm = torch.randint(-2, k + 2, (k,), generator=seeded(seed)).to(device, torch.int32)
-    out, expected = torch.empty_like(x), torch.empty_like(x)
-    permute_columns(x, perm, out)
-    permute_reference.permute_columns(x, perm, expected)
-    assert torch.equal(out, expected)
 
 
 def test_nothing_is_read_on_the_host(device: torch.device) -> None:

@@ -55,10 +55,3 @@ def linear_int4(
 ) -> None:
     """out = x weight^T + bias + residual in float32; see `verify_kernels.gpu.linear_int4`."""
     store(x.float() @ unpack_int4(weight).t(), out, bias, residual)
-
-
-def permute_columns(x: Tensor, perm: Tensor, out: Tensor) -> None:
-    """out[r, j] = x[r, perm[j]], 0 if the channel does not exist; see `verify_kernels.gpu.linear_int4`."""
-    known = (perm >= 0) & (perm < x.shape[1])
-    gathered = x[:, perm.clamp(0, x.shape[1] - 1).long()]
-    out.copy_(gathered.masked_fill(~known, 0.0))
