@@ -147,22 +147,6 @@ class ToolCallParser:
                     yield from self._name("[ARGS]")
                 self._end((yield from self._arguments(name)))
 
-    def _function_tag(self) -> Reading[None]:
-        while (yield from self._text_until("<function=")):
-            name, mark = yield from self._name(">")
-            if self._end(bool(mark) and (yield from self._arguments(name))):
-                yield from self._drop("</function>")
-
-    def _functionary(self) -> Reading[None]:
-        marked = True
-        while marked:
-            name, mark = yield from self._name("\n")
-            if mark and name == "all":
-                self._raw = []
-            else:
-                self._end(bool(mark) and name in self._names and (yield from self._arguments(name)))
-            marked = yield from self._text_until(">>>")
-
     # Parts of the readers:
 
     def _text_until(self, mark: str) -> Reading[bool]:
@@ -331,8 +315,6 @@ _READERS: Mapping[ToolForm, Callable[[ToolCallParser], Reading[None]]] = {
     ToolForm.LLAMA: ToolCallParser._llama,
     ToolForm.MISTRAL: ToolCallParser._mistral,
     ToolForm.MISTRAL_ARGS: ToolCallParser._mistral,
-    ToolForm.FUNCTIONARY: ToolCallParser._functionary,
-    ToolForm.FUNCTION_TAG: ToolCallParser._function_tag,
 }
 MAX_NAME = 256
 _NAME = re.compile(rf'[^\s<>{{}}\[\]"]{{0,{MAX_NAME}}}(?=[\s<>{{}}\[\]"])')

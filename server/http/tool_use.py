@@ -320,8 +320,6 @@ _AROUND: Mapping[ToolForm, tuple[str, str, str, str]] = {
     ToolForm.LLAMA: ("", "", "", "; "),
     ToolForm.MISTRAL: ("[TOOL_CALLS]", "[", "]", ", "),
     ToolForm.MISTRAL_ARGS: ("[TOOL_CALLS]", "", "", "[TOOL_CALLS]"),
-    ToolForm.FUNCTIONARY: ("", "", "", ">>>"),
-    ToolForm.FUNCTION_TAG: ("<function=", "", "", "<function="),
 }
 MARKED = frozenset(form for form, (mark, *_) in _AROUND.items() if mark)
 """Forms whose calls begin with a mark, which `tool_grammar` needs if ``free``."""
@@ -331,10 +329,6 @@ def _call(form: ToolForm, name: str) -> tuple[str, str]:
     """The text before and after the arguments."""
     if form is ToolForm.MISTRAL_ARGS:
         return f"{name}[ARGS]", ""
-    if form is ToolForm.FUNCTIONARY:
-        return f"{name}\n", ""
-    if form is ToolForm.FUNCTION_TAG:
-        return f"{name}>", "</function>"
     key = "parameters" if form is ToolForm.LLAMA else "arguments"
     return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ', "}"
 

@@ -15,11 +15,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from specdec.errors import FieldViolation, InvalidRequestError, ModelError, ViolationCollector
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]], *, text_arguments: bool = False) -> list[dict[str, Any]]:
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """``messages`` in the form that templates expect.
 
-    Each content is one text. Arguments of tool calls are objects or, with ``text_arguments``, JSON text. Results of
-    calls carry the ``name`` of the function.
+    Each content is one text. Arguments of tool calls are objects. Results of calls carry the ``name`` of the function.
 
     Raises:
         InvalidRequestError: a content is neither text nor a list of text parts; names every such content.
@@ -30,7 +29,7 @@ def plain_messages(messages: Sequence[Mapping[str, Any]], *, text_arguments: boo
     for i, message in enumerate(messages):
         copy = {**message, "content": _text(message.get("content"), f"messages[{i}].content", violations)}
         if isinstance(calls := message.get("tool_calls"), list):
-            copy["tool_calls"] = [_call(call, text_arguments) for call in calls]
+            copy["tool_calls"] = [_call(call) for call in calls]
             for call in calls:
                 if isinstance(call, Mapping) and isinstance(call.get("id"), str):
                     called[call["id"]] = _function(call).get("name")
@@ -65,12 +64,10 @@ def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return function if isinstance(function, Mapping) else {}
 
 
-def _call(call: Any, text_arguments: bool) -> Any:
+def _call(call: Any) -> Any:
     function = _function(call) if isinstance(call, Mapping) else {}
     arguments = function.get("arguments")
-    if text_arguments and isinstance(arguments, dict):
-        return {**call, "function": {**function, "arguments": _to_json(arguments)}}
-    if text_arguments or not isinstance(arguments, str):
+    if not isinstance(arguments, str):
         return call
     try:
         arguments = json.loads(arguments)

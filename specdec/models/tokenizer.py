@@ -265,8 +265,7 @@ class Tokenizer:
         """
         source = self._tool_source if tools else self._chat_source
         form = tool_form(source)
-        # These templates copy arguments into the prompt as they are.
-        plain = plain_messages(messages, text_arguments=form in (ToolForm.FUNCTIONARY, ToolForm.FUNCTION_TAG))
+        plain = plain_messages(messages)
         if "developer" not in source:  # OpenAI's newer name of the role
             plain = [each | {"role": "system"} if each.get("role") == "developer" else each for each in plain]
         if form is not None:

@@ -25,19 +25,14 @@ class ToolForm(StrEnum):
     """``[TOOL_CALLS][{"name": "f", "arguments": ARGS}]``, one list of all calls."""
     MISTRAL_ARGS = "mistral-args"
     """``[TOOL_CALLS]f[ARGS]ARGS``."""
-    FUNCTIONARY = "functionary"
-    """``>>>f`` on a line, then ``ARGS``; the prompt ends in the first ``>>>``. ``>>>all`` begins text."""
-    FUNCTION_TAG = "function-tag"
-    """``<function=f>ARGS</function>``."""
 
 
 # A template's form is the first whose signs it holds all. None: a form that is not supported.
 _SIGNS: tuple[tuple[tuple[str, ...], ToolForm | None], ...] = (
     (("[TOOL_CALLS]", "[ARGS]"), ToolForm.MISTRAL_ARGS),
     (("[TOOL_CALLS]",), ToolForm.MISTRAL),
-    ((">>>",), ToolForm.FUNCTIONARY),
-    (("<function=", "<parameter="), None),  # a tag for each argument
-    (("<function=",), ToolForm.FUNCTION_TAG),
+    ((">>>",), None),  # Functionary
+    (("<function=",), None),  # Functionary; with a tag for each argument Qwen3-Coder
     (("<tool_call>",), ToolForm.HERMES),
     (("<|python_tag|>",), ToolForm.LLAMA),
     (("ipython", '"parameters": '), ToolForm.LLAMA),

@@ -234,17 +234,6 @@ def test_results_have_the_names_of_their_calls() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("sign", [">>>", "<function="])
-def test_templates_that_print_arguments_verbatim_get_text(folder: Path, sign: str) -> None:
-    source = "{{ tools | tojson }}{% for m in messages %}{% for call in m.tool_calls %}" + sign
-    source += "{{ call.function.name + call.function.arguments }}{% endfor %}{% endfor %}"
-    found = Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo(chat_template=source))
-    for arguments in ({"at": "é"}, '{"at": "é"}'):
-        messages = [{"role": "assistant", "content": "", "tool_calls": [call(arguments)]}]
-        assert found.render_chat(messages, tools=[]) == f'null{sign}look{{"at": "é"}}'
-        assert found.decode(found.encode_chat(messages)) == f'null{sign}look{{"at": "é"}}'
-
-
 @pytest.mark.parametrize("knows", [False, True])
 def test_a_developers_message_has_the_role_that_the_template_knows(knows: bool, folder: Path) -> None:
     template = TEMPLATE + ("{#- developer #}" if knows else "")

@@ -31,8 +31,6 @@ WRITTEN = {
     ToolForm.LLAMA: ('{"name": "look", "parameters": {"at": "}"}}', "<|python_tag|>", ";"),
     ToolForm.MISTRAL: (LISTED, "[TOOL_CALLS]", "["),
     ToolForm.MISTRAL_ARGS: ('[TOOL_CALLS]look[ARGS]{"at": 1}', "[TOOL_CALLS]find", "[CALL_ID]1"),
-    ToolForm.FUNCTIONARY: ('look\n{"at": 1}', ">>>", "all\n"),
-    ToolForm.FUNCTION_TAG: ('<function=look>{"at": 1}</function>', "<function=", "</function>"),
 }
 FORMS = st.sampled_from(list(ToolForm))
 Out = str | tuple[str, str]
@@ -194,13 +192,7 @@ CASES: list[tuple[ToolForm, str, list[object]]] = [
     (ToolForm.MISTRAL_ARGS, 'Ok.[TOOL_CALLS]look[ARGS]{"at": 1}[TOOL_CALLS]look{}', ["Ok.", LOOK, NONE]),
     (ToolForm.MISTRAL_ARGS, '[TOOL_CALLS]look[CALL_ID]abc123DEF[ARGS]{"at": 1}', [LOOK]),
     (ToolForm.MISTRAL_ARGS, "[TOOL_CALLS]look at this", ["[TOOL_CALLS]look at this"]),
-    (ToolForm.FUNCTIONARY, 'all\nLet me.\n>>>look\n{"at": 1}>>>look\n{}', ["Let me.", LOOK, NONE]),
-    (ToolForm.FUNCTIONARY, '>>>look\n{"at": 1}', [LOOK]),
-    (ToolForm.FUNCTIONARY, "Look\n>>> 1 + 1", ["Look\n>>> 1 + 1"]),
-    (ToolForm.FUNCTIONARY, "else\n{}", ["else\n{}"]),
-    (ToolForm.FUNCTION_TAG, 'So <function=look>{"at": 1}</function>\n<function=look>{}', ["So", LOOK, NONE]),
-    (ToolForm.FUNCTION_TAG, "<function=look>it</function>", ["<function=look>it</function>"]),
-    (ToolForm.FUNCTION_TAG, "<function=look>5 </function>", ["<function=look>5 </function>"]),
+    (ToolForm.MISTRAL_ARGS, "[TOOL_CALLS]look[ARGS]5 ", ["[TOOL_CALLS]look[ARGS]5 "]),
 ]
 
 
@@ -222,12 +214,8 @@ def test_text_is_not_delayed_longer_than_needed() -> None:
     assert named.push("5") == [" 5"]
 
 
-@pytest.mark.parametrize(
-    ("form", "mark"),
-    [(ToolForm.MISTRAL_ARGS, "[TOOL_CALLS]"), (ToolForm.FUNCTION_TAG, "<function="), (ToolForm.FUNCTIONARY, "")],
-)
-def test_text_too_long_for_a_name_is_emitted_immediately(form: ToolForm, mark: str) -> None:
-    parser = ToolCallParser(form, ["a" * MAX_NAME])
+def test_text_too_long_for_a_name_is_emitted_immediately() -> None:
+    parser, mark = ToolCallParser(ToolForm.MISTRAL_ARGS, ["a" * MAX_NAME]), "[TOOL_CALLS]"
     assert parser.push(mark + "a" * MAX_NAME) == []
     assert parser.push("a") == [mark + "a" * MAX_NAME, "a"]
     assert parser.push("a") == ["a"]

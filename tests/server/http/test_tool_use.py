@@ -169,8 +169,6 @@ def test_golden_transcripts() -> None:
         ToolForm.HERMES: ["Ok.\n<tool", '_call>{"name": "look", "arg', 'uments": {"at"', ": 1", "}}\n</tool", "_call>"],
         ToolForm.MISTRAL_ARGS: ["Ok.", "[TOOL_CALLS]look", '[ARGS]{"at"', ": 1", "}"],
         ToolForm.MISTRAL: ["Ok.", '[TOOL_CALLS][{"name": "look", "arguments": {"at"', ": 1", "}", "}]"],
-        ToolForm.FUNCTION_TAG: ["Ok.", "<function=look>", '{"at"', ": 1", "}</function>"],
-        ToolForm.FUNCTIONARY: ["all\nOk.", '>>>look\n{"at"', ": 1", "}"],
         ToolForm.LLAMA: ["Ok.", '<|python_tag|>{"name": "look", "parameters": {"at"', ": 1", "}}"],
     }.items():
         choices = stream(form, pieces)
