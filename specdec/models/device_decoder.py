@@ -25,7 +25,6 @@ from verify_kernels.gpu.act import Gate
 from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
 from verify_kernels.gpu.gather_rows import gather_rows
-from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import write_kv
 from verify_kernels.gpu.norm import norm_rows
 from verify_kernels.gpu.tree_attention import tree_attention
@@ -34,16 +33,16 @@ _LOG = logging.getLogger(__name__)
 
 
 class DevicePool:
-    """K and V, each [layers, pages, kv_heads, 64, head_dim], zero-filled: slots never written are read, then masked."""
+    """K and V, each [layers, pages, kv_heads, 64, head_dim], zero-filled: slots never written are read, then masked.
+
+    Float8 needs no scales: keys and values of trained models lie far within its range, its precision is relative.
+    """
 
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device) -> None:
         shape = (config.n_layers, pages, config.n_kv_heads, PAGE_SIZE, config.head_dim)
         self.pages = pages
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
-        # Float8's scales, of 1: keys and values of trained models lie far within its range, its precision is relative.
-        names = ("k_scale", "v_scale") if dtype == FP8 else ()
-        self.scales = {name: torch.ones(config.n_kv_heads, dtype=torch.float32, device=device) for name in names}
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer."""
@@ -186,11 +185,11 @@ class DeviceNetwork:
         sliding = bool(c.sliding_layers and c.sliding_layers[index])
         q = qkv.view(rows, -1, c.head_dim)[:, : c.n_heads]
         pools, (cos, sin) = self._pool.layer(index), self._angles[-1 if sliding else 0]
-        scales, window = self._pool.scales, (c.sliding_window or 0) if sliding else 0
-        write_kv(qkv, q, *pools, cos, sin, step, eps=c.norm_eps, q_norm=layer.q_norm, k_norm=layer.k_norm, **scales)
+        window = (c.sliding_window or 0) if sliding else 0
+        write_kv(qkv, q, *pools, cos, sin, step, eps=c.norm_eps, q_norm=layer.q_norm, k_norm=layer.k_norm)
         if out is not None:
             out = out.view(rows, c.n_heads, c.head_dim)
-            tree_attention(q, *pools, out, step, self._workspace, scale=c.attn_scale, window=window, **scales)
+            tree_attention(q, *pools, out, step, self._workspace, scale=c.attn_scale, window=window)
 
     def logits(self, step: StepArrays) -> Tensor:
         """Logits of the step's logit rows, after `hidden`: float32 [samples, vocab], overwritten by the next call."""

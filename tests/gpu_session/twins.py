@@ -256,7 +256,6 @@ def _attention_case(geometry: Geometry, shapes: Any, device: torch.device) -> tu
         out = torch.full_like(layer.q, torch.nan)
         (attention_twin.tree_attention if twin else tree_attention)(
             layer.q, layer.k_pool, layer.v_pool, out, step, space, scale=layer.scale, window=geometry.window,
-            k_scale=layer.k_scale, v_scale=layer.v_scale,
         )  # fmt: skip
         return {"plan": works, "out": out}
 
@@ -283,8 +282,6 @@ def _write_run(head_dim: int, fp8: bool, norms: bool, device: torch.device) -> A
     cos, sin = angles.cos(), angles.sin()
     weights = random(device, dtype, 2, head_dim, seed=2)
     extra: dict[str, Any] = {"q_norm": weights[0], "k_norm": weights[1]} if norms else {}
-    if fp8:
-        extra |= {name: torch.full((kv_heads,), 0.7, device=device) for name in ("k_scale", "v_scale")}
 
     def run(twin: bool) -> dict[str, Tensor]:
         q_out = torch.full((rows.tokens.shape[0], heads, head_dim), 7.0, dtype=dtype, device=device)

@@ -23,9 +23,8 @@ _LARGEST = tl.constexpr(FP8_LARGEST)
 
 
 @triton.jit
-def _store_kv(pool, at, mask, values, scale, head):
-    if scale is not None:
-        values = tl.div_rn(values, tl.load(scale + head, mask=mask, other=1.0))
+def _store_kv(pool, at, mask, values):
+    if pool.dtype.element_ty == tl.float8e4nv:
         # e4m3 has no infinity: overflow must stay a number, and NaN must stay NaN.
         values = tl.where(values == values, tl.minimum(tl.maximum(values, -_LARGEST), _LARGEST), values)
     tl.store(pool + at, values.to(pool.dtype.element_ty), mask=mask)
@@ -38,12 +37,12 @@ def _rms_inverse(a, b, eps, HEAD_DIM: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        "k_scale", "v_scale", "entry_of", "entry_start", "entry_ctx", "depth", "page_table",
+        "entry_of", "entry_start", "entry_ctx", "depth", "page_table",
         "n_heads", "n_kv", "n_entries", "max_pages", "n_pages", "n_positions",
     ]
 )  # fmt: skip
 def write_kv_kernel(
-    qkv, q_out, k_pool, v_pool, cos, sin, q_norm, k_norm, k_scale, v_scale,
+    qkv, q_out, k_pool, v_pool, cos, sin, q_norm, k_norm,
     entry_of, entry_start, entry_ctx, depth, page_table,
     q_stride, n_heads, n_kv, n_entries, max_pages, n_pages, n_positions, eps,
     HEAD_DIM: tl.constexpr, HEADS: tl.constexpr, HALF_BLOCK: tl.constexpr,
@@ -95,10 +94,10 @@ def write_kv_kernel(
     written = tl.where((page >= 0) & (page < n_pages), n_kv, 0)
     k_mask = (col < HALF) & (k_head >= 0) & (k_head < written)
     v_mask = (col < HALF) & (v_head >= 0) & (v_head < written)
-    _store_kv(k_pool, k_at, k_mask, x, k_scale, k_head)
-    _store_kv(k_pool, k_at + HALF, k_mask, y, k_scale, k_head)
-    _store_kv(v_pool, v_at, v_mask, x, v_scale, v_head)
-    _store_kv(v_pool, v_at + HALF, v_mask, y, v_scale, v_head)
+    _store_kv(k_pool, k_at, k_mask, x)
+    _store_kv(k_pool, k_at + HALF, k_mask, y)
+    _store_kv(v_pool, v_at, v_mask, x)
+    _store_kv(v_pool, v_at + HALF, v_mask, y)
 
 
 @triton.jit
@@ -155,16 +154,14 @@ def write_kv(
     eps: float = 0.0,
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
 ) -> None:
     """q_out = rotated q; K and V of row i of an entry go to its slot ctx + i. One launch.
 
     qkv: [rows, (heads + 2 kv_heads) head_dim] = [q | k | v], float32, float16 or bfloat16. q_out: [rows, heads,
     head_dim] of such a type; rows may be apart, so a view of ``qkv`` works in place. k_pool, v_pool: one layer's
-    [pages, kv_heads, 64, head_dim], of such a type or float8 e4m3, which needs k_scale and v_scale, float32
-    [kv_heads]: stored = value / scale, held within +-448. cos, sin: float32 [positions, head_dim / 2]; the half-split
-    convention. q_norm, k_norm: [head_dim], both or none: RMSNorm of each head before it is rotated.
+    [pages, kv_heads, 64, head_dim], of such a type or float8 e4m3, whose values are held within +-448. cos, sin:
+    float32 [positions, head_dim / 2]; the half-split convention. q_norm, k_norm: [head_dim], both or none: RMSNorm of
+    each head before it is rotated.
 
     ``step``, cos, sin and norms are read before the kernel waits (`await_only`): the launch just before must not write
     them. Padding, and a row outside the rows of its entry, is left alone; a row whose slot has no page is not written.
@@ -177,7 +174,7 @@ def write_kv(
     kv_heads = k_pool.shape[1]
     half_block, tile_heads = _write_tile(head_dim)
     write_kv_kernel[(rows, triton.cdiv(heads + 2 * kv_heads, tile_heads))](
-        qkv, q_out, k_pool, v_pool, cos, sin, q_norm, k_norm, k_scale, v_scale,
+        qkv, q_out, k_pool, v_pool, cos, sin, q_norm, k_norm,
         step.entry_of, step.entry_start, step.entry_ctx, step.depth, step.page_table,
         q_out.stride(0), heads, kv_heads, entries, max_pages, k_pool.shape[0], cos.shape[0], eps,
         HEAD_DIM=head_dim, HEADS=tile_heads, HALF_BLOCK=half_block,
@@ -226,19 +223,15 @@ def _write_case(head_dim: int, rows: str, pool: str, norms: bool) -> CompileCase
     signature |= dict.fromkeys(("cos", "sin"), "*fp32") | dict.fromkeys(tensors, "*i32")
     signature |= dict.fromkeys(numbers, "i32") | {"eps": "fp32"}
     shape = {"HEAD_DIM": head_dim, "HEADS": tile_heads, "HALF_BLOCK": half_block}
-    absent: dict[str, None] = {}
-    for names, kind, given in ((("q_norm", "k_norm"), rows, norms), (("k_scale", "v_scale"), "fp32", "fp8" in pool)):
-        if given:
-            signature |= dict.fromkeys(names, f"*{kind}")
-        else:
-            absent |= dict.fromkeys(names)
+    names = ("q_norm", "k_norm")
+    signature |= dict.fromkeys(names, f"*{rows}") if norms else {}
     aligned = ("qkv", "q_out", "k_pool", "v_pool", "cos", "sin", "q_stride")
     return CompileCase(
         name=f"write_kv {head_dim} {rows} {pool}{' norms' if norms else ''}",
         kernel=write_kv_kernel,
         signature=signature,
-        constexprs={**shape, **absent},
-        divisible=(*aligned, "q_norm", "k_norm") if norms else aligned,
+        constexprs=shape if norms else {**shape, **dict.fromkeys(names)},
+        divisible=(*aligned, *names) if norms else aligned,
         options=WRITE_OPTIONS,
     )
 

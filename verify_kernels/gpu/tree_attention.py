@@ -111,15 +111,15 @@ def work_rows(work, path, max_path, n_rows, group, BLOCK_M: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        "k_scale", "page_table", "depth_ptr",
+        "page_table", "depth_ptr",
         "window", "n_rows", "n_heads", "n_kv", "group", "max_pages", "n_pages", "max_path",
     ]
 )  # fmt: skip
 def tree_attention_kernel(
-    q_ptr, k_ptr, v_ptr, k_scale, page_table, depth_ptr, path, work_list, header, partials, peaks,
-    scale, q_stride, window, n_rows, n_heads, n_kv, group, max_pages, n_pages, max_path,
+    q_ptr, k_ptr, v_ptr, page_table, depth_ptr, path, work_list, header, partials, peaks,
+    factor, q_stride, window, n_rows, n_heads, n_kv, group, max_pages, n_pages, max_path,
     HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, LANES: tl.constexpr,
-    SEG_TILES: tl.constexpr, FOLDS: tl.constexpr, STAGES: tl.constexpr, WINDOWED: tl.constexpr, SCALED: tl.constexpr,
+    SEG_TILES: tl.constexpr, FOLDS: tl.constexpr, STAGES: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """Each program takes every n-th (work item, KV head); see `verify_kernels.gpu.attention_workspace`.
 
@@ -137,14 +137,11 @@ def tree_attention_kernel(
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0), disable_licm=True):
         head = item % n_kv
         work = work_list + (item // n_kv) * WORK_FIELDS
-        factor = scale
-        if SCALED:
-            factor = factor * tl.load(k_scale + head)
         row, member, live = work_rows(work, path, max_path, n_rows, group, BLOCK_M)
         q_at = row.to(tl.int64) * q_stride + (head * group + member) * HEAD_DIM
         await_previous()
         q = tl.load(q_ptr + q_at[:, None] + d[None, :], mask=live[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
-        if SCALED:
+        if k_ptr.dtype.element_ty == tl.float8e4nv:
             # float8 values are float16 values; queries beyond float16 are not met, and must not become infinite.
             q = tl.minimum(tl.maximum(q.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
         ctx = tl.load(work + CONTEXT)
@@ -267,15 +264,14 @@ def sum_blocks(
 
 @triton.jit(
     do_not_specialize=[
-        "entry_of", "entry_start", "entry_ctx", "depth", "k_scale", "v_scale",
-        "window", "n_entries", "n_heads", "group",
+        "entry_of", "entry_start", "entry_ctx", "depth", "window", "n_entries", "n_heads",
     ]
 )  # fmt: skip
 def tree_attention_combine_kernel(
-    partials, peaks, out, entry_of, entry_start, entry_ctx, depth, header, k_scale, v_scale,
-    scale, window, n_entries, n_heads, group,
+    partials, peaks, out, entry_of, entry_start, entry_ctx, depth, header,
+    factor, window, n_entries, n_heads,
     HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
-    SEG_TILES: tl.constexpr, FOLD_SEGS: tl.constexpr, SCALED: tl.constexpr,
+    SEG_TILES: tl.constexpr, FOLD_SEGS: tl.constexpr,
 ):  # fmt: skip
     """One program per (row, head): segments are folded into blocks, and BLOCKS blocks are summed at a time.
 
@@ -288,9 +284,6 @@ def tree_attention_combine_kernel(
     known = (entry >= 0) & (entry < n_entries)
     entry = tl.where(known, entry, 0)
     if known & (row >= tl.load(entry_start + entry)) & (row < tl.load(entry_start + entry + 1)):
-        factor = scale
-        if SCALED:
-            factor = factor * tl.load(k_scale + head // group)
         ctx = tl.load(entry_ctx + entry)
         position = ctx + tl.load(depth + row)
         committed = ctx // 64
@@ -330,8 +323,6 @@ def tree_attention_combine_kernel(
         own_acc = tl.load(partials + at[:, None] * HEAD_DIM + d[None, :], mask=(d < HEAD_DIM)[None, :], other=0.0)
         peak, total, acc = fold(peak, total, acc, own_peak, own_total, own_acc, factor)
         result = acc / total[:, None]
-        if SCALED:
-            result = result * tl.load(v_scale + head // group)
         out_at = (row.to(tl.int64) * n_heads + head) * HEAD_DIM + d
         release_next()
         tl.store(out + out_at[None, :], result.to(out.dtype.element_ty), mask=(d < HEAD_DIM)[None, :])
@@ -356,8 +347,6 @@ def tree_attention(
     *,
     scale: float,
     window: int = 0,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
 ) -> None:
     """out = attention of every row to the keys at positions 0 .. its own, on its own path. Two launches.
 
@@ -366,10 +355,9 @@ def tree_attention(
 
     q: [rows, heads, head_dim]; rows may be apart by a multiple of 16 values, so a view of qkv works. k_pool, v_pool:
     one layer's [pages, kv_heads, 64, head_dim], into which K and V of the rows are written already; of q's dtype, or
-    float8 e4m3 for q of two bytes, with k_scale, v_scale: float32 [kv_heads], key = stored * scale; products are
-    float16 then. out: [rows, heads, head_dim], q's dtype. workspace: of these heads and types, holds the plan that
-    `attention_plan` made for ``step``. scale: of the scores, above 0. window: a row at position p sees keys at
-    positions > p - window; 0: all.
+    float8 e4m3 for q of two bytes; products are float16 then. out: [rows, heads, head_dim], q's dtype. workspace: of
+    these heads and types, holds the plan that `attention_plan` made for ``step``. scale: of the scores, above 0.
+    window: a row at position p sees keys at positions > p - window; 0: all.
 
     Every row gets the bits that decoding its path token by token gives it, see
     `verify_kernels.gpu.attention_workspace`. Masks need no ancestor words: rows are grouped by leaf path, on which a
@@ -390,16 +378,16 @@ def tree_attention(
     items = ws.work.shape[0] * ws.kv_heads
     base_2 = scale * math.log2(math.e)
     tree_attention_kernel[(min(items, ws.processors * tile.resident),)](
-        q, k_pool, v_pool, k_scale, step.page_table, step.depth, ws.path, ws.work, ws.header, ws.partials, ws.peaks,
+        q, k_pool, v_pool, step.page_table, step.depth, ws.path, ws.work, ws.header, ws.partials, ws.peaks,
         base_2, q.stride(0), window, rows, ws.heads, ws.kv_heads, ws.group, pages, k_pool.shape[0],
-        ws.max_branch, HEAD_DIM=ws.head_dim, DIM_BLOCK=block, WINDOWED=windowed, SCALED=k_scale is not None,
+        ws.max_branch, HEAD_DIM=ws.head_dim, DIM_BLOCK=block, WINDOWED=windowed,
         **_tile_constants(tile), **launch_options(_tile_options(tile), ws.chip),
     )  # fmt: skip
     tree_attention_combine_kernel[(rows, ws.heads)](
         ws.partials, ws.peaks, out, step.entry_of, step.entry_start, step.entry_ctx, step.depth, ws.header,
-        k_scale, v_scale, base_2, window, entries, ws.heads, ws.group,
+        base_2, window, entries, ws.heads,
         HEAD_DIM=ws.head_dim, DIM_BLOCK=block, BLOCKS=COMBINE_BLOCKS, SEG_TILES=tile.seg_tiles,
-        FOLD_SEGS=tile.fold_segs, SCALED=k_scale is not None, **launch_options(COMBINE_OPTIONS, ws.chip),
+        FOLD_SEGS=tile.fold_segs, **launch_options(COMBINE_OPTIONS, ws.chip),
     )  # fmt: skip
 
 
@@ -419,10 +407,9 @@ def compile_cases() -> list[CompileCase]:
                     ]
     folds = {(d, attention_tile(chip, d, torch.bfloat16).fold_segs) for chip in CHIPS for d in HEAD_DIMS}
     return cases + [
-        _combine_case(head_dim, fold_segs, q_type, scaled)
+        _combine_case(head_dim, fold_segs, q_type)
         for head_dim, fold_segs in sorted(folds)
         for q_type in ("bf16", "fp16")
-        for scaled in (False, True)
     ]
 
 
@@ -443,20 +430,19 @@ def _tile_options(tile: AttentionTile) -> dict[str, int | bool]:
 def _attention_case(
     chip: str, head_dim: int, q_type: str, kv_type: str, windowed: bool, tile: AttentionTile
 ) -> CompileCase:
-    scaled = kv_type == "fp8e4nv"
-    floats = ("partials", "peaks") + (("k_scale",) if scaled else ())
     integers = ("page_table", "depth_ptr", "path", "work_list", "header")
     numbers = ("q_stride", "window", "n_rows", "n_heads", "n_kv", "group", "max_pages", "n_pages", "max_path")
-    signature = {"q_ptr": f"*{q_type}", "k_ptr": f"*{kv_type}", "v_ptr": f"*{kv_type}", "scale": "fp32"}
-    signature |= dict.fromkeys(floats, "*fp32") | dict.fromkeys(integers, "*i32") | dict.fromkeys(numbers, "i32")
+    signature = {"q_ptr": f"*{q_type}", "k_ptr": f"*{kv_type}", "v_ptr": f"*{kv_type}", "factor": "fp32"}
+    signature |= (
+        dict.fromkeys(("partials", "peaks"), "*fp32") | dict.fromkeys(integers, "*i32") | dict.fromkeys(numbers, "i32")
+    )
     shape = {"HEAD_DIM": head_dim, "DIM_BLOCK": triton.next_power_of_2(head_dim)}
-    kinds = {"WINDOWED": windowed, "SCALED": scaled} | ({} if scaled else {"k_scale": None})
-    rows = "fp16 over " if scaled and q_type == "fp16" else ""
+    rows = "fp16 over " if kv_type == "fp8e4nv" and q_type == "fp16" else ""
     return CompileCase(
         name=f"attend {chip} {head_dim} {rows}{kv_type} tile {tile.block_m}{' window' if windowed else ''}",
         kernel=tree_attention_kernel,
         signature=signature,
-        constexprs={**shape, **kinds, **_tile_constants(tile)},
+        constexprs={**shape, "WINDOWED": windowed, **_tile_constants(tile)},
         divisible=("q_ptr", "k_ptr", "v_ptr", "partials", "peaks", "path", "work_list", "header", "q_stride"),
         options=_tile_options(tile),
         targets=(chip,),
@@ -464,22 +450,18 @@ def _attention_case(
     )
 
 
-def _combine_case(head_dim: int, fold_segs: int, q_type: str, scaled: bool) -> CompileCase:
-    scales = ("k_scale", "v_scale")
+def _combine_case(head_dim: int, fold_segs: int, q_type: str) -> CompileCase:
     tensors = ("entry_of", "entry_start", "entry_ctx", "depth", "header")
-    signature = dict.fromkeys(("partials", "peaks"), "*fp32") | {"out": f"*{q_type}", "scale": "fp32"}
-    signature |= dict.fromkeys(tensors, "*i32") | dict.fromkeys(("window", "n_entries", "n_heads", "group"), "i32")
-    signature |= dict.fromkeys(scales, "*fp32") if scaled else {}
+    signature = dict.fromkeys(("partials", "peaks"), "*fp32") | {"out": f"*{q_type}", "factor": "fp32"}
+    signature |= dict.fromkeys(tensors, "*i32") | dict.fromkeys(("window", "n_entries", "n_heads"), "i32")
     shape = {"HEAD_DIM": head_dim, "DIM_BLOCK": triton.next_power_of_2(head_dim), "BLOCKS": COMBINE_BLOCKS}
     cut = {"SEG_TILES": attention_tile(CHIPS[0], head_dim, torch.bfloat16).seg_tiles, "FOLD_SEGS": fold_segs}
-    kinds = {"SCALED": scaled} | ({} if scaled else dict.fromkeys(scales))
-    chips = [c for c in CHIPS if not scaled or c != "sm_80"]  # engines refuse float8 KV below compute capability 8.9
     return CompileCase(
-        name=f"combine {head_dim} by {fold_segs} {q_type}{' scales' if scaled else ''}",
+        name=f"combine {head_dim} by {fold_segs} {q_type}",
         kernel=tree_attention_combine_kernel,
         signature=signature,
-        constexprs={**shape, **cut, **kinds},
+        constexprs={**shape, **cut},
         divisible=("partials", "peaks", "out", "header"),
         options=COMBINE_OPTIONS,
-        targets=tuple(c for c in chips if attention_tile(c, head_dim, torch.bfloat16).fold_segs == fold_segs),
+        targets=tuple(c for c in CHIPS if attention_tile(c, head_dim, torch.bfloat16).fold_segs == fold_segs),
     )

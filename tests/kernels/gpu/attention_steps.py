@@ -48,8 +48,6 @@ class Layer:
     geometry: Geometry
     k_pool: Tensor
     v_pool: Tensor
-    k_scale: Tensor | None
-    v_scale: Tensor | None
     q: Tensor
 
     @staticmethod
@@ -58,10 +56,7 @@ class Layer:
         shape = (n_pages, geometry.kv_heads, PAGE_SIZE, geometry.head_dim)
         pools = [torch.randn(shape, generator=g).to(geometry.kv_dtype) for _ in range(2)]
         q = torch.randn(rows, geometry.heads, geometry.head_dim, generator=g).to(geometry.dtype)
-        scales = [(torch.rand(geometry.kv_heads, generator=g) + 0.5).to(device) if geometry.fp8 else None] * 2
-        if geometry.fp8:
-            scales[1] = (torch.rand(geometry.kv_heads, generator=g) + 0.5).to(device)
-        return Layer(geometry, pools[0].to(device), pools[1].to(device), scales[0], scales[1], q.to(device))
+        return Layer(geometry, pools[0].to(device), pools[1].to(device), q.to(device))
 
     @property
     def scale(self) -> float:
@@ -137,7 +132,7 @@ def attend_planned(layer: Layer, step: Step, workspace: AttentionWorkspace) -> T
     out = torch.full_like(layer.q, torch.nan)
     tree_attention(
         layer.q, layer.k_pool, layer.v_pool, out, step, workspace, scale=layer.scale,
-        window=layer.geometry.window, k_scale=layer.k_scale, v_scale=layer.v_scale,
+        window=layer.geometry.window,
     )  # fmt: skip
     return out
 
@@ -154,9 +149,6 @@ def dense_oracle(layer: Layer, entries: Sequence[BatchEntry]) -> Tensor:
     """Every row's attention in float64 over its own path, from parents and page lists alone."""
     geometry, group = layer.geometry, layer.geometry.heads // layer.geometry.kv_heads
     pools = [pool.cpu().float().double() for pool in (layer.k_pool, layer.v_pool)]
-    if layer.k_scale is not None and layer.v_scale is not None:
-        scales = (layer.k_scale, layer.v_scale)
-        pools = [pool * scale.cpu().double()[None, :, None, None] for pool, scale in zip(pools, scales, strict=True)]
     results, q = [], layer.q.cpu().double()
     for entry in entries:
         for row in range(len(entry.parents)):

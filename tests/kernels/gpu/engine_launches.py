@@ -150,11 +150,10 @@ def _kv(device: torch.device) -> None:
             qkv, q = make(rows, (heads + 2 * kv_heads) * d), make(rows, heads, d)
             angles = make.floats(4096, d // 2), make.floats(4096, d // 2)
             norms = {"q_norm": make(d), "k_norm": make(d), "eps": 1e-6}
-            scales = {"k_scale": make.floats(kv_heads), "v_scale": make.floats(kv_heads)}
-            for pool_type, extra in ((None, {}), (FP8, scales)):
+            for pool_type in (None, FP8):
                 pools = [make(pages, kv_heads, 64, d, dtype=pool_type) for _ in range(2)]
-                write_kv(qkv, q, *pools, *angles, step, **extra)
-                write_kv(qkv, q, *pools, *angles, step, **extra, **norms)
+                write_kv(qkv, q, *pools, *angles, step)
+                write_kv(qkv, q, *pools, *angles, step, **norms)
                 layers = [make(shape.n_layers, pages, kv_heads, 64, d, dtype=pool_type) for _ in range(2)]
                 move_kv(*layers, make.ints(entries, 8), make.ints(entries, 8), make.ints(entries))
 
@@ -169,7 +168,6 @@ def _attention(device: torch.device) -> None:
 def _attend(make: _Maker, shape: ModelConfig, pool_type: torch.dtype | None) -> None:
     heads, kv_heads, d, pages = shape.n_heads, shape.n_kv_heads, shape.head_dim, 64
     pools = [make(pages, kv_heads, 64, d, dtype=pool_type) for _ in range(2)]
-    scales = {f"{name}_scale": make.floats(kv_heads) for name in "kv"} if pool_type else {}
     workspace = AttentionWorkspace.allocate(
         heads=heads, kv_heads=kv_heads, head_dim=d, kv_dtype=pools[0].dtype, max_rows=512, max_entries=32,
         max_pages=64, device=make.device,
@@ -179,7 +177,7 @@ def _attend(make: _Maker, shape: ModelConfig, pool_type: torch.dtype | None) -> 
         attention_plan(step, workspace)
         for window in (0, 4096):
             q, out = make(rows, heads, d), make(rows, heads, d)
-            tree_attention(q, *pools, out, step, workspace, **scales, scale=d**-0.5, window=window)
+            tree_attention(q, *pools, out, step, workspace, scale=d**-0.5, window=window)
 
 
 def _trees(device: torch.device) -> None:

@@ -182,35 +182,33 @@ def test_q_can_be_rotated_in_place(device, run):  # type: ignore[no-untyped-def]
     check(case)
 
 
-def eighths(device: torch.device, heads: int) -> tuple[DeviceRows, Tensor, Tensor]:
-    """Rows at position 0 (nothing turns), values that e4m3 holds exactly times a scale, and the scales."""
+def first_row(device: torch.device) -> Case:
+    """A row at position 0, where nothing turns, and a float8 pool of three heads."""
     rows = device_rows(device, 4, [(0, 0, 0)])
     rows.entry_ctx.fill_(0)
-    scale = torch.tensor([0.5, 4.0, 0.125], device=device)[:heads]
-    bits = torch.arange(heads * 64, dtype=torch.int32).remainder(0x7F).to(torch.uint8)  # all finite ones above zero
-    return rows, bits.view(heads, 64).view(FP8).float().to(device), scale
+    return make(rows, (1, 3), 64, torch.float32, FP8)
 
 
 @RUNS
-def test_float8_pool_stores_value_over_scale(device, run):  # type: ignore[no-untyped-def]
-    rows, values, scale = eighths(device, 3)
+def test_float8_pool_stores_what_it_can_hold_exactly(device, run):  # type: ignore[no-untyped-def]
+    case = first_row(device)
+    bits = torch.arange(3 * 64, dtype=torch.int32).remainder(0x7F).to(torch.uint8)  # all finite ones above zero
+    values = bits.view(3, 64).view(FP8).float().to(device)
     normal = values.abs() >= 2.0**-6  # the interpreter has no subnormal e4m3
-    case = make(rows, (1, 3), 64, torch.float32, FP8)
-    case.qkv[0, 64:] = torch.cat([values * scale[:, None], -values * scale[:, None].flip(0)]).flatten()
-    case.run(run, k_scale=scale, v_scale=scale.flip(0).contiguous())
-    page = int(rows.page_table[0, 0])
+    case.qkv[0, 64:] = torch.cat([values, -values]).flatten()
+    case.run(run)
+    page = int(case.rows.page_table[0, 0])
     assert torch.equal(case.k_pool[page, :, 0].float()[normal], values[normal])
     assert torch.equal(case.v_pool[page, :, 0].float()[normal], -values[normal])
 
 
 @RUNS
 def test_float8_pool_keeps_large_values_finite(device, run):  # type: ignore[no-untyped-def]
-    rows, _, scale = eighths(device, 3)
-    case = make(rows, (1, 3), 64, torch.float32, FP8)
-    case.qkv[0, 64:].view(2, 3, 64).copy_((torch.arange(64, device=device) % 2 * 2 - 1) * 449 * scale[:, None])
+    case = first_row(device)
+    case.qkv[0, 64:].view(2, 3, 64).copy_((torch.arange(64, device=device) % 2 * 2 - 1) * 465.0)
     case.qkv[0, 64 + 3 * 64] = -torch.inf  # of v, which is not rotated
-    case.run(run, k_scale=scale, v_scale=scale)
-    page = int(rows.page_table[0, 0])
+    case.run(run)
+    page = int(case.rows.page_table[0, 0])
     for pool in (case.k_pool, case.v_pool):
         assert torch.equal(pool[page, :, 0].float(), (torch.arange(64, device=device) % 2 * 896 - 448.0).expand(3, 64))
 
@@ -220,10 +218,9 @@ def test_float8_rounds_like_torch(device: torch.device) -> None:
         pytest.skip("the interpreter rounds float8 in its own way")
     rows = device_rows(device, 5, [(60, 3, 5), (0, 1, 2)])
     one, two = (make(rows, (4, 2), 128, torch.bfloat16, FP8, norms=True) for _ in "ab")
-    scale = torch.tensor([0.01, 0.3], device=device)
     one.qkv[0, -1] = two.qkv[0, -1] = torch.nan
-    one.run(write_kv, k_scale=scale, v_scale=scale)
-    two.run(reference_write_kv, k_scale=scale, v_scale=scale)
+    one.run(write_kv)
+    two.run(reference_write_kv)
     assert torch.equal(one.v_pool.view(torch.uint8), two.v_pool.view(torch.uint8))
     torch.testing.assert_close(one.k_pool.float(), two.k_pool.float(), rtol=0.13, atol=0.01)
 

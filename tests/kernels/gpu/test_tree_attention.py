@@ -25,10 +25,7 @@ ERRORS = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # rel
 
 
 def keywords(layer: Layer, step: Step) -> dict[str, Any]:
-    return {
-        "step": step, "scale": layer.scale, "window": layer.geometry.window, "k_scale": layer.k_scale,
-        "v_scale": layer.v_scale,
-    }  # fmt: skip
+    return {"step": step, "scale": layer.scale, "window": layer.geometry.window}
 
 
 def close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
@@ -100,6 +97,18 @@ def test_large_scores_and_queries_as_a_view(device: torch.device) -> None:
     out = torch.zeros(step.rows, 2, 64, device=device)
     tree_attention(layer.q, layer.k_pool, layer.v_pool, out, workspace=ws, **keywords(layer, step))
     assert close(out, dense_oracle(layer, entries), torch.float32)
+
+
+def test_queries_beyond_float16_stay_finite_over_float8_keys(device: torch.device) -> None:
+    """Products with float8 keys are float16's."""
+    geometry = Geometry(2, 1, dtype=torch.bfloat16, fp8=True)
+    entries = random_entries(np.random.default_rng(3), [(70, 0, 2)], PAGES)
+    step = Step.of(entries, device)
+    layer = Layer.random(geometry, step.rows, PAGES, 3, device)
+    layer = replace(layer, q=layer.q * 1e5)
+    most = torch.finfo(torch.float16).max
+    wanted = dense_oracle(replace(layer, q=layer.q.float().clamp(-most, most)), entries)
+    assert close(attend(layer, step), wanted, torch.bfloat16)
 
 
 def test_unwritten_slots_do_not_show(device: torch.device) -> None:

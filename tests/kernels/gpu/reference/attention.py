@@ -10,7 +10,7 @@ from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.attention_workspace import NEVER, TILE, WORK_FIELDS, AttentionTile, AttentionWorkspace
-from verify_kernels.gpu.kernel_launch import FP8_LARGEST, StepRows
+from verify_kernels.gpu.kernel_launch import FP8, FP8_LARGEST, StepRows
 from verify_kernels.reference.backend import rms_norm, rotate_half
 
 
@@ -26,8 +26,6 @@ def write_kv(
     eps: float = 0.0,
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
 ) -> None:
     """q_out = rotated q; K and V to their slots; see `verify_kernels.gpu.kv_ops`."""
     rows, heads, head_dim = q_out.shape
@@ -48,8 +46,8 @@ def write_kv(
     page = page_table[entry, (slot // PAGE_SIZE).clamp(0, page_table.shape[1] - 1)]
     writes = listed & (page >= 0) & (page < k_pool.shape[0])
     page, lane = page[writes].long(), (slot % PAGE_SIZE)[writes]
-    k_pool[page, :, lane] = _stored(k[writes], k_pool.dtype, k_scale)
-    v_pool[page, :, lane] = _stored(v[writes], v_pool.dtype, v_scale)
+    k_pool[page, :, lane] = _stored(k[writes], k_pool.dtype)
+    v_pool[page, :, lane] = _stored(v[writes], v_pool.dtype)
 
 
 def move_kv(k_pool: Tensor, v_pool: Tensor, source: Tensor, target: Tensor, n_moves: Tensor) -> None:
@@ -71,10 +69,10 @@ def _live_rows(entry_of: Tensor, entry_start: Tensor, entry_ctx: Tensor) -> tupl
     return row[live], entry[live], entry_ctx[entry[live]].long()
 
 
-def _stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+def _stored(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x [n, kv_heads, head_dim] as the pool holds it."""
-    if scale is not None:
-        x = (x / scale[:, None]).clamp(-FP8_LARGEST, FP8_LARGEST)
+    if dtype == FP8:
+        x = x.clamp(-FP8_LARGEST, FP8_LARGEST)
     return x.to(dtype)
 
 
@@ -197,8 +195,6 @@ def tree_attention(
     *,
     scale: float,
     window: int = 0,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
 ) -> None:
     """out = attention of every row to the keys of its own path; see `verify_kernels.gpu.tree_attention`."""
     group, starts = workspace.group, step.entry_start.tolist()
@@ -210,8 +206,6 @@ def tree_attention(
             slots = slots[-window:]
         page, lane = step.page_table[entry][slots // TILE].long(), slots % TILE
         k, v = k_pool[page, :, lane].float(), v_pool[page, :, lane].float()  # [keys, kv_heads, head_dim]
-        if k_scale is not None and v_scale is not None:
-            k, v = k * k_scale[:, None], v * v_scale[:, None]
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         weights = (torch.einsum("hd,jhd->hj", q[row].float(), k) * scale).softmax(-1)
         out[row] = torch.einsum("hj,jhd->hd", weights, v).to(out.dtype)
