@@ -8,7 +8,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -22,6 +22,7 @@ from server.request_stream import RequestStream, UnreadEvents
 from specdec.config import EngineConfig, WeightDtype
 from specdec.core.types import (
     EngineInfo,
+    Failed,
     Finished,
     FinishReason,
     Request,
@@ -43,9 +44,9 @@ class RequestTable:
     while events of the former request are still under way.
     """
 
-    def __init__(self, abort: Callable[[str], None], ended: Callable[[str, RequestStream], None] | None = None) -> None:
-        """abort: ends a request in the engine. ended: called with the engine id of each request that ended."""
-        self._abort, self._ended = abort, ended
+    def __init__(self, abort: Callable[[str], None]) -> None:
+        """abort: ends a request in the engine."""
+        self._abort = abort
         self._by_engine_id: dict[str, RequestStream] = {}
         self._engine_ids: dict[str, str] = {}
         self._numbers = itertools.count(1)
@@ -69,8 +70,6 @@ class RequestTable:
             del self._by_engine_id[engine_id], self._engine_ids[request_id]
             if not complete:
                 self._abort(engine_id)
-            if self._ended is not None:
-                self._ended(engine_id, stream)
 
         stream = RequestStream(request, on_end, self._unread)
         self._by_engine_id[engine_id], self._engine_ids[request_id] = stream, engine_id
@@ -83,10 +82,6 @@ class RequestTable:
     def engine_ids(self) -> list[str]:
         """The engine ids of all requests in flight."""
         return list(self._by_engine_id)
-
-    def requests(self, engine_ids: Iterable[str]) -> list[Request]:
-        """The requests of these engine ids that are in flight."""
-        return [self._by_engine_id[name].request for name in engine_ids if name in self._by_engine_id]
 
     def deliver(self, event: RequestEvent) -> None:
         """Pass an event to its stream; events of requests that have ended are dropped."""
@@ -113,8 +108,8 @@ _POISONOUS_DEATHS = 2  # deaths of the engine with a request in flight after whi
 
 
 class Suspects:
-    """Requests that were in flight when the engine died, by a digest of all but their id and time limits, which are
-    shorter when a request comes again; the oldest are forgotten.
+    """Requests that were in flight when the engine died, by a digest of what stays the same when one comes again; the
+    oldest are forgotten.
 
     A request that comes again after one such death runs alone, so that only the guilty one can stop the engine with it
     in flight once more. After `_POISONOUS_DEATHS` it is refused. A request that completes is forgotten.
@@ -156,18 +151,36 @@ def _digest(request: Request) -> bytes:
     return blake2b(repr(same).encode(), digest_size=16).digest()
 
 
+# Ends from outside. They do not show that a request is harmless: it may not have come to what stops the engine.
+_CUT_SHORT = (FinishReason.ABORTED, FinishReason.DEADLINE, FinishReason.TIME_LIMIT)
+
+
+@dataclass(slots=True)
+class _Submission:
+    """A request and what the queue knows of it."""
+
+    request: Request
+    alone: bool
+    came_s: float  # monotonic seconds
+    samples_left: int  # that the engine has not ended
+    cut_short: bool = False  # a sample was
+
+
 class SubmitQueue:
     """Sends requests to the engine in order; a suspect is sent when nothing else runs, and nothing else beside it.
 
-    send: takes the engine id, the request and the seconds that it has waited here.
+    What was sent runs until the engine has ended it, even if its reader has gone: a request that hangs the engine is
+    still the one to blame then.
+
+    send: takes the engine id, the request and the seconds that it has waited here. completed: takes each request whose
+    samples all came to their own end.
     """
 
-    def __init__(self, send: Callable[[str, Request, float], None]) -> None:
-        self._send = send
-        # By engine id: the request, whether it runs alone, when it came (monotonic seconds)
-        self._waiting: OrderedDict[str, tuple[Request, bool, float]] = OrderedDict()
-        self._held: dict[str, tuple[Request, bool, float]] = {}
-        self.running: set[str] = set()  # engine ids
+    def __init__(self, send: Callable[[str, Request, float], None], completed: Callable[[Request], None]) -> None:
+        self._send, self._completed = send, completed
+        self._waiting: OrderedDict[str, _Submission] = OrderedDict()  # these three by engine id
+        self._held: dict[str, _Submission] = {}
+        self._running: dict[str, _Submission] = {}
         self._alone = False
 
     @property
@@ -177,7 +190,8 @@ class SubmitQueue:
 
     def put(self, engine_id: str, request: Request, *, alone: bool, hold: bool = False) -> None:
         """Send a request, now or later. hold: not before `release`."""
-        (self._held if hold else self._waiting)[engine_id] = (request, alone, time.monotonic())
+        entry = _Submission(request, alone, time.monotonic(), request.sampling.n)
+        (self._held if hold else self._waiting)[engine_id] = entry
         self._send_next()
 
     def release(self, engine_id: str) -> None:
@@ -187,23 +201,49 @@ class SubmitQueue:
             self._waiting[engine_id] = held
             self._send_next()
 
-    def ended(self, engine_id: str) -> None:
-        """A request has ended, or will not be sent any more."""
-        self._waiting.pop(engine_id, None)
-        self._held.pop(engine_id, None)
-        self.running.discard(engine_id)
-        self._alone = self._alone and bool(self.running)
+    def drop(self, engine_id: str) -> tuple[Request, float] | None:
+        """Forget a request that was not sent; returns it and the seconds that it waited. None: there is none."""
+        entry = self._waiting.pop(engine_id, None) or self._held.pop(engine_id, None)
+        if entry is None:
+            return None
         self._send_next()
+        return entry.request, time.monotonic() - entry.came_s
+
+    def finished(self, engine_id: str, reason: FinishReason) -> None:
+        """The engine has ended a sample."""
+        entry = self._running.get(engine_id)
+        if entry is None:
+            return
+        entry.samples_left -= 1
+        entry.cut_short = entry.cut_short or reason in _CUT_SHORT
+        if entry.samples_left == 0:
+            if not entry.cut_short:
+                self._completed(entry.request)
+            self.ended(engine_id)
+
+    def ended(self, engine_id: str) -> None:
+        """The engine has ended a request, or refused it."""
+        self._running.pop(engine_id, None)
+        self._alone = self._alone and bool(self._running)
+        self._send_next()
+
+    def clear(self) -> dict[str, Request]:
+        """Forget every request, since the engine is lost; returns those that it had, by engine id."""
+        had = {engine_id: entry.request for engine_id, entry in self._running.items()}
+        for entries in (self._waiting, self._held, self._running):
+            entries.clear()
+        self._alone = False
+        return had
 
     def _send_next(self) -> None:
         while self._waiting and not self._alone:
-            engine_id, (request, alone, came_s) = next(iter(self._waiting.items()))
-            if alone and self.running:
+            engine_id, entry = next(iter(self._waiting.items()))
+            if entry.alone and self._running:
                 return
             del self._waiting[engine_id]
-            self.running.add(engine_id)
-            self._alone = alone
-            self._send(engine_id, request, time.monotonic() - came_s)
+            self._running[engine_id] = entry
+            self._alone = entry.alone
+            self._send(engine_id, entry.request, time.monotonic() - entry.came_s)
 
 
 DEFAULT_TRACE_STEPS = 50
@@ -260,8 +300,8 @@ class EngineClient:
         self.engine = engine
         self._observer = observer
         self._suspects = Suspects()
-        self._queue = SubmitQueue(self._submit)
-        self._table = RequestTable(lambda engine_id: engine.send(Frame.ABORT, engine_id), self._ended)
+        self._queue = SubmitQueue(self._submit, self._suspects.completed)
+        self._table = RequestTable(self._left)
         self._calls = EngineCalls()
         engine.listener = self
 
@@ -314,28 +354,34 @@ class EngineClient:
     def _submit(self, engine_id: str, request: Request, waited_s: float) -> None:
         self.engine.send(Frame.SUBMIT, (engine_id, *pack(request)[1:]), waited_s)
 
-    def _ended(self, engine_id: str, stream: RequestStream) -> None:
-        if not stream.samples_missing:
-            self._suspects.completed(stream.request)
-        self._queue.ended(engine_id)
+    def _end_unsent(self, engine_id: str, reason: FinishReason) -> bool:
+        """End a request as the engine would, unless it was sent; returns whether it was not."""
+        dropped = self._queue.drop(engine_id)
+        if dropped is None:
+            return False
+        for event in _unstarted(engine_id, *dropped, reason):
+            self._table.deliver(event)
+        return True
+
+    def _left(self, engine_id: str) -> None:
+        """The reader of a request has gone."""
+        if self._queue.drop(engine_id) is None:
+            self.engine.send(Frame.ABORT, engine_id)
 
     def abort(self, request_id: str) -> bool:
         """End a request: its reader gets Finished(ABORTED) per open sample. False when it is not in flight."""
         engine_id = self._table.engine_id(request_id)
         if engine_id is None:
             return False
-        if engine_id in self._queue.running:
+        if not self._end_unsent(engine_id, FinishReason.ABORTED):
             self.engine.send(Frame.ABORT, engine_id)
-        else:  # the engine does not know it yet
-            for event in _aborted(engine_id, *self._table.requests([engine_id])):
-                self._table.deliver(event)
         return True
 
     def fail_all(self, error: EngineDeadError) -> None:
         """End every request in flight with ``error``, in the engine too."""
         engine_ids = self._table.engine_ids()
         for engine_id in engine_ids:
-            self.engine.send(Frame.ABORT, engine_id)
+            self._left(engine_id)
         self._table.fail(engine_ids, error)
 
     async def trace(self, limit: int) -> list[StepTrace]:
@@ -391,21 +437,28 @@ class EngineClient:
         match kind:
             case Frame.EVENTS:
                 for parts in rest[0]:
-                    self._table.deliver(unpack_event(parts))
+                    self._on_event(unpack_event(parts))
             case Frame.REFUSED:
                 self._table.refuse(rest[0], unpack_error(rest[1]))
+                self._queue.ended(rest[0])
             case Frame.ADMIN:
                 self._calls.answer(*rest)
             case _:
                 raise ValueError(f"unknown frame {kind!r}")
 
+    def _on_event(self, event: RequestEvent) -> None:
+        if isinstance(event, Finished):
+            self._queue.finished(event.request_id, event.reason)
+        elif isinstance(event, Failed):
+            self._queue.ended(event.request_id)
+        self._table.deliver(event)  # last: it sets the event's id to the caller's
+
     def on_lost(self, error: EngineDeadError, *, died: bool = False) -> None:
         """End every request and call with ``error``. After a death, the requests that were running become suspects,
         and those that were not sent end with an error that does not count the death against them."""
+        sent = self._queue.clear()
         if died:
-            # A copy: as each request ends, the queue moves the next one to `running`, although no process is left.
-            sent = set(self._queue.running)
-            self._suspects.died(self._table.requests(sent))
+            self._suspects.died(sent.values())
             unsent = [engine_id for engine_id in self._table.engine_ids() if engine_id not in sent]
             self._table.fail(unsent, EngineDeadError(_NOT_SENT, error.retry_after_s))
         self._table.fail(self._table.engine_ids(), error)
@@ -418,11 +471,11 @@ class EngineClient:
         return await answer
 
 
-def _aborted(engine_id: str, request: Request) -> list[Finished]:
-    """The end of a request that was never submitted."""
-    usage = Usage(len(request.prompt_ids), 0, 0)
+def _unstarted(engine_id: str, request: Request, waited_s: float, reason: FinishReason) -> list[Finished]:
+    """The end of a request that the engine never got."""
+    usage, queue_ms = Usage(len(request.prompt_ids), 0, 0), waited_s * 1e3
     return [
-        Finished(engine_id, index, FinishReason.ABORTED, None, usage, SpeculationStats(), Timings())
+        Finished(engine_id, index, reason, None, usage, SpeculationStats(), Timings(queue_ms))
         for index in range(request.sampling.n)
     ]
 

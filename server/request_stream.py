@@ -134,11 +134,6 @@ class RequestStream:
         """Samples that the engine has not ended, however much of them was read."""
         return self._samples_left if self._on_end is not None else 0
 
-    @property
-    def samples_missing(self) -> int:
-        """Samples whose Finished has not come."""
-        return self._samples_left
-
     def push(self, event: RequestEvent) -> None:
         """Take the engine's next event of this request."""
         if isinstance(event, Failed):

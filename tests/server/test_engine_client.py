@@ -16,21 +16,26 @@ from server.admission import Admission
 from server.auth.principal import ANYBODY
 from server.engine_client import MAX_SUSPECTS, EngineClient, RequestTable, SubmitQueue, Suspects
 from server.engine_supervisor import EngineStartError, EngineState
-from server.errors import DeadlinePassedError, GenerationFailedError, PoisonRequestError
+from server.errors import DeadlinePassedError, GenerationFailedError, PoisonRequestError, pack_error
 from server.http.errors import refusal_of
+from server.ipc import Frame, pack_event
 from server.observe.records import NO_RETRY_HEADER
 from server.request_stream import UnreadEvents
 from specdec.config import ServerConfig
 from specdec.core.types import (
     Delta,
+    Failed,
     Finished,
     FinishReason,
     Request,
     RequestEvent,
     SamplingParams,
     SpeculationParams,
+    SpeculationStats,
     Started,
     StoppingParams,
+    Timings,
+    Usage,
 )
 from specdec.errors import DuplicateRequestError, EngineDeadError, PromptTooLongError, QueueFullError
 from tests.server.harness import make_client, make_config, quick_policy, running_client
@@ -315,7 +320,8 @@ async def test_the_queue_behind_a_request_that_runs_alone_is_bounded() -> None:
             doors.admit(ANYBODY, make_request("3"))
         for stream in streams:
             stream.close()
-        assert (doors.in_flight, client.holds_back) == (0, False)
+        assert doors.in_flight == 0
+        assert isinstance((await collect(client, make_request("after")))[-1], Finished)
 
 
 async def test_a_request_that_waits_when_the_engine_dies_is_not_blamed() -> None:
@@ -350,12 +356,103 @@ def test_a_held_request_is_sent_with_the_time_that_it_waited(monkeypatch: pytest
     sent: list[tuple[str, float]] = []
     clock = SimpleNamespace(now_s=1.0)
     monkeypatch.setattr("server.engine_client.time", SimpleNamespace(monotonic=lambda: clock.now_s))
-    queue = SubmitQueue(lambda engine_id, _, waited_s: sent.append((engine_id, waited_s)))
+    queue = SubmitQueue(lambda engine_id, _, waited_s: sent.append((engine_id, waited_s)), lambda _: None)
     queue.put("0:held", make_request("held"), alone=False, hold=True)
     clock.now_s = 2.5
     queue.put("0:new", make_request("new"), alone=False)
     queue.release("0:held")
     assert sent == [("0:new", 0.0), ("0:held", 1.5)]
+
+
+class RecordedEngine:
+    """In place of an `EngineSupervisor`: ready, and keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Any, ...]] = []
+
+    def check_ready(self) -> None:
+        """It is."""
+
+    def send(self, *parts: Any) -> None:
+        self.sent.append(parts)
+
+    @property
+    def submitted(self) -> list[str]:
+        """The engine ids of the requests that it got."""
+        return [parts[1][0] for parts in self.sent if parts[0] is Frame.SUBMIT]
+
+
+def client_of(engine: RecordedEngine) -> EngineClient:
+    return EngineClient(engine)  # type: ignore[arg-type]
+
+
+def answer(client: EngineClient, *events: RequestEvent) -> None:
+    client.on_frame([Frame.EVENTS, [pack_event(event) for event in events]])
+
+
+def end_of(engine_id: str, reason: FinishReason = FinishReason.EOS, index: int = 0) -> Finished:
+    return Finished(engine_id, index, reason, None, Usage(5), SpeculationStats(), Timings())
+
+
+async def test_a_request_that_stops_the_engine_is_blamed_though_its_reader_has_left() -> None:
+    client = client_of(RecordedEngine())
+    poison, innocent = make_request("p"), make_request("i", b"innocent")
+    for is_known in (False, True):
+        client.generate(poison).close()
+        assert client.in_flight == 0
+        other = client.generate(innocent)
+        client.on_lost(EngineDeadError(), died=True)
+        with pytest.raises(EngineDeadError) as caught:
+            await anext(other)
+        assert caught.value.engines_stopped == (0 if is_known else 1)  # it waits for one that runs alone
+    with pytest.raises(PoisonRequestError):
+        client.generate(poison)
+    assert client.generate(innocent).is_open
+
+
+@pytest.mark.parametrize("how", ["ends", "fails", "is refused"])
+async def test_a_request_that_the_engine_has_ended_is_not_blamed(how: str) -> None:
+    engine = RecordedEngine()
+    client, request = client_of(engine), make_request("r", n=2)
+    client.generate(request).close()
+    (engine_id,) = engine.submitted
+    assert engine.sent[-1] == (Frame.ABORT, engine_id)
+    if how == "ends":
+        answer(client, *(end_of(engine_id, FinishReason.ABORTED, index) for index in range(2)))
+    elif how == "fails":
+        answer(client, end_of(engine_id), Failed(engine_id, "MODEL_BROKEN", "no finite logit"))
+    else:
+        client.on_frame([Frame.REFUSED, engine_id, pack_error(QueueFullError(7, 1.0))])
+    client.on_lost(EngineDeadError(), died=True)
+    client.generate(request)
+    assert not client.holds_back
+
+
+@pytest.mark.parametrize(
+    "reason", [FinishReason.EOS, FinishReason.ABORTED, FinishReason.DEADLINE, FinishReason.TIME_LIMIT]
+)
+async def test_only_its_own_end_clears_a_suspect(reason: FinishReason) -> None:
+    engine = RecordedEngine()
+    client, suspect = client_of(engine), make_request("s", n=2)
+    client.generate(suspect)
+    client.on_lost(EngineDeadError(), died=True)
+    client.generate(suspect)
+    engine_id = engine.submitted[-1]
+    answer(client, end_of(engine_id, reason), end_of(engine_id, index=1))
+    client.generate(suspect)
+    assert client.holds_back == (reason is not FinishReason.EOS)
+
+
+async def test_a_suspect_that_is_aborted_before_it_runs_stays_one() -> None:
+    client, suspect = client_of(RecordedEngine()), make_request("s")
+    client.generate(suspect)
+    client.on_lost(EngineDeadError(), died=True)
+    client.generate(make_request("other", b"other"))
+    client.generate(suspect)
+    assert client.abort("s")
+    assert not client.holds_back
+    client.generate(suspect)
+    assert client.holds_back
 
 
 def test_a_suspect_is_known_by_all_but_its_time_limits() -> None:
