@@ -146,8 +146,10 @@ class Suspects:
 
 
 def _digest(request: Request) -> bytes:
+    """Of all but its id, its time limits, and what tells the parts of a resumed stream from the whole."""
     stopping = replace(request.stopping, time_limit_s=None, decode_limit_s=None)
-    same = replace(request, request_id="", deadline_s=None, stopping=stopping)
+    sampling = replace(request.sampling, seed=None, n=1)
+    same = replace(request, request_id="", deadline_s=None, resume=None, stopping=stopping, sampling=sampling)
     return blake2b(repr(same).encode(), digest_size=16).digest()
 
 

@@ -29,6 +29,7 @@ from specdec.core.types import (
     FinishReason,
     Request,
     RequestEvent,
+    ResumeParams,
     SamplingParams,
     SpeculationParams,
     SpeculationStats,
@@ -455,11 +456,16 @@ async def test_a_suspect_that_is_aborted_before_it_runs_stays_one() -> None:
     assert client.holds_back
 
 
-def test_a_suspect_is_known_by_all_but_its_time_limits() -> None:
+def test_a_suspect_is_known_by_all_but_its_time_limits_and_what_a_resumed_part_of_it_has() -> None:
     suspects = Suspects()
     suspects.died([Request("r", (1,), stopping=StoppingParams(8, time_limit_s=60.0, decode_limit_s=30.0))])
     resumed = StoppingParams(8, time_limit_s=41.5, decode_limit_s=12.5)
     assert suspects.must_run_alone(Request("again", (1,), stopping=resumed, deadline_s=3.0))
+    several = Request("r", (2,), SamplingParams(temperature=0.5, n=3))
+    suspects.died([several])
+    part = replace(several, sampling=SamplingParams(temperature=0.5, seed=7), resume=ResumeParams((1, 2), 2, "bits"))
+    assert suspects.must_run_alone(part)
+    assert not suspects.must_run_alone(replace(several, sampling=SamplingParams(temperature=0.6, n=3)))
     assert not suspects.must_run_alone(Request("other", (1,), stopping=StoppingParams(9, time_limit_s=60.0)))
 
 
