@@ -190,11 +190,12 @@ class SubmitQueue:
         """Whether a request that comes now waits for one that runs alone, or will."""
         return self._alone or bool(self._waiting)
 
-    def put(self, engine_id: str, request: Request, *, alone: bool, hold: bool = False) -> None:
-        """Send a request, now or later. hold: not before `release`."""
+    def put(self, engine_id: str, request: Request, *, alone: bool, hold: bool = False) -> bool:
+        """Send a request, now or later; returns whether it was sent. hold: not before `release`."""
         entry = _Submission(request, alone, time.monotonic(), request.sampling.n)
         (self._held if hold else self._waiting)[engine_id] = entry
         self._send_next()
+        return engine_id in self._running
 
     def release(self, engine_id: str) -> None:
         """Send a request that is held; no-op if it has ended."""
@@ -344,7 +345,8 @@ class EngineClient:
             record = self._observer.request(request)
         if record is not None:
             stream.record_in(record)
-        self._queue.put(engine_id, request, alone=alone, hold=hold)
+        if not self._queue.put(engine_id, request, alone=alone, hold=hold):
+            self._limit_wait(engine_id, request)
         return stream
 
     def release(self, stream: RequestStream) -> None:
@@ -355,6 +357,13 @@ class EngineClient:
 
     def _submit(self, engine_id: str, request: Request, waited_s: float) -> None:
         self.engine.send(Frame.SUBMIT, (engine_id, *pack(request)[1:]), waited_s)
+
+    def _limit_wait(self, engine_id: str, request: Request) -> None:
+        """Let the request's deadline and time limit end it while it waits; the engine does once it is sent."""
+        limits = (request.deadline_s, FinishReason.DEADLINE), (request.stopping.time_limit_s, FinishReason.TIME_LIMIT)
+        for limit_s, reason in limits:
+            if limit_s is not None:
+                asyncio.get_running_loop().call_later(limit_s, self._end_unsent, engine_id, reason)
 
     def _end_unsent(self, engine_id: str, reason: FinishReason) -> bool:
         """End a request as the engine would, unless it was sent; returns whether it was not."""

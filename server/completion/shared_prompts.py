@@ -11,7 +11,6 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Hashable
-from contextlib import suppress
 
 from server.admission import Admission
 from server.auth.principal import Principal
@@ -127,17 +126,14 @@ class SharedPrompts:
         return run
 
     async def _release(self, run: CompletionRun) -> None:
-        """Give a held request to the engine once its prompt is cached or no other computes it, or to be ended when it
-        is late."""
+        """Give a held request to the engine once its prompt is cached or no other computes it."""
         request, is_cached = run.source.request, False
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(None if math.isinf(run.until_s) else run.until_s):
-                while run.source.is_open and (first := self._computing.get(_prompt(request))) is not None:
-                    if not first.precedes(request.priority, run.until_s):
-                        break
-                    await first.is_computed.wait()
-                    if is_cached := first.ttft_ms is not None:
-                        break
+        while run.source.is_open and (first := self._computing.get(_prompt(request))) is not None:
+            if not first.precedes(request.priority, run.until_s):
+                break
+            await first.is_computed.wait()
+            if is_cached := first.ttft_ms is not None:
+                break
         if run.source.is_open:
             if request.grammar is None and not is_cached:
                 self._computing.setdefault(_prompt(request), run)

@@ -41,6 +41,8 @@ from specdec.core.types import (
 from specdec.errors import DuplicateRequestError, EngineDeadError, PromptTooLongError, QueueFullError
 from tests.server.harness import make_client, make_config, quick_policy, running_client
 
+SOON_S = 0.01
+
 
 def make_request(request_id: str = "r", text: bytes = b"hello", salt: str = "", n: int = 1) -> Request:
     return Request(request_id, tuple(text), SamplingParams(n=n), cache_salt=salt)
@@ -56,8 +58,8 @@ def test_requests_that_end_with_another_are_failed_once(monkeypatch: pytest.Monk
     assert len(table) == 0
 
 
-async def collect(client: EngineClient, request: Request) -> list[RequestEvent]:
-    async with client.generate(request) as stream:
+async def collect(client: EngineClient, request: Request, *, hold: bool = False) -> list[RequestEvent]:
+    async with client.generate(request, hold=hold) as stream:
         return [event async for event in stream]
 
 
@@ -454,6 +456,32 @@ async def test_a_suspect_that_is_aborted_before_it_runs_stays_one() -> None:
     assert not client.holds_back
     client.generate(suspect)
     assert client.holds_back
+
+
+@pytest.mark.parametrize("hold", [False, True])
+async def test_a_time_limit_ends_a_request_that_waits(hold: bool) -> None:
+    engine = RecordedEngine()
+    client, suspect = client_of(engine), make_request("s")
+    client.generate(suspect)
+    client.on_lost(EngineDeadError(), died=True)
+    if not hold:
+        client.generate(suspect)  # runs alone
+    sent = len(engine.sent)
+    limited = replace(make_request("l", n=2), stopping=StoppingParams(time_limit_s=SOON_S))
+    async with asyncio.timeout(15):
+        reasons = [event.reason for event in await collect(client, limited, hold=hold) if isinstance(event, Finished)]
+        with pytest.raises(DeadlinePassedError):
+            await collect(client, replace(make_request("d"), deadline_s=SOON_S), hold=hold)
+    assert reasons == [FinishReason.TIME_LIMIT] * 2
+    assert len(engine.sent) == sent
+
+
+async def test_the_engine_keeps_the_time_limit_of_a_request_that_it_got() -> None:
+    client = client_of(RecordedEngine())
+    stream = client.generate(replace(make_request("l"), stopping=StoppingParams(time_limit_s=SOON_S)), hold=True)
+    client.release(stream)
+    await asyncio.sleep(2 * SOON_S)
+    assert stream.is_open
 
 
 def test_a_suspect_is_known_by_all_but_its_time_limits_and_what_a_resumed_part_of_it_has() -> None:
