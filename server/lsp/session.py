@@ -78,7 +78,7 @@ def setup_message(settings: Settings, session_id: str) -> pb.CompleteSessionRequ
         ),
         stopping=options_pb2.StoppingOptions(
             max_tokens=settings.max_tokens, max_lines=settings.max_lines, time_limit_ms=settings.time_limit_ms,
-            finish_line=True,
+            finish_line=settings.time_limit_ms is not None,
         ),
         speculation=options_pb2.SpeculationOptions(
             mode=_SPECULATION[settings.speculation], indexes=settings.indexes

@@ -38,6 +38,14 @@ async def test_a_suggestion_while_typing() -> None:
         assert await server.idle(submitted=2)
 
 
+async def test_a_suggestion_without_a_time_limit() -> None:
+    text, (line, character) = without(LINE)
+    async with running() as server, editing(server.address, {"timeLimitMs": None}) as editor:
+        editor.open(text)
+        [item] = await editor.complete(line, character)
+        assert item.insert_text == LINE
+
+
 async def test_an_explicit_request_gets_alternatives() -> None:
     text, (line, character) = without(LINE)
     async with running() as server, editing(server.address) as editor:
