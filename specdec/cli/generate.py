@@ -36,6 +36,7 @@ from specdec.cli.options import (
     refuse_credentials,
 )
 from specdec.client.prompt import ChatTurn
+from specdec.core.fields import MAX_N
 from specdec.core.types import (
     Delta,
     Finished,
@@ -142,7 +143,7 @@ _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--presence-penalty", {"type": float, "default": 0.0}, "Subtracted once per token of the output."),
     ("--frequency-penalty", {"type": float, "default": 0.0}, "Subtracted per occurrence in the output."),
     ("--seed", {"type": WholeNumber(0, 2**64 - 1)}, "Same seed, same tokens. Drawn when not given."),
-    ("--n", {"type": WholeNumber(1, 2**32 - 1), "default": 1}, "Samples of the prompt."),
+    ("--n", {"type": WholeNumber(1, MAX_N), "default": 1}, "Samples of the prompt."),
     ("--stop", {"type": TEXT, "multiple": True}, "Stop at this text; may be repeated."),
     ("--ignore-eos", {"is_flag": True}, "Do not stop at the model's end token."),
     ("--logprobs", {"type": _U32}, "Log-probabilities of the chosen and the k likeliest tokens; needs --json."),

@@ -65,25 +65,29 @@ class ResumableStream:
         Raises:
             CallError: it failed and cannot be resumed.
         """
-        samples = [_Received(index) for index in range(max(1, self._message.sampling.n))]
+        samples: dict[int, _Received] = {}
+        n_samples = max(1, self._message.sampling.n)
         try:
             async with aclosing(self._call(self._message)) as events:
                 async for event in events:
                     if isinstance(event, Started):
                         self._started = event
                     else:
+                        if event.index not in samples:
+                            samples[event.index] = _Received(event.index)
                         samples[event.index].take(event)
                     yield event
             return
         except CallError as error:
             cut = cut_of(error)
-            if cut is not None and all(had.finished for had in samples):
+            if cut is not None and sum(had.finished for had in samples.values()) == n_samples:
                 return  # every sample is complete; only the end of the call is missing
             if cut is None or not self._can_resume:
                 raise
             stopped = error.engines_stopped
             await self._connection.pause(cut, 1, self._until, _first_of(self._connection.retry.resuming))
-        missing = [had for had in samples if not had.finished]
+        received = (samples.get(index) or _Received(index) for index in range(n_samples))
+        missing = [had for had in received if not had.finished]
         calls = [self._rest(had, "" if had is missing[0] else f"~{had.index}", stopped) for had in missing]
         async with aclosing(_merged(calls)) as rest:
             async for event in rest:

@@ -301,7 +301,7 @@ async def test_a_server_streams_text_chat_and_errors() -> None:
 
         chat = await run("--chat", "hi")
         several = await run("ab", "--n", "2")
-        bad = await run("x", "--n", "17", "--temperature", "-1")
+        bad = await run("x", "--top-p", "2", "--temperature", "-1")
         long = await run("x" * 200)
         mistaken = await run("x", "--target", "m", "--kv-tokens", "512", "--trace-file", "f")
         # A drafter of the server's is not one of an engine here: `model` needs no --draft.
@@ -312,7 +312,7 @@ async def test_a_server_streams_text_chat_and_errors() -> None:
     assert (bad.exit_code, bad.stdout) == (1, "")
     (line,) = bad.stderr.splitlines()
     assert "INVALID_ARGUMENT" in line
-    assert "sampling.n" in line
+    assert "sampling.top_p" in line
     assert "sampling.temperature" in line
     assert (long.exit_code, len(long.stderr.splitlines())) == (1, 1)
     assert "the limit is 127" in long.stderr
@@ -349,7 +349,8 @@ def test_misuse_is_reported(run_on: Callable[[SpyEngine], Invoke]) -> None:
 @pytest.mark.parametrize(
     ("flag", "value", "allowed"),
     [
-        ("--n", "0", "1<=x<=4294967295"), ("--top-k", "-1", "0<=x<=4294967295"), ("--threads", "-1", "x>=0"),
+        ("--n", "0", "1<=x<=16"), ("--n", "4000000000", "1<=x<=16"),
+        ("--top-k", "-1", "0<=x<=4294967295"), ("--threads", "-1", "x>=0"),
         *[("--timeout", value, "0<x<=1000000000") for value in ("0", "-1", "1e10", "inf", "nan")],
     ],
 )  # fmt: skip

@@ -15,7 +15,14 @@ from specdec.api.v1 import generation_pb2_grpc
 from specdec.client import CallError, Client, RetryPolicy
 from specdec.core.seeds import sample_seed
 from specdec.core.types import Delta, Finished, RequestEvent, SamplingParams, Started, StoppingParams
-from specdec.errors import DuplicateRequestError, EngineDeadError, FingerprintMismatchError, RequestError
+from specdec.errors import (
+    DuplicateRequestError,
+    EngineDeadError,
+    FieldViolation,
+    FingerprintMismatchError,
+    InvalidRequestError,
+    RequestError,
+)
 
 QUICK = RetryPolicy(attempts=2, first_s=0.01, resumes=3)
 BREAK = "break"
@@ -92,6 +99,13 @@ async def test_resuming_sends_the_received_tokens_and_yields_nothing_twice() -> 
     assert (list(third.resume.token_ids), third.resume.text_characters) == ([1, 2, 3, 4], 3)
     assert (second.sampling.seed, second.resume.numeric_fingerprint) == (5, "numbers")
     assert first.stopping.time_limit_ms > second.stopping.time_limit_ms > third.stopping.time_limit_ms > 50e3
+
+
+async def test_samples_that_no_server_accepts_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.client.resuming._Received", lambda index: pytest.fail("it keeps one"))
+    async with talking(Script([InvalidRequestError([FieldViolation("sampling.n", "must lie in 1..16")])])) as client:
+        with pytest.raises(CallError, match=r"sampling\.n"):
+            await gather(client, sampling=SamplingParams(n=4_000_000_000))
 
 
 async def test_a_stream_that_stops_two_engines_ends() -> None:
