@@ -67,6 +67,7 @@ class DiskCache:
         self._idle.set()
         self._closing, self._buffer = False, files.buffer()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="disk-cache-read")
+        self._reader.submit(int)  # its thread begins now, since a load would fail if it could not begin then
         self._writer = threading.Thread(target=self._write_pending, name="disk-cache-write", daemon=True)
         self._writer.start()
         kv.follow(self)

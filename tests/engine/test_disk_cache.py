@@ -133,6 +133,20 @@ def test_engines_beside_it_leave_the_disk_cache_alone(folder: Path) -> None:
     engine.close()
 
 
+def test_pages_are_read_where_no_thread_can_be_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, asked = engine_on(folder), request("a", 300)
+    answer(engine, asked)
+    engine.close()
+    engine = engine_on(folder)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert answer(engine, asked) == (cold(asked), 256)
+    engine.close()
+
+
 def test_a_flush_erases_the_disk_too(folder: Path) -> None:
     engine, asked = engine_on(folder), request("a", 300)
     answer(engine, asked)
