@@ -163,7 +163,8 @@ class ServedModel:
         self.admission = Admission(client, config, beside=beside.admission if beside else None)
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
         outcomes = OutcomeLog(metrics) if beside is None else beside.completion.outcomes
-        self.completion = CompletionService(RequestMaker(TimeBudget(client, self.admission)), self.admission, outcomes)
+        maker = RequestMaker(TimeBudget(client, self.admission))
+        self.completion = CompletionService(maker, self.admission, outcomes, client.engine.config.prefix_cache)
         self.experiments = Experiments(config.experiments, client, self.admission, errors)
         self.gate, self.hold_headers = DrainGate(), config.hold_headers
         self.strict_fields = config.strict_fields

@@ -113,10 +113,12 @@ class SessionTable:
 class CompletionService:
     """Code completion: how requests are made, prompts in flight, sessions, outcomes. Belongs to one event loop."""
 
-    def __init__(self, maker: RequestMaker, admission: Admission, outcomes: OutcomeLog | None = None) -> None:
-        """outcomes: may be shared with other models."""
+    def __init__(
+        self, maker: RequestMaker, admission: Admission, outcomes: OutcomeLog | None = None, prefix_cache: bool = True
+    ) -> None:
+        """outcomes: may be shared with other models. prefix_cache: the engine has one."""
         self.maker = maker
-        self.runs = SharedPrompts(admission, maker.time)
+        self.runs = SharedPrompts(admission, maker.time, prefix_cache)
         self.outcomes = outcomes or OutcomeLog()
         self.sessions = SessionTable(self._new_session)
 

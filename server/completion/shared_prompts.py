@@ -98,9 +98,9 @@ class SharedPrompts:
     with a grammar, which may take longer to compile than the prompt to compute.
     """
 
-    def __init__(self, admission: Admission, times: TimeBudget | None = None) -> None:
-        """times: learns from the requests that it limits."""
-        self._admission, self._times = admission, times
+    def __init__(self, admission: Admission, times: TimeBudget | None = None, prefix_cache: bool = True) -> None:
+        """times: learns from the requests that it limits. prefix_cache: the engine has one; else no request waits."""
+        self._admission, self._times, self._prefix_cache = admission, times, prefix_cache
         self._computing: dict[Hashable, CompletionRun] = {}  # by prompt: the run that others wait for
         self._releases: set[asyncio.Task[None]] = set()
 
@@ -121,7 +121,7 @@ class SharedPrompts:
             release = asyncio.create_task(self._release(run), name="prompt-release")
             self._releases.add(release)
             release.add_done_callback(self._releases.discard)
-        elif len(scoped.prompt_ids) > SHORTEST_SHARED and scoped.grammar is None:
+        elif self._prefix_cache and len(scoped.prompt_ids) > SHORTEST_SHARED and scoped.grammar is None:
             self._computing[_prompt(source.request)] = run
         return run
 

@@ -30,6 +30,7 @@ from specdec.client.messages import (
     reason_of,
 )
 from specdec.client.prompt import ChatTurn, CompletionHints, ContextFile, Fim, GenerateOptions
+from specdec.config import EngineConfig
 from specdec.core.types import (
     EngineInfo,
     FinishReason,
@@ -53,7 +54,9 @@ ELSEWHERE = {"prompt_ids": "", "prediction_ids": "prediction", "deadline_s": "ti
 
 @pytest.fixture(scope="module")
 def model() -> ServedModel:
-    found = ServedModel(cast(EngineClient, SimpleNamespace(info=INFO)))
+    found = ServedModel(
+        cast(EngineClient, SimpleNamespace(info=INFO, engine=SimpleNamespace(config=EngineConfig(target="m"))))
+    )
     found.load(FakeTokenizer())
     return found
 

@@ -22,6 +22,7 @@ from specdec.api.params import grammar_message, read_grammar
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
 from specdec.client.messages import event_of
+from specdec.config import EngineConfig
 from specdec.core.types import (
     DrafterStats,
     Finished,
@@ -102,7 +103,12 @@ REQUESTS = st.builds(
 
 @pytest.fixture(scope="module")
 def model() -> ServedModel:
-    found = ServedModel(cast(EngineClient, SimpleNamespace(info=INFO, file_errors=Counter())))
+    found = ServedModel(
+        cast(
+            EngineClient,
+            SimpleNamespace(info=INFO, engine=SimpleNamespace(config=EngineConfig(target="m")), file_errors=Counter()),
+        )
+    )
     found.load(FakeTokenizer())
     return found
 

@@ -14,7 +14,8 @@ from server.auth.principal import ANYBODY, Limits, Principal
 from server.completion.shared_prompts import CompletionRun, SharedPrompts
 from server.errors import DeadlinePassedError, RateLimitedError, SlowReaderError, TokenQueueFullError
 from server.request_stream import RequestStream, UnreadEvents
-from specdec.config import ServerConfig
+from server.served_model import ServedModel
+from specdec.config import EngineConfig, ServerConfig
 from specdec.core.types import MAX_QUEUED_REQUESTS, Delta, Finished, FinishReason, GrammarKind, GrammarParams, Request
 from specdec.errors import DuplicateRequestError, EngineDeadError, QueueFullError
 from tests.server.admission.stub_engine import StubClient, delta, finished, principal, started
@@ -143,6 +144,15 @@ async def test_short_prompts_do_not_wait() -> None:
     for i in range(3):
         prompts.start(ANYBODY, Request(f"{i}", (1,)))
     assert len(engine.requests) == 3
+
+
+async def test_no_request_waits_where_prompts_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any = SimpleNamespace(engine=SimpleNamespace(config=EngineConfig(target="m", prefix_cache=False)))
+    model, engine = ServedModel(client), ScriptedEngine()
+    monkeypatch.setattr(model.completion.runs, "_admission", engine)
+    model.completion.runs.start(ANYBODY, FIRST)
+    model.completion.runs.start(ANYBODY, SECOND)
+    assert len(engine.requests) == 2
 
 
 async def test_no_request_waits_for_a_grammar_to_compile() -> None:

@@ -17,6 +17,7 @@ from server.completion.prompt_packer import PackedFiles, PackedPrompt
 from server.engine_client import EngineClient
 from server.http.call import Call, ServerContext
 from server.served_model import Models, ServedModel
+from specdec.config import EngineConfig
 from specdec.errors import FieldViolation, InvalidRequestError
 from tests.fake_engine import INFO
 from tests.server.completion.code_tokenizer import CodeTokenizer
@@ -78,7 +79,11 @@ def make_model(tokenizer: FakeTokenizer | None = None, fim: Any = None) -> Serve
     model = ServedModel(
         cast(
             EngineClient,
-            SimpleNamespace(info=info, engine=SimpleNamespace(info=info, is_known=True), file_errors=Counter()),
+            SimpleNamespace(
+                info=info,
+                engine=SimpleNamespace(info=info, is_known=True, config=EngineConfig(target="m")),
+                file_errors=Counter(),
+            ),
         )
     )
     model.load(tokenizer or FakeTokenizer(has_tools=True), fim)
