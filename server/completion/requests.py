@@ -25,14 +25,16 @@ IDLE_POLL_S = 0.05  # between looks whether the engine has other requests
 
 @dataclass(frozen=True, slots=True)
 class CompletionOptions:
-    """Options of a completion."""
+    """Options of a completion. Rules set in ``base.stopping`` override ``dedent``, ``bracket`` and ``suffix``."""
 
     base: Request = field(default_factory=lambda: Request("", (), SamplingParams(temperature=0.0), DEFAULT_STOPPING))
     """The request without id and prompt."""
     mode: FillMode = FillMode.MIDDLE
     max_prompt_tokens: int | None = None  # None: the packer's default
     ttft_ms: float | None = None  # milliseconds to the first token, which limit the prompt; None: no limit
-    dedent: bool = True  # end where the text leaves the gap's block, unless ``base.stopping`` says where
+    dedent: bool = True  # end where the text leaves the gap's block
+    bracket: bool = True  # end where the text closes a bracket that it did not open
+    suffix: bool = True  # end where the text repeats the text after the gap
 
     def of_session(self, session: str) -> CompletionOptions:
         """The same options, in a session."""
@@ -113,10 +115,10 @@ def gap_rules(gap: Gap, options: CompletionOptions) -> TextRules | None:
     if options.dedent and rules.min_indent is None:
         # None at the margin: nothing is less indented.
         rules = replace(rules, min_indent=len(head) - len(head.lstrip(" \t")) or None)
-    if rules.closers is None:
+    if options.bracket and rules.closers is None:
         closers, quote = open_brackets(gap.prefix, gap.suffix)
         rules = replace(rules, closers=closers, quote=quote)
-    if not rules.suffix:
+    if options.suffix and not rules.suffix:
         lead = ""
         if not head.strip() and len(head) < len(gap.prefix):
             lead = ("\r\n" if gap.prefix.endswith("\r\n" + head) else "\n") + head

@@ -71,6 +71,9 @@ def read_options(message: pb.CompleteRequest | pb.SessionSetup, violations: Viol
         mode=_MODES.get(made.mode, FillMode.MIDDLE),
         max_prompt_tokens=tokens,
         ttft_ms=read_ttft(made, "completion.", violations),
+        dedent=made.stop_at_dedent if made.HasField("stop_at_dedent") else True,
+        bracket=made.stop_at_bracket if made.HasField("stop_at_bracket") else True,
+        suffix=made.stop_at_suffix if made.HasField("stop_at_suffix") else True,
     )
 
 

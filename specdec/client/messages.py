@@ -69,7 +69,9 @@ def completion_message(gap: Fim, hints: CompletionHints, asked: GenerateOptions)
     message = completion.CompleteRequest(
         request_id=whole.request_id, model=whole.model, fim=whole.fim,
         completion=completion.CompletionOptions(
-            mode=mode, max_prompt_tokens=hints.max_prompt_tokens, ttft_ms=hints.ttft_ms
+            mode=mode, max_prompt_tokens=hints.max_prompt_tokens, ttft_ms=hints.ttft_ms,
+            stop_at_dedent=hints.stop_at_dedent, stop_at_bracket=hints.stop_at_bracket,
+            stop_at_suffix=hints.stop_at_suffix,
         ),
         output=whole.output, speculation=whole.speculation, cache=whole.cache, scheduling=whole.scheduling,
         session=whole.session,

@@ -59,6 +59,9 @@ class CompletionHints:
     # "middle": fails if the model cannot fill in; "middle_or_prefix": then ignores the suffix; "prefix": always does
     mode: Literal["middle", "middle_or_prefix", "prefix"] = "middle"
     max_prompt_tokens: int | None = None  # at least 64
+    stop_at_dedent: bool | None = None  # where the text leaves the gap's indentation
+    stop_at_bracket: bool | None = None  # where it closes a bracket that was open at the gap
+    stop_at_suffix: bool | None = None  # where it repeats the text after the gap
     ttft_ms: float | None = None  # milliseconds to the first token, which limit the prompt
 
 

@@ -93,7 +93,7 @@ async def test_editor_completion() -> None:
             with pytest.raises(CallError) as caught:
                 await anext(client.completion.complete(Fim("a", "b")))
             assert caught.value.reason == "FIM_NOT_SUPPORTED"
-            gap, hints = Fim("hello", "b", ""), CompletionHints("prefix")
+            gap, hints = Fim("hello", "b", ""), CompletionHints("prefix", stop_at_suffix=False)
             events = [e async for e in client.completion.complete(gap, hints, request_id="mine")]
             assert isinstance(events[0], Started)
             assert {event.request_id for event in events} == {"mine"}

@@ -122,7 +122,7 @@ def test_token_ids_are_any_integers_and_nothing_else() -> None:
 
 
 def test_fill_in_the_middle_uses_the_servers_sampling_by_default() -> None:
-    hints = CompletionHints("middle_or_prefix", 640, 250.0)
+    hints = CompletionHints("middle_or_prefix", 640, False, True, None)
     options = {
         "model": "m", "cache_salt": "s", "session": "e", "priority": 2, "prediction": "old", "supersedes_key": "k",
         "output": OutputParams(logprobs=3, trees=True), "speculation": SpeculationParams(SpeculationMode.OFF),
@@ -132,8 +132,8 @@ def test_fill_in_the_middle_uses_the_servers_sampling_by_default() -> None:
     assert not message.HasField("sampling")
     assert not message.HasField("stopping")
     found = message.completion
-    assert found.mode == completion.CompletionOptions.MODE_MIDDLE_OR_PREFIX
-    assert (found.max_prompt_tokens, found.ttft_ms) == (640, 250.0)
+    assert (found.mode, found.max_prompt_tokens) == (completion.CompletionOptions.MODE_MIDDLE_OR_PREFIX, 640)
+    assert (found.stop_at_dedent, found.stop_at_bracket, found.HasField("stop_at_suffix")) == (False, True, False)
     assert (message.fim.prefix, message.model, message.cache.salt, message.session.id) == ("p", "m", "s", "e")
     assert (message.scheduling.priority, message.scheduling.supersedes_key) == (2, "k")
     assert (message.output.logprobs, message.prediction.text, message.grammar.regex) == (3, "old", "a+")

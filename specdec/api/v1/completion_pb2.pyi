@@ -77,11 +77,7 @@ Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
 @_typing.final
 class CompletionOptions(_message.Message):
-    """How a gap becomes a prompt. Stops follow from the surrounding text: a completion ends before a line that is indented
-    less than the gap's, unless stopping.min_indent is set; before a closing bracket whose opening bracket is neither in
-    the text nor, unclosed, before the gap, unless stopping.brackets is set; and where it begins to repeat what follows the
-    gap, unless stopping.suffix is set.
-    """
+    """How a gap becomes a prompt, and which stops follow from the surrounding text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -112,10 +108,21 @@ class CompletionOptions(_message.Message):
 
     MODE_FIELD_NUMBER: _builtins.int
     MAX_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    STOP_AT_DEDENT_FIELD_NUMBER: _builtins.int
+    STOP_AT_BRACKET_FIELD_NUMBER: _builtins.int
+    STOP_AT_SUFFIX_FIELD_NUMBER: _builtins.int
     TTFT_MS_FIELD_NUMBER: _builtins.int
     mode: Global___CompletionOptions.Mode.ValueType
     max_prompt_tokens: _builtins.int
     """Maximum tokens of the prompt, at least 64. Default 2048, or less if the model's context is shorter."""
+    stop_at_dedent: _builtins.bool
+    """End before a line that is indented less than the gap's, unless stopping.min_indent is set. Default true."""
+    stop_at_bracket: _builtins.bool
+    """End before a closing bracket whose opening bracket is neither in the text nor, unclosed, before the gap, unless
+    stopping.brackets is set. Default true.
+    """
+    stop_at_suffix: _builtins.bool
+    """End where the text begins to repeat what follows the gap, unless stopping.suffix is set. Default true."""
     ttft_ms: _builtins.float
     """Milliseconds to the first token. The prompt contains as much text as is expected to be computed in this time; text
     that the prefix cache holds takes none. Usage reports what was left out. Unset: no objective.
@@ -125,18 +132,33 @@ class CompletionOptions(_message.Message):
         *,
         mode: Global___CompletionOptions.Mode.ValueType = ...,
         max_prompt_tokens: _builtins.int | None = ...,
+        stop_at_dedent: _builtins.bool | None = ...,
+        stop_at_bracket: _builtins.bool | None = ...,
+        stop_at_suffix: _builtins.bool | None = ...,
         ttft_ms: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_ttft_ms", b"_ttft_ms", "max_prompt_tokens", b"max_prompt_tokens", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_stop_at_bracket", b"_stop_at_bracket", "_stop_at_dedent", b"_stop_at_dedent", "_stop_at_suffix", b"_stop_at_suffix", "_ttft_ms", b"_ttft_ms", "max_prompt_tokens", b"max_prompt_tokens", "stop_at_bracket", b"stop_at_bracket", "stop_at_dedent", b"stop_at_dedent", "stop_at_suffix", b"stop_at_suffix", "ttft_ms", b"ttft_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_ttft_ms", b"_ttft_ms", "max_prompt_tokens", b"max_prompt_tokens", "mode", b"mode", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_stop_at_bracket", b"_stop_at_bracket", "_stop_at_dedent", b"_stop_at_dedent", "_stop_at_suffix", b"_stop_at_suffix", "_ttft_ms", b"_ttft_ms", "max_prompt_tokens", b"max_prompt_tokens", "mode", b"mode", "stop_at_bracket", b"stop_at_bracket", "stop_at_dedent", b"stop_at_dedent", "stop_at_suffix", b"stop_at_suffix", "ttft_ms", b"ttft_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_prompt_tokens: _TypeAlias = _typing.Literal["max_prompt_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_prompt_tokens: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__stop_at_bracket: _TypeAlias = _typing.Literal["stop_at_bracket"]  # noqa: Y015
+    _WhichOneofArgType__stop_at_bracket: _TypeAlias = _typing.Literal["_stop_at_bracket", b"_stop_at_bracket"]  # noqa: Y015
+    _WhichOneofReturnType__stop_at_dedent: _TypeAlias = _typing.Literal["stop_at_dedent"]  # noqa: Y015
+    _WhichOneofArgType__stop_at_dedent: _TypeAlias = _typing.Literal["_stop_at_dedent", b"_stop_at_dedent"]  # noqa: Y015
+    _WhichOneofReturnType__stop_at_suffix: _TypeAlias = _typing.Literal["stop_at_suffix"]  # noqa: Y015
+    _WhichOneofArgType__stop_at_suffix: _TypeAlias = _typing.Literal["_stop_at_suffix", b"_stop_at_suffix"]  # noqa: Y015
     _WhichOneofReturnType__ttft_ms: _TypeAlias = _typing.Literal["ttft_ms"]  # noqa: Y015
     _WhichOneofArgType__ttft_ms: _TypeAlias = _typing.Literal["_ttft_ms", b"_ttft_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_prompt_tokens) -> _WhichOneofReturnType__max_prompt_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_at_bracket) -> _WhichOneofReturnType__stop_at_bracket | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_at_dedent) -> _WhichOneofReturnType__stop_at_dedent | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_at_suffix) -> _WhichOneofReturnType__stop_at_suffix | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_ms) -> _WhichOneofReturnType__ttft_ms | None: ...
 

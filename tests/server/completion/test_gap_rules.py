@@ -70,8 +70,8 @@ def test_requested_rules_are_kept() -> None:
     requested = TextRules(max_lines=3, min_indent=0, closers="}", suffix="zz")
     options = CompletionOptions(Request("", (), stopping=StoppingParams(rules=requested)))
     assert gap_rules(Gap("    f(", "x"), options) == requested
-    flat = gap_rules(Gap("    f(", "x"), CompletionOptions(dedent=False))
-    assert flat == TextRules(closers=")", suffix="x")
+    off = CompletionOptions(dedent=False, bracket=False, suffix=False)
+    assert gap_rules(Gap("    f(", "x"), off) is None
     assert len(gap_rules(Gap("", "x" * 9000), CompletionOptions()).suffix) == 512  # type: ignore[union-attr]
 
 

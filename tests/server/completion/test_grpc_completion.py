@@ -40,9 +40,12 @@ async def test_a_completion_from_start_to_end() -> None:
         assert messages[0].started.prompt_tokens == len(TEXT.text) + 3 - 1  # the answer spells the blank at the gap
         named = [
             ({"stopping": options_pb2.StoppingOptions(max_tokens=5)}, "total", result_pb2.FINISH_REASON_LENGTH),
-            ({"stopping": options_pb2.StoppingOptions(min_indent=0)}, LINE, result_pb2.FINISH_REASON_SUFFIX),
+            ({"completion": pb.CompletionOptions(stop_at_dedent=False)}, LINE, result_pb2.FINISH_REASON_SUFFIX),
             (
-                {"stopping": options_pb2.StoppingOptions(max_lines=2, min_indent=0, suffix="none of it")},
+                {
+                    "completion": pb.CompletionOptions(stop_at_suffix=False, stop_at_dedent=False),
+                    "stopping": options_pb2.StoppingOptions(max_lines=2),
+                },
                 LINE + "\n    return total / len(values)",
                 result_pb2.FINISH_REASON_LINES,
             ),

@@ -33,7 +33,9 @@ def show(words):
 
 show(colours)
 '''
-PLAIN = pb.CompletionOptions(mode=pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX)
+PLAIN = pb.CompletionOptions(
+    mode=pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX, stop_at_dedent=False, stop_at_bracket=False, stop_at_suffix=False
+)
 
 
 @asynccontextmanager
