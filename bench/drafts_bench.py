@@ -14,7 +14,7 @@ from bench.engine_bench import BenchError, EngineBench, Say, WorkloadRuns
 from bench.engine_runs import AUTO, OFF, Setting
 from bench.engine_session import SEED, check_room, fixed_figures
 from bench.machine import engine_facts
-from bench.serve.schedule import read_trace
+from bench.serve.schedule import recorded
 from bench.workloads.prompts import tokenised
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, uncounted
 from draft.head_checkpoint import parse_head_config
@@ -26,6 +26,7 @@ from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.profile_costs import profile_costs
 from specdec.errors import ConfigError, SpecdecError
 from specdec.load.figures import rounded
+from specdec.load.trace_file import read_trace_lines
 from specdec.models.hf import read_json
 from specdec.models.memory import measure_model
 from specdec.models.progress import Progress
@@ -104,14 +105,17 @@ def _load(base: EngineParts, kind: str, ref: str) -> Candidate:
 
 
 def file_prompts(file: Path, tokenizer: Tokenizer, count: int, max_tokens: int | None) -> Workload:
-    """The first ``count`` prompts of a trace (`read_trace`), after one that warms up.
+    """The first ``count`` prompts of a trace (`TraceLine`), after one that warms up.
 
     Raises:
         BenchError: the file cannot be read, or a line cannot be used; names it.
     """
     found: list[BenchPrompt] = []
     try:
-        for _, ask in read_trace(file)[: count + 1]:
+        for place, line in read_trace_lines(file)[: count + 1]:
+            ask = recorded(line, line.name or place)
+            if line.prompt_blocks is not None:
+                raise BenchError(f"--prompts-file: {ask.name}: no text; capture with --capture-prompts")
             found.append(tokenised(dataclasses.replace(ask, max_tokens=max_tokens or ask.max_tokens), tokenizer))
     except ConfigError as error:
         raise BenchError(f"--prompts-file: {str(error).removeprefix('trace: ')}") from None

@@ -78,6 +78,12 @@ INFO = EngineInfo(
 )  # fmt: skip
 
 
+def _is_next_edit(request: Request) -> bool:
+    from specdec.models.next_edit import expected_answer  # few tests need it
+
+    return expected_answer(bytes(i for i in request.prompt_ids if i < 256).decode()) is not None
+
+
 class Answer(Protocol):
     """One sample of one request, as it is made."""
 
@@ -176,7 +182,7 @@ class BookText:
         self._text = BOOK[found + len(tail) :] if found >= 0 else "?"
         if request.sampling.temperature > 0.5 and request.session:
             self._text = request.request_id
-        if request.prediction_form:
+        if request.prediction_ids and _is_next_edit(request):
             window = bytes(request.prediction_ids).decode()
             self._text = window.replace("values", "numbers").replace("sum = \n", "sum = 0 + 0\n")
         self._limit, self._healed = request.stopping.max_tokens, len(request.healing_prefix)

@@ -109,10 +109,11 @@ def read_trace(path: Path, speed: float = 1.0) -> list[TimedRequest]:
         ConfigError: the file cannot be read, or a line is invalid; names the line and the field.
     """
     lines = read_trace_lines(path)
-    return [TimedRequest(line.offset_s / speed, _recorded(line, line.name or place)) for place, line in lines]
+    return [TimedRequest(line.offset_s / speed, recorded(line, line.name or place)) for place, line in lines]
 
 
-def _recorded(line: TraceLine, name: str) -> LoadRequest:
+def recorded(line: TraceLine, name: str) -> LoadRequest:
+    """The request of a line; `stand_in` text for one that has only blocks."""
     text = line.prompt or ""
     if line.prompt_blocks is not None:
         text = stand_in(line.prompt_blocks, line.prompt_tokens, name)

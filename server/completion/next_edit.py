@@ -231,7 +231,6 @@ class EditPrompt:
             omitted=omitted,
             stopping=stopping,
             prediction_ids=tuple(expected),
-            prediction_form=form.name,
         )
 
     @cached_property

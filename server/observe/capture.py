@@ -17,6 +17,7 @@ import orjson
 from server.errors import CAPTURE_FILE, FileErrors
 from server.frame_files import NumberedFiles, NumberedWriter
 from server.observe.records import RequestRecord, TelemetryListener
+from specdec.core.types import FinishReason
 from specdec.errors import ConfigError, InvalidRequestError, PromptTooLongError
 from specdec.load.arrivals import BLOCK_TOKENS
 from specdec.load.trace_file import CAPTURE_PREFIX, CAPTURE_SUFFIX
@@ -51,6 +52,7 @@ class BlockHashes:
 
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+_REPLAYED_ENDS = (FinishReason.EOS, FinishReason.STOP_STRING, FinishReason.LENGTH)
 
 
 def trace_line(record: RequestRecord, arrived_s: float, hashes: BlockHashes, *, prompts: bool) -> dict[str, Any]:
@@ -59,17 +61,20 @@ def trace_line(record: RequestRecord, arrived_s: float, hashes: BlockHashes, *, 
     With ``prompts`` it is replayed with its prompt, prediction and stop strings. Otherwise the line has no tokens and
     no strings of the request, sessions and salts only as hashes: it is replayed with a prompt of the same length that
     shares the same blocks with others, and an answer of the same length. Grammars, penalties, biases, stop tokens,
-    ``min_tokens``, time limits, priorities, speculation options and samples after the first are not replayed.
+    rules of a text's layout, ``min_tokens``, time limits, priorities, speculation options and samples after the first
+    are not replayed; an answer that one of these or its caller ended has as many tokens again at most.
     """
     request, started = record.request, record.started
     sampling, stopping = request.sampling, request.stopping
     answered = max(1, record.output_tokens // sampling.n)
     line: dict[str, Any] = {"offset_s": arrived_s}
     if prompts:
+        ends = [finished.reason in _REPLAYED_ENDS for finished in record.finished]
+        ends_again = started is None or (bool(ends) and all(ends) and request.grammar is None)
         # An answer without a limit ended by itself or at the end of the context.
         line |= {
             "prompt_ids": request.prompt_ids, "prediction_ids": request.prediction_ids, "stop": stopping.stop,
-            "max_tokens": stopping.max_tokens or answered, "fixed": stopping.ignore_eos,
+            "max_tokens": (ends_again and stopping.max_tokens) or answered, "fixed": stopping.ignore_eos,
         }  # fmt: skip
     else:
         line |= {

@@ -352,7 +352,7 @@ def analyze_command(folder: Path, demand: str, as_json: bool) -> None:
 def plan_command(
     folder: Path, effect: str, power: str, metric: str | None, always_valid: bool, simulations: int, as_json: bool
 ) -> None:
-    """Say how many pairs or blocks find a change, judging by FOLDER, a capture in which both arms were the same."""
+    """Say how many pairs or blocks find a change, judging by FOLDER, an experiment whose arms were the same."""
     from server.experiment.analysis.power import plan_size
     from server.experiment.config import Stopping
     from server.experiment.folder import ExperimentFolder

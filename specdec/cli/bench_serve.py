@@ -201,7 +201,8 @@ def replay_command(trace: Path, speed: float, **values: Any) -> None:
     messages, or prefix and suffix, and offset_s, without which all are sent at once. The report is that of `specdec
     bench serve`.
 
-    Not replayed: grammars, penalties, logit_bias, stop tokens, min_tokens, time limits, priorities, and samples after
-    the first. Over HTTP also sessions, and predictions of captured requests, which are token ids.
+    Not replayed: grammars, penalties, logit_bias, stop tokens, rules of a text's layout, min_tokens, time limits,
+    priorities, and samples after the first. Over HTTP also sessions, and predictions of captured requests, which are
+    token ids.
     """
     run_load(values, trace=trace, speed=speed, workload=_WARMS_UP)

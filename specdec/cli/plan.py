@@ -95,6 +95,8 @@ def _refuse_ignored(given: Collection[str], values: dict[str, Any]) -> None:
         (("duration", "arrivals", "shape"), timed, "is for arrivals at a rate; give --rate"),
         (("shape",), values["arrivals"] == "gamma", "is for --arrivals gamma"),
         (("speed",), traced and not timed, "is for the own times of --trace; give it, without --rate"),
+        (("share",), bool(values["objectives"]), "is for --objective; give one"),
+        (("most",), values["replicas"] is None, "is for the fewest replicas; leave out --replicas"),
     ):
         if not useful and (found := [name for name in names if name in given]):
             raise click.UsageError(f"--{found[0].replace('_', '-')} {way_out}")

@@ -282,8 +282,6 @@ class Request:
     )
     prediction_ids: tuple[int, ...] = param((), TokenIds(MAX_PREDICTION_TOKENS), label="prediction", json=None)
     """What the caller expects the output to resemble. Changes how fast tokens come, never which."""
-    prediction_form: str = ""
-    """The next-edit form whose window is the prediction; empty: the prediction is the caller's, or there is none."""
     omitted: tuple[int, ...] | None = None
     """What its time objective left out of the prompt, as in `Usage`: lines before the gap, after it and of other files,
     recent edits. None: it has no such objective."""
@@ -590,7 +588,7 @@ class ServerLoad:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad(ServerLoad):
-    """The same with the times and totals that a server's metrics are made of."""
+    """The same with what a server's metrics are made of, and the expected times of prompts."""
 
     step_rows: int = 0
     draft_rows: int = 0  # draft tokens verified

@@ -15,7 +15,7 @@ from specdec.load.arrivals import BLOCK_TOKENS
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
 Text = Annotated[str, Field(min_length=1)]
 CAPTURE_PREFIX, CAPTURE_SUFFIX = "capture-", ".jsonl"  # of the files that a server writes
-_CAPTURES, _OLD_CAPTURES = f"{CAPTURE_PREFIX}*{CAPTURE_SUFFIX}", f"{CAPTURE_PREFIX}*.sdc"
+_OLD_CAPTURES = f"{CAPTURE_PREFIX}*.sdc"
 _PROMPTS = ("prompt", "prompt_ids", "messages", "prefix", "prompt_blocks")
 
 
@@ -103,7 +103,7 @@ def read_trace_lines(path: Path) -> list[tuple[str, TraceLine]]:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(path.glob(_CAPTURES))
+    found = sorted(file for file in path.iterdir() if _is_captured(file))
     if not found and any(path.glob(_OLD_CAPTURES)):
         raise ConfigError(
             f"trace: the captures in {path} are of an earlier release; write a trace of them with its `specdec capture`"
@@ -113,14 +113,19 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
+def _is_captured(file: Path) -> bool:
+    name = file.name
+    return name.endswith(CAPTURE_SUFFIX) and name.removesuffix(CAPTURE_SUFFIX).removeprefix(CAPTURE_PREFIX).isdecimal()
+
+
 def _text(file: Path) -> str:
     try:
         data = file.read_bytes()
-        if file.match(_CAPTURES):
+        if _is_captured(file):
             data = data[: data.rfind(b"\n") + 1]  # a server died within the line behind it, or still writes it
         return data.decode()
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and file.match(_CAPTURES):  # a running server deletes the oldest
+        if isinstance(error, FileNotFoundError) and _is_captured(file):  # a running server deletes the oldest
             return ""
         raise ConfigError(f"trace: {file} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:

@@ -206,6 +206,5 @@ class WindowReader:
         found = expected_answer(tokenizer.decode(ids[-PROMPT_TOKENS:], skip_special=False))
         if found is None or len(found[1]) > ANSWER_CHARACTERS:
             return request
-        form, answer = found
-        expected = tokenizer.encode(answer, add_special=False, parse_special=True)
-        return replace(request, prediction_ids=tuple(expected), prediction_form=form)
+        expected = tokenizer.encode(found[1], add_special=False, parse_special=True)
+        return replace(request, prediction_ids=tuple(expected))

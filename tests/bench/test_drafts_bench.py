@@ -148,6 +148,10 @@ def test_bad_candidates_are_refused_by_the_name_of_their_option(tmp_path: Path) 
         ([{"prompt": "a"}, {"messages": [{"role": "user"}]}], r"line 2: messages\.0\.content: Field required"),
         ([{"prompt": "a", "max_tokens": 0}], "line 1: max_tokens: Input should"),
         ([{"prompt": "a"}], "1 prompts; give two or more"),
+        (
+            [{"prompt": "a"}, {"prompt_blocks": [], "prompt_tokens": 9}],
+            "line 2: no text; capture with --capture-prompts",
+        ),
         (['{"prompt": "a\u2028b"}\n'], "1 prompts; give two or more"),  # ends no line
     ],
 )

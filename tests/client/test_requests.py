@@ -78,7 +78,6 @@ def test_every_field_of_a_request_can_be_set() -> None:
     names = {ELSEWHERE.get(f.name, f.name) for f in fields(Request)} - {
         "",
         "healing_prefix",  # of completions
-        "prediction_form",  # the server's
         "omitted",  # the server's
         "pooling",  # of embeddings, which the HTTP port makes
     }

@@ -129,8 +129,7 @@ class CountingTokenizer(FakeTokenizer):
 def test_a_request_without_a_prediction_gets_the_window() -> None:
     predicted = WindowReader(FakeTokenizer()).predict(request(SWEEP))
     assert bytes(predicted.prediction_ids).decode() == WINDOW
-    assert predicted.prediction_form == "sweep"
-    assert replace(predicted, prediction_ids=(), prediction_form="") == request(SWEEP)
+    assert replace(predicted, prediction_ids=()) == request(SWEEP)
 
 
 @pytest.mark.parametrize(

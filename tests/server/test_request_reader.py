@@ -136,7 +136,6 @@ def test_every_field_of_a_request_is_in_the_property_above() -> None:
         "prompt_ids",
         "deadline_s",
         "healing_prefix",
-        "prediction_form",
         "omitted",
         "pooling",
     }

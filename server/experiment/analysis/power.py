@@ -90,7 +90,7 @@ class SizePlan(StrictModel):
     power: float
     power_bounds: tuple[float, float]  # 95 % interval
     wanted: float
-    seconds: float  # duration of as many units in the capture
+    seconds: float  # duration of as many recorded units
     captured_units: int
 
 
@@ -103,11 +103,11 @@ def plan_size(
     wanted: float,
     simulations: int = 200,
 ) -> SizePlan:
-    """Find the number of units at which simulated experiments have the ``wanted`` power. They are drawn from a capture
-    with equal arms, with B lower by ``effect``. The search starts at the normal formula.
+    """Find the number of units at which simulated experiments have the ``wanted`` power. They are drawn from one with
+    equal arms, with B lower by ``effect``. The search starts at the normal formula.
 
     Raises:
-        ExperimentError: the capture is too small, or no feasible number is large enough.
+        ExperimentError: the experiment is too small, or no feasible number is large enough.
     """
     rng = np.random.default_rng(_SEED)
     selection = select(manifest.config, log.records)
@@ -116,8 +116,9 @@ def plan_size(
     captured = sample.n_units
     sample = sample.merged(merged)
     if sample.n_units < 2 * MIN_UNITS:
+        counted = f", of which {merged} in a row count as one" if merged > 1 else ""
         raise ExperimentError(
-            f"the capture has {captured} {selection.unit_name}s with {target.metric}, {merged} of which count as one: "
+            f"there are records of {captured} {selection.unit_name}s with {target.metric}{counted}: "
             f"too few for a plan; record {2 * MIN_UNITS * merged} or more"
         )
     redraw = Redraw(sample)
@@ -136,7 +137,7 @@ def plan_size(
         if units * merged > _MAX_UNITS:
             raise ExperimentError(
                 f"more than {_MAX_UNITS} {selection.unit_name}s are needed to detect {effect:.1%} in {target.label}; "
-                "choose a larger effect, a lower quantile, or record a quieter capture"
+                "choose a larger effect, a lower quantile, or record a quieter experiment"
             )
     enough = [n for n, power in found.items() if power >= wanted]
     units = min(enough) if enough else max(found)

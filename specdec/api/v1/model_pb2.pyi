@@ -311,7 +311,7 @@ class GetTraceRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
-    """Maximum steps, 1 to 1024. Default 50. The engine keeps as many as its configuration says."""
+    """Maximum steps, 1 to 1024. Default 50. The engine keeps the last 1024."""
     model: _builtins.str
     """The name of a served model. Empty: the first one."""
     def __init__(

@@ -356,7 +356,9 @@ class StoppingOptions(_message.Message):
 
     @_builtins.property
     def brackets(self) -> Global___BracketOptions:
-        """Ends before a closing bracket that the text did not open. Unset: brackets are ignored."""
+        """Ends before a closing bracket that the text did not open. Unset: brackets are ignored, except in completions of
+        a gap (CompletionOptions.stop_at_bracket).
+        """
 
     def __init__(
         self,

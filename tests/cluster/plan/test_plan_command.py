@@ -97,6 +97,8 @@ def test_prompts_of_a_trace_that_no_replica_takes_are_counted(path: str, tmp_pat
         (("--profile", "P", "--trace", "P", "--duration", "9"), "--duration is for arrivals at a rate; give --rate"),
         (("--profile", "P", "--rate", "4", "--shape", "0.2"), "--shape is for --arrivals gamma"),
         (("--profile", "P", "--trace", "P", "--rate", "4", "--speed", "2"), "--speed is for the own times of --trace"),
+        (("--profile", "P", "--trace", "P", "--share", "0.5"), "--share is for --objective; give one"),
+        (("--profile", "P", "--trace", "P", "--replicas", "2", "--most", "9"), "--most is for the fewest replicas"),
         (("--profile", "P", "export", "--out", "x"), "give the options of `export` after it"),
         (("export", "--out", "x", "--captured", "P"), "--captured needs --decisions"),
     ],

@@ -14,7 +14,18 @@ from click.testing import CliRunner, Result
 from server.observe.capture import CAPTURE_FILES, Capture
 from server.observe.observer import Observer
 from specdec.cli.main import cli
-from specdec.core.types import Delta, Request, SamplingParams, StoppingParams
+from specdec.core.types import (
+    Delta,
+    Finished,
+    FinishReason,
+    Request,
+    SamplingParams,
+    SpeculationStats,
+    Started,
+    StoppingParams,
+    Timings,
+    Usage,
+)
 from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, PromptTooLongError, RequestError
 from specdec.load.trace_file import read_trace_lines
 from tests.bench.experiment.both_faces import both_faces
@@ -109,6 +120,26 @@ def test_one_of_several_samples_is_replayed(tmp_path: Path) -> None:
     capture.close()
     [(_, line)] = read_trace_lines(tmp_path)
     assert (line.max_tokens, line.was_tokens, line.fixed) == (3, 6, True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "limit"),
+    [(FinishReason.EOS, 9), (FinishReason.LINES, 3), (FinishReason.TIME_LIMIT, 3), (None, 3)],
+)
+def test_an_answer_that_would_not_end_again_keeps_its_length(
+    tmp_path: Path, reason: FinishReason | None, limit: int
+) -> None:
+    """reason: None: its reader has left."""
+    capture = Capture(tmp_path, prompts=True)
+    record = Observer([capture]).request(Request("a", (1, 2), stopping=StoppingParams(max_tokens=9)))
+    record.saw(Started("a", 1, 2, 0, 0.0))
+    record.saw(Delta("a", 0, [5, 6, 7], ""))
+    if reason is not None:
+        record.saw(Finished("a", 0, reason, None, Usage(2, 0, 3), SpeculationStats(), Timings()))
+    record.ended(reason is not None)
+    capture.close()
+    [(_, line)] = read_trace_lines(tmp_path)
+    assert line.max_tokens == limit
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,15 @@ def test_a_torn_end_loses_only_the_torn_record(tmp_path: Path, cut: int) -> None
 
 def test_other_files_are_ignored(tmp_path: Path) -> None:
     written(tmp_path, 2)
-    (tmp_path / "decisions.jsonl").write_text("x\n")
+    for name in ("decisions.jsonl", "capture-of-monday.jsonl"):
+        (tmp_path / name).write_text("x\n")
     (tmp_path / "capture-00000009.sdc").write_text("something else")
     assert numbers(tmp_path) == [0, 1]
+
+
+def test_a_file_of_ones_own_keeps_its_last_line(tmp_path: Path) -> None:
+    (file := tmp_path / "capture-of-monday.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}')
+    assert [line.prompt for _, line in read_trace_lines(file)] == ["a", "b"]
 
 
 def test_a_folder_without_captures_is_named(tmp_path: Path) -> None:
