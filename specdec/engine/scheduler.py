@@ -223,11 +223,12 @@ class Scheduler:
         chunk = self._chunk(plan.entries, prefilling) if prompts else 0
         rows = self._limits.max_step_rows - decodes
         reserved = self._rows_for_prompts(prefilling, min(chunk, rows)) if prompts else 0
-        rows -= self._grant_nodes(plan.entries, want, rows - reserved)
+        rows -= self._share_nodes(plan.entries, want, rows - reserved)
         if prompts and rows > 0:
             rows = self._plan_prefills(plan, prefilling, PromptRoom(rows, chunk))
         if rows > 0 and len(plan.entries) > decodes:
-            self._grant_nodes([entry for entry in plan.entries[decodes:] if entry.samples], want, rows)
+            self._share_nodes([entry for entry in plan.entries[decodes:] if entry.samples], want, rows)
+        self._take_pages_for_nodes(plan.entries)  # last: what waits has the first claim on them
         return plan
 
     def _plan_decodes(self, plan: StepPlan) -> list[Sequence]:
@@ -250,8 +251,7 @@ class Scheduler:
 
         False if that is ``seq`` itself. Sequences that are planned are more important, so they are never preempted.
         """
-        for other in self._running:
-            self._kv.trim(other, len(other.tokens))
+        self._return_pages_for_nodes()
         while not self._kv.ensure(seq, len(seq.tokens)):
             victim = self._running[-1]
             plan.preempted.append(self._preempt(victim))
@@ -303,21 +303,28 @@ class Scheduler:
             return cap
         return min(cap, sum(len(seq.tokens) - seq.n_computed for seq in prefilling))
 
-    def _grant_nodes(self, entries: list[PlanEntry], want: Callable[[Sequence], int], budget: int) -> int:
-        """Share ``budget`` rows as draft nodes, as far as context and pages allow; returns the rows used."""
+    def _share_nodes(self, entries: list[PlanEntry], want: Callable[[Sequence], int], budget: int) -> int:
+        """Share ``budget`` rows as draft nodes, as far as the context allows; returns the rows used."""
         if budget <= 0 or not entries:
             return 0
         most = self._limits.max_context - 1
         wishes = [max(0, min(want(e.seq), most - e.seq.n_computed - e.prefill)) for e in entries]
-        used = 0
         for entry, nodes in zip(entries, fair_shares(wishes, budget), strict=True):
-            seq, base = entry.seq, entry.seq.n_computed + entry.prefill + 1
-            if nodes and not self._kv.ensure(seq, base + nodes):
-                self._kv.ensure(seq, (len(seq.pages) + self._kv.n_free) * PAGE_SIZE)
-                nodes = max(0, min(nodes, len(seq.pages) * PAGE_SIZE - base))
             entry.nodes = nodes
-            used += nodes
-        return used
+        return sum([entry.nodes for entry in entries])
+
+    def _take_pages_for_nodes(self, entries: list[PlanEntry]) -> None:
+        """Give the nodes of each entry slots, fewer where pages are short."""
+        for entry in entries:
+            seq, base = entry.seq, entry.seq.n_computed + entry.prefill + 1
+            if entry.nodes and not self._kv.ensure(seq, base + entry.nodes):
+                self._kv.ensure(seq, (len(seq.pages) + self._kv.n_free) * PAGE_SIZE)
+                entry.nodes = max(0, min(entry.nodes, len(seq.pages) * PAGE_SIZE - base))
+
+    def _return_pages_for_nodes(self) -> None:
+        """Free the pages that running sequences hold for draft nodes."""
+        for seq in self._running:
+            self._kv.trim(seq, len(seq.tokens))
 
     def _plan_prefills(self, plan: StepPlan, prefilling: list[Sequence], room: PromptRoom) -> int:
         """Share the chunk among prompts (see the class); returns the rows left."""
@@ -325,6 +332,8 @@ class Scheduler:
         count = self._limits.max_batch
         startable = not plan.preempted and (prefilling or len(self._running) < count)
         queue = self._waiting.queue if startable else ()
+        if queue and not self._kv.fits(queue[0], reserve=len(self._running)):
+            self._return_pages_for_nodes()
         shortest = sorted(prefilling + nsmallest(count, queue, key=self._by_turns), key=self._by_turns)
         foremost = sorted([*prefilling, *queue[:count]], key=_by_rank)
         due = [seq for seq in queue if self._is_due(seq)]

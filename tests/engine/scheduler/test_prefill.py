@@ -3,6 +3,8 @@ the whole prompt."""
 
 from __future__ import annotations
 
+import pytest
+
 from specdec.core.sequence import SequencePhase
 from specdec.engine.scheduler import DUE_SHARE, PATIENCE_S
 from tests.core.kv_cache.invariants import check_pages, match
@@ -209,3 +211,16 @@ def test_prefill_only_with_nothing_to_compute_ends_at_admission() -> None:
     plan = rig.plan()
     assert plan.entries == []
     assert plan.prefilled == plan.admitted == [cached, single]
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+def test_pages_for_draft_nodes_keep_no_prompt_out(priority: int) -> None:
+    rig = Rig(pages=8, max_batch=2)
+    decoding = rig.start(100)
+    rig.step(want=200)
+    assert len(decoding.pages) > 2
+    (waiting,) = rig.add(310, priority=priority)  # five pages, and one stays free for each running sequence
+    plan = rig.step(want=200)
+    assert waiting in plan.admitted
+    assert not plan.preempted
+    assert rig.entry(plan, decoding).nodes > 0
