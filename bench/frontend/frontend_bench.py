@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import socket
-import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import orjson
 
 from bench.frontend.paced_engine import TOKENS, now_ns, paced_target, read_stamps
 from bench.local_server import LocalServer
-from specdec.api.v1 import generation_pb2 as pb
+from specdec.api.v1 import generation_pb2, generation_pb2_grpc
 from specdec.config import Config, EngineConfig, ServerConfig
 from specdec.control_groups import usable_cores
 from specdec.errors import SpecdecError
@@ -32,7 +31,7 @@ class ReaderError(SpecdecError):
 
 
 class HttpReader:
-    """A client of POST /v1/completions over one connection, without an event loop: its own cost is negligible."""
+    """A client of POST /v1/completions over one connection, without an event loop."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -62,94 +61,33 @@ class HttpReader:
         self._connection.close()
 
 
-_ROOM = 1 << 16
-_DATA_FRAME, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
-_ACK = _END_STREAM = 1
-_END_HEADERS = 4
-_MOST = (1 << 31) - 1
-_METHOD = "/specdec.api.v1.GenerationService/GenerateStream"
-
-
 class GrpcReader:
-    """A minimal client of GenerateStream over one connection: its own cost is negligible."""
+    """A client of GenerateStream over one connection. Blocking calls: an event loop would cost more."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._stream, self._buffer = -1, b""
-        window = struct.pack(">HI", 4, _MOST)  # SETTINGS_INITIAL_WINDOW_SIZE: the server never waits for window updates
-        more = struct.pack(">I", _MOST - 0xFFFF)
-        self._socket.sendall(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, window) + _frame(_WINDOW, 0, 0, more)
-        )
+        # By default gRPC shares a connection between the channels to one server.
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)])
+        self._generate = generation_pb2_grpc.GenerationServiceStub(self._channel).GenerateStream
 
     def read(self, prompt: str, max_tokens: int) -> Iterator[Message]:
         """Sends a request and yields the messages with text.
 
         Raises:
-            ReaderError: the call ends before its last message, or the server ends the connection.
+            ReaderError: the call failed.
         """
-        request = pb.GenerateStreamRequest(text=prompt)
+        request = generation_pb2.GenerateStreamRequest(text=prompt)
         request.stopping.max_tokens = max_tokens
-        data = request.SerializeToString()
-        self._stream += 2
-        self._socket.sendall(
-            _frame(_HEADERS, _END_HEADERS, self._stream, _HEAD)
-            + _frame(_DATA_FRAME, _END_STREAM, self._stream, struct.pack(">BI", 0, len(data)) + data)
-        )
-        body, complete = b"", False
-        while True:
-            kind, flags, stream, payload = self._next()
-            at_ns = now_ns()
-            if kind == _SETTINGS and not flags & _ACK:
-                self._socket.sendall(_frame(_SETTINGS, _ACK, 0))
-            elif kind == _PING and not flags & _ACK:
-                self._socket.sendall(_frame(_PING, _ACK, 0, payload))
-            elif kind in (_RESET, _GOAWAY):
-                raise ReaderError(f"the server ended the call with frame {kind}")
-            elif stream == self._stream and kind == _DATA_FRAME:
-                body += payload
-                while len(body) >= 5 and len(body) >= 5 + (size := int.from_bytes(body[1:5], "big")):
-                    message = pb.GenerateStreamResponse.FromString(body[5 : 5 + size])
-                    body = body[5 + size :]
-                    if message.delta.text:
-                        yield at_ns, message.delta.text
-                    complete = complete or message.HasField("finished")
-            elif stream == self._stream and kind == _HEADERS and flags & _END_STREAM:
-                if not complete:
-                    raise ReaderError("the call ended before its last message")
-                return
+        try:
+            for message in self._generate(request):
+                at_ns = now_ns()
+                if message.delta.text:
+                    yield at_ns, message.delta.text
+        except grpc.RpcError as error:
+            raise ReaderError(f"the call failed: {error}") from None
 
     def close(self) -> None:
         """Close the connection."""
-        self._socket.close()
-
-    def _next(self) -> tuple[int, int, int, bytes]:
-        """Kind, flags, stream and payload of the next frame."""
-        while len(self._buffer) < 9 or len(self._buffer) < 9 + (size := int.from_bytes(self._buffer[:3], "big")):
-            data = self._socket.recv(_ROOM)
-            if not data:
-                raise ReaderError("the server closed the connection")
-            self._buffer += data
-        kind, flags = self._buffer[3], self._buffer[4]
-        stream = int.from_bytes(self._buffer[5:9], "big") & _MOST
-        payload, self._buffer = self._buffer[9 : 9 + size], self._buffer[9 + size :]
-        return kind, flags, stream, payload
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return len(payload).to_bytes(3, "big") + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def _literal(text: str) -> bytes:
-    return bytes([len(text)]) + text.encode()  # below 127 bytes, not Huffman-coded
-
-
-# By the static table: POST, http, then literals that are not indexed: path, authority, content-type, te.
-_HEAD = (
-    b"\x83\x86\x04" + _literal(_METHOD) + b"\x01" + _literal("x")
-    + b"\x0f\x10" + _literal("application/grpc") + b"\x00" + _literal("te") + _literal("trailers")
-)  # fmt: skip
+        self._channel.close()
 
 
 FACTORY, TOKENIZER = "bench.frontend.paced_engine:build", "bench.frontend.paced_engine:ByteTokenizer"
