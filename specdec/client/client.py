@@ -6,7 +6,6 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Literal, Unpack
 
@@ -112,23 +111,18 @@ class CompletionClient:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def complete(
+    def complete(
         self, gap: Fim, hints: CompletionHints = _AS_CONFIGURED, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[RequestEvent, None]:
         """The text for ``gap`` as events, like `Client.stream`. Defaults: greedy, at most 128 tokens."""
         options["request_id"] = options.get("request_id") or uuid.uuid4().hex
-        async with aclosing(self.stream(completion_message(gap, hints, options), options.get("timeout_s"))) as events:
-            async for event in events:
-                yield event
+        return self.stream(completion_message(gap, hints, options), options.get("timeout_s"))
 
-    async def stream(
+    def stream(
         self, message: completion_pb2.CompleteRequest, timeout_s: float | None = None
     ) -> AsyncGenerator[RequestEvent, None]:
         """The events of ``message``, which must name its request. timeout_s: the call's deadline, over all tries."""
-        stream = ResumableStream(self._connection, lambda at: _Completion(at).Complete, message, timeout_s)
-        async with aclosing(stream.events()) as events:
-            async for event in events:
-                yield event
+        return ResumableStream(self._connection, lambda at: _Completion(at).Complete, message, timeout_s).events()
 
     def session(self) -> SessionCall:
         """A stream for one editor; its first message must be a setup."""
@@ -271,7 +265,7 @@ class Client:
         """End every call."""
         await self._connection.close()
 
-    async def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncGenerator[RequestEvent, None]:
+    def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncGenerator[RequestEvent, None]:
         """The events of an answer: Started, Deltas, one Finished per sample. Closing the generator
         (`contextlib.aclosing`) cancels the call and aborts the request.
 
@@ -280,12 +274,9 @@ class Client:
         """
         options["request_id"] = options.get("request_id") or uuid.uuid4().hex
         message = fill_request(generation_pb2.GenerateStreamRequest(), prompt, options)
-        stream = ResumableStream(
+        return ResumableStream(
             self._connection, lambda at: _Generation(at).GenerateStream, message, options.get("timeout_s")
-        )
-        async with aclosing(stream.events()) as events:
-            async for event in events:
-                yield event
+        ).events()
 
     async def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generated:
         """The complete answer."""
