@@ -153,16 +153,7 @@ class ServerReplica:
         self._heartbeat = Supervisor(f"heartbeat of {self._replica.id}", self._beat_forever)
         self._draining: asyncio.Task[None] | None = None
         try:
-            self._process = ReplicaProcess(
-                self._replica.id,
-                deployment.settings,
-                host=host,
-                folder=deployment.folder,
-                python=deployment.python,
-                drain_s=deployment.drain_s,
-                cpus=deployment.replicas.cpus,
-                key=deployment.key,
-            )
+            self._process = ReplicaProcess(self._replica.id, deployment, host)
             self._heartbeat.start()
             await self._wait_ready()
         except BaseException:

@@ -21,6 +21,7 @@ import yaml
 
 from cluster.autoscale import ReplicaLoad
 from cluster.config import settings_of
+from cluster.deployment import Deployment
 from cluster.state_folder import bound_log, log_tail, private_folder, replace_files
 from specdec.config import Config
 from specdec.control_groups import usable_cores
@@ -34,39 +35,28 @@ _KILL_AFTER_S = 5.0  # after the drain time
 class ReplicaProcess:
     """A server on its own ports.
 
-    ``settings``: as of `specdec serve --config`; host, ports, threads and the replica's id are filled in. ``folder``:
-    of the fleet, for the configuration and the log. ``cpus``: cores that are reserved for it; None: its
-    settings alone choose its threads. ``key``: of ``server.keys_file``, if there is one.
+    Host, ports, threads and the replica's id are filled into the settings of ``deployment``. Without reserved cores its
+    settings alone choose its threads. ``host``: its address.
 
     Raises:
         ConfigError: others may write to the folder.
-        ModelError: ``python`` cannot be run.
+        ModelError: the deployment's interpreter cannot be run.
     """
 
-    def __init__(
-        self,
-        replica_id: str,
-        settings: dict[str, Any],
-        *,
-        host: str,
-        folder: Path,
-        python: Path | None,
-        drain_s: float,
-        cpus: float | None,
-        key: str = "",
-    ) -> None:
+    def __init__(self, replica_id: str, deployment: Deployment, host: str) -> None:
+        settings, cpus, key = deployment.settings, deployment.replicas.cpus, deployment.key
         self.host, self.http_port, self.grpc_port = host, *free_ports(host, 2)
-        self._drain_s = drain_s
+        self._drain_s = deployment.drain_s
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._models = [{"model": name} for name in settings.get("engines") or ()] or [{}]
-        own = private_folder(folder)
+        own = private_folder(deployment.folder)
         for part in ("replicas", replica_id):
             own = private_folder(own / part)
         config, self._log = own / "specdec.yaml", own / "specdec.log"
         found = settings_of(settings, replica_id)
         found = self._with_ports(found if cpus is None else _with_threads(found, cpus))
         replace_files({config: yaml.safe_dump(found, sort_keys=False).encode()})  # the first of `engines` is a default
-        program = str((python or Path(sys.executable)).expanduser())
+        program = str((deployment.python or Path(sys.executable)).expanduser())
         words = [program, "-m", "specdec.cli.main", "serve", "--config", str(config)]
         self.bound_log()
         with self._log.open("ab") as log:

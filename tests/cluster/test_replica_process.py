@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from cluster.autoscale import ReplicaLoad
-from cluster.config import ClusterConfig, settings_of
-from cluster.deployment import deployment_of
+from cluster.config import AutoscalingConfig, ClusterConfig, ReplicasConfig, settings_of
+from cluster.deployment import Deployment, deployment_of
 from cluster.replica_process import ReplicaProcess
 from specdec.errors import ConfigError, ModelError
 
@@ -20,9 +20,18 @@ from specdec.errors import ConfigError, ModelError
 def replica(
     folder: Path, settings: dict[str, Any], python: str = "/bin/true", cpus: float | None = 1
 ) -> ReplicaProcess:
-    return ReplicaProcess(
-        "coder.blue.0", settings, host="127.0.0.1", folder=folder, python=Path(python), drain_s=1, cpus=cpus
+    deployment = Deployment(
+        model="coder",
+        release="blue",
+        settings=settings,
+        python=Path(python),
+        replicas=ReplicasConfig(cpus=cpus),
+        autoscaling=AutoscalingConfig(),
+        drain_s=1,
+        interval_s=1,
+        folder=folder,
     )
+    return ReplicaProcess("coder.blue.0", deployment, "127.0.0.1")
 
 
 def written(folder: Path) -> Any:
