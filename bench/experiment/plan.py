@@ -156,7 +156,7 @@ class OpenArm:
             raise ExperimentError(f"arm {self.name!r}: the server is busy: {error}; retry later") from None
         except SpecdecError as error:
             raise ExperimentError(f"arms.{self.name}: the server rejects this arm's requests: {error}") from None
-        return bool(seen.token_hash)
+        return seen.token_ids is not None
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def _difference(then: Any, now: Any, place: str) -> str:
     return "" if then == now else f"{place} was {then!r} and is {now!r}"
 
 
+_HASH_BYTES = 16
 _STATUS: Mapping[Outcome, str] = {"ok": "ok", "refused": "REFUSED", "failed": "FAILED", "cut": "TIMED_OUT"}
 
 
@@ -113,7 +115,6 @@ def record_of(
     clock: on the event loop's time. scheduled: the request had an arrival time. by_ids: compare outputs by token ids,
     else by text. The server's queue time counts from the sending: a connection may take time.
     """
-    hashed = seen.token_hash if by_ids else seen.text_hash
     return make_record(
         f"{seen.name}/{choice.arm}",
         choice,
@@ -126,11 +127,19 @@ def record_of(
         tokens=seen.output_tokens,
         cached_tokens=seen.cached_tokens,
         accepted=seen.accepted,
-        token_hash=hashed if seen.ok else b"",
+        token_hash=_output_hash(seen, by_ids) if seen.ok else b"",
         pair=pair,
         status=_STATUS[seen.outcome],
         error=seen.error,
     )
+
+
+def _output_hash(seen: Seen, by_ids: bool) -> bytes:
+    """Empty if the server did not report the token ids that are to be compared."""
+    if by_ids and seen.token_ids is None:
+        return b""
+    output = ",".join(map(str, seen.token_ids or ())) if by_ids else seen.text
+    return blake2b(output.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()
 
 
 class Progress:

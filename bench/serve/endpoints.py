@@ -7,9 +7,8 @@ import dataclasses
 import json
 import re
 import ssl
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -57,38 +56,6 @@ class ServerUrl(NamedTuple):
         if good and parts.scheme in ("http", "https"):
             return ServerUrl("http", url.rstrip("/") + ("/v1" if bare else ""), parts.scheme == "https")
         raise ConfigError(f"url: {url!r} is neither grpc://HOST:PORT nor http://HOST:PORT/v1")
-
-
-_BYTES = 16
-
-
-class AnswerHashes:
-    """Collects the text of an answer, and its token ids if the server returns them."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._ids: list[int] = []
-        self.has_ids = False  # whether the server returned ids, even an empty list
-
-    def text(self, part: str) -> None:
-        """Append text."""
-        self._texts.append(part)
-
-    def ids(self, part: Iterable[int]) -> None:
-        """Append token ids."""
-        self.has_ids = True
-        self._ids += part
-
-    def note(self, record: Record) -> None:
-        """Store the text and the hashes in ``record``."""
-        record.text = "".join(self._texts)
-        record.text_hash = _digest(record.text)
-        if self.has_ids:
-            record.token_hash = _digest(",".join(map(str, self._ids)))
-
-
-def _digest(text: str) -> bytes:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_BYTES).digest()
 
 
 _BUSY_CODES = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
@@ -145,15 +112,14 @@ class GrpcEndpoint:
 async def _note(events: AsyncGenerator[RequestEvent, None], record: Record) -> None:
     clock = asyncio.get_running_loop().time
     held = 0  # tokens whose text has not arrived yet
-    hashes = AnswerHashes()
-    hashes.ids(())
+    record.token_ids = []
     async for event in events:
         if isinstance(event, Delta):
             held += len(event.token_ids)
-            hashes.ids(event.token_ids)
+            record.token_ids += event.token_ids
             if event.text:
                 record.chunk(clock(), held)
-                hashes.text(event.text)
+                record.text += event.text
                 held = 0
         elif isinstance(event, Started):
             record.queue_ms = event.queue_ms
@@ -161,7 +127,6 @@ async def _note(events: AsyncGenerator[RequestEvent, None], record: Record) -> N
             record.prompt_tokens, record.cached_tokens = event.usage.prompt_tokens, event.usage.cached_tokens
             record.output_tokens = event.usage.output_tokens
             record.steps(event.stats.num_steps, event.stats.num_spec_steps, event.stats.acceptance_histogram)
-    hashes.note(record)
 
 
 _BUSY_STATUS = (429, 503)
@@ -233,7 +198,6 @@ class OpenAIEndpoint:
         """As `Endpoint.send`."""
         path = "chat/completions" if ask.chat else "completions"
         clock = asyncio.get_running_loop().time
-        hashes = AnswerHashes()
         try:
             async with self._http.stream("POST", f"{self._base}/{path}", json=self._body(ask)) as answer:
                 if answer.status_code != 200:
@@ -241,10 +205,9 @@ class OpenAIEndpoint:
                 async with aclosing(_lines(answer)) as lines:
                     async for line in lines:
                         if (event := stream_event(line)) is not None:
-                            _take(event, record, hashes, clock())
+                            _take(event, record, clock())
         except httpx.HTTPError as error:
             raise EndpointError(f"{type(error).__name__}: {error}") from None
-        hashes.note(record)
 
     async def close(self) -> None:
         """As `Endpoint.close`."""
@@ -315,16 +278,17 @@ def stream_event(line: str) -> dict[str, Any] | None:
     return event
 
 
-def _take(event: dict[str, Any], record: Record, hashes: AnswerHashes, now_s: float) -> None:
+def _take(event: dict[str, Any], record: Record, now_s: float) -> None:
     new = False
     try:
         for choice in event.get("choices") or []:
             text = choice.get("text") or (choice.get("delta") or {}).get("content")
             if text:
-                hashes.text(text)
+                record.text += text
                 new = True
-            if choice.get("token_ids") is not None:
-                hashes.ids(choice["token_ids"])
+            if (ids := choice.get("token_ids")) is not None:
+                record.token_ids = record.token_ids or []
+                record.token_ids += ids
         if usage := event.get("usage"):
             record.prompt_tokens = int(usage.get("prompt_tokens", 0))
             record.output_tokens = int(usage.get("completion_tokens", 0))

@@ -71,13 +71,12 @@ class Record:
     tokens_per_step: float | None = None
     accepted: tuple[int, ...] = ()  # entry k: verify steps that accepted k draft tokens; empty if not reported
     queue_ms: float | None = None  # None if the server does not report it
-    token_hash: bytes = b""  # empty if the server does not report tokens
-    text_hash: bytes = b""
+    text: str = ""
+    token_ids: list[int] | None = None  # None if the server does not report them
     outcome: Outcome = "ok"  # "refused" by the server, "failed" in another way, "cut" by the client's timeout
     error: str = ""
     retry_after_s: float | None = None
     last_s: float = 0.0  # last event of an HTTP stream
-    text: str = ""
 
     def chunk(self, now_s: float, tokens: int | None = None) -> None:
         """Record a message with text."""

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from statistics import NormalDist
 
-from bench.serve.endpoints import AnswerHashes
 from server.experiment.assignment import digest
 from specdec.errors import SpecdecError
 from specdec.load.request import LoadRequest, Record
@@ -56,20 +55,17 @@ class FakeArm:
         if self._fails(ask):
             raise SpecdecError("broken")
         took = self._took(ask)
-        said = AnswerHashes()
         ids = list(digest("tokens", repr((prompt_of(ask), ask.seed))))[:TOKENS]
         ids[-1] += self._wrong(ask)
         await asyncio.sleep(took / 10)
         record.chunk(clock(), 1)
-        said.text("a")
+        record.text += "a"
         await asyncio.sleep(took - took / 10)
         record.chunk(clock(), TOKENS - 1)
-        said.text(chr(ids[-1] + 100))
-        if self._tells_ids:
-            said.ids(ids)
+        record.text += chr(ids[-1] + 100)
+        record.token_ids = ids if self._tells_ids else None
         record.queue_ms, record.prompt_tokens, record.output_tokens = 1.0, 7, TOKENS
         record.steps(3, 2, [1, 1])
-        said.note(record)
 
     async def close(self) -> None:
         pass
