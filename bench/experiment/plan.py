@@ -160,20 +160,20 @@ class OpenArm:
 
 
 @contextlib.asynccontextmanager
-async def open_arm(
-    name: str, request: ArmRequest, url: str, credentials: Credentials, *, model: str, temperature: float, source: str
-) -> AsyncIterator[OpenArm]:
-    """The arm at ``url``, which ``source`` gave; its connections close with the context.
+async def open_arm(name: str, request: ArmRequest, side: ArmServer, temperature: float) -> AsyncIterator[OpenArm]:
+    """The arm at its server; its connections close with the context.
 
     Raises:
         ExperimentError: the server does not answer, or the URL is invalid; names the source.
     """
     try:
         endpoint, found = await connect(
-            url, credentials, request.options, request.fields, model=model, temperature=temperature, with_ids=True
-        )
+            side.url, side.credentials, request.options, request.fields, model=side.model, temperature=temperature,
+            with_ids=True,
+        )  # fmt: skip
     except SpecdecError as error:
-        raise ExperimentError(f"{source} (arm {name!r}): {url}: {str(error).removeprefix('url: ')}") from None
+        reason = str(error).removeprefix("url: ")
+        raise ExperimentError(f"{side.source} (arm {name!r}): {side.url}: {reason}") from None
     try:
         server = found.pop("server", {})
         facts = {key: str(value) for key, value in found.items()}

@@ -133,14 +133,9 @@ async def run_experiment(
     probe = Script(config, 0).probe()
     async with AsyncExitStack() as stack:
         arms = [
-            await stack.enter_async_context(
-                open_arm(
-                    name, read_arm(arm.request)[0], side.url, side.credentials, model=side.model,
-                    temperature=config.load.temperature, source=side.source,
-                )
-            )
+            await stack.enter_async_context(open_arm(name, read_arm(arm.request)[0], side, config.load.temperature))
             for (name, arm), side in zip(config.arms.items(), servers, strict=True)
-        ]  # fmt: skip
+        ]
         both = (arms[0], arms[1])
         by_ids = all([await arm.probe(probe) for arm in both])
         host = host_facts()
