@@ -10,12 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from specdec.config import EngineConfig, problems
 from specdec.control.estimates.costs import CostTable
+from specdec.core.fields import MAX_DRAFT_NODES
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError
 
 VERSION = 2
 _MAX_BYTES = 64 << 20  # of a profile
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Nodes = Annotated[int, Field(ge=0, le=MAX_DRAFT_NODES)]
 _Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -40,7 +42,7 @@ class ReplicaLimits(_Part):
 class DraftedStep(_Part):
     """A recorded step."""
 
-    sequences: tuple[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]], ...] = Field(min_length=1)
+    sequences: tuple[tuple[_Nodes, Annotated[int, Field(ge=1)]], ...] = Field(min_length=1)
     """(draft nodes, tokens) of each sequence that sampled."""
     draft_ms: _Milliseconds = 0.0  # of the propose stage
 

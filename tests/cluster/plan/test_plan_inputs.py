@@ -131,6 +131,7 @@ def test_a_profile_round_trips(tmp_path: Path) -> None:
         ({"noise": [0.0]}, "noise"),
         ({"colour": "red"}, "colour"),
         ({"drafted": [{"sequences": [[1, 3]]}]}, "at most n \\+ 1"),
+        ({"drafted": [{"sequences": [[64, 1]]}]}, "drafted.*less than or equal to 63"),
         ({"limits": {}}, "limits.max_batch"),
     ],
 )
