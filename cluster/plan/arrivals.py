@@ -60,8 +60,8 @@ class Traffic:
     """The distribution of random requests.
 
     Raises:
-        ConfigError: a value is out of range, or prompts are not longer than their shared beginning, or longer than the
-            longest.
+        ConfigError: tokens of sessions without sessions; or prompts are not longer than their shared beginning, or
+            longer than the longest.
     """
 
     prompt_tokens: int = 512  # mean length
@@ -73,12 +73,6 @@ class Traffic:
     longest_prompt: int = sys.maxsize  # longer prompts are cut to it, because servers refuse them
 
     def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "output_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"traffic: {name} must be at least 1, not {getattr(self, name)}")
-        for name in ("shared_tokens", "sessions", "session_tokens"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"traffic: {name} must not be negative, not {getattr(self, name)}")
         if self.session_tokens and not self.sessions:
             raise ConfigError("traffic: session_tokens needs sessions")
         if self.prompt_tokens <= self.shared_tokens + self.session_tokens:

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from bench.serve import ARRIVALS
 from specdec.cli.bench_output import json_option, print_json, progress_line
-from specdec.cli.options import ScreenGroup, check_folder, server_options
+from specdec.cli.options import FiniteRange, ScreenGroup, check_folder, server_options
 from specdec.config import Config
 from specdec.errors import ConfigError
 
@@ -40,7 +40,7 @@ _SCREEN = {
 @click.option("--profile", type=_FILE, help="Profile of a replica, from `specdec plan export`.")
 @click.option("--objective", "objectives", multiple=True, help="METRIC:MS with ttft, tpot or e2e; may be repeated.")
 @click.option(
-    "--share", type=click.FloatRange(0, 1, min_open=True), default=0.99, show_default=True,
+    "--share", type=FiniteRange(0, 1, min_open=True), default=0.99, show_default=True,
     help="Share of requests that must meet every --objective; with one objective, 0.99 is its p99.",
 )  # fmt: skip
 @click.option("--replicas", type=_SOME, help="Number of replicas, instead of the fewest that meet the objectives.")

@@ -104,8 +104,6 @@ def test_generated_traffic_matches_its_parameters() -> None:
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ({"prompt_tokens": 0}, "prompt_tokens"),
-        ({"sessions": -1}, "sessions"),
         ({"session_tokens": 64}, "session_tokens"),
         ({"prompt_tokens": 64, "shared_tokens": 64}, "exceed 64"),
     ],
