@@ -141,17 +141,6 @@ def engine_named(config: Config, name: str) -> EngineConfig:
     return config.engines[name] if name else config.engine
 
 
-def server_options(command: Command) -> Command:
-    """Add the engine's and the server's options to ``command``, which receives ``config``, validated."""
-
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> Any:
-        config = pop_config(values)
-        return command(config=config, **values)
-
-    return add_server_options(wrapper)
-
-
 def add_server_options(command: Command) -> Command:
     """Add the engine's and the server's options to ``command``, which gives its keyword arguments to `pop_config`."""
     return add_engine_options(config_options(config_options(command, _SERVER), _SWITCH))

@@ -12,8 +12,7 @@ from click.core import ParameterSource
 
 from bench.serve import ARRIVALS
 from specdec.cli.bench_output import json_option, print_json, progress_line
-from specdec.cli.options import FiniteRange, ScreenGroup, check_folder, server_options
-from specdec.config import Config
+from specdec.cli.options import FiniteRange, ScreenGroup, add_server_options, check_folder, pop_config
 from specdec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -188,11 +187,11 @@ def _goal(values: dict[str, Any]) -> Goal | None:
 
 
 @plan_group.command("export")
-@server_options
+@add_server_options
 @click.option("--out", type=_OUT, required=True, help="Profile to write.")
 @click.option("--decisions", type=_FILE, help="Decision trace of such a server under load (--trace-file).")
 @click.option("--captured", type=_TRACE, help="Folder of its --capture, with the requests of the same time.")
-def export_command(config: Config, out: Path, decisions: Path | None, captured: Path | None) -> None:
+def export_command(out: Path, decisions: Path | None, captured: Path | None, **values: Any) -> None:
     """Write the profile of a replica: limits, costs of forwards on this machine, and figures of its traces.
 
     Without traces the profile has no drafts, and a step takes only its forward.
@@ -202,6 +201,7 @@ def export_command(config: Config, out: Path, decisions: Path | None, captured: 
     from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
 
+    config = pop_config(values)
     if config.engines:
         raise ConfigError(
             f"engines: a profile describes one model, not {', '.join(config.engines)}; "
