@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -24,27 +24,22 @@ from specdec.load.request import Endpoint, LoadRequest, Objective, Record, Refus
 TICK_S = 0.01
 
 
-class LagMeter:
-    """Measures how late the event loop is during an ``async with`` block."""
+@contextlib.asynccontextmanager
+async def measured_lags(lags_ms: list[float]) -> AsyncIterator[None]:
+    """Adds to ``lags_ms`` how late the event loop is after each of many short sleeps during the block."""
+    clock = asyncio.get_running_loop().time
 
-    def __init__(self) -> None:
-        self.lags_ms: list[float] = []  # delay of each of many short sleeps
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-
-    async def _watch(self) -> None:
-        clock = asyncio.get_running_loop().time
+    async def watch() -> None:
         while True:
             until = clock() + TICK_S
             await asyncio.sleep(TICK_S)
-            self.lags_ms.append((clock() - until) * 1e3)
+            lags_ms.append((clock() - until) * 1e3)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
 
 
 LEAD_S = 0.05  # from the call of `on_schedule` to the first request
@@ -74,17 +69,12 @@ class LoadRun:
 
     def __init__(self, endpoint: Endpoint, timeout_s: float = 120.0) -> None:
         self._endpoint, self._timeout_s = endpoint, timeout_s
-        self._lag = LagMeter()
+        self.lags_ms: list[float] = []  # delays of the event loop, sampled during the run
         self.records: list[Record] = []
         self.progress = Progress()
         self.planned: int | None = None
         self.open_loop = False
         self.started_s = self.ended_s = 0.0
-
-    @property
-    def lags_ms(self) -> list[float]:
-        """Delays of the event loop, sampled during the run."""
-        return self._lag.lags_ms
 
     async def on_schedule(self, schedule: Seq[TimedRequest]) -> None:
         """Send every request at its time, independent of earlier ones; returns when all have ended.
@@ -94,7 +84,7 @@ class LoadRun:
         self.open_loop, self.planned = True, len(schedule)
         clock = asyncio.get_running_loop().time
         self.started_s = clock() + LEAD_S
-        async with self._lag, asyncio.TaskGroup() as tasks:
+        async with measured_lags(self.lags_ms), asyncio.TaskGroup() as tasks:
             for offset_s, ask in schedule:
                 record = Record(ask.name, self.started_s + offset_s)
                 await asyncio.sleep(max(0.0, record.due_s - clock()))
@@ -119,7 +109,7 @@ class LoadRun:
                 if not record.ok:
                     await asyncio.sleep(min(record.retry_after_s or REFUSED_PAUSE_S, LONGEST_PAUSE_S))
 
-        async with self._lag, asyncio.TaskGroup() as tasks:
+        async with measured_lags(self.lags_ms), asyncio.TaskGroup() as tasks:
             for _ in range(at_once):
                 tasks.create_task(turns())
         self.ended_s = clock()
