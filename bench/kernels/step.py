@@ -82,19 +82,12 @@ class NotedGraphs:
         self.counts: Counter[tuple[Hashable, ...]] = Counter()
         self.microseconds: dict[tuple[Hashable, ...], float] = {}
 
-    def __len__(self) -> int:
-        return len(self._inner)
-
     def run(self, key: tuple[Hashable, ...], work: Callable[[], None]) -> None:
         """As `GraphCache.run`."""
         self._inner.run(key, work)
         self.counts[key] += 1
         if self._timer is not None and key not in self.microseconds:
             self.microseconds[key] = self._timer.microseconds(work, cold=False)
-
-    def clear(self) -> None:
-        """As `GraphCache.clear`."""
-        self._inner.clear()
 
 
 @contextmanager
