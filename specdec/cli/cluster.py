@@ -163,19 +163,15 @@ def _replica_line(replica: dict[str, Any]) -> str:
 
 
 def _fleet(file: Path, address: str | None) -> tuple[ClusterConfig, Any]:
+    """Returns the configuration and the module that imports Ray. Ray reads its authentication from the environment: a
+    private Ray uses the token in the fleet's folder, one of several machines its operator's settings.
+
+    Raises:
+        ConfigError: the file is invalid, Ray is not installed, or others may write to the folder.
+    """
     from cluster.config import load_cluster_config
 
     config = load_cluster_config(file)
-    return config, _operate(config, address)
-
-
-def _operate(config: ClusterConfig, address: str | None) -> Any:
-    """Returns the module that imports Ray. Ray reads its authentication from the environment: a private Ray uses the
-    token in the fleet's folder, one of several machines its operator's settings.
-
-    Raises:
-        ConfigError: Ray is not installed, or others may write to the folder.
-    """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
             "Ray is not installed: run `make setup-cluster`, or pip install '.[cluster]', in specdec's checkout"
@@ -186,7 +182,7 @@ def _operate(config: ClusterConfig, address: str | None) -> Any:
 
         folder = private_folder(config.folder)
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file(folder / "ray-token"))}
-    return importlib.import_module("cluster.operate")
+    return config, importlib.import_module("cluster.operate")
 
 
 def token_file(path: Path) -> Path:
