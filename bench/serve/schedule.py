@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count, zip_longest
 from pathlib import Path
 
-from bench.serve import SERVE_WORKLOADS
 from bench.workloads.prompts import KINDS, QUESTIONS
 from bench.workloads.workload import WorkloadUnavailableError, long_text
 from specdec.client.prompt import ChatTurn, Fim
@@ -32,7 +31,6 @@ def endless_requests(
 
     Raises:
         WorkloadUnavailableError: the prompts are not installed.
-        ValueError: there is no such workload.
     """
     asks = _one_round(name, max_tokens, note or (lambda line: None))
     return chain(asks, (_varied(ask, number) for number in count(2) for ask in asks))
@@ -48,8 +46,6 @@ def _one_round(name: str, max_tokens: int | None, note: Callable[[str], None]) -
                 note(f"mixed: {error}")
         return [ask for ask in chain(*zip_longest(*kinds)) if ask is not None]
     makers = {**KINDS, "shared-prefix": _shared_prefix}
-    if name not in makers:
-        raise ValueError(f"{name}: no such workload; choose from {', '.join(SERVE_WORKLOADS)}")
     # Two states of typing a short line may be equal.
     return list({(ask.text, ask.chat, ask.gap): ask for ask in makers[name](max_tokens)}.values())
 

