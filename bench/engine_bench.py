@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.engine_runs import OFF, GroupRun, RequestRun, Setting, WorkloadSummary
+from bench.engine_runs import AUTO, OFF, GroupRun, RequestRun, Setting, WorkloadSummary
 from bench.workloads.workload import BenchPrompt, Workload
 from specdec.core.types import (
     Delta,
@@ -94,7 +94,6 @@ class InterleavedRun:
             raise BenchError(f"{run.prompt}: the engine failed ({event.reason}: {event.message})")
         if isinstance(event, Delta):
             run.tokens += event.token_ids
-            run.text += event.text
             if event.token_ids:
                 if event.request_id not in self._first:
                     self._first[event.request_id], run.first_tokens = self.busy_s, len(event.token_ids)
@@ -204,11 +203,11 @@ class WorkloadRuns:
         tokens = sum(run.gaps for _, run in pairs)
         return seconds / tokens * 1e3 if tokens and seconds > 0 else None
 
-    def summary(self, base: str = "off", arm: str = "auto") -> WorkloadSummary:
-        """``arm`` against ``base``."""
-        timed = [(a.tpot_ms / b.tpot_ms, b.prompt) for a, b in self.pairs(base, arm) if a.tpot_ms and b.tpot_ms]
+    def summary(self, arm: str = AUTO.name) -> WorkloadSummary:
+        """``arm`` against off."""
+        timed = [(a.tpot_ms / b.tpot_ms, b.prompt) for a, b in self.pairs(OFF.name, arm) if a.tpot_ms and b.tpot_ms]
         ratios = [ratio for ratio, _ in timed]
-        base_ms, arm_ms = self.ms_per_token(base), self.ms_per_token(arm)
+        base_ms, arm_ms = self.ms_per_token(OFF.name), self.ms_per_token(arm)
         worst, worst_prompt = min(timed) if timed else (None, "")
         runs = [run for by_arm in self.rounds for run in by_arm[arm].requests]
         steps = sum(run.stats.num_steps for run in runs)

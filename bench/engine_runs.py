@@ -41,7 +41,6 @@ class RequestRun:
 
     prompt: str
     tokens: list[int] = field(default_factory=list)
-    text: str = ""
     first_s: float = 0.0  # to the first token
     decode_s: float = 0.0  # from the first to the last token
     first_tokens: int = 0  # tokens of the first step that returned any; more than one if it verified a tree

@@ -67,7 +67,6 @@ class Bench:
 def test_time_per_token_is_of_decode_steps_only() -> None:
     run = run_alone(FakeEngine(), [prompt(1)], OFF, "s").requests[0]
     assert run.tokens == list(range(1000, 1013))
-    assert run.text == "x" * 13
     assert (run.decode_s, run.gaps, run.tpot_ms, run.first_tokens) == (12.0, 12, 1000.0, 1)
     # 4 tokens come with the prefill, 9 in three steps of 2 s.
     run = run_alone(FakeEngine(), [prompt(1)], AUTO, "s").requests[0]
