@@ -121,7 +121,7 @@ async def type_in_session(client: Client, stretch: Stretch, plan: TypingPlan, sa
     Raises:
         CallError: the server failed, or refused an ask.
     """
-    log, done = KeysLog(), asyncio.Event()
+    log = KeysLog()
     clock = asyncio.get_running_loop().time
     at = len(stretch.before)
     async with client.completion.session() as session:
@@ -132,10 +132,10 @@ async def type_in_session(client: Client, stretch: Stretch, plan: TypingPlan, sa
         )  # fmt: skip
         text = pb.DocumentText(uri=_URI, version=1, text=stretch.before + stretch.after, language=_LANGUAGE)
         await session.send(pb.CompleteSessionRequest(setup=setup, text=text, ask=_ask(1, at, 1)))
-        reading = asyncio.create_task(_read_answers(session, log, done, len(stretch.typed) + 1))
+        await _read_answers(session, log, 1)
+        log.warm_step = max((step.step for step in await client.trace(1)), default=-1)
+        reading = asyncio.create_task(_read_answers(session, log, len(stretch.typed) + 1))
         try:
-            await _first(done, reading)
-            log.warm_step = max((step.step for step in await client.trace(1)), default=-1)
             began = clock()
             for number, key in enumerate(stretch.typed):
                 await asyncio.sleep(max(0.0, began + number / plan.keys_per_s - clock()))
@@ -154,7 +154,7 @@ def _ask(number: int, offset: int, version: int) -> pb.CompletionAsk:
     return pb.CompletionAsk(id=number, cursor=pb.Cursor(uri=_URI, version=version, offset=offset))
 
 
-async def _read_answers(session: SessionCall, log: KeysLog, warm: asyncio.Event, last: int) -> None:
+async def _read_answers(session: SessionCall, log: KeysLog, last: int) -> None:
     """Record answers until that of ask ``last``. Ask 1 is the warm-up; ask i + 2 belongs to key i."""
     clock = asyncio.get_running_loop().time
     async for message in session:
@@ -167,7 +167,6 @@ async def _read_answers(session: SessionCall, log: KeysLog, warm: asyncio.Event,
             ended = message.finished
             if ended.finish_reason != result_pb2.FINISH_REASON_SUPERSEDED and ended.ask_id > 1:
                 log.answer(ended.ask_id - 2, clock(), text=False)
-            warm.set()
             if ended.ask_id == last:
                 return
         elif which == "refused":
@@ -177,15 +176,6 @@ async def _read_answers(session: SessionCall, log: KeysLog, warm: asyncio.Event,
 def _refusal(refused: pb.AskRefused) -> CallError:
     code = next(code for code in grpc.StatusCode if code.value[0] == refused.code)
     return CallError(code, f"ask {refused.ask_id} was refused: {refused.message}", reason=refused.reason)
-
-
-async def _first(warm: asyncio.Event, reading: asyncio.Task[None]) -> None:
-    """Wait for the answer of the warm-up, or raise the stream's error."""
-    waiting = asyncio.create_task(warm.wait())
-    await asyncio.wait([waiting, reading], return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if reading.done():
-        reading.result()
 
 
 # Files of the standard library, which models may know by heart, alternate with ours, which they cannot.
