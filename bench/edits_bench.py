@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -40,14 +39,6 @@ PREDICT_EDIT, COMPLETIONS, LLAMA = EDIT_ROADS
 LLAMA_ARM = "llama.cpp ngram-mod"  # the fastest on edits of its kinds of drafts that need no model
 FORMS = ("sweep", "zeta")  # of the prompts through plain completions, in turn
 _MODES = {OURS_OFF: SpeculationMode.OFF, OURS_AUTO: SpeculationMode.AUTO}
-
-
-@dataclass(frozen=True, slots=True)
-class EditsPlan:
-    """What is measured."""
-
-    prompts: int = 20
-    roads: tuple[str, ...] = EDIT_ROADS
 
 
 class CompletionsPeer(HttpPeer):
@@ -110,8 +101,8 @@ class EditsBench:
     edits: the first one warms the engines up and does not count.
     """
 
-    def __init__(self, plan: EditsPlan, edits: Seq[NextEdit], tokenizer: Tokenizer, say: Say) -> None:
-        self._plan, self._edits, self._prompts, self._say = plan, edits, EditPrompts(tokenizer), say
+    def __init__(self, roads: Seq[str], edits: Seq[NextEdit], tokenizer: Tokenizer, say: Say) -> None:
+        self._roads, self._edits, self._prompts, self._say = roads, edits, EditPrompts(tokenizer), say
 
     async def run(self, engine: EngineConfig, progress: Progress) -> dict[str, Any]:
         """The figures of every road, as JSON types.
@@ -125,8 +116,8 @@ class EditsBench:
         async with LocalServer(config) as server, Client(server.grpc_address) as client:
             info = await client.info()
             # Before the first road: the figures of minutes would be lost if it is not installed.
-            llama = _llama(engine, info.threads, progress) if LLAMA in self._plan.roads else []
-            for road in self._plan.roads:
+            llama = _llama(engine, info.threads, progress) if LLAMA in self._roads else []
+            for road in self._roads:
                 peers: Seq[HttpPeer] = llama
                 if road != LLAMA:
                     predicts = road == PREDICT_EDIT
@@ -214,9 +205,15 @@ def over_off(roads: Mapping[str, dict[str, Any]], road: str) -> dict[str, float 
     return _over(roads, (road, OURS_AUTO), (road, OURS_OFF))
 
 
-async def measure_edits(engine: EngineConfig, plan: EditsPlan, say: Say, progress: Progress) -> dict[str, Any]:
-    """JSON-able figures of predicted edits; raises as `EditsBench.run`, and WorkloadUnavailableError."""
+async def measure_edits(
+    engine: EngineConfig, prompts: int, roads: Seq[str], say: Say, progress: Progress
+) -> dict[str, Any]:
+    """JSON-able figures of predicted edits, ``prompts`` of them or all.
+
+    Raises:
+        As `EditsBench.run`, and WorkloadUnavailableError.
+    """
     edits = next_edits(workload_folder())
-    counted = edits[: min(plan.prompts, len(edits) - 1)]
+    counted = edits[: min(prompts, len(edits) - 1)]
     tokenizer = load_tokenizer(engine.target, engine.cache_dir.expanduser())
-    return await EditsBench(plan, [edits[-1], *counted], tokenizer, say).run(engine, progress)
+    return await EditsBench(roads, [edits[-1], *counted], tokenizer, say).run(engine, progress)

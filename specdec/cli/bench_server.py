@@ -95,13 +95,14 @@ def edits_command(engine_config: EngineConfig, prompts: int, roads: tuple[str, .
     that the first use fetches."""
     from rich.console import Console
 
-    from bench.edits_bench import EditsPlan, measure_edits, over_off
+    from bench.edits_bench import measure_edits, over_off
     from specdec.cli.progress_bar import ProgressBar
 
     console = Console(stderr=True)
     with ProgressBar(console) as progress:
-        plan = EditsPlan(prompts, roads or EDIT_ROADS)
-        figures = asyncio.run(measure_edits(engine_config, plan, progress_line(console), progress))
+        figures = asyncio.run(
+            measure_edits(engine_config, prompts, roads or EDIT_ROADS, progress_line(console), progress)
+        )
     if as_json:
         print_json(figures)
         return

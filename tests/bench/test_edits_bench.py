@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from bench import edits_bench
-from bench.edits_bench import CompletionsPeer, EditsBench, EditsPlan, PredictEditPeer, over_off
+from bench.edits_bench import CompletionsPeer, EditsBench, PredictEditPeer, over_off
 from bench.engine_bench import BenchError
 from bench.local_server import LocalServer
 from bench.peers.peer import OURS_AUTO, OURS_OFF
@@ -48,15 +48,15 @@ class TimedActor(Actor):
         return answer(8, 5.0, self._ms, "same", tokens_per_step=4.0)
 
 
-def bench(plan: EditsPlan, edits: list[NextEdit]) -> EditsBench:
-    return EditsBench(plan, edits, cast(Any, CodeTokenizer()), lambda line: None)
+def bench(edits: list[NextEdit], roads: tuple[str, ...] = EDIT_ROADS) -> EditsBench:
+    return EditsBench(roads, edits, cast(Any, CodeTokenizer()), lambda line: None)
 
 
 async def test_every_prompt_is_read_before_it_counts_and_forms_take_turns() -> None:
     calls: list[str] = []
     edits = [edit(name) for name in ("warm", "a", "b", "c")]
     peers = [TimedActor(OURS_OFF, calls, 100.0), TimedActor(OURS_AUTO, calls, 25.0)]
-    figures = await bench(EditsPlan(), edits).road(peers, ("sweep", "zeta"))
+    figures = await bench(edits).road(peers, ("sweep", "zeta"))
     asked = [call for call in calls if call.startswith(OURS_AUTO)]
     reads = [f"{OURS_AUTO}{what}{name}" for name in "abc" for what in (" reads ", " ")]
     assert asked == [f"{OURS_AUTO} warm", f"{OURS_AUTO} warm", *reads]
@@ -71,13 +71,13 @@ async def test_every_prompt_is_read_before_it_counts_and_forms_take_turns() -> N
 
 async def test_an_engine_that_fails_ends_the_run() -> None:
     with pytest.raises(BenchError, match="can not ask"):
-        await bench(EditsPlan(), [edit("warm"), edit("a")]).road([Actor(OURS_OFF, [], breaks="ask")], ("",))
+        await bench([edit("warm"), edit("a")]).road([Actor(OURS_OFF, [], breaks="ask")], ("",))
 
 
 async def test_a_server_that_is_gone_ends_the_run_by_its_name() -> None:
     gone = CompletionsPeer(cast(Any, SimpleNamespace(http_port=1)), OURS_OFF)
     with pytest.raises(BenchError, match=f"{OURS_OFF}: ConnectError"):
-        await bench(EditsPlan(), [edit("warm"), edit("a")]).road([gone], ("",))
+        await bench([edit("warm"), edit("a")]).road([gone], ("",))
 
 
 async def test_bug_a_missing_llama_cpp_is_told_before_the_first_road(
@@ -96,9 +96,9 @@ async def test_bug_a_missing_llama_cpp_is_told_before_the_first_road(
     engine = EngineConfig(target="fake", cache_dir=tmp_path)
     edits = [edit("warm"), edit("a")]
     with pytest.raises(BenchError, match=r"llama\.cpp: not installed; `make peers` installs it; .* with --road"):
-        await bench(EditsPlan(), edits).run(engine, cast(Any, None))
+        await bench(edits).run(engine, cast(Any, None))
     assert not begun
-    await bench(EditsPlan(roads=EDIT_ROADS[:2]), edits).run(engine, cast(Any, None))
+    await bench(edits, EDIT_ROADS[:2]).run(engine, cast(Any, None))
     assert len(begun) == 2
 
 
@@ -115,7 +115,7 @@ async def test_both_apis_of_a_server() -> None:
         async with Client(f"127.0.0.1:{addresses.grpc_port}") as client:
             server = cast(Any, SimpleNamespace(http_port=addresses.http_port))
             modes = (OURS_OFF, OURS_AUTO)
-            made = bench(EditsPlan(), edits)
+            made = bench(edits)
             predicted = await made.road([PredictEditPeer(server, mode, client, edits) for mode in modes], ("",))
             completed = await made.road([CompletionsPeer(server, OURS_AUTO)], ("zeta",))
     finally:
