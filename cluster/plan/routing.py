@@ -13,32 +13,17 @@ from cluster.config import BALANCE_PERCENT, RING_PLACES
 CHOICES = 2  # replicas that Envoy's LEAST_REQUEST compares
 
 
-class LeastRequests:
-    """The less busy of two random replicas (Mitzenmacher 2001)."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-
-    def choose(self, active: Seq[int]) -> int:
-        """Returns the less busy of `CHOICES` replicas."""
-        count = len(active)
-        if count <= CHOICES:
-            return min(range(count), key=active.__getitem__)
-        first = int(self._rng.random() * count)
-        second = (first + 1 + int(self._rng.random() * (count - 1))) % count
-        return first if active[first] <= active[second] else second
-
-
 class BoundedRing:
     """Consistent hashing with bounded loads (Mirrokni et al. 1608.01350): a session has one home replica, and an order
-    of others for when the home has more than its share. Requests without a session use `LeastRequests`."""
+    of others for when the home has more than its share. Requests without a session go to the less busy of two random
+    replicas (Mitzenmacher 2001)."""
 
     def __init__(self, replicas: int, seed: int) -> None:
         places = math.ceil(RING_PLACES / replicas)
         ring = [(_hash(f"replica {replica} {n}"), replica) for replica in range(replicas) for n in range(places)]
         ring.sort()
         self._points, self._owners = [point for point, _ in ring], [owner for _, owner in ring]
-        self._others = LeastRequests(seed)
+        self._rng = random.Random(seed)
 
     def choose(self, key: str, active: Seq[int]) -> int:
         """Returns the first replica in the session's order with room, or the least busy one.
@@ -46,7 +31,7 @@ class BoundedRing:
         key: of the session; empty: none. active: running requests of each replica.
         """
         if not key:
-            return self._others.choose(active)
+            return self._less_busy(active)
         point, count = _hash(key), len(active)
         home = self._owners[bisect_left(self._points, point) % len(self._points)]
         total = ((sum(active) + 1) * BALANCE_PERCENT + 99) // 100
@@ -55,6 +40,14 @@ class BoundedRing:
             return home
         order = random.Random(point).sample(range(count), count)
         return next((other for other in order if active[other] <= slots), min(order, key=active.__getitem__))
+
+    def _less_busy(self, active: Seq[int]) -> int:
+        count = len(active)
+        if count <= CHOICES:
+            return min(range(count), key=active.__getitem__)
+        first = int(self._rng.random() * count)
+        second = (first + 1 + int(self._rng.random() * (count - 1))) % count
+        return first if active[first] <= active[second] else second
 
 
 def _hash(text: str) -> int:
