@@ -210,9 +210,7 @@ def _overheads(steps: Sequence[StepTrace], *, drafts: bool) -> Overheads:
 def fit_request_ms(plan: FleetPlan, requests: Sequence[PlannedRequest], waited_ms: float) -> float:
     """Milliseconds of a request outside the engine: ``waited_ms``, the median time to first token, minus
     the time that the fleet of ``plan`` simulates for the engine."""
-    overheads = plan.profile.overheads.model_copy(update={"request_ms": 0.0})
-    bare = plan.profile.model_copy(update={"overheads": overheads})
-    run = simulate(replace(plan, profile=bare), requests)
+    run = simulate(replace(plan, profile=with_request_ms(plan.profile, 0.0)), requests)
     expected_ms = float(np.median([record.ttft_ms for record in run.answered]))
     return round(max(0.0, float(waited_ms) - expected_ms), 3)
 
