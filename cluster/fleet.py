@@ -190,11 +190,6 @@ def with_releases(fleet: Fleet, config: ClusterConfig) -> Fleet:
     return fleet
 
 
-def unchanged(fleet: Fleet) -> Fleet:
-    """Returns ``fleet``: a transition that only writes it."""
-    return fleet
-
-
 def without_release(fleet: Fleet, model: str, name: str) -> Fleet:
     """Removes a release.
 

@@ -27,7 +27,7 @@ from cluster.config import ClusterConfig, load_cluster_config
 from cluster.deployment import Deployment, deployment_of
 from cluster.envoy import EnvoyFiles, fleet_files, write_bootstrap
 from cluster.envoy_process import EnvoyAdmin, EnvoyError
-from cluster.fleet import Fleet, Replica, ReplicaState, unchanged, with_releases
+from cluster.fleet import Fleet, Replica, ReplicaState, with_releases
 from cluster.reconciler import Order, Reconciler, ready
 from cluster.replica_process import ReplicaProcess
 from cluster.state_folder import FleetState, private_folder, replace_files
@@ -102,14 +102,11 @@ class ReconcilerActor:
 
     async def deployed(self, deployment: Deployment) -> None:
         """Records a deployment."""
-        with self._adopting(self._config, {**self._deployments, deployment.app: deployment}):
-            self._reconciler.apply(unchanged)
+        self._record({**self._deployments, deployment.app: deployment})
 
     async def removed(self, deployment: Deployment) -> None:
         """Forgets a deployment."""
-        left = {app: kept for app, kept in self._deployments.items() if app != deployment.app}
-        with self._adopting(self._config, left):
-            self._reconciler.apply(unchanged)
+        self._record({app: kept for app, kept in self._deployments.items() if app != deployment.app})
 
     async def deployments(self) -> dict[str, Deployment]:
         """The recorded deployments, by Serve application."""
@@ -118,6 +115,10 @@ class ReconcilerActor:
     async def write_error(self) -> str:
         """Why the files differ from the fleet; empty: they are equal."""
         return self._reconciler.write_error
+
+    def _record(self, deployments: dict[str, Deployment]) -> None:
+        with self._adopting(self._config, deployments):
+            self._reconciler.apply(lambda fleet: fleet)  # writes it
 
     @contextlib.contextmanager
     def _adopting(self, config: ClusterConfig, deployments: dict[str, Deployment]) -> Iterator[None]:
