@@ -121,8 +121,7 @@ def test_replay_prints_the_first_difference_and_sets_its_exit_code(
 
 def test_summary_figures() -> None:
     summary = TraceSummary()
-    assert (summary.ms_error, summary.tokens_error) == (None, None)
-    assert "unknown of ms" in summary.lines()[1]
+    assert "unknown of ms, unknown of tokens" in summary.lines()[1]
     base = plain_step(1)
     parts = [DrafterTrace("model", "on", verified=4, accepted=1), DrafterTrace("suffix", "free", verified=1)]
     for changes in (
@@ -132,14 +131,14 @@ def test_summary_figures() -> None:
     ):
         step = dataclasses.replace(base, predicted_draft_ms=0.5, realised_draft_ms=1.0, **changes)  # type: ignore[arg-type]
         summary.add(dataclasses.replace(step, realised_verify_ms=9.0))
-    assert summary.tokens_error == pytest.approx((1 / 2 + 1 / 4) / 2)  # a step without samples has no figures
-    assert summary.ms_error == pytest.approx((2 / 10 + 0 / 10) / 2)
+    assert str(summary.tokens_error) == f"{(1 / 2 + 1 / 4) / 2:.1%}"  # a step without samples has no figures
+    assert str(summary.ms_error) == f"{(2 / 10 + 0 / 10) / 2:.1%}"
     assert (summary.steps, summary.speculating, summary.tokens) == (3, 2, 6)
     assert summary.by_drafter["model"].num_accepted_draft_tokens == 2
     assert summary.by_drafter["suffix"].num_draft_tokens == 2
     unmeasured = dataclasses.replace(base, predicted_draft_ms=0.5, predicted_verify_ms=9.5, realised_verify_ms=0.0)
     summary.add(unmeasured)
-    assert (summary.steps, summary.ms_error) == (4, pytest.approx((2 / 10 + 0 / 10) / 2))
+    assert (summary.steps, str(summary.ms_error)) == (4, f"{(2 / 10 + 0 / 10) / 2:.1%}")
     assert (base.tokens_per_second > 0, unmeasured.tokens_per_second) == (True, 0.0)
 
 
