@@ -60,22 +60,14 @@ def conclude(folder: Path, demand: str, as_json: bool) -> int:
     from server.experiment.report.render import render
 
     result = analyse(ExperimentFolder(folder).manifest(), read_records(folder))
-    write_text(folder / RESULT, result.model_dump_json(indent=1) + "\n")
-    write_text(folder / REPORT, render(result))
+    (folder / RESULT).write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    (folder / REPORT).write_text(render(result), encoding="utf-8")
     if as_json:
         click.echo(result.model_dump_json())
     else:
         _show_conclusion(result)
         click.echo(f"report: {folder / REPORT}")
     return exit_code(result.verdict.kind, demand, result.guardrails)  # type: ignore[arg-type]  # click has checked it
-
-
-def write_text(path: Path, text: str) -> None:
-    """Raises click.ClickException: it can not be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise click.ClickException(f"{path}: can not be written ({error.strerror})") from None
 
 
 def _show_conclusion(result: Result) -> None:
@@ -251,7 +243,7 @@ def status_command(name: str | None, report: Path | None, server: str, model: st
     _show_status(experiment)
     click.echo(text)
     if report is not None and page:
-        write_text(report, page)
+        report.write_text(page, encoding="utf-8")
         click.echo(f"report: {report}")
 
 
