@@ -92,6 +92,8 @@ def test_prompts_of_a_trace_that_no_replica_takes_are_counted(path: str, tmp_pat
         ),
         (("--profile", "P", "--rate", "0.001", "--duration", "1", "--replicas", "1"), "no request arrives"),
         (("--profile", "P", "--rate", "1", "--replicas", "1", "--seed", "-1"), "'--seed': -1 is not in the range x>=0"),
+        (("--profile", "P", "--rate", "1", "--prompt-tokens", "0"), "'--prompt-tokens': 0 is not in the range x>=1"),
+        (("--profile", "P", "--rate", "1", "--share", "nan"), "'--share': nan is not in the range 0<x<=1"),
         (("--profile", "P", "--trace", "P", "--prompt-tokens", "900"), "--prompt-tokens describes random requests"),
         (("--profile", "P", "--trace", "P", "--rate", "4", "--same-length"), "--same-length describes random requests"),
         (("--profile", "P", "--trace", "P", "--duration", "9"), "--duration is for arrivals at a rate; give --rate"),
