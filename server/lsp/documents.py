@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from lsprotocol import types
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
+from pygls.exceptions import JsonRpcInvalidParams
 
 from server.completion.documents import OffsetUnit
 from specdec.api.v1 import completion_pb2 as pb
@@ -129,7 +130,7 @@ def whole_characters(text: str) -> str:
     return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
 
 
-class BeyondDocumentError(ValueError):
+class BeyondDocumentError(JsonRpcInvalidParams):
     """A position's line, from 0, is not in the document. A character beyond a line's end is valid: LSP clips it."""
 
     def __init__(self, line: int, n_lines: int) -> None:

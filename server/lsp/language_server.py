@@ -17,7 +17,7 @@ from pygls.protocol import LanguageServerProtocol, lsp_method
 import specdec
 from server.completion.documents import OffsetUnit
 from server.lsp.completer import ACCEPT_COMMAND, Workplace
-from server.lsp.documents import BeyondDocumentError, plain
+from server.lsp.documents import plain
 from server.lsp.session import Notices, Status
 from specdec.client.client import Client
 
@@ -121,10 +121,7 @@ class InlineLanguageServer(LanguageServer):
 
         async def list_one(params: types.CompletionParams) -> types.CompletionList:
             assert self.workplace is not None  # the feature is added by `initialize`
-            try:
-                return await self.workplace.completer.list_one(params)
-            except BeyondDocumentError as error:
-                raise JsonRpcInvalidParams(str(error)) from None
+            return await self.workplace.completer.list_one(params)
 
         @self.feature(types.SHUTDOWN)
         async def shutdown(params: None) -> None:
@@ -134,24 +131,16 @@ class InlineLanguageServer(LanguageServer):
 
         @self.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())
         async def complete(params: types.InlineCompletionParams) -> list[types.InlineCompletionItem]:
-            if self.workplace is None:
-                return []
-            try:
-                return await self.workplace.completer.complete(params)
-            except BeyondDocumentError as error:
-                raise JsonRpcInvalidParams(str(error)) from None
+            return [] if self.workplace is None else await self.workplace.completer.complete(params)
 
         @self.feature(INLINE_EDIT)
         async def next_edit(params: Any) -> dict[str, Any]:
             given = plain(params)
             try:
                 where = self.protocol._converter.structure(given, types.TextDocumentPositionParams)
-                edits = [] if self.workplace is None else await self.workplace.next_edits(where, given)
             except ClassValidationError as error:
                 raise JsonRpcInvalidParams("; ".join(transform_error(error))) from None
-            except BeyondDocumentError as error:
-                raise JsonRpcInvalidParams(str(error)) from None
-            return {"edits": edits}
+            return {"edits": [] if self.workplace is None else await self.workplace.next_edits(where, given)}
 
         @self.command(ACCEPT_COMMAND)
         def accept(suggestion_id: str) -> None:
