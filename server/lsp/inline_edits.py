@@ -14,7 +14,7 @@ from lsprotocol import types
 
 from server.completion.documents import MAX_CHARACTERS
 from server.lsp.documents import DocumentTable, OpenDocument, Settings, secret
-from server.lsp.session import Notices, SessionLink, setup_message
+from server.lsp.session import Notices, SessionLink, setup_of
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.client.client import Client
 from specdec.client.connection import CallError
@@ -258,7 +258,7 @@ class InlineEdits:
 
     def _message(self, document: OpenDocument, place: int) -> pb.PredictEditRequest:
         settings = self.settings
-        setup = setup_message(settings, "").setup
+        setup = setup_of(settings, "")
         recent = [edit for edit in self.history.recent() if not secret(edit.path, settings)]  # as excluded by now
         return pb.PredictEditRequest(
             request_id=uuid.uuid4().hex, model=settings.edit_model or settings.model or self._link.model,

@@ -57,36 +57,24 @@ class Answer:
     text: str
 
 
-_FILL = {
-    "middle": pb.CompletionOptions.MODE_MIDDLE,
-    "middle_or_prefix": pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX,
-    "prefix": pb.CompletionOptions.MODE_PREFIX,
-}
-_SPECULATION = {
-    "auto": options_pb2.SpeculationOptions.MODE_AUTO,
-    "on": options_pb2.SpeculationOptions.MODE_ON,
-    "off": options_pb2.SpeculationOptions.MODE_OFF,
-}
-
-
-def setup_message(settings: Settings, session_id: str) -> pb.CompleteSessionRequest:
-    """The message that sets up a session, or changes it. ``session_id`` empty: the server chooses one."""
+def setup_of(settings: Settings, session_id: str) -> pb.SessionSetup:
+    """What sets up a session, or changes it. ``session_id`` empty: the server chooses one."""
+    fill = pb.CompletionOptions.Mode.Value(f"MODE_{settings.fill.upper()}")
+    speculation = options_pb2.SpeculationOptions.Mode.Value(f"MODE_{settings.speculation.upper()}")
     setup = pb.SessionSetup(
         model=settings.model,
         completion=pb.CompletionOptions(
-            mode=_FILL[settings.fill], max_prompt_tokens=settings.max_prompt_tokens, ttft_ms=settings.ttft_ms or None
+            mode=fill, max_prompt_tokens=settings.max_prompt_tokens, ttft_ms=settings.ttft_ms or None
         ),
         stopping=options_pb2.StoppingOptions(
             max_tokens=settings.max_tokens, max_lines=settings.max_lines, time_limit_ms=settings.time_limit_ms,
             finish_line=settings.time_limit_ms is not None,
         ),
-        speculation=options_pb2.SpeculationOptions(
-            mode=_SPECULATION[settings.speculation], indexes=settings.indexes
-        ),
+        speculation=options_pb2.SpeculationOptions(mode=speculation, indexes=settings.indexes),
         unit=pb.OFFSET_UNIT_CODE_POINT,
     )  # fmt: skip
     setup.session.id, setup.cache.salt = session_id, settings.cache_salt
-    return pb.CompleteSessionRequest(setup=setup)
+    return setup
 
 
 Show = Callable[[str], None]
@@ -217,7 +205,7 @@ class LiveSession:
 
     def configure(self, settings: Settings, session_id: str) -> None:
         """Set the options of later requests."""
-        self._unsent.put_nowait(setup_message(settings, session_id))
+        self._unsent.put_nowait(pb.CompleteSessionRequest(setup=setup_of(settings, session_id)))
 
     def forget(self, document: OpenDocument) -> None:
         if self._held.pop(document.name, None) is not None:
@@ -458,7 +446,7 @@ class SessionLink:
         return [answer for answer in found if answer is not None]
 
     async def _sampled(self, request: SuggestionRequest, ends_s: float) -> Answer | None:
-        setup, client = setup_message(self._settings, self._session_id).setup, self._client
+        setup, client = setup_of(self._settings, self._session_id), self._client
         if client is None:
             return None
         message = pb.CompleteRequest(

@@ -13,7 +13,7 @@ from server.lsp.documents import (
     folders_of,
     read_settings,
 )
-from server.lsp.session import setup_message
+from server.lsp.session import setup_of
 
 ONE, TWO = (types.WorkspaceFolder(f"file:///home/someone/{name}", name) for name in ("one", "two"))
 
@@ -89,5 +89,5 @@ def test_settings_are_parsed_field_by_field() -> None:
 def test_settings_choose_the_sources_of_drafts() -> None:
     settings, problems = read_settings({"specdec": {"indexes": ["project", "library"]}})
     assert not problems
-    assert list(setup_message(settings, "s").setup.speculation.indexes) == ["project", "library"]
-    assert not setup_message(Settings(), "s").setup.speculation.indexes
+    assert list(setup_of(settings, "s").speculation.indexes) == ["project", "library"]
+    assert not setup_of(Settings(), "s").speculation.indexes
