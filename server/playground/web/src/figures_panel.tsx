@@ -1,6 +1,7 @@
 import type { ComponentChildren } from "preact";
 import { type Bar, Bars, Lines } from "./charts";
 import { ms, percent } from "./figures";
+import { acceptance, type Step } from "./ledger";
 import { Panel } from "./panel";
 import type { Run } from "./run";
 import { history, live, pair, select, selected, show, shown } from "./store";
@@ -17,7 +18,7 @@ export function FiguresPanel() {
 }
 
 function Filled({ run }: { run: Run }) {
-  const { drafted, accepted } = live(run).acceptance;
+  const { drafted, accepted } = acceptance(live(run).ledger.steps);
   const cut = run.ledger.steps.length > SLOTS ? `; last ${SLOTS} steps` : "";
   const compared = pair.value;
   const lines = compared?.auto
@@ -35,12 +36,12 @@ function Filled({ run }: { run: Run }) {
         <Lines lines={lines} label={`Time per token at each step; ${ms(run.perTokenMs)} on average`} format={ms} />
       </Chart>
       <Chart title="Time per step" value={ms(meanStep(run))} note={`draft + verify${cut}`}>
-        <Bars bars={timeBars(run)} slots={SLOTS} label="Milliseconds of each step, drafting and verifying" format={ms} />
+        <Bars bars={stepBars(run, times)} slots={SLOTS} label="Milliseconds of each step, drafting and verifying" format={ms} />
         <Keys names={["draft", "verify"]} />
       </Chart>
       <Chart title="Acceptance" value={percent(accepted, drafted)} note={`${(run.perStep ?? 0).toFixed(2)} tokens per step${cut}`}>
         <Bars
-          bars={acceptanceBars(run)}
+          bars={stepBars(run, drafts)}
           slots={SLOTS}
           label={`Draft tokens of each step: ${accepted} of ${drafted} accepted`}
           format={(value) => String(value)}
@@ -86,39 +87,36 @@ function runBars(): Bar[] {
     }));
 }
 
-function chosenStep(run: Run): number | null {
+/** A bar for each step, which selects it. */
+function stepBars(run: Run, drawn: (step: Step) => Bar): Bar[] {
   const choice = selected.value;
-  return choice?.run === run ? (run.ledger.tokens[choice.token]?.step ?? null) : null;
-}
-
-function timeBars(run: Run): Bar[] {
-  const chosen = chosenStep(run);
+  const chosen = choice?.run === run ? run.ledger.tokens[choice.token]?.step : undefined;
   return run.ledger.steps.map((step) => ({
-    parts: [
-      { value: step.tree?.draft_ms ?? 0, look: "draft" },
-      { value: step.tree?.verify_ms ?? 0, look: "verify" },
-    ],
-    title: `Step ${step.index + 1}: draft ${ms(step.tree?.draft_ms)}, verify ${ms(step.tree?.verify_ms)}`,
+    ...drawn(step),
     chosen: step.index === chosen,
     onPick: () => select(run, step.tokens[0]!.index),
   }));
 }
 
-function acceptanceBars(run: Run): Bar[] {
-  const chosen = chosenStep(run);
-  return run.ledger.steps.map((step) => {
-    const accepted = step.tree?.accepted.length ?? 0;
-    const drafted = (step.tree?.nodes.length ?? 1) - 1;
-    return {
-      parts: [
-        { value: accepted, look: "accepted" },
-        { value: drafted - accepted, look: "rejected" },
-      ],
-      title: `Step ${step.index + 1}: ${accepted} of ${drafted} drafted accepted`,
-      chosen: step.index === chosen,
-      onPick: () => select(run, step.tokens[0]!.index),
-    };
-  });
+function times({ index, tree }: Step): Bar {
+  return {
+    parts: [
+      { value: tree?.draft_ms ?? 0, look: "draft" },
+      { value: tree?.verify_ms ?? 0, look: "verify" },
+    ],
+    title: `Step ${index + 1}: draft ${ms(tree?.draft_ms)}, verify ${ms(tree?.verify_ms)}`,
+  };
+}
+
+function drafts(step: Step): Bar {
+  const { drafted, accepted } = acceptance([step]);
+  return {
+    parts: [
+      { value: accepted, look: "accepted" },
+      { value: drafted - accepted, look: "rejected" },
+    ],
+    title: `Step ${step.index + 1}: ${accepted} of ${drafted} drafted accepted`,
+  };
 }
 
 function meanStep(run: Run): number | null {

@@ -11,19 +11,10 @@ export interface Token {
   text: string;
 }
 
-/** `atMs`: arrival, from the sending of the request. */
 export interface Step {
   index: number;
   tokens: Token[];
   tree: StepTree | null;
-  atMs: number;
-}
-
-export interface Piece {
-  text: string;
-  tokenIds: readonly number[];
-  tree: StepTree | null;
-  atMs: number;
 }
 
 /**
@@ -34,16 +25,15 @@ export class Ledger {
   readonly steps: Step[] = [];
   readonly tokens: Token[] = [];
 
-  add(piece: Piece): void {
-    if (!piece.tokenIds.length) {
-      this.append(piece.text);
+  add(text: string, tokenIds: readonly number[], tree: StepTree | null): void {
+    if (!tokenIds.length) {
+      this.append(text);
       return;
     }
-    const { tree } = piece;
-    const step: Step = { index: this.steps.length, tokens: [], tree, atMs: piece.atMs };
+    const step: Step = { index: this.steps.length, tokens: [], tree };
     const waiting = this.tokens.at(-1);
-    let rest = piece.text;
-    piece.tokenIds.forEach((id, i) => {
+    let rest = text;
+    tokenIds.forEach((id, i) => {
       const node = tree?.accepted[i] ?? null;
       const at = node === null ? undefined : tree?.nodes[node];
       const token = { index: this.tokens.length, id, step: step.index, node, sources: at?.sources ?? [], text: "" };

@@ -1,6 +1,5 @@
 // One answer, while it arrives, and its times.
-import { acceptance, Ledger } from "./ledger";
-import type { Step } from "./ledger";
+import { Ledger, type Step } from "./ledger";
 import type { Chunk, StepTree } from "./wire";
 
 export type Mode = "auto" | "off" | "on";
@@ -9,7 +8,6 @@ export type RunState = "running" | "done" | "stopped" | "failed";
 export class Run {
   readonly ledger = new Ledger();
   state: RunState = "running";
-  error = "";
   finishReason = "";
   firstMs: number | null = null;
   private firstTokens = 0;
@@ -25,8 +23,7 @@ export class Run {
     const choice = chunk.choices[0];
     if (!choice) return;
     const tokenIds = choice.token_ids ?? [];
-    const tree: StepTree | null = choice.step_tree ?? null;
-    this.ledger.add({ text: choice.text ?? choice.delta?.content ?? "", tokenIds, tree, atMs });
+    this.ledger.add(choice.text ?? choice.delta?.content ?? "", tokenIds, choice.step_tree ?? null);
     if (choice.finish_reason) this.finishReason = choice.finish_reason;
     if (!tokenIds.length) return;
     if (this.firstMs === null) {
@@ -53,10 +50,6 @@ export class Run {
   get perStep(): number | null {
     const steps = this.ledger.steps.length;
     return steps ? this.tokens / steps : null;
-  }
-
-  get acceptance(): { drafted: number; accepted: number } {
-    return acceptance(this.ledger.steps);
   }
 
   /** Milliseconds per token of each step, as the server measured them. */

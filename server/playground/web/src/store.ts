@@ -156,9 +156,9 @@ async function runOnce(asked: Asked, mode: Mode, salt: string, begun: (run: Run)
 function fail(run: Run, error: unknown, stopped: boolean): void {
   run.state = stopped ? "stopped" : "failed";
   if (stopped) return;
-  run.error = error instanceof Error ? error.message : String(error);
   const status = error instanceof ApiError ? error.status : -1;
-  notice.value = { message: run.error, field: error instanceof ApiError ? error.field : "", lost: status === 0 };
+  const message = error instanceof Error ? error.message : String(error);
+  notice.value = { message, field: error instanceof ApiError ? error.field : "", lost: status === 0 };
   if (status === 401) connection.value = "key";
   if (status === 0) void look();
 }

@@ -1,21 +1,14 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { acceptance, countBySource, Ledger, type Piece } from "../src/ledger";
+import { acceptance, countBySource, Ledger } from "../src/ledger";
 import { random, tree } from "./make";
 
 const texts = (ledger: Ledger) => ledger.tokens.map((token) => token.text);
-const piece = (text: string, ids: number[], more: Partial<Piece> = {}): Piece => ({
-  text,
-  tokenIds: ids,
-  tree: null,
-  atMs: 0,
-  ...more,
-});
 
 test("tokens go to their nodes, and the last to the target", () => {
   const ledger = new Ledger();
   const found = tree([["x", -1], ["a", 0, 0.9, ["model", "suffix"]], ["b", 1, 0.5, ["suffix"]], ["c", 0, 0.1, ["model"]]], [1, 2]);
-  ledger.add(piece("ab!", [101, 102, 7], { tree: found, atMs: 5 }));
+  ledger.add("ab!", [101, 102, 7], found);
   assert.deepEqual(
     ledger.tokens.map(({ text, node, sources, step, index, id }) => ({ text, node, sources, step, index, id })),
     [
@@ -30,23 +23,23 @@ test("tokens go to their nodes, and the last to the target", () => {
 
 test("a step that ends inside its path has no token of the target's own", () => {
   const ledger = new Ledger();
-  ledger.add(piece("ab", [101, 102], { tree: tree([["x", -1], ["a", 0], ["b", 1]], [1, 2]) }));
+  ledger.add("ab", [101, 102], tree([["x", -1], ["a", 0], ["b", 1]], [1, 2]));
   assert.deepEqual(ledger.tokens.map((token) => token.node), [1, 2]);
 });
 
 test("half a character shows with the token that completes it", () => {
   const ledger = new Ledger();
-  ledger.add(piece("", [1]));
-  ledger.add(piece("", [101, 2], { tree: tree([["\uFFFD", -1], ["\uFFFD", 0]], [1]) }));
-  ledger.add(piece("🙂 ok", [101, 3], { tree: tree([["\uFFFD", -1], [" ok", 0]], [1]) }));
+  ledger.add("", [1], null);
+  ledger.add("", [101, 2], tree([["\uFFFD", -1], ["\uFFFD", 0]], [1]));
+  ledger.add("🙂 ok", [101, 3], tree([["\uFFFD", -1], [" ok", 0]], [1]));
   assert.deepEqual(texts(ledger), ["", "", "🙂", " ok", ""]);
 });
 
 test("text that was held back for a stop string comes to whom it belongs", () => {
   const ledger = new Ledger();
-  ledger.add(piece("", [9]));
-  ledger.add(piece("##a", [101, 8], { tree: tree([["#", -1], ["a", 0]], [1]) }));
-  ledger.add(piece("tail", []));
+  ledger.add("", [9], null);
+  ledger.add("##a", [101, 8], tree([["#", -1], ["a", 0]], [1]));
+  ledger.add("tail", [], null);
   assert.deepEqual(texts(ledger), ["##", "a", "tail"]);
 });
 
@@ -63,9 +56,9 @@ test("whatever is held back, the tokens' texts are the answer's text", () => {
       const out = next() < 0.3 ? "" : held.slice(0, Math.ceil(next() * held.length));
       held = held.slice(out.length);
       said += out;
-      ledger.add(piece(out, [...accepted, 0], { tree: tree(rows, accepted) }));
+      ledger.add(out, [...accepted, 0], tree(rows, accepted));
     }
-    ledger.add(piece(held, []));
+    ledger.add(held, [], null);
     assert.equal(texts(ledger).join(""), said + held);
   }
 });
