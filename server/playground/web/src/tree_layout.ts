@@ -12,16 +12,10 @@ export interface Place {
   outcome: Outcome;
 }
 
-export interface Layout {
-  places: Place[];
-  columns: number;
-  rows: number;
-}
-
 /**
  * The accepted path is the top row; rejected nodes are below it, likeliest first. `own`: whether the target added a token.
  */
-export function layoutTree(tree: StepTree, own: boolean): Layout {
+export function layoutTree(tree: StepTree, own: boolean): Place[] {
   const children: number[][] = tree.nodes.map(() => []);
   tree.nodes.forEach((node, i) => {
     if (i > 0) children[node.parent]?.push(i);
@@ -30,7 +24,6 @@ export function layoutTree(tree: StepTree, own: boolean): Layout {
   const end = tree.accepted.at(-1) ?? 0;
   const places: Place[] = [];
   let rows = 0;
-  let columns = 0;
 
   const rank = (a: number, b: number): number =>
     Number(accepted.has(b)) - Number(accepted.has(a)) || tree.nodes[b]!.chance - tree.nodes[a]!.chance;
@@ -39,11 +32,9 @@ export function layoutTree(tree: StepTree, own: boolean): Layout {
     const outcome = node === 0 ? "root" : accepted.has(node) ? "accepted" : "rejected";
     places.push({ node, parent: node === 0 ? null : tree.nodes[node]!.parent, x, y, outcome });
     rows = Math.max(rows, y + 1);
-    columns = Math.max(columns, x + 1);
     let first = true;
     if (own && node === end) {
       places.push({ node: null, parent: node, x: x + 1, y, outcome: "own" });
-      columns = Math.max(columns, x + 2);
       first = false;
     }
     for (const child of children[node]!.sort(rank)) {
@@ -52,5 +43,5 @@ export function layoutTree(tree: StepTree, own: boolean): Layout {
     }
   };
   place(0, 0, 0);
-  return { places, columns, rows };
+  return places;
 }

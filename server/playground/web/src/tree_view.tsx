@@ -21,10 +21,10 @@ interface Props {
 
 /** The tree of a step: the accepted path along the top, rejected branches below, the target's own token at the path's end. */
 export function TreeView({ tree, ownText, chosen, follow }: Props) {
-  const layout = layoutTree(tree, ownText !== null);
-  const width = layout.columns * COLUMN - (COLUMN - WIDTH) + 2 * PAD;
-  const height = (layout.rows - 1) * ROW + HEIGHT + 16 + 2 * PAD;
-  const where = new Map(layout.places.map((place) => [place.node, place]));
+  const places = layoutTree(tree, ownText !== null);
+  const width = Math.max(...places.map(left)) + WIDTH + PAD;
+  const height = Math.max(...places.map(top)) + HEIGHT + 16 + PAD;
+  const where = new Map(places.map((place) => [place.node, place]));
   const box = useRef<HTMLDivElement>(null);
   const at = where.get(chosen);
   useEffect(() => {
@@ -40,11 +40,11 @@ export function TreeView({ tree, ownText, chosen, follow }: Props) {
   return (
     <div ref={box} class="scroll tree" tabIndex={0} role="region" aria-label="Tree of the step">
       <svg width={width} height={height} viewBox={`0 0 ${width} ${height}`} role="img" aria-label={label}>
-        {layout.places.map((place) => {
+        {places.map((place) => {
           const parent = place.parent === null ? undefined : where.get(place.parent);
           return parent && <path key={`e${place.node}`} class={`edge ${place.outcome}`} d={edge(parent, place)} />;
         })}
-        {layout.places.map((place) => (
+        {places.map((place) => (
           <Node key={`n${place.node}`} place={place} tree={tree} ownText={ownText ?? ""} chosen={chosen} />
         ))}
       </svg>

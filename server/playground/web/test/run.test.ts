@@ -58,5 +58,5 @@ test("the best step has the most branches, then the most tokens, and is the firs
 test("the recorded step has branches and an accepted path", () => {
   assert.ok(branches(sample.tree) >= 2);
   assert.ok(sample.tree.accepted.length >= 2);
-  assert.equal(layoutTree(sample.tree, true).places.length, sample.tree.nodes.length + 1);
+  assert.equal(layoutTree(sample.tree, true).length, sample.tree.nodes.length + 1);
 });

@@ -4,7 +4,7 @@ import { layoutTree } from "../src/tree_layout";
 import { random, tree } from "./make";
 
 test("the accepted path runs along the top, and the target's own token ends it", () => {
-  const { places, columns, rows } = layoutTree(
+  const places = layoutTree(
     tree([["x", -1], ["b", 0, 0.9], ["a", 0, 0.1], ["c", 2, 0.05], ["d", 2, 0.01]], [2, 3]),
     true,
   );
@@ -12,13 +12,12 @@ test("the accepted path runs along the top, and the target's own token ends it",
   assert.deepEqual([at(0), at(2), at(3), at(null)].map((place) => [place?.x, place?.y]), [[0, 0], [1, 0], [2, 0], [3, 0]]);
   assert.deepEqual([at(null)?.parent, at(null)?.outcome], [3, "own"]);
   assert.deepEqual([at(1)?.outcome, at(4)?.outcome, at(2)?.outcome], ["rejected", "rejected", "accepted"]);
-  assert.equal(at(4)!.y > 0 && at(1)!.y > 0, true);
-  assert.deepEqual([columns, rows], [4, 3]);
+  assert.deepEqual([at(1)?.y, at(4)?.y].sort(), [1, 2]);
 });
 
 test("a tree of one node is a root, and what the target said", () => {
-  assert.deepEqual(layoutTree(tree([["x", -1]], []), true).places.map((place) => place.outcome), ["root", "own"]);
-  assert.deepEqual(layoutTree(tree([["x", -1]], []), false).places.length, 1);
+  assert.deepEqual(layoutTree(tree([["x", -1]], []), true).map((place) => place.outcome), ["root", "own"]);
+  assert.deepEqual(layoutTree(tree([["x", -1]], []), false).length, 1);
 });
 
 test("no two nodes stand in one place, children stand to the right of their parents and never above", () => {
@@ -36,12 +35,11 @@ test("no two nodes stand in one place, children stand to the right of their pare
       accepted.push(node);
     }
     const own = next() < 0.8;
-    const layout = layoutTree(tree(rows, accepted), own);
-    assert.equal(layout.places.length, rows.length + Number(own));
-    assert.equal(new Set(layout.places.map((place) => `${place.x} ${place.y}`)).size, layout.places.length);
-    const where = new Map(layout.places.map((place) => [place.node, place]));
-    for (const place of layout.places) {
-      assert.ok(place.x < layout.columns && place.y < layout.rows);
+    const places = layoutTree(tree(rows, accepted), own);
+    assert.equal(places.length, rows.length + Number(own));
+    assert.equal(new Set(places.map((place) => `${place.x} ${place.y}`)).size, places.length);
+    const where = new Map(places.map((place) => [place.node, place]));
+    for (const place of places) {
       if (place.parent === null) continue;
       const parent = where.get(place.parent)!;
       assert.equal(place.x, parent.x + 1);
