@@ -2,7 +2,7 @@ import { look as lookOf } from "./figures";
 import type { ComponentChildren } from "preact";
 import { Messages } from "./messages";
 import { Copy, narrow } from "./panel";
-import { EXAMPLES, type Form } from "./request";
+import { EXAMPLES } from "./request";
 import type { Mode } from "./run";
 import { asCurl, busy, change, compare, connection, form, generate, info, notice, stop } from "./store";
 
@@ -20,8 +20,7 @@ function run(work: () => Promise<void>): void {
 }
 
 export function FormPanel() {
-  const { kind, prompt, prefix, suffix } = form.value;
-  const fault = notice.value?.field;
+  const { kind } = form.value;
   const fillsIn = info.value?.fills_in ?? true;
   const submit = (event: Event) => {
     event.preventDefault();
@@ -45,12 +44,12 @@ export function FormPanel() {
       />
       <Examples />
       {kind === "chat" && <Messages />}
-      {kind === "raw" && <Text label="Prompt" name="prompt" rows={9} value={prompt} bad={fault === "prompt"} />}
+      {kind === "raw" && <Text label="Prompt" name="prompt" rows={9} />}
       {kind === "fill" && (
         <>
           {!fillsIn && <p class="hint">This model was not trained to fill in: it will refuse. A coder model can.</p>}
-          <Text label="Before the gap" name="prefix" rows={6} value={prefix} bad={fault === "prefix"} />
-          <Text label="After the gap" name="suffix" rows={6} value={suffix} bad={fault === "suffix"} />
+          <Text label="Before the gap" name="prefix" rows={6} />
+          <Text label="After the gap" name="suffix" rows={6} />
         </>
       )}
       {narrow.value ? (
@@ -93,7 +92,7 @@ function Settings() {
     <>
       <details>
         <summary>Predicted output{prediction && <em> set</em>}</summary>
-        <Text label="Text that the answer is likely to repeat, used as a draft" name="prediction" rows={4} value={prediction} />
+        <Text label="Text that the answer is likely to repeat, used as a draft" name="prediction" rows={4} />
       </details>
       <Segments legend="Speculation" name="mode" value={mode} options={MODES} shown onPick={(value) => change({ mode: value })} />
       <Drafters off={mode === "off"} />
@@ -181,16 +180,16 @@ function Segments<T extends string>({ legend, name, value, options, shown, onPic
 }
 
 type TextName = "prompt" | "prefix" | "suffix" | "prediction";
-function Text(props: { label: string; name: TextName; rows: number; value: string; bad?: boolean }) {
+function Text({ label, name, rows }: { label: string; name: TextName; rows: number }) {
   return (
-    <Labelled label={props.label}>
+    <Labelled label={label}>
       <textarea
-        name={props.name}
-        rows={props.rows}
+        name={name}
+        rows={rows}
         spellcheck={false}
-        aria-invalid={props.bad}
-        value={props.value}
-        onInput={(event) => change({ [props.name]: event.currentTarget.value })}
+        aria-invalid={notice.value?.field === name}
+        value={form.value[name]}
+        onInput={(event) => change({ [name]: event.currentTarget.value })}
       />
     </Labelled>
   );
@@ -214,7 +213,7 @@ function Field({ label, name, ...more }: { label: string; name: FieldName; place
         inputMode="decimal"
         autocomplete="off"
         aria-invalid={fault === name || fault === WIRE[name]}
-        value={(form.value as Form)[name]}
+        value={form.value[name]}
         onInput={(event) => change({ [name]: event.currentTarget.value.trim() })}
         {...more}
       />
