@@ -1,5 +1,4 @@
-import { type ComponentChild, Component, type FunctionComponent } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import { count, look, ms, percent, proposedBy } from "./figures";
 import { countBySource, type Step, type Token } from "./ledger";
 import { Copy, Panel } from "./panel";
@@ -108,7 +107,6 @@ function Filled({ run }: { run: Run }) {
             key={step.index}
             run={run}
             step={step}
-            text={step.tokens.map((token) => token.text).join("\0")}
             chosen={chosen !== null && tokens[chosen]?.step === step.index ? chosen : null}
           />
         ))}
@@ -117,10 +115,10 @@ function Filled({ run }: { run: Run }) {
   );
 }
 
-/** The tokens of one step. It renders again only if its text or selection changes. */
-const StepTokens = memo(function StepTokens(props: { run: Run; step: Step; text: string; chosen: number | null }) {
-  const { run, step, chosen } = props;
-  return (
+/** The tokens of one step. They are drawn again only if their text or the selection changes. */
+function StepTokens({ run, step, chosen }: { run: Run; step: Step; chosen: number | null }) {
+  const text = step.tokens.map((token) => token.text).join("\0");
+  const drawn = () => (
     <span class={chosen === null ? "step" : "step chosen"} role="presentation">
       {step.tokens.map((token) => (
         <span
@@ -138,7 +136,8 @@ const StepTokens = memo(function StepTokens(props: { run: Run; step: Step; text:
       ))}
     </span>
   );
-});
+  return useMemo(drawn, [step, text, chosen]);
+}
 
 function Legend({ tokens }: { tokens: readonly Token[] }) {
   const counts = [...countBySource(live(tokens))].sort((a, b) => b[1] - a[1]);
@@ -183,18 +182,4 @@ function move(event: KeyboardEvent, run: Run, chosen: number | null): void {
   if (goal === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
   select(run, goal);
-}
-
-/** A component that renders again only if its props change. */
-function memo<P extends object>(render: (props: P) => ComponentChild): FunctionComponent<P> {
-  class Memo extends Component<P> {
-    override shouldComponentUpdate(next: P): boolean {
-      const [a, b] = [this.props as Record<string, unknown>, next as Record<string, unknown>];
-      return Object.keys(b).some((key) => a[key] !== b[key]);
-    }
-    override render(props: P): ComponentChild {
-      return render(props);
-    }
-  }
-  return Memo as unknown as FunctionComponent<P>;
 }
