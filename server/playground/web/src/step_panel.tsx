@@ -87,7 +87,7 @@ function Tree({ step, tree, chosen, follow }: { step: Step; tree: StepTree; chos
             </thead>
             <tbody>
               {tree.nodes.map((node, i) => (
-                <tr key={i} class={tree.accepted.includes(i) ? "good" : ""}>
+                <tr key={i}>
                   <td>{i}</td>
                   <td>{node.parent < 0 ? "–" : node.parent}</td>
                   <td>
