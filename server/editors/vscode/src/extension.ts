@@ -1,8 +1,8 @@
 // Runs `specdec lsp` and provides its suggestions to VS Code.
 import * as vscode from "vscode";
-import { LanguageClient, type LanguageClientOptions, type ServerOptions, State } from "vscode-languageclient/node";
-import type { DynamicFeature, InitializeParams, InlineCompletionItem, StaticFeature } from "vscode-languageclient";
-import type { Edit, Link } from "./link.js";
+import { LanguageClient, State } from "vscode-languageclient/node";
+import type { DynamicFeature, InitializeParams, StaticFeature } from "vscode-languageclient";
+import type { Edit, Link, Suggested } from "./link.js";
 import { NextEdits } from "./next_edits.js";
 import { Provider } from "./provider.js";
 import { SECTION, STARTING, options, start } from "./settings.js";
@@ -37,7 +37,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
   const bar = new StatusBar();
   const link: Link = {
     complete: async (params, token) =>
-      client?.isRunning() ? client.sendRequest<InlineCompletionItem[]>(COMPLETE, params, token) : null,
+      client?.isRunning() ? client.sendRequest<Suggested[]>(COMPLETE, params, token) : null,
     predict: async (params, token) =>
       client?.isRunning() ? client.sendRequest<{ edits: Edit[] }>(PREDICT, params, token) : null,
     notify: (method, params) => void client?.sendNotification(method, params).catch(() => undefined),
@@ -91,15 +91,13 @@ async function stop(): Promise<void> {
 
 function begin(bar: StatusBar): void {
   bar.show({ state: "connecting", message: "", model: "", nextEdits: "" });
-  const { command, args } = start();
-  const server: ServerOptions = { command, args };
-  const clientOptions: LanguageClientOptions = { documentSelector: DOCUMENTS, initializationOptions: options() };
-  const fresh = new Client("specdec", "specdec", server, clientOptions);
+  const server = start();
+  const fresh = new Client("specdec", "specdec", server, { documentSelector: DOCUMENTS, initializationOptions: options() });
   fresh.onNotification("specdec/didChangeStatus", (status: Status) => bar.show(status));
   client = fresh;
   fresh.start().catch((error) => {
     if (client === fresh) {
-      bar.show({ state: "away", message: `${command} cannot be started (${error})`, model: "", nextEdits: "" });
+      bar.show({ state: "away", message: `${server.command} cannot be started (${error})`, model: "", nextEdits: "" });
     }
   });
 }

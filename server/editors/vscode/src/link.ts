@@ -1,10 +1,15 @@
 // The extension's interface to its language server.
 import type { CancellationToken } from "vscode";
-import type {
-  Command, InlineCompletionItem, InlineCompletionList, InlineCompletionParams, Range, VersionedTextDocumentIdentifier,
-} from "vscode-languageclient";
+import type { Command, InlineCompletionParams, Range, VersionedTextDocumentIdentifier } from "vscode-languageclient";
 
 export type PredictParams = InlineCompletionParams & { textDocument: VersionedTextDocumentIdentifier };
+
+/** A text suggested for a place. */
+export interface Suggested {
+  insertText: string;
+  range: Range;
+  command: Command;
+}
 
 /** A predicted change of a document. */
 export interface Edit {
@@ -14,9 +19,7 @@ export interface Edit {
 }
 
 export interface Link {
-  complete(
-    params: InlineCompletionParams, token: CancellationToken,
-  ): Promise<InlineCompletionItem[] | InlineCompletionList | null>;
+  complete(params: InlineCompletionParams, token: CancellationToken): Promise<Suggested[] | null>;
   predict(params: PredictParams, token: CancellationToken): Promise<{ edits: Edit[] } | null>;
   notify(method: string, params: object): void;
 }

@@ -1,5 +1,6 @@
 // The user's settings as the language server's command line and options.
 import * as vscode from "vscode";
+import type { Executable } from "vscode-languageclient/node";
 
 export const SECTION = "specdec";
 
@@ -13,12 +14,7 @@ const FILES = [["keyFile", "--key-file"], ["ca", "--ca"], ["cert", "--cert"], ["
 // Settings whose change restarts the process.
 export const STARTING = ["command", "server", "tls", ...FILES.map(([name]) => name)].map((name) => `${SECTION}.${name}`);
 
-export interface Start {
-  command: string;
-  args: string[];
-}
-
-export function start(): Start {
+export function start(): Executable {
   const settings = vscode.workspace.getConfiguration(SECTION);
   const [command = "specdec", ...args] = settings.get<string[]>("command", []);
   args.push("lsp", "--server", settings.get("server", "127.0.0.1:8400"));

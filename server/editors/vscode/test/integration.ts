@@ -4,8 +4,7 @@
 import { spawn } from "node:child_process";
 import { readFileSync } from "node:fs";
 import { StreamMessageReader, StreamMessageWriter, createProtocolConnection } from "vscode-languageserver-protocol/node";
-import type { InlineCompletionItem } from "vscode-languageclient";
-import type { Link } from "../src/link.js";
+import type { Link, Suggested } from "../src/link.js";
 import { Provider } from "../src/provider.js";
 import type { Status } from "../src/status_bar.js";
 import { Document, Position } from "./fake_vscode.js";
@@ -38,7 +37,7 @@ async function main(): Promise<void> {
 
   const link: Link = {
     predict: async () => null,
-    complete: (params, token) => connection.sendRequest<InlineCompletionItem[]>("textDocument/inlineCompletion", params, token),
+    complete: (params, token) => connection.sendRequest<Suggested[]>("textDocument/inlineCompletion", params, token),
     notify: (method, params) => void connection.sendNotification(method, params),
   };
   const provider = new Provider(link);
