@@ -187,7 +187,7 @@ local function show(buffer, items, index, client)
   hide()
   shown = { buffer = buffer, items = items, index = index, item = item, row = item.range.start.line }
   shown.column = byte_of(line, item.range.start.character, client.offset_encoding)
-  shown.text = with_line_feeds(type(item.insertText) == 'table' and item.insertText.value or item.insertText)
+  shown.text = with_line_feeds(item.insertText)
   shown.typed = ''
   if follow(buffer) then
     notify('ShowCompletion')
@@ -199,9 +199,8 @@ end
 -- Shows the answer's first item, or the one `step` further.
 local function request(kind, step)
   send(METHOD, kind, function(result, client)
-    local items = result.items or result
-    if items[1] and vim.startswith(vim.api.nvim_get_mode().mode, 'i') then
-      show(vim.api.nvim_get_current_buf(), items, (step or 0) % #items + 1, client)
+    if result[1] and vim.startswith(vim.api.nvim_get_mode().mode, 'i') then
+      show(vim.api.nvim_get_current_buf(), result, (step or 0) % #result + 1, client)
     end
   end)
 end
@@ -426,11 +425,11 @@ local function attach(options)
   })
 end
 
--- Maps `key` to `action(argument)`; the key keeps its meaning where that returns false.
-local function map(key, action, argument, modes)
+-- Maps `key` to `action`; the key keeps its meaning where that returns false.
+local function map(key, action, modes)
   if key then
     vim.keymap.set(modes or 'i', key, function()
-      return action(argument) and '' or key
+      return action() and '' or key
     end, { expr = true, desc = 'specdec' })
   end
 end
@@ -461,7 +460,7 @@ function M.setup(given)
   local function key(name, on_edit, modes)
     map(keys[name], function()
       return later(name, on_edit)
-    end, nil, modes)
+    end, modes)
   end
   key('accept', 'jump_or_take', { 'i', 'n' })
   key('accept_word')
