@@ -39,40 +39,6 @@ class PackedFiles:
     texts: list[tuple[int, ...]]  # the ids of each file's text, without what announces it
 
 
-class ContextPacker:
-    """Chooses context files by relevance and orders them independently of it, so that a client that ranks its files
-    differently at each keystroke still gets the same prompt."""
-
-    def __init__(self, text: UserText) -> None:
-        self._text = text
-
-    def pack(self, files: Sequence[tuple[ContextFile, tuple[int, ...]]], room: int, owner: str) -> PackedFiles:
-        """The files, each after the ids paired with it, at most ``room`` tokens in all.
-
-        Files with the highest score come first, then the newest, then the last listed. The first file that does not fit
-        is truncated after a line, and the remaining files are left out.
-        """
-        order = sorted(range(len(files)), key=lambda i: (files[i][0].score, files[i][0].time_ms, i), reverse=True)
-        chosen: list[tuple[tuple[str, int], tuple[int, ...], int]] = []
-        for i in order:
-            file, opening = files[i]
-            ids = opening + self._ids(file, room, owner)
-            fits = len(ids) <= room
-            if not fits:
-                ids = ids[: self._text.line_end(ids, len(opening), room)] if room >= SMALLEST_PART else ()
-            if len(ids) > len(opening):
-                chosen.append(((file.name, zlib.crc32(file.text.encode("utf-8", "surrogatepass"))), ids, len(opening)))
-                room -= len(ids)
-            if not fits:
-                break
-        chosen.sort()
-        return PackedFiles([token for _, ids, _ in chosen for token in ids], [ids[at:] for _, ids, at in chosen])
-
-    def _ids(self, file: ContextFile, room: int, owner: str) -> tuple[int, ...]:
-        shown = file.text[: max(1, room) * CHARACTERS_PER_TOKEN]
-        return self._text.encode(shown if shown.endswith("\n") else shown + "\n", owner)
-
-
 @dataclass(frozen=True, slots=True)
 class PackedPrompt:
     """A prompt that asks to fill a gap, or for the next edit."""
@@ -131,7 +97,6 @@ class PromptPacker:
         self._prefix_only = FimTokens.prefix_only(tokenizer)
         self.max_context = max_context  # tokens
         self._text = UserText(tokenizer, self._tokens.names | self._prefix_only.names)
-        self._context = ContextPacker(self._text)
 
     @property
     def fills_in(self) -> bool:
@@ -147,7 +112,7 @@ class PromptPacker:
     ) -> PackedFiles:
         """Context files, each after ``mark`` and a line with its name, at most ``room`` tokens in all."""
         opened = [(file, (*mark, *self._text.encode(file.name + "\n", owner))) for file in files if file.text.strip()]
-        return self._context.pack(opened, room, owner)
+        return self._pack_opened(opened, room, owner)
 
     def omitted(self, gap: Gap, packed: PackedPrompt) -> tuple[int, ...]:
         """As `Request.omitted`: what the prompt does not show of ``gap``."""
@@ -221,8 +186,31 @@ class PromptPacker:
         if not tokens.fills_in:
             spare += room // 4
         files = [(file, self._opening(file.name, gap, tokens, owner)) for file in gap.files if file.text.strip()]
-        context = self._context.pack(files, room // 4 + spare, owner)
-        return suffix, context
+        return suffix, self._pack_opened(files, room // 4 + spare, owner)
+
+    def _pack_opened(self, files: Sequence[tuple[ContextFile, tuple[int, ...]]], room: int, owner: str) -> PackedFiles:
+        """The files, each after the ids paired with it, at most ``room`` tokens in all.
+
+        Files with the highest score are chosen first, then the newest, then the last listed. The first file that does
+        not fit is truncated after a line, and the remaining files are left out. Their order is independent of that, so
+        that a client that ranks its files differently at each keystroke still gets the same prompt.
+        """
+        order = sorted(range(len(files)), key=lambda i: (files[i][0].score, files[i][0].time_ms, i), reverse=True)
+        chosen: list[tuple[tuple[str, int], tuple[int, ...], int]] = []
+        for i in order:
+            file, opening = files[i]
+            shown = file.text[: max(1, room) * CHARACTERS_PER_TOKEN]
+            ids = opening + self._text.encode(shown if shown.endswith("\n") else shown + "\n", owner)
+            fits = len(ids) <= room
+            if not fits:
+                ids = ids[: self._text.line_end(ids, len(opening), room)] if room >= SMALLEST_PART else ()
+            if len(ids) > len(opening):
+                chosen.append(((file.name, zlib.crc32(file.text.encode("utf-8", "surrogatepass"))), ids, len(opening)))
+                room -= len(ids)
+            if not fits:
+                break
+        chosen.sort()
+        return PackedFiles([token for _, ids, _ in chosen for token in ids], [ids[at:] for _, ids, at in chosen])
 
     def _suffix(self, suffix: str, room: int, owner: str) -> list[int]:
         """The suffix's first tokens; truncated after a line."""
