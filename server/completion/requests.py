@@ -159,14 +159,9 @@ class RequestMaker:
             FimNotSupportedError: the model cannot fill in.
             EngineDeadError: it is not loaded yet.
         """
-        gap, budget = (
-            Gap(prefix, suffix, head_from=len(prefix)),
-            self.packer.budget(self.packer.max_context, max_tokens),
-        )
-        principal = current_caller()
-        if ttft_ms is None:
-            return await self._pack(gap, FillMode.MIDDLE, budget, principal.tenant, heal=False)
-        return await self._pack(gap, FillMode.MIDDLE, budget, principal.scoped(salt), heal=False, ttft_ms=ttft_ms)
+        gap = Gap(prefix, suffix, head_from=len(prefix))
+        budget, owner = self.packer.budget(self.packer.max_context, max_tokens), current_caller().scoped(salt)
+        return await self._pack(gap, FillMode.MIDDLE, budget, owner, heal=False, ttft_ms=ttft_ms)
 
     async def pack(self, gap: Gap, options: CompletionOptions, principal: Principal) -> PackedPrompt:
         """The prompt for ``gap``; long texts are encoded in a thread.
