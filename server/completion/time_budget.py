@@ -44,17 +44,12 @@ class ComputedPrompts:
 
     def __init__(self) -> None:
         self._by_owner: OrderedDict[str, OrderedDict[tuple[int, ...], None]] = OrderedDict()
-        self._n_tokens = 0
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of all prompts, at most `MOST_TOKENS`."""
-        return self._n_tokens
+        self.n_tokens = 0  # of all prompts, at most `MOST_TOKENS`
 
     def add(self, owner: str, ids: tuple[int, ...]) -> None:
         """Add a prompt that was computed. It replaces the ones that it continues, and the last, partial page of others
         with the same whole pages: the cache keeps one behind each page."""
-        prompts = self._take(owner)
+        prompts = self.forget(owner)
         for old in list(prompts):
             whole = len(old) // PAGE_SIZE * PAGE_SIZE
             if ids[:whole] == old[:whole]:
@@ -65,17 +60,14 @@ class ComputedPrompts:
         while len(prompts) > PROMPTS_PER_OWNER or (prompts and _total(prompts) > MOST_TOKENS):
             prompts.popitem(last=False)
         self._by_owner[owner] = prompts
-        self._n_tokens += _total(prompts)
-        while self._n_tokens > MOST_TOKENS:
+        self.n_tokens += _total(prompts)
+        while self.n_tokens > MOST_TOKENS:
             self.forget(next(iter(self._by_owner)))
 
-    def forget(self, owner: str) -> None:
-        """Drop the prompts of an owner: the cache has lost some."""
-        self._take(owner)
-
-    def _take(self, owner: str) -> OrderedDict[tuple[int, ...], None]:
+    def forget(self, owner: str) -> OrderedDict[tuple[int, ...], None]:
+        """Drop the prompts of an owner, and return them."""
         prompts = self._by_owner.pop(owner, OrderedDict())
-        self._n_tokens -= _total(prompts)
+        self.n_tokens -= _total(prompts)
         return prompts
 
     def of(self, owner: str) -> tuple[tuple[int, ...], ...]:
