@@ -259,7 +259,7 @@ class EditPrompt:
         files = self._packer.pack_files(self.place.files, mark, max(0, room), owner)
         lines = self._packer.omitted_lines(self.place.files, files.texts)
         omitted = (0, 0, lines, len(self.place.recent) - len(recent))
-        return PackedPrompt((*begin, *head, *files.ids, *tail), fills_in=True, ends=(), omitted=omitted)
+        return PackedPrompt((*begin, *head, *files.ids, *tail), omitted=omitted)
 
     def _encode(self, pieces: Sequence[Piece], owner: str) -> tuple[int, ...]:
         ids: list[int] = []

@@ -44,8 +44,7 @@ class PackedPrompt:
     """A prompt that asks to fill a gap, or for the next edit."""
 
     ids: tuple[int, ...]
-    fills_in: bool  # whether the text after the gap is part of it
-    ends: tuple[int, ...]  # token ids that end the filling
+    ends: tuple[int, ...] = ()  # token ids that end the filling
     healing_prefix: str = ""  # the word that the gap is in: left out of ``ids``, the filling begins with it
     n_healing_tokens: int = 0  # tokens of ``healing_prefix`` by itself, which are decoded before the first new text
     omitted: tuple[int, ...] | None = None  # as in `Request`
@@ -170,9 +169,7 @@ class PromptPacker:
         ids = self._layout(tokens, frame, context.ids, above, suffix, head)
         n_healing_tokens = len(self._text.encode(parts.healing_prefix, owner)) if parts.healing_prefix else 0
         shown = ([*above, *head], suffix, context.texts)
-        return PackedPrompt(
-            tuple(ids), tokens.fills_in, tokens.ends, parts.healing_prefix, n_healing_tokens, shown=shown
-        )
+        return PackedPrompt(tuple(ids), tokens.ends, parts.healing_prefix, n_healing_tokens, shown=shown)
 
     def _beside(
         self, gap: Gap, tokens: FimTokens, parts: PrefixParts, room: int, owner: str

@@ -174,7 +174,7 @@ async def _prompt(
     if not ids and not violations.found:
         problem = "must hold at least one token" if which else "one of text, token_ids, chat and fim is needed"
         violations.found.append(FieldViolation("prompt", problem))
-    return PackedPrompt(tuple(ids), fills_in=False, ends=())
+    return PackedPrompt(tuple(ids))
 
 
 async def read_prediction(

@@ -52,7 +52,7 @@ class Fim:
         return 64
 
     def pack(self, gap: Gap, mode: FillMode, budget: int, owner: str = "", *, heal: bool = True) -> PackedPrompt:
-        return PackedPrompt((1, *gap.prefix.encode(), 2, *gap.suffix.encode(), 3), True, (7,))
+        return PackedPrompt((1, *gap.prefix.encode(), 2, *gap.suffix.encode(), 3), (7,))
 
 
 class Told(FakeTokenizer):
