@@ -32,7 +32,7 @@ from specdec.models.resolve import load_tokenizer
 from tools.markdown import REPOSITORY
 
 PACKAGES = ("specdec", "draft", "verify_kernels", "server", "bench", "cluster")
-SOURCES = (".py", ".cpp", ".h", ".proto", ".ts", ".tsx", ".lua", ".css", ".mjs")
+SOURCES = (".py", ".cpp", ".h", ".proto", ".ts", ".tsx", ".lua", ".css")
 ELSEWHERE = ("tests/", "docs/", "examples/", "server/playground/static/")
 MODEL = "smollm2-135m"
 PROMPT = "Once upon a time there was a small engine"

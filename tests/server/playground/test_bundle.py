@@ -37,7 +37,7 @@ def test_every_package_is_pinned() -> None:
 @pytest.mark.node
 @needs_npm
 def test_the_served_files_match_the_build_of_the_sources(web: Path, tmp_path: Path) -> None:
-    npm(web, "run", "build", "--", str(tmp_path / "static"))
+    npm(web, "run", "build", "--", f"--outdir={tmp_path / 'static'}")
     built = {path.name: path.read_bytes() for path in (tmp_path / "static").iterdir()}
     assert built == {path.name: path.read_bytes() for path in STATIC.iterdir()}, "run: npm run build"
 
