@@ -257,8 +257,8 @@ class EditorSession:
         if run is not None and (typed := run.typed_for(gap, options)) is not None and await run.goes_on_with(typed):
             rules = gap_rules(gap, options) if typed else None
             return Suggestion(suggestion_id, run, len(typed), rules, Origin.CONTINUED)
-        draft = self._draft(gap)
         self.stop()
+        draft = self._draft(gap)
         request = await self._maker.make(gap, options, principal, suggestion_id, draft)
         check(request)
         self._run = GenerationRun(gap, options, self._runs.start(principal, request, supersedes_key))
@@ -297,8 +297,6 @@ class EditorSession:
     def _draft(self, gap: Gap) -> str:
         """The rest of the last suggestion, as far as it is likely here."""
         prefix, text = self._former
-        if self._run is not None and self._run.text:
-            prefix, text = self._run.gap.prefix, self._run.text
         change = len(gap.prefix) - len(prefix)
         if not text or abs(change) > LARGEST_CHANGE:
             return ""

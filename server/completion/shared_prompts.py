@@ -23,26 +23,20 @@ class CompletionRun:
     """An admitted request: its events, the text and end of sample 0, and the state of its prompt. Call `leave` after
     reading."""
 
-    text: str  # of sample 0, as far as it was read
-    has_tokens: bool  # of any sample, as far as they were read
-    finished: Finished | None  # of sample 0
-    source: RequestStream
-    owner: str  # the caller's scope of the prefix cache, also where an experiment's arm sets another salt
-    until_s: float  # when its deadline or time limit ends it, in seconds of the event loop's clock, or infinity
-    is_computed: asyncio.Event  # the prompt, or the request has ended
-    cached_tokens: int | None  # of the prompt, once it is scheduled
-    submitted_s: float  # monotonic seconds when the engine got it
-    ttft_ms: float | None  # from then until the prompt is computed; infinite if no token was asked for
-
     def __init__(
         self, source: RequestStream, owner: str, until_s: float, on_computed: Callable[[CompletionRun], None]
     ) -> None:
         """on_computed: called once the prompt is computed or the request has ended, however slow the reader is."""
-        self.text, self.has_tokens, self.finished = "", False, None
-        self.source, self.owner, self.until_s = source, owner, until_s
-        self.is_computed = asyncio.Event()
-        self.cached_tokens = self.ttft_ms = None
-        self.submitted_s = time.monotonic()
+        self.text = ""  # of sample 0, as far as it was read
+        self.has_tokens = False  # of any sample, as far as they were read
+        self.finished: Finished | None = None  # of sample 0
+        self.source = source
+        self.owner = owner  # the caller's scope of the prefix cache, also where an experiment's arm sets another salt
+        self.until_s = until_s  # when its deadline or time limit ends it, by the event loop's clock, or infinity
+        self.is_computed = asyncio.Event()  # the prompt, or the request has ended
+        self.cached_tokens: int | None = None  # of the prompt, once it is scheduled
+        self.submitted_s = time.monotonic()  # when the engine got it
+        self.ttft_ms: float | None = None  # from then until the prompt is computed; infinite if no token is asked for
         self._on_computed = on_computed
         source.watcher = self._saw
 
