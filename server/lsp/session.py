@@ -81,7 +81,6 @@ Show = Callable[[str], None]
 
 
 class LinkState(StrEnum):
-    CONNECTING = "connecting"
     READY = "ready"
     BUSY = "busy"  # ready, and a request runs
     AWAY = "away"
