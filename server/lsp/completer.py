@@ -37,7 +37,7 @@ class _Given:
 
     def __init__(self, text: str, lead: int) -> None:
         self.text, self.lead = text, lead
-        self.shown = self.partly_taken = self.closed = False
+        self.shown = self.partly_taken = False
 
 
 class Outcomes:
@@ -45,7 +45,7 @@ class Outcomes:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self._given: OrderedDict[str, _Given] = OrderedDict()
+        self._given: OrderedDict[str, _Given] = OrderedDict()  # neither accepted nor dismissed
         self._unreported: asyncio.Queue[tuple[str, Outcome]] = asyncio.Queue(_MAX_UNREPORTED)
 
     async def run(self) -> None:
@@ -67,20 +67,18 @@ class Outcomes:
 
     def shown(self, suggestion_id: str) -> None:
         found = self._given.get(suggestion_id)
-        if found is not None and not found.shown and not found.closed:
+        if found is not None and not found.shown:
             found.shown = True
             self._queue(suggestion_id, "shown")
 
     def accepted(self, suggestion_id: str) -> None:
-        found = self._given.get(suggestion_id)
-        if found is not None and not found.closed:
-            found.closed = True
+        if self._given.pop(suggestion_id, None) is not None:
             self._queue(suggestion_id, "accepted")
 
     def partly_accepted(self, suggestion_id: str, length: int) -> None:
         """The user accepted its first ``length`` UTF-16 units."""
         found = self._given.get(suggestion_id)
-        if found is None or found.closed:
+        if found is None:
             return
         end = OffsetUnit.UTF16.place_in(found.text, length)
         if end >= len(found.text):
@@ -91,11 +89,9 @@ class Outcomes:
 
     def dismissed(self, suggestion_id: str) -> None:
         """The user rejected it, or the rest of it."""
-        found = self._given.get(suggestion_id)
-        if found is not None and not found.closed:
-            found.closed = True
-            if not found.partly_taken:
-                self._queue(suggestion_id, "rejected")
+        found = self._given.pop(suggestion_id, None)
+        if found is not None and not found.partly_taken:
+            self._queue(suggestion_id, "rejected")
 
     def _queue(self, suggestion_id: str, outcome: Outcome) -> None:
         if not self._unreported.full():
