@@ -13,14 +13,11 @@ export class ApiError extends Error {
   }
 }
 
-function headers(key: string): Record<string, string> {
-  return key ? { authorization: `Bearer ${key}` } : {};
-}
-
 async function call(path: string, key: string, init: RequestInit = {}): Promise<Response> {
+  const headers = { ...(key && { authorization: `Bearer ${key}` }), ...init.headers };
   let response: Response;
   try {
-    response = await fetch(path, { ...init, headers: { ...headers(key), ...init.headers }, cache: "no-store" });
+    response = await fetch(path, { ...init, headers, cache: "no-store" });
   } catch (error) {
     if (init.signal?.aborted) throw error;
     throw new ApiError(0, "The server does not answer.");

@@ -46,13 +46,8 @@ export function Bars({ bars, slots, ...frame }: { bars: Bar[]; slots: number } &
   );
 }
 
-export interface Line {
-  values: number[];
-  look: string;
-}
-
 /** Lines over a common, evenly spaced axis. */
-export function Lines({ lines, ...frame }: { lines: Line[] } & Omit<Frame, "top">) {
+export function Lines({ lines, ...frame }: { lines: { values: number[]; look: string }[] } & Omit<Frame, "top">) {
   const top = niceCeiling(Math.max(...lines.flatMap((line) => line.values)));
   const longest = Math.max(2, ...lines.map((line) => line.values.length));
   return (

@@ -105,13 +105,8 @@ export function emptyForm(): Form {
   };
 }
 
-export interface Fault {
-  field: keyof Form;
-  message: string;
-}
-
 /** The first invalid field of the form. */
-export function faultOf(form: Form): Fault | null {
+export function faultOf(form: Form): { field: keyof Form; message: string } | null {
   if (form.kind === "raw" && form.prompt === "") return { field: "prompt", message: "Write a prompt first." };
   if (form.kind === "fill" && form.suffix === "")
     return { field: "suffix", message: "Write the text after the gap; without it, use Completion." };
