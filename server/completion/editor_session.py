@@ -28,8 +28,8 @@ class GenerationRun:
 
     def __init__(self, gap: Gap, options: CompletionOptions, run: CompletionRun) -> None:
         self.gap, self.options, self._run = gap, options, run
-        self._error: RequestError | None = None
-        self._ended = False
+        self.ended = False  # whether the text is complete
+        self.error: RequestError | None = None  # that ended it
         self._cut: tuple[int, FinishReason] | None = None
         self._cut_for = 0  # length of what was typed when it was cut
         self._wake = asyncio.Event()
@@ -39,16 +39,6 @@ class GenerationRun:
     def text(self) -> str:
         """The text that may be suggested."""
         return self._run.text if self._cut is None else self._run.text[: self._cut[0]]
-
-    @property
-    def ended(self) -> bool:
-        """Whether the text is complete."""
-        return self._cut is not None or self._ended
-
-    @property
-    def error(self) -> RequestError | None:
-        """The error that ended it, if any."""
-        return None if self._cut is not None else self._error
 
     @property
     def finished(self) -> Finished | None:
@@ -105,7 +95,7 @@ class GenerationRun:
     def cut(self, place: int, reason: FinishReason, typed: int) -> None:
         """End the text at offset ``place``, because of a rule of the gap after ``typed`` characters, and leave the
         run."""
-        self._cut, self._cut_for = (place, reason), typed
+        self._cut, self._cut_for, self.error = (place, reason), typed, None
         self.leave()
 
     def leave(self) -> None:
@@ -118,7 +108,7 @@ class GenerationRun:
             async for _ in self._run.read():
                 self._notify()
         except RequestError as error:
-            self._error = error
+            self.error = error
         finally:
             self._end()
 
@@ -127,7 +117,7 @@ class GenerationRun:
         wake.set()
 
     def _end(self) -> None:
-        self._ended = True
+        self.ended = True
         self._run.leave()
         self._notify()
 
