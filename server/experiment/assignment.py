@@ -1,9 +1,9 @@
-"""Assignment of arms: by bucket of a key, by block of time, or in a balanced order."""
+"""Assignment of arms: by bucket of a key, or in a balanced order."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import accumulate
 
@@ -41,36 +41,3 @@ class Split:
 def balanced_order(salt: str, what: str, number: int) -> int:
     """0 or 1: random for each even number; the following odd number gets the opposite."""
     return (digest(salt, f"{what}/{number // 2}")[0] & 1) ^ (number & 1)
-
-
-class TimeBlocks:
-    """Blocks of a switchback, ``block_s`` seconds each. ``arm_of`` maps a block's number to its arm; it is predictable
-    only with the salt, and stable across restarts. Requests within ``washout_s`` of a block's begin run beside those
-    of the block before, and are not analysed."""
-
-    def __init__(self, block_s: float, washout_s: float, arm_of: Callable[[int], str]) -> None:
-        self.arm_of = arm_of
-        self._block_s, self._washout_s = block_s, washout_s
-
-    def at(self, seconds: float) -> int:
-        """The block at a time."""
-        return int(seconds // self._block_s)
-
-    def begin_of(self, block: int) -> float:
-        return block * self._block_s
-
-    def is_washed_out(self, seconds: float, settled_s: float = 0.0) -> bool:
-        """Whether a request at this time is not analysed. settled_s: when the engine was ready for the block."""
-        return seconds - max(self.begin_of(self.at(seconds)), settled_s) < self._washout_s
-
-
-def random_arms(salt: str, arms: Iterable[str]) -> Callable[[int], str]:
-    """The arm of each block by the bucket of ``block:NUMBER``, with equal chances."""
-    split = Split(dict.fromkeys(arms, 1.0))
-
-    def arm_of(block: int) -> str:
-        arm = split.arm(bucket(salt, f"block:{block}"))
-        assert arm is not None  # share is 1
-        return arm
-
-    return arm_of

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from server.auth.principal import Principal
 from server.engine_client import EngineClient
 from server.errors import DraftNotSwappedError, SwapUnderWayError
-from server.experiment.assignment import BUCKETS, Split, TimeBlocks, digest
+from server.experiment.assignment import BUCKETS, Split, bucket, digest
 from server.experiment.config import Unit
 from server.experiment.live.plan import EngineSettings
 from server.experiment.records import NO_BLOCK, Choice
@@ -67,29 +67,55 @@ class KeyChooser:
 
 
 class BlockChooser:
-    """Mode `switchback`: the arm of the current block. With ``waits_for_engine``, requests are marked `warm_up` until
-    the engine is switched for the block."""
+    """Mode `switchback`: all requests of a block of ``block_s`` seconds have one arm, by the bucket of
+    ``block:NUMBER``, with equal chances. It is predictable only with the salt, and stable across restarts.
 
-    def __init__(self, blocks: TimeBlocks, now: Callable[[], float], *, waits_for_engine: bool = False) -> None:
-        self.blocks = blocks
+    Requests within ``washout_s`` of a block's begin run beside those of the block before and are marked `warm_up`. With
+    ``waits_for_engine``, so are all until ``washout_s`` after the engine is switched for the block. ``now`` is Unix
+    time.
+    """
+
+    def __init__(
+        self,
+        salt: str,
+        arms: Iterable[str],
+        block_s: float,
+        washout_s: float,
+        now: Callable[[], float],
+        *,
+        waits_for_engine: bool = False,
+    ) -> None:
+        self._salt, self._split = salt, Split(dict.fromkeys(arms, 1.0))
+        self._block_s, self._washout_s = block_s, washout_s
         self._now, self._waits = now, waits_for_engine
-        self._enter(NO_BLOCK, "")
+        self._settled_block, self._settled_s = NO_BLOCK, 0.0
 
-    def settled(self, block: int, now: float) -> None:
-        """The engine is ready for ``block`` since ``now``."""
-        self._enter(block, self.blocks.arm_of(block))
-        self._settled_s = now
+    @property
+    def block(self) -> int:
+        """The current block."""
+        return int(self._now() // self._block_s)
+
+    def left_s(self, block: int) -> float:
+        """Seconds until the end of a block."""
+        return max(0.0, (block + 1) * self._block_s - self._now())
+
+    def arm_of(self, block: int) -> str:
+        """The arm of a block."""
+        arm = self._split.arm(bucket(self._salt, f"block:{block}"))
+        assert arm is not None  # every bucket takes part
+        return arm
+
+    def settled(self, block: int) -> None:
+        """The engine is ready for ``block`` from now on."""
+        self._settled_block, self._settled_s = block, self._now()
 
     def choose(self, principal: Principal, request: Request) -> Choice | None:
         now = self._now()
-        block = self.blocks.at(now)
-        if block != self._block:
-            self._enter(block, self.blocks.arm_of(block))
-        return Choice(self._arm, block=block, warm_up=self.blocks.is_washed_out(now, self._settled_s))
-
-    def _enter(self, block: int, arm: str) -> None:
-        self._block, self._arm = block, arm
-        self._settled_s = math.inf if self._waits else 0.0
+        block = int(now // self._block_s)
+        begun_s = block * self._block_s
+        if self._waits:
+            begun_s = self._settled_s if block == self._settled_block else math.inf
+        return Choice(self.arm_of(block), block=block, warm_up=now - begun_s < self._washout_s)
 
 
 _RETRY_S = 0.5  # between attempts while the engine restarts or an operator's draft model loads
@@ -99,7 +125,7 @@ class EngineSwitch:
     """Switches the engine at the beginning of each block. `stop` restores the original draft model
     if the arms name one. If a switch fails, ``on_error`` is called once and the engine stays as it is.
 
-    Belongs to one event loop. ``now`` is Unix time, as in ``chooser``.
+    Belongs to one event loop.
     """
 
     def __init__(
@@ -107,11 +133,9 @@ class EngineSwitch:
         client: EngineClient,
         settings: Mapping[str, EngineSettings],
         chooser: BlockChooser,
-        now: Callable[[], float],
         on_error: Callable[[str], None],
     ) -> None:
-        self._client, self._settings, self._chooser = client, settings, chooser
-        self._now, self._on_error = now, on_error
+        self._client, self._settings, self._chooser, self._on_error = client, settings, chooser, on_error
         self._before: tuple[str | None, WeightDtype | None] = client.draft_setting
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -144,20 +168,20 @@ class EngineSwitch:
             self._task.cancel()
 
     async def _run(self) -> None:
-        blocks = self._chooser.blocks
+        chooser = self._chooser
         while not self._stopping.is_set():
-            block = blocks.at(self._now())
+            block = chooser.block
             try:
-                await self._apply(self._settings[blocks.arm_of(block)])
+                await self._apply(self._settings[chooser.arm_of(block)])
             except (EngineDeadError, SwapUnderWayError):
                 await self._pause(_RETRY_S)
                 continue
             except RequestError as error:
                 self._on_error(f"the engine cannot be switched: {error}")
                 return
-            if blocks.at(self._now()) == block:  # false if the switch took longer than the block
-                self._chooser.settled(block, self._now())
-                await self._pause(max(0.0, blocks.begin_of(block + 1) - self._now()))
+            if chooser.block == block:  # false if the switch took longer than the block
+                chooser.settled(block)
+                await self._pause(chooser.left_s(block))
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -14,7 +14,6 @@ from server.admission import Submit
 from server.auth.principal import Principal
 from server.engine_client import EngineClient
 from server.errors import FileErrors, RateLimitedError
-from server.experiment.assignment import TimeBlocks, random_arms
 from server.experiment.folder import State
 from server.experiment.live.choosing import BlockChooser, EngineSwitch, KeyChooser
 from server.experiment.live.plan import LivePlan
@@ -171,11 +170,13 @@ class RunningExperiment:
         config, salt = self.plan.config, self.plan.salt
         assignment = config.assignment
         if assignment.mode == "switchback":
-            blocks = TimeBlocks(assignment.block_s, assignment.washout_s, random_arms(salt, config.arms))
-            chooser = BlockChooser(blocks, self._clock.now, waits_for_engine=self.plan.switches_engine)
+            chooser = BlockChooser(
+                salt, config.arms, assignment.block_s, assignment.washout_s, self._clock.now,
+                waits_for_engine=self.plan.switches_engine,
+            )  # fmt: skip
             if self.plan.switches_engine:
                 self._switch = EngineSwitch(
-                    self._client, self.plan.settings, chooser, self._clock.now, lambda why: self._end("failed", why)
+                    self._client, self.plan.settings, chooser, lambda why: self._end("failed", why)
                 )
             return chooser
         weights = {name: arm.weight for name, arm in config.arms.items()}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from server.auth.principal import ANYBODY, Principal
 from server.engine_client import EngineClient
 from server.errors import SwapUnderWayError
-from server.experiment.assignment import TimeBlocks, bucket, digest, random_arms
+from server.experiment.assignment import bucket, digest
 from server.experiment.config import Unit
 from server.experiment.live.choosing import BlockChooser, EngineSwitch, KeyChooser, unit_key
 from server.experiment.live.plan import EngineSettings
@@ -33,8 +33,7 @@ def request(number: int = 0, session: str = "", prompt: tuple[int, ...] = (1, 2)
 
 
 def chooser(block_s: float, washout_s: float, now: Callable[[], float], **options: bool) -> BlockChooser:
-    blocks = TimeBlocks(block_s, washout_s, random_arms("salt", ("a", "b")))
-    return BlockChooser(blocks, now, **options)
+    return BlockChooser("salt", ("a", "b"), block_s, washout_s, now, **options)
 
 
 @pytest.mark.parametrize("unit", ["session", "user", "prompt"])
@@ -120,12 +119,13 @@ def test_a_block_whose_engine_is_not_ready_is_washed_out() -> None:
         return choice.warm_up
 
     assert washes(105.0)
-    blocks.settled(10, 105.0)
+    blocks.settled(10)
     assert washes(106.9)
     assert not washes(107.1)
     assert washes(110.0)  # the next block waits for its own
     assert washes(119.0)
-    blocks.settled(12, 120.0)
+    time[0] = 120.0
+    blocks.settled(12)
     assert washes(121.0)
     assert not washes(122.5)
 
@@ -152,7 +152,7 @@ async def test_a_switch_waits_until_an_operators_draft_is_loaded() -> None:
     client, failures = LoadingClient(), list[str]()
     arm = EngineSettings(frozenset({"draft"}), "small")
     blocks = chooser(3600.0, 0.0, lambda: 0.0, waits_for_engine=True)
-    switch = EngineSwitch(cast(EngineClient, client), {"a": arm, "b": arm}, blocks, lambda: 0.0, failures.append)
+    switch = EngineSwitch(cast(EngineClient, client), {"a": arm, "b": arm}, blocks, failures.append)
     switch.start()
     async with asyncio.timeout(60):
         await client.refused.wait()
