@@ -560,7 +560,7 @@ class EngineInfo:
     head_acceptance: tuple[float, ...] = ()  # by position from 1, as its publisher measured it; empty: unknown
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServerLoad:
     """How busy an engine is, as its server tells clients. Counts are totals since the engine's start unless said
     otherwise."""
@@ -586,7 +586,7 @@ class ServerLoad:
         return self.prefix_hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineLoad(ServerLoad):
     """The same with what a server's metrics are made of, and the expected times of prompts."""
 
@@ -597,8 +597,9 @@ class EngineLoad(ServerLoad):
     verify_ms: float = 0.0
     commit_ms: float = 0.0
     step_sequences: int = 0
-    steps_by_sequences: tuple[int, ...] = ()  # by k: steps of more than 2^(k-1) and at most 2^k sequences
-    steps_by_rows: tuple[int, ...] = ()  # the same by rows
+    # By k: steps of more than 2^(k-1) and at most 2^k sequences, and the same by rows
+    steps_by_sequences: list[int] = field(default_factory=list)
+    steps_by_rows: list[int] = field(default_factory=list)
     # By k: expected milliseconds of a forward of 4^k prompt tokens that runs alone; empty: unknown
     prompt_ms: tuple[float, ...] = ()
     disk_bytes: int = 0  # now, of the prefix cache's files

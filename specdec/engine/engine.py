@@ -23,7 +23,7 @@ from specdec.engine.requests import RequestTable
 from specdec.engine.scheduler import Scheduler, SchedulerLimits
 from specdec.engine.speculation import EngineParts, LoadedDraft, Speculation
 from specdec.engine.step import Step, StepResult
-from specdec.engine.totals import StepTotals, Throughput
+from specdec.engine.totals import Throughput, count_step
 from specdec.engine.validation import check_requests
 from specdec.engine.verify import Verifier
 from specdec.errors import DuplicateRequestError, RequestError, StageError
@@ -60,7 +60,7 @@ class Engine:
         self._grammars = parts.grammars or GrammarCompiler(parts.tokenizer, parts.info.vocab_size)
         self._preparation = RequestPreparation(self._grammars, parts.max_queued_requests)
         self._requests = RequestTable()
-        self._throughput, self._totals = Throughput(), StepTotals()
+        self._throughput, self._totals = Throughput(), EngineLoad()
         self._step = self._new_step()
         self.last_step: StepResult | None = None
 
@@ -189,7 +189,7 @@ class Engine:
         if self._requests.live:
             result = self._step.run()
             self.last_step = result
-            self._totals.add(result)
+            count_step(self._totals, result)
             self._report(result)
         if not self._requests.live:
             self._step.flush()
@@ -217,7 +217,11 @@ class Engine:
 
     def load(self) -> EngineLoad:
         """The engine's present load."""
-        load = EngineLoad(
+        totals = self._totals
+        load = replace(
+            totals,
+            steps_by_sequences=totals.steps_by_sequences.copy(),
+            steps_by_rows=totals.steps_by_rows.copy(),
             running_requests=len({s.request.request_id for s in self._scheduler.running}),
             waiting_requests=self._scheduler.n_waiting_requests + len(self._preparation.waiting),
             free_pages=self._kv.n_free,
@@ -232,8 +236,8 @@ class Engine:
             disk.set_idle(not self._requests.live)  # a refused request ran no step
             load = disk.added_to(load)
         elif self._parts.config.kv_disk_bytes:
-            load = dataclasses.replace(load, disk_pages_missed={"off": 1})
-        return self._totals.added_to(load)
+            load.disk_pages_missed = {"off": 1}
+        return load
 
     def flush_cache(self) -> int:
         """Evict the cached pages that no running request uses, and erase those on disk; returns how many were

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 from specdec.core.types import EngineLoad
 from specdec.engine.step import StepResult
@@ -49,41 +47,18 @@ def count_power(counts: list[int], value: int) -> None:
     counts[power] += 1
 
 
-@dataclass(slots=True)
-class StepTotals:
-    """Sums over steps that computed anything; names as in `EngineLoad`."""
-
-    steps: int = 0
-    drafting_steps: int = 0
-    step_rows: int = 0
-    draft_rows: int = 0
-    plan_ms: float = 0.0
-    draft_ms: float = 0.0
-    verify_ms: float = 0.0
-    commit_ms: float = 0.0
-    step_sequences: int = 0
-    steps_by_sequences: list[int] = field(default_factory=list)
-    steps_by_rows: list[int] = field(default_factory=list)
-
-    def add(self, result: StepResult) -> None:
-        """Count a step."""
-        if not result.times.rows:
-            return
-        self.steps += 1
-        self.drafting_steps += result.times.draft_rows > 0
-        self.step_rows += result.times.rows
-        self.draft_rows += result.times.draft_rows
-        self.plan_ms += result.plan_ms
-        self.draft_ms += result.draft_ms
-        self.verify_ms += result.verify_ms
-        self.commit_ms += result.commit_ms
-        self.step_sequences += result.sequences
-        count_power(self.steps_by_sequences, result.sequences)
-        count_power(self.steps_by_rows, result.times.rows)
-
-    def added_to(self, load: EngineLoad) -> EngineLoad:
-        """``load`` with these sums."""
-        sums: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("steps_by_sequences", "steps_by_rows"):
-            sums[name] = tuple(sums[name])
-        return replace(load, **sums)
+def count_step(totals: EngineLoad, result: StepResult) -> None:
+    """Add a step that computed anything to the sums in ``totals``."""
+    if not result.times.rows:
+        return
+    totals.steps += 1
+    totals.drafting_steps += result.times.draft_rows > 0
+    totals.step_rows += result.times.rows
+    totals.draft_rows += result.times.draft_rows
+    totals.plan_ms += result.plan_ms
+    totals.draft_ms += result.draft_ms
+    totals.verify_ms += result.verify_ms
+    totals.commit_ms += result.commit_ms
+    totals.step_sequences += result.sequences
+    count_power(totals.steps_by_sequences, result.sequences)
+    count_power(totals.steps_by_rows, result.times.rows)

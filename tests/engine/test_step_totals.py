@@ -23,9 +23,9 @@ def test_totals_are_the_sums_over_steps() -> None:
     assert load.steps == len(computed)
     assert load.step_rows == sum(result.times.rows for result in computed)
     assert load.step_sequences == sum(result.sequences for result in computed)
-    assert load.steps_by_sequences == (sum(r.sequences == 1 for r in computed), sum(r.sequences == 2 for r in computed))
+    assert load.steps_by_sequences == [sum(r.sequences == 1 for r in computed), sum(r.sequences == 2 for r in computed)]
     sizes = [(result.times.rows - 1).bit_length() for result in computed]
-    assert load.steps_by_rows == tuple(sizes.count(power) for power in range(max(sizes) + 1))
+    assert load.steps_by_rows == [sizes.count(power) for power in range(max(sizes) + 1)]
     assert load.verify_ms == sum(result.verify_ms for result in computed)
     assert load.commit_ms == sum(result.commit_ms for result in computed)
     traced = [(step.rows - step.prefill_rows - step.sequences) for step in engine.trace(1000)]

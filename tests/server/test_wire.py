@@ -179,7 +179,7 @@ def test_info_and_load_round_trip() -> None:
     info = EngineInfo(
         "t", None, "int8", "native", "bitwise", 100, 200, 300, 4, ("suffix", "model"), (0, 2), 2, "1.2.3", "bf16"
     )
-    load = EngineLoad(1, 2, 3, 4, 5.5, 6, 7, steps_by_sequences=(8, 9), steps_by_rows=(10,))
+    load = EngineLoad(1, 2, 3, 4, 5.5, 6, 7, steps_by_sequences=[8, 9], steps_by_rows=[10])
     assert unpack(EngineInfo, _over_the_wire(pack(info))) == info  # type: ignore[arg-type]
     assert unpack(EngineLoad, _over_the_wire(pack(load))) == load  # type: ignore[arg-type]
 
