@@ -343,8 +343,7 @@ class EngineClient:
         engine_id, stream = self._table.open(request)
         if record is None and self._observer is not None:
             record = self._observer.request(request)
-        if record is not None:
-            stream.record_in(record)
+        stream.record = record
         if not self._queue.put(engine_id, request, alone=alone, hold=hold):
             self._limit_wait(engine_id, request)
         return stream

@@ -94,35 +94,26 @@ class RequestStream:
     admitted_s: float  # monotonic seconds of the listener
     started: bool  # the reader got Started
     unread: UnreadEvents  # counts the events that wait here
+    record: RequestRecord | None  # gets every event and the end, whether or not anybody reads
     watcher: Callable[[RequestEvent | None], None] | None  # gets each event as it comes, read or not; None at the end
 
     def __init__(self, request: Request, on_end: Callable[[bool], None], unread: UnreadEvents | None = None) -> None:
         """on_end: called once at the end; its argument says whether the engine has ended the request itself."""
         self.request, self.request_id = request, request.request_id
         self.supersedes_key, self.admitted_s, self.started = "", 0.0, False
-        self.watcher = None
+        self.record = self.watcher = None
         self.unread = unread or UnreadEvents()
         self._samples_left = request.sampling.n
         self._on_end: Callable[[bool], None] | None = on_end
         self._items: deque[tuple[RequestEvent | RequestError, int]] = deque()  # each with its weight in bytes
         self._waiting: asyncio.Future[None] | None = None
         self._over = self._superseded = self._cut = False
-        self._record: RequestRecord | None = None
         self._listener: StreamListener | None = None
 
     def listen(self, listener: StreamListener, request_id: str, supersedes_key: str, admitted_s: float) -> None:
         """Report to ``listener`` from now on, and give events the caller's ``request_id``."""
         self._listener, self.request_id = listener, request_id
         self.supersedes_key, self.admitted_s = supersedes_key, admitted_s
-
-    def record_in(self, record: RequestRecord) -> None:
-        """Pass every event and the end to ``record``, whether or not anybody reads."""
-        self._record = record
-
-    @property
-    def record(self) -> RequestRecord | None:
-        """The record that `record_in` set."""
-        return self._record
 
     @property
     def is_open(self) -> bool:
@@ -139,8 +130,8 @@ class RequestStream:
         if isinstance(event, Failed):
             self.fail(unpack_error((event.reason, event.message, event.details)))
             return
-        if self._record is not None:
-            self._record.saw(event)
+        if self.record is not None:
+            self.record.saw(event)
         if self.watcher is not None:
             self.watcher(event)
         event.request_id = self.request_id
@@ -153,8 +144,8 @@ class RequestStream:
     def fail(self, error: RequestError) -> None:
         """End the request; the reader gets ``error`` after the events that came before it."""
         if self._on_end is not None:
-            if self._record is not None:
-                self._record.failed(error)
+            if self.record is not None:
+                self.record.failed(error)
             self._put(error)
             self._end(complete=True)
 
@@ -177,8 +168,8 @@ class RequestStream:
         self._items.clear()
         self.unread.forget(self)
         self._append(error, 0)
-        if self._on_end is not None and self._record is not None:
-            self._record.failed(error)
+        if self._on_end is not None and self.record is not None:
+            self.record.failed(error)
         self._end(complete=False)
 
     def __aiter__(self) -> RequestStream:
@@ -256,8 +247,8 @@ class RequestStream:
         if self._on_end is not None:
             on_end, self._on_end = self._on_end, None
             on_end(complete)
-            if self._record is not None:
-                self._record.ended(complete)
+            if self.record is not None:
+                self.record.ended(complete)
             if self.watcher is not None:
                 self.watcher(None)
 
