@@ -12,17 +12,20 @@ from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 
 from server.engine_process import DEFAULT_FACTORY
-from server.interfaces import CacheFeed, ProgressListener
+from server.interfaces import ProgressListener
 from server.ipc import Frame, FrameError, FrameLink, unpack
 from specdec.child_python import module_command, module_environment
 from specdec.config import Config, EngineConfig, KvEventsConfig
 from specdec.core.types import EngineInfo, EngineLoad
 from specdec.errors import LONGEST_HINT_S, UNAVAILABLE_RETRY_S, EngineDeadError, SpecdecError
+
+if TYPE_CHECKING:
+    from server.kv_events import KvEventPublisher
 
 _LOG = logging.getLogger(__name__)
 
@@ -291,7 +294,7 @@ class EngineSupervisor:
         progress: ProgressListener | None = None,
         policy: RestartPolicy | None = None,
         spare: Callable[[], int] | None = None,
-        cache_feed: CacheFeed | None = None,
+        cache_feed: KvEventPublisher | None = None,
     ) -> None:
         """factory: ``module:function`` that builds the engine inside the process. spare: bytes of memory that a process
         started now must leave to others. cache_feed: receives the events of the prefix cache."""

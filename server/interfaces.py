@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specdec.config import WeightDtype
@@ -67,27 +66,6 @@ class EngineLike(Protocol):
 
     def close(self) -> None:
         """End every request and free resources."""
-
-
-@dataclass(slots=True)
-class KvEventCounts:
-    """Counts of the KV event publisher."""
-
-    messages: int = 0  # published
-    overflows: int = 0  # times a subscriber's queue was full; it misses messages until half of its queue is read
-    replayed: int = 0  # sent again on request
-
-
-class CacheFeed(Protocol):
-    """The publisher of prefix cache events."""
-
-    counts: KvEventCounts
-
-    def publish(self, payload: bytes) -> None:
-        """Publish the engine's next message."""
-
-    def cleared(self) -> None:
-        """Publish that the cache is empty: an engine started or ended."""
 
 
 class TokenizerLike(TextTokenizer, Protocol):

@@ -29,11 +29,6 @@ def pack_batch(events: Sequence[CacheEvent], form: Form) -> bytes:
     return _packed([[kind, *fields.values()] for kind, fields in made])
 
 
-def pack_cleared(form: Form) -> bytes:
-    """The payload for an empty cache."""
-    return pack_batch([CacheCleared()], form)
-
-
 def _packed(events: list[Any]) -> bytes:
     packed: bytes = msgpack.packb([time.time(), events, _RANK], use_bin_type=True)
     return packed

@@ -9,12 +9,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import zmq
 
-from server.interfaces import KvEventCounts
-from server.kv_event_messages import pack_cleared
+from server.kv_event_messages import pack_batch
 from specdec.config import KvEventsConfig
+from specdec.core.cache_events import CacheCleared
 from specdec.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -30,6 +31,15 @@ _BAD_REQUEST = "a replay request must be an empty frame and 8 bytes, the first n
 _REPLAYABLE = 10_000  # messages kept for replay, vLLM's default
 
 
+@dataclass(slots=True)
+class KvEventCounts:
+    """Counts of the publisher."""
+
+    messages: int = 0  # published
+    overflows: int = 0  # times a subscriber's queue was full; it misses messages until half of its queue is read
+    replayed: int = 0  # sent again on request
+
+
 class KvEventPublisher:
     """Publishes the messages of one engine and replays past ones. Belongs to one event loop and never blocks it.
 
@@ -39,7 +49,6 @@ class KvEventPublisher:
     """
 
     def __init__(self, config: KvEventsConfig) -> None:
-        self.form = config.format
         self.counts = KvEventCounts()
         self._config = config
         self._topic = config.topic.encode()
@@ -89,7 +98,7 @@ class KvEventPublisher:
 
     def cleared(self) -> None:
         """Publish that nothing is cached: an engine started or ended."""
-        self.publish(pack_cleared(self.form))
+        self.publish(pack_batch([CacheCleared()], self._config.format))
 
     def close(self) -> None:
         """Close the sockets; messages that slow subscribers have not read are dropped."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
@@ -15,9 +15,11 @@ from prometheus_client.registry import Collector
 
 from server.engine_client import EngineClient
 from server.engine_supervisor import EngineState
-from server.interfaces import KvEventCounts
 from server.observe.metrics import Histogram, ServerMetrics
 from specdec.core.types import DRAFT_MODELS, POSITIONS, EngineInfo, EngineLoad, FinishReason
+
+if TYPE_CHECKING:
+    from server.kv_events import KvEventCounts
 
 
 class Families:
