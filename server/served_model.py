@@ -53,7 +53,6 @@ class ModelNames:
         self._exact = frozenset(
             form for name in (own, *aliases) if name for form in (name.lower(), f"{name.lower()}:latest")
         )
-        self._target, self._known = "", self._exact
 
     def include_exactly(self, asked: str) -> bool:
         """Whether ``asked`` is the model's own name or one of its aliases."""
@@ -61,9 +60,7 @@ class ModelNames:
 
     def include(self, asked: str, target: str = "") -> bool:
         """Whether ``asked`` names the model. target: the name of its target; empty until the engine is ready."""
-        if target != self._target:
-            self._target, self._known = target, self._exact | (model_names(target) if target else frozenset())
-        return asked.lower() in self._known
+        return self.include_exactly(asked) or asked.lower() in model_names(target)
 
 
 class Task(Enum):
