@@ -34,17 +34,6 @@ class TextTooLongError(PromptTooLongError):
         self.args = (f"prompt has at least {got} tokens, the limit is {limit}; shorten the prompt",)
 
 
-class LargeTextQueueFullError(QueueFullError):
-    """Too many large texts wait to be encoded."""
-
-    def __init__(self, limit: int, retry_after_s: float) -> None:
-        super().__init__(limit, retry_after_s)
-        self.args = (
-            f"queue is full: large texts of {limit} characters wait to be turned into tokens; retry in "
-            f"{retry_after_s:.1f} s",
-        )
-
-
 def check_length(characters: int, longest_token: int, max_context: int) -> None:
     """Refuse a text that cannot fit into the context.
 
@@ -75,7 +64,7 @@ class LargeTexts:
     Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(1, "large-text", _yield_to_others)  # its thread begins with the first text
         self._waiting = self._characters = 0
         self._last_s = _FIRST_RETRY_S
 
@@ -83,12 +72,11 @@ class LargeTexts:
         """Return ``encode()`` for a text of this length, after those before it. It is skipped if its caller has left.
 
         Raises:
-            LargeTextQueueFullError: too many wait.
+            QueueFullError: too many wait.
         """
         if self._waiting and self._characters + characters > MOST_CHARACTERS:
-            raise LargeTextQueueFullError(self._characters, self._last_s * self._waiting)
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "large-text", _yield_to_others)
+            waiting = "characters of large texts to be turned into tokens"
+            raise QueueFullError(self._characters, self._last_s * self._waiting, waiting)
         self._waiting += 1
         self._characters += characters
         try:
@@ -99,8 +87,7 @@ class LargeTexts:
 
     def close(self) -> None:
         """Start no further encoding."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _timed(self, encode: Callable[[], T]) -> T:
         began = time.monotonic()
@@ -159,7 +146,7 @@ class AsyncTokenizer:
             EngineDeadError: the tokenizer is not loaded yet.
             TextTooLongError: no prompt can hold it.
             RateLimitedError: it is large, and the caller's key has used up a limit.
-            LargeTextQueueFullError: it is large, and too many large texts wait.
+            QueueFullError: it is large, and too many large texts wait.
         """
         work = partial(self.loaded.encode, text, add_special=add_special, parse_special=parse_special)
         return work() if len(text) <= INLINE_CHARACTERS else await self._encode_in_thread(len(text), work)

@@ -17,7 +17,6 @@ import pytest
 from server.async_tokenizer import (
     LARGE_CHARACTERS,
     MOST_CHARACTERS,
-    LargeTextQueueFullError,
     LargeTexts,
     TextTooLongError,
     check_length,
@@ -27,7 +26,7 @@ from server.http import call as http_call
 from server.http.call import Call
 from server.json_body import ParsingCost
 from specdec.core.fields import MAX_PROMPT_TOKENS
-from specdec.errors import InvalidRequestError
+from specdec.errors import InvalidRequestError, QueueFullError
 from tests.server.auth.key_files import make_key
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import make_call, make_context
@@ -97,7 +96,7 @@ async def test_one_text_is_encoded_at_a_time_and_the_queue_is_short() -> None:
     waiting = [asyncio.create_task(texts.run(size, lambda i=i: encode(i))) for i in range(8)]  # type: ignore[misc]
     while not begun:
         await asyncio.sleep(0.001)
-    with pytest.raises(LargeTextQueueFullError, match=f"of {MOST_CHARACTERS} characters wait") as refused:
+    with pytest.raises(QueueFullError, match=f"{MOST_CHARACTERS} characters of large texts") as refused:
         await texts.run(1, lambda: encode(99))
     assert (refused.value.reason, refused.value.http_status, refused.value.retry_after_s) == ("QUEUE_FULL", 429, 8.0)
     waiting[3].cancel()
