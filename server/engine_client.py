@@ -15,7 +15,7 @@ from typing import Any
 from server.engine_process import FLUSH_CACHE, SWAP_DRAFT, TRACE
 from server.engine_supervisor import EngineSupervisor
 from server.errors import PoisonRequestError, unpack_error
-from server.ipc import Frame, pack, unpack, unpack_event, unpack_trace
+from server.ipc import Frame, pack, unpack, unpack_event
 from server.observe.observer import Observer
 from server.observe.records import RequestRecord
 from server.request_stream import RequestStream, UnreadEvents
@@ -401,7 +401,9 @@ class EngineClient:
             EngineDeadError: the engine is not ready, or ends before it answers.
             GenerationFailedError: the engine failed to report its trace.
         """
-        steps: list[StepTrace] = await self._call(lambda parts: [unpack_trace(p) for p in parts], TRACE, limit)
+        steps: list[StepTrace] = await self._call(
+            lambda parts: [unpack(StepTrace, step) for step in parts], TRACE, limit
+        )
         return steps
 
     async def flush_cache(self) -> int:

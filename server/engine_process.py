@@ -21,7 +21,7 @@ from typing import Any
 
 from server.errors import DraftNotSwappedError, GenerationFailedError, SwapUnderWayError, pack_error
 from server.interfaces import EngineLike, ProgressListener
-from server.ipc import Frame, ParentGoneError, ParentLink, pack, pack_event, pack_trace, unpack
+from server.ipc import Frame, ParentGoneError, ParentLink, pack, pack_event, unpack
 from server.kv_event_messages import pack_batch
 from specdec.config import EngineConfig, KvEventsConfig
 from specdec.core.cache_events import CacheRecorder
@@ -75,7 +75,7 @@ class EngineAdmin:
         if command == FLUSH_CACHE:
             return engine.flush_cache()
         if command == TRACE:
-            return [pack_trace(step) for step in engine.trace(*args)]
+            return [pack(step) for step in engine.trace(*args)]
         if command != SWAP_DRAFT:
             raise ValueError(f"unknown command {command!r}")
         if self._loading is not None:

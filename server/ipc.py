@@ -17,21 +17,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 import msgpack
 
-from specdec.core.types import (
-    Delta,
-    DrafterTrace,
-    Failed,
-    Finished,
-    FinishReason,
-    RequestEvent,
-    SpeculationStats,
-    Started,
-    StepTrace,
-    StepTree,
-    Timings,
-    TokenLogprobs,
-    Usage,
-)
+from specdec.core.types import Delta, Failed, Finished, RequestEvent, Started, StepTree, TokenLogprobs
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 1 << 30
@@ -114,8 +100,6 @@ def _unpack_frame(body: bytes) -> list[Any]:
     return parts
 
 
-_STARTED, _DELTA, _FINISHED, _FAILED = range(4)
-_PLAIN: dict[Any, type] = {"int": int, "float": float, "str": str}
 Record = TypeVar("Record")
 
 
@@ -139,19 +123,18 @@ def unpack(kind: type[Record], parts: Sequence[Any]) -> Record:
     return kind(*made)
 
 
+_DELTA = 0
+_OTHER_EVENTS: dict[int, Any] = {1: Started, 2: Finished, 3: Failed}
+_OTHER_KINDS = {kind: number for number, kind in _OTHER_EVENTS.items()}
+
+
 def pack_event(event: RequestEvent) -> tuple[Any, ...]:
     """``event`` as a tuple that begins with its kind and request id."""
-    match event:
-        case Delta(request_id, index, token_ids, text, logprobs, tree):
-            rows = [(p.token_id, p.logprob, p.top) for p in logprobs]
-            return (_DELTA, request_id, index, token_ids, text, rows, None if tree is None else pack(tree))
-        case Started():
-            return (_STARTED, *pack(event))
-        case Finished(request_id, index, reason, matched_stop, usage, stats, timings, embedding):
-            figures = (pack(usage), pack(stats), pack(timings))
-            return (_FINISHED, request_id, index, reason.value, matched_stop, *figures, embedding)
-        case Failed():
-            return (_FAILED, *pack(event))
+    if isinstance(event, Delta):  # in almost every step, so not by its fields
+        rows = [(p.token_id, p.logprob, p.top) for p in event.logprobs]
+        tree = None if event.tree is None else pack(event.tree)
+        return (_DELTA, event.request_id, event.index, event.token_ids, event.text, rows, tree)
+    return (_OTHER_KINDS[type(event)], *pack(event))
 
 
 def unpack_event(parts: Sequence[Any]) -> RequestEvent:
@@ -165,39 +148,10 @@ def unpack_event(parts: Sequence[Any]) -> RequestEvent:
         request_id, index, token_ids, text, rows, tree = rest
         logprobs = [TokenLogprobs(t, p, [(i, q) for i, q in top]) for t, p, top in rows]
         return Delta(request_id, index, token_ids, text, logprobs, None if tree is None else StepTree(*tree))
-    if kind == _STARTED:
-        return Started(*rest)
-    if kind == _FINISHED:
-        request_id, index, reason, matched, usage, stats, timings, embedding = rest
-        return Finished(
-            request_id,
-            index,
-            FinishReason(reason),
-            matched,
-            Usage(*usage),
-            unpack(SpeculationStats, stats),
-            Timings(*timings),
-            embedding,
-        )
-    if kind == _FAILED:
-        return Failed(*rest)
-    raise ValueError(f"unknown kind of event {kind!r}")
-
-
-def pack_trace(step: StepTrace) -> tuple[Any, ...]:
-    """``step`` as nested tuples of plain values, without what replay needs."""
-    return (*_plain_values(step), [_plain_values(part) for part in step.drafters])
-
-
-def unpack_trace(parts: Sequence[Any]) -> StepTrace:
-    """The inverse of `pack_trace`."""
-    *scalars, drafters = parts
-    return StepTrace(*[*scalars, [DrafterTrace(*part) for part in drafters]])
-
-
-def _plain_values(record: StepTrace | DrafterTrace) -> tuple[Any, ...]:
-    """The scalar fields, converted to plain numbers: msgpack cannot pack numpy scalars."""
-    return tuple(_PLAIN[f.type](getattr(record, f.name)) for f in fields(record) if f.type in _PLAIN)
+    if kind not in _OTHER_EVENTS:
+        raise ValueError(f"unknown kind of event {kind!r}")
+    event: RequestEvent = unpack(_OTHER_EVENTS[kind], rest)
+    return event
 
 
 Convert = Callable[[Any], Any]
@@ -225,6 +179,8 @@ def _packer(hint: Any) -> Convert | None:
     args, origin = get_args(hint), get_origin(hint)
     if origin is dict:
         return _by_name(_packer(args[1]))
+    if origin is list:
+        return _each(_packer(args[0]))
     return _if_any(_packer(args[0])) if origin in (Union, UnionType) else None
 
 
@@ -240,11 +196,17 @@ def _unpacker(hint: Any) -> Convert | None:
         return tuple if inner is None else lambda value: tuple(map(inner, value))
     if origin is dict:
         return _by_name(_unpacker(args[1]))
+    if origin is list:
+        return _each(_unpacker(args[0]))
     return _if_any(_unpacker(args[0])) if origin in (Union, UnionType) else None
 
 
 def _by_name(convert: Convert | None) -> Convert | None:
     return None if convert is None else lambda value: {name: convert(part) for name, part in value.items()}
+
+
+def _each(convert: Convert | None) -> Convert | None:
+    return None if convert is None else lambda values: [convert(value) for value in values]
 
 
 def _if_any(convert: Convert | None) -> Convert | None:

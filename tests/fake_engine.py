@@ -500,17 +500,17 @@ def embedding_of(request: Request) -> bytes:
     return (np.array(values) / np.linalg.norm(values)).astype("<f4").tobytes()
 
 
-def fake_step(step: int, sequences: int) -> StepTrace:
-    """A step whose figures have distinct values, some of them numpy's, as a controller's may be."""
+def fake_step(step: int, sequences: int = 1) -> StepTrace:
+    """A step whose figures have distinct values."""
     parts = [
-        DrafterTrace("suffix", "free", sequences, 5, 4, 3, np.float64(2.5), 0.125, 7),
+        DrafterTrace("suffix", "free", sequences, 5, 4, 3, 2.5, 0.125, 7),
         DrafterTrace("model", "off"),
     ]
     return StepTrace(
         step=step, at_s=step / 8, sequences=sequences, rows=sequences + 4, prefill_rows=2, context=17.5,
-        candidates=np.int64(5), budget=np.int64(4), predicted_tokens=np.float32(3.5), realised_tokens=4,
+        candidates=5, budget=4, predicted_tokens=3.5, realised_tokens=4,
         predicted_draft_ms=0.25, realised_draft_ms=0.5, predicted_verify_ms=8.0, realised_verify_ms=9.0, plan_ms=0.375,
-        commit_ms=0.125, control_ms=0.0625, drafters=parts, replay={"not": "told"},
+        commit_ms=0.125, control_ms=0.0625, drafters=parts,
     )  # fmt: skip
 
 

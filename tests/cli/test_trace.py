@@ -27,12 +27,6 @@ def invoke(*args: str) -> Result:
     return CliRunner().invoke(cli, ["trace", *args])
 
 
-def plain_step(number: int) -> StepTrace:
-    """The fake engine's step as a file or a message gives it: Python's own numbers."""
-    step = fake_step(number, 1)
-    return dataclasses.replace(step, candidates=5, budget=4, predicted_tokens=3.5, drafters=step.drafters, replay={})
-
-
 def trace_file(path: Path, steps: list[StepTrace]) -> str:
     writer = TraceWriter(path, {"made": "by a test"})
     for step in steps:
@@ -57,7 +51,7 @@ async def test_the_last_steps_of_a_server() -> None:
     assert (nothing.exit_code, nothing.stdout) == (0, "no step has been traced yet\n")
     assert (shown.exit_code, raw.exit_code) == (0, 0), shown.output + raw.output
     lines = [json.loads(line) for line in raw.stdout.splitlines()]
-    assert lines == [trace_dict(plain_step(5)), trace_dict(plain_step(6))]
+    assert lines == [trace_dict(fake_step(5)), trace_dict(fake_step(6))]
     assert (many.exit_code, len(many.stderr.splitlines())) == (1, 1)
     assert "limit: must lie in 1..1024" in many.stderr
     rows = [line for line in shown.stdout.splitlines() if "suffix free 3/4" in line]
@@ -67,7 +61,7 @@ async def test_the_last_steps_of_a_server() -> None:
 
 
 def test_the_end_of_a_file_is_shown_and_the_whole_is_summarized(tmp_path: Path) -> None:
-    file = trace_file(tmp_path / "trace", [plain_step(n) for n in range(1, 101)])
+    file = trace_file(tmp_path / "trace", [fake_step(n) for n in range(1, 101)])
     shown, raw = invoke("show", file, "--limit", "2"), invoke("show", file, "--limit", "3", "--json")
     assert [json.loads(line)["step"] for line in raw.stdout.splitlines()] == [98, 99, 100]
     assert shown.stdout.count("suffix free") == 2
@@ -78,7 +72,7 @@ def test_the_end_of_a_file_is_shown_and_the_whole_is_summarized(tmp_path: Path) 
 
 def test_a_small_terminal_shows_every_column() -> None:
     out = io.StringIO()
-    step = dataclasses.replace(plain_step(123456), context=7999.4, predicted_verify_ms=123.4, realised_verify_ms=150.0)
+    step = dataclasses.replace(fake_step(123456), context=7999.4, predicted_verify_ms=123.4, realised_verify_ms=150.0)
     undecided = dataclasses.replace(step, predicted_verify_ms=math.nan)
     show_trace([step, undecided], TraceSummary(), Console(file=out, width=80))
     text = " ".join(out.getvalue().split())
@@ -97,7 +91,7 @@ def test_an_invalid_trace_is_rejected_in_one_line(tmp_path: Path) -> None:
 
 
 def test_options_before_a_subcommand_are_an_error(tmp_path: Path) -> None:
-    file = trace_file(tmp_path / "trace", [plain_step(1)])
+    file = trace_file(tmp_path / "trace", [fake_step(1)])
     result = invoke("--json", "show", file)
     assert result.exit_code == 2
     assert "options of `show` after it" in result.stderr
@@ -106,7 +100,7 @@ def test_options_before_a_subcommand_are_an_error(tmp_path: Path) -> None:
 def test_replay_prints_the_first_difference_and_sets_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    file = trace_file(tmp_path / "trace", [plain_step(1)])
+    file = trace_file(tmp_path / "trace", [fake_step(1)])
     results = []
     for report in (ReplayReport(3), ReplayReport(3, ["step 2: a", "step 3: b"])):
         monkeypatch.setattr(specdec.control.trace, "replay_file", lambda path, report=report: report)
@@ -122,7 +116,7 @@ def test_replay_prints_the_first_difference_and_sets_its_exit_code(
 def test_summary_figures() -> None:
     summary = TraceSummary()
     assert "unknown of ms, unknown of tokens" in summary.lines()[1]
-    base = plain_step(1)
+    base = fake_step(1)
     parts = [DrafterTrace("model", "on", verified=4, accepted=1), DrafterTrace("suffix", "free", verified=1)]
     for changes in (
         {"predicted_tokens": 3.0, "realised_tokens": 2, "predicted_verify_ms": 7.5, "drafters": parts},
@@ -143,13 +137,13 @@ def test_summary_figures() -> None:
 
 
 def test_json_has_only_finite_numbers() -> None:
-    found = trace_dict(dataclasses.replace(plain_step(1), context=math.inf, predicted_draft_ms=math.nan))
+    found = trace_dict(dataclasses.replace(fake_step(1), context=math.inf, predicted_draft_ms=math.nan))
     assert (found["context"], found["predicted_draft_ms"], found["rows"]) == (None, None, 5)
     json.dumps(found, allow_nan=False)
 
 
 def test_a_step_survives_its_json() -> None:
-    step = dataclasses.replace(plain_step(1), predicted_verify_ms=math.nan)
+    step = dataclasses.replace(fake_step(1), predicted_verify_ms=math.nan)
     values = json.loads(json.dumps(trace_dict(step), allow_nan=False))
     found = trace_step(values | {"of_a_later_version": 1})
     assert math.isnan(found.predicted_verify_ms)

@@ -18,17 +18,12 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from server.engine_client import MAX_TRACE_STEPS, EngineCalls
 from server.errors import GenerationFailedError
 from specdec.api.v1 import model_pb2 as pb
-from specdec.core.types import StepTrace, trace_step
+from specdec.core.types import trace_step
 from specdec.errors import EngineDeadError
 from tests.fake_engine import TRACE_STEPS, fake_step
 from tests.server.harness import Harness, rich, running_client, running_server, stream_request
 from tests.server.observe.metrics.scrape import Scrape
 from tests.server.test_engine_client import collect, make_request
-
-
-def expected(step: int) -> StepTrace:
-    """The fields that a reader gets of the fake engine's step with one sequence."""
-    return dataclasses.replace(fake_step(step, 1), replay={})
 
 
 async def generate(server: Harness, text: str = "hello", salt: str = "") -> None:
@@ -59,7 +54,7 @@ async def test_the_last_steps_newest_last() -> None:
         steps = await client.trace(3)
         kept = await client.trace(MAX_TRACE_STEPS)
         at_once = await asyncio.gather(*(client.trace(n) for n in (1, 2, 3)))
-    assert steps == [expected(n) for n in (48, 49, 50)]
+    assert steps == [fake_step(n) for n in (48, 49, 50)]
     assert [step.step for step in kept] == list(range(51 - TRACE_STEPS, 51))
     assert [len(found) for found in at_once] == [1, 2, 3]
 
@@ -126,7 +121,7 @@ async def test_grpc_returns_steps_and_names_a_bad_limit() -> None:
                 await server.models.GetTrace(pb.GetTraceRequest(limit=limit))
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert [v.field for v in rich(caught.value)[BadRequest].field_violations] == ["limit"]
-    assert [trace_step(json.loads(step)) for step in last.steps_json] == [expected(59), expected(60)]
+    assert [trace_step(json.loads(step)) for step in last.steps_json] == [fake_step(59), fake_step(60)]
     assert everything.steps_json[-2:] == last.steps_json
     assert len(everything.steps_json) == len(by_default.steps_json) == TRACE_STEPS
 
@@ -159,6 +154,6 @@ async def test_http_returns_steps_and_names_a_bad_limit() -> None:
         "INVALID_ARGUMENT": 8,
         "INTERNAL": 1,
     }
-    wanted = dataclasses.asdict(expected(6))
+    wanted = dataclasses.asdict(fake_step(6))
     del wanted["replay"]
     assert (status, [step["step"] for step in steps], steps[-1]) == (200, [5, 6], wanted)
