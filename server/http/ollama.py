@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -244,41 +244,6 @@ def spells_template(text: str) -> bool:
 _REASONS = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The fields around the content of a line."""
-
-    model: str  # as the client calls it
-    notes: Mapping[str, Any] = field(default_factory=dict)  # further fields of the last line
-
-    def part(self, content: dict[str, Any]) -> dict[str, Any]:
-        """A line that others follow."""
-        return {"model": self.model, "created_at": now(), **content, "done": False}
-
-    def loaded(self, content: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request without a prompt, which clients send to have the model loaded."""
-        return {"model": self.model, "created_at": now(), **content, "done": True, "done_reason": "load"}
-
-    def end(self, content: dict[str, Any], totals: Totals, end: Finished) -> dict[str, Any]:
-        """The last line. Durations are in nanoseconds and never 0, because clients divide by them."""
-        spent = end.timings
-        return {
-            "model": self.model,
-            "created_at": now(),
-            **content,
-            "done": True,
-            "done_reason": _REASONS.get(end.reason, "stop"),
-            "total_duration": _nanoseconds(spent.queue_ms + spent.prefill_ms + spent.decode_ms),
-            "load_duration": _nanoseconds(spent.queue_ms),
-            "prompt_eval_count": totals.prompt_tokens,
-            "prompt_eval_duration": _nanoseconds(spent.prefill_ms),
-            "eval_count": totals.output_tokens,
-            "eval_duration": _nanoseconds(spent.decode_ms),
-            **extras(totals),
-            **self.notes,
-        }
-
-
 def now() -> str:
     """The time in UTC, in the form of RFC 3339."""
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -376,8 +341,8 @@ class OllamaAnswer:
 
     def __init__(self, parsed: OllamaRequest, content: Content, tokenizer: TokenizerLike) -> None:
         """content: makes text and calls the content of a line."""
-        self.frame = Frame(parsed.model, parsed.notes)
-        self._content, self._tokenizer, self._tools, self._totals = content, tokenizer, parsed.tools, Totals()
+        self._model, self._notes, self._content, self._tokenizer = parsed.model, parsed.notes, content, tokenizer
+        self._tools, self._totals = parsed.tools, Totals()
         self._parser = None if parsed.tools is None else parsed.tools.whole_parser()
         self._context: list[int] | None = None
         if parsed.context and parsed.request is not None:
@@ -389,9 +354,9 @@ class OllamaAnswer:
             if self._context is not None:
                 self._context += event.token_ids
             parts = [event.text] if self._parser is None else self._parser.push(event.text)
-            return self._line(parts, logprob_fields(event.logprobs, self._tokenizer))
+            return self._part(parts, logprob_fields(event.logprobs, self._tokenizer))
         if isinstance(event, Finished):
-            rest = b"" if self._parser is None else self._line(self._parser.flush(), {})
+            rest = b"" if self._parser is None else self._part(self._parser.flush(), {})
             return rest + ndjson(self._end([], {}, self._totals, event))
         return b""
 
@@ -405,22 +370,41 @@ class OllamaAnswer:
         parts = [sample.text] if self._tools is None else self._tools.parse(sample.text)
         return self._end(parts, logprob_fields(sample.logprobs, self._tokenizer), totals, sample.end)
 
-    def _line(self, parts: Sequence[str | ToolCall], beside: dict[str, Any]) -> bytes:
+    def loaded(self) -> dict[str, Any]:
+        """The answer to a request without a prompt, which clients send to have the model loaded."""
+        return self._line([], {"done": True, "done_reason": "load"})
+
+    def _part(self, parts: Sequence[str | ToolCall], beside: dict[str, Any]) -> bytes:
+        """A line that others follow."""
         if not any(parts) and not beside:
             return b""
-        return ndjson(self.frame.part({**self._content(parts), **beside}))
+        return ndjson(self._line(parts, {**beside, "done": False}))
 
     def _end(
         self, parts: Sequence[str | ToolCall], beside: dict[str, Any], totals: Totals, end: Finished
     ) -> dict[str, Any]:
-        context = {} if self._context is None else {"context": self._context}
-        return self.frame.end({**self._content(parts), **beside, **context}, totals, end)
+        """The last line. Durations are in nanoseconds and never 0, because clients divide by them."""
+        spent, context = end.timings, {} if self._context is None else {"context": self._context}
+        figures = {
+            "done": True,
+            "done_reason": _REASONS.get(end.reason, "stop"),
+            "total_duration": _nanoseconds(spent.queue_ms + spent.prefill_ms + spent.decode_ms),
+            "load_duration": _nanoseconds(spent.queue_ms),
+            "prompt_eval_count": totals.prompt_tokens,
+            "prompt_eval_duration": _nanoseconds(spent.prefill_ms),
+            "eval_count": totals.output_tokens,
+            "eval_duration": _nanoseconds(spent.decode_ms),
+        }
+        return self._line(parts, {**beside, **context, **figures, **extras(totals), **self._notes})
+
+    def _line(self, parts: Sequence[str | ToolCall], rest: dict[str, Any]) -> dict[str, Any]:
+        return {"model": self._model, "created_at": now(), **self._content(parts), **rest}
 
 
 async def _answer(call: Call, parsed: OllamaRequest, content: Content) -> None:
     form = OllamaAnswer(parsed, content, call.model.tokenizer.loaded)
     if parsed.request is None:
-        await call.reply(200, form.frame.loaded(content([])))
+        await call.reply(200, form.loaded())
     else:
         await answer(call, [parsed.request], form, stream=parsed.stream)
 

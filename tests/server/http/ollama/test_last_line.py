@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from server.http.answering import Totals
-from server.http.ollama import Frame
-from specdec.core.types import Finished, FinishReason, SpeculationStats, Timings, Usage
+from server.http.ollama import OllamaAnswer, OllamaRequest, response
+from specdec.core.types import Finished, FinishReason, Request, SpeculationStats, Timings, Usage
+from tests.server.fake_tokenizer import FakeTokenizer
 
 
 @pytest.mark.parametrize(
@@ -18,7 +20,8 @@ from specdec.core.types import Finished, FinishReason, SpeculationStats, Timings
 )  # fmt: skip
 def test_done_reasons_and_no_duration_is_0(reason: FinishReason, expected: str) -> None:
     end = Finished("r", 0, reason, None, Usage(), SpeculationStats(), Timings())
-    found = Frame("m").end({"response": ""}, Totals(), end)
+    form = OllamaAnswer(OllamaRequest("m", Request("r", (1,)), True, {}), response, FakeTokenizer())
+    found = json.loads(form.take(0, end))
     assert (found["model"], found["response"], found["done"], found["done_reason"]) == ("m", "", True, expected)
     assert all(found[name] == 1 for name in found if name.endswith("_duration"))
     assert (found["prompt_eval_count"], found["eval_count"]) == (0, 0)
