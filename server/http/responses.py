@@ -272,27 +272,6 @@ def end_fields(event: Finished) -> dict[str, Any]:
     }
 
 
-class Items:
-    """Blocks as items of an answer's output. Their ids contain ``base``."""
-
-    def __init__(self, base: str) -> None:
-        self._base = base
-
-    def item(self, block: Block, status: str, logprobs: list[Any]) -> dict[str, Any]:
-        """A message or a function call, as far as it is generated."""
-        if block.call is not None:
-            called = {"call_id": block.call.call_id, "name": block.call.name, "arguments": block.text}
-            return {"id": self.item_id(block), "type": "function_call", "status": status, **called}
-        content = [text_part(block.text, logprobs)] if block.text else []
-        return {
-            "id": self.item_id(block), "type": "message", "status": status, "role": "assistant", "content": content,
-        }  # fmt: skip
-
-    def item_id(self, block: Block) -> str:
-        """A unique id."""
-        return f"{'msg' if block.call is None else 'fc'}_{self._base}_{block.index}"
-
-
 def text_part(text: str, logprobs: list[Any]) -> dict[str, Any]:
     """The one part of a message."""
     return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": text}
@@ -304,7 +283,7 @@ class ResponseAnswer:
     media_type = MEDIA_TYPE
 
     def __init__(self, call: Call, parsed: ResponsesRequest, tokenizer: TokenizerLike) -> None:
-        self._answer, self._items = response_head(call, parsed), Items(call.request_id)
+        self._answer, self._request_id = response_head(call, parsed), call.request_id
         self._tools, self._blocks, self._totals, self._sent = parsed.tools, Blocks(parsed.tools), Totals(), 0
         self._tokenizer = tokenizer
         self._rows: list[Any] = []  # of the text so far
@@ -333,9 +312,7 @@ class ResponseAnswer:
         (sample,) = samples
         end, blocks = end_fields(sample.end), Blocks.of(sample.text, self._tools).found
         rows = logprob_entries(self._tokenizer, sample.logprobs)
-        output = [
-            self._items.item(block, end["status"] if block is blocks[-1] else "completed", rows) for block in blocks
-        ]
+        output = [self._item(block, end["status"] if block is blocks[-1] else "completed", rows) for block in blocks]
         return {**self._answer, **end, "output": output, "usage": usage(totals), **extras(totals)}
 
     def failed(self, refusal: Refusal) -> bytes:
@@ -347,7 +324,7 @@ class ResponseAnswer:
         return b"".join(self._step(*step) for step in steps)
 
     def _step(self, step: Step, block: Block, text: str) -> bytes:
-        at = {"item_id": self._items.item_id(block), "output_index": block.index}
+        at = {"item_id": self._item_id(block), "output_index": block.index}
         if block.call is None:
             at["content_index"] = 0
         if step is Step.OPEN:
@@ -360,7 +337,7 @@ class ResponseAnswer:
         return self._event("response.output_text.delta", **at, delta=text, logprobs=rows)
 
     def _open(self, block: Block, at: dict[str, Any]) -> bytes:
-        item = self._items.item(block, "in_progress", [])
+        item = self._item(block, "in_progress", [])
         opened = self._event("response.output_item.added", output_index=block.index, item=item)
         if block.call is not None:
             return opened
@@ -368,7 +345,7 @@ class ResponseAnswer:
 
     def _close(self, block: Block, at: dict[str, Any]) -> bytes:
         status = self._last_status if block is self._blocks.found[-1] else "completed"
-        item = self._items.item(block, status, self._rows)
+        item = self._item(block, status, self._rows)
         self._answer["output"] = [*self._answer["output"], item]
         if block.call is not None:
             done = self._event(
@@ -378,6 +355,19 @@ class ResponseAnswer:
             done = self._event("response.output_text.done", **at, text=block.text, logprobs=self._rows)
             done += self._event("response.content_part.done", **at, part=text_part(block.text, self._rows))
         return done + self._event("response.output_item.done", output_index=block.index, item=item)
+
+    def _item(self, block: Block, status: str, logprobs: list[Any]) -> dict[str, Any]:
+        """A message or a function call, as far as it is generated."""
+        if block.call is not None:
+            called = {"call_id": block.call.call_id, "name": block.call.name, "arguments": block.text}
+            return {"id": self._item_id(block), "type": "function_call", "status": status, **called}
+        content = [text_part(block.text, logprobs)] if block.text else []
+        return {
+            "id": self._item_id(block), "type": "message", "status": status, "role": "assistant", "content": content,
+        }  # fmt: skip
+
+    def _item_id(self, block: Block) -> str:
+        return f"{'msg' if block.call is None else 'fc'}_{self._request_id}_{block.index}"
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._sent = self._sent, self._sent + 1
