@@ -123,8 +123,7 @@ class CompletionSession:
         elif gap is not None:
             self._open_ask = ask_id
             self._reading_ahead = message.ask.read_ahead
-            answer = self._read_ahead if self._reading_ahead else self._answer
-            self._asked = asyncio.create_task(answer(session, ask_id, gap), name="completion-ask")
+            self._asked = asyncio.create_task(self._respond(session, ask_id, gap), name="completion-ask")
 
     async def _set_up(self, setup: pb.SessionSetup) -> None:
         if self._session is None:
@@ -210,29 +209,32 @@ class CompletionSession:
         version = None if document is None else document.version
         return pb.CompleteSessionResponse(resync=pb.ResyncNeeded(ask_id=message.ask.id, uri=uri, version=version))
 
+    async def _respond(self, session: EditorSession, ask_id: int, gap: Gap) -> None:
+        """Answer a request, or read ahead for it. What refuses it alone is its answer; other errors end the session."""
+        work = self._read_ahead if self._reading_ahead else self._answer
+        try:
+            await work(session, ask_id, gap)
+        except RequestError as error:
+            ends_session = isinstance(error, EngineDeadError | DrainingError)
+            await self._out.put(error if ends_session else ask_refused(ask_id, error))
+        except Exception as error:  # raised again in the call's own task
+            await self._out.put(error)
+        self._open_ask = None
+
     async def _answer(self, session: EditorSession, ask_id: int, gap: Gap) -> None:
         put, options = self._out.put, self._options
-        try:
-            with self._model.gate.enter():
-                suggestion = await session.suggest(
-                    gap, options, current_caller(), lambda request: validate(
-                        request, self._model.info, ViolationCollector()
-                    ), self._supersedes_key,
-                )  # fmt: skip
-                await put(suggestion_started(ask_id, suggestion))
-                async for text in suggestion.texts():
-                    await put(suggestion_delta(ask_id, text))
-            if suggestion.text:
-                self._service.outcomes.suggested(self._owner, suggestion.suggestion_id)
-            await put(suggestion_finished(ask_id, suggestion))
-            self._open_ask = None
-        except (EngineDeadError, DrainingError) as error:
-            await put(error)
-        except RequestError as error:
-            await put(ask_refused(ask_id, error))
-            self._open_ask = None
-        except Exception as error:  # raised again in the call's own task
-            await put(error)
+        with self._model.gate.enter():
+            suggestion = await session.suggest(
+                gap, options, current_caller(), lambda request: validate(
+                    request, self._model.info, ViolationCollector()
+                ), self._supersedes_key,
+            )  # fmt: skip
+            await put(suggestion_started(ask_id, suggestion))
+            async for text in suggestion.texts():
+                await put(suggestion_delta(ask_id, text))
+        if suggestion.text:
+            self._service.outcomes.suggested(self._owner, suggestion.suggestion_id)
+        await put(suggestion_finished(ask_id, suggestion))
 
     async def _read_ahead(self, session: EditorSession, ask_id: int, gap: Gap) -> None:
         gate = self._model.gate
@@ -242,17 +244,9 @@ class CompletionSession:
                 raise DrainingError
             validate(request, self._model.info, ViolationCollector())
 
-        try:
-            with gate.enter():
-                await session.read_ahead(gap, self._options, current_caller(), check)
-            await self._out.put(suggestion_dropped(ask_id, result.FINISH_REASON_LENGTH))
-        except (EngineDeadError, DrainingError) as error:
-            await self._out.put(error)
-        except RequestError as error:
-            await self._out.put(ask_refused(ask_id, error))
-        except Exception as error:  # raised again in the call's own task
-            await self._out.put(error)
-        self._open_ask = None
+        with gate.enter():
+            await session.read_ahead(gap, self._options, current_caller(), check)
+        await self._out.put(suggestion_dropped(ask_id, result.FINISH_REASON_LENGTH))
 
     async def _drop(self, reason: result.FinishReason.ValueType) -> None:
         """Stop answering the current request. Its generation continues until the session reuses or stops it."""
