@@ -31,11 +31,6 @@ def holds(asked: str, default: bool) -> bool:
     return found
 
 
-def precedes_tokens(event: RequestEvent) -> bool:
-    """Return whether ``event`` cannot begin a stream with deferred headers."""
-    return isinstance(event, Started)
-
-
 class DeferredHeaders:
     """Writes the messages of a gRPC stream, whose initial metadata are sent with the first one.
 
@@ -50,13 +45,9 @@ class DeferredHeaders:
 
     async def write(self, event: RequestEvent, message: Any) -> None:
         """Send ``message``, made of ``event``, once the stream may begin."""
-        if self._holding:
-            self._held.append(message)
-            if precedes_tokens(event):
-                return
-            self._holding = False
-            for held in self._held:
-                await self._context.write(held)
-            self._held.clear()
-        else:
-            await self._context.write(message)
+        self._held.append(message)
+        if self._holding and isinstance(event, Started):
+            return
+        self._holding, held, self._held = False, self._held, []
+        for each in held:
+            await self._context.write(each)

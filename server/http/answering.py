@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from server.admission import run_requests
 from server.auth.principal import current_caller
-from server.hold_headers import precedes_tokens
 from server.http.call import Call
 from server.json_body import write_json
 from specdec.core.types import (
@@ -166,7 +165,7 @@ async def _stream(call: Call, requests: Sequence[Request], form: Answer, share: 
             data = form.take(prompt, event)
             if hold:
                 data = held = held + data
-                if precedes_tokens(event):
+                if isinstance(event, Started):
                     continue
                 hold = False
             if not call.began:
