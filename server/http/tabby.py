@@ -6,7 +6,6 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import specdec
@@ -82,16 +81,8 @@ COMPLETION_FIELDS: Table = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """A document around the cursor."""
-
-    gap: Gap  # with plain line feeds
-    ends: LineEnds
-
-
-def read_segments(body: Body, own: Mapping[str, Any]) -> Segments:
-    """The fields of ``segments``."""
+def read_segments(body: Body, own: Mapping[str, Any]) -> tuple[Gap, LineEnds]:
+    """The fields of ``segments``: the document around the cursor, with plain line feeds, and its own line breaks."""
     given: Body | None = own["segments"]
     if given is None:
         body.refuse("segments", "must be an object with a prefix")
@@ -107,7 +98,7 @@ def read_segments(body: Body, own: Mapping[str, Any]) -> Segments:
         path=own.get("filepath", ""),
         language=own.get("language", ""),
     )
-    return Segments(gap, ends)
+    return gap, ends
 
 
 def _files(given: Body, ends: LineEnds) -> Iterator[ContextFile]:
@@ -128,21 +119,14 @@ def _repository(url: str) -> str:
     return url.rstrip("/").removesuffix(".git").replace(":", "/").rpartition("/")[2]
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """What a call asks for."""
-
-    request: Request
-    ends: LineEnds  # of the document, for the answer's line breaks
-
-
 def is_tabbys(body: Mapping[str, Any]) -> bool:
     """Whether a body of /v1/completions is Tabby's rather than OpenAI's, which has a prompt."""
     return ("segments" in body or "language" in body) and body.get("prompt") is None
 
 
-async def parse_completion(call: Call) -> CompletionRequest:
-    """What ``call`` asks for. It ends before a blank line, among the ends that follow from its place in the text.
+async def parse_completion(call: Call) -> tuple[Request, LineEnds]:
+    """What ``call`` asks for, and the document's line breaks. The text ends before a blank line, among the ends that
+    follow from its place.
 
     Raises:
         FimNotSupportedError: the model cannot fill in the middle of a text.
@@ -155,32 +139,32 @@ async def parse_completion(call: Call) -> CompletionRequest:
     engine["session"] = engine["session"] or own.get("user", "")
     engine["stopping.max_tokens"] = DEFAULT_MAX_TOKENS
     engine["stopping.rules"] = TextRules(blank_line=True)
-    segments = read_segments(body, own)
+    gap, ends = read_segments(body, own)
     body.violations.raise_if_any()
     maker, options = call.model.completion.maker, CompletionOptions(fields.request("", ()))
-    request = await maker.make(segments.gap, options, current_caller(), f"cmpl-{call.request_id}")
+    request = await maker.make(gap, options, current_caller(), f"cmpl-{call.request_id}")
     check_requests([request], call.model.info, body.violations)
-    return CompletionRequest(request, segments.ends)
+    return request, ends
 
 
 async def complete(call: Call) -> None:
     """Answer ``call``."""
     with call.model.gate.enter():
         service = call.model.completion
-        parsed = await parse_completion(call)
-        text, totals = await _fill_in(service, parsed, call.supersedes_key)
+        request, ends = await parse_completion(call)
+        text, totals = await _fill_in(service, request, call.supersedes_key)
         body = {
-            "id": parsed.request.request_id,
-            "choices": [{"index": 0, "text": parsed.ends.own(text)}],
+            "id": request.request_id,
+            "choices": [{"index": 0, "text": ends.own(text)}],
             "mode": STANDARD,
             **extras(totals),
         }
         await call.reply(200, body)
 
 
-async def _fill_in(service: CompletionService, parsed: CompletionRequest, supersedes_key: str) -> tuple[str, Totals]:
+async def _fill_in(service: CompletionService, request: Request, supersedes_key: str) -> tuple[str, Totals]:
     """The text, which is remembered until the client reports its outcome."""
-    principal, request, totals = current_caller(), parsed.request, Totals()
+    principal, totals = current_caller(), Totals()
     run = service.runs.start(principal, request, supersedes_key)
     try:
         async for event in run.read():

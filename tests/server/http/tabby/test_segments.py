@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.tabby import COMPLETION_FIELDS, LineEnds, Segments, is_tabbys, read_segments
+from server.completion.documents import Gap
+from server.http.tabby import COMPLETION_FIELDS, LineEnds, is_tabbys, read_segments
 from server.json_body import Body
 from server.request_fields import read_request
 from specdec.errors import ViolationCollector
@@ -20,12 +21,12 @@ KINDS = (
 LINES = st.lists(st.sampled_from(["a", "\n", "\r\n", "", "é"]), max_size=12).map("".join)
 
 
-def read(**fields: Any) -> Segments:
+def read(**fields: Any) -> Gap:
     violations = ViolationCollector()
     body = Body({"language": "python", "segments": {"prefix": "", **fields}}, violations)
-    found = read_segments(body, read_request(body, COMPLETION_FIELDS).own)
+    gap, _ = read_segments(body, read_request(body, COMPLETION_FIELDS).own)
     assert not violations.found
-    return found
+    return gap
 
 
 @pytest.mark.parametrize(
@@ -37,13 +38,13 @@ def read(**fields: Any) -> Segments:
     ],
 )  # fmt: skip
 def test_project_name(url: str | None, name: str) -> None:
-    assert read(git_url=url).gap.repo == name
+    assert read(git_url=url).repo == name
 
 
 @given(scores=st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.none(), min_size=3, max_size=3))
 def test_kinds_keep_their_order_whatever_their_scores(scores: list[float | None]) -> None:
     fields = {kind: [{"filepath": kind, "body": "x", "score": s}] for kind, s in zip(KINDS, scores, strict=True)}
-    files = read(**fields, clipboard="x").gap.files
+    files = read(**fields, clipboard="x").files
     ranked = sorted(files, key=lambda file: -file.score)
     assert [file.name for file in ranked] == [*KINDS, "clipboard"]
     assert len({file.score for file in files}) == 4
@@ -52,7 +53,7 @@ def test_kinds_keep_their_order_whatever_their_scores(scores: list[float | None]
 @given(scores=st.lists(st.floats(0, 100), min_size=2, max_size=5))
 def test_the_clients_order_within_a_kind_is_kept(scores: list[float]) -> None:
     items = [{"filepath": str(i), "body": "x", "score": score} for i, score in enumerate(scores)]
-    ranked = read(relevant_snippets_from_changed_files=items).gap.files
+    ranked = read(relevant_snippets_from_changed_files=items).files
     for one, other in itertools.pairwise(ranked):
         a, b = scores[int(one.name)], scores[int(other.name)]
         assert (one.score >= other.score) or a < b
@@ -64,16 +65,16 @@ def test_segments_describe_the_place_and_the_texts_around_it() -> None:
         prefix="a\r\n", suffix="\r\nb", filepath="src/mean.py", git_url="https://git.invalid/team/book.git",
         clipboard="pasted\r\n", declarations=[{"filepath": "declared.py", "body": "DECLARED\r\n"}],
     )  # fmt: skip
-    assert (found.gap.prefix, found.gap.suffix) == ("a\n", "\nb")
-    assert (found.gap.path, found.gap.repo, found.gap.language) == ("src/mean.py", "book", "python")
-    assert {file.name: file.text for file in found.gap.files} == {"declared.py": "DECLARED\n", "clipboard": "pasted\n"}
+    assert (found.prefix, found.suffix) == ("a\n", "\nb")
+    assert (found.path, found.repo, found.language) == ("src/mean.py", "book", "python")
+    assert {file.name: file.text for file in found.files} == {"declared.py": "DECLARED\n", "clipboard": "pasted\n"}
 
 
 def test_empty_snippets_are_omitted() -> None:
     items = [{"filepath": "a", "body": " \n"}, {"filepath": "b"}, {"body": "x"}, {}]
     found = read(declarations=items, clipboard=" ", suffix=None)
-    assert [(file.name, file.text) for file in found.gap.files] == [("", "x")]
-    assert (found.gap.suffix, found.gap.path, found.gap.language) == ("", "", "python")
+    assert [(file.name, file.text) for file in found.files] == [("", "x")]
+    assert (found.suffix, found.path, found.language) == ("", "", "python")
 
 
 @given(before=LINES, behind=LINES, written=LINES)
