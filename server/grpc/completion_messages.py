@@ -23,9 +23,9 @@ from server.grpc.messages import (
     timings_message,
     usage_message,
 )
-from server.grpc.request_reader import read_files, read_own, read_resume, read_stopping
+from server.grpc.request_reader import read_files, read_resume, read_stopping
 from server.observe.records import current_arm
-from specdec.api.params import read_grammar, read_params
+from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import result_pb2 as result
 from specdec.core.types import (
@@ -90,7 +90,7 @@ def _read_base(
         sampling=sampling,
         stopping=read_stopping(message.stopping, violations),
         speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
-        **read_own(message, violations),
+        **read_values(Request, message, violations),
     )
 
 

@@ -19,7 +19,7 @@ from server.served_model import ServedModel
 from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
-from specdec.api.v1.completion_pb2 import CompleteRequest, PredictEditRequest, SessionSetup
+from specdec.api.v1.completion_pb2 import CompleteRequest
 from specdec.core.fields import params_of
 from specdec.core.types import (
     EngineInfo,
@@ -91,7 +91,7 @@ async def parse_generate(message: GenerateMessage, model: ServedModel) -> Reques
         grammar=grammar,
         healing_prefix=prompt.healing_prefix,
         resume=read_resume(message, violations),
-        **read_own(message, violations),
+        **read_values(Request, message, violations),
     )
     validate(request, model.info, violations)
     return request
@@ -202,10 +202,3 @@ def read_stopping(message: options.StoppingOptions, violations: ViolationCollect
 def read_resume(message: GenerateMessage | CompleteRequest, violations: ViolationCollector) -> ResumeParams | None:
     given = message.HasField("resume")
     return read_params(ResumeParams, message.resume, violations, "resume.") if given else None
-
-
-def read_own(
-    message: PromptMessage | CompleteRequest | SessionSetup | PredictEditRequest, violations: ViolationCollector
-) -> dict[str, Any]:
-    """Return the options that are fields of `Request` itself."""
-    return read_values(Request, message, violations)
