@@ -23,14 +23,9 @@ def block_hash(key: bytes) -> int:
 
 def pack_batch(events: Sequence[CacheEvent], form: Form) -> bytes:
     """The payload of one message: ``[time, events, rank]`` in msgpack."""
-    made = [_fields(event) for event in events]
-    if form == "map":
-        return _packed([{"type": kind, **fields} for kind, fields in made])
-    return _packed([[kind, *fields.values()] for kind, fields in made])
-
-
-def _packed(events: list[Any]) -> bytes:
-    packed: bytes = msgpack.packb([time.time(), events, _RANK], use_bin_type=True)
+    named = [_fields(event) for event in events]
+    made = [{"type": kind, **fields} if form == "map" else [kind, *fields.values()] for kind, fields in named]
+    packed: bytes = msgpack.packb([time.time(), made, _RANK], use_bin_type=True)
     return packed
 
 
