@@ -16,32 +16,9 @@ import msgpack
 _HEAD = struct.Struct("<II")  # length of the payload, CRC-32 of length and payload
 _LENGTH = struct.Struct("<I")
 
-MAX_PAYLOAD = 16 << 20
-
-
-def frame(payload: bytes) -> bytes:
-    """The payload with its length and checksum. The checksum covers the length, so that zeros are not a valid frame.
-
-    Raises:
-        ValueError: the payload exceeds `MAX_PAYLOAD` bytes.
-    """
-    if len(payload) > MAX_PAYLOAD:
-        raise ValueError(f"a record takes at most {MAX_PAYLOAD} bytes, this one {len(payload)}")
-    return _HEAD.pack(len(payload), _checksum(payload)) + payload
-
-
-def frames(data: bytes, start: int) -> Iterator[tuple[bytes, int]]:
-    """Payloads from offset ``start`` on, each with its end offset, up to the first torn or altered frame."""
-    while start + _HEAD.size <= len(data):
-        length, checksum = _HEAD.unpack_from(data, start)
-        begin, start = start + _HEAD.size, start + _HEAD.size + length
-        payload = data[begin:start]
-        if len(payload) != length or _checksum(payload) != checksum:
-            return
-        yield payload, start
-
 
 def _checksum(payload: bytes) -> int:
+    """Of the length too, so that zeros are not a valid frame."""
     return zlib.crc32(payload, zlib.crc32(_LENGTH.pack(len(payload))))
 
 
@@ -76,7 +53,13 @@ class FrameFiles(NumberedFiles):
 
     def values(self, data: bytes) -> Iterator[tuple[Any, int]]:
         """The values in a file's ``data``, each with its end offset, up to the first that cannot be read."""
-        for payload, end in frames(data, len(self.magic)):
+        end = len(self.magic)
+        while end + _HEAD.size <= len(data):
+            length, checksum = _HEAD.unpack_from(data, end)
+            begin, end = end + _HEAD.size, end + _HEAD.size + length
+            payload = data[begin:end]
+            if len(payload) != length or _checksum(payload) != checksum:  # torn or altered
+                return
             try:
                 value = msgpack.unpackb(payload, raw=False, strict_map_key=False)
             except (ValueError, msgpack.UnpackException):
@@ -146,8 +129,9 @@ class FrameWriter(NumberedWriter):
         self._packer = msgpack.Packer(use_bin_type=True, unicode_errors="backslashreplace")
 
     def frame(self, value: Any) -> bytes:
-        """``value`` as a frame to append. Raises ValueError if it is too large."""
-        return frame(self._packer.pack(value))
+        """``value`` as a frame to append: its length and checksum, then the value."""
+        payload = self._packer.pack(value)
+        return _HEAD.pack(len(payload), _checksum(payload)) + payload
 
 
 def _append(fd: int, size: int, data: bytes) -> int:
