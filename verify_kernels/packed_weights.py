@@ -156,9 +156,6 @@ class BlockPacking(Protocol):
     def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
         """Repack rows to uint8 `packed_shape`."""
 
-    def floats(self, raw: Tensor, kind: BlockKind) -> Tensor:
-        """Dequantise rows of a GGUF file's kind to float32 [n, inputs]."""
-
     def round(self, weight: Tensor, kind: DraftKind) -> Tensor:
         """Round ``weight`` float32 [n, k], k a multiple of 32, to ``kind``."""
 
@@ -169,11 +166,6 @@ class PlainPacking:
     def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
         """By `pack_blocks`."""
         return torch.from_numpy(pack_blocks(raw.numpy(), kind))
-
-    def floats(self, raw: Tensor, kind: BlockKind) -> Tensor:
-        """By packing and unpacking them."""
-        n, k = raw.shape[0], raw.shape[1] // FORMATS[kind].block_bytes * FORMATS[kind].block
-        return torch.from_numpy(unpack_blocks(pack_blocks(raw.numpy(), kind), kind, n, k).dequantised())
 
     def round(self, weight: Tensor, kind: DraftKind) -> Tensor:
         """By `round_blocks`."""

@@ -127,29 +127,19 @@ class _Reader:
     source: TensorSource
     packing: BlockPacking
 
-    def floats(self, role: str, low: int, high: int) -> Tensor:
-        """Rows of ``role``, float32."""
-        stored = stored_blocks(self.source, role)
-        if stored is None or stored.kind in _LEVELS_AND_ZEROS:
-            return self.source.rows(role, low, high)
-        return self.packing.floats(cast(BlockSource, self.source).blocks(role, low, high), stored.kind)
-
     def blocks(self, role: str, kind: str, low: int, high: int) -> Tensor:
         """Rows of ``role`` in the block format ``kind``: stored in it, or rounded to it."""
         stored = stored_blocks(self.source, role)
         if stored is not None and stored.kind == kind:
             return cast(BlockSource, self.source).blocks(role, low, high)
-        return self.packing.round(self.floats(role, low, high), cast(DraftKind, kind))
+        return self.packing.round(self.source.rows(role, low, high), cast(DraftKind, kind))
 
     def packed(self, piece: LinearPiece, low: int, high: int, bias: Tensor | None) -> PackedLinear:
         """Rows of ``piece``, packed."""
         if piece.kind not in FORMATS:
-            return pack_linear(fused_rows(self.floats, piece.plan, low, high), bias, cast(RoundedKind, piece.kind))
+            return pack_linear(fused_rows(self.source.rows, piece.plan, low, high), bias, cast(RoundedKind, piece.kind))
         blocks = fused_rows(lambda role, *rows: self.blocks(role, piece.kind, *rows), piece.plan, low, high)
         return pack_block_linear(blocks, bias, cast(BlockKind, piece.kind), piece.plan.columns, self.packing)
-
-
-_LEVELS_AND_ZEROS = ("u4_32", "u4_64", "u4_128")  # blocks that a source builds itself; it returns rows as floats faster
 
 
 def _jobs(read: _Reader, dtype: WeightDtype, buffer: WeightsBuffer) -> list[tuple[int, Callable[[], None]]]:
@@ -171,7 +161,7 @@ def _jobs(read: _Reader, dtype: WeightDtype, buffer: WeightsBuffer) -> list[tupl
         step = max(SLICE_VALUES // hidden, 1)
         for low in range(0, vocab, step):
             high = min(low + step, vocab)
-            jobs.append(((high - low) * hidden, partial(_embed_slice, read, embed, low, high)))
+            jobs.append(((high - low) * hidden, partial(_embed_slice, source, embed, low, high)))
     return jobs
 
 
@@ -188,8 +178,8 @@ def _pack_slice(
         buffer.view(piece.name + ".bias")[channels] = packed.bias
 
 
-def _embed_slice(read: _Reader, embed: Tensor, low: int, high: int) -> None:
-    embed[low:high] = read.floats("embed", low, high)
+def _embed_slice(source: TensorSource, embed: Tensor, low: int, high: int) -> None:
+    embed[low:high] = source.rows("embed", low, high)
 
 
 def fused_rows(rows: Callable[[str, int, int], Tensor], plan: LinearPlan, low: int, high: int) -> Tensor:

@@ -38,9 +38,6 @@ def raw_rows(kind: str, n: int, k: int) -> torch.Tensor:
 def test_native_packing_equals_the_twins(kind: str, n: int, blocks: int, native: NativePacking) -> None:
     raw = raw_rows(kind, n, blocks * FORMATS[kind].block)
     assert torch.equal(native.pack(raw, kind), PLAIN.pack(raw, kind))  # type: ignore[arg-type]
-    if kind != "q3_0" and not kind.startswith("u4"):  # no GGUF file's
-        ours, theirs = native.floats(raw, kind), PLAIN.floats(raw, kind)  # type: ignore[arg-type]
-        assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
 
 
 @pytest.mark.parametrize("kind", FITS)

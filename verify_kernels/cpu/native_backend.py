@@ -287,14 +287,6 @@ class NativePacking:
         self._library.sd_pack_blocks(_KINDS[kind], raw.data_ptr(), rows, blocks, out.data_ptr())
         return out
 
-    def floats(self, raw: Tensor, kind: BlockKind) -> Tensor:
-        """What blocks of a GGUF file stand for."""
-        raw, layout = raw.contiguous(), FORMATS[kind]
-        blocks = raw.shape[1] // layout.block_bytes
-        out = torch.empty(raw.shape[0], blocks * layout.block)
-        self._library.sd_block_floats(_KINDS[kind], raw.data_ptr(), raw.shape[0] * blocks, out.data_ptr())
-        return out
-
     def round(self, weight: Tensor, kind: DraftKind) -> Tensor:
         """As `packed_weights.round_blocks`, of which sums may be added in another order."""
         weight, fits = weight.contiguous(), self._fits[kind]

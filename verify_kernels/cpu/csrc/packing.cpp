@@ -130,50 +130,6 @@ void pack_q3(const uint8_t* const* blocks, Lane to) {
   to.each<4>(bytes, 12), to.each<2>(scale, 4);
 }
 
-float half_at(const uint8_t* p) {
-  uint16_t bits;
-  memcpy(&bits, p, 2);
-  return half_to_float(bits);
-}
-
-// Dequantises a block of a GGUF file.
-void floats_of_block(int kind, const uint8_t* block, float* out) {
-  if (kind == SD_Q6_K) {
-    const float largest = half_at(block + 208);
-    for (int i = 0; i < 256; ++i) {
-      const int run = i / 128, group = i / 32 % 4, at = i % 32;
-      const uint8_t four = block[64 * run + 32 * (group & 1) + at], two = block[128 + 32 * run + at];
-      const int level = ((group & 2 ? four >> 4 : four & 15) | (two >> 2 * group & 3) << 4) - 32;
-      out[i] = largest * (float)(int8_t)block[192 + i / 16] * (float)level;
-    }
-  } else if (kind == SD_Q4_K || kind == SD_Q5_K) {
-    uint8_t scale[8], low[8];
-    k_scales(block + 4, scale, low);
-    const float step = half_at(block), end = half_at(block + 2);
-    const uint8_t* stored = block + (kind == SD_Q5_K ? 48 : 16);
-    for (int g = 0; g < 8; ++g) {
-      const float own = step * scale[g], less = end * low[g];
-      for (int i = 0; i < GROUP; ++i) {
-        const uint8_t pair = stored[32 * (g / 2) + i], four = g & 1 ? pair >> 4 : pair & 15;
-        const int level = kind == SD_Q5_K ? four | (block[16 + i] >> g & 1) << 4 : four;
-        out[GROUP * g + i] = own * (float)level - less;
-      }
-    }
-  } else {
-    const bool low_end = kind == SD_Q4_1 || kind == SD_Q5_1, fifth = kind == SD_Q5_0 || kind == SD_Q5_1;
-    const int head = 2 + 2 * low_end + 4 * fifth, offset = low_end ? 0 : fifth ? 16 : 8;
-    const float scale = half_at(block), add = low_end ? half_at(block + 2) : 0.0f;
-    const uint8_t* stored = block + head;
-    uint32_t bits = 0;
-    if (fifth) memcpy(&bits, stored - 4, 4);
-    for (int i = 0; i < GROUP; ++i) {
-      const int four = i < 16 ? stored[i] & 15 : stored[i - 16] >> 4;
-      const int level = kind == SD_Q8_0 ? (int8_t)stored[i] : (four | (int)(bits >> i & 1) << 4) - offset;
-      out[i] = low_end ? scale * (float)level + add : scale * (float)level;
-    }
-  }
-}
-
 inline v16 rounded(v16 x) { return (x + splat(12582912.0f)) - splat(12582912.0f); }  // half to even
 inline v16 within(v16 x, float low, float high) { return -max16(-max16(x, splat(low)), splat(-high)); }
 
@@ -237,12 +193,6 @@ void sd_pack_blocks(int32_t kind, const uint8_t* raw, int64_t rows, int64_t bloc
       else pack_simple(kind, own, to);
     }
   }
-}
-
-// Dequantises `count` blocks of a GGUF file's format.
-void sd_block_floats(int32_t kind, const uint8_t* raw, int64_t count, float* out) {
-  const sd::Format& f = sd::format_of(kind);
-  for (int64_t i = 0; i < count; ++i) sd::floats_of_block(kind, raw + i * f.block_bytes, out + i * f.block);
 }
 
 // Rounds `count` runs of 32 weights to blocks of `kind`, Q4_0 or Q3_0. fits: `tried` values of the largest weight over the
