@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
@@ -29,15 +29,10 @@ class TensorSource(Protocol):
     multiply as they are. Reading is safe from several threads.
     """
 
-    @property
-    def name(self) -> str:
-        """The model's name in messages."""
-        ...
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's shape, without the token ids that the tokenizer holds."""
-        ...
+    name: str
+    """The model's name in messages."""
+    config: ModelConfig
+    """The model's shape, without the token ids that the tokenizer holds."""
 
     def has(self, role: str) -> bool:
         """Whether the checkpoint holds ``role``."""
@@ -55,6 +50,14 @@ class TensorSource(Protocol):
         """Vector ``role``, float32."""
         ...
 
+    def stored_blocks(self, role: str) -> StoredBlocks | None:
+        """The block format of matrix ``role``: the stored one, or one that loses nothing; None where it has none."""
+        return None
+
+    def blocks(self, role: str, low: int, high: int) -> Tensor:
+        """Rows [low, high) of a matrix with `stored_blocks`, in whole blocks: uint8 [high - low, bytes of a row]."""
+        raise LookupError(role)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredBlocks:
@@ -62,24 +65,6 @@ class StoredBlocks:
 
     kind: BlockKind
     order: Tensor | None = None  # int64 [in], the input at each place of the blocks; None: in order
-
-
-@runtime_checkable
-class BlockSource(TensorSource, Protocol):
-    """A source that can also return matrices in the block format they are stored in, or in one that loses nothing."""
-
-    def stored_blocks(self, role: str) -> StoredBlocks | None:
-        """The block format of matrix ``role``; None where it has none."""
-        ...
-
-    def blocks(self, role: str, low: int, high: int) -> Tensor:
-        """Rows [low, high) of matrix ``role`` in whole blocks, uint8 [high - low, bytes of a row]."""
-        ...
-
-
-def stored_blocks(source: TensorSource, role: str) -> StoredBlocks | None:
-    """The block format in which ``source`` holds matrix ``role``; None where it has none."""
-    return source.stored_blocks(role) if isinstance(source, BlockSource) else None
 
 
 class Checkpoint(Protocol):

@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import MAX_MERGES, StoredBlocks, check_regular, well_formed
+from specdec.models.checkpoint import MAX_MERGES, StoredBlocks, TensorSource, check_regular, well_formed
 from specdec.models.config import MAX_LAYERS, ModelConfig, RopeConfig
 
 if TYPE_CHECKING:
@@ -354,7 +354,7 @@ def _tensor(values: np.ndarray) -> Tensor:
     return torch.from_numpy(values)
 
 
-class GGUFSource:
+class GGUFSource(TensorSource):
     """Tensors of an open GGUF file, dequantised slice by slice.
 
     Files of architecture `llama` hold the rows of q and k permuted, for rotary embedding of neighbouring pairs; this

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import MAX_MERGES, MAX_TOKENIZER_BYTES, check_regular, read_text_file, well_formed
+from specdec.models.checkpoint import (
+    MAX_MERGES,
+    MAX_TOKENIZER_BYTES,
+    TensorSource,
+    check_regular,
+    read_text_file,
+    well_formed,
+)
 from specdec.models.config import MAX_LAYERS, ModelConfig, RopeConfig
 from specdec.models.embedding import folder_pooling
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
@@ -361,8 +368,8 @@ _HEADS = ("lm_head.weight", "lm_head.qweight", "lm_head.weight_packed")
 _FLOATS = {"F32", "F16", "BF16"}
 
 
-class HFSource:
-    """A `TensorSource` over a model folder. Tensors are memory-mapped and converted slice by slice.
+class HFSource(TensorSource):
+    """A source over a model folder. Tensors are memory-mapped and converted slice by slice.
 
     framework: `numpy` for the configuration and shapes alone, which needs no torch.
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from specdec.config import WeightDtype
 from specdec.control_groups import usable_cores
 from specdec.errors import ModelError
-from specdec.models.checkpoint import BlockSource, Checkpoint, TensorSource, stored_blocks
+from specdec.models.checkpoint import Checkpoint, TensorSource
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.progress import Progress
 from specdec.models.tokenizer import Tokenizer
@@ -129,9 +129,9 @@ class _Reader:
 
     def blocks(self, role: str, kind: str, low: int, high: int) -> Tensor:
         """Rows of ``role`` in the block format ``kind``: stored in it, or rounded to it."""
-        stored = stored_blocks(self.source, role)
+        stored = self.source.stored_blocks(role)
         if stored is not None and stored.kind == kind:
-            return cast(BlockSource, self.source).blocks(role, low, high)
+            return self.source.blocks(role, low, high)
         return self.packing.round(self.source.rows(role, low, high), cast(DraftKind, kind))
 
     def packed(self, piece: LinearPiece, low: int, high: int, bias: Tensor | None) -> PackedLinear:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.errors import ModelError
-from specdec.models.checkpoint import StoredBlocks
+from specdec.models.checkpoint import StoredBlocks, TensorSource
 from specdec.models.hf import HFSource, QuantizedConfig, QuantMethod
 from specdec.models.weights import linear_plans
 from verify_kernels.packed_weights import BlockKind
@@ -78,8 +78,8 @@ _PARTS: dict[QuantMethod, _Parts] = {
 }
 
 
-class QuantizedSource:
-    """A `BlockSource` over a folder whose quantised matrices are words of several levels, zero points and scales.
+class QuantizedSource(TensorSource):
+    """A source over a folder whose quantised matrices are words of several levels, zero points and scales.
 
     Some also have the group of each input channel (act-order). Other matrices are as in any folder. ModelError if no
     matrix is quantised.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec.errors import ModelError
 from specdec.models.catalogue import RANDOM_PREFIX
+from specdec.models.checkpoint import TensorSource
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo, byte_level_alphabet
 from specdec.models.weights import linear_plans, norm_plans
@@ -147,8 +148,8 @@ _WORD = (1 << 64) - 1  # largest word of the generator
 _BYTE_STD = 256 / math.sqrt(12)  # standard deviation of a uniform byte
 
 
-class RandomSource:
-    """A `TensorSource` whose every value is a function of (seed, role, row, column) alone, uniformly distributed.
+class RandomSource(TensorSource):
+    """A source whose every value is a function of (seed, role, row, column) alone, uniformly distributed.
 
     Spreads are such that activations stay near 1 through all layers and logits are as `LOGIT_STD` says.
     """

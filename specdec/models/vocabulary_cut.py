@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.models.checkpoint import BlockSource, Checkpoint, StoredBlocks, TensorSource, stored_blocks
+from specdec.models.checkpoint import Checkpoint, StoredBlocks, TensorSource
 from specdec.models.config import ModelConfig
 from specdec.models.tokenizer import Tokenizer
 
@@ -79,8 +79,8 @@ class CutCheckpoint:
         return self._checkpoint.tokenizer(cache_dir, config, like)
 
 
-class CutSource:
-    """A `BlockSource` whose ``lm_head`` has the rows ``output_ids`` of that of ``inner``, or of its embedding."""
+class CutSource(TensorSource):
+    """A source whose ``lm_head`` has the rows ``output_ids`` of that of ``inner``, or of its embedding."""
 
     def __init__(self, inner: TensorSource, output_ids: NDArray[np.int32]) -> None:
         self._inner, self.output_ids = inner, output_ids
@@ -104,10 +104,9 @@ class CutSource:
         return self._inner.vector(role)
 
     def stored_blocks(self, role: str) -> StoredBlocks | None:
-        return stored_blocks(self._inner, self._table if role == "lm_head" else role)
+        return self._inner.stored_blocks(self._table if role == "lm_head" else role)
 
     def blocks(self, role: str, low: int, high: int) -> Tensor:
-        assert isinstance(self._inner, BlockSource), role
         return self._rows(self._inner.blocks, role, low, high)
 
     def _rows(self, read: Callable[[str, int, int], Tensor], role: str, low: int, high: int) -> Tensor:

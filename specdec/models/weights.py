@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.config import WeightDtype
-from specdec.models.checkpoint import TensorSource, stored_blocks
+from specdec.models.checkpoint import TensorSource
 from specdec.models.config import ModelConfig
 from verify_kernels.packed_weights import (
     GROUP_K,
@@ -123,7 +123,7 @@ def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]
         first = len(pieces)
         for part in plan.parts:
             kind = _linear_kind(source, plan.name, part[0], dtype)
-            stored = stored_blocks(source, part[0])
+            stored = source.stored_blocks(part[0])
             order = stored.order if stored is not None and stored.kind == kind else None
             last = pieces[-1] if len(pieces) > first else None
             if last is not None and last.kind == kind and _same(last.order, order):
@@ -139,7 +139,7 @@ def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]
 
 def _embedding_blocks(source: TensorSource, dtype: WeightDtype) -> BlockKind | None:
     """The block format in which the embedding stays; None where it becomes floats."""
-    stored = stored_blocks(source, "embed") if dtype in ("auto", "int3", "int4") else None
+    stored = source.stored_blocks("embed") if dtype in ("auto", "int3", "int4") else None
     return None if stored is None or stored.order is not None else stored.kind
 
 
@@ -153,7 +153,7 @@ def _linear_kind(source: TensorSource, name: str, role: str, dtype: WeightDtype)
     int4 means blocks of four bits, stored ones or rounded to Q4_0; the output table keeps eight bits. int3 is int4 with
     feed-forward matrices rounded to Q3_0, which costs a draft model fewer accepted tokens than in attention.
     """
-    found = stored_blocks(source, role)
+    found = source.stored_blocks(role)
     stored = None if found is None else found.kind
     if dtype == "auto":
         return stored or "int8"
