@@ -12,17 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.core.fields import MIN_TEMPERATURE
-
 _RECORD = struct.Struct("<Qdfffffi")  # the first fields of ``sd_sample_row`` in cpu/csrc/sampling_view.h
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingPolicy:
-    """How a sequence's tokens are chosen.
-
-    Raises:
-        ValueError: a number lies outside its range.
+    """How a sequence's tokens are chosen. The numbers are those of a request, whose ranges are in
+    `specdec.core.types.SamplingParams`.
     """
 
     seed: int  # unsigned 64-bit key of the sequence's noise
@@ -36,16 +32,6 @@ class SamplingPolicy:
     record: bytes = field(init=False, repr=False, compare=False)  # the first 40 bytes of ``sd_sample_row``
 
     def __post_init__(self) -> None:
-        _need("seed", 0 <= self.seed < 1 << 64, "must be an unsigned 64-bit integer")
-        in_range = self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= 1 / MIN_TEMPERATURE
-        _need("temperature", in_range, f"must be 0 or within [{MIN_TEMPERATURE}, {1 / MIN_TEMPERATURE:g}]")
-        _need("top_k", 0 <= self.top_k < 1 << 31, "must be a non-negative 32-bit integer")
-        _need("top_p", 0 <= self.top_p <= 1, "must be within [0, 1]")
-        _need("min_p", 0 <= self.min_p <= 1, "must be within [0, 1]")
-        repetition = 0 < self.repetition_penalty < math.inf
-        _need("repetition_penalty", repetition, "must be positive and finite")
-        _need("presence_penalty", math.isfinite(self.presence_penalty), "must be finite")
-        _need("frequency_penalty", math.isfinite(self.frequency_penalty), "must be finite")
         packed = _RECORD.pack(
             self.seed, self.top_p, self.temperature, self.log_min_p, self.repetition_penalty,
             self.presence_penalty, self.frequency_penalty, self.top_k,
@@ -61,11 +47,6 @@ class SamplingPolicy:
     def penalises(self) -> bool:
         """Whether earlier tokens change the logits."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-
-
-def _need(name: str, ok: bool, rule: str) -> None:
-    if not ok:
-        raise ValueError(f"{name}: {rule}")
 
 
 _EDITS_RECORD = struct.Struct("<9q")  # the last fields of ``sd_sample_row``
@@ -173,12 +154,6 @@ MAX_LOGPROBS = 20  # tokens per row in a request's log-probabilities
 MAX_WIDTH = 64  # tokens per row that kernels return
 
 
-def check_width(name: str, width: int) -> None:
-    """ValueError unless ``width``, the argument ``name``, lies within 0 to `MAX_WIDTH`."""
-    if not 0 <= width <= MAX_WIDTH:
-        raise ValueError(f"{name}: must be within 0 to {MAX_WIDTH}, got {width}")
-
-
 class SamplingKernels(Protocol):
     """Samples rows. A row's result depends on that row alone: it is bitwise the same in any batch, for any threads.
 
@@ -197,7 +172,7 @@ class SamplingKernels(Protocol):
     def children(
         self, logits: Tensor, rows: Sequence[RowSampling], width: int, threads: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        """The best ``width`` tokens per row by z + noise under the row's filters (by logit when greedy), best first.
+        """The best ``width`` <= 64 tokens by z + noise under the row's filters (by logit when greedy), best first.
 
         Returns ids int32 [rows, width], padded with NO_TOKEN, and their log-probabilities float64 [rows, width] in
         the processed and filtered distribution (greedy: softmax of the processed logits).

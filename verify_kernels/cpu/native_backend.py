@@ -18,7 +18,7 @@ from verify_kernels.cpu.library import load_library
 from verify_kernels.forward_batch import ForwardBatch
 from verify_kernels.packed_weights import CHUNK_K, FITS, BlockKind, DraftKind, Embedding, PackedLinear, StackedLinear
 from verify_kernels.quant_formats import FORMATS, GROUP, packed_shape
-from verify_kernels.sampling import NO_TOKEN, RowSampling, check_width
+from verify_kernels.sampling import NO_TOKEN, RowSampling
 
 
 class LinearArgs(ctypes.Structure):
@@ -234,7 +234,6 @@ class NativeSampling:
         self, logits: Tensor, rows: Sequence[RowSampling], width: int, threads: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """The best ``width`` <= 64 tokens per row and their log-probabilities."""
-        check_width("width", width)
         ids, values = np.empty((len(rows), width), np.int32), np.empty((len(rows), width))
         records, path = _pack(rows)
         self._library.sd_sample_children(
@@ -246,7 +245,6 @@ class NativeSampling:
         self, logits: Tensor, tokens: NDArray[np.int32], top: int, threads: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]:
         """log softmax of the unprocessed logits."""
-        check_width("top", top)
         tokens = np.ascontiguousarray(tokens, np.int32)
         chosen = np.empty(len(tokens))
         ids, values = np.full((len(tokens), top), NO_TOKEN, np.int32), np.empty((len(tokens), top))

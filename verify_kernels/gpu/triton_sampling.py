@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verify_kernels.gpu import sampling
 from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPlan, SamplingTable, SamplingWorkspace
-from verify_kernels.sampling import NO_TOKEN, RowSampling, check_width
+from verify_kernels.sampling import NO_TOKEN, RowSampling
 
 Ids = NDArray[np.int32]
 Values = NDArray[np.float64]
@@ -50,7 +50,6 @@ class TritonSampling:
 
     def children(self, logits: Tensor, rows: Sequence[RowSampling], width: int, threads: int) -> tuple[Ids, Values]:
         """The best ``width`` <= 64 tokens per row and their log-probabilities."""
-        check_width("width", width)
         ids, values = self._ids(len(rows), width), self._values(len(rows), width)
         if rows and width:
             here, workspace = self._prepare(logits)
@@ -60,7 +59,6 @@ class TritonSampling:
 
     def logprobs(self, logits: Tensor, tokens: Ids, top: int, threads: int) -> tuple[Values, Ids, Values]:
         """log softmax of the unprocessed logits."""
-        check_width("top", top)
         rows = len(tokens)
         chosen, ids, values = self._values(rows), self._ids(rows, top), self._values(rows, top)
         if rows:
