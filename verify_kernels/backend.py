@@ -133,9 +133,6 @@ def bind_parts(linear: Callable[[LinearSpec], RowsOp], spec: LinearSpec, weight:
 class Backend(Protocol):
     """A set of CPU kernels."""
 
-    name: str  # in the server's reports
-    threads: int
-
     def reserve(self, max_rows: int, max_width: int, max_heads_width: int) -> None:
         """Allocate scratch for ``max_rows`` rows of up to ``max_width`` channels, once, before binding."""
 

@@ -161,8 +161,6 @@ class SamplingKernels(Protocol):
     count as masked, and live ones above 1e30 count as 1e30. A row without a live logit yields NO_TOKEN.
     """
 
-    name: str
-
     def greedy(self, logits: Tensor, threads: int) -> NDArray[np.int32]:
         """The lowest id of the largest logit per row, nothing else applied; int32 [rows]."""
 

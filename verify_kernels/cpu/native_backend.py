@@ -71,10 +71,8 @@ class NativeBackend:
         KernelError: the kernels can not be built or loaded here.
     """
 
-    name = "native"
-
     def __init__(self, cache_dir: Path, threads: int) -> None:
-        self.threads = threads
+        self._threads = threads
         self._library = load_library(cache_dir)
         self._batch: tuple[ForwardBatch, BatchArgs] | None = None
 
@@ -107,7 +105,7 @@ class NativeBackend:
         k_pad = _padded(weight)
         args = LinearArgs(
             kind=_KINDS[weight.kind], pre=_PROLOGUES[spec.prologue], post=_EPILOGUES[spec.epilogue],
-            threads=self.threads, n=weight.n, k=weight.k, k_pad=k_pad, tiles=weight.tiles,
+            threads=self._threads, n=weight.n, k=weight.k, k_pad=k_pad, tiles=weight.tiles,
             ld_src=spec.src.stride(0), ld_dst=spec.dst.stride(0),
             weight=weight.data.data_ptr(), weight_scale=_pointer(weight.scale),
             bias=_pointer(weight.bias), order=_pointer(weight.order), src=spec.src.data_ptr(), dst=spec.dst.data_ptr(),
@@ -144,7 +142,7 @@ class NativeBackend:
                 raise ValueError(f"{name}: rows must lie {heads * spec.head_dim} floats apart")
         args = AttentionArgs(
             n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads, head_dim=spec.head_dim, window=spec.window,
-            threads=self.threads, kv_bytes=spec.kv.k.dtype.itemsize, scale=spec.scale, eps=spec.eps,
+            threads=self._threads, kv_bytes=spec.kv.k.dtype.itemsize, scale=spec.scale, eps=spec.eps,
             q_norm=_pointer(spec.q_norm), k_norm=_pointer(spec.k_norm),
             cos=spec.cos.data_ptr(), sin=spec.sin.data_ptr(), qkv=spec.qkv.data_ptr(), q=self._heads.data_ptr(),
             out=spec.out.data_ptr(), k_pool=spec.kv.k.data_ptr(), v_pool=spec.kv.v.data_ptr(),
@@ -211,8 +209,6 @@ class NativeSampling:
     Rows are packed into one contiguous array per call; arrays they point to live in their `SequenceEdits`, which the
     caller's rows keep alive for the call.
     """
-
-    name = "native"
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library

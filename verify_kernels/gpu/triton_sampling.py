@@ -24,8 +24,6 @@ class TritonSampling:
     plan_of: how rows of a vocabulary are cut, which changes no result.
     """
 
-    name = "triton"
-
     def __init__(self, device: torch.device, plan_of: type[SamplingPlan] = SamplingPlan) -> None:
         self._device = device
         self._plan_of = plan_of

@@ -30,10 +30,7 @@ class ReferenceBackend:
     Rows go through the matrix product one at a time, so that a row's bits do not depend on the others.
     """
 
-    name = "reference"
-
     def __init__(self, threads: int) -> None:
-        self.threads = threads
         torch.set_num_threads(threads)
 
     def reserve(self, max_rows: int, max_width: int, max_heads_width: int) -> None:

@@ -19,8 +19,6 @@ LIMIT = np.float32(1e30)
 class ReferenceSampling:
     """`SamplingKernels` in numpy. Filters work on (z falling, id rising) order, of which each keeps a prefix."""
 
-    name = "reference"
-
     def greedy(self, logits: Tensor, threads: int) -> NDArray[np.int32]:
         """Argmax per row."""
         return np.asarray([_argmax(live(row)) for row in logits.cpu().numpy()], np.int32)
