@@ -95,9 +95,10 @@ def _with_single_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             results.append(left.pop())
         for number, call in enumerate(calls):
             found.append({**message, "content": "" if number else message.get("content", ""), "tool_calls": [call]})
-            own = [each for each in results if each.get("tool_call_id", call.get("id")) == call.get("id")][:1]
-            found += own
-            results = [each for each in results if each not in own]
+            wanted = call.get("id")
+            own = next((i for i, each in enumerate(results) if each.get("tool_call_id", wanted) == wanted), None)
+            if own is not None:
+                found.append(results.pop(own))
         found += results
     return found
 

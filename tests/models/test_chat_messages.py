@@ -178,6 +178,8 @@ def test_llamas_messages_have_one_call(folder: Path) -> None:
     unnamed = [{"role": "tool", "content": name} for name in "12"]
     messages = [{"role": "assistant", "content": "", "tool_calls": calls[:2]}, *unnamed]
     assert rendered(folder, "<|python_tag|>", messages) == "a a;t1;a b;t2;"
+    equal = [{"role": "tool", "content": "ok"}] * 2
+    assert rendered(folder, "<|python_tag|>", [messages[0], *equal]) == "a a;tok;a b;tok;"
     messages = [{"role": "assistant", "content": "", "tool_calls": calls[:1]}, *results]
     assert rendered(folder, "<|python_tag|>", messages) == "a a;t bb;t aa;t cc;"
 
