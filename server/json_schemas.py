@@ -87,7 +87,13 @@ def _closed_inside(schema: Any) -> Any:
 
 
 def _closed_itself(schema: Mapping[str, Any]) -> dict[str, Any]:
-    is_open = "properties" not in schema or any(keyword in schema for keyword in _FURTHER)
+    listed, required = schema.get("properties"), schema.get("required")
+    needs_more = (
+        isinstance(listed, dict)
+        and isinstance(required, list)
+        and any(isinstance(name, str) and name not in listed for name in required)
+    )  # nothing matches it if closed
+    is_open = "properties" not in schema or needs_more or any(keyword in schema for keyword in _FURTHER)
     return dict(schema) if is_open else {"additionalProperties": False, **schema}
 
 

@@ -91,6 +91,14 @@ def test_objects_that_mention_further_properties_stay_as_they_are() -> None:
     assert closed({"type": "object"}) == {"type": "object"}
 
 
+def test_objects_that_need_a_property_which_they_do_not_list_stay_open() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a", "b"]}
+    assert closed(schema) == schema
+    assert compiles(closed(schema))
+    for required in (["a"], [["b"]], "b", None):  # what is wrong is the library's to refuse
+        assert closed({**schema, "required": required}) == {**schema, "required": required, **NO_MORE}
+
+
 def test_where_schemas_are_joined_only_the_outermost_is_closed() -> None:
     part = {"properties": {"a": {}}}
     for joined in ({"allOf": [part, part]}, {**part, "anyOf": [part]}, {**part, "$ref": "#/$defs/a"}):
