@@ -142,8 +142,8 @@ async def _read_prompt(call: Call, body: Body) -> Prompt:
     call.field_names["prompt"] = "messages"
     tools = _read_tools(body, model.tokenizer.loaded)
     conversation = Conversation()
-    if body.has("system"):
-        conversation.say("system", read_text(body, "system", _TEXT))
+    if body.has("system") and (text := read_text(body, "system", _TEXT)):
+        conversation.say("system", text)
     _read_turns(body, conversation)
     if body.violations.found:
         return Prompt((), tools)

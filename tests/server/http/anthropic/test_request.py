@@ -89,6 +89,11 @@ def test_a_conversation_with_tools() -> None:
     assert found.tools == [{"type": "function", "function": function}]
 
 
+@pytest.mark.parametrize("empty", ["", []])
+def test_an_empty_system_prompt_is_none(empty: Any) -> None:
+    assert encoded(system=empty).messages == HI
+
+
 def test_tool_choice() -> None:
     for choice in (None, {"type": "auto"}):
         assert asked(parse_messages, {"messages": HI, "tools": [TOOL], "tool_choice": choice}).tools
