@@ -75,6 +75,21 @@ def write_json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
+_LINE_ENDS = tuple((end.encode(), rb"\u%04x" % ord(end)) for end in "\u2028\u2029\u0085")
+
+
+def write_line(value: Any) -> bytes:
+    """``value`` as compact JSON that is one line to clients in Python too, such as Ollama's, which reads by httpx.
+
+    Python ends lines at U+2028, U+2029 and U+0085 as well. They stand inside of strings, where JSON may escape them.
+    """
+    data = write_json(value)
+    if not data.isascii():
+        for end, escape in _LINE_ENDS:
+            data = data.replace(end, escape)
+    return data
+
+
 MAX_DEPTH = 64
 _EXACT = 1 << 53  # a float up to here holds a whole number exactly
 

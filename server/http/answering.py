@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from server.admission import run_requests
 from server.auth.principal import current_caller
 from server.http.call import Call
-from server.json_body import write_json
+from server.json_body import write_line
 from specdec.core.types import (
     Delta,
     DrafterStats,
@@ -30,12 +30,12 @@ DONE = b"data: [DONE]\n\n"
 
 def sse(value: Any) -> bytes:
     """One event whose data is ``value`` as JSON."""
-    return b"data: %b\n\n" % write_json(value)
+    return b"data: %b\n\n" % write_line(value)
 
 
 def named_event(value: dict[str, Any]) -> bytes:
     """One event of ``value``, which is named by its ``type``."""
-    return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), write_json(value))
+    return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), write_line(value))
 
 
 @dataclass(slots=True)

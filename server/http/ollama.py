@@ -25,7 +25,7 @@ from server.http.openai_format import extras, logprob_entries, set_logprobs
 from server.http.tool_calls import ToolCall
 from server.http.tool_use import TOOLS, ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
-from server.json_body import Body, RequestFields, write_json
+from server.json_body import Body, RequestFields, write_line
 from server.request_fields import (
     IDS,
     INTEGER,
@@ -69,7 +69,7 @@ MEDIA_TYPE = b"application/x-ndjson"
 
 def ndjson(value: Any) -> bytes:
     """``value`` as one line."""
-    return write_json(value) + b"\n"
+    return write_line(value) + b"\n"
 
 
 class OllamaErrors:

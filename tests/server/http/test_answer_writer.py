@@ -13,7 +13,9 @@ import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
+from server.http.answering import named_event, sse
 from server.http.http_server import AnswerWriter
+from server.http.ollama import ndjson
 from tests.server.http.harness import Server, events
 
 BODY = json.dumps({"prompt": "hello", "stream": True}).encode()
@@ -50,6 +52,14 @@ def parse(received: bytes, times: int = 1) -> list[tuple[h11.Response, bytes]]:
         if number + 1 < times:
             client.start_next_cycle()
     return found
+
+
+@pytest.mark.parametrize("written", [sse, named_event, ndjson])
+def test_no_character_ends_a_line_of_a_stream(written: Any) -> None:
+    value = {"type": "a", "text": "".join(map(chr, [*range(0x100), 0x20A8, *range(0x2020, 0x2030), 0x1F600]))}
+    lines = written(value).decode().splitlines()
+    assert "".join(lines) == written(value).decode().replace("\n", "")
+    assert [json.loads(line.removeprefix("data: ")) for line in lines if "{" in line] == [value]
 
 
 def text_of(body: bytes) -> str:
