@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -261,19 +261,28 @@ class Tokenizer:
 
         Raises:
             ModelError: the model has no chat template, or one that does not compile.
-            InvalidRequestError: the template refuses the messages, or a part is not text.
+            InvalidRequestError: the template refuses the messages, or leaves out those of a role that it does not know;
+                or a part is not text.
         """
         source = self._tool_source if tools else self._chat_source
         form = tool_form(source)
-        plain = plain_messages(messages)
-        if "developer" not in source:  # OpenAI's newer name of the role
-            plain = [each | {"role": "system"} if each.get("role") == "developer" else each for each in plain]
-        if form is not None:
-            plain = fit_calls(plain, form)
-        else:
-            plain, tools = without_tools(plain, tools), None
-        template = self._tool_template if tools else self._template
-        return template.render(plain, add_generation_prompt, tools)
+        roles = {"function": "tool"}  # OpenAI's former name
+        if "developer" not in source:
+            roles["developer"] = "system"  # its newer name
+        plain = plain_messages(
+            [{**each, "role": roles[each["role"]]} if each.get("role") in roles else each for each in messages]
+        )
+
+        def render(plain: list[dict[str, Any]]) -> str:
+            if form is None:
+                return self._template.render(without_tools(plain, tools), add_generation_prompt)
+            template = self._tool_template if tools else self._template
+            return template.render(fit_calls(plain, form), add_generation_prompt, tools)
+
+        unknown = [i for i, each in enumerate(plain) if not _is_known(each.get("role"), source)]
+        if unknown:
+            _check_shown(plain, unknown, render)
+        return render(plain)
 
     def encode_chat(
         self,
@@ -326,6 +335,31 @@ class Tokenizer:
         return tokenizers.Tokenizer.from_str(
             json.dumps(data | {"normalizer": {"type": "Sequence", "normalizers": steps}})
         )
+
+
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+def _is_known(role: Any, source: str) -> bool:
+    """Whether the chat template ``source`` must know the role, or names it."""
+    return role in _ROLES or f"'{role}'" in source or f'"{role}"' in source
+
+
+def _check_shown(
+    messages: list[dict[str, Any]], unknown: list[int], render: Callable[[list[dict[str, Any]]], str]
+) -> None:
+    """Refuse messages of ``unknown`` roles that ``render`` leaves out, which many templates do silently.
+
+    A template may change a content, such as by writing it as JSON, so marks that stay the same are rendered instead.
+    """
+    marked = messages.copy()
+    for i in unknown:
+        marked[i] = {**messages[i], "content": f"content-of-message-{i}."}
+    shown = set(re.findall(r"content-of-message-(\d+)\.", render(marked)))
+    problem = f"is no role of the model's chat template; use {', '.join(_ROLES[:-1])} or {_ROLES[-1]}"
+    lost = [FieldViolation(f"messages[{i}].role", problem) for i in unknown if str(i) not in shown]
+    if lost:
+        raise InvalidRequestError(lost)
 
 
 def _normalise(data: dict[str, Any]) -> tuple[dict[str, Any], bool]:

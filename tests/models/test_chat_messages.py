@@ -236,6 +236,26 @@ def test_results_have_the_names_of_their_calls() -> None:
     ]  # fmt: skip
 
 
+CHOOSY = """\
+{# tools <tool_call> #}{% for m in messages %}
+{%- if m.role in ['user', 'tool', 'ipython'] %}{{ m.role }}:{{ m.content | tojson }};{% endif %}
+{%- endfor %}"""
+
+
+def test_a_message_whose_role_the_template_leaves_out_is_refused(folder: Path) -> None:
+    source = (folder / "tokenizer.json").read_text()
+    choosy = Tokenizer(source, TokenizerInfo(chat_template=CHOOSY))
+    talk = [{"role": role, "content": 'a "b"'} for role in ("user", "User", "function", "ipython", "human")]
+    with pytest.raises(InvalidRequestError) as caught:
+        choosy.encode_chat(talk)
+    assert [v.field for v in caught.value.violations] == ["messages[1].role", "messages[4].role"]
+    assert "use system, user, assistant or tool" in caught.value.violations[0].description
+    shown = r'user:"a \"b\"";tool:"a \"b\"";ipython:"a \"b\"";'
+    assert choosy.render_chat([talk[0], *talk[2:4]]) == shown
+    writes_all = Tokenizer(source, TokenizerInfo(chat_template=CHOOSY.replace("m.role in", "true or m.role in")))
+    assert writes_all.render_chat(talk[:2]) == shown.split("tool", maxsplit=1)[0] + r'User:"a \"b\"";'
+
+
 @pytest.mark.parametrize("knows", [False, True])
 def test_a_developers_message_has_the_role_that_the_template_knows(knows: bool, folder: Path) -> None:
     template = TEMPLATE + ("{#- developer #}" if knows else "")
