@@ -107,7 +107,7 @@ def read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
 
 def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenizer: TokenizerLike) -> None:
     """Set the grammar that calls must match, and whether the text shows the special tokens that mark calls."""
-    if tools is None:
+    if tools is None or body.violations.found:  # among them schemas that are nested too deep to go on with
         return
     if any(tokenizer.special_id(mark) is not None for mark in _CALL_MARKS.get(tools.form, ())):
         fields.engine["output.skip_special_tokens"] = False

@@ -115,6 +115,13 @@ def test_a_response_format_leaves_calls_possible() -> None:
         )
 
 
+@pytest.mark.parametrize("levels", [65, 480])
+def test_an_answers_schema_that_is_nested_too_deep_is_named(levels: int) -> None:
+    deep = '{"properties":{"a":' * levels + "{}" + "}}" * levels
+    found = violations(parse_chat, BODY | {"guided_json": deep})
+    assert [v.field for v in found] == ["guided_json"]
+
+
 def test_forms_that_are_no_json_prevent_calls_with_a_warning(server: Server) -> None:
     body = BODY | {"max_tokens": 2, "guided_choice": ["a"]}
     assert [note["param"] for note in server.ask("/v1/chat/completions", **body)["warnings"]] == ["tools"]
