@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _UNENFORCED = frozenset(
@@ -17,6 +17,7 @@ _ONE_OF = "oneOf"  # enforced where no value matches two alternatives, as far as
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # keywords whose values are schemas by name
 _LISTED = ("prefixItems", "items", "anyOf", "allOf", _ONE_OF)
 _SINGLE = ("items", "additionalProperties", "additionalItems")
+_NOTES = ("description", "title", "examples", "default")  # which no grammar uses
 _FURTHER = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 
 
@@ -66,24 +67,30 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     place is closed at its outermost level only.
     """
     if not any(map(_is_joint, _all(schema))):
-        return _closed_inside(schema)
+        return _changed(schema, _closed_itself)
     return dict(schema) if _is_joint(schema) else _closed_itself(schema)
 
 
-def _closed_inside(schema: Any) -> Any:
+def without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the schema without what it only tells readers; fields may have the names of such keywords."""
+    return _changed(schema, lambda each: {key: value for key, value in each.items() if key not in _NOTES})
+
+
+def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A copy to which ``change`` is applied, as it is to all schemas inside."""
     if not isinstance(schema, dict):
         return schema
     found = dict(schema)
     for keyword in _NAMED:
         if isinstance(named := schema.get(keyword), dict):
-            found[keyword] = {name: _closed_inside(inner) for name, inner in named.items()}
+            found[keyword] = {name: _changed(inner, change) for name, inner in named.items()}
     for keyword in _LISTED:
         if isinstance(listed := schema.get(keyword), list):
-            found[keyword] = [_closed_inside(inner) for inner in listed]
+            found[keyword] = [_changed(inner, change) for inner in listed]
     for keyword in _SINGLE:
         if isinstance(inner := schema.get(keyword), dict):
-            found[keyword] = _closed_inside(inner)
-    return _closed_itself(found)
+            found[keyword] = _changed(inner, change)
+    return change(found)
 
 
 def _closed_itself(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import orjson
 from server.http.tool_calls import MAX_NAME, ToolCall, ToolCallParser, WholeCallParser
 from server.interfaces import TokenizerLike
 from server.json_body import GRAMMAR_FIELD, Body, RequestFields
-from server.json_schemas import closed, lenient
+from server.json_schemas import closed, lenient, without_notes
 from server.request_fields import FLAG, OBJECT, TEXT, Field, Table, either, listed, with_fields
 from specdec.core.fields import MAX_TOOLS
 from specdec.core.types import JSON_WHITESPACE, GrammarKind, GrammarParams
@@ -73,7 +73,7 @@ class ToolUse:
         # Llama's templates refuse to write down a message with two calls.
         many = self.parallel and self.form is not ToolForm.LLAMA
         text = tool_grammar(self.form, callable_, tokenizer, many=many, free=free, answer=answer)
-        return GrammarParams(GrammarKind.EBNF, text)
+        return GrammarParams(GrammarKind.EBNF, text, of_schemas=True)
 
 
 _CALL_MARKS = {
@@ -338,7 +338,7 @@ _MARKS = ("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>")
 
 def _schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """The schema without further fields, unless it mentions them."""
-    return {"type": "object", **closed(parameters or {"properties": {}})}
+    return {"type": "object", **without_notes(closed(parameters or {"properties": {}}))}
 
 
 def _with_spacing(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -346,7 +346,7 @@ def _with_spacing(schema: Mapping[str, Any]) -> dict[str, Any]:
     own = schema.get("x-guidance") or {}
     if isinstance(own, dict) and own.get("whitespace_flexible") is not False:
         own = {"whitespace_pattern": JSON_WHITESPACE, **own}
-    return {**schema, "x-guidance": own}
+    return {**without_notes(schema), "x-guidance": own}
 
 
 # Forms in which a call may be an object alone, with the name of its arguments: small models leave Hermes' mark out.

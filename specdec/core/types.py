@@ -233,6 +233,8 @@ class GrammarParams:
 
     kind: GrammarKind
     text: str = ""
+    of_schemas: bool = False
+    """The server wrote the text around a caller's JSON schemas, so it may be as long as these."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,6 @@ def _grammar_problem(grammar: GrammarParams) -> str:
         return UTF8
     if not grammar.text.strip():
         return f"{grammar.kind.value} needs a text"
-    wide = grammar.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE)
+    wide = grammar.of_schemas or grammar.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE)
     limit = MAX_SCHEMA_BYTES if wide else MAX_GRAMMAR_BYTES
     return f"must not exceed {limit} bytes; simplify it" if len(grammar.text.encode()) > limit else ""

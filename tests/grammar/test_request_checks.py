@@ -36,6 +36,7 @@ def check(**changes: Any) -> None:
         ("grammar", {"grammar": GrammarParams(KIND.CHOICE, "  ")}),
         ("grammar", {"grammar": GrammarParams(KIND.REGEX, "\ud800")}),
         ("grammar", {"grammar": GrammarParams(KIND.EBNF, "é" * (MAX_GRAMMAR_BYTES // 2) + "a")}),
+        ("grammar", {"grammar": GrammarParams(KIND.EBNF, "a" * (MAX_SCHEMA_BYTES + 1), of_schemas=True)}),
         ("grammar", {"grammar": GrammarParams(KIND.JSON_SCHEMA, "a" * (MAX_SCHEMA_BYTES + 1))}),
     ],
 )
@@ -48,4 +49,5 @@ def test_a_bad_field_is_named(field: str, changes: dict[str, Any]) -> None:
 def test_good_fields_pass() -> None:
     check(prediction_ids=(0, 99), session="é", target_tpot_ms=0.5, grammar=GrammarParams(KIND.JSON_OBJECT))
     check(grammar=GrammarParams(KIND.JSON_SCHEMA, "a" * MAX_SCHEMA_BYTES))
+    check(grammar=GrammarParams(KIND.EBNF, "a" * MAX_SCHEMA_BYTES, of_schemas=True))
     check(grammar=GrammarParams(KIND.REGEX, "a" * MAX_GRAMMAR_BYTES))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.json_schemas import _FORMATS, _UNENFORCED, closed, lenient
+from server.json_schemas import _FORMATS, _UNENFORCED, closed, lenient, without_notes
 from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import InvalidRequestError
 from tests.grammar.helpers import start
@@ -104,3 +104,11 @@ def test_where_schemas_are_joined_only_the_outermost_is_closed() -> None:
     for joined in ({"allOf": [part, part]}, {**part, "anyOf": [part]}, {**part, "$ref": "#/$defs/a"}):
         assert closed(joined) == joined
         assert closed({"properties": {"b": joined}}) == {"properties": {"b": joined}, **NO_MORE}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+def test_notes_are_left_out_wherever_they_are_and_fields_of_their_names_stay(inside: Any) -> None:
+    notes = {"title": "T", "description": "D", "default": {"title": 1}, "examples": [1]}
+    named = {"properties": {"title": {"const": {"title": 1}}, "default": {}}, "required": ["title"]}
+    assert without_notes(inside({**named, **notes})) == inside(named)
+    assert without_notes({**inside(named), **notes}) == inside(named)

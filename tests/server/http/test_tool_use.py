@@ -11,6 +11,7 @@ from server.http.ollama import parse_chat as parse_ollama
 from server.http.openai_chat import ChatAnswer, parse_chat
 from specdec.core.types import Delta, Finished, FinishReason, GrammarKind, SpeculationStats, Started, Timings, Usage
 from specdec.models.tool_forms import ToolForm
+from tests.grammar.helpers import start
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.http.calls import asked, make_context, violations
 from tests.server.http.harness import Server
@@ -113,6 +114,27 @@ def test_a_response_format_leaves_calls_possible() -> None:
             GrammarKind.JSON_OBJECT,
             GrammarKind.JSON_SCHEMA,
         )
+
+
+class FarSighted(FakeTokenizer):
+    """A tokenizer to which any conversation is one token."""
+
+    longest_token = 1 << 20
+
+    def encode_chat(self, *_: Any, **__: Any) -> list[int]:
+        return [5]
+
+
+def test_agents_may_have_many_tools() -> None:
+    server = make_context(FarSighted())
+    told = {"type": "string", "description": "What this field holds, as usual tools tell it. " * 8}
+    fields = {f"field_{i}": told for i in range(6)}
+    function = {"strict": True, "parameters": {"type": "object", "properties": fields, "required": [*fields]}}
+    tools = [{"type": "function", "function": {"name": f"tool_{i}", **function}} for i in range(32)]
+    for more in ({}, {"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+        grammar = asked(parse_chat, {"messages": HI, "tools": tools, **more}, server=server).request.grammar
+        assert 16 << 10 < len(grammar.text) < 48 << 10
+        start(grammar)
 
 
 @pytest.mark.parametrize("levels", [65, 480])
