@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -133,6 +134,7 @@ class LoadRun:
 
 
 MAX_SLIP_MS = 10.0
+_NUMBER = re.compile(r"(?<!HTTP )\b\d+(\.\d+)?")  # in an error; a status is more than a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ class ServeReport:
             "generator": {
                 "slip_ms": spread([record.slip_ms for record in records]), "lag_ms": spread(self.run.lags_ms),
             },
-            "refusals": self._refusals(), "errors": dict(Counter(r.error for r in records if not r.ok).most_common(10)),
+            "refusals": self._refusals(), "errors": self._errors(),
         }  # fmt: skip
         steps = [r.tokens_per_step for r in self.answered if r.tokens_per_step is not None]
         if steps:
@@ -237,6 +239,12 @@ class ServeReport:
         refused = [record for record in self.run.records if record.outcome == "refused"]
         hints = [record.retry_after_s for record in refused if record.retry_after_s is not None]
         return {"n": len(refused), "with_retry_hint": len(hints), "retry_after_s": spread(hints)}
+
+    def _errors(self) -> dict[str, int]:
+        """The most frequent errors. Those that differ only in numbers count as one, which has the first one's text."""
+        texts: dict[str, str] = {}
+        failed = (record.error for record in self.run.records if not record.ok)
+        return dict(Counter(texts.setdefault(_NUMBER.sub("N", text), text) for text in failed).most_common(10))
 
 
 @dataclass(frozen=True, slots=True)

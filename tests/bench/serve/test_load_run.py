@@ -128,6 +128,14 @@ def test_what_is_not_answered() -> None:
     assert figures["goodput"]["share_of_sent"] == 0.25  # and what was not answered was not good
 
 
+def test_errors_that_differ_in_numbers_are_counted_together() -> None:
+    run = LoadRun(FakeServer())
+    refusals = [f"RESOURCE_EXHAUSTED: done in about {n / 10} s, {n} tokens wait" for n in range(60, 80)]
+    for error in (*refusals, "HTTP 503: sorry", "HTTP 500: sorry", "HTTP 503: sorry"):
+        run.records.append(Record("a", 0.0, outcome="refused", error=error))
+    assert ServeReport(run).as_dict()["errors"] == {refusals[0]: 20, "HTTP 503: sorry": 2, "HTTP 500: sorry": 1}
+
+
 class Unread(list[Record]):
     """Records that only their number is read of."""
 
