@@ -492,8 +492,9 @@ def _put(data: dict[str, Any], names: Sequence[str], value: Any, path: Path | No
 
 
 def problems(error: ValidationError) -> str:
-    """Every invalid field with the reason, joined by semicolons."""
-    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors())
+    """Every invalid field with the reason, joined by semicolons; only a reason where no single field is at fault."""
+    found = ((".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")) for e in error.errors())
+    return "; ".join(f"{field}: {reason}" if field else reason for field, reason in found)
 
 
 def load_yaml(text: str) -> Any:

@@ -54,6 +54,17 @@ def test_the_example_has_a_long_prompt_that_arrives_while_streams_run() -> None:
     assert len(last.ask.text) > 40 * max(len(timed.ask.text) for timed in streams)
 
 
+def test_a_misspelt_prompt_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    for line, problem in (
+        ('{"promt": "x"}', "promt: Extra inputs are not permitted"),
+        ("{}", "exactly one of prompt, "),
+    ):
+        path.write_text(line)
+        with pytest.raises(ConfigError, match=f"^trace: t.jsonl, line 1: {problem}"):
+            read_trace(path)
+
+
 def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
     path, said = tmp_path / "t.jsonl", "a\u2028b\u2029c\x85d"
     path.write_text(json.dumps({"offset_s": 0, "prompt": said}, ensure_ascii=False) + "\r\n", encoding="utf-8")
@@ -69,6 +80,7 @@ def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
         ({"top_p": 2}, "top_p"), ({"top_k": -1}, "top_k"), ({"stop": ["", "a"]}, "stop"),
         ({"salt": 3}, "salt"), ({"stop": "a"}, "stop"), ({"prefix": "y"}, "exactly one"),
         ({"messages": [{"role": "user", "content": "x"}]}, "exactly one"), ({"messages": "x"}, "messages"),
+        ({"max_token": 3}, "max_token: Extra"), ({"was_tokens": "x"}, "was_tokens"),
     ],
 )  # fmt: skip
 def test_what_it_may_not(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
