@@ -120,7 +120,12 @@ def run_command(**values: Any) -> None:
         config = config.model_copy(update={"stopping": stopping})
     config, servers = _servers(config, values, credentials, key_b)
     out = values["out"] or Path(f"ab-{config.name}")
-    why = asyncio.run(_run(config, servers, server, out, values["quiet"]))
+    try:
+        why = asyncio.run(_run(config, servers, server, out, values["quiet"]))
+    except KeyboardInterrupt:
+        if not out.is_dir():
+            raise
+        raise KeyboardInterrupt(f"the records stay in {out}, and the same command goes on with them") from None
     if not values["as_json"]:
         click.echo(f"ended: {why}")
     sys.exit(conclude(out, values["demand"], values["as_json"]))

@@ -188,7 +188,7 @@ def _request(request_id: str, values: dict[str, Any], drafters: tuple[str, ...],
     )
 
 
-_INTERRUPTED, _CUT = 130, 3  # exit codes
+_CUT = 3  # exit code
 _SCREEN = {
     "Where it runs": ("--server", "--key-file", "--config", "--target", "--draft"),
     "Prompt and output": ("--chat", "--prediction", "--json-schema", "--regex", "--json"),
@@ -249,14 +249,8 @@ def generate_command(
     open_runner, request = pop_call(server, model, values)
     prediction = pop_prediction(values)
     text = check_text(_read_prompt(prompt), "the prompt")
-    try:
-        with open_runner() as runner:
-            whole = _show(
-                runner, PromptRequest([ChatTurn("user", text)] if chat else text, prediction, request), as_json
-            )
-    except KeyboardInterrupt:
-        click.echo("\ncancelled", err=True)
-        sys.exit(_INTERRUPTED)
+    with open_runner() as runner:
+        whole = _show(runner, PromptRequest([ChatTurn("user", text)] if chat else text, prediction, request), as_json)
     if not whole and request.grammar is not None:
         sys.exit(_CUT)
 

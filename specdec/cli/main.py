@@ -26,7 +26,8 @@ class LazyCommand(NamedTuple):
 
 class LazyGroup(click.Group):
     """`specdec --help` is instant, because nothing heavy is imported for it. A `SpecdecError`, or an error of the
-    system such as a full disk, ends any subcommand with one line on standard error and exit code 1."""
+    system such as a full disk, ends any subcommand with one line on standard error and exit code 1; Ctrl-C does with
+    exit code 130, as in shells, unless the subcommand handles it. A text of the `KeyboardInterrupt` is shown."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -64,6 +65,9 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except SpecdecError as error:
             raise click.ClickException(" ".join(str(error).split())) from error
+        except KeyboardInterrupt as stop:
+            click.echo("\n" + "; ".join(("stopped", *stop.args)), err=True)
+            ctx.exit(130)
         except OSError as error:
             # click ends in silence where the reader of a pipe left; an error without a number may have no text.
             if error.errno in (None, errno.EPIPE):

@@ -376,5 +376,5 @@ def test_ctrl_c_aborts_and_exits_quietly(run_on: Callable[[SpyEngine], Invoke]) 
     engine = SpyEngine(KeyboardInterrupt())
     result = run_on(engine)("hello")
     assert result.exit_code == 130
-    assert result.stderr.strip() == "cancelled"
+    assert result.stderr.strip() == "stopped"
     assert engine.aborted == [True]

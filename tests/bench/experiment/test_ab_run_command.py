@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -178,6 +179,25 @@ def test_killed_and_taken_up(tmp_path: Path) -> None:
     counted = [r for r in read_records(out).records if not r.warm_up]
     assert Counter(r.pair.partition(".")[0] for r in counted) == {f"{n:06}": 2 for n in range(10)}
     assert len({json.dumps(body["messages"]) for body in server.asked}) == 1 + 10  # with the warm-up
+
+
+def test_ctrl_c_says_that_the_records_stay(tmp_path: Path) -> None:
+    plan, out = write_plan(tmp_path, arms={"a": {}, "b": {}}), tmp_path / "out"
+    with stub_openai() as server:
+        server.stall_at = 2 + 2 + 2 * 4 + 2  # probes, warm-up, four pairs, and the second request of the fifth
+        words = [sys.executable, "-m", "specdec.cli.main", "ab", "run", str(plan), "--url", server.url]
+        process = subprocess.Popen([*words, "--out", str(out)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        try:
+            assert server.stalled.wait(60)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
+            process.wait(30)
+            server.release()
+    assert process.returncode == 130
+    assert said == f"\nstopped; the records stay in {out}, and the same command goes on with them\n"
+    assert len(read_records(out).records) >= 2 + 2 * 4
 
 
 def test_a_plan_for_servers_of_its_own_kind(server: Faces, tmp_path: Path) -> None:
