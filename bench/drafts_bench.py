@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.engine_bench import BenchError, EngineBench, Say, WorkloadRuns
-from bench.engine_runs import AUTO, OFF, Setting
-from bench.engine_session import SEED, check_room, fixed_figures
+from bench.engine_runs import OFF, Setting
+from bench.engine_session import SEED, check_room
 from bench.machine import engine_facts
 from bench.serve.schedule import recorded
 from bench.workloads.prompts import tokenised
@@ -126,7 +126,7 @@ def file_prompts(file: Path, tokenizer: Tokenizer, count: int, max_tokens: int |
     return Workload("prompts", tuple((prompt,) for prompt in [*uncounted(found[:1]), *found[1:]]))
 
 
-NO_CANDIDATE = "no candidate"  # the drafters that need no model, alone
+NO_CANDIDATE = Setting("no candidate")  # the drafters that need no model, alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +140,12 @@ class DraftsReport:
     def figures(self) -> dict[str, dict[str, Any]]:
         """By arm, its time from off's first token on, and the accepted share of a chain's tokens by position."""
         found: dict[str, dict[str, Any]] = {}
-        times = fixed_figures(self.runs, [candidate.name for candidate in self.candidates])
-        off = times[OFF.name]
-        for arm, ms in times.items():
+        off = self.runs.ms_per_token_beside_off(OFF.name)
+        for arm in (OFF.name, NO_CANDIDATE.name, *(candidate.name for candidate in self.candidates)):
+            ms = self.runs.ms_per_token_beside_off(arm)
             faster = sum(b.decode_s < a.decode_s for a, b in self.runs.pairs(OFF.name, arm))
-            found[NO_CANDIDATE if arm == AUTO.name else arm] = {
-                "ms_per_token": ms,
+            found[arm] = {
+                "ms_per_token": rounded(ms),
                 "ratio": rounded(off / ms) if off and ms else None,
                 "faster_on": faster,
                 "tokens_per_step": rounded(self.runs.summary(arm=arm).tokens_per_step),
@@ -159,15 +159,15 @@ class DraftsReport:
     def as_dict(self) -> dict[str, Any]:
         """All figures, including every prompt's, as JSON types. ``keep``: the candidate, "none" unless one is the
         fastest arm."""
-        arms, prompts = self.figures(), self.runs.as_dict()
+        arms, prompts = self.figures(), self.runs.as_dict(NO_CANDIDATE.name)
         times = {arm: row["ms_per_token"] for arm, row in arms.items() if row["ms_per_token"] is not None}
         keep, reason = "none", "no answer was long enough to time; raise --max-tokens"
         if times:
             best, *others = sorted(times, key=lambda arm: times[arm])
-            keep = "none" if best in (OFF.name, NO_CANDIDATE) else best
+            keep = "none" if best in (OFF.name, NO_CANDIDATE.name) else best
             rest = ", ".join(f"{arm} {times[arm]:.2f}" for arm in others)
-            wins = f"faster than off on {arms[best]['faster_on']} of {len(prompts)} prompts"
-            reason = f"{best} takes {times[best]:.2f} ms per token, {wins}; {rest}"
+            wins = f", faster than off on {arms[best]['faster_on']} of {len(prompts)} prompts"
+            reason = f"{best} takes {times[best]:.2f} ms per token{'' if best == OFF.name else wins}; {rest}"
         return {"machine": self.machine, "arms": arms, "keep": keep, "reason": reason, "prompts": prompts}
 
 
@@ -178,7 +178,7 @@ def compare(base: EngineParts, candidates: Seq[Candidate], workloads: Seq[Worklo
         BenchError: an arm returned other tokens than plain decoding, the engine failed, or the KV cache is too small.
         RequestError: the engine refused a prompt.
     """
-    arms = {OFF: base, AUTO: base}
+    arms = {OFF: base, NO_CANDIDATE: base}
     for candidate in candidates:
         arms |= dict.fromkeys((Setting(candidate.name), candidate.chain), candidate.parts)
     check_room(base, workloads, len(arms))

@@ -226,23 +226,22 @@ class WorkloadRuns:
             drafters=_by_drafter(runs),
         )
 
-    def as_dict(self) -> list[dict[str, Any]]:
-        """Figures of every prompt in every arm, as JSON types."""
+    def as_dict(self, arm: str = "auto") -> list[dict[str, Any]]:
+        """Figures of every prompt in every arm, as JSON types; ``ratio``: off's time over that of ``arm``."""
         return [
             {
                 "prompt": runs[0].prompt,
                 "round": number,
                 "arms": {name: run.as_dict() for name, run in zip(by_arm, runs, strict=True)},
-                "ratio": _ratio(by_arm, index),
+                "ratio": _ratio(by_arm[OFF.name].requests[index], by_arm[arm].requests[index]),
             }
             for number, by_arm in enumerate(self.rounds)
             for index, runs in enumerate(zip(*(group.requests for group in by_arm.values()), strict=True))
         ]
 
 
-def _ratio(by_arm: dict[str, GroupRun], index: int) -> float | None:
-    off, auto = by_arm["off"].requests[index].tpot_ms, by_arm["auto"].requests[index].tpot_ms
-    return round(off / auto, 4) if off and auto else None
+def _ratio(off: RequestRun, run: RequestRun) -> float | None:
+    return round(off.tpot_ms / run.tpot_ms, 4) if off.tpot_ms and run.tpot_ms else None
 
 
 def _by_drafter(runs: list[RequestRun]) -> dict[str, DrafterStats]:
@@ -258,7 +257,7 @@ Say = Callable[[str], None]
 class EngineBench:
     """Runs workloads group by group, each group in all arms step by step in turns.
 
-    engines: by arm, `OFF` and `AUTO` included. Each arm has its own engine over the same weights, KV cache and
+    engines: by arm, `OFF` included. Each arm has its own engine over the same weights, KV cache and
     drafters, so that no arm profits from what another learned, and its own cache salt per workload, so that it drafts
     only from texts that it has seen itself.
     """

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from bench import drafts_bench, engine_bench
 from bench.drafts_bench import Candidate, DraftsReport, compare, file_prompts, load_candidates
-from bench.engine_bench import BenchError, EngineRunner
+from bench.engine_bench import BenchError, EngineRunner, WorkloadRuns
 from specdec.cli.main import cli
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine.engine import EngineParts
@@ -101,7 +101,7 @@ def test_a_twin_of_the_target_is_kept_where_its_levels_are_cheap(report: DraftsR
     assert arms[twin]["ratio"] > 2 > 1.1 > max(row["ratio"] for arm, row in arms.items() if arm != twin)
     assert all(row["acceptance"][0] < 0.5 and row["level_ms"] > 0 for arm, row in arms.items() if "head" in arm)
     assert len(figures["prompts"]) == 2
-    assert set(figures["prompts"][0]["arms"]) >= {"off", "auto", twin, f"{twin} 8x1"}
+    assert set(figures["prompts"][0]["arms"]) >= {"off", "no candidate", twin, f"{twin} 8x1"}
 
 
 @pytest.mark.parametrize("level_s", [3.0])
@@ -110,6 +110,14 @@ def test_none_is_kept_where_a_level_costs_more_than_it_saves(report: DraftsRepor
     assert report.as_dict()["reason"].startswith(
         "no candidate takes "
     )  # the texts repeat themselves, which needs no model
+
+
+def test_off_is_not_compared_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"off": 12.33, "no candidate": 13.0}
+    arms = {arm: {"ms_per_token": ms, "faster_on": 0} for arm, ms in times.items()}
+    monkeypatch.setattr(DraftsReport, "figures", lambda self: arms)
+    found = DraftsReport({}, [], WorkloadRuns("drafts", False)).as_dict()
+    assert (found["keep"], found["reason"]) == ("none", "off takes 12.33 ms per token; no candidate 13.00")
 
 
 def test_the_target_is_loaded_once_and_heads_share_its_states(loaded: tuple[EngineParts, list[Candidate]]) -> None:
