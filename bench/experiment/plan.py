@@ -95,6 +95,7 @@ def problems(config: ExperimentConfig, folder: Path) -> Iterator[Problem]:
             f"{what} is for the traffic of a running server: `specdec ab start PLAN`, with `specdec bench serve "
             "--rate` as its load if it has none; `specdec ab run` has paired_replay, also with a `rate`, and aa",
         )
+        return  # of the rest, such as a load, each kind of plan needs something else
     if assignment.mode == "aa" and assignment.share != 1:
         yield ("assignment", "share"), "has no effect here, where every prompt takes part; live experiments use it"
     for name, arm in config.arms.items():

@@ -99,6 +99,14 @@ def test_what_can_not_be_run(tmp_path: Path, old: str, new: str, problem: str) -
     assert str(path) in str(caught.value)
 
 
+def test_a_plan_for_a_running_server_is_not_asked_for_a_load(tmp_path: Path) -> None:
+    text = "name: a\narms: {a: {engine: {draft: m}}, b: {engine: {draft: null}}}\nassignment: {mode: switchback}\n"
+    with pytest.raises(ExperimentError) as caught:
+        read_plan(write(tmp_path, text))
+    assert str(caught.value).count("line ") == 1
+    assert "line 3: assignment.mode: switchback is for the traffic of a running server" in str(caught.value)
+
+
 def test_bug_a_share_of_pairs_is_refused(tmp_path: Path) -> None:
     text = "name: a\narms: {a: {}, b: {}}\nload: {workload: chat}\nstopping: {max_requests: 40}\n"
     assert read_plan(write(tmp_path, text + "assignment: {mode: aa}\n")).assignment.pairs
