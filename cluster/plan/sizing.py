@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -41,16 +41,37 @@ class Goal:
         return fmean(self.kept_by(record) for record in run.records) if run.records else 1.0
 
 
-class _Misses:
-    """Counts the requests that miss a goal."""
+class Trial(NamedTuple):
+    """``kept``: requests that met the goal, of the ``ended`` ones: a run that misses the goal is not simulated on."""
+
+    replicas: int
+    enough: bool
+    kept: int
+    ended: int
+
+    def __str__(self) -> str:
+        verdict, which = ("enough", "all") if self.enough else ("too few", "the first")
+        share = f"{self.kept / self.ended:.2%} of {which} {self.ended} requests meet it"
+        return f"{counted_replicas(self.replicas)}: {verdict}, {share}"
+
+
+def counted_replicas(number: int) -> str:
+    """For a message."""
+    return "1 replica" if number == 1 else f"{number} replicas"
+
+
+class _Tally:
+    """Counts the requests that meet and miss a goal."""
 
     def __init__(self, goal: Goal, requests: int) -> None:
-        self._goal, self._left = goal, requests - goal.share * requests
+        self._goal, self._may_miss = goal, requests - goal.share * requests
+        self.kept = self.ended = 0
 
     def __call__(self, record: Record) -> bool:
         """Whether the goal cannot be met any more."""
-        self._left -= not self._goal.kept_by(record)
-        return self._left < -1e-9
+        self.ended += 1
+        self.kept += self._goal.kept_by(record)
+        return self.ended - self.kept > self._may_miss + 1e-9
 
 
 def least_replicas(
@@ -58,18 +79,19 @@ def least_replicas(
     requests: Sequence[PlannedRequest],
     goal: Goal,
     most: int,
-    tried: Callable[[int, bool], None] | None = None,
+    tried: Callable[[Trial], None] | None = None,
 ) -> FleetRun | None:
     """Returns the run of the fewest replicas that meet ``goal``; None: ``most`` replicas do not. ``plan``: the fleet;
-    its number of replicas is ignored. tried: called with each number, and whether it was enough.
+    its number of replicas is ignored. tried: called with each number's result.
 
     Doubles, then bisects: assumes that more replicas never do worse. Runs stop as soon as the goal is missed.
     """
 
     def enough(replicas: int) -> FleetRun | None:
-        run = simulate(replace(plan, replicas=replicas), requests, _Misses(goal, len(requests)))
+        tally = _Tally(goal, len(requests))
+        run = simulate(replace(plan, replicas=replicas), requests, tally)
         if tried is not None:
-            tried(replicas, run.whole)
+            tried(Trial(replicas, run.whole, tally.kept, tally.ended))
         return run if run.whole else None
 
     most = max(1, min(most, len(requests)))  # more than one per request cannot help

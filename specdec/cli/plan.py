@@ -124,7 +124,7 @@ def _plan(values: dict[str, Any]) -> None:
 def _run(values: dict[str, Any], profile: Profile, requests: list[PlannedRequest], goal: Goal | None) -> FleetRun:
     """Runs the given number of replicas, or the fewest that meet ``goal``."""
     from cluster.plan.simulate import FleetPlan, simulate
-    from cluster.plan.sizing import least_replicas
+    from cluster.plan.sizing import counted_replicas, least_replicas
 
     plan = FleetPlan(profile, values["replicas"] or 1, values["seed"])
     if values["replicas"] is not None:
@@ -132,13 +132,11 @@ def _run(values: dict[str, Any], profile: Profile, requests: list[PlannedRequest
     if goal is None:
         raise click.UsageError("give --objective METRIC:MS for the fewest replicas that meet it, or --replicas")
     note = progress_line()
-    found = least_replicas(
-        plan, requests, goal, values["most"], lambda n, ok: note(f"{n} replicas: {'enough' if ok else 'too few'}")
-    )
+    found = least_replicas(plan, requests, goal, values["most"], lambda trial: note(str(trial)))
     if found is None:
         tried = min(values["most"], len(requests))  # more than one replica per request cannot help
         raise click.ClickException(
-            f"objective: {tried} replicas do not meet it; a single request may already take longer: "
+            f"objective: not met by {counted_replicas(tried)}; a single request may already take longer: "
             "try --replicas 1 with a low --rate"
         )
     return found

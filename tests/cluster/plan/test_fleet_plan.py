@@ -14,7 +14,7 @@ from cluster.fleet import Fleet
 from cluster.plan.arrivals import PlannedRequest, Traffic, drawn_requests
 from cluster.plan.routing import BoundedRing
 from cluster.plan.simulate import FleetPlan, simulate
-from cluster.plan.sizing import Goal, least_replicas
+from cluster.plan.sizing import Goal, Trial, least_replicas
 from specdec.errors import ConfigError
 from specdec.load.arrivals import Arrivals
 from specdec.load.request import Objective
@@ -51,13 +51,14 @@ def test_more_replicas_are_never_worse() -> None:
 
 
 def test_the_fewest_replicas_that_meet_the_objective() -> None:
-    tried: dict[int, bool] = {}
-    found = least_replicas(FleetPlan(NOISY, 1), load(), GOAL, 64, tried.__setitem__)
+    trials: list[Trial] = []
+    found = least_replicas(FleetPlan(NOISY, 1), load(), GOAL, 64, trials.append)
     assert found is not None
     replicas = found.plan.replicas
     assert replicas > 1
-    assert tried[replicas]
-    assert not tried[replicas - 1]
+    tried = {trial.replicas: trial for trial in trials}
+    assert not tried[replicas - 1].enough
+    assert tried[replicas] == (replicas, True, round(GOAL.share_in(found) * len(load())), len(load()))
     assert GOAL.share_in(found) >= GOAL.share
     assert GOAL.share_in(simulate(FleetPlan(NOISY, replicas - 1), load())) < GOAL.share
 

@@ -44,6 +44,16 @@ def test_the_fewest_replicas_for_an_objective(path: str) -> None:
     assert not fewer["goal"]["enough"]
 
 
+def test_each_number_tried_has_its_share(path: str) -> None:
+    """A run that misses the goal ends there, so its share is that of the first requests."""
+    load = ("--rate", "4", "--duration", "5", "--arrivals", "constant", "--same-length", "--share", "0.9")
+    for objective, said in (
+        ("ttft:1", "1 replica: too few, 0.00% of the first 3 requests meet it\n2 replicas: too few, "),
+        ("ttft:90000", "1 replica: enough, 100.00% of all 20 requests meet it\n"),
+    ):
+        assert specdec("--profile", path, *load, "--objective", objective).stderr.startswith(said)
+
+
 def test_a_human_readable_table(path: str) -> None:
     done = specdec("--profile", path, "--rate", "5", "--duration", "4", "--replicas", "2", "--objective", "tpot:30")
     assert done.exit_code == 0, done.output
@@ -85,10 +95,13 @@ def test_prompts_of_a_trace_that_no_replica_takes_are_counted(path: str, tmp_pat
         (("--profile", "P"), "give --trace FILE, or --rate"),
         (("--profile", "P", "--rate", "1"), "give --objective METRIC:MS"),
         (("--profile", "P", "--rate", "1", "--objective", "ttft"), "--objective: 'ttft' is not METRIC"),
-        (("--profile", "P", "--rate", "1", "--objective", "ttft:1", "--most", "2"), "2 replicas do not meet it"),
+        (
+            ("--profile", "P", "--rate", "1", "--objective", "ttft:1", "--most", "2"),
+            "objective: not met by 2 replicas;",
+        ),
         (
             ("--profile", "P", "--rate", "4", "--duration", "1", "--arrivals", "constant", "--objective", "ttft:1"),
-            "objective: 4 replicas do not meet it",
+            "objective: not met by 4 replicas;",
         ),
         (("--profile", "P", "--rate", "0.001", "--duration", "1", "--replicas", "1"), "no request arrives"),
         (("--profile", "P", "--rate", "1", "--replicas", "1", "--seed", "-1"), "'--seed': -1 is not in the range x>=0"),
