@@ -60,7 +60,10 @@ def export_profile(
     )
     if captured is None:
         return profile
-    requests = read_requests(captured)
+    try:
+        requests = read_requests(captured)
+    except ConfigError as error:
+        raise ConfigError(f"--captured: {str(error).removeprefix('trace: ')}") from None
     return with_request_ms(profile, fit_request_ms(FleetPlan(profile, 1), requests, captured_wait_ms(requests)))
 
 
@@ -107,11 +110,11 @@ def fit_steps(path: Path, *others: Path) -> FittedSteps:
     found = chain(found, *(read_trace(other)[1] for other in others))
     steps = [step for step in found if step.rows > 0 and step.realised_verify_ms > 0]
     if len(steps) < MIN_STEPS:
-        raise ConfigError(f"decisions: {path} holds {len(steps)} steps; at least {MIN_STEPS} are needed")
+        raise ConfigError(f"--decisions: {path} holds {len(steps)} steps; at least {MIN_STEPS} are needed")
     try:
         table = CostTable.from_dict(controller["verify"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"decisions: {path} has no cost table ({error!r})") from None
+        raise ConfigError(f"--decisions: {path} has no cost table ({error!r})") from None
     verify = _as_found(_at_speed_of(table, steps), steps)
     now = CostTable.from_dict(verify)
     ratios = np.array([step.realised_verify_ms / now.ms(step.rows, step.context) for step in steps])
@@ -223,5 +226,5 @@ def captured_wait_ms(requests: Sequence[PlannedRequest]) -> float:
     """
     waited = [one.was_first_s for one in requests if one.was_first_s is not None]
     if not waited:
-        raise ConfigError("captured: the trace lacks the times of first tokens (was_first_s); capture it again")
+        raise ConfigError("--captured: the trace lacks the times of first tokens (was_first_s); capture it again")
     return float(np.median(waited)) * 1e3

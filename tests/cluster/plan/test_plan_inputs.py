@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cluster.plan.arrivals import Traffic, at_rate, drawn_requests, read_requests
 from cluster.plan.drafts import DraftLaw
-from cluster.plan.export import fit_request_ms, fit_steps
+from cluster.plan.export import export_profile, fit_request_ms, fit_steps
 from cluster.plan.profile import DraftedStep, read_profile
 from cluster.plan.simulate import FleetPlan, simulate
+from specdec.config import EngineConfig, ServerConfig
 from specdec.control.trace import TraceWriter
 from specdec.core.types import StepTrace
 from specdec.errors import ConfigError
 from specdec.load.arrivals import Arrivals
 from tests.cluster.plan.profiles import forward_ms, profile
+from tests.fake_engine import INFO
 
 TRACE = [
     {"offset_s": 0.5, "prompt_ids": [*range(100)], "max_tokens": 64, "was_tokens": 7, "was_first_s": 0.2},
@@ -207,6 +210,13 @@ def test_a_trace_of_too_few_steps_is_named(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ConfigError, match="holds 1 steps"):
         fit_steps(tmp_path / "d")
+
+
+def test_a_folder_without_captures_is_named_with_its_option(tmp_path: Path) -> None:
+    parts: Any = SimpleNamespace(config=EngineConfig(), info=INFO)
+    trace = decisions(tmp_path / "d", 1.0, 1.0)
+    with pytest.raises(ConfigError, match=f"^--captured: {tmp_path} has no captured requests"):
+        export_profile(parts, ServerConfig(), "cpu", trace, tmp_path)
 
 
 def test_time_outside_the_engine_is_the_remaining_wait() -> None:
