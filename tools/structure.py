@@ -38,13 +38,13 @@ MODEL = "smollm2-135m"
 PROMPT = "Once upon a time there was a small engine"
 SMALL = 60  # lines; smaller modules with one importer are listed
 CEILINGS = {
-    "modules": 339,
-    "lines": 84_987,
+    "modules": 332,
+    "lines": 81_705,
     "largest": 700,
     "cycles": 0,
     "step": 21,
-    "http": 36,
-    "grpc": 32,
+    "http": 32,
+    "grpc": 28,
 }
 """Largest value allowed for each figure. Lower one when the code shrinks; raise one only with a reason."""
 

@@ -12,8 +12,7 @@ from cluster.config import ClusterConfig
 from cluster.envoy import EnvoyFiles, write_fleet
 from cluster.fleet import Fleet
 from cluster.plan.arrivals import PlannedRequest, Traffic, drawn_requests
-from cluster.plan.routing import BoundedRing
-from cluster.plan.simulate import FleetPlan, simulate
+from cluster.plan.simulate import BoundedRing, FleetPlan, simulate
 from cluster.plan.sizing import Goal, Trial, least_replicas
 from specdec.errors import ConfigError
 from specdec.load.arrivals import Arrivals
