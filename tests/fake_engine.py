@@ -81,7 +81,9 @@ INFO = EngineInfo(
 def _is_next_edit(request: Request) -> bool:
     from specdec.models.next_edit import expected_answer  # few tests need it
 
-    return expected_answer(bytes(i for i in request.prompt_ids if i < 256).decode()) is not None
+    parts = {FILE_SEP: b"<|file_sep|>"}
+    text = b"".join(parts.get(i) or bytes([i]) for i in request.prompt_ids if i < 256 or i in parts)
+    return expected_answer(text.decode()) is not None
 
 
 class Answer(Protocol):
@@ -164,7 +166,7 @@ def mean(values):
 print(mean([1, 2, 3]))
 '''
 BOOK_VOCAB, BOOK_END = 300, 299
-FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = 256, 257, 258  # ids of `CodeTokenizer`
+FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE, FILE_SEP = 256, 257, 258, 260  # ids of `CodeTokenizer`
 
 
 class BookText:

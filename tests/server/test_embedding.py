@@ -78,7 +78,7 @@ def local(folder: Path) -> ServedModel:
 async def test_texts_equal_transformers(flag: str, tmp_path: Path) -> None:
     model = local(make_embedder(tmp_path / "m", flag))
     prompts = [await embedded_ids(model, text) for text in TEXTS]
-    call = EmbeddingCall.of(model, None, 16, violations := ViolationCollector())
+    call = EmbeddingCall.of(model, 16, violations := ViolationCollector())
     found = await call.run(call.requests("r", prompts, {}, violations, "input"))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(tmp_path / "m" / "tokenizer.json"), split_special_tokens=True

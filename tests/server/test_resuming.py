@@ -178,7 +178,7 @@ async def uncut(address: str, numbers: range) -> list[Read]:
 async def killed_on_the_way(victim: LocalServer, other: LocalServer, numbers: range) -> list[Read]:
     """All are read from ``victim``, which is killed while they are."""
     seen, enough = 0, TOKENS * len(numbers) // 6
-    processes = [victim.frontend, victim.engine]
+    processes = [victim.frontend, *victim.frontend.children()]
 
     def saw() -> None:
         nonlocal seen
