@@ -54,7 +54,7 @@ $(TRITON_36): | $(STAMP)
 test-slow: model ## the long runs: full verify, perplexity, soak
 	$(BIN)/python -m pytest -q -m slow $(ARGS)
 
-soak: model ## a server under mixed load; memory, pages, files, threads at rest (MINUTES=60)
+soak: model ## smollm2-135m under mixed load; memory, pages, files, threads at rest (MINUTES=60)
 	$(BIN)/python -m pytest -q -m slow -s tests/soak --soak-minutes $(MINUTES) $(ARGS)
 
 fuzz: setup ## COUNT=10000 bodies or messages at every endpoint (ARGS="--fuzz-seed 2" for others)

@@ -113,14 +113,14 @@ def file_prompts(file: Path, tokenizer: Tokenizer, count: int, max_tokens: int |
     found: list[BenchPrompt] = []
     try:
         for place, line in read_trace_lines(file)[: count + 1]:
-            ask = recorded(line, line.name or place)
             if line.prompt_blocks is not None:
-                raise BenchError(f"--prompts-file: {ask.name}: no text; capture with --capture-prompts")
+                raise BenchError(f"--prompts-file: {place}: no text; capture with --capture-prompts")
+            ask = recorded(line, line.name or place)
             found.append(tokenised(dataclasses.replace(ask, max_tokens=max_tokens or ask.max_tokens), tokenizer))
     except ConfigError as error:
         raise BenchError(f"--prompts-file: {str(error).removeprefix('trace: ')}") from None
     except WorkloadUnavailableError as error:
-        raise BenchError(f"--prompts-file: {ask.name}: {error}") from None
+        raise BenchError(f"--prompts-file: {place}: {error}") from None
     if len(found) < 2:
         raise BenchError(f"--prompts-file {file}: {len(found)} prompts; give two or more, the first is a warm-up")
     return Workload("prompts", tuple((prompt,) for prompt in [*uncounted(found[:1]), *found[1:]]))

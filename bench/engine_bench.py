@@ -198,7 +198,7 @@ class WorkloadRuns:
         gets it later, because its draft model reads the prompt, but gets several at once: both count."""
         if self.concurrent:
             return self.ms_per_token(arm)
-        pairs = list(self.pairs("off", arm))
+        pairs = list(self.pairs(OFF.name, arm))
         seconds = sum(run.first_s + run.decode_s - off.first_s for off, run in pairs)
         tokens = sum(run.gaps for _, run in pairs)
         return seconds / tokens * 1e3 if tokens and seconds > 0 else None
@@ -226,7 +226,7 @@ class WorkloadRuns:
             drafters=_by_drafter(runs),
         )
 
-    def as_dict(self, arm: str = "auto") -> list[dict[str, Any]]:
+    def as_dict(self, arm: str = AUTO.name) -> list[dict[str, Any]]:
         """Figures of every prompt in every arm, as JSON types; ``ratio``: off's time over that of ``arm``."""
         return [
             {

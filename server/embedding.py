@@ -44,7 +44,8 @@ class EmbeddingsNotSupportedError(RequestError):
 
     def __init__(self, target: str) -> None:
         super().__init__(
-            f"{target[:200]} makes no embeddings; serve an embedding model beside it (`engines`) and send it this call"
+            f"{target[:200]} makes no embeddings; serve an embedding model beside it (`engines`) and name that one in "
+            "`model`"
         )
 
 
@@ -99,15 +100,14 @@ async def embedded_ids(model: ServedModel, given: str | Sequence[int], longest: 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingCall:
-    """The options of a call, which hold for all of its texts."""
+    """A call for embeddings of one or more texts."""
 
     model: ServedModel
-    pooling: Pooling
     dimensions: int | None  # leading values to return; None: all
 
     @staticmethod
     def of(model: ServedModel, dimensions: int | None, violations: ViolationCollector) -> EmbeddingCall:
-        """A call with this option; ``violations`` gets it if it is bad.
+        """A call that returns the first ``dimensions`` values; a bad number is added to ``violations``.
 
         Raises:
             EmbeddingsNotSupportedError: the model was not made for embeddings.
@@ -117,7 +117,7 @@ class EmbeddingCall:
             raise EmbeddingsNotSupportedError(info.target)
         sized = dimensions is None or 1 <= dimensions <= info.embedding_size
         violations.check(sized, "dimensions", f"must lie in 1..{info.embedding_size}, the size of the model's own")
-        return EmbeddingCall(model, Pooling(info.pooling), dimensions)
+        return EmbeddingCall(model, dimensions)
 
     def requests(
         self,
@@ -135,9 +135,9 @@ class EmbeddingCall:
         for i, ids in enumerate(prompts):
             violations.check(bool(ids), f"{name}[{i}]" if len(prompts) > 1 else name, "must hold at least one token")
         violations.raise_if_any()
-        stopping = StoppingParams(max_tokens=0)
+        stopping, pooling = StoppingParams(max_tokens=0), Pooling(self.model.info.pooling)
         requests = [
-            Request(f"{call_id}-{i}", ids, stopping=stopping, pooling=self.pooling, **options)
+            Request(f"{call_id}-{i}", ids, stopping=stopping, pooling=pooling, **options)
             for i, ids in enumerate(prompts)
         ]
         check_requests(requests, self.model.info, violations, {"prompt.token_ids": name})

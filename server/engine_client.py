@@ -17,7 +17,6 @@ from server.engine_supervisor import EngineSupervisor
 from server.errors import PoisonRequestError, unpack_error
 from server.ipc import Frame, pack, unpack, unpack_event
 from server.observe.observer import Observer
-from server.observe.records import RequestRecord
 from server.request_stream import RequestStream, UnreadEvents
 from specdec.config import EngineConfig, WeightDtype
 from specdec.core.types import (
@@ -146,20 +145,20 @@ class Suspects:
 
 
 def _digest(request: Request) -> bytes:
-    """Of all but its id, its time limits, and what tells the parts of a resumed stream from the whole."""
+    """Of all but its id, its time limits, and the fields in which a resumed stream differs from the whole one."""
     stopping = replace(request.stopping, time_limit_s=None, decode_limit_s=None)
     sampling = replace(request.sampling, seed=None, n=1)
     same = replace(request, request_id="", deadline_s=None, resume=None, stopping=stopping, sampling=sampling)
     return blake2b(repr(same).encode(), digest_size=16).digest()
 
 
-# Ends from outside. They do not show that a request is harmless: it may not have come to what stops the engine.
+# Ends from outside. Such a request may still be harmful: it may not have reached the step that stops the engine.
 _CUT_SHORT = (FinishReason.ABORTED, FinishReason.DEADLINE, FinishReason.TIME_LIMIT)
 
 
 @dataclass(slots=True)
 class _Submission:
-    """A request and what the queue knows of it."""
+    """A request in the queue."""
 
     request: Request
     alone: bool
@@ -328,10 +327,10 @@ class EngineClient:
         """The draft model in use and its type, as `swap_draft` takes them."""
         return self.engine.config.draft, self.engine.config.draft_dtype
 
-    def generate(self, request: Request, record: RequestRecord | None = None, *, hold: bool = False) -> RequestStream:
+    def generate(self, request: Request, *, hold: bool = False) -> RequestStream:
         """Submit ``request`` and return its events; leave the stream's ``async with`` to abort it.
 
-        record: used instead of a record of the observer. hold: submit it only with `release`.
+        hold: submit it only with `release`.
 
         Raises:
             EngineDeadError: the engine is not ready.
@@ -341,9 +340,8 @@ class EngineClient:
         self.engine.check_ready()
         alone = self._suspects.must_run_alone(request)
         engine_id, stream = self._table.open(request)
-        if record is None and self._observer is not None:
-            record = self._observer.request(request)
-        stream.record = record
+        if self._observer is not None:
+            stream.record = self._observer.request(request)
         if not self._queue.put(engine_id, request, alone=alone, hold=hold):
             self._limit_wait(engine_id, request)
         return stream

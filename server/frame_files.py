@@ -1,4 +1,4 @@
-"""Numbered append-only files of checksummed frames, whose torn ends are detected, or of lines. Both survive a kill."""
+"""Numbered append-only files that survive a kill: of lines, or of checksummed frames, whose torn ends are detected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def _checksum(payload: bytes) -> int:
-    """Of the length too, so that zeros are not a valid frame."""
+    """The CRC-32 of the payload's length and the payload. With the length, zeros are not a valid frame."""
     return zlib.crc32(payload, zlib.crc32(_LENGTH.pack(len(payload))))
 
 

@@ -79,9 +79,10 @@ _LINE_ENDS = tuple((end.encode(), rb"\u%04x" % ord(end)) for end in "\u2028\u202
 
 
 def write_line(value: Any) -> bytes:
-    """``value`` as compact JSON that is one line to clients in Python too, such as Ollama's, which reads by httpx.
+    """``value`` as compact JSON without any character at which Python splits lines.
 
-    Python ends lines at U+2028, U+2029 and U+0085 as well. They stand inside of strings, where JSON may escape them.
+    Clients such as Ollama's read lines by httpx, which also splits at U+2028, U+2029 and U+0085. These occur only
+    inside strings, where JSON may escape them.
     """
     data = write_json(value)
     if not data.isascii():

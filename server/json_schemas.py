@@ -72,7 +72,7 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the schema without what it only tells readers; fields may have the names of such keywords."""
+    """A copy of the schema without the keywords in `_NOTES`. Fields that have the name of such a keyword stay."""
     return _changed(schema, lambda each: {key: value for key, value in each.items() if key not in _NOTES})
 
 

@@ -94,7 +94,7 @@ class RequestStream:
     admitted_s: float  # monotonic seconds of the listener
     started: bool  # the reader got Started
     unread: UnreadEvents  # counts the events that wait here
-    record: RequestRecord | None  # gets every event and the end, whether or not anybody reads
+    record: RequestRecord | None  # gets every event and the end, read or not
     watcher: Callable[[RequestEvent | None], None] | None  # gets each event as it comes, read or not; None at the end
 
     def __init__(self, request: Request, on_end: Callable[[bool], None], unread: UnreadEvents | None = None) -> None:

@@ -83,7 +83,7 @@ def _is_next_edit(request: Request) -> bool:
 
     parts = {FILE_SEP: b"<|file_sep|>"}
     text = b"".join(parts.get(i) or bytes([i]) for i in request.prompt_ids if i < 256 or i in parts)
-    return expected_answer(text.decode()) is not None
+    return bool(expected_answer(text.decode()))
 
 
 class Answer(Protocol):

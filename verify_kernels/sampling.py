@@ -17,9 +17,7 @@ _RECORD = struct.Struct("<Qdfffffi")  # the first fields of ``sd_sample_row`` in
 
 @dataclass(frozen=True, slots=True)
 class SamplingPolicy:
-    """How a sequence's tokens are chosen. The numbers are those of a request, whose ranges are in
-    `specdec.core.types.SamplingParams`.
-    """
+    """How a sequence's tokens are chosen. `specdec.core.types.SamplingParams` checks the ranges of the numbers."""
 
     seed: int  # unsigned 64-bit key of the sequence's noise
     temperature: float = 1.0  # 0: greedy

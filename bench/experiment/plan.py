@@ -92,8 +92,9 @@ def problems(config: ExperimentConfig, folder: Path) -> Iterator[Problem]:
         what = f"{assignment.mode} with a unit" if assignment.mode in MODES else assignment.mode
         yield (
             ("assignment", "mode"),
-            f"{what} is for the traffic of a running server: `specdec ab start PLAN`, with `specdec bench serve "
-            "--rate` as its load if it has none; `specdec ab run` has paired_replay, also with a `rate`, and aa",
+            f"{what} is for the traffic of a running server: start it with `specdec ab start PLAN`; without traffic, "
+            "add a load with `specdec bench serve --rate`. `specdec ab run` has paired_replay (also with a `rate`) and "
+            "aa",
         )
         return  # of the rest, such as a load, each kind of plan needs something else
     if assignment.mode == "aa" and assignment.share != 1:
@@ -123,7 +124,7 @@ def _load_problems(load: Load, folder: Path) -> Iterator[Problem]:
     if load.workload is not None and load.workload not in SERVE_WORKLOADS:
         yield ("load", "workload"), f"no workload {load.workload!r}; there are {', '.join(SERVE_WORKLOADS)}"
     if load.trace is not None and not (folder / load.trace).is_file():
-        yield ("load", "trace"), f"{folder / load.trace} is not a file"
+        yield ("load", "trace"), f"{folder / load.trace} is not a file; of captures, `cat FOLDER/*.jsonl` makes one"
 
 
 class ArmServer(NamedTuple):

@@ -78,12 +78,12 @@ class GrpcReader:
         request = generation_pb2.GenerateStreamRequest(text=prompt)
         request.stopping.max_tokens = max_tokens
         try:
-            for message in self._generate(request):
+            for message in self._generate(request, timeout=60 + max_tokens):  # a server that hangs ends the benchmark
                 at_ns = now_ns()
                 if message.delta.text:
                     yield at_ns, message.delta.text
         except grpc.RpcError as error:
-            raise ReaderError(f"the call failed: {error}") from None
+            raise ReaderError(f"the call failed: {error.code().name}: {error.details()}") from None
 
     def close(self) -> None:
         """Close the connection."""

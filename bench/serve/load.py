@@ -134,7 +134,7 @@ class LoadRun:
 
 
 MAX_SLIP_MS = 10.0
-_NUMBER = re.compile(r"(?<!HTTP )\b\d+(\.\d+)?")  # in an error; a status is more than a number
+_NUMBER = re.compile(r"(?<!HTTP )\b\d+(\.\d+)?")  # in an error; the status in "HTTP 503" stays
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,8 @@ def _concurrent(
     if counted < at_once:
         raise WorkloadUnavailableError(f"there are {counted} prompts beside the warm-up, too few for {at_once} at once")
     if counted < TURNS * at_once:
-        note(f"{name}: {TURNS * at_once - counted} of {TURNS * at_once} requests; there are only {counted} prompts")
+        missing = f"{TURNS * at_once - counted} of {TURNS * at_once} planned requests"
+        note(f"{name}: {missing}, because there are only {counted} prompts")
     groups = (tuple(uncounted(prompts[:warm], WARM_UP_TOKENS)), tuple(prompts[warm:]))
     return Workload(name, groups, at_once)
 

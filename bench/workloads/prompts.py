@@ -269,7 +269,7 @@ def tokenised(request: LoadRequest, tokenizer: Tokenizer) -> BenchPrompt:
     prediction = request.prediction
     if isinstance(prediction, str):
         prediction = tuple(tokenizer.encode(prediction, add_special=False)) if prediction else ()
-    stopping = StoppingParams(max_tokens=request.max_tokens, stop=request.stop, stop_token_ids=ends)
+    stopping = StoppingParams(max_tokens=request.max_tokens, stop=request.stop, stop_token_ids=ends + request.stop_ids)
     return BenchPrompt(request.name, tuple(ids), stopping, prediction, request.session)
 
 

@@ -1,4 +1,4 @@
-"""A simulated fleet: replicas behind the choice that Envoy makes in a fleet, driven by one event queue."""
+"""A simulated fleet: replicas behind Envoy's choice of a replica (`BoundedRing`), driven by one event queue."""
 
 from __future__ import annotations
 

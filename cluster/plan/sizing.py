@@ -42,7 +42,8 @@ class Goal:
 
 
 class Trial(NamedTuple):
-    """``kept``: requests that met the goal, of the ``ended`` ones: a run that misses the goal is not simulated on."""
+    """The result for a number of replicas. ``ended``: the requests simulated; the run stops once the goal is missed.
+    ``kept``: those of them that met the goal."""
 
     replicas: int
     enough: bool
@@ -56,7 +57,7 @@ class Trial(NamedTuple):
 
 
 def counted_replicas(number: int) -> str:
-    """For a message."""
+    """The number with its noun, for a message."""
     return "1 replica" if number == 1 else f"{number} replicas"
 
 

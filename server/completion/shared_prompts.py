@@ -41,8 +41,8 @@ class CompletionRun:
         source.watcher = self._saw
 
     def precedes(self, priority: int, until_s: float) -> bool:
-        """Whether a request of ``priority`` that its deadline or time limit ends at ``until_s`` may wait for this one:
-        this one is no less important, and is scheduled or ends no later."""
+        """Whether a request of ``priority``, whose deadline or time limit is ``until_s``, may wait for this one. It may
+        if this one's priority is as high or higher, and this one is scheduled already or ends no later."""
         is_scheduled = self.cached_tokens is not None
         return priority <= self.source.request.priority and (is_scheduled or until_s >= self.until_s)
 

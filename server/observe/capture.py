@@ -62,7 +62,7 @@ def trace_line(record: RequestRecord, arrived_s: float, hashes: BlockHashes, *, 
     no strings of the request, sessions and salts only as hashes: it is replayed with a prompt of the same length that
     shares the same blocks with others, and an answer of the same length. Grammars, penalties, biases, stop tokens,
     rules of a text's layout, ``min_tokens``, time limits, priorities, speculation options and samples after the first
-    are not replayed; an answer that one of these or its caller ended has as many tokens again at most.
+    are not replayed. If one of these, or the caller, ended an answer, its replay has at most as many tokens.
     """
     request, started = record.request, record.started
     sampling, stopping = request.sampling, request.stopping

@@ -106,8 +106,8 @@ class RequestRecord:
     def ended(self, complete: bool) -> None:
         """Close the record. ``complete`` False: the reader left before the end."""
         self.complete, self.ended_s = complete, self._clock()
-        for tell in self.when_ended:
-            tell(self)
+        for call in self.when_ended:
+            call(self)
         self._on_end(self)
 
     def _tokens(self, event: Delta) -> None:

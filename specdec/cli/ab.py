@@ -366,7 +366,7 @@ def plan_command(
     click.echo(f"{plan.units} {plan.unit_name}s find a change of {size:.1%} in {plan.label}")
     low, high = plan.power_bounds
     click.echo(f"with a chance of {plan.power:.0%} ({low:.0%} to {high:.0%} at 95%, from {simulations} simulations)")
-    click.echo(f"the capture took {plan.seconds:.0f} s for as many; it has {plan.captured_units}")
+    click.echo(f"the experiment took {plan.seconds:.0f} s for as many; it has {plan.captured_units}")
     if plan.merged > 1:
         click.echo(f"{plan.merged} consecutive {plan.unit_name}s depend on each other and were taken as one")
 

@@ -39,7 +39,7 @@ def print_json(figures: Mapping[str, Any]) -> None:
 
 
 def plain_console() -> Console:
-    """Prints tables of texts as these are: errors of servers and names of files may look like rich's markup."""
+    """A console that prints text verbatim: errors of servers and file names may look like rich's markup."""
     from rich.console import Console
 
     return Console(markup=False, emoji=False)

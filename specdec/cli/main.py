@@ -26,8 +26,9 @@ class LazyCommand(NamedTuple):
 
 class LazyGroup(click.Group):
     """`specdec --help` is instant, because nothing heavy is imported for it. A `SpecdecError`, or an error of the
-    system such as a full disk, ends any subcommand with one line on standard error and exit code 1; Ctrl-C does with
-    exit code 130, as in shells, unless the subcommand handles it. A text of the `KeyboardInterrupt` is shown."""
+    system such as a full disk, ends any subcommand with one line on standard error and exit code 1. Ctrl-C ends it
+    with one line and exit code 130, as in shells, unless the subcommand handles it; the line includes the text of the
+    `KeyboardInterrupt`, if it has one."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

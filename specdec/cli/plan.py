@@ -93,7 +93,7 @@ def _refuse_ignored(given: Collection[str], values: dict[str, Any]) -> None:
         (_DRAWN, not traced, "describes random requests; leave out --trace"),
         (("duration", "arrivals", "shape"), timed, "is for arrivals at a rate; give --rate"),
         (("shape",), values["arrivals"] == "gamma", "is for --arrivals gamma"),
-        (("speed",), traced and not timed, "is for the own times of --trace; give it, without --rate"),
+        (("speed",), traced and not timed, "is for a --trace at its own times; give --trace, and leave out --rate"),
         (("share",), bool(values["objectives"]), "is for --objective; give one"),
         (("most",), values["replicas"] is None, "is for the fewest replicas; leave out --replicas"),
     ):
@@ -162,7 +162,7 @@ def _requests(values: dict[str, Any], profile: Profile) -> list[PlannedRequest]:
             )
         requests = requests if arrivals is None else at_rate(requests, arrivals, values["seed"])
     elif arrivals is None:
-        raise click.UsageError("give --trace FILE, or --rate requests per second")
+        raise click.UsageError("give --trace PATH, or --rate requests per second")
     else:
         names = ("prompt_tokens", "output_tokens", "shared_tokens", "sessions", "session_tokens")
         given = {name: values[name] for name in names}

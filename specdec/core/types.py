@@ -493,7 +493,7 @@ class StepTrace:
     """One step."""
 
     step: int
-    at_s: float  # since the engine's start
+    at_s: float  # seconds since the engine's start
     sequences: int  # that sampled at least one token
     rows: int  # computed in all
     prefill_rows: int  # rows of prompts
@@ -564,7 +564,7 @@ class EngineInfo:
 
 @dataclass(slots=True)
 class ServerLoad:
-    """How busy an engine is, as its server tells clients. Counts are totals since the engine's start unless said
+    """How busy an engine is, as its server reports it. Counts are totals since the engine's start unless said
     otherwise."""
 
     running_requests: int = 0  # now; a request counts once, whatever its samples
@@ -590,7 +590,7 @@ class ServerLoad:
 
 @dataclass(slots=True)
 class EngineLoad(ServerLoad):
-    """The same with what a server's metrics are made of, and the expected times of prompts."""
+    """A `ServerLoad` with the figures behind a server's metrics and the expected times of prompts."""
 
     step_rows: int = 0
     draft_rows: int = 0  # draft tokens verified

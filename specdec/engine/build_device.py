@@ -25,7 +25,7 @@ from specdec.models.vocabulary_cut import VocabularyCut
 from verify_kernels.backend_selection import NumericMode
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
-from verify_kernels.gpu.kernel_launch import FP8
+from verify_kernels.gpu.kernel_launch import FP8, supports_fp8
 from verify_kernels.gpu.sampling_table import SamplingPlan, SamplingWorkspace
 from verify_kernels.gpu.triton_sampling import TritonSampling
 from verify_kernels.reference.sampling import ReferenceSampling
@@ -81,7 +81,7 @@ def device_needs(
     ]
 
 
-FP8_CAPABILITY = (8, 9)  # first CUDA compute capability with float8 conversions; AMD's GPUs have another float8
+FP8_CAPABILITY = (8, 9)  # first CUDA compute capability with float8 conversions
 
 
 def build_device_decoder(
@@ -102,7 +102,7 @@ def build_device_decoder(
     max_logit_rows = min(config.max_step_rows, config.max_batch * MAX_NODES)
     max_positions = positions + PAGE_SIZE
     if device.type == "cuda":
-        if kv_dtype == FP8 and (torch.version.hip or torch.cuda.get_device_capability(device) < FP8_CAPABILITY):
+        if kv_dtype == FP8 and not supports_fp8(device, FP8_CAPABILITY):
             raise ConfigError("engine.kv_dtype: this GPU does not support fp8; set it to auto")
         needs = device_needs(
             model, kv_dtype, device, pages=pages, max_rows=config.max_step_rows, max_logit_rows=max_logit_rows,

@@ -61,13 +61,13 @@ class DiskCache:
         self._missed: Counter[str] = Counter()
         self._erasing = threading.Lock()  # a page is not appended after it was flushed
         self._retry_s = 0.0  # monotonic time until which nothing is written
-        # With less room, pages that are written again would soon displace each other
+        # With less room, rewritten pages would soon displace each other
         self._rewrites = kv.n_total * 2 <= files.capacity_pages
         self._idle, self._work, self._dropping = threading.Event(), threading.Event(), threading.Event()
         self._idle.set()
         self._closing, self._buffer = False, files.buffer()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="disk-cache-read")
-        self._reader.submit(int)  # its thread begins now, since a load would fail if it could not begin then
+        self._reader.submit(int)  # starts the thread now: a load must not fail because no thread can be started
         self._writer = threading.Thread(target=self._write_pending, name="disk-cache-write", daemon=True)
         self._writer.start()
         kv.follow(self)

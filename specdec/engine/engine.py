@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from concurrent.futures import Future
 from dataclasses import replace
@@ -42,8 +41,8 @@ class Engine:
 
     def __init__(self, parts: EngineParts) -> None:
         config = parts.config
-        self._parts, self._kv = dataclasses.replace(parts, drafters=()), parts.kv  # a swap frees the old one's memory
-        self._info = dataclasses.replace(parts.info, drafters=tuple(drafter.name for drafter in parts.drafters))
+        self._parts, self._kv = replace(parts, drafters=()), parts.kv  # a swap frees the old one's memory
+        self._info = replace(parts.info, drafters=tuple(drafter.name for drafter in parts.drafters))
         limits = SchedulerLimits(
             max_batch=config.max_batch,
             max_step_rows=config.max_step_rows,
@@ -72,8 +71,8 @@ class Engine:
         )  # fmt: skip
 
     def submit(self, request: Request, waited_s: float = 0.0) -> None:
-        """Queue ``request``. waited_s: seconds since its arrival, from which its place in the queue and its deadline
-        count.
+        """Queue ``request``, which arrived ``waited_s`` seconds ago: its place in the queue and its deadline count from
+        then.
 
         Its grammar compiles while the engine steps. If the grammar is refused then, the request ends with `Failed`,
         which has the reason and the details of the error.
@@ -283,13 +282,13 @@ class Engine:
         self._speculation.swap(draft)
         names = tuple(drafter.name for drafter in self._speculation.drafters)
         if draft is not None and draft[1].name == HeadDrafter.name:
-            info = dataclasses.replace(self._info, head=draft[0], head_acceptance=draft[1].acceptance)
+            info = replace(self._info, head=draft[0], head_acceptance=draft[1].acceptance)
         else:
-            info = dataclasses.replace(self._info, draft=None if draft is None else draft[0])
+            info = replace(self._info, draft=None if draft is None else draft[0])
             self._kv.forget_drafts()
             for sequence in self._requests.sequences():
                 sequence.draft_computed = sequence.n_draft_published = 0
-        self._info = dataclasses.replace(info, drafters=names)
+        self._info = replace(info, drafters=names)
         self._step = self._new_step()
         for sequence in self._requests.sequences():
             sequence.history = None

@@ -122,8 +122,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _is_captured(file: Path) -> bool:
-    name = file.name
-    return name.endswith(CAPTURE_SUFFIX) and name.removesuffix(CAPTURE_SUFFIX).removeprefix(CAPTURE_PREFIX).isdecimal()
+    number = file.name.removeprefix(CAPTURE_PREFIX).removesuffix(CAPTURE_SUFFIX)
+    return file.name == f"{CAPTURE_PREFIX}{number}{CAPTURE_SUFFIX}" and number.isdecimal()
 
 
 def _text(file: Path) -> str:

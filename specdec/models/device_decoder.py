@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 class DevicePool:
     """K and V, each [layers, pages, kv_heads, 64, head_dim], zero-filled: slots never written are read, then masked.
 
-    Float8 needs no scales: keys and values of trained models lie far within its range, its precision is relative.
+    Float8 needs no scales: keys and values of trained models lie far within its range, and its precision is relative.
     """
 
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -26,7 +26,7 @@ from specdec.models.weights import LinearPlan, ModelWeights, gather_weights, has
 from verify_kernels.backend import Prologue
 from verify_kernels.gpu.act import Gate, act_mul
 from verify_kernels.gpu.attention_workspace import HEAD_DIMS, TILE
-from verify_kernels.gpu.kernel_launch import FP8, HALF_TYPES
+from verify_kernels.gpu.kernel_launch import FP8, HALF_TYPES, supports_fp8
 from verify_kernels.gpu.linear import linear, linear_fp8
 from verify_kernels.gpu.linear_int4 import linear_int4
 from verify_kernels.gpu.linear_plan import DENSE_KINDS, LinearKind, LinearWorkspace
@@ -205,7 +205,7 @@ class ReferenceLinear(DeviceLinear):
 
 logger = logging.getLogger(__name__)
 
-FP8_CAPABILITY = (9, 0)  # the least CUDA compute capability with fp8 products; AMD's GPUs have another fp8 type
+FP8_CAPABILITY = (9, 0)  # the least CUDA compute capability with fp8 products
 WAY_OUT = "run the model on the CPU, or use one of 4 bits in groups of 32, 64 or 128"
 
 
@@ -248,7 +248,7 @@ def load_device_model(
     cache_dir, progress = cache_dir.expanduser(), progress or silent
     checkpoint = resolve(ref, cache_dir, progress)
     source, types = checkpoint.open(), DeviceTypes.of(dtype)
-    if types.fp8 and device.type == "cuda" and not _has_fp8_products(device):
+    if types.fp8 and device.type == "cuda" and not supports_fp8(device, FP8_CAPABILITY):
         raise ModelError("engine.device_dtype: this GPU has no products of float8 e4m3; set it to bf16 or fp16")
     check_heads(checkpoint.name, source.config)
     check_shapes(source)
@@ -258,10 +258,6 @@ def load_device_model(
     held = "int4" if _stays_int4(source, types) else types.name
     digest = hashlib.sha256(f"{checkpoint.fingerprint()}|{dtype}|{held}".encode()).hexdigest()
     return LoadedModel(checkpoint.name, config, held, weights, tokenizer, digest, digest)
-
-
-def _has_fp8_products(device: torch.device) -> bool:
-    return not torch.version.hip and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
 def check_heads(name: str, config: ModelConfig) -> None:

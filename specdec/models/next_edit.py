@@ -131,14 +131,10 @@ FORMS = (
 _MESSAGE_END_CHARACTERS = 64  # of a chat template between two messages
 
 
-def expected_answer(prompt: str) -> tuple[str, str] | None:
-    """The name of the form that ``prompt`` has, and the answer that leaves the window unchanged, less what the prompt
-    contains of it already. None: the prompt has no such form. Takes linear time."""
-    for form in FORMS:
-        answer = _answer(form, prompt)
-        if answer:
-            return form.name, answer
-    return None
+def expected_answer(prompt: str) -> str:
+    """The answer that leaves the window of a next-edit prompt unchanged, less what the prompt contains of it already.
+    Empty: the prompt has no next-edit form. Takes linear time."""
+    return next((answer for form in FORMS if (answer := _answer(form, prompt))), "")
 
 
 def _answer(form: NextEditForm, prompt: str) -> str:
@@ -203,8 +199,8 @@ class WindowReader:
         end = tokenizer.decode(ids[-CUE_TOKENS:], skip_special=False)
         if not any(cue in end for cue in _CUES):
             return request
-        found = expected_answer(tokenizer.decode(ids[-PROMPT_TOKENS:], skip_special=False))
-        if found is None or len(found[1]) > ANSWER_CHARACTERS:
+        answer = expected_answer(tokenizer.decode(ids[-PROMPT_TOKENS:], skip_special=False))
+        if not answer or len(answer) > ANSWER_CHARACTERS:
             return request
-        expected = tokenizer.encode(found[1], add_special=False, parse_special=True)
+        expected = tokenizer.encode(answer, add_special=False, parse_special=True)
         return replace(request, prediction_ids=tuple(expected))

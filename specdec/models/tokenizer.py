@@ -261,8 +261,8 @@ class Tokenizer:
 
         Raises:
             ModelError: the model has no chat template, or one that does not compile.
-            InvalidRequestError: the template refuses the messages, or leaves out those of a role that it does not know;
-                or a part is not text.
+            InvalidRequestError: the template refuses the messages, or leaves out those of a role that it does not
+                support; or a part is not text.
         """
         source = self._tool_source if tools else self._chat_source
         form = tool_form(source)
@@ -279,7 +279,7 @@ class Tokenizer:
             template = self._tool_template if tools else self._template
             return template.render(fit_calls(plain, form), add_generation_prompt, tools)
 
-        unknown = [i for i, each in enumerate(plain) if not _is_known(each.get("role"), source)]
+        unknown = [i for i, each in enumerate(plain) if each.get("role") not in _ROLES]
         if unknown:
             _check_shown(plain, unknown, render)
         return render(plain)
@@ -337,12 +337,7 @@ class Tokenizer:
         )
 
 
-_ROLES = ("system", "user", "assistant", "tool")
-
-
-def _is_known(role: Any, source: str) -> bool:
-    """Whether the chat template ``source`` must know the role, or names it."""
-    return role in _ROLES or f"'{role}'" in source or f'"{role}"' in source
+_ROLES = ("system", "user", "assistant", "tool")  # which every template should support
 
 
 def _check_shown(

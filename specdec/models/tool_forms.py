@@ -32,7 +32,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], ToolForm | None], ...] = (
     (("[TOOL_CALLS]", "[ARGS]"), ToolForm.MISTRAL_ARGS),
     (("[TOOL_CALLS]",), ToolForm.MISTRAL),
     ((">>>",), None),  # Functionary
-    (("<function=",), None),  # Functionary; with a tag for each argument Qwen3-Coder
+    (("<function=",), None),  # another of Functionary's; Qwen3-Coder, which has a tag for each argument
     (("<tool_call>",), ToolForm.HERMES),
     (("<|python_tag|>",), ToolForm.LLAMA),
     (("ipython", '"parameters": '), ToolForm.LLAMA),

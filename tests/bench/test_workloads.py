@@ -124,7 +124,8 @@ def test_bug_too_few_prompts_for_the_concurrent_requests_are_noted_or_refused(to
     most = make_workload("concurrent/chat", tokenizer, 4, None, noted.append, at_once=prompts)
     assert [len(group) for group in most.groups] == [1, prompts]
     total = 3 * prompts
-    assert noted == [f"concurrent/chat: {total - prompts} of {total} requests; there are only {prompts} prompts"]
+    missing = f"{total - prompts} of {total} planned requests"
+    assert noted == [f"concurrent/chat: {missing}, because there are only {prompts} prompts"]
     with pytest.raises(WorkloadUnavailableError, match=f"{prompts} prompts .* too few for {prompts + 1} at once"):
         make_workload("concurrent/chat", tokenizer, 4, None, noted.append, at_once=prompts + 1)
 

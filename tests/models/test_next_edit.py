@@ -64,25 +64,25 @@ MARKED = "<|marker_1|>def area(w, h):\n<|marker_2|>    return w * h\n<|marker_3|
 
 
 @pytest.mark.parametrize(
-    ("prompt", "form", "answer"),
+    ("prompt", "answer"),
     [
-        (SWEEP, "sweep", WINDOW),
-        (SWEEP.removesuffix("\n"), "sweep", "\n" + WINDOW),
-        (SWEEP.replace("/a.py", "/a.py:1:2").replace("w *", "w <|cursor|>*"), "sweep", WINDOW),
-        (SWEEP + "def area(w, h):\n", "sweep", "    return w * h\n"),
-        (ZETA, "zeta", REGION),
-        (ZETA + "\n", "zeta", REGION),
-        (INSTINCT, "instinct", WINDOW),
-        (f"<|im_start|>user\n{INSTINCT}<|im_end|>\n<|im_start|>assistant\n", "instinct", WINDOW),
-        (ZETA_2, "zeta-2", WINDOW + ">>>>>>> UPDATED\n"),
-        (ZETA_2_1, "zeta-2.1", MARKED),
-        (QWEN, "qwen", WINDOW),
-        (QWEN_SUFFIX_FIRST, "qwen", WINDOW),
+        (SWEEP, WINDOW),
+        (SWEEP.removesuffix("\n"), "\n" + WINDOW),
+        (SWEEP.replace("/a.py", "/a.py:1:2").replace("w *", "w <|cursor|>*"), WINDOW),
+        (SWEEP + "def area(w, h):\n", "    return w * h\n"),
+        (ZETA, REGION),
+        (ZETA + "\n", REGION),
+        (INSTINCT, WINDOW),
+        (f"<|im_start|>user\n{INSTINCT}<|im_end|>\n<|im_start|>assistant\n", WINDOW),
+        (ZETA_2, WINDOW + ">>>>>>> UPDATED\n"),
+        (ZETA_2_1, MARKED),
+        (QWEN, WINDOW),
+        (QWEN_SUFFIX_FIRST, WINDOW),
     ],
 )
-def test_the_window_of_each_format_is_the_prediction(prompt: str, form: str, answer: str) -> None:
-    assert expected_answer(prompt) == (form, answer)
-    assert expected_answer("def main():\n" * 1000 + prompt) == (form, answer)
+def test_the_window_of_each_format_is_the_prediction(prompt: str, answer: str) -> None:
+    assert expected_answer(prompt) == answer
+    assert expected_answer("def main():\n" * 1000 + prompt) == answer
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_the_window_of_each_format_is_the_prediction(prompt: str, form: str, ans
     ],
 )
 def test_any_other_prompt_has_no_prediction(prompt: str) -> None:
-    assert expected_answer(prompt) is None
+    assert expected_answer(prompt) == ""
 
 
 def request(text: str) -> Request:

@@ -30,8 +30,7 @@ OPTIONS = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
 def gather_rows(table: Tensor, index: Tensor, out: Tensor, scale: float = 1.0) -> None:
     """out[i] = table[index[i]] * scale, in float32; zeros where index[i] is no row of table (padding).
 
-    table: [n, width]; index: int32 [m]; out: [m, width]; table and out float16 or bfloat16, in
-    tests also float32.
+    table: [n, width]; index: int32 [m]; out: [m, width]; table and out float16 or bfloat16, in tests also float32.
     """
     if out.numel() == 0:
         return

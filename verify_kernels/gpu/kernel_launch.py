@@ -22,6 +22,12 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0  # the largest finite e4m3 value
 
+
+def supports_fp8(device: torch.device, capability: tuple[int, int]) -> bool:
+    """Whether a GPU has float8 e4m3 and at least this CUDA compute capability; AMD's MI300 has another float8."""
+    return not torch.version.hip and torch.cuda.get_device_capability(device) >= capability
+
+
 CHIPS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")  # chips with tiles of their own
 SMALL = ("sm_89", "sm_120")  # those with 99 KiB of shared memory per program
 

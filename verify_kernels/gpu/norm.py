@@ -34,7 +34,7 @@ WIDEST_REGISTERS = 128  # per thread of the widest block; 16 warps of them fill 
 
 
 def norm_rows(x: Tensor, weight: Tensor, out: Tensor, *, eps: float, adds: bool = False) -> None:
-    """out = rms(x) * weight, or out += it where ``adds``. rms(x) = x / sqrt(mean(x^2) + eps).
+    """out = rms(x) * weight; with ``adds``, out += rms(x) * weight. rms(x) = x / sqrt(mean(x^2) + eps).
 
     x, out: [rows, hidden], hidden <= 16384; weight: [hidden]; all float16 or bfloat16, in tests also float32. Sums
     are float32. A row's result does not depend on the other rows. The weight is read before the kernel waits

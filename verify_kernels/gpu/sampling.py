@@ -194,8 +194,8 @@ def sample(
     """The token each row takes, -1 where none is live or the row is inert.
 
     Two launches; five with ``needs.filters``; two more with ``needs.edits``, which write into ``logits`` and restore
-    them. needs: what `SamplingTable.fill` said, or more. logits, workspace and tokens: as in `greedy`, rows do not
-    overlap. ``table`` has at least the logits' rows; others are not looked at.
+    them. needs: what `SamplingTable.fill` said, or more. logits, workspace and tokens: as in `greedy`; rows do not
+    overlap. ``table`` has at least as many rows as the logits; the rest are ignored.
     """
     variant = FILTERED if needs.filters else NOISY if needs.noise else GREEDY
     _with_edits(variant, logits, table, needs, workspace, 1, tokens, None)

@@ -103,8 +103,8 @@ def plan_size(
     wanted: float,
     simulations: int = 200,
 ) -> SizePlan:
-    """Find the number of units at which simulated experiments have the ``wanted`` power. They are drawn from one with
-    equal arms, with B lower by ``effect``. The search starts at the normal formula.
+    """Find the number of units at which simulated experiments have the ``wanted`` power. Their units are drawn from a
+    recorded experiment with equal arms; those of B are lowered by ``effect``. The search starts at the normal formula.
 
     Raises:
         ExperimentError: the experiment is too small, or no feasible number is large enough.

@@ -337,7 +337,9 @@ class GetTraceResponse(_message.Message):
     STEPS_JSON_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def steps_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Each step with its predicted and realised figures, as `/trace` and `specdec trace --json` write it; oldest first."""
+        """Each step as a JSON object, oldest first, as in `/trace` and `specdec trace --json`: the fields of `StepTrace` and
+        `DrafterTrace` in specdec/core/types.py, which explains them, without `replay`. NaN is written as null.
+        """
 
     def __init__(
         self,

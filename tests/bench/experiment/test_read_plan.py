@@ -79,7 +79,7 @@ def test_a_trace_lies_beside_its_plan(tmp_path: Path) -> None:
         (
             "stopping:",
             "assignment: {mode: switchback}\nstopping:",
-            "line 9: assignment.mode: switchback .*`specdec ab start PLAN`, with `specdec bench serve --rate`.*paired",
+            "line 9: assignment.mode: switchback .*`specdec ab start PLAN`.*`specdec bench serve --rate`.*paired",
         ),
         ("stopping:", "assignment: {share: 10%}\nstopping:", "line 9: assignment.share: has no effect in mode paired"),
         (

@@ -92,7 +92,7 @@ def test_prompts_of_a_trace_that_no_replica_takes_are_counted(path: str, tmp_pat
     [
         ((), "give --profile"),
         (("--profile", "P", "--rate", "1", "--prompt-tokens", "2048"), "the context has room for 2047"),
-        (("--profile", "P"), "give --trace FILE, or --rate"),
+        (("--profile", "P"), "give --trace PATH, or --rate"),
         (("--profile", "P", "--rate", "1"), "give --objective METRIC:MS"),
         (("--profile", "P", "--rate", "1", "--objective", "ttft"), "--objective: 'ttft' is not METRIC"),
         (
@@ -111,7 +111,10 @@ def test_prompts_of_a_trace_that_no_replica_takes_are_counted(path: str, tmp_pat
         (("--profile", "P", "--trace", "P", "--rate", "4", "--same-length"), "--same-length describes random requests"),
         (("--profile", "P", "--trace", "P", "--duration", "9"), "--duration is for arrivals at a rate; give --rate"),
         (("--profile", "P", "--rate", "4", "--shape", "0.2"), "--shape is for --arrivals gamma"),
-        (("--profile", "P", "--trace", "P", "--rate", "4", "--speed", "2"), "--speed is for the own times of --trace"),
+        (
+            ("--profile", "P", "--trace", "P", "--rate", "4", "--speed", "2"),
+            "--speed is for a --trace at its own times",
+        ),
         (("--profile", "P", "--trace", "P", "--share", "0.5"), "--share is for --objective; give one"),
         (("--profile", "P", "--trace", "P", "--replicas", "2", "--most", "9"), "--most is for the fewest replicas"),
         (("--profile", "P", "export", "--out", "x"), "give the options of `export` after it"),

@@ -27,7 +27,7 @@ from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2, result_pb2
 from specdec.core.types import Finished, FinishReason, Request, SpeculationStats, StoppingParams, Timings, Usage
 from specdec.errors import ViolationCollector
-from specdec.models.next_edit import expected_answer
+from specdec.models.next_edit import FORMS, expected_answer
 from tests.fake_engine import BOOK
 from tests.server.completion.code_tokenizer import QWEN, CodeTokenizer
 from tests.server.completion.editor import failed, running
@@ -73,9 +73,9 @@ def test_the_prompt_has_the_models_format_and_predicts_the_window(
 ) -> None:
     tokenizer = CodeTokenizer(special)
     request = prompt_of(model=model, tokenizer=tokenizer).request(Request("r", ()))
-    found = expected_answer(tokenizer.decode(request.prompt_ids, skip_special=False))
-    assert found is not None
-    assert found[0] == form
+    prompt = tokenizer.decode(request.prompt_ids, skip_special=False)
+    assert next(each for each in FORMS if each.name == form).cue in prompt
+    assert expected_answer(prompt)
     assert FILE.removesuffix("\n") in tokenizer.decode(request.prediction_ids)
     assert "def f(w, h):" in tokenizer.decode(request.prompt_ids)
     assert request.stopping.max_tokens == len(request.prediction_ids) + 128

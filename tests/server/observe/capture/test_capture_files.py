@@ -63,8 +63,9 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
     assert numbers(tmp_path) == [0, 1]
 
 
-def test_a_file_of_ones_own_keeps_its_last_line(tmp_path: Path) -> None:
-    (file := tmp_path / "capture-of-monday.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}')
+@pytest.mark.parametrize("name", ["capture-of-monday.jsonl", "20261128.jsonl"])
+def test_a_file_of_ones_own_keeps_its_last_line(tmp_path: Path, name: str) -> None:
+    (file := tmp_path / name).write_text('{"prompt": "a"}\n{"prompt": "b"}')
     assert [line.prompt for _, line in read_trace_lines(file)] == ["a", "b"]
 
 
