@@ -18,7 +18,10 @@ def test_totals_are_the_sums_over_steps() -> None:
         engine.step()
         if engine.last_step is not None and (not results or engine.last_step is not results[-1]):
             results.append(engine.last_step)
+        if len(results) == 1:
+            early = engine.load()
     load = engine.load()
+    assert (early.steps, sum(early.steps_by_sequences), sum(early.steps_by_rows)) == (1, 1, 1)
     computed = [result for result in results if result.times.rows]
     assert load.steps == len(computed)
     assert load.step_rows == sum(result.times.rows for result in computed)

@@ -355,18 +355,6 @@ async def test_a_request_that_has_not_been_sent_to_the_engine_can_be_aborted() -
         assert isinstance((await collect(client, make_request("h")))[-1], Finished)
 
 
-def test_a_held_request_is_sent_with_the_time_that_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[str, float]] = []
-    clock = SimpleNamespace(now_s=1.0)
-    monkeypatch.setattr("server.engine_client.time", SimpleNamespace(monotonic=lambda: clock.now_s))
-    queue = SubmitQueue(lambda engine_id, _, waited_s: sent.append((engine_id, waited_s)), lambda _: None)
-    queue.put("0:held", make_request("held"), alone=False, hold=True)
-    clock.now_s = 2.5
-    queue.put("0:new", make_request("new"), alone=False)
-    queue.release("0:held")
-    assert sent == [("0:new", 0.0), ("0:held", 1.5)]
-
-
 class RecordedEngine:
     """In place of an `EngineSupervisor`: ready, and keeps what it is sent."""
 
@@ -387,6 +375,28 @@ class RecordedEngine:
 
 def client_of(engine: RecordedEngine) -> EngineClient:
     return EngineClient(engine)  # type: ignore[arg-type]
+
+
+async def test_a_held_request_is_sent_with_the_time_that_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now_s=1.0)
+    monkeypatch.setattr("server.engine_client.time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    engine = RecordedEngine()
+    client = client_of(engine)
+    held = client.generate(make_request("held"), hold=True)
+    clock.now_s = 2.5
+    client.generate(make_request("new"))
+    client.release(held)
+    assert [(parts[1][0].partition(":")[2], parts[2]) for parts in engine.sent] == [("new", 0.0), ("held", 1.5)]
+
+
+def test_a_request_behind_one_that_is_dropped_is_sent() -> None:
+    sent: list[str] = []
+    queue = SubmitQueue(lambda engine_id, *_: sent.append(engine_id), lambda _: None)
+    queue.put("runs", make_request("runs"), alone=False)
+    queue.put("suspect", make_request("suspect"), alone=True)
+    queue.put("behind", make_request("behind"), alone=False)
+    queue.drop("suspect")
+    assert sent == ["runs", "behind"]
 
 
 def answer(client: EngineClient, *events: RequestEvent) -> None:

@@ -243,6 +243,7 @@ async def test_a_held_request_that_has_ended_is_not_submitted() -> None:
     client.say(delta(client.given[0], 3))
     client.say(finished(client.given[0], 3))
     assert await outcome(first) == (3, FinishReason.EOS)
+    await settle()
     assert (len(client.given), doors.in_flight) == (1, 0)
 
 

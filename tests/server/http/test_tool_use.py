@@ -131,7 +131,12 @@ def test_agents_may_have_many_tools() -> None:
     fields = {f"field_{i}": told for i in range(6)}
     function = {"strict": True, "parameters": {"type": "object", "properties": fields, "required": [*fields]}}
     tools = [{"type": "function", "function": {"name": f"tool_{i}", **function}} for i in range(32)]
-    for more in ({}, {"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+    schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object", "properties": {
+        f"part_{i}": told | {"description": told["description"] * 16} for i in range(8)
+    }}}}  # fmt: skip
+    for more in (
+        {}, {"tool_choice": "required"}, {"response_format": {"type": "json_object"}}, {"response_format": schema},
+    ):  # fmt: skip
         grammar = asked(parse_chat, {"messages": HI, "tools": tools, **more}, server=server).request.grammar
         assert 16 << 10 < len(grammar.text) < 48 << 10
         start(grammar)
