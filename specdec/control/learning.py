@@ -76,8 +76,7 @@ class Estimates:
         rows = n + prefill_rows
         decode_ms = self.verify.ms(max(n, 1), context)
         all_ms = self.verify.ms(max(rows, 1), context) if prefill_rows else decode_ms
-        further = self.params.row_price_rows
-        row_ms = (self.verify.ms(rows + further, context) - all_ms) / further
+        row_ms = self.verify.row_ms(rows, context)
         # A prompt in the step makes it longer, but the time of decoding sequences keeps its value.
         plain_ms = decode_ms + self.prompt_cost.value * (all_ms - decode_ms)
         return StepPrices(plain_ms, decode_ms, row_ms, decode_ms / max(n, 1), rows, context)
@@ -112,9 +111,7 @@ class Estimates:
 
     def _first_speedup(self) -> Ratio:
         """The speed-up ratio, starting at that of the best draft model by its prior or earlier records."""
-        best, plain_ms = 1.0, self.verify.ms(1)
-        further = self.params.row_price_rows
-        row_ms = (self.verify.ms(1 + further) - plain_ms) / further
+        best, plain_ms, row_ms = 1.0, self.verify.ms(1), self.verify.row_ms(1)
         for name, yields in self.yields.items():
             known, costs = yields.pool(0), self.costs[name]
             if costs.level.known:

@@ -28,7 +28,7 @@ FLAT_SHARE = 0.05  # rows that add less than this share of the first row's time 
 TOLERANCE = 0.2  # log-ratio of measured and rescaled costs up to which cached costs are valid
 LEAST_RATIO, MOST_RATIO = 0.5, 2.5  # accepted present times over cached times
 REPEATS = 7  # measurements of a point at most; the best counts
-LONG_ROWS = (128, 256, 512)  # extrapolated: the controller does not decide about prompt chunks
+LONG_ROWS = (128, 256, 512)  # extrapolated on a CPU: the controller does not decide about prompt chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def profile_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter],
     target = _TargetForwards(decoder)
     found = _best(target.points, seconds - share * len(drafters), decoder.settling)
     grid = [[found[n, context] for n in target.rows] for context in target.contexts]
-    verify = _extended(target.rows, target.contexts, grid, decoder.max_rows)
+    verify = _extended(target.rows, target.contexts, grid, decoder.max_rows, decoder.row_sizes)
     drafting = {}
     for drafter in drafters:
         points = _level_forwards(drafter, decoder)
@@ -110,7 +110,10 @@ class _TargetForwards:
     def __init__(self, decoder: TargetDecoder) -> None:
         self._decoder, self.rows = decoder, _fitting(VERIFY_ROWS, decoder)
         limit = min(decoder.pool.pages * PAGE_SIZE, decoder.max_positions)
+        self._most_sampled = self.rows[-1]
         self.contexts = contexts_measured(limit, self.rows[-1])
+        if decoder.row_sizes:  # also of prompts, which drafts at their end may make a size larger
+            self.rows = [n for n in decoder.row_sizes if n <= max(self.rows[-1], limit - self.contexts[-1])]
         self.points: dict[Point, Callable[[], None]] = {
             (n, c): partial(self._forward, n, c) for n in self.rows for c in self.contexts
         }
@@ -118,7 +121,8 @@ class _TargetForwards:
     def _forward(self, n: int, context: int) -> None:
         pages = list(range(-(-(context + n) // PAGE_SIZE)))
         entry = BatchEntry([0] * n, list(range(-1, n - 1)), context, pages)
-        self._decoder.forward(ForwardBatch.build([entry]), list(range(n)))
+        sampled = list(range(n)) if n <= self._most_sampled else [n - 1]
+        self._decoder.forward(ForwardBatch.build([entry]), sampled)
 
 
 def _level_forwards(drafter: ModelBasedDrafter, target: TargetDecoder) -> dict[Point, Callable[[], None]]:
@@ -174,11 +178,13 @@ def _again(table: CostTable, points: dict[Point, Callable[[], None]], settling: 
     return values if alike else None
 
 
-def _extended(rows: list[int], contexts: list[int], grid: list[list[float]], max_rows: int) -> CostTable:
-    """A table extrapolated to long chunks by the last slope."""
+def _extended(
+    rows: list[int], contexts: list[int], grid: list[list[float]], max_rows: int, sizes: Sequence[int] = ()
+) -> CostTable:
+    """A table extrapolated to long chunks by the last slope. sizes: see `CostTable`."""
     more = [r for r in (*LONG_ROWS, max_rows) if rows[-1] < r <= max_rows]
     more = sorted(set(more))
     for line in grid:
         slope = max(line[-1] - line[-2], 0.0) / (rows[-1] - rows[-2]) if len(rows) > 1 else 0.0
         line += [line[len(rows) - 1] + slope * (r - rows[-1]) for r in more]
-    return CostTable([*rows, *more], contexts, grid)
+    return CostTable([*rows, *more], contexts, grid, sizes=sizes)

@@ -87,6 +87,7 @@ class TargetDecoder(BatchLimits, Protocol):
 
     aux_layers: tuple[int, ...]  # see `Decoder`
     settling: int  # forwards of a shape whose time is not yet representative
+    row_sizes: tuple[int, ...]  # numbers of rows to which forwards are padded; empty: they are not padded
 
     @property
     def aux_hidden_states(self) -> Tensor:
@@ -176,6 +177,7 @@ class Decoder:
         self.config, self.weights, self.backend, self.pool = config, weights, backend, pool
         self.max_rows, self.max_logit_rows, self.max_positions = max_rows, max_logit_rows, max_positions
         self.settling = 0
+        self.row_sizes: tuple[int, ...] = ()
         check_limits(config, max_rows, max_logit_rows, aux_layers)
         self.aux_layers = tuple(aux_layers)
         self.aux_hidden_states = torch.zeros(max_rows, len(aux_layers) * config.hidden_size)

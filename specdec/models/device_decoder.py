@@ -256,6 +256,7 @@ class DeviceDecoder:
         self.aux_layers = tuple(aux_layers)
         self.pool = DevicePool(model.config, pages, kv_dtype or model.weights.final_norm.dtype, device)
         tiers = StepTiers(max_entries, max_rows, max_logit_rows, -(-max_positions // PAGE_SIZE))
+        self.row_sizes = tiers.rows
         self.network = DeviceNetwork(model, self.pool, tiers.largest, max_positions, aux_layers)
         self.graphs = GraphCache(device)
         self.buffer = StepBuffer(tiers, device, self.graphs.clear)

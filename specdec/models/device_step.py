@@ -43,14 +43,14 @@ class StepTiers:
     def __init__(self, max_entries: int, max_rows: int, max_samples: int, max_pages: int) -> None:
         doubling = tuple(1 << i for i in range(max_entries.bit_length()))
         self._entries = _ladder(doubling, max_entries)
-        self._rows = _ladder(_ROWS, max_rows)
+        self.rows = _ladder(_ROWS, max_rows)
         self._samples = (0, *_ladder(_ROWS, max_samples))
         self._pages = _ladder(_PAGES, max_pages)
 
     @property
     def largest(self) -> StepTier:
         """The largest tier."""
-        return StepTier(self._entries[-1], self._rows[-1], self._samples[-1], self._pages[-1])
+        return StepTier(self._entries[-1], self.rows[-1], self._samples[-1], self._pages[-1])
 
     def of(self, entries: int, rows: int, samples: int, pages: int) -> StepTier:
         """The smallest tier that holds a step.
@@ -60,7 +60,7 @@ class StepTiers:
         """
         return StepTier(
             _least("entries", self._entries, entries),
-            _least("rows", self._rows, rows),
+            _least("rows", self.rows, rows),
             _least("logit_rows", self._samples, samples),
             _least("pages", self._pages, pages),
         )

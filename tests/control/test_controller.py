@@ -259,3 +259,21 @@ def test_other_constants_change_decisions() -> None:
         step = StepInputs(controller.estimates.prices([0]), [make_one()])
         (request,) = controller.decide(step).requests
         assert request.decisions == [decision]
+
+
+@pytest.mark.parametrize(("prompt", "kept"), [(250, 5), (253, 2), (255, 0), (256, 7)])
+def test_drafts_at_a_prompts_end_never_pad_the_forward_to_a_larger_size(prompt: int, kept: int) -> None:
+    """Beside a prompt of 256 tokens the forward has 257 rows anyway, and is padded to 384."""
+    verify = CostTable([1, 128, 256, 384], [0], [[4.0, 5.0, 8.0, 12.0]], sizes=(1, 2, 4, 8, 64, 128, 256, 384))
+    controller = Controller({"s": False}, verify, {})
+    works = {"s": DraftWork([chain([0.9] * 7)])}
+    assert take_step(controller, [make_one(first=True)], works, prompt)[1].budget == kept
+
+
+def test_nodes_fill_the_rows_that_are_computed_anyway_and_no_larger_size() -> None:
+    verify = CostTable([1, 4, 16], [0], [[4.0, 4.5, 9.0]], sizes=(1, 4, 16))
+    unlikely = [chain([0.3] * 9) for _ in range(3)]
+    plans = [take_step(Controller({"s": False}, table, {}), [make_one(i) for i in range(3)],
+                       {"s": DraftWork(list(unlikely))})[1]
+             for table in (verify, CostTable.from_dict(verify.as_dict() | {"sizes": ()}))]  # fmt: skip
+    assert [plan.budget for plan in plans] == [1, 3]

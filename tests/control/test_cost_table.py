@@ -142,12 +142,40 @@ def test_plain_values_of_a_corrected_guess_are_those_of_a_measured_table() -> No
 def test_an_invalid_grid_is_rejected(rows: list[int], contexts: list[int], ms: list[list[float]]) -> None:
     with pytest.raises(ValueError, match="must"):
         CostTable(rows, contexts, ms)
+    with pytest.raises(ValueError, match="sizes: must rise"):
+        CostTable([1, 2], [0], [[1.0, 1.0]], sizes=(1, 2, 2))
 
 
 def test_bug_a_spike_in_the_first_step_changes_a_measured_table_little() -> None:
     table = flat()
     table.observe(1, 0, 100.0)
     assert table.ms(1) < 13.0
+
+
+SIZES = (1, 2, 4, 8, 24, 64)
+
+
+@given(st.integers(1, 64), st.integers(0, 70), st.floats(0, 3000))
+def test_padded_forwards_cost_as_much_as_those_of_the_next_size(rows: int, more: int, context: float) -> None:
+    grid = [[10.0 + c / 100 + n / 4 for n in ROWS] for c in (0, 1024)]
+    plain = CostTable(ROWS, [0, 1024], grid)
+    padded = CostTable.from_dict(CostTable(ROWS, [0, 1024], grid, sizes=SIZES).as_dict())
+    for table in (plain, padded):
+        table.observe(10, context, 30.0)
+    plain.observe(24, context, 40.0)
+    padded.observe(9, context, 40.0)
+    sizes = [next(size for size in SIZES if size >= n) for n in range(rows, min(rows + more, 64) + 1)]
+    same = CostTable(ROWS, [0, 1024], grid)
+    same.observe(24, context, 30.0)
+    same.observe(24, context, 40.0)
+    assert padded.span(rows, more, context) == pytest.approx([same.ms(size, context) for size in sizes])
+    assert padded.ms(rows, context) == pytest.approx(same.ms(sizes[0], context))
+    assert padded.row_ms(rows, context) == pytest.approx(same.row_ms(rows, context))
+
+
+def test_the_price_of_a_row_is_that_of_the_next_four() -> None:
+    table = CostTable([1, 9, 13], [0], [[10.0, 18.0, 30.0]], sizes=(1, 13))
+    assert [table.row_ms(rows) for rows in (1, 7, 9)] == pytest.approx([1.0, 2.0, 3.0])
 
 
 def test_a_span_may_start_below_the_measurements_and_ends_with_them() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -115,3 +117,25 @@ def test_a_draft_is_measured_within_the_longest_context(max_context: int, monkey
         max_batch=2, max_context=max_context, speculation=speculation,
     )  # fmt: skip
     assert "model" in build_parts(config).costs.drafting
+
+
+@pytest.mark.parametrize(("positions", "largest"), [(4096, 300), (1200, 128)])
+def test_padded_forwards_are_measured_at_every_size_that_fits(
+    positions: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of prompts, with the logits of one row."""
+    seen = set()
+
+    def forward(batch: Any, logit_rows: list[int]) -> None:
+        seen.add((batch.rows, len(logit_rows)))
+
+    sizes = (1, 2, 4, 8, 16, 32, 48, 64, 128, 300)
+    decoder = SimpleNamespace(
+        row_sizes=sizes, max_rows=300, max_logit_rows=48, max_positions=positions, settling=1,
+        pool=SimpleNamespace(pages=100), forward=forward,
+    )  # fmt: skip
+    costs = profile_costs.profile_costs(cast(Any, decoder), [], 0.0)
+    assert seen == {(n, n if n <= 32 else 1) for n in sizes if n <= largest}
+    assert costs.verify["sizes"] == list(sizes)
+    measured = [n for n in sizes if n <= largest]
+    assert costs.verify["rows"][: len(measured)] == measured

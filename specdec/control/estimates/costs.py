@@ -58,7 +58,8 @@ class CostTable:
     A grid measured at start, scaled to the machine's present speed (`MachineSpeed`). Costs never fall with rows.
 
     rows, contexts: increasing grid points. ms: float [contexts, rows]. measured: False for a guess, which the first
-    observation replaces.
+    observation replaces. sizes: the increasing numbers of rows to which forwards are padded, so that a forward costs
+    as much as one of the next size; empty: they are not padded.
 
     Raises:
         ValueError: the grid is empty or does not increase, or a cost is not positive or not finite.
@@ -71,8 +72,9 @@ class CostTable:
         ms: Sequence[Sequence[float]],
         measured: bool = True,
         params: ControlParams = DEFAULT_PARAMS,
+        sizes: Sequence[int] = (),
     ) -> None:
-        self._params = params
+        self._params, self._sizes = params, [int(size) for size in sizes]
         self._rows = [int(count) for count in rows]
         self._contexts = np.asarray(contexts, float)
         self._ms = np.asarray(ms, float)
@@ -81,6 +83,8 @@ class CostTable:
             raise ValueError("ms: must be positive numbers, one row per context and one column per number of rows")
         if not ((np.diff(self._rows) > 0).all() and (np.diff(self._contexts) > 0).all()):
             raise ValueError("rows, contexts: must rise")
+        if any(high <= low for low, high in pairwise(self._sizes)):
+            raise ValueError("sizes: must rise")
         if self._rows[0] < 1 or not np.isfinite(self._contexts).all():
             raise ValueError("rows, contexts: must be numbers, rows from 1")
         # Noise only adds time: if more rows took less time, fewer rows can do so too.
@@ -101,7 +105,7 @@ class CostTable:
     @staticmethod
     def from_dict(data: Mapping[str, Any], params: ControlParams = DEFAULT_PARAMS) -> CostTable:
         """The inverse of `as_dict`."""
-        return CostTable(data["rows"], data["contexts"], data["ms"], data["measured"], params)
+        return CostTable(data["rows"], data["contexts"], data["ms"], data["measured"], params, data.get("sizes", ()))
 
     def as_dict(self) -> dict[str, Any]:
         """The grid as plain values, without the machine's present speed."""
@@ -110,6 +114,7 @@ class CostTable:
             "contexts": self._contexts.tolist(),
             "ms": self._ms.tolist(),
             "measured": self.known,
+            "sizes": self._sizes,
         }
 
     def span(self, rows: int, more: int, context: float = 0) -> list[float]:
@@ -117,6 +122,13 @@ class CostTable:
         now, grid, last = self._now(context), self._rows, min(rows + more, self.largest)
         if rows >= self.largest:
             return [self.ms(rows, context)]
+        if self._sizes:
+            costs = []
+            while rows <= last:
+                size = self._padded(rows)
+                costs += [self._at_rows(now, size)] * (min(size, last) + 1 - rows)
+                rows = size + 1
+            return costs
         costs = [now[0]] * (min(last + 1, grid[0]) - rows)
         for at, (low, high) in enumerate(pairwise(grid)):
             first, end = max(rows, low), min(last + 1, high)
@@ -127,7 +139,12 @@ class CostTable:
 
     def ms(self, rows: int, context: float = 0) -> float:
         """Expected milliseconds; beyond the grid, proportional to rows."""
-        return self._at_rows(self._now(context), rows)
+        return self._at_rows(self._now(context), self._padded(rows))
+
+    def row_ms(self, rows: int, context: float = 0) -> float:
+        """Milliseconds of a further row beside ``rows``, averaged over a few, as if forwards were not padded."""
+        now, further = self._now(context), self._params.row_price_rows
+        return (self._at_rows(now, rows + further) - self._at_rows(now, rows)) / further
 
     @property
     def largest(self) -> int:
@@ -144,7 +161,8 @@ class CostTable:
         expected, grid = self.ms(rows, context), self._grid(context)
         limit = self._params.max_log_surprise
         surprise = max(-limit, min(limit, math.log(ms / expected)))
-        self._speed.observe(grid[0], max(self._at_rows(grid, rows) - grid[0], 0.0), expected, surprise)
+        more = max(self._at_rows(grid, self._padded(rows)) - grid[0], 0.0)
+        self._speed.observe(grid[0], more, expected, surprise)
         self._present.clear()
 
     def scale_to(self, rows: int, context: float, ms: float) -> None:
@@ -153,6 +171,11 @@ class CostTable:
         self._ms = self._ms * (ms / self.ms(rows, context))
         self._grids.clear()
         self._present.clear()
+
+    def _padded(self, rows: int) -> int:
+        """Rows that a forward of ``rows`` computes."""
+        at = bisect_left(self._sizes, rows)
+        return self._sizes[at] if at < len(self._sizes) else rows
 
     def _at_rows(self, costs: Sequence[float], rows: int) -> float:
         """Cost of ``rows`` rows, interpolated between the grid points' ``costs``."""

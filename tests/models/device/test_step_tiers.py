@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.control.estimates.costs import CostTable
 from specdec.models.device_step import StepTiers
 
 TIERS = StepTiers(12, 300, 200, 1029)
@@ -20,6 +21,12 @@ def test_a_tier_contains_its_step(entries: int, rows: int, samples: int, pages: 
     assert samples <= tier.samples <= min(200, 2 * samples)
     assert pages <= tier.pages <= 1029
     assert TIERS.of(tier.entries, tier.rows, tier.samples, tier.pages) == tier
+
+
+@given(st.integers(1, 300))
+def test_the_controller_prices_the_rows_of_a_tier(rows: int) -> None:
+    table = CostTable([1, 300], [0], [[1.0, 300.0]], sizes=TIERS.rows)
+    assert table.ms(rows) == pytest.approx(TIERS.of(1, rows, 1, 1).rows)
 
 
 def test_tiers_are_few() -> None:
