@@ -13,9 +13,8 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ValidationError, field_validator
+from pydantic import BaseModel, ValidationError
 
 from cluster.config import ClusterConfig
 from cluster.deployment import Deployment
@@ -25,11 +24,6 @@ from specdec.errors import ConfigError
 
 LOG_BYTES = 16 << 20  # size at which a log is rotated
 _TAIL_BYTES = 2000  # of a log that an error quotes
-# Settings of cluster.yaml that earlier versions had, by section; their saved states hold all of them, set or not
-_FORMER_SETTINGS = {
-    "routing": ("hash_balance_factor", "connect_s"),
-    "health": ("timeout_s", "unhealthy_after", "eject_after", "ejected_s", "max_ejected_percent"),
-}
 
 
 class FleetState(BaseModel):
@@ -38,18 +32,6 @@ class FleetState(BaseModel):
     config: ClusterConfig
     deployments: dict[str, Deployment]  # by Serve application; with the keys for /v1/loads
     fleet: Fleet
-
-    @field_validator("config", mode="before")
-    @classmethod
-    def _drop_former_settings(cls, config: Any) -> Any:
-        """Drop the settings that only earlier versions have, so that their states can be read."""
-        if not isinstance(config, dict):
-            return config
-        return config | {
-            section: {name: value for name, value in config[section].items() if name not in former}
-            for section, former in _FORMER_SETTINGS.items()
-            if isinstance(config.get(section), dict)
-        }
 
     def encoded(self) -> bytes:
         """The content of its file."""

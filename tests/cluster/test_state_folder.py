@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import signal
 import stat
@@ -36,19 +35,6 @@ def test_a_folder_that_others_can_write_is_rejected(tmp_path: Path, bits: int) -
     tmp_path.chmod(bits)
     with pytest.raises(ConfigError, match=f"other users may write to {tmp_path}; chmod go-w"):
         private_folder(tmp_path)
-
-
-def test_a_fleet_goes_on_from_the_settings_of_an_earlier_version(tmp_path: Path) -> None:
-    config = ClusterConfig.model_validate(
-        {"models": [{"name": "c", "settings": {"engine": {"target": "random:tiny"}}}]}
-    )
-    state = json.loads(FleetState(config=config, deployments={}, fleet=Fleet.of(config)).encoded())
-    state["config"]["routing"] |= {"hash_balance_factor": 125, "connect_s": 1.0, "retries": 3}
-    state["config"]["health"] |= {"timeout_s": 2.0, "eject_after": 5}
-    path = tmp_path / "fleet.json"
-    path.write_text(json.dumps(state))
-    path.chmod(0o600)
-    assert FleetState.load(path).config.routing.retries == 3
 
 
 def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
