@@ -91,7 +91,10 @@ async def embedded_ids(model: ServedModel, given: str | Sequence[int], longest: 
     """
     if not isinstance(given, str) or not given:
         return tuple(given) if not isinstance(given, str) else ()
-    ids, end = await model.tokenizer.encode(given), model.tokenizer.loaded.end_id
+    tokenizer = model.tokenizer.loaded
+    if longest is not None:
+        given = given[: longest * tokenizer.longest_token]  # later characters are in none of the first tokens
+    ids, end = await model.tokenizer.encode(given), tokenizer.end_id
     await asyncio.sleep(0)  # a call has many texts, and other calls run in between
     if end is None or ids[-1:] == [end]:
         return tuple(ids[:longest])

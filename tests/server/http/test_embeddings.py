@@ -147,6 +147,7 @@ def test_ollama(server: Server) -> None:
     cut = server.ask("/api/embed", input="x" * 2000)
     assert cut["prompt_eval_count"] == 1023
     assert cut["embeddings"] == [close(expected([BOS, *b"x" * 1021, END]))]
+    assert server.ask("/api/embed", input="x" * 20_000)["embeddings"] == cut["embeddings"]  # longer than any prompt
     assert server.client.post("/api/embed", json={"input": "x" * 2000, "truncate": False}).status_code == 400
 
 
