@@ -18,7 +18,8 @@ from specdec.errors import FieldViolation, InvalidRequestError, ModelError, Viol
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """``messages`` in the form that templates expect.
 
-    Each content is one text. Arguments of tool calls are objects. Results of calls carry the ``name`` of the function.
+    Each content is one text. A ``function_call`` is a tool call. Arguments of tool calls are objects. Results of calls
+    carry the ``name`` of the function.
 
     Raises:
         InvalidRequestError: a content is neither text nor a list of text parts; names every such content.
@@ -28,7 +29,10 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     called: dict[str, Any] = {}  # names of functions by the ids of calls
     for i, message in enumerate(messages):
         copy = {**message, "content": _text(message.get("content"), f"messages[{i}].content", violations)}
-        if isinstance(calls := message.get("tool_calls"), list):
+        former = copy.pop("function_call", None)  # OpenAI's form of a single call
+        if isinstance(former, Mapping) and not message.get("tool_calls"):
+            copy["tool_calls"] = [_call({"type": "function", "function": former})]
+        elif isinstance(calls := message.get("tool_calls"), list):
             copy["tool_calls"] = [_call(call) for call in calls]
             for call in calls:
                 if isinstance(call, Mapping) and isinstance(call.get("id"), str):

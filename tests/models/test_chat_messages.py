@@ -236,6 +236,19 @@ def test_results_have_the_names_of_their_calls() -> None:
     ]  # fmt: skip
 
 
+def test_a_function_call_is_a_tool_call(tokenizer: Tokenizer) -> None:
+    function = {"name": "look", "arguments": '{"at": 1}'}
+    result = {"role": "function", "name": "look", "content": "a wall"}
+    said = {"role": "assistant", "content": None}
+    former = tokenizer.render_chat([said | {"function_call": function}, result])
+    assert former == tokenizer.render_chat(
+        [said | {"tool_calls": [{"type": "function", "function": function}]}, result]
+    )
+    assert former == tokenizer.render_chat([said | {"function_call": function, "tool_calls": []}, result])
+    assert '<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>' in former
+    assert "<tool_call>" not in tokenizer.render_chat([said | {"function_call": None}, result])
+
+
 CHOOSY = """\
 {# tools <tool_call> #}{% for m in messages %}
 {%- if m.role in ['user', 'tool', 'ipython'] %}{{ m.role }}:{{ m.content | tojson }};{% endif %}
