@@ -23,7 +23,7 @@ from server.http.tool_use import read_tools
 from server.interfaces import TokenizerLike
 from server.request_fields import IDS, TEXT, Field, Table, flag_field, text_field
 from server.served_model import Task
-from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
+from specdec.core.types import Delta, Finished, FinishReason, RequestEvent, Started
 from specdec.errors import EngineDeadError
 
 _TYPES = ERROR_TYPES | {404: "not_found_error", 503: "unavailable_error"}
@@ -53,9 +53,10 @@ def result(
     text: str,
     token_ids: list[int],
     end: Finished,
+    seed: int | None,
     probabilities: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """All fields of an answer, or the requested ones.
+    """All fields of an answer, or the requested ones. ``seed``: the caller's, or the one that was drawn.
 
     ``tokens_cached`` counts cached tokens after the request; ``timings/cache_n`` those before it. ``probabilities``
     None: they were not requested, or already sent.
@@ -72,7 +73,7 @@ def result(
         "model": model,
         "tokens_predicted": usage.output_tokens,
         "tokens_evaluated": usage.prompt_tokens,
-        "generation_settings": _settings(parsed),
+        "generation_settings": _settings(parsed, seed),
         "has_new_line": "\n" in text,
         "truncated": False,
         "stop_type": "none" if reason is FinishReason.ABORTED else kind,
@@ -122,10 +123,10 @@ def _rates(name: str, tokens: int, ms: float) -> dict[str, Any]:
     }
 
 
-def _settings(parsed: LlamaRequest) -> dict[str, Any]:
+def _settings(parsed: LlamaRequest, seed: int | None) -> dict[str, Any]:
     sampling = parsed.request.sampling
     return {
-        "seed": sampling.seed,
+        "seed": seed,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
@@ -145,10 +146,13 @@ class LlamaAnswer:
     def __init__(self, parsed: LlamaRequest, model: str, tokenizer: TokenizerLike) -> None:
         self._request, self._model, self._tokenizer = parsed, model, tokenizer
         self._made = [0] * parsed.request.sampling.n
+        self._seed: int | None = None
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         if isinstance(event, Finished):
-            return sse(result(self._request, self._model, "", [], event))
+            return sse(result(self._request, self._model, "", [], event, self._seed))
+        if isinstance(event, Started):
+            self._seed = event.seed
         if not isinstance(event, Delta):
             return b""
         self._made[event.index] += len(event.token_ids)
@@ -172,14 +176,14 @@ class LlamaAnswer:
 
     def whole(self, samples: Sequence[Sample], totals: Totals) -> Any:
         """Several samples are a list, one is not."""
-        found = [self._result(sample) for sample in samples]
+        found = [self._result(sample, totals.seed) for sample in samples]
         return found if len(found) > 1 else found[0]
 
-    def _result(self, sample: Sample) -> dict[str, Any]:
+    def _result(self, sample: Sample, seed: int | None) -> dict[str, Any]:
         rows = None
         if self._request.request.output.logprobs is not None:
             rows = probabilities(sample.logprobs, self._tokenizer)
-        return result(self._request, self._model, sample.text, sample.token_ids, sample.end, rows)
+        return result(self._request, self._model, sample.text, sample.token_ids, sample.end, seed, rows)
 
 
 async def infill(call: Call) -> None:

@@ -25,6 +25,7 @@ from specdec.core.types import (
     Timings,
     Usage,
 )
+from tests.fake_engine import DEFAULT_SEED
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.http.calls import asked, code_context, make_context, violations
@@ -167,7 +168,7 @@ def test_stop_types() -> None:
         (FinishReason.STOP_STRING, "x", ("word", "x")), (FinishReason.STOP_TOKEN, 7, ("word", "")),
         (FinishReason.SUFFIX, None, ("eos", "")), (FinishReason.ABORTED, None, ("none", "")),
     ):  # fmt: skip
-        found = result(completion(), "m", "t", [1], end(reason, stop))
+        found = result(completion(), "m", "t", [1], end(reason, stop), 7)
         assert (found["stop_type"], found["stopping_word"]) == wanted
 
 
@@ -178,7 +179,7 @@ def test_timings() -> None:
         "predicted_n": 5, "predicted_ms": 50.0, "predicted_per_token_ms": 10.0, "predicted_per_second": 100.0,
         "draft_n": 6, "draft_n_accepted": 2,
     }  # fmt: skip
-    assert result(completion(), "m", "t", [1], finished)["tokens_cached"] == 35
+    assert result(completion(), "m", "t", [1], finished, 7)["tokens_cached"] == 35
     nothing = timings(Finished("r", 0, FinishReason.LENGTH, None, Usage(), SpeculationStats(), Timings()))
     assert all(value == 0 for value in nothing.values())
     assert picked({"a": {"b": 1, "c": {"d": 2}}, "e": 3}, ("a/b", "e", "a/c/d", "x", "e/f", "", "a")) == {
@@ -206,6 +207,14 @@ def test_several_samples_are_a_list(fake: Server) -> None:
         assert [event["stop"] for event in mine] == [False, False, True]
         assert "".join(event["content"] for event in mine) == ("\x02a", "ab")[index]
         assert [event["tokens_predicted"] for event in mine] == [1, 2, 2]
+
+
+def test_the_seed_that_was_drawn_is_returned(fake: Server) -> None:
+    whole: Any = fake.ask("/completion", prompt="abc", n_predict=2)
+    *_, last = fake.stream("/completion", prompt="abc", n_predict=2)
+    seeded = fake.ask("/completion", prompt="abc", n_predict=2, seed=7, response_fields=["generation_settings/seed"])
+    assert whole["generation_settings"]["seed"] == last["generation_settings"]["seed"] == DEFAULT_SEED
+    assert seeded == {"generation_settings/seed": 7}
 
 
 def test_a_disconnect_cancels_the_request(fake: Server) -> None:
