@@ -23,7 +23,7 @@ from server.http.conversation import (
     read_text,
 )
 from server.http.errors import Refusal
-from server.http.fields import COMMON, MODEL, SAMPLING, STREAM, encode_messages
+from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STREAM, encode_messages
 from server.http.openai_format import extras
 from server.http.tool_use import ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
@@ -37,7 +37,6 @@ from server.request_fields import (
     TEXT,
     TEXTS,
     Field,
-    Schema,
     Table,
     either,
     listed,
@@ -75,11 +74,10 @@ _CHOICE = with_fields(
         "disable_parallel_tool_use": {**FLAG, "description": "At most one call."},
     }
 )
-_LAST: Schema = {"description": "If the last one is the assistant's, the answer continues it."}
 PROMPT_FIELDS: Table = (
     MODEL,
     Field("system", either(TEXT, listed(with_fields({"text": TEXT})))),
-    Field("messages", {**listed(_MESSAGE, minItems=1), **_LAST}),
+    Field("messages", {**listed(_MESSAGE, minItems=1), "description": CONTINUES}),
     Field("tools", listed(_TOOL)),
     Field("tool_choice", _CHOICE),
 )

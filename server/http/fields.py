@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from server.http.conversation import read_text
 from server.http.tool_use import TOOLS, ToolUse
 from server.json_body import Body
 from server.request_fields import (
@@ -44,10 +45,18 @@ TTFT = Field(
 
 
 async def read_conversation(
-    body: Body, model: ServedModel, tools: ToolUse | None, *, add_generation_prompt: bool = True
+    body: Body,
+    model: ServedModel,
+    tools: ToolUse | None,
+    *,
+    add_generation_prompt: bool = True,
+    continues: bool = False,
 ) -> tuple[int, ...]:
-    """Token ids of ``messages``, with the answer's beginning if ``add_generation_prompt``, which a last message with
-    ``prefix`` continues. Empty: ``messages`` are wrong, and ``body`` notes why.
+    """Token ids of ``messages``, with the answer's beginning if ``add_generation_prompt``. Empty: ``messages`` are
+    wrong, and ``body`` notes why.
+
+    The answer continues a last message of the assistant that has a true ``prefix``, or any that calls no tools if
+    ``continues``.
 
     Raises:
         ChatNotSupportedError: the model has no chat template.
@@ -64,9 +73,11 @@ async def read_conversation(
             message.refuse("role", "must be a string that is not empty")
     if len(body.violations.found) > n_known or not isinstance(messages, list):
         return ()
-    beginning = ""
-    if messages[-1].get("prefix") is True and messages[-1]["role"] == "assistant" and add_generation_prompt:
-        beginning, messages = given[-1].text("content") or "", messages[:-1]  # as with Mistral and DeepSeek
+    beginning, last = "", messages[-1]
+    is_begun = last.get("prefix") is True or (continues and not last.get("tool_calls"))  # Mistral, DeepSeek; Ollama
+    if is_begun and last["role"] == "assistant" and add_generation_prompt:
+        beginning = read_text(given[-1], "content", ("text",)) if given[-1].has("content") else ""
+        messages = messages[:-1]
     ids = await encode_messages(body, model, messages, tools, add_generation_prompt=add_generation_prompt)
     return (*ids, *await model.tokenizer.encode(beginning, add_special=False)) if ids and beginning else ids
 
@@ -106,6 +117,7 @@ COMMON: Table = (
         maxLength=MAX_NAME,
     ),
 )
+CONTINUES = "If the last one is the assistant's, the answer continues it."
 _MESSAGE = with_fields({"role": {**TEXT, "minLength": 1}, "content": either(TEXT, {"type": "array"})}, "role")
 CONVERSATION: Table = (Field("messages", listed(_MESSAGE, minItems=1)), *TOOLS)
 

@@ -20,7 +20,7 @@ from server.http.answering import Sample, Totals, answer
 from server.http.call import Call, Endpoint
 from server.http.embeddings import DIMENSIONS
 from server.http.errors import LLAMA_TOO_LONG, Refusal
-from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, read_conversation
+from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STOPPING, read_conversation
 from server.http.openai_format import extras, logprob_entries, set_logprobs
 from server.http.tool_calls import ToolCall
 from server.http.tool_use import TOOLS, ToolUse, read_tools, use_tools
@@ -159,7 +159,7 @@ GENERATE_FIELDS: Table = (
 _MESSAGE = with_fields({"role": {**TEXT, "minLength": 1}, "content": TEXT, "images": _IMAGES}, "role")
 CHAT_FIELDS: Table = (
     *_SHARED,
-    Field("messages", {**listed(_MESSAGE), "description": "None: nothing is generated."}),
+    Field("messages", {**listed(_MESSAGE), "description": f"None: nothing is generated. {CONTINUES}"}),
     *TOOLS,
 )
 
@@ -298,7 +298,7 @@ async def parse_chat(call: Call) -> OllamaRequest:
         _refuse_images(message)
     ids: tuple[int, ...] = ()
     if not empty and not body.violations.found:
-        ids = await read_conversation(body, call.model, tools)
+        ids = await read_conversation(body, call.model, tools, continues=True)
         body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
     use_tools(body, fields, tools, tokenizer)
     request = fields.request(f"ollama-{call.request_id}", ids or NO_PROMPT)

@@ -79,6 +79,9 @@ def test_a_last_message_with_a_prefix_is_continued() -> None:
     assert request(messages=[*HI, begun]).prompt_ids == tuple(b"user:hi;ab")
     assert request(messages=[*HI, begun | {"prefix": False}]).prompt_ids == tuple(b"user:hi;assistant:ab;")
     assert request(messages=[begun, *HI]).prompt_ids == tuple(b"assistant:ab;user:hi;")
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert request(messages=[*HI, begun | {"content": parts}]).prompt_ids == tuple(b"user:hi;a\nb")
+    assert request(messages=[*HI, begun | {"content": None}]).prompt_ids == tuple(b"user:hi;")
 
 
 def test_tools_are_rendered_unless_tool_choice_is_none() -> None:

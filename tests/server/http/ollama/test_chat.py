@@ -85,6 +85,13 @@ def test_a_conversation_with_calls_and_their_results(server: Server) -> None:
     assert answer == 'user:hi;assistant:;tool:{"seen": true};'
 
 
+def test_a_last_message_of_the_assistant_is_continued(server: Server) -> None:
+    begun: dict[str, Any] = {"role": "assistant", "content": "ab"}
+    assert server.ask(CHAT, messages=[*HI, begun], stream=False)["message"]["content"] == "user:hi;ab"
+    called = begun | {"tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
+    assert server.ask(CHAT, messages=[*HI, called], stream=False)["message"]["content"] == "user:hi;assistant:ab;"
+
+
 @pytest.mark.parametrize("messages", [None, []])
 def test_an_empty_request_returns_immediately(server: Server, messages: Any) -> None:
     assert timed(server.ask(CHAT, messages=messages)) == {
