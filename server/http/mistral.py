@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from server.completion.requests import DEFAULT_MAX_TOKENS
@@ -34,7 +35,8 @@ async def parse_fim(call: Call) -> CompletionRequest:
     """
     if not isinstance(call.data.get("prompt"), str):
         raise InvalidRequestError([FieldViolation("prompt", "must be text, the part before the gap")])
-    return await parse_completion(call, FIM_FIELDS)
+    parsed = await parse_completion(call, FIM_FIELDS)
+    return replace(parsed, streaming=replace(parsed.streaming, usage_at_end=True))
 
 
 class FimAnswer(CompletionAnswer):

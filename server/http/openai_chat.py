@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from server.http.answering import MEDIA_TYPE, Sample, Totals, answer
@@ -73,9 +73,10 @@ async def parse_chat(call: Call) -> ChatRequest:
         body.refuse("resume", "does not go with tools, whose calls are read from the whole text; leave it out")
     body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
     check_requests([request], call.model.info, body.violations)
-    # Mistral's own client takes a piece of a call for an error.
-    whole_calls = "mistral" in call.header("user-agent")
-    return ChatRequest(request, streaming, tools, fields.own["return_token_ids"], whole_calls)
+    # Mistral's clients take a piece of a call for an error, and expect the usage without asking for it.
+    is_mistral = "mistral" in call.header("user-agent")
+    streaming = replace(streaming, usage_at_end=is_mistral)
+    return ChatRequest(request, streaming, tools, fields.own["return_token_ids"], whole_calls=is_mistral)
 
 
 class ChatAnswer:

@@ -89,6 +89,7 @@ class StreamOptions:
     stream: bool
     include_usage: bool = False  # a last chunk without choices carries the usage
     continuous: bool = False  # every chunk carries the usage so far
+    usage_at_end: bool = False  # the last chunk with a choice carries the usage, as Mistral's
 
 
 def stream_options(body: Body, fields: RequestFields) -> StreamOptions:
@@ -266,7 +267,10 @@ class Chunks:
         their own was requested."""
         if self.totals.finished < self._samples or self._options.include_usage:
             return self.chunk(choice)
-        return self.chunk(choice, **extras(self.totals))
+        figures = extras(self.totals)
+        if self._options.usage_at_end:
+            figures["usage"] = usage(self.totals)
+        return self.chunk(choice, **figures)
 
     def ending(self) -> bytes:
         """The events after the last sample's end."""

@@ -9,7 +9,7 @@ from server.http.openai_chat import message_of
 from server.http.tool_use import ToolUse
 from specdec.models.tool_forms import ToolForm
 from tests.fake_engine import DEFAULT_SEED
-from tests.server.http.harness import CHAT, Server
+from tests.server.http.harness import CHAT, Server, events
 from tests.server.http.test_completions import HEAD, SPECULATIVE, checked, usage
 
 HI = [{"role": "user", "content": "hi"}]
@@ -61,6 +61,14 @@ def test_usage_is_the_last_chunk_if_requested(server: Server) -> None:
         "metrics": {"speculative_decoding": SPECULATIVE},
     }  # fmt: skip
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+def test_mistrals_clients_get_the_usage_with_the_end(server: Server) -> None:
+    agent = {"user-agent": "mistral-client-python/3.7.0"}
+    data = server.client.post(CHAT, json={"messages": HI, "stream": True}, headers=agent).read()
+    *chunks, last, _ = events(data)
+    assert (last["choices"][0]["finish_reason"], last["usage"]) == ("length", usage(8, 8))
+    assert not any("usage" in chunk for chunk in chunks)
 
 
 def test_samples(server: Server) -> None:

@@ -30,6 +30,7 @@ def test_streams(server: Server, body: dict[str, Any], wanted: str) -> None:
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == wanted  # in every one of them
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     assert chunks[0]["object"] == "chat.completion.chunk"
+    assert chunks[-1]["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
 
 
 def test_mistrals_field_names_and_defaults() -> None:
