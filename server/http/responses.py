@@ -312,7 +312,9 @@ class ResponseAnswer:
         (sample,) = samples
         end, blocks = end_fields(sample.end), Blocks.of(sample.text, self._tools).found
         rows = logprob_entries(self._tokenizer, sample.logprobs)
-        output = [self._item(block, end["status"] if block is blocks[-1] else "completed", rows) for block in blocks]
+        output = [self._item(block, "completed", rows) for block in blocks]
+        if blocks and blocks[-1].call is None:  # a call is complete, as an incomplete one remains text
+            output[-1]["status"] = end["status"]
         return {**self._answer, **end, "output": output, "usage": usage(totals), **extras(totals)}
 
     def failed(self, refusal: Refusal) -> bytes:

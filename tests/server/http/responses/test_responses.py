@@ -131,6 +131,15 @@ def test_tool_calls_are_output_items(server: Server) -> None:
     assert [item["type"] for item in events[-1]["response"]["output"]] == ["message", "function_call", "message"]
 
 
+def test_a_complete_call_at_the_end_of_a_cut_answer_is_completed(server: Server) -> None:
+    limit = len(f"[look]user:{SAID}")
+    whole = server.ask(RESPOND, input=SAID, tools=TOOLS, max_output_tokens=limit)
+    *_, last = server.named_stream(RESPOND, input=SAID, tools=TOOLS, max_output_tokens=limit)
+    for answer in (whole, last["response"]):
+        assert answer["status"] == "incomplete"
+        assert [item["status"] for item in answer["output"]] == ["completed", "completed"]
+
+
 def test_server_side_tools_are_rejected(server: Server) -> None:
     answer = server.ask(RESPOND, input="hi", tools=[*TOOLS, {"type": "web_search"}])
     assert answer["output"][0]["content"] == [part(f"[look]{ECHO}")]
