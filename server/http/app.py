@@ -38,7 +38,10 @@ from specdec.errors import InvalidRequestError
 
 
 class ExactPaths(Starlette):
-    """A Starlette application that looks up fixed paths in a table, which is faster than its router."""
+    """A Starlette application that looks up fixed paths in a table, which is faster than its router.
+
+    A slash at a path's end is left out. Starlette would redirect the client, behind a proxy with TLS to plain HTTP.
+    """
 
     def __init__(self, routes: Sequence[Route], **options: Any) -> None:
         super().__init__(routes=routes, **options)
@@ -50,7 +53,10 @@ class ExactPaths(Starlette):
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = self._served.get((scope.get("method", ""), scope.get("path", "")))
+        path = scope.get("path", "")
+        if path.endswith("/") and path != "/":
+            scope["path"] = path = path.removesuffix("/")
+        found = self._served.get((scope.get("method", ""), path))
         if found is None:
             await super().__call__(scope, receive, send)
         else:

@@ -124,9 +124,11 @@ def test_one_rejected_prompt_cancels_the_others(server: Server) -> None:
 def test_unknown_paths_and_methods(server: Server) -> None:
     response = server.client.get("/nothing")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "path_not_found")
-    response = server.client.get(COMPLETIONS)
-    assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
-    assert response.headers["allow"] == "POST"
+    for path in (COMPLETIONS, f"{COMPLETIONS}/"):
+        response = server.client.get(path)
+        assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
+        assert response.headers["allow"] == "POST"
+    assert server.client.get("/v1/models/").json()["object"] == "list"
 
 
 def test_unknown_models(server: Server) -> None:
