@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -19,7 +20,7 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     """``messages`` in the form that templates expect.
 
     Each content is one text. A ``function_call`` is a tool call. Arguments of tool calls are objects. Results of calls
-    carry the ``name`` of the function.
+    carry the ``name`` of the function, and stand in the order of their calls: many templates leave out ids.
 
     Raises:
         InvalidRequestError: a content is neither text nor a list of text parts; names every such content.
@@ -45,7 +46,19 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
             copy |= {} if name is None else {"name": name}
         plain.append(copy)
     violations.raise_if_any()
-    return plain
+    return _in_order_of_calls(plain)
+
+
+def _in_order_of_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for are_results, run in groupby(messages, lambda message: message.get("role") == "tool"):
+        together = list(run)
+        calls = found[-1].get("tool_calls") if are_results and found else None
+        ids = [call.get("id") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+        if all(each.get("tool_call_id") in ids for each in together):
+            together.sort(key=lambda each: ids.index(each.get("tool_call_id")))
+        found += together
+    return found
 
 
 def _text(content: Any, path: str, violations: ViolationCollector) -> str:

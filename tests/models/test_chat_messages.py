@@ -163,7 +163,7 @@ def test_mistrals_ids_have_nine_characters(folder: Path) -> None:
     ]).split(";")  # fmt: skip
     _, a, b = texts[0].split(" ")
     assert (len(a), b) == (9, "abcdefgh9")
-    assert texts[1:3] == [f"t {b}", f"t {a}"]
+    assert texts[1:3] == [f"t {a}", f"t {b}"]
     _, c, d = texts[3].split(" ")
     assert len({a, c, d}) == 3
     assert texts[4:6] == [f"t {c}1", f"t {d}2"]
@@ -234,6 +234,18 @@ def test_results_have_the_names_of_their_calls() -> None:
     assert [message.get("name") for message in plain_messages(talk)] == [
         None, "look", "find", "own", None, None, None, None,
     ]  # fmt: skip
+
+
+def test_results_stand_in_the_order_of_their_calls() -> None:
+    calls = [call({}) | {"id": name} for name in "abc"]
+    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    results = [{"role": "tool", "content": name, "tool_call_id": name} for name in "cab"]
+    nameless = {"role": "tool", "content": "d"}
+    talk = [said, *results, {"role": "user", "content": "e"}, *results]
+    assert "".join(message["content"] for message in plain_messages(talk)) == "abcecab"
+    assert "".join(message["content"] for message in plain_messages([said, *results[:2]])) == "ac"
+    assert "".join(message["content"] for message in plain_messages([said, nameless, *results])) == "dcab"
+    assert "".join(message["content"] for message in plain_messages(results)) == "cab"
 
 
 def test_a_function_call_is_a_tool_call(tokenizer: Tokenizer) -> None:
