@@ -108,14 +108,6 @@ class MessagesRequest:
     tools: ToolUse | None  # that the model knows, so its text may hold calls of them
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A conversation as the model reads it."""
-
-    ids: tuple[int, ...]  # empty: a field is wrong, which the body notes
-    tools: ToolUse | None
-
-
 async def parse_messages(call: Call) -> MessagesRequest:
     """What ``call`` asks for.
 
@@ -123,34 +115,35 @@ async def parse_messages(call: Call) -> MessagesRequest:
         RequestError: it cannot be served; the error names every bad field.
     """
     body, fields = await call.read_request(MESSAGE_FIELDS)
-    prompt = await _read_prompt(call, body)
-    use_tools(body, fields, prompt.tools, call.model.tokenizer.loaded)
-    request = fields.request(f"msg_{call.request_id}", prompt.ids or NO_PROMPT)
+    tools = _read_tools(body, call.model.tokenizer.loaded)
+    ids = await _read_prompt(call, body, tools)
+    use_tools(body, fields, tools, call.model.tokenizer.loaded)
+    request = fields.request(f"msg_{call.request_id}", ids or NO_PROMPT)
     check_requests([request], call.model.info, body.violations)
-    return MessagesRequest(request, fields.own["stream"], prompt.tools)
+    return MessagesRequest(request, fields.own["stream"], tools)
 
 
-async def _read_prompt(call: Call, body: Body) -> Prompt:
-    """The conversation with the answer's beginning, which the last message may continue.
+async def _read_prompt(call: Call, body: Body, tools: ToolUse | None) -> tuple[int, ...]:
+    """Token ids of the conversation with the answer's beginning, which the last message may continue. Empty: a field is
+    wrong, which ``body`` notes.
 
     Raises:
         ChatNotSupportedError: the model has no chat template.
     """
     model = call.model
     call.field_names["prompt"] = "messages"
-    tools = _read_tools(body, model.tokenizer.loaded)
     conversation = Conversation()
     if body.has("system") and (text := read_text(body, "system", _TEXT)):
         conversation.say("system", text)
     _read_turns(body, conversation)
     if body.violations.found:
-        return Prompt((), tools)
+        return ()
     beginning = conversation.take_beginning()
     ids = await encode_messages(body, model, conversation.messages, tools)
     if ids and beginning:
         ids += tuple(await model.tokenizer.encode(beginning, add_special=False))
     body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
-    return Prompt(ids, tools)
+    return ids
 
 
 def _read_turns(body: Body, conversation: Conversation) -> None:
@@ -353,9 +346,9 @@ async def count_tokens(call: Call) -> None:
     """Answer with the length of a message's prompt."""
     _add_request_id(call)
     body, _ = await call.read_request(PROMPT_FIELDS)
-    prompt = await _read_prompt(call, body)
+    ids = await _read_prompt(call, body, _read_tools(body, call.model.tokenizer.loaded))
     body.violations.raise_if_any()
-    await call.reply(200, {"input_tokens": len(prompt.ids)})
+    await call.reply(200, {"input_tokens": len(ids)})
 
 
 def _add_request_id(call: Call) -> None:
