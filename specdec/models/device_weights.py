@@ -295,12 +295,21 @@ def _check_memory(source: TensorSource, types: DeviceTypes, device: torch.device
 
 
 def _weight_bytes(plan: LinearPlan, source: TensorSource, types: DeviceTypes) -> float:
-    """Bytes of a layer's weight on the device. Parts whose inputs differ in order may take more: reading shows it."""
-    if _stays_int4(source, types) and all(source.is_quantized(role) for role, _ in plan.parts):
+    """Bytes of each weight of a layer on the device."""
+    if _stays_int4(source, types) and _runs_as_one(plan, source):
         size = source.quantized.group_size
         group = GROUP_SIZES[-1] if size == -1 else min(size, GROUP_SIZES[-1])
         return 1 / 2 + 4 / group  # and its share of a scale with a zero point
     return 1 if types.fp8 else types.rows.itemsize
+
+
+def _runs_as_one(plan: LinearPlan, source: QuantizedSource) -> bool:
+    """Whether the parts of a layer are all quantised, and `stack_int4` takes them."""
+    if not all(source.is_quantized(role) for role, _ in plan.parts):
+        return False
+    first, *others = (source.groups(role) for role, _ in plan.parts)
+    whole_chunks = all(rows % CHUNK == 0 for _, rows in plan.parts[:-1])
+    return whole_chunks and all(torch.equal(first, other) for other in others)
 
 
 class WeightsReader:

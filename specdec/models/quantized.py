@@ -141,14 +141,26 @@ class QuantizedSource(TensorSource):
 
     def matrix(self, role: str, low: int, high: int) -> QuantizedMatrix:
         """Rows [low, high) of quantised matrix ``role`` as they are stored, unpacked."""
-        inputs = self.shape(role)[1]
+        groups = self.groups(role)
         scales = self._read(role, self._parts.scales, low, high)
-        return QuantizedMatrix(
-            self._levels(role, low, high),
-            self._zeros(role, low, high),
-            scales,
-            self._groups(role, inputs, scales.shape[1]),
-        )
+        return QuantizedMatrix(self._levels(role, low, high), self._zeros(role, low, high), scales, groups)
+
+    def groups(self, role: str) -> Tensor:
+        """int64 [in], the group of each input channel of quantised matrix ``role``; ModelError where one is none."""
+        inputs = self.shape(role)[1]
+        size = self._group_size(inputs)
+        straight = torch.arange(inputs) // size
+        if not self._has_groups(role):
+            return straight
+        given, groups = self._inner.raw(self._tensor(role, self._parts.groups)).long(), -(-inputs // size)
+        if self._by_rows and bool((given == -1).all()):  # its initial value, which compressed-tensors takes for none
+            return straight
+        if bool((given < 0).any()) or bool((given >= groups).any()):
+            raise ModelError(
+                f"{self.name}: tensor {self._tensor(role, self._parts.groups)} names groups beyond the {groups} there "
+                "are; the file is damaged, fetch it again"
+            )
+        return given
 
     def stored_blocks(self, role: str) -> StoredBlocks | None:
         """The block format that holds matrix ``role`` without loss.
@@ -188,7 +200,7 @@ class QuantizedSource(TensorSource):
         if not torch.equal(scales.half().to(scales.dtype), scales):
             return None
         try:
-            return StoredBlocks(kind, group_order(self._groups(role, inputs, scales.shape[1]), size))
+            return StoredBlocks(kind, group_order(self.groups(role), size))
         except ValueError:
             return None
 
@@ -222,20 +234,6 @@ class QuantizedSource(TensorSource):
         per_word = self.quantized.per_word
         first, last = low // per_word, -(-high // per_word)
         return slice(first, last), slice(low - first * per_word, high - first * per_word)
-
-    def _groups(self, role: str, inputs: int, groups: int) -> Tensor:
-        straight = torch.arange(inputs) // self._group_size(inputs)
-        if not self._has_groups(role):
-            return straight
-        given = self._inner.raw(self._tensor(role, self._parts.groups)).long()
-        if self._by_rows and bool((given == -1).all()):  # its initial value, which compressed-tensors takes for none
-            return straight
-        if bool((given < 0).any()) or bool((given >= groups).any()):
-            raise ModelError(
-                f"{self.name}: tensor {self._tensor(role, self._parts.groups)} names groups beyond the {groups} there "
-                "are; the file is damaged, fetch it again"
-            )
-        return given
 
     def _has_groups(self, role: str) -> bool:
         return self.quantized.act_order or self._inner.holds(self._tensor(role, self._parts.groups))

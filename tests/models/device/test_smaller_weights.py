@@ -57,18 +57,20 @@ def test_int4_checkpoints_run_unchanged(act_order: bool, tmp_path: Path, caplog:
     assert torch.linalg.norm(got - expected) <= 1e-2 * torch.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("bits", "act_order"), [(4, False), (4, True), (8, False)])
 def test_quantised_checkpoints_report_what_they_are_held_in_and_must_fit(
-    bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bits: int, act_order: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, _ = write_folder(tmp_path, Scheme("gptq", bits=bits), head_dim=64, num_hidden_layers=1)
+    scheme = Scheme("gptq", bits=bits, act_order=act_order)
+    folder, _ = write_folder(tmp_path, scheme, head_dim=64, num_hidden_layers=1)
     model = load_device_model(str(folder), dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16)
     layer = model.weights.layers[0]
     assert model.dtype == ("int4" if bits == 4 else "fp16")
-    assert all(isinstance(linear, Int4Linear if bits == 4 else DenseLinear) for linear in layer.linears)
+    dense = [isinstance(linear, DenseLinear) for linear in layer.linears]
+    assert dense == [bits == 8, bits == 8, bits == 8 or act_order, bits == 8]
     source, types = HFCheckpoint(folder).open(), DeviceTypes.of("fp16")
-    held = sum(plan.rows * plan.columns for plan in linear_plans(model.config, True)[:-1])
-    held = held // 2 + held // 32 * 4 if bits == 4 else 2 * held
+    sizes = [plan.rows * plan.columns for plan in linear_plans(model.config, True)[:-1]]
+    held = sum(2 * size if wide else size // 2 + size // 32 * 4 for size, wide in zip(sizes, dense, strict=True))
     need = held + 2 * model.config.vocab_size * model.config.hidden_size
     for free, fits in ((need, True), (need - 1, False)):
         monkeypatch.setattr("torch.cuda.mem_get_info", lambda device, free=free: (free, free))
