@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -14,7 +15,7 @@ from specdec.engine.device_kernel_checks import check_kernels
 from specdec.engine.device_verify import DeviceVerifier, warm_up
 from specdec.engine.memory import MemoryBudget, MemoryNeed, kv_tokens_by_memory, measure_draft, wanted_context
 from specdec.engine.numeric_fingerprint import gpu_arithmetic
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, ModelError
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import TargetDecoder, kv_page_bytes, rope_table_count
 from specdec.models.device_decoder import DeviceDecoder, device_self_test
@@ -36,6 +37,7 @@ _LOG = logging.getLogger(__name__)
 _KV = ("engine.kv_tokens",)
 _ROWS = ("engine.max_step_rows",)
 _SAMPLES = ("engine.max_batch", "engine.max_step_rows")
+WORKING_BYTES = 1 << 30  # for CUDA graphs, the kernels' code and the checks at start
 
 
 DEVICE_ROWS = 1024  # of a step: prompts gain nothing beyond
@@ -108,6 +110,7 @@ def build_device_decoder(
             model, kv_dtype, device, pages=pages, max_rows=config.max_step_rows, max_logit_rows=max_logit_rows,
             max_positions=max_positions, aux_layers=len(aux_layers),
         )  # fmt: skip
+        needs.append(MemoryNeed("working space", WORKING_BYTES))
         MemoryBudget(needs, torch.cuda.mem_get_info(device)[0], place="memory of the device").check()
     return DeviceDecoder(
         model,
@@ -135,6 +138,17 @@ def device_kv_dtype(config: EngineConfig, rows: torch.dtype) -> torch.dtype:
     return rows
 
 
+@contextmanager
+def named_shortage() -> Iterator[None]:
+    """Where the device's memory is short after all, as when another process takes it: a ModelError that says what to
+    change."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        said = str(error).partition(". GPU")[0]
+        raise ModelError(f"memory of the device: {said}; reduce {', '.join((*_KV, *_SAMPLES))}, or free some") from None
+
+
 class DevicePlatform:
     """A GPU; see `specdec.engine.platform.Platform`. ``mode`` is "numerical" until the target's decoder is tested."""
 
@@ -147,10 +161,12 @@ class DevicePlatform:
         self.kv_dtype = FP8
         self.arithmetic = gpu_arithmetic(device)
 
+    @named_shortage()
     def load_target(self, progress: Progress | None, like: Tokenizer | None) -> DeviceModel:
         """Load the target in the configured type."""
         return self._load(self._config.target, self._config.device_dtype, progress)
 
+    @named_shortage()
     def load_draft(
         self,
         ref: str,
@@ -180,10 +196,11 @@ class DevicePlatform:
             taken += draft.weight_bytes + taken  # its working space is at most the target's
         on_gpu = self._device.type == "cuda"
         free = torch.cuda.mem_get_info(self._device)[0] if on_gpu else available_bytes()
-        tokens, rule = kv_tokens_by_memory(config, model.config, page_bytes // PAGE_SIZE, free - taken)
+        tokens, rule = kv_tokens_by_memory(config, model.config, page_bytes // PAGE_SIZE, free - taken - WORKING_BYTES)
         _LOG.info("%d tokens of KV cache on the GPU: %s", tokens, rule)
         return min(tokens, budget.kv_tokens)
 
+    @named_shortage()
     def target_decoder(
         self, model: DeviceModel, pages: int, positions: int, aux_layers: Sequence[int]
     ) -> DeviceDecoder:
@@ -204,10 +221,12 @@ class DevicePlatform:
             )
         return decoder
 
+    @named_shortage()
     def draft_decoder(self, model: DeviceModel, pages: int, positions: int, target: ModelConfig) -> DeviceDecoder:
         """A draft model's decoder."""
         return build_device_decoder(self._config, model, self._device, pages, positions)
 
+    @named_shortage()
     def verifier(self, decoder: TargetDecoder) -> DeviceVerifier | None:
         """The GPU's verifier, with the graphs of common steps captured; None: its kernels failed their self-test."""
         assert isinstance(decoder, DeviceDecoder)

@@ -15,7 +15,7 @@ from specdec.engine import build_device, device_kernel_checks
 from specdec.engine.build_device import DevicePlatform
 from specdec.engine.device_kernel_checks import check_kernels
 from specdec.engine.device_verify import POLICIES
-from specdec.errors import ConfigError, KernelError
+from specdec.errors import ConfigError, KernelError, ModelError
 from specdec.models import device_decoder as network
 from specdec.models import device_weights as layers
 from specdec.models.device_decoder import DeviceDecoder
@@ -136,6 +136,34 @@ def test_a_wrong_layer_runs_in_plain_torch(name: str, at: int, kernel: str, capl
         found = decoder.forward(batch, [0, 1, 2])
     assert f"GPU kernel {kernel} differs from plain torch" in caplog.text
     assert float((found.cpu() - want).abs().max() / want.abs().max()) < 2e-2
+
+
+def test_a_check_without_memory_says_nothing_about_the_kernel() -> None:
+    """It refuses the start; the layers would need more memory in plain torch."""
+    decoder = small()
+    short = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a capacity of 23.99 GiB")
+    with (
+        only("_layer_checks"),
+        mock.patch.object(build_device, "gpu_arithmetic"),
+        mock.patch.object(build_device, "build_device_decoder", return_value=decoder),
+        mock.patch.object(layers, "linear", side_effect=short),
+    ):
+        platform = DevicePlatform(EngineConfig(target="small"), torch.device("cuda"))
+        with pytest.raises(
+            ModelError, match=r"of the device: CUDA .* 2\.00 GiB; reduce engine\.kv_tokens, engine\.max"
+        ):
+            platform.target_decoder(decoder.model, 2, 64, ())
+
+
+def test_what_is_not_finite_must_be_alike() -> None:
+    wide = torch.randn(40, 3)
+    assert device_kernel_checks._difference(wide, wide) == 0
+    wide[20, 1] = -torch.inf
+    assert device_kernel_checks._difference(wide, wide.clone()) == 0
+    assert device_kernel_checks._difference(wide, torch.zeros(40, 3)) == float("inf")
+    off = wide.clone()
+    off[39, 2] += 1
+    assert 0 < device_kernel_checks._difference(off, wide) <= 1 / float(wide[wide.isfinite()].abs().max()) + 1e-6
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp8"])

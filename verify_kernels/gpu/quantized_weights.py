@@ -11,7 +11,7 @@ from torch import Tensor
 from verify_kernels.gpu.kernel_launch import FP8, FP8_LARGEST, HALF_TYPES
 from verify_kernels.gpu.linear_plan import block_k_of
 
-ROWS_AT_ONCE = 4096  # rows of which a float32 copy is held
+ROWS_AT_ONCE = 512  # rows of which float32 copies are held; a multiple of `CHUNK`
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
