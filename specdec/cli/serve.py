@@ -156,7 +156,8 @@ def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server
     flags = _credential_flags(server)
     memory = f"{info.memory_bytes / 2**30:.1f} GiB of memory"
     if info.weight_bytes:
-        memory += f", {info.weight_bytes / 2**30:.1f} of it weights"
+        weights = f"{info.weight_bytes / 2**30:.1f}"
+        memory += f", {weights} GiB of weights on the GPU" if info.kernels == "triton" else f", {weights} of it weights"
     return [
         f"ready: {info.target}, {info.dtype}, {info.kernels} kernels, {info.numeric_mode}, drafters: {drafters}",
         f"  gRPC  {host}:{addresses.grpc_port}",

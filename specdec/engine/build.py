@@ -323,6 +323,10 @@ def assemble(
     builder = DrafterBuilder(config, platform, target, kernels, sampler, pages, max_context, aux_layers, progress)
     drafters = builder.build(head)
     kv_dtype = _DTYPE_NAMES[platform.kv_dtype]
+    weight_bytes = budget.weight_bytes
+    if on_device:
+        embedding = 0 if target.config.tie_embeddings else target.weights.embed.nbytes
+        weight_bytes = target.weights.nbytes + embedding
     info = EngineInfo(
         target=target.name, draft=builder.draft_name, dtype=target.dtype, kernels=platform.kernels,
         numeric_mode=platform.mode, max_context=max_context, vocab_size=target.config.vocab_size,
@@ -331,7 +335,7 @@ def assemble(
         kv_dtype=kv_dtype,
         indexes=tuple(config.indexes) if any(d.name == IndexDrafter.name for d in drafters) else (),
         memory_bytes=budget.needed,
-        weight_bytes=budget.weight_bytes,
+        weight_bytes=weight_bytes,
         pooling=target.tokenizer.pooling or pooling_by_name(target.name),
         embedding_size=target.config.hidden_size,
         numeric_fingerprint=numeric_fingerprint(target, kv_dtype, platform.mode, platform.arithmetic),

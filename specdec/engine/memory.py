@@ -57,7 +57,7 @@ class MemoryBudget:
     kv_rule: str = "engine.kv_tokens"
     """How the length was chosen."""
     weight_bytes: int = 0
-    """Of the target, on any device."""
+    """Of the target on a CPU."""
 
     @property
     def needed(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -220,3 +221,12 @@ def test_ready_lines_have_addresses_and_a_command_to_paste(
     plain = ready_lines(Addresses(host, 8400, None), INFO, False)
     assert f' specdec generate --server {shown}:8400 "' in plain[-1]
     assert not any("HTTP" in line for line in plain)
+
+
+def test_ready_lines_name_the_memory_that_weights_are_in() -> None:
+    info = dataclasses.replace(INFO, memory_bytes=3 << 29, weight_bytes=1 << 30)
+    (here,) = [line for line in ready_lines(Addresses("box", 1, None), info, False) if "uses" in line]
+    assert "1.5 GiB of memory, 1.0 of it weights;" in here
+    on_gpu = dataclasses.replace(info, kernels="triton", weight_bytes=15 << 30)
+    (there,) = [line for line in ready_lines(Addresses("box", 1, None), on_gpu, False) if "uses" in line]
+    assert "1.5 GiB of memory, 15.0 GiB of weights on the GPU;" in there

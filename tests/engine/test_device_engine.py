@@ -44,6 +44,7 @@ from specdec.models.device_decoder import DeviceDecoder
 from specdec.models.device_step import PendingResult
 from specdec.models.device_weights import DeviceTypes
 from specdec.models.random_model import RANDOM_SHAPES
+from specdec.models.weights import linear_plans
 from tests.engine.fan_drafter import FanDrafter
 from tests.engine.tiny_engine import failures, finish_of, run_all, tokens_of
 from tests.kernels.gpu.no_host_read import NoHostRead
@@ -216,6 +217,14 @@ def test_insufficient_memory_is_named(sizes: dict[str, int], largest: str, setti
         pytest.raises(ModelError, match=rf"^memory of the device: .*; reduce .*\n  {largest}.*  engine\.{setting}"),
     ):
         build_device_decoder(wanted, model, torch.device("cuda"), pages, positions)
+
+
+def test_the_weights_reported_are_those_on_the_device() -> None:
+    """In 16 bits, embedding included, whatever ``dtype`` a CPU would hold them in."""
+    matrices = sum(plan.rows * plan.columns for plan in linear_plans(SMALL, SMALL.tie_embeddings))
+    embedding = 0 if SMALL.tie_embeddings else SMALL.vocab_size * SMALL.hidden_size
+    assert device_parts().config.dtype == "fp32"
+    assert device_parts().info.weight_bytes == 2 * (matrices + embedding)
 
 
 @pytest.mark.parametrize("aux_layers", [(), (0,)])
