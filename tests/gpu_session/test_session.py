@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -228,6 +232,41 @@ def test_twins_import_only_what_torch_brings() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(script(text), env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+LOADED = """
+import importlib, json, sys
+for module in sys.argv[1:]: importlib.import_module(module)
+print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
+"""
+TRIED = {"grpc_tools"}  # packages that grpc imports where they are installed
+
+
+def with_their_needs(packages: Iterable[str]) -> set[str]:
+    """Names of installed packages and of all that they require."""
+    found, waiting = set(), list(packages)
+    while waiting:
+        name = waiting.pop().lower().replace("_", "-")
+        if name not in found:
+            found.add(name)
+            with contextlib.suppress(PackageNotFoundError):
+                waiting += [re.split(r"[^\w.-]", need)[0] for need in requires(name) or [] if "extra ==" not in need]
+    return found
+
+
+def test_tasks_import_only_what_is_on_the_machine_or_among_the_wheels() -> None:
+    modules = ("bench.engine_session", "bench.path_identity", "bench.kernels.kernel_bench", "tests.gpu_session.models")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(script(LOADED, *modules), env=environment, capture_output=True, text=True, check=True)
+    there = with_their_needs(("torch", "triton", "numpy", "transformers")) | {name.lower() for name in PACKAGES}
+    owners = packages_distributions()
+    loaded = {module: owners[module] for module in json.loads(done.stdout) if module in owners}
+    missing = {
+        module
+        for module, packages in loaded.items()
+        if not there.intersection(package.lower().replace("_", "-") for package in packages)
+    }
+    assert missing - TRIED - {"specdec"} == set()
 
 
 def test_only_missing_packages_are_unpacked(tmp_path: Path) -> None:

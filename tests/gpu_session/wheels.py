@@ -21,10 +21,10 @@ PACKAGES = (
     "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "llguidance", "gguf", "psutil", "xxhash",
     "rich", "click", "markdown-it-py", "mdurl", "pygments", "grpcio", "protobuf", "googleapis-common-protos",
     "grpcio-health-checking", "grpcio-status", "grpcio-reflection", "pytest", "pluggy", "iniconfig", "hypothesis",
-    "sortedcontainers", "pytest-timeout", "pytest-asyncio",
+    "sortedcontainers", "pytest-timeout", "pytest-asyncio", "msgpack", "orjson",
 )  # fmt: skip
 ENGINE = ("pydantic", "llguidance", "gguf", "psutil", "xxhash")
-COMMANDS = (*ENGINE, "click", "rich", "grpc")
+COMMANDS = (*ENGINE, "click", "rich", "grpc", "msgpack", "orjson")
 TESTS = (*ENGINE, "pytest", "hypothesis", "pytest_timeout")
 VERSIONED = ("grpcio", "protobuf")  # whose older versions the stubs generated from specdec/api refuse
 # Newest first: a wheel for an older C library runs on a newer one.
