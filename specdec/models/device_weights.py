@@ -256,7 +256,7 @@ def load_device_model(
     weights = WeightsReader(source, types, device, max_rows, progress).read()
     config, tokenizer = with_tokenizer(checkpoint, source.config, cache_dir)
     held = "int4" if _stays_int4(source, types) else types.name
-    digest = hashlib.sha256(f"{checkpoint.fingerprint()}|{dtype}|{held}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{checkpoint.fingerprint()}|{types.name}|{held}".encode()).hexdigest()
     return LoadedModel(checkpoint.name, config, held, weights, tokenizer, digest, digest)
 
 

@@ -123,6 +123,15 @@ def test_a_gpu_without_float8_products_is_named(capability: tuple[int, int], hip
         load_device_model("random:tiny", dtype="fp8", cache_dir=tmp_path, device=torch.device("cuda"), max_rows=16)
 
 
+def test_equal_weights_have_one_digest(tmp_path: Path) -> None:
+    """It decides whether another server may resume a stream."""
+    digests = [
+        load_device_model("random:tiny", dtype=dtype, cache_dir=tmp_path, device=place(), max_rows=16).digest
+        for dtype in ("auto", "bf16", "fp16")
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_the_tiny_shape_runs_on_a_gpu(tmp_path: Path) -> None:
     model = load_device_model("random:tiny", dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16)
     decoder = DeviceDecoder(model, 2, place(), max_entries=1, max_rows=16, max_logit_rows=16, max_positions=64)
