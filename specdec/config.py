@@ -106,7 +106,9 @@ class EngineConfig(Section):
     dtype: Dtype = Field("auto", description="weights on a CPU; auto: a file's own blocks or 4 bits, else int8")
     kernels: Literal["auto", "native", "reference"] = Field("auto", description="kernels on a CPU")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the target runs; auto: on a GPU if any")
-    device_dtype: DeviceDtype = Field("auto", description="on a GPU: weights; auto: bf16, or a checkpoint's 4 bits")
+    device_dtype: DeviceDtype = Field(
+        "auto", description="on a GPU: weights; auto: bf16. A checkpoint's 4 bits stay, except for fp8"
+    )
     kv_dtype: KvDtype = Field(
         "auto", description="KV cache; auto: bf16 on a CPU, as the rows on a GPU; fp32, int8: CPU only; fp8: GPU only"
     )
