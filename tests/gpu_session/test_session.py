@@ -272,6 +272,7 @@ def test_tasks_import_only_what_is_on_the_machine_or_among_the_wheels() -> None:
 def test_only_missing_packages_are_unpacked(tmp_path: Path) -> None:
     for name, member in (
         ("absent_package-1.0-py3-none-any.whl", "absent_package/__init__.py"),
+        ("namespace_part-1.0-py3-none-any.whl", "google/namespace_part.py"),
         ("torch-9.9-py3-none-any.whl", "torch/__init__.py"),
         ("grpcio-999.0-cp310-abi3-linux_x86_64.whl", "grpc/__init__.py"),
         ("other_python-1.0-cp27-cp27m-linux_x86_64.whl", "other_python.py"),
@@ -280,5 +281,5 @@ def test_only_missing_packages_are_unpacked(tmp_path: Path) -> None:
             wheel.writestr(member, "")
     site = tmp_path / "site"
     taken = unpack(tmp_path, site)
-    assert [name.split("-")[0] for name in taken] == ["absent_package", "grpcio"]
+    assert [name.split("-")[0] for name in taken] == ["absent_package", "grpcio", "namespace_part"]
     assert (site / "absent_package" / "__init__.py").exists()

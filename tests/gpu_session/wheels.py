@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-import importlib.util
 import re
 import subprocess
 import sys
@@ -57,23 +56,23 @@ def unpack(folder: Path, site: Path) -> list[str]:
     """
     taken = []
     for file in sorted(folder.glob("*.whl")):
-        with zipfile.ZipFile(file) as wheel:
-            tops = {name.split("/")[0].removesuffix(".py") for name in wheel.namelist()}
-            modules = [top for top in tops if top.isidentifier()]
-            lacks = not any(importlib.util.find_spec(name) for name in modules)
-            if _fits(file.name) and (lacks or _is_newer(file.name)):
+        if _fits(file.name) and _is_wanted(file.name):
+            with zipfile.ZipFile(file) as wheel:
                 wheel.extractall(site)
-                taken.append(file.name)
+            taken.append(file.name)
     importlib.invalidate_caches()
     return taken
 
 
-def _is_newer(name: str) -> bool:
-    """Whether a wheel of `VERSIONED` is newer than what is installed."""
+def _is_wanted(name: str) -> bool:
+    """Whether a wheel's package is not installed, or is one of `VERSIONED` and older. Modules do not show it: `google`
+    is that of several packages."""
     package, version = name.split("-")[:2]
-    if package not in VERSIONED:
-        return False
-    return _numbers(version) > _numbers(importlib.metadata.version(package))
+    try:
+        installed = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    return package in VERSIONED and _numbers(version) > _numbers(installed)
 
 
 def _numbers(version: str) -> list[int]:
