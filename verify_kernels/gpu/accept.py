@@ -28,13 +28,7 @@ class AcceptResult:
 
     @staticmethod
     def allocate(entries: int, max_depth: int, device: torch.device) -> AcceptResult:
-        """Views of one buffer, filled with -1.
-
-        Raises:
-            ValueError: entries < 1 or max_depth < 0.
-        """
-        if entries < 1 or max_depth < 0:
-            raise ValueError(f"entries, max_depth: {entries} and {max_depth}; must be at least 1 and 0")
+        """Views of one buffer, filled with -1."""
         shapes = _shapes(entries, max_depth)
         sizes = [torch.Size(shape).numel() for shape in shapes.values()]
         flat = torch.full((sum(sizes),), -1, dtype=torch.int32, device=device)

@@ -143,19 +143,8 @@ class AttentionWorkspace:
         max_branch: int = 64,
         device: torch.device,
     ) -> AttentionWorkspace:
-        """A workspace for steps of up to these sizes.
-
-        Raises:
-            ValueError: a number is not positive, heads do not divide, or the head size is not supported.
-        """
-        sizes = {"heads": heads, "kv_heads": kv_heads, "max_rows": max_rows, "max_entries": max_entries}
-        for name, value in (sizes | {"max_pages": max_pages, "max_branch": max_branch}).items():
-            if value < 1:
-                raise ValueError(f"{name}: {value}; must be at least 1")
-        if head_dim not in HEAD_DIMS:
-            raise ValueError(f"head_dim: {head_dim}; must be one of {HEAD_DIMS}")
-        if heads % kv_heads or heads // kv_heads > TILE:
-            raise ValueError(f"heads: {heads}; must be a multiple of kv_heads, {kv_heads}, and at most {TILE} times it")
+        """A workspace for steps of up to these sizes, all positive. head_dim: of `HEAD_DIMS`; heads: a multiple of
+        kv_heads, at most `TILE` times it."""
         chip = chip_of(device)
         tile = attention_tile(chip, head_dim, kv_dtype)
         works = _most_works(tile, heads // kv_heads, max_rows, max_entries, max_pages)

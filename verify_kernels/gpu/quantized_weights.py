@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import FP8, FP8_LARGEST, HALF_TYPES
+from verify_kernels.gpu.kernel_launch import FP8, FP8_LARGEST
 from verify_kernels.gpu.linear_plan import block_k_of
 
 ROWS_AT_ONCE = 512  # rows of which float32 copies are held; a multiple of `CHUNK`
@@ -19,10 +19,8 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     scale = max|weight[i]| / 448; a channel of zeros has scale 1.
 
     Raises:
-        ValueError: ``weight`` is no floating-point matrix, or holds a value that is not finite.
+        ValueError: ``weight`` holds a value that is not finite.
     """
-    if weight.dim() != 2 or not weight.is_floating_point():
-        raise ValueError(f"weight: is {weight.dtype} {tuple(weight.shape)}; must be a floating-point matrix")
     q = torch.empty(weight.shape, dtype=FP8, device=weight.device)
     scale = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
     for start in range(0, weight.shape[0], ROWS_AT_ONCE):
@@ -39,7 +37,6 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 CHUNK = 64  # output channels that lie together
 GROUP_SIZES = (32, 64, 128)
 SYMMETRIC_ZERO = 8
-MAX_ZERO = 16  # one more than a level can be: the first GPTQ format stores it less one
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +78,9 @@ def pack_int4(
     """Pack a quantised matrix.
 
     levels: uint8 [n, k], 0 to 15, input channels in the order of their groups. scales: float16 or bfloat16
-    [n, ceil(k / group)]. zeros: uint8 like scales, 0 to 16, or None for 8. perm: integers [k], the input channel that
-    stands at each place. On any one device.
-
-    Raises:
-        ValueError: a shape, dtype or value is wrong, or ``group`` is none of 32, 64 and 128.
+    [n, ceil(k / group)]. zeros: uint8 like scales, 0 to 16 (the first GPTQ format stores it less one), or None for 8.
+    group: of `GROUP_SIZES`. perm: integers [k], the input channel that stands at each place. On any one device.
     """
-    _check(levels, scales, zeros, group, perm)
     (n, k), block = levels.shape, block_k_of("int4", group)
     chunks, blocks, per_block = -(-n // CHUNK), -(-k // block), block // group
     padded = torch.zeros((chunks * CHUNK, blocks * block), dtype=torch.int32, device=levels.device)
@@ -147,18 +140,3 @@ def _same_order(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return torch.equal(one, other)
-
-
-def _check(levels: Tensor, scales: Tensor, zeros: Tensor | None, group: int, perm: Tensor | None) -> None:
-    if group not in GROUP_SIZES:
-        raise ValueError(f"group: is {group}; must be one of {', '.join(map(str, GROUP_SIZES))}")
-    if levels.dim() != 2 or levels.dtype != torch.uint8 or not levels.numel() or int(levels.max()) > 15:
-        raise ValueError(f"levels: is {levels.dtype} {tuple(levels.shape)}; must be a uint8 matrix of values 0 to 15")
-    shape = (levels.shape[0], -(-levels.shape[1] // group))
-    if scales.shape != shape or scales.dtype not in HALF_TYPES:
-        raise ValueError(f"scales: is {scales.dtype} {tuple(scales.shape)}; must be float16 or bfloat16 {shape}")
-    if zeros is not None and (zeros.shape != shape or zeros.dtype != torch.uint8 or int(zeros.max()) > MAX_ZERO):
-        raise ValueError(f"zeros: is {zeros.dtype} {tuple(zeros.shape)}; must be uint8 {shape} of 0 to {MAX_ZERO}")
-    channels = torch.arange(levels.shape[1], device=levels.device)
-    if perm is not None and not (perm.shape == channels.shape and torch.equal(perm.long().sort().values, channels)):
-        raise ValueError(f"perm: must hold every input channel 0 to {levels.shape[1] - 1} once")

@@ -162,13 +162,7 @@ class SamplingTable:
 
     @staticmethod
     def allocate(rows: int, pool_words: int, saved: int, device: torch.device) -> SamplingTable:
-        """A table for ``rows`` rows, ``pool_words`` words of lists and masks and ``saved`` list entries.
-
-        Raises:
-            ValueError: rows < 1.
-        """
-        if rows < 1:
-            raise ValueError(f"rows: {rows}; must be at least 1")
+        """A table for ``rows`` rows, ``pool_words`` words of lists and masks and ``saved`` list entries."""
         words = _words(rows) + max(pool_words, 1)
         buffer = torch.zeros(words, dtype=torch.int32, device=device)
         host = torch.zeros(words, dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -310,13 +304,7 @@ class SamplingWorkspace:
 
     @staticmethod
     def allocate(rows: int, plan: SamplingPlan, device: torch.device) -> SamplingWorkspace:
-        """A workspace of four bytes per row and token, most of them never touched.
-
-        Raises:
-            ValueError: rows < 1.
-        """
-        if rows < 1:
-            raise ValueError(f"rows: {rows}; must be at least 1")
+        """A workspace of four bytes per row and token, most of them never touched."""
         splits = plan.splits
         return SamplingWorkspace(
             rows,

@@ -208,9 +208,3 @@ def test_nothing_is_read_on_the_host(device: torch.device) -> None:
         result = AcceptResult.allocate(1, 4, device)
         launch(accept, rows, on(device, [6, 7, 8, 9, 4, 4]), 4, result=result)
     assert result.counts.tolist() == [5]
-
-
-@pytest.mark.parametrize(("entries", "depth"), [(0, 3), (2, -1)])
-def test_a_result_needs_an_entry_and_capacity(entries: int, depth: int) -> None:
-    with pytest.raises(ValueError, match="entries, max_depth"):
-        AcceptResult.allocate(entries, depth, torch.device("cpu"))

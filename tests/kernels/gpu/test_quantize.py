@@ -159,7 +159,6 @@ def test_weights_are_quantised_by_channel(monkeypatch: pytest.MonkeyPatch) -> No
     assert bool((q[2].float() == 0).all())
 
 
-@pytest.mark.parametrize("weight", [torch.ones(3), torch.ones(3, 3, dtype=torch.int32), torch.full((2, 2), torch.inf)])
-def test_bad_weights_are_rejected(weight: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="weight: "):
-        quantize_weight(weight)
+def test_weights_that_are_not_finite_are_rejected() -> None:
+    with pytest.raises(ValueError, match="weight: holds values that are not finite"):
+        quantize_weight(torch.full((2, 2), torch.inf))

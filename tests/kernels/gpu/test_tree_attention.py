@@ -17,7 +17,6 @@ from tests.kernels.gpu.no_shrinking import NO_SHRINKING
 from tests.kernels.gpu.reference import attention as reference
 from tests.kernels.gpu.reference import attention as reference_plan
 from verify_kernels.gpu.attention_plan import attention_plan
-from verify_kernels.gpu.attention_workspace import AttentionWorkspace
 from verify_kernels.gpu.tree_attention import compile_cases, tree_attention
 
 PAGES = 24
@@ -155,24 +154,6 @@ def test_a_scale_or_window_of_no_model_is_named(device: torch.device, name: str,
             layer.q, layer.k_pool, layer.v_pool, torch.zeros_like(layer.q), workspace=geometry.workspace(device),
             **given,
         )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("heads", 3),
-        ("heads", 0),
-        ("heads", 200),
-        ("head_dim", 72),
-        ("max_rows", 0),
-        ("max_pages", 0),
-        ("max_branch", 0),
-    ],
-)
-def test_bad_workspaces_are_named(device: torch.device, name: str, value: int) -> None:
-    sizes = {"heads": 4, "kv_heads": 2, "head_dim": 64, "max_rows": 8, "max_entries": 2, "max_pages": 4}
-    with pytest.raises(ValueError, match=f"^{name}:"):
-        AttentionWorkspace.allocate(kv_dtype=torch.float16, device=device, **(sizes | {name: value}))
 
 
 def test_compile_cases_cover_every_tile() -> None:
