@@ -304,7 +304,7 @@ def _weight_bytes(plan: LinearPlan, source: TensorSource, types: DeviceTypes) ->
 
 
 def _runs_as_one(plan: LinearPlan, source: QuantizedSource) -> bool:
-    """Whether the parts of a layer are all quantised, and `stack_int4` takes them."""
+    """Whether the parts of a layer are all quantised, and `stack_int4` can fuse them if their scales have one type."""
     if not all(source.is_quantized(role) for role, _ in plan.parts):
         return False
     first, *others = (source.groups(role) for role, _ in plan.parts)
@@ -362,12 +362,12 @@ class WeightsReader:
             return None
         if not all(source.is_quantized(role) for role, _ in plan.parts):
             return None
-        parts = [read_int4(source, role) for role, _ in plan.parts]
-        try:
-            return stack_int4(parts).to(self._device)
-        except ValueError as error:
-            logger.warning("%s: %s is held in 16 bits: %s", source.name, plan.name, error)
+        parts = [read_int4(source, role) for role, _ in plan.parts] if _runs_as_one(plan, source) else []
+        if len({part.scale_type for part in parts}) != 1:
+            why = "differ in the order of their inputs or the type of their scales, or outputs are no multiple of"
+            logger.warning("%s: %s is held in 16 bits: its matrices %s %d", source.name, plan.name, why, CHUNK)
             return None
+        return stack_int4(parts).to(self._device)
 
     def _dense(self, plan: LinearPlan) -> Tensor:
         """The fused matrix in the rows' type, converted a slice at a time on a few threads."""

@@ -118,25 +118,10 @@ def _spread(values: Tensor, weight: Int4Weight) -> Tensor:
 
 
 def stack_int4(weights: Sequence[Int4Weight]) -> Int4Weight:
-    """Weights of the same inputs stacked along their outputs, as one layer.
+    """Weights stacked along their outputs, as one layer.
 
-    Raises:
-        ValueError: they differ in inputs, groups, their order or the scales' type, or one but the last has outputs
-            that are no multiple of 64.
+    They have the same inputs in the same order, groups and scales' type; all but the last have a multiple of `CHUNK`
+    outputs.
     """
-    first = weights[0]
-    for weight in weights:
-        if (weight.k, weight.group, weight.scale_type) != (first.k, first.group, first.scale_type):
-            raise ValueError("weights: differ in inputs, groups or scales' type; run them as layers of their own")
-        if not _same_order(weight.perm, first.perm):
-            raise ValueError("weights: differ in the order of their inputs; run them as layers of their own")
-        if weight.n % CHUNK and weight is not weights[-1]:
-            raise ValueError(f"weights: {weight.n} outputs are no multiple of {CHUNK}; run them as layers of their own")
     words, quants = torch.cat([w.words for w in weights]), torch.cat([w.quants for w in weights])
-    return replace(first, n=sum(w.n for w in weights), words=words, quants=quants)
-
-
-def _same_order(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return torch.equal(one, other)
+    return replace(weights[0], n=sum(w.n for w in weights), words=words, quants=quants)

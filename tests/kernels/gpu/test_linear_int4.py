@@ -110,24 +110,6 @@ def test_stacked_layers_equal_the_layers(device: torch.device) -> None:
     assert torch.equal(run(x, whole), torch.cat([run(x, part) for part in parts], dim=1))
 
 
-def test_layers_that_do_not_stack_are_rejected() -> None:
-    cpu = torch.device("cpu")
-    first, _ = random_int4(64, 128, 64, seeded(1), cpu, perm=True)
-    ragged, _ = random_int4(60, 128, 64, seeded(1), cpu, perm=True)
-    others = {
-        "inputs, groups": random_int4(64, 256, 64, seeded(1), cpu)[0],
-        "groups": random_int4(64, 128, 32, seeded(1), cpu)[0],
-        "scales' type": replace(first, scale_type=torch.bfloat16),
-        "order of their inputs": replace(first, perm=None),
-        "order of": random_int4(64, 128, 64, seeded(2), cpu, perm=True)[0],
-    }
-    for message, other in others.items():
-        with pytest.raises(ValueError, match=message):
-            stack_int4([first, other])
-    with pytest.raises(ValueError, match="60 outputs are no multiple of 64"):
-        stack_int4([ragged, first])
-
-
 def test_nothing_is_read_on_the_host(device: torch.device) -> None:
     weight, _ = random_int4(70, 256, 64, seeded(1), device, perm=True)
     x = torch.randn(5, 256, generator=seeded(2)).to(device, types_of(device)[0])
