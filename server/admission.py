@@ -161,8 +161,8 @@ class RunningMean:
         self.value = old + max(self._weight, 1 / self._count) * (value - old)
 
 
-LEAST_SAMPLES = 5  # finished samples before the rates are used
-STALE_S = 15.0  # seconds without a finished sample after which the rates are not used: the machine may be faster now
+LEAST_SAMPLES = 5  # ended samples before the rates are used
+STALE_S = 15.0  # seconds without an ended sample after which the rates are not used: the machine may be faster now
 LEAST_PROMPT = 32  # computed tokens; a shorter prefill takes as long as a step, whatever its length
 # Samples that start together end together, so intervals between ends vary widely and need a long mean.
 INTERVAL_WEIGHT = 1 / 32
@@ -170,7 +170,8 @@ _CUT_SHORT = (FinishReason.ABORTED, FinishReason.DEADLINE)
 
 
 class Rates:
-    """Running means over finished samples. Times are monotonic seconds."""
+    """Running means over samples that the engine started and that ended, complete or not: under overload, none may be
+    complete before the rates are known. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._prefill = RunningMean()  # seconds per prompt token that was computed
@@ -198,9 +199,10 @@ class Rates:
         generated = usage.output_tokens - usage.resumed_tokens
         if generated > 1:
             self._decode.add(timings.decode_ms / 1e3 / (generated - 1))
-        if event.reason in _CUT_SHORT:
-            return
-        if usage.output_tokens:
+        # The length of an answer that was cut short is only a lower bound.
+        if usage.output_tokens and (
+            event.reason not in _CUT_SHORT or usage.output_tokens > self.likely_output(0, None)
+        ):
             self._outputs.add(usage.output_tokens)
         self._samples += 1
         self._news_at = now
@@ -424,7 +426,7 @@ class Admission:
             stream.started = True
         elif isinstance(event, Delta):
             self._streams[stream].spend(len(event.token_ids), now)
-        elif isinstance(event, Finished):
+        elif isinstance(event, Finished) and stream.started:  # else it held no place, so its end freed none
             self._rates.finished(event, now)
 
     def ended(self, stream: RequestStream) -> None:

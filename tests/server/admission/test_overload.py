@@ -77,6 +77,27 @@ def test_goodput_stays_near_the_peak(costs: Costs) -> None:
     assert min(found.hints) > 0
 
 
+@pytest.mark.parametrize("costs", [BATCH_BOUND, PROMPT_BOUND, JUMPY], ids=["batch", "prompt", "jumpy"])
+def test_a_server_that_starts_under_overload_finds_its_rates_though_all_are_late(costs: Costs) -> None:
+    """Their deadline is half the time that an answer takes in a full batch."""
+
+    async def cold() -> SimulatedEngine:
+        _, rate, p99_s = await peak(costs, 1)
+        engine, draw = SimulatedEngine(costs, 1), Random(2)
+        due_s = begin_s = engine.clock.now
+        while engine.clock.now < begin_s + 60.0:
+            while due_s <= engine.clock.now:
+                engine.ask(draw.randrange(80, 240), TOKENS, 0.5 * p99_s)
+                due_s += draw.expovariate(rate * FACTOR)
+            await engine.step()
+        return engine
+
+    engine = asyncio.run(cold())
+    answered = sum(job.ended_s is not None for job in engine.jobs)
+    assert answered > len(engine.jobs) / 2
+    assert len(engine.refused) > len(engine.jobs)
+
+
 def test_without_admission_hardly_any_request_meets_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulation can fail."""
     monkeypatch.setattr(Admission, "_check_time", lambda *_: None)
