@@ -89,7 +89,7 @@ class CallLog(TelemetryListener):
         """Log the request, if its call is a session of many requests."""
         call = record.call
         if call is not None and call.many and self._logger.isEnabledFor(logging.INFO):
-            reason = "" if record.error is None else getattr(record.error, "reason", "INTERNAL")
+            reason = "" if record.error is None else record.error.reason
             self._say("request", call, {"duration_ms": _ms(record.ended_s - record.began_s)}, reason, [record])
 
     def _say(

@@ -63,7 +63,7 @@ class Spans(TelemetryListener):
         )
         span.set_attributes(_result_attributes(record))
         if record.error is not None:
-            span.set_status(StatusCode.ERROR, getattr(record.error, "reason", "INTERNAL"))
+            span.set_status(StatusCode.ERROR, record.error.reason)
         inside = set_span_in_context(span)
         for name, began_s, ended_s in _phases(record):
             phase = self._tracer.start_span(name, inside, start_time=_ns(began_s + shift_s))
@@ -73,10 +73,13 @@ class Spans(TelemetryListener):
     def call_ended(self, call: CallRecord) -> None:
         span = self._calls[call]
         span.update_name(f"{call.protocol} {call.endpoint}")
-        span.set_attributes({_STATUS[call.protocol]: call.status, "gen_ai.request.id": call.request_id})
+        status = int(call.status) if call.protocol == "http" else call.status  # as OpenTelemetry types the two
+        span.set_attributes({_STATUS[call.protocol]: status, "gen_ai.request.id": call.request_id})
         if call.reason:
             span.set_attribute("error.type", call.reason)
-        if call.status.startswith(_FAULTS):
+        # An HTTP stream has its status before it breaks off.
+        broken = any(record.error is not None and record.error.http_status >= 500 for record in call.requests)
+        if broken or call.status.startswith(_FAULTS):
             span.set_status(StatusCode.ERROR, call.reason)
         span.end(_ns(call.at_s + call.duration_s))
 

@@ -124,9 +124,18 @@ def test_an_http_call_continues_its_callers_trace(monkeypatch: pytest.MonkeyPatc
     }  # fmt: skip
     assert expected.items() <= attributes.items()
     assert 0 < attributes["gen_ai.latency.time_to_first_token"] <= attributes["gen_ai.latency.e2e"]  # type: ignore[operator]
-    assert dict(call.attributes or {})["http.response.status_code"] == "200"
+    assert dict(call.attributes or {})["http.response.status_code"] == 200
+    assert call.status.status_code is StatusCode.UNSET
     (line,) = lines.of("call", endpoint=COMPLETIONS)
     assert line["trace_id"] == TRACE
+
+
+def test_a_stream_that_breaks_off_after_its_headers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with exported(monkeypatch) as exporter, running(otlp_endpoint="http://collector:4317") as server:
+        body = {"prompt": "hello", "stream": True, "cache_salt": "broken"}
+        assert server.client.post(COMPLETIONS, json=body).status_code == 200
+    call = by_name(exporter)[f"http {COMPLETIONS}"]
+    assert (call.status.status_code, call.status.description) == (StatusCode.ERROR, "MODEL_BROKEN")
 
 
 async def test_a_grpc_call_continues_it_too_and_an_error_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
