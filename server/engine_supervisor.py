@@ -425,7 +425,7 @@ class EngineSupervisor:
     def unavailable(self) -> EngineDeadError:
         """The error of a call that comes while the engine is not ready."""
         if self.state == EngineState.FAILED:
-            return EngineDeadError(f"the engine failed: {self._failure}")
+            return EngineDeadError(f"the engine failed: {self._failure}; restart the server", None)
         return EngineDeadError(f"the engine is {self.state}; retry shortly", self._retry_s)
 
     @property
@@ -501,6 +501,7 @@ class EngineSupervisor:
         if delay is None:
             cause = message or how.splitlines()[0]
             self._give_up(f"the engine died {self._policy.quick_deaths} times in a row, last: {cause}")
+            _LOG.error("%s; it is not restarted any more", self._failure)  # a server of other models goes on
             return None
         _LOG.warning("the engine is restarted in %.1f s", delay)
         return delay

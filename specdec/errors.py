@@ -179,10 +179,12 @@ class EngineDeadError(RequestError):
     """The engine process died or went silent; it is being restarted."""
 
     reason = "ENGINE_UNAVAILABLE"
-    http_status, grpc_code, retry_after_s = 503, "UNAVAILABLE", UNAVAILABLE_RETRY_S
+    http_status, grpc_code = 503, "UNAVAILABLE"
+    retry_after_s: float | None = UNAVAILABLE_RETRY_S
 
-    def __init__(self, message: str = "", retry_after_s: float = UNAVAILABLE_RETRY_S) -> None:
-        """message: why it is not ready; default: it stopped while the request ran."""
+    def __init__(self, message: str = "", retry_after_s: float | None = UNAVAILABLE_RETRY_S) -> None:
+        """message: why it is not ready; default: it stopped while the request ran. retry_after_s: None: it will not be
+        ready again."""
         self.engines_stopped, self.retry_after_s = 0 if message else 1, retry_after_s
         super().__init__(message or "the engine process stopped; it is being restarted, retry shortly")
 

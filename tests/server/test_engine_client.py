@@ -193,7 +193,7 @@ async def test_a_silent_engine_is_restarted_and_an_idle_one_is_not() -> None:
         assert isinstance((await collect(client, make_request()))[-1], Finished)
 
 
-async def test_repeated_crashes_end_in_failure() -> None:
+async def test_repeated_crashes_end_in_failure(caplog: pytest.LogCaptureFixture) -> None:
     async with running_client(give_up_after=2) as client:
         for _ in range(2):
             with pytest.raises(EngineDeadError):
@@ -201,11 +201,13 @@ async def test_repeated_crashes_end_in_failure() -> None:
             if client.engine.state != EngineState.FAILED:
                 await asyncio.wait([asyncio.create_task(client.engine.wait_ready())], timeout=5)
         failure = await asyncio.wait_for(client.engine.wait_failed(), 5)
-        with pytest.raises(EngineDeadError):
+        with pytest.raises(EngineDeadError, match="restart the server") as refused:
             client.generate(make_request())
         assert client.engine.state == EngineState.FAILED
+    assert refused.value.retry_after_s is None
     assert "2 times" in failure
     assert "exit code 7" in failure
+    assert f"{failure}; it is not restarted any more" in caplog.messages
 
 
 @pytest.mark.parametrize(
