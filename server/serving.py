@@ -53,7 +53,7 @@ class Serving:
     need. From then on they are watched and restarted each by itself; the server ends when none is left.
 
     Raises:
-        ConfigError: a file of keys or certificates can not be read or used.
+        ConfigError: a file of keys or certificates cannot be read or used.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Serving:
         """Listen, not serving yet, and begin to load.
 
         Raises:
-            ConfigError: a port or an address for events can not be had.
+            ConfigError: a port or an address for events cannot be used.
         """
         server = self._config.server
         if server.keys_file is None and not server.on_loopback:
@@ -127,8 +127,8 @@ class Serving:
         """Wait until requests are served.
 
         Raises:
-            EngineStartError: the engine can not be started.
-            ModelError: the tokenizer can not be loaded.
+            EngineStartError: the engine cannot be started.
+            ModelError: the tokenizer cannot be loaded.
         """
         for model in self.models:
             if model is not self.models.first:
@@ -139,8 +139,8 @@ class Serving:
         return self.client.info
 
     async def stop(self, drain_s: float = 0.0, *, at_once: bool = False) -> None:
-        """Take no new request, let running ones finish for up to ``drain_s`` seconds, and end everything. at_once: do
-        not wait for anybody to take note of it."""
+        """Refuse new requests, let running ones finish for up to ``drain_s`` seconds, and end everything. at_once:
+        without a grace period for clients, the engine's step or the listeners."""
         await self._grpc.begin_shutdown()
         left = await self.models.drain(drain_s)
         for model in self.models:
@@ -177,7 +177,7 @@ class Serving:
         """Serve until SIGTERM, SIGINT or SIGHUP, then drain; a second signal cuts the drain short.
 
         Raises:
-            ConfigError: a port can not be had.
+            ConfigError: a port cannot be used.
             EngineStartError: the engine could not be started, or died too often.
         """
         signals: asyncio.Queue[int] = asyncio.Queue()
@@ -208,14 +208,14 @@ class Serving:
                 on_ready(addresses, await ready)
                 await asyncio.wait([signalled, failed], return_when=asyncio.FIRST_COMPLETED)
             if signalled.done():
-                self._say_stopping(signal.Signals(signalled.result()).name)
+                self._log_stopping(signal.Signals(signalled.result()).name)
             else:
                 raise EngineStartError(failed.result())
         finally:
             for task in (signalled, failed, ready):
                 task.cancel()
 
-    def _say_stopping(self, name: str) -> None:
+    def _log_stopping(self, name: str) -> None:
         calls = sum(model.gate.inside for model in self.models)
         drain_s = self._config.server.drain_s
         if calls and drain_s:
@@ -268,7 +268,7 @@ class Serving:
         return sum(model.client.engine.promised_bytes for model in self.models)
 
     async def _report_health(self, model: ServedModel) -> None:
-        """Tell gRPC's health watchers of the server, and by its name of one of several models."""
+        """Report changes of state to gRPC's health service: of the server, and of one of several models by its name."""
         states = model.client.engine.watch()
         while True:
             state = await states.get()
@@ -277,7 +277,7 @@ class Serving:
                 await self._grpc.set_model_serving(model.names.own, state == EngineState.READY)
 
     def _probe_state(self) -> tuple[str, bool]:
-        """That of the one engine; of several, ready once all have been and while any is."""
+        """The engine's state, and whether the server is ready: with several models once all have been, while any is."""
         states = [model.client.engine.state for model in self.models]
         state = next((state for state in states if state != EngineState.READY), EngineState.READY)
         if len(states) == 1:

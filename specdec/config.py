@@ -173,7 +173,7 @@ class EngineConfig(Section):
 
     @property
     def default_draft_dtype(self) -> WeightDtype:
-        """A draft model's weights on a CPU, where nothing else is asked for."""
+        """The default type of a draft model's weights on a CPU."""
         return "int3" if self.dtype in ("auto", "int8") else self.dtype
 
     @property
@@ -197,7 +197,7 @@ class EngineConfig(Section):
 
 
 class ExperimentsConfig(Section):
-    """Experiments that ran when the server ended go on when it is back, whatever ``start`` says."""
+    """Experiments that ran when the server ended go on when it starts again, even if ``start`` does not name them."""
 
     folder: UserPath | None = Field(None, description="folder for plans and records; null: no experiments")
     start: tuple[UserPath, ...] = Field((), description="YAML files of experiments to start once the model is loaded")
@@ -205,7 +205,7 @@ class ExperimentsConfig(Section):
     @model_validator(mode="after")
     def _has_a_place(self) -> ExperimentsConfig:
         if self.start and self.folder is None:
-            raise ValueError("start needs folder: records have to go somewhere")
+            raise ValueError("start needs folder, in which the records are kept")
         return self
 
 
@@ -370,12 +370,12 @@ class ServerConfig(Section):
         if self.keys_file is not None and self.tls_cert is None and not (self.keys_without_tls or self.on_loopback):
             raise ValueError(
                 f"keys_file: keys would cross the network in the clear at host {self.host!r}; give tls_cert and "
-                "tls_key, or set host to 127.0.0.1, or set keys_without_tls where a proxy in front speaks TLS"
+                "tls_key, or set host to 127.0.0.1, or set keys_without_tls behind a proxy that terminates TLS"
             )
         return self
 
     @model_validator(mode="after")
-    def _events_have_something_to_say(self) -> ServerConfig:
+    def _events_are_salted_with_keys(self) -> ServerConfig:
         if self.keys_file is not None and self.kv_events.endpoint is not None and not self.kv_events.salted:
             raise ValueError(
                 "kv_events.salted: with keys_file every tenant's prompts are kept under a salt of its own, and events "
@@ -392,8 +392,8 @@ class ServerConfig(Section):
 class Config(Section):
     """The whole configuration, as a YAML file holds it: ``engine:`` and ``server:``.
 
-    ``engines``: several models of one server by name, each with an engine of its own. What ``engine:`` says then holds
-    for those that do not say otherwise (its aliases for the first), and once checked ``engine`` is the first.
+    ``engines``: several models of one server by name, each with an engine of its own. They take the fields that they do
+    not set from ``engine:`` (its aliases only the first). After the check, ``engine`` is the first of them.
     """
 
     engine: EngineConfig = EngineConfig()
@@ -450,7 +450,7 @@ class Config(Section):
 
 
 def merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """``own``, completed by what only ``shared`` says, inside of mappings too, of which null is an empty one."""
+    """``own`` with the fields that only ``shared`` has, also inside of mappings. Null counts as an empty mapping."""
     found = dict(shared) | dict(own)
     for name, value in shared.items():
         inner = {} if own.get(name) is None else own[name]
@@ -462,10 +462,10 @@ def merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
     """Merge a YAML file with dotted overrides (``{"engine.target": "x"}``; None values are skipped).
 
-    Those of ``engine`` hold for each of the file's ``engines``, ``engine.aliases`` for the first.
+    Overrides of ``engine`` apply to each of the file's ``engines``, ``engine.aliases`` to the first.
 
     Raises:
-        ConfigError: the file can not be read, or a field is unknown or out of range; names every such field.
+        ConfigError: the file cannot be read, or a field is unknown or out of range; names every such field.
     """
     data = read_mapping(path, "`engine:` and `server:`") if path else {}
     named = data.get("engines")
@@ -528,15 +528,15 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_mapping(path: Path, of: str) -> dict[str, Any]:
-    """A YAML file that holds a mapping with the keys ``of``, which the refusal of another names; empty: nothing.
+    """The mapping in a YAML file; empty for an empty file. of: its keys, for the error's text.
 
     Raises:
-        ConfigError: the file can not be read, or holds something else.
+        ConfigError: the file cannot be read, or holds something else.
     """
     try:
         data = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: can not be read ({error.strerror})") from None
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text") from None
     except yaml.YAMLError as error:

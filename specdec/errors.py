@@ -15,7 +15,7 @@ class ConfigError(SpecdecError):
 
 
 class ModelError(SpecdecError):
-    """A model can not be found, read, verified or fitted in memory."""
+    """A model cannot be found, read, verified or fitted in memory."""
 
 
 class UnsupportedModelError(ModelError):

@@ -53,7 +53,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class GrpcServer:
-    """Reports to health checks that it does not serve until `set_serving` says so."""
+    """Health checks report that it does not serve until `set_serving` is called."""
 
     def __init__(
         self,

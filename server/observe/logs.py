@@ -83,16 +83,16 @@ class CallLog(TelemetryListener):
     def call_ended(self, call: CallRecord) -> None:
         if self._logger.isEnabledFor(logging.INFO):
             ended = {"status": call.status, "duration_ms": _ms(call.duration_s)}
-            self._say("call", call, ended, call.reason, call.requests)
+            self._log("call", call, ended, call.reason, call.requests)
 
     def request_ended(self, record: RequestRecord) -> None:
         """Log the request, if its call is a session of many requests."""
         call = record.call
         if call is not None and call.many and self._logger.isEnabledFor(logging.INFO):
             reason = "" if record.error is None else record.error.reason
-            self._say("request", call, {"duration_ms": _ms(record.ended_s - record.began_s)}, reason, [record])
+            self._log("request", call, {"duration_ms": _ms(record.ended_s - record.began_s)}, reason, [record])
 
-    def _say(
+    def _log(
         self, message: str, call: CallRecord, ended: dict[str, Any], reason: str, records: Sequence[RequestRecord]
     ) -> None:
         fields = _call_fields(call) | ended | ({"reason": reason} if reason else {}) | self._figures(records)
