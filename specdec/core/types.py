@@ -124,7 +124,7 @@ class TextRules:
     """The line break and white space before the text, if nothing else precedes it; a repeated suffix includes them."""
 
 
-_SECONDS = Number(0.0, rule="must be a positive number of seconds", above=True)
+_SECONDS = Number(0.0, rule="must be a positive number", above=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,3 +199,11 @@ def test_prompt_plus_resumed_tokens_beyond_the_context_are_rejected_before_the_e
     with pytest.raises(InvalidRequestError) as caught:
         asyncio.run(parse_generate(message, model))
     assert [v.field for v in caught.value.violations] == ["resume.token_ids"]
+
+
+def test_a_bad_time_is_refused_without_another_unit_than_its_fields(model: ServedModel) -> None:
+    message = pb.GenerateRequest(text="a", stopping=options.StoppingOptions(time_limit_ms=-1.0))
+    with pytest.raises(InvalidRequestError) as caught:
+        asyncio.run(parse_generate(message, model))
+    (violation,) = caught.value.violations
+    assert (violation.field, violation.description) == ("stopping.time_limit_ms", "must be a positive number")
