@@ -98,20 +98,16 @@ class RestartPolicy:
         self.silent_s = silent_s
         self._first_s, self._longest_s = first_s, longest_s
         self._quick_s, self._give_up_after = quick_s, give_up_after
-        self._quick_deaths = self._failed_spawns = 0
-
-    @property
-    def quick_deaths(self) -> int:
-        """Quick deaths in a row."""
-        return self._quick_deaths
+        self.quick_deaths = 0  # in a row
+        self._failed_spawns = 0
 
     def after_death(self, ready_for_s: float) -> float | None:
         """Seconds until the next start, after an engine that was ready for ``ready_for_s`` seconds; None: give up."""
         self._failed_spawns = 0
-        self._quick_deaths = self._quick_deaths + 1 if ready_for_s < self._quick_s else 0
-        if self._quick_deaths >= self._give_up_after:
+        self.quick_deaths = self.quick_deaths + 1 if ready_for_s < self._quick_s else 0
+        if self.quick_deaths >= self._give_up_after:
             return None
-        return self._backoff_s(self._quick_deaths)
+        return self._backoff_s(self.quick_deaths)
 
     def after_failed_spawn(self, error: OSError) -> float | None:
         """Seconds to wait after a process could not be started; None: give up, as after quick deaths. A lack of

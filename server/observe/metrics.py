@@ -31,10 +31,6 @@ class Histogram:
         self._counts = [0] * (len(self._bounds) + 1)
         self.total = 0.0
 
-    @property
-    def count(self) -> int:
-        return sum(self._counts)
-
     def add(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self.total += value
