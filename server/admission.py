@@ -29,7 +29,7 @@ from specdec.core.types import (
     RequestEvent,
     Started,
 )
-from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError
+from specdec.errors import InvalidRequestError, QueueFullError
 from specdec.models.next_edit import WindowReader
 
 
@@ -358,17 +358,6 @@ class Admission:
         """Give the engine a request that was held."""
         self._client.release(stream)
 
-    def check_queue(self) -> None:
-        """Check the number of waiting requests for one that the engine does not get at once.
-
-        Raises:
-            QueueFullError: as many wait as the engine allows; one may wait while a place is free.
-        """
-        running = sum(stream.samples_left for stream in self._streams if stream.started)
-        limit = max(self._max_queued_requests, int(running < self._client.info.max_batch))
-        if self.waiting >= limit:
-            raise QueueFullError(self._max_queued_requests, self.wait_s())
-
     def _admit(
         self,
         principal: Principal,
@@ -379,7 +368,7 @@ class Admission:
         begun: bool,
     ) -> RequestStream:
         if len(supersedes_key) > MAX_NAME:
-            raise InvalidRequestError([FieldViolation("supersedes_key", f"at most {MAX_NAME} characters")])
+            raise InvalidRequestError.of("supersedes_key", f"at most {MAX_NAME} characters")
         now, own = self._clock(), principal.scope_request(request)
         key = principal.scoped(supersedes_key) if supersedes_key else ""
         owner, older = self._by_key.get(key, (self, None)) if key else (self, None)
@@ -388,7 +377,7 @@ class Admission:
         here = older if owner is self else None  # another model's request leaves no room here
         usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(here), now, begun=begun)
         if hold or self._client.holds_back:  # the engine, which bounds its queue, does not see how many wait
-            self.check_queue()
+            self._check_queue()
         self._check_room(own, here, now)
         self._check_time(own, here, now)
         stream = self._client.generate(own if self.windows is None else self.windows.predict(own), hold=hold)
@@ -473,6 +462,13 @@ class Admission:
             usage = self._usage[principal.name] = KeyUsage(principal.name)
         usage.apply(principal.limits, now)
         return usage
+
+    def _check_queue(self) -> None:
+        """Refuse beyond the engine's limit on waiting requests; one may wait while a place is free."""
+        running = sum(stream.samples_left for stream in self._streams if stream.started)
+        limit = max(self._max_queued_requests, int(running < self._client.info.max_batch))
+        if self.waiting >= limit:
+            raise QueueFullError(self._max_queued_requests, self.wait_s())
 
     def _check_room(self, request: Request, older: RequestStream | None, now: float) -> None:
         """Refuse beyond the configured prompt tokens; a prompt of any length may wait alone."""

@@ -83,6 +83,11 @@ class InvalidRequestError(RequestError):
         self.violations = violations
         super().__init__("; ".join(f"{v.field}: {v.description}" for v in violations))
 
+    @staticmethod
+    def of(name: str, description: str) -> InvalidRequestError:
+        """The refusal of one bad field."""
+        return InvalidRequestError([FieldViolation(name, description)])
+
     @property
     def details(self) -> list[Any]:
         """Per violation, field and description."""

@@ -40,7 +40,7 @@ from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import completion_pb2_grpc as pb_grpc
 from specdec.api.v1 import result_pb2 as result
 from specdec.core.types import Request
-from specdec.errors import EngineDeadError, FieldViolation, InvalidRequestError, RequestError, ViolationCollector
+from specdec.errors import EngineDeadError, InvalidRequestError, RequestError, ViolationCollector
 
 _WAITING = 64  # messages that wait for a slow reader; beyond, its own are not read
 
@@ -100,7 +100,7 @@ class CompletionSession:
             await self._set_up(message.setup)
         session = self._session
         if session is None:
-            raise InvalidRequestError([FieldViolation("setup", "the first message must set up the session")])
+            raise InvalidRequestError.of("setup", "the first message must set up the session")
         self._service.sessions.used(self._owner, session)
         action, ask_id = message.WhichOneof("action"), message.ask.id
         was_reading = self._reading_ahead
@@ -189,14 +189,13 @@ class CompletionSession:
         if which == "fim":
             return read_gap(ask.fim)
         if which is None:
-            raise InvalidRequestError([FieldViolation("ask.place", "one of cursor and fim is needed")])
+            raise InvalidRequestError.of("ask.place", "one of cursor and fim is needed")
         document = session.documents.get(ask.cursor.uri)
         if document is None or document.version != ask.cursor.version:
             return None
         place = place_of(document.text, ask.cursor.offset, self._unit)
         if place is None:
-            problem = "must lie in the document, between characters"
-            raise InvalidRequestError([FieldViolation("ask.cursor.offset", problem)])
+            raise InvalidRequestError.of("ask.cursor.offset", "must lie in the document, between characters")
         prefix, suffix = document.around(place)
         return Gap(
             prefix, suffix, files=read_files(ask.extra), repo=ask.repo_name, path=ask.cursor.uri,

@@ -31,7 +31,7 @@ from server.observe.records import (
     set_call,
 )
 from specdec.api.v1 import admin_pb2, completion_pb2, experiment_pb2, generation_pb2, model_pb2
-from specdec.errors import FieldViolation, InvalidRequestError, RequestError
+from specdec.errors import InvalidRequestError, RequestError
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -196,7 +196,7 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
             except BodiesFullError as error:
                 return await refuse(context, error)
             if data is grpc.aio.EOF:
-                return await refuse(context, _unreadable("is missing"))
+                return await refuse(context, InvalidRequestError.of("message", "is missing"))
             request = await self._unpack(read, data)
             del data
             if isinstance(request, InvalidRequestError):
@@ -244,10 +244,6 @@ def _read(deserializer: Callable[[bytes], Any], descriptor: Descriptor, data: by
         check_wire(data, descriptor)
         return deserializer(data)
     except DecodeError:
-        return _unreadable("is no message of this method; build it from the .proto files served")
+        return InvalidRequestError.of("message", "is no message of this method; build it from the .proto files served")
     except InvalidRequestError as error:
         return error.with_traceback(None)
-
-
-def _unreadable(problem: str) -> InvalidRequestError:
-    return InvalidRequestError([FieldViolation("message", problem)])

@@ -21,7 +21,7 @@ from specdec.core.fields import (
     params_of,
 )
 from specdec.core.types import ResumeParams, SamplingParams, SpeculationParams, StoppingParams
-from specdec.errors import FieldViolation, InvalidRequestError
+from specdec.errors import InvalidRequestError
 
 MAX_WIRE_FIELDS = 1 << 15
 """Fields of one message as they are sent. A packed list is one; 8,192 chat messages are as many."""
@@ -101,7 +101,9 @@ class _Scan:
         while at < end:
             self._fields += 1
             if self._fields > MAX_WIRE_FIELDS:
-                raise _refusal("message", f"at most {MAX_WIRE_FIELDS} fields; send lists of numbers packed")
+                raise InvalidRequestError.of(
+                    "message", f"at most {MAX_WIRE_FIELDS} fields; send lists of numbers packed"
+                )
             tag, at = self._varint(at)
             wire_type, found = tag & 7, plan.get(tag >> 3)
             if wire_type == _VARINT:
@@ -112,7 +114,7 @@ class _Scan:
             elif wire_type in _FIXED_BYTES:
                 next_at = at + _FIXED_BYTES[wire_type]
             else:
-                raise _refusal("message", "groups are not supported")
+                raise InvalidRequestError.of("message", "groups are not supported")
             if next_at > end:
                 return False
             if found is not None:
@@ -141,8 +143,4 @@ class _Scan:
         else:
             self._items[found.path] += left + 1 if packed else 1
         if self._items[found.path] > found.limit:
-            raise _refusal(found.path, f"at most {found.limit} items")
-
-
-def _refusal(name: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError([FieldViolation(name, problem)])
+            raise InvalidRequestError.of(found.path, f"at most {found.limit} items")

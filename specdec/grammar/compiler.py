@@ -24,7 +24,7 @@ from llguidance import LLTokenizer
 
 from specdec.child_python import module_command, module_environment
 from specdec.core.types import GrammarKind, GrammarParams
-from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError
+from specdec.errors import InvalidRequestError, QueueFullError
 from specdec.grammar.check_process import NICENESS, STACK_BYTES, compile_matcher, grammar_source
 from specdec.grammar.state import GrammarState
 from specdec.grammar.token_healing import TokenSpelling
@@ -242,7 +242,9 @@ class GrammarCompiler:
             QueueFullError: too many grammars wait, of this key or of all.
         """
         if not self._eos_ids:
-            raise _refusal("grammar", "the model names no end token, so the output could not end; leave it out")
+            raise InvalidRequestError.of(
+                "grammar", "the model names no end token, so the output could not end; leave it out"
+            )
         with self._lock:
             found = self._compiled.get(params)
             if found is None or found.cancelled():
@@ -302,13 +304,13 @@ class GrammarCompiler:
             source = self._check_process.check(params, self._check_seconds)
             return compile_matcher(source, self._library_vocabulary)
         except ValueError as error:
-            raise _refusal("grammar", _explained(params, str(error))) from None
+            raise InvalidRequestError.of("grammar", _explained(params, str(error))) from None
         except Exception:
             with self._lock:
                 self._compiled.pop(params, None)  # the next request tries again
             raise
         except BaseException as error:  # a panic of the library, which must not end the engine
-            raise _refusal("grammar", _explained(params, str(error))) from None
+            raise InvalidRequestError.of("grammar", _explained(params, str(error))) from None
 
     def _check_room(self, key: str) -> None:
         for name, jobs in list(self._jobs.items()):
@@ -376,20 +378,20 @@ class _Job(NamedTuple):
 def _check_beginning(state: GrammarState, allowed: Sequence[int], eos_ids: Sequence[int]) -> None:
     mask = state.mask(())
     if not mask.any():
-        raise _refusal("grammar", "no token of the model can begin such an output; loosen it")
+        raise InvalidRequestError.of("grammar", "no token of the model can begin such an output; loosen it")
     if not allowed:
         return
     if not set(allowed) & set(eos_ids):
         ends = ", ".join(map(str, eos_ids))
-        raise _refusal("sampling.allowed_token_ids", f"with a grammar it must hold an end token ({ends}); add it")
+        raise InvalidRequestError.of(
+            "sampling.allowed_token_ids", f"with a grammar it must hold an end token ({ends}); add it"
+        )
     ids = np.asarray(allowed, np.int64)
     ids = ids[(ids >= 0) & (ids < 32 * mask.size)]
     if not (mask[ids >> 5] >> (ids & 31).astype(np.uint32) & 1).any():
-        raise _refusal("sampling.allowed_token_ids", "none of them can begin an output of the grammar; allow more")
-
-
-def _refusal(name: str, description: str) -> InvalidRequestError:
-    return InvalidRequestError([FieldViolation(name, description)])
+        raise InvalidRequestError.of(
+            "sampling.allowed_token_ids", "none of them can begin an output of the grammar; allow more"
+        )
 
 
 _AT = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: (.*?)(?:\n +\d+ \| .*)?", re.DOTALL)
