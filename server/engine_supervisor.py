@@ -476,7 +476,7 @@ class EngineSupervisor:
         ready_for = time.monotonic() - self._ready_at if self._ready_at is not None else 0.0
         delay = self._policy.after_death(ready_for)
         self._start_at = time.monotonic() + (delay or 0.0)
-        self.listener.on_lost(EngineDeadError(retry_after_s=self._retry_s), died=True)
+        self.listener.on_lost(EngineDeadError(retry_after_s=None if delay is None else self._retry_s), died=True)
         return self._after_death(child.pid, await child.ended(), delay)
 
     def _after_failed_spawn(self, error: OSError) -> float | None:

@@ -191,7 +191,8 @@ class EngineDeadError(RequestError):
         """message: why it is not ready; default: it stopped while the request ran. retry_after_s: None: it will not be
         ready again."""
         self.engines_stopped, self.retry_after_s = 0 if message else 1, retry_after_s
-        super().__init__(message or "the engine process stopped; it is being restarted, retry shortly")
+        next_step = "it is being restarted, retry shortly" if retry_after_s is not None else "restart the server"
+        super().__init__(message or f"the engine process stopped; {next_step}")
 
 
 @dataclass

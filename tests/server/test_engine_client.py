@@ -195,9 +195,10 @@ async def test_a_silent_engine_is_restarted_and_an_idle_one_is_not() -> None:
 
 async def test_repeated_crashes_end_in_failure(caplog: pytest.LogCaptureFixture) -> None:
     async with running_client(give_up_after=2) as client:
-        for _ in range(2):
-            with pytest.raises(EngineDeadError):
+        for last in (False, True):
+            with pytest.raises(EngineDeadError, match="restart the server" if last else "retry shortly") as died:
                 await collect(client, make_request(salt="exit"))
+            assert (died.value.retry_after_s is None) is last
             if client.engine.state != EngineState.FAILED:
                 await asyncio.wait([asyncio.create_task(client.engine.wait_ready())], timeout=5)
         failure = await asyncio.wait_for(client.engine.wait_failed(), 5)
