@@ -150,6 +150,13 @@ class EngineConfig(Section):
 
     speculation: SpeculationConfig = SpeculationConfig()
 
+    @field_validator("max_context")
+    @classmethod
+    def _holds_a_prompt(cls, max_context: int) -> int:
+        if max_context == 1:
+            raise ValueError("must be 0 or at least 2: a token of a prompt and one of the output")
+        return max_context
+
     @field_validator("kv_tokens")
     @classmethod
     def _holds_something(cls, kv_tokens: int) -> int:

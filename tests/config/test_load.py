@@ -55,6 +55,7 @@ def test_paths_begin_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.Monk
         ("engine: {targt: x}", "targt"),
         ("enigne:", "enigne"),
         ("engine: {max_batch: 0}", "max_batch"),
+        ("engine: {max_context: 1}", r"engine\.max_context: .*at least 2"),
         ("engine:\n  threads: 1\n  threads: 2\n", r"line 3: the key `threads` is given twice"),
         ("server: {drain_s: 1}\nserver: {drain_s: 2}\n", r"line 2: the key `server` is given twice"),
         ("server: {drain_s: .inf}", r"server\.drain_s: .*finite number"),
