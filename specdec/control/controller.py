@@ -218,15 +218,13 @@ def _choose_nodes(known: Estimates, step: StepInputs) -> Plan:
         for i, one in enumerate(step.sequences)
     ]
     proposed = sum([len(tree.tokens) - 1 for tree in trees])
-    draft_ms = sum([work.ms for work in works])
     if not proposed:
-        n = len(trees)
-        value = n / max(draft_ms + prices.decode_ms, 1e-9)
         idle = not (step.constrained or any(work.ran for work in works))
         rest = known.params.rest_steps if idle else 0
-        return Plan([], trees, [[] for _ in trees], 0, float(n), value, prices.plain_ms, rest)
+        return Plan([], trees, [[] for _ in trees], 0, float(len(trees)), prices.plain_ms, rest)
     costs = known.verify.span(min(prices.rows, known.verify.largest), proposed, prices.context)
     prompts_ms = max(0.0, costs[0] - prices.decode_ms)
+    draft_ms = sum([work.ms for work in works])
     plan = choose(step.sequences, trees, costs, draft_ms, known.rate(step), prompts_ms, known.params)
     plan.verify_ms = prices.plain_ms + costs[min(plan.budget, len(costs) - 1)] - costs[0]
     return plan

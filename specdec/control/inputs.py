@@ -231,8 +231,6 @@ class Plan:
     """Nodes that the selection chose from."""
     predicted_tokens: float = 0.0
     """Expected tokens of the step, the target's own included."""
-    value: float = 0.0
-    """Expected tokens per millisecond."""
     verify_ms: float = 0.0
     """Expected milliseconds of the forward."""
     rest: int = 0

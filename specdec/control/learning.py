@@ -51,17 +51,14 @@ class Estimates:
         for name, learned in self.start.items():
             self.calibration.start(name, learned.cells)
         known = {name: self.start.get(name, Learned()) for name in drafting}
-        drift_rate = params.drift_rate / params.probe_every
         self.costs = {
             name: DraftCosts(table, known[name].agreement, params, tree_rows.get(name, 0))
             for name, table in drafting.items()
         }
         tokens, levels, rows = params.model_prior
         priors = {name: (tokens, 1.0 if tree_rows.get(name) else levels, rows) for name in drafting}
-        self.yields = {
-            name: DrafterYield(name, priors[name], drift_rate, known[name].records(), params) for name in drafting
-        }
-        self.lookup_yield = DrafterYield(LOOKUP, params.lookup_prior, drift_rate, params=params)
+        self.yields = {name: DrafterYield(name, priors[name], known[name].records(), params) for name in drafting}
+        self.lookup_yield = DrafterYield(LOOKUP, params.lookup_prior, params=params)
         self.lookup_ms = 0.0  # of all lookup drafters, per sequence that they propose for
         self.lookup_gain = 0.0  # tokens per sequence and step, less the price of their rows
         self.speedup = self._first_speedup()  # tokens that a plain step's time brings

@@ -106,8 +106,7 @@ class ControlParams:
     min_trial_room: int = 8  # tokens left to emit below which no trial starts
     probe_every: int = 16
     """Steps. At each multiple, nodes of any chance are proposed, so that a rate that fell too low is corrected."""
-    drift_rate: float = 0.1
-    """Divided by `probe_every`: chance per step that texts have changed so that an idle drafter pays again."""
+    drift_chance: float = 0.00625  # chance per step that texts have changed so that an idle drafter pays again
     min_weighed_share: float = 0.01  # share of a token's time below which lookup drafters are not weighed at all
 
     rest_steps: int = 8

@@ -14,7 +14,7 @@ PRIOR = (1.5, 3.0, 3.0)
 
 
 def make_yield() -> DrafterYield:
-    return DrafterYield("m", PRIOR, 0.1 / 16)
+    return DrafterYield("m", PRIOR)
 
 
 def decide(

@@ -130,7 +130,7 @@ def test_drafts_are_no_longer_than_the_remaining_output(mode: SpeculationMode) -
 def test_a_drafter_more_expensive_than_the_target_does_not_run() -> None:
     drafter = Recorder("model-based", True)
     run_all(
-        engine_with(drafter, level_ms=60.0, control_params=replace(PARAMS, probe_every=8)),
+        engine_with(drafter, level_ms=60.0, control_params=replace(PARAMS, drift_chance=0.0125)),
         [request("r", AUTO, tokens=100)],
     )
     assert drafting_tasks(drafter) == []
@@ -154,7 +154,7 @@ def test_where_no_drafter_pays_most_steps_need_no_decision() -> None:
 
 def test_a_replay_counts_the_steps_between_decisions(tmp_path: Path) -> None:
     """By a clock that is independent of the machine's load: each reading is 5 ms after the last."""
-    path, params = tmp_path / "t.jsonl", replace(PARAMS, probe_every=2)
+    path, params = tmp_path / "t.jsonl", replace(PARAMS, drift_chance=0.05)
     clock = itertools.count(0.0, 0.005).__next__
     parts = replace(tiny_parts(), clock=clock)
     engine = engine_with(Recorder("model-based", True), parts=parts, control_params=params, trace_file=path)
@@ -187,7 +187,7 @@ def test_a_probe_is_three_levels_deep_and_has_no_floor() -> None:
     """It gains nothing, is soon disabled and probed again: an estimate that fell too low must be corrected."""
     drafter, ticks = Recorder("model-based", True), itertools.count()
     parts = replace(tiny_parts(), clock=lambda: next(ticks) * 1e-3)  # 1 ms from each look to the next
-    engine = engine_with(drafter, control_params=replace(PARAMS, probe_every=4), parts=parts)
+    engine = engine_with(drafter, control_params=replace(PARAMS, probe_every=4, drift_chance=0.025), parts=parts)
     run_all(engine, [request("r", AUTO, tokens=100)])
     probes = [task for task in drafting_tasks(drafter) if task.max_depth == 3]
     others = [task for task in drafting_tasks(drafter) if task.max_depth != 3]

@@ -86,7 +86,6 @@ class NativeBackend:
         self._q_sum = torch.zeros(max_rows, chunks, dtype=torch.int32)
         self._result = torch.zeros(max_rows, wide)
         self._heads = torch.zeros(max_rows, max_heads_width)
-        self._max_rows = max_rows
 
     def linear(self, spec: LinearSpec) -> RowsOp:
         """Bind a linear layer.

@@ -14,19 +14,17 @@ from specdec.control.params import DEFAULT_PARAMS, ControlParams
 class DrafterYield:
     """Accepted tokens, levels and verified rows per step, by sequence and by temperature.
 
-    prior: tokens, levels and rows of a step without observations. drift_rate: chance per idle step that texts have
-    changed so that the drafter pays again. pools: records of an earlier run by temperature.
+    prior: tokens, levels and rows of a step without observations. pools: records of an earlier run by temperature.
     """
 
     def __init__(
         self,
         name: str,
         prior: tuple[float, float, float],
-        drift_rate: float,
         pools: Mapping[int, DraftRecord] = MappingProxyType({}),
         params: ControlParams = DEFAULT_PARAMS,
     ) -> None:
-        self.name, self.prior, self.drift_rate, self.params = name, prior, drift_rate, params
+        self.name, self.prior, self.params = name, prior, params
         self.pools = {
             bucket: self._with_prior(pool, params.restart_prior_steps) for bucket, pool in pools.items()
         }  # records of all sequences by temperature

@@ -98,7 +98,7 @@ def choose(
     kept: list[list[int]] = [[] for _ in trees]
     for at in order[:best]:
         kept[owners[at]].append(nodes[at])
-    return Plan([], list(trees), kept, len(order), tokens[best], values[best - least])
+    return Plan([], list(trees), kept, len(order), tokens[best])
 
 
 def _candidates(

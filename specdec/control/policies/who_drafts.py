@@ -175,7 +175,7 @@ def _trial_pays(
     tokens, levels, rows = drafter.prior
     price = (levels * shared + rows * prices.row_ms) / prices.token_ms
     gain = sequences * prices.token_ms * tokens * math.exp(-price / tokens)
-    return pool.idle * drafter.drift_rate * gain > loss + found.prefill_ms
+    return pool.idle * params.drift_chance * gain > loss + found.prefill_ms
 
 
 def _joint_trial_pays(
