@@ -100,8 +100,11 @@ class DiskCache:
     def start(self, tokens: Seq[int], salt: str, reserve: int) -> DiskLoad | None:
         """Begin to read the pages of a prompt that are on disk and not in memory; None: there are none.
 
+        If the first of them is being read for another prompt, it returns that load; call it again once that has ended.
         reserve: pages that stay available to running sequences.
         """
+        if (begun := self._load_of(tokens, salt)) is not None:
+            return begun
         load = self._kv.begin_load(tokens, salt, self._files, reserve)
         if not load.pages:
             self._kv.end_load(load, 0)
@@ -109,6 +112,18 @@ class DiskCache:
         begun = DiskLoad(load, self._reader.submit(self._fill, load))
         self._loads.append(begun)
         return begun
+
+    def _load_of(self, tokens: Seq[int], salt: str) -> DiskLoad | None:
+        """The load that fills the first page of a prompt that is not in memory."""
+        if not self._loads:
+            return None
+        depth = self._kv.cached_tokens(tokens, salt) // PAGE_SIZE
+        end = (depth + 1) * PAGE_SIZE
+        for begun in self._loads:
+            load = begun.load
+            if len(load.cached) <= depth < len(load.keys) and load.salt == salt and load.tokens[:end] == tokens[:end]:
+                return begun
+        return None
 
     def end_loads(self) -> None:
         """Cache the pages of the loads that are done."""

@@ -16,6 +16,7 @@ from specdec.core.cache_events import CacheFollower
 from specdec.core.seeds import draw_seed, sample_seed
 from specdec.core.sequence import Ending, Sequence, SequencePhase
 from specdec.core.types import EngineInfo, EngineLoad, FinishReason, Pooling, Request, RequestEvent, StepTrace
+from specdec.engine.disk_cache import DiskCache, DiskLoad
 from specdec.engine.preparation import RequestPreparation, WaitingRequest
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.requests import RequestTable
@@ -98,13 +99,20 @@ class Engine:
                 self._scheduler.is_full or self._preparation.is_full
             )  # a request that will be refused would evict pages for nothing
             if request.pooling is not Pooling.MEAN and not full:  # a mean needs every token's state
-                resumed = () if request.resume is None else request.resume.token_ids
-                tokens = (*request.prompt_ids, *resumed)
-                pages = disk.start(tokens, request.cache_salt, reserve=len(self._scheduler.running))
+                pages = self._read_pages(disk, request)
         if (prepared is None or prepared.done()) and pages is None:
             self._admit(request, arrival_s, prepared)
         else:
             self._preparation.hold(request, arrival_s, prepared, pages)
+
+    def _read_pages(self, disk: DiskCache, request: Request, ended: DiskLoad | None = None) -> DiskLoad | None:
+        """Begin to read its pages that only the disk has; None: there are none, or the load that has ``ended`` was its
+        own and not that of another prompt, which begins alike."""
+        resumed = () if request.resume is None else request.resume.token_ids
+        tokens = (*request.prompt_ids, *resumed)
+        if ended is not None and ended.load.tokens == tokens:
+            return None
+        return disk.start(tokens, request.cache_salt, reserve=len(self._scheduler.running))
 
     def _admit(self, request: Request, arrival_s: float, prepared: Future[Any] | None) -> None:
         """Queue a prepared request. Raises RequestError if it is refused; any other error ends it with `Failed`."""
@@ -200,11 +208,18 @@ class Engine:
         return self._requests.take_events()
 
     def _admit_prepared(self) -> None:
+        disk = self._parts.disk
         for waiting in self._preparation.take_prepared():
+            request = waiting.request
+            if disk is not None and waiting.pages is not None:
+                pages = self._read_pages(disk, request, waiting.pages)
+                if pages is not None:
+                    self._preparation.hold(request, waiting.arrival_s, waiting.prepared, pages)
+                    continue
             try:
-                self._admit(waiting.request, waiting.arrival_s, waiting.prepared)
+                self._admit(request, waiting.arrival_s, waiting.prepared)
             except RequestError as error:
-                self._requests.fail(waiting.request.request_id, error.reason, str(error), error.details)
+                self._requests.fail(request.request_id, error.reason, str(error), error.details)
 
     def _finish_unprepared(self, waiting: WaitingRequest, reason: FinishReason) -> None:
         queue_ms = (self._parts.clock() - waiting.arrival_s) * 1e3

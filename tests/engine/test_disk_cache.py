@@ -236,6 +236,52 @@ def test_what_was_evicted_comes_back_from_disk(folder: Path) -> None:
     engine.close()
 
 
+def test_prompts_that_begin_alike_read_their_beginning_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a restart under load. The last two end differently and read that part themselves."""
+    ends = [request(f"end {seed}", 130, seed=seed).prompt_ids for seed in (2, 3)]
+    start = request("start", 256)
+    alike = [
+        *(dataclasses.replace(start, request_id=f"{number}", prompt_ids=(*start.prompt_ids, 5)) for number in range(4)),
+        *(dataclasses.replace(start, request_id=f"end {i}", prompt_ids=start.prompt_ids + ends[i]) for i in range(2)),
+    ]
+    engine = engine_on(folder)
+    run_all(engine, alike)
+    engine.close()
+    engine, go_on, read = engine_on(folder), threading.Event(), PageFiles.read
+
+    def waits(files: PageFiles, page: StoredPage, into: bytearray) -> None:
+        go_on.wait()
+        read(files, page, into)
+
+    monkeypatch.setattr(PageFiles, "read", waits)
+    for asked in alike:
+        engine.submit(asked)
+    held = engine._kv.n_total - engine._kv.n_free
+    go_on.set()
+    events = run_all(engine, [])
+    assert held == 4  # and not 4 for each
+    assert [tokens_of(events, asked.request_id) for asked in alike] == [cold(asked) for asked in alike]
+    assert engine.load().disk_pages_read == 4 + 2 + 2
+    assert engine.load().disk_pages_missed == {}
+    engine.close()
+
+
+def test_a_read_that_fails_unexpectedly_is_not_repeated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [request(f"{number}", 300) for number in range(3)]
+    engine = engine_on(folder)
+    run_all(engine, asked[:1])
+    engine.close()
+    engine = engine_on(folder)
+
+    def fails(*args: object) -> None:
+        raise RuntimeError("the cable fell out")
+
+    monkeypatch.setattr(PageFiles, "read", fails)
+    events = run_all(engine, asked)
+    assert [tokens_of(events, each.request_id) for each in asked] == [cold(asked[0])] * 3
+    engine.close()
+
+
 def test_a_request_that_is_refused_reads_and_evicts_nothing(folder: Path) -> None:
     engine, first, other = engine_on(folder, pages=8), request("first", 300), request("other", 400, seed=2)
     answer(engine, first)
