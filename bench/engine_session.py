@@ -179,8 +179,7 @@ def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineRe
 
     Raises:
         BenchError: the arms returned different tokens, an engine failed, no workload is available, or the KV cache is
-        too
-            small for all arms.
+            too small for all arms.
     """
     began = time.perf_counter()
     report = EngineReport(engine_facts(parts.config, parts.info))

@@ -159,7 +159,8 @@ class Engine:
         )
 
     def abort(self, request_id: str) -> bool:
-        """End a request; its pages are free on return. False if no such request is in flight."""
+        """End a request; its pages are free on return, but for those being read from disk, which are cached once they
+        are read. False if no such request is in flight."""
         if (waiting := self._preparation.drop(request_id)) is not None:
             self._finish_unprepared(waiting, FinishReason.ABORTED)
             return True
