@@ -79,7 +79,9 @@ def make_requests(tokenizer: Tokenizer, count: int, seed: int, max_tokens: int) 
         text = preamble + " ".join(rng.sample(TEXTS, rng.choice((1, 1, 2, 3))))
         prompt = tuple(tokenizer.encode(text))
         stop = ("\n\n",) if number % 7 == 3 else ()
-        stopping = StoppingParams(max_tokens=rng.randint(max_tokens // 2, max_tokens), stop=stop, ignore_eos=True)
+        stopping = StoppingParams(
+            max_tokens=rng.randint(max(1, max_tokens // 2), max_tokens), stop=stop, ignore_eos=True
+        )
         logprobs = (0, 3, None)[number % 3]
         sampling = _sampling(rng, number)
         grammar = GRAMMARS[number // 5 % len(GRAMMARS)] if number % 5 == 3 and tokenizer.eos_ids else None

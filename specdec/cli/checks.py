@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import click
 
+from specdec.cli.bench_output import count_option
 from specdec.cli.options import ScreenCommand, engine_options
 from specdec.config import EngineConfig
 from specdec.control_groups import available_bytes, usable_cores
@@ -147,8 +148,8 @@ def vector_features() -> list[str]:
 
 @click.command("verify")
 @engine_options
-@click.option("-n", "--pairs", default=120, show_default=True, help="Request pairs to compare at least.")
-@click.option("--max-tokens", default=40, show_default=True, help="Longest output of one request.")
+@count_option("-n", "--pairs", default=120, help="Request pairs to compare at least.")
+@count_option("--max-tokens", default=40, help="Longest output of one request.")
 @click.option("--seed", default=0, show_default=True, help="Chooses prompts, parameters and seeds.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def verify_command(engine_config: EngineConfig, pairs: int, max_tokens: int, seed: int, as_json: bool) -> None:

@@ -64,6 +64,12 @@ def test_help_fits_a_screen_and_help_all_has_every_option(command: str) -> None:
     assert sorted(listed) == sorted(flag for flag in flags if flag != "--help-all")
 
 
+@pytest.mark.parametrize("option", ["--pairs", "--max-tokens"])
+def test_verify_refuses_to_compare_nothing(option: str) -> None:
+    result = CliRunner().invoke(cli, ["verify", option, "0"])
+    assert (result.exit_code, f"{option}': 0 is not in the range x>=1" in result.stderr) == (2, True), result.output
+
+
 def test_an_options_help_is_its_settings_description() -> None:
     help_text = " ".join(CliRunner().invoke(cli, ["serve", "--help-all"]).stdout.split())
     description = EngineConfig.model_fields["dtype"].description

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench import path_identity
-from bench.path_identity import Mismatch, Outcomes, first_mismatches, verify
+from bench.path_identity import Mismatch, Outcomes, first_mismatches, make_requests, verify
 from specdec.core.sampling import SequenceSampling
 from specdec.engine.scheduler import Scheduler
 from specdec.errors import SpecdecError
@@ -120,3 +120,8 @@ def test_the_sound_engine_passes() -> None:
     assert report.total("accepted") > 50
     assert report.total("preemptions") > 10
     assert not report.mismatches, str(report.mismatches[0])
+
+
+def test_every_request_has_an_output() -> None:
+    requests = make_requests(tiny_parts().tokenizer, 20, seed=1, max_tokens=1)
+    assert {request.stopping.max_tokens for request in requests} == {1}
