@@ -150,19 +150,13 @@ class EngineConfig(Section):
 
     speculation: SpeculationConfig = SpeculationConfig()
 
-    @field_validator("max_context")
+    @field_validator("max_context", "kv_tokens")
     @classmethod
-    def _holds_a_prompt(cls, max_context: int) -> int:
-        if max_context == 1:
-            raise ValueError("must be 0 or at least 2: a token of a prompt and one of the output")
-        return max_context
-
-    @field_validator("kv_tokens")
-    @classmethod
-    def _holds_something(cls, kv_tokens: int) -> int:
-        if 0 < kv_tokens < LEAST_KV_TOKENS:
-            raise ValueError(f"must be 0 or at least {LEAST_KV_TOKENS}")
-        return kv_tokens
+    def _holds_something(cls, tokens: int, info: ValidationInfo) -> int:
+        least = LEAST_KV_TOKENS if info.field_name == "kv_tokens" else 2  # a token of a prompt and one of the output
+        if 0 < tokens < least:
+            raise ValueError(f"must be 0 or at least {least}")
+        return tokens
 
     @model_validator(mode="after")
     def _complete(self) -> EngineConfig:
