@@ -107,7 +107,7 @@ def _acceptance(raw: dict[str, Any], name: str) -> tuple[float, ...]:
 
 def usual_aux_layers(layers: int) -> tuple[int, ...]:
     """The layers of a target of ``layers`` layers whose inputs EAGLE-3 reads: a low, a middle and a high one."""
-    return (2, layers // 2, layers - 3)
+    return min(2, layers - 1), layers // 2, max(layers - 3, 0)
 
 
 def _aux_layers(data: dict[str, Any], eagle: dict[str, Any], name: str, layers: int) -> tuple[int, ...]:

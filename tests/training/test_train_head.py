@@ -15,13 +15,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from draft.head_checkpoint import load_head
 from specdec.cli.main import cli
+from specdec.models.hf import HFSource
 from specdec.training.collect import Collector
 from specdec.training.draft_model import DraftModel
 from specdec.training.head_files import write_head
 from specdec.training.states import StateFile
 from specdec.training.texts import TrainingError
-from tests.models.tiny import make_tiny_model
+from tests.models.tiny import VOCAB_SIZE, make_tiny_model
 from tests.training.permuting_target import (
     USED,
     check_drafts,
@@ -94,6 +96,18 @@ def test_a_target_without_a_chat_template_needs_plain_texts(tmp_path: Path) -> N
     (given / "b.txt").write_text("The sea is wide and the ships are many. " * 50)
     assert collected().exit_code == 0
     assert any((tmp_path / "data").iterdir())
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_a_target_of_few_layers_gets_a_head(layers: int, tmp_path: Path) -> None:
+    target = make_tiny_model("llama", tmp_path / "target", num_hidden_layers=layers, max_position_embeddings=1024)
+    (tmp_path / "a.txt").write_text("The sea is wide and the ships are many. " * 50)
+    more = ("--target", str(target), "--texts", str(tmp_path / "a.txt"), "--tokens", "200", "--passes", "1")
+    result = run(tmp_path / "data", tmp_path / "out", *more)
+    assert result.exit_code == 0, result.output
+    shape, embed = HFSource(target).config, torch.ones(VOCAB_SIZE, 64)
+    head = load_head(tmp_path / "out", dtype="fp32", target=shape, target_embed=embed)
+    assert len(head.aux_layers) == 3
 
 
 def test_no_time_for_training_is_said(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
