@@ -45,6 +45,7 @@ from specdec.training.texts import (
 Say = Callable[[str], None]
 AT_ONCE = 32  # sequences decoded together
 _LEAST_PROMPT, _LEAST_ANSWER = 4, 8  # tokens; shorter ones are left out
+_MOST_UNUSABLE = 512  # prompts and answers left out since the last text, after which no more is expected
 _OWN_PROMPT = SamplingParams(temperature=1.0, top_p=0.95)
 _ANSWERS = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.7))  # in turn
 _LOOK_EVERY = 64  # tokens of an answer between looks for a loop
@@ -88,39 +89,59 @@ class Collector:
         self.n_tokens = 0  # of all texts in the store
         self.n_texts = 0
         self.dropped: Counter[str] = Counter()  # by reason; since the start
+        self._unusable = 0  # what the target wrote and was left out since the last text
         for text in store.read():
             self._count(text)
 
     def _count(self, text: Text) -> None:
+        self._unusable = 0
         self.n_texts += 1
         self.n_tokens += len(text.tokens)
         self._seen.add(hash(tuple(text.tokens[: text.answer].tolist())))
 
-    def run(self, tokens: int, say: Say, deadline_s: float = float("inf")) -> None:
+    def run(self, tokens: int, say: Say, deadline_s: float = float("inf")) -> str:
         """Collect until the store has ``tokens`` tokens, or `time.monotonic` passes ``deadline_s``.
 
+        Returns why no more could be collected, empty if more could be.
+
         Raises:
-            TrainingError: the disk is full, or there is no prompt at all.
+            TrainingError: the disk is full, or nothing could be collected.
         """
-        began, before = time.monotonic(), self.n_tokens
+        began, before, reason = time.monotonic(), self.n_tokens, ""
         while self.n_tokens < tokens and time.monotonic() < deadline_s:
             while len(self._writing) < AT_ONCE and self._submit():
                 pass
-            if not self._writing:
-                reason = "the target has no chat template that keeps the user's text, to write prompts with"
+            if reason := self._why_no_more():
                 if not self.n_texts:
                     raise TrainingError(f"--texts: {reason}; name files of plain text")
-                say(f"no prompts are left: {reason}")
                 break
             for event in self._engine.step():
                 self._take(event)
             seconds = max(time.monotonic() - began, 1e-9)
             rate = (self.n_tokens - before) / seconds
-            dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items())) or "none"
-            say(f"texts: {self.n_texts}, {self.n_tokens:,} of {tokens:,} tokens, {rate:.0f}/s; left out: {dropped}")
+            say(
+                f"texts: {self.n_texts}, {self.n_tokens:,} of {tokens:,} tokens, {rate:.0f}/s; "
+                f"left out: {self._left_out() or 'none'}"
+            )
         for request_id in self._writing:
             self._engine.abort(request_id)
         self._writing.clear()
+        return reason
+
+    def _why_no_more(self) -> str:
+        """Why no further text is expected; empty while some are."""
+        if not self._writing:
+            return "the target has no chat template that keeps the user's text, to write prompts with"
+        if self._unusable >= _MOST_UNUSABLE:
+            return f"none of the last {self._unusable} prompts and answers can be used (left out: {self._left_out()})"
+        return ""
+
+    def _left_out(self) -> str:
+        return ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
+
+    def _leave_out(self, reason: str) -> None:
+        self.dropped[reason] += 1
+        self._unusable += 1
 
     def _submit(self) -> bool:
         """Submit the next request; False if there is none."""
@@ -173,17 +194,17 @@ class Collector:
     def _drop(self, request_id: str, reason: str) -> None:
         del self._writing[request_id]
         self._engine.abort(request_id)
-        self.dropped[reason] += 1
+        self._leave_out(reason)
 
     def _take_prompt(self, tokens: list[int], ended: bool) -> None:
         content = self._tokenizer.decode(tokens).strip()
         prompt = chat_prompt([{"role": "user", "content": content}], self._tokenizer, OWN)
         if not ended or prompt is None or len(tokens) < _LEAST_PROMPT:
-            self.dropped["no prompt"] += 1
+            self._leave_out("no prompt")
         elif hash(prompt.ids) in self._seen:
-            self.dropped["known"] += 1
+            self._leave_out("known")
         elif self._held_out.overlaps(prompt.ids[prompt.lead :]):
-            self.dropped["held out"] += 1
+            self._leave_out("held out")
         else:
             self._seen.add(hash(prompt.ids))
             self._answers.append(prompt)
@@ -192,11 +213,11 @@ class Collector:
         tokens = np.array([*prompt.ids, *writing.tokens], np.int32)
         text = Text(tokens, prompt.lead, len(prompt.ids), writing.greedy, prompt.origin)
         if len(writing.tokens) < _LEAST_ANSWER:
-            self.dropped["short"] += 1
+            self._leave_out("short")
         elif repeats_itself(writing.tokens):
-            self.dropped["repeating"] += 1
+            self._leave_out("repeating")
         elif self._held_out.overlaps(text.content):
-            self.dropped["held out"] += 1
+            self._leave_out("held out")
         else:
             self._store.append(text)
             self._count(text)

@@ -178,8 +178,10 @@ def collect(
         )
         return
     with locked(plan.data / "lock", "--data"):
-        collector.run(plan.tokens, show, deadline_s)
+        reason = collector.run(plan.tokens, show, deadline_s)
     store.close()
+    if reason:
+        note(f"texts: {collector.n_tokens:,} tokens, and no more can be collected: {reason}")
 
 
 def train(

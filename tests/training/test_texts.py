@@ -118,6 +118,23 @@ def test_a_chat_template_without_the_users_text_leaves_prompts_of_plain_text(
     assert origins <= {prompt.origin for prompt in given}
 
 
+@pytest.mark.parametrize("n_given", [0, 4])
+def test_a_target_that_writes_no_usable_prompt_is_not_asked_for_ever(
+    n_given: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdec.training.collect.chat_prompt", lambda *_: None)
+    monkeypatch.setattr("specdec.training.collect._MOST_UNUSABLE", 64)
+    parts, store = tiny_parts("qwen2"), TextStore(tmp_path, "aa")
+    given = [Prompt(tuple(range(3 + n, 23 + n)), 0, f"file {n}") for n in range(n_given)]
+    collector = Collector(tiny_engine(parts), parts.tokenizer, store, HeldOut([]), given)
+    if n_given:
+        assert "prompts and answers can be used (left out: " in collector.run(100_000, lambda _: None)
+        assert collector.n_texts
+    else:
+        with pytest.raises(TrainingError, match=r"--texts: none of the last .* no prompt\); name files of plain text"):
+            collector.run(100_000, lambda _: None)
+
+
 def test_loops_are_recognised() -> None:
     assert repeats_itself([*range(100), *[1, 2, 3] * 22])
     assert not repeats_itself(list(range(100)))
