@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec.config import Dtype
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import check_regular, fingerprint_files
+from specdec.models.checkpoint import check_regular, fingerprint_files, well_formed
 from specdec.models.config import ModelConfig
 from specdec.models.hf import open_shards, parse_hf_config, read_json, readable
 from specdec.models.load import check_heads
@@ -45,8 +45,7 @@ def is_head(folder: Path) -> bool:
         raw = read_json(folder / "config.json")
     except ModelError:
         return False
-    names = raw.get("architectures") or ()
-    return "speculators_model_type" in raw or any("eagle" in str(name).lower() for name in names)
+    return "speculators_model_type" in raw or "eagle" in str(raw.get("architectures")).lower()
 
 
 def parse_head_config(raw: dict[str, Any], name: str, target: ModelConfig) -> HeadConfig:
@@ -54,8 +53,13 @@ def parse_head_config(raw: dict[str, Any], name: str, target: ModelConfig) -> He
 
     Raises:
         UnsupportedModelError: another kind of head.
-        ModelError: a field is missing, out of range or does not fit the target.
+        ModelError: a field is missing, malformed, out of range or does not fit the target.
     """
+    with well_formed(f"{name}: config.json"):
+        return _read_config(raw, name, target)
+
+
+def _read_config(raw: dict[str, Any], name: str, target: ModelConfig) -> HeadConfig:
     data = raw | raw.get("transformer_layer_config", {})
     kind = data.get("model_type", "llama")
     if kind not in _MODEL_TYPES and "transformer_layer_config" not in raw:
@@ -337,8 +341,8 @@ class _Loader:
                 layer + "mlp.up_proj": (ffn, hidden),
                 layer + "mlp.down_proj": (hidden, ffn),
             }
-        rows = self._shape("lm_head.weight")[0] if "lm_head.weight" in self._tensors else 0
-        return matrices | {"lm_head": (rows, hidden)}
+        rows = self._shape("lm_head.weight")[:1] if "lm_head.weight" in self._tensors else (0,)
+        return matrices | {"lm_head": (*rows, hidden)}
 
     def _check_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
         if found != shape:
@@ -391,10 +395,10 @@ class _Loader:
                     f"the head needs {hidden}; use a head that holds its own embedding or one made for this target"
                 )
             return target_embed
-        rows, width = self._shape(name)
-        if rows < self._target.vocab_size or width != hidden:
+        found = self._shape(name)
+        if len(found) != 2 or found[0] < self._target.vocab_size or found[1] != hidden:
             raise ModelError(
-                f"{self._folder}: tensor {name} has shape {[rows, width]}, [{self._target.vocab_size}, {hidden}] is "
+                f"{self._folder}: tensor {name} has shape {list(found)}, [{self._target.vocab_size}, {hidden}] is "
                 "called for; use a head trained for this target"
             )
         return self._floats(name).to(torch.float32 if self._dtype == "fp32" else torch.float16)

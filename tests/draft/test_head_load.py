@@ -154,6 +154,8 @@ REFUSED: list[tuple[Change, type[ModelError], str]] = [
     (_set("norm.weight", torch.zeros(7)), ModelError, r"norm\.weight has shape \[7\]"),
     (_set("fc.bias", torch.zeros(7)), ModelError, r"fc\.bias has shape \[7\]"),
     (_set("embed_tokens.weight", torch.zeros(9, HIDDEN)), ModelError, r"embed_tokens\.weight has shape \[9, 48\]"),
+    (_set("embed_tokens.weight", torch.zeros(9)), ModelError, r"embed_tokens\.weight has shape \[9\]"),
+    (_set("lm_head.weight", torch.tensor(1.0)), ModelError, r"lm_head\.weight has shape \[\]"),
     (_set("d2t", torch.full((DRAFT_VOCAB,), VOCAB)), ModelError, r"d2t leads to token ids outside"),
     (_set("d2t", torch.full((DRAFT_VOCAB,), -1)), ModelError, r"d2t leads to token ids outside"),
     (_set("d2t", torch.zeros(3, dtype=torch.long)), ModelError, r"d2t has shape \[3\]"),
@@ -177,6 +179,8 @@ REFUSED: list[tuple[Change, type[ModelError], str]] = [
     (_config(hidden_size="x"), ModelError, "'hidden_size'"),
     (_config(eagle_aux_hidden_state_layer_ids=[2, 4, LAYERS]), ModelError, r"\[2, 4, 8\], the target has 8 layers"),
     (_config(eagle_aux_hidden_state_layer_ids=["2"]), ModelError, "must be a list of layer numbers"),
+    (_config(eagle_config="x"), ModelError, r"config\.json: holds a value of the wrong kind"),
+    (_config(transformer_layer_config=None), ModelError, r"config\.json: holds a value of the wrong kind .*'NoneType'"),
 ]
 
 
