@@ -308,6 +308,11 @@ class _Reader:
             return int(window), (True,) * layers
         pattern = self._get("attention.sliding_window_pattern", _GEMMA_PATTERN)
         if isinstance(pattern, list):
+            if len(pattern) != layers:
+                raise ModelError(
+                    f"{self.file.path}: metadata 'gemma3.attention.sliding_window_pattern' has {len(pattern)} entries "
+                    f"for {layers} layers; the file is corrupt"
+                )
             return int(window), tuple(bool(flag) for flag in pattern)
         return int(window), tuple((i + 1) % int(pattern) != 0 for i in range(layers))
 

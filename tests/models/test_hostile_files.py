@@ -184,6 +184,14 @@ def test_metadata_of_gguf_files(name: str, value: Any, gguf_file: Path) -> None:
     assert str(gguf_file) in str(caught.value)
 
 
+def test_a_pattern_of_windows_for_other_layers(tiny: Tiny, tmp_path: Path) -> None:
+    write_tiny_gguf(tiny("gemma3"), tmp_path / "m.gguf", Kind.F32)
+    file = GGUFFile(tmp_path / "m.gguf")
+    file.metadata["gemma3.attention.sliding_window_pattern"] = [True, False, True]
+    with pytest.raises(ModelError, match="has 3 entries for 4 layers"):
+        parse_gguf_config(file)
+
+
 def test_a_vocabulary_whose_merges_would_take_minutes(gguf_file: Path) -> None:
     file = GGUFFile(gguf_file)
     tokens = file.metadata["tokenizer.ggml.tokens"]
