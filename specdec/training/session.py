@@ -111,7 +111,7 @@ def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress |
 
     Raises:
         TrainingError: the folders are the same, hold the work of another target, are in use, or the disk is full; the
-            draft model has another vocabulary.
+            target's context is too short; the draft model has another vocabulary.
         ModelError, ConfigError: as `build_parts`.
     """
     if plan.data.resolve() == plan.out.resolve():
@@ -120,6 +120,11 @@ def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress |
     files = given_files(plan.given) if plan.given else []
     config = engine_config(plan)
     shape = measure_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress).config
+    if shape.max_context < config.max_context:
+        raise TrainingError(
+            f"--target: {plan.target} has a context of {shape.max_context} tokens, and a training needs "
+            f"{config.max_context}; name another model"
+        )
     parts = build_parts(config, progress, aux_layers=() if plan.draft else usual_aux_layers(shape.n_layers))
     draft = _draft_checkpoint(plan, parts.tokenizer, progress) if plan.draft else None
     benchmarks = list(benchmark_prompts(parts.tokenizer, note))

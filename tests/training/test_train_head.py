@@ -151,6 +151,9 @@ def test_what_cannot_work_is_said(data: Path, tmp_path: Path) -> None:
     assert result.exit_code != 0
     assert "give another folder" in " ".join(result.output.split())
     assert "is the folder of --out" in " ".join(run(data, data, "--passes", "1").output.split())
+    short = make_tiny_model("llama", tmp_path / "short", max_position_embeddings=512)
+    said = run(data, tmp_path / "out", "--target", str(short)).output
+    assert f"--target: {short} has a context of 512 tokens" in " ".join(said.split())
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert "cannot be written" in " ".join(run(data, blocked / "out", "--passes", "1").output.split())
