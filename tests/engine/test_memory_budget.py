@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -305,12 +306,14 @@ def test_a_draft_models_output_table_is_counted_truncated(
     [
         ({"draft": "nosuch"}, ModelError, r"^engine\.draft: nosuch: no such file"),
         ({"draft_head": "/nope"}, ConfigError, r"^engine\.draft_head: /nope has no config\.json; name the folder"),
-        ({"draft_head": "{draft}"}, ModelError, r"^engine\.draft_head: .*the head reads the inputs"),
+        ({"draft_head": "{head}"}, ModelError, r"^engine\.draft_head: .*the head reads the inputs"),
     ],
 )
 def test_bug_an_error_of_a_draft_names_its_field(
-    folders: tuple[Path, Path, Path], changes: dict[str, str], error: type[Exception], message: str
+    folders: tuple[Path, Path, Path], changes: dict[str, str], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    given = {name: value.format(draft=folders[1]) for name, value in changes.items()}
+    config = json.loads((folders[1] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eagle_aux_hidden_state_layer_ids": [99]}))
+    given = {name: value.format(head=tmp_path) for name, value in changes.items()}
     with pytest.raises(error, match=message):
         plan_memory(make_config(folders, **{"draft": None} | given))
