@@ -131,6 +131,7 @@ async def _note(events: AsyncGenerator[RequestEvent, None], record: Record) -> N
 
 _BUSY_STATUS = (429, 503)
 _DATA = "data:"
+_DONE: dict[str, Any] = {}  # the event that ends a stream
 _SHOWN = 300
 _FILTERS, _PLAIN = ("top_p", "top_k", "min_p"), SamplingParams()
 _OPEN = ("specdec", "vllm")  # `owned_by` of servers that accept cache salts and return token ids
@@ -202,12 +203,15 @@ class OpenAIEndpoint:
             async with self._http.stream("POST", f"{self._base}/{path}", json=self._body(ask)) as answer:
                 if answer.status_code != 200:
                     raise _refusal(answer.status_code, answer.headers, await answer.aread())
+                complete = False
                 async with aclosing(_lines(answer)) as lines:
                     async for line in lines:
                         if (event := stream_event(line)) is not None:
-                            _take(event, record, clock())
+                            complete = _take(event, record, clock()) or complete
         except httpx.HTTPError as error:
             raise EndpointError(f"{type(error).__name__}: {error}") from None
+        if not complete:
+            raise EndpointError("the stream ended before the answer: neither finish_reason nor [DONE] was sent")
 
     async def close(self) -> None:
         """As `Endpoint.close`."""
@@ -257,7 +261,7 @@ async def _lines(answer: httpx.Response) -> AsyncGenerator[str]:
 
 
 def stream_event(line: str) -> dict[str, Any] | None:
-    """The object in a line of OpenAI's stream; None for a line without data, and for the last.
+    """The object in a line of OpenAI's stream; None for a line without data. The last line is `_DONE`.
 
     Raises:
         EndpointError: the line reports an error, or is not a JSON object.
@@ -266,7 +270,7 @@ def stream_event(line: str) -> dict[str, Any] | None:
         return None
     data = line[len(_DATA) :].strip()
     if data == "[DONE]":
-        return None
+        return _DONE
     try:
         event = json.loads(data)
     except ValueError:
@@ -278,10 +282,14 @@ def stream_event(line: str) -> dict[str, Any] | None:
     return event
 
 
-def _take(event: dict[str, Any], record: Record, now_s: float) -> None:
-    new = False
+def _take(event: dict[str, Any], record: Record, now_s: float) -> bool:
+    """Record an event of the stream. Returns whether it ends the answer."""
+    if event is _DONE:
+        return True
+    new = ends = False
     try:
         for choice in event.get("choices") or []:
+            ends = ends or bool(choice.get("finish_reason"))
             text = choice.get("text") or (choice.get("delta") or {}).get("content")
             if text:
                 record.text += text
@@ -301,6 +309,7 @@ def _take(event: dict[str, Any], record: Record, now_s: float) -> None:
     record.last_s = now_s
     if new:
         record.chunk(now_s)
+    return ends
 
 
 def _no_model(error: Exception) -> str:

@@ -167,6 +167,7 @@ async def test_http_refusals(status: int, headers: dict[str, str], hint: float |
         httpx.Response(200, text='data: {"error":{"message":"x"}}\n\n'),
         httpx.Response(200, text="data: 5\n\n"), httpx.Response(200, text='data: {"choices": [5]}\n\n'),
         httpx.Response(200, text='data: {"usage": {"completion_tokens": "x"}}\n\n'),
+        httpx.Response(200, text='data: {"choices": [{"text": "cut"}]}\n\n'),
     ],
 )  # fmt: skip
 async def test_http_failures(response: httpx.Response) -> None:
@@ -179,8 +180,17 @@ async def test_only_line_breaks_of_the_protocol_end_a_line(end: str) -> None:
     said = "a\u2028b\u2029c\x85d"
     event = json.dumps({"choices": [{"index": 0, "text": said}]}, ensure_ascii=False)
     record = Record("t", 0.0)
-    await answering(lambda request: httpx.Response(200, text=f"data: {event}{end}{end}")).send(TEXT, record)
+    await answering(lambda request: httpx.Response(200, text=f"data: {event}{end}{end}data: [DONE]{end}{end}")).send(
+        TEXT, record
+    )
     assert record.text == said
+
+
+async def test_a_finish_reason_ends_an_answer_without_done() -> None:
+    event = {"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]}
+    record = Record("t", 0.0)
+    await answering(lambda request: httpx.Response(200, text=f"data: {json.dumps(event)}\n\n")).send(TEXT, record)
+    assert record.text == "a"
 
 
 async def test_what_is_sent_and_what_counts_as_text() -> None:
