@@ -216,13 +216,14 @@ class Experiments:
         unsaved = self._unsaved.get(name)
         try:
             manifest, state = await asyncio.to_thread(lambda: (folder.manifest(), unsaved or folder.state()))
+            running = self._running.get(name)
+            if running is None and state.state == "running":  # by an earlier server, while this one loads its engine
+                records = await asyncio.to_thread(folder.written)
+                state = self._not_resumed.get(name) or state.model_copy(update={"records": records})
         except ExperimentError as error:
             raise NoResultError(str(error)) from None
         mode = manifest.config.assignment.mode
-        running = self._running.get(name)
         if running is None:
-            if state.state == "running":
-                state = self._not_resumed.get(name, state)
             return ExperimentStatus(name, state.state, mode, manifest.started, state.records, state.reason)
         return ExperimentStatus(
             name, "running", mode, manifest.started, running.records, "", dict(running.left_out), running.plan.warnings

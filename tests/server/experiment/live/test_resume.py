@@ -20,7 +20,7 @@ import pytest
 
 from server.experiment.config import parse_config
 from server.experiment.folder import ExperimentFolder, Manifest, StoredState, now_text
-from server.experiment.live.experiments import ExperimentNotStartedError
+from server.experiment.live.experiments import ExperimentNotStartedError, Experiments
 from server.experiment.live.traffic import RunningExperiment
 from server.experiment.records import ExperimentError, RecordLog, read_records
 from server.serving import Serving
@@ -269,6 +269,23 @@ async def test_bug_an_experiment_that_is_not_resumed_can_be_stopped(tmp_path: Pa
     async with live_server(tmp_path, draft="small") as server:
         assert (await server.experiments.get("widths")).state == "stopped"
         assert "x-specdec-arm" not in (await server.ask("y")).headers
+
+
+async def test_bug_records_are_counted_before_the_engine_has_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(PLAN)
+        await server.ask("x")
+        await server.recorded(1)
+    monkeypatch.setattr(Experiments, "start_configured", _never)
+    async with live_server(tmp_path) as server:
+        status = await server.experiments.get("widths")
+        assert (status.state, sum(status.records.values())) == ("running", 1)
+
+
+async def _never(_: Experiments) -> None:
+    """Instead of what resumes experiments once the engine has loaded."""
 
 
 async def test_a_limit_holds_if_the_server_ended_before_recording_it(tmp_path: Path) -> None:
