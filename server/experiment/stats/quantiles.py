@@ -174,12 +174,17 @@ def compare_quantiles(
         for arm, (values, _) in enumerate(ordered):
             once = CumulatedShares.of(np.ones((1, len(values)), np.int64))
             points[arm] = [one.of(once)[0] for one in estimators[arm]]
-        done = 0
-        for counts in unit_counts(sample, draws, rng):
+        done, (has_a, has_b) = 0, sample.present()
+        for every in unit_counts(sample, draws, rng):
+            # A draw may miss an arm that few of the units have, and says nothing then.
+            counts = every[every[:, has_a].any(axis=1) & every[:, has_b].any(axis=1)]
+            if not len(counts):
+                continue
             for arm, (_, units) in enumerate(ordered):
                 shares = CumulatedShares.of(counts[:, units])
                 drawn[arm, :, done : done + len(counts)] = [one.of(shares) for one in estimators[arm]]
             done += len(counts)
+        drawn = drawn[:, :, :done]
     fewest = min(int(np.count_nonzero(units)) for units in sample.present())
     return [
         QuantileComparison(float(points[0, i]), float(points[1, i]), p, drawn[0, i], drawn[1, i], sample.sizes, fewest)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.stats.mstats import hdquantiles
 
+from server.experiment.stats import samples
 from server.experiment.stats.means import compare_means
 from server.experiment.stats.proportions import (
     chi_square_ratio,
@@ -279,3 +280,18 @@ def test_the_band_holds_the_whole_distribution() -> None:
     missed = sum(stats.kstest(rng.random(100), "uniform").statistic > half for _ in range(400))
     assert missed <= stats.binom.ppf(0.999, 400, 0.1)
     assert missed >= 10
+
+
+def test_bug_draws_without_an_arm_do_not_spoil_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of merged units, most may have one arm only; a draw may then miss the other."""
+    rng = np.random.default_rng(0)
+    units = (np.arange(60), np.arange(0, 60, 7))
+    sample = TwoArmSample((rng.lognormal(size=60), rng.lognormal(size=9)), units, 60)
+    (compared,) = compare_quantiles(sample, [0.5], 20_000, rng)
+    assert 15_000 < len(compared.draws_a) < 20_000
+    low, high = compared.ratio(0.1)
+    assert 0 < low < compared.b / compared.a < high < np.inf
+    assert 0 < compared.p_value() <= 1
+    one = TwoArmSample((np.ones(60), np.ones(1)), (np.arange(60), np.array([0])), 60)
+    monkeypatch.setattr(samples, "_CHUNK", 1)  # every draw is a chunk, of which some have no value of B
+    assert len(compare_quantiles(one, [0.5], 50, rng)[0].draws_b) < 50
