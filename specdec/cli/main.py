@@ -106,8 +106,19 @@ def cli() -> None:
         sys.stdin.reconfigure(errors="surrogateescape")
 
 
+def _open_closed_streams() -> None:
+    """Connect to /dev/null what the caller has closed of standard input, output and error: the next file or socket
+    would get its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115  # stays open, for child processes too
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
 def main() -> None:
     """Run the command line; does not return."""
+    _open_closed_streams()
     specdec.put_own_modules_first()
     # Processes are started by exec, which gRPC's handlers of fork have no part in but a warning on the terminal.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

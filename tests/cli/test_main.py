@@ -236,3 +236,10 @@ def test_ready_lines_name_the_memory_that_weights_are_in() -> None:
     on_gpu = dataclasses.replace(info, kernels="triton", weight_bytes=15 << 30)
     (there,) = [line for line in ready_lines(Addresses("box", 1, None), on_gpu, False) if "uses" in line]
     assert "1.5 GiB of memory, 15.0 GiB of weights on the GPU;" in there
+
+
+def test_bug_closed_standard_streams_are_dev_null() -> None:
+    words = [sys.executable, "-m", "specdec.cli.main", "generate", "--server", "127.0.0.1:1"]
+    closed = ["sh", "-c", 'exec "$0" "$@" <&- >&-', *words]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.partition(";")[0]) == (1, "Error: no specdec server answers at 127.0.0.1:1")
