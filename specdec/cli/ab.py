@@ -364,6 +364,8 @@ def plan_command(
         click.echo(plan.model_dump_json())
         return
     click.echo(f"{plan.units} {plan.unit_name}s find a change of {size:.1%} in {plan.label}")
+    if always_valid:  # other values widen the intervals at that number
+        click.echo(f"with `stopping: {{rule: always_valid, expected_units: {plan.units}}}`")
     low, high = plan.power_bounds
     click.echo(f"with a chance of {plan.power:.0%} ({low:.0%} to {high:.0%} at 95%, from {simulations} simulations)")
     click.echo(f"the experiment took {plan.seconds:.0f} s for as many; it has {plan.captured_units}")

@@ -186,6 +186,9 @@ def test_plan_reports_units_and_power(tmp_path: Path) -> None:
         _ab("plan", folder, "--effect", "10%", "--simulations", 50, "--metric", "e2e_ms:mean", "--json").output
     )
     assert smaller["units"] > 2 * found["units"]
+    always = ("--effect", "20%", "--simulations", 50, "--metric", "e2e_ms:mean", "--always-valid")
+    units = json.loads(_ab("plan", folder, *always, "--json").output)["units"]
+    assert f"`stopping: {{rule: always_valid, expected_units: {units}}}`" in _ab("plan", folder, *always).output
 
 
 def test_an_impossible_analysis_fails_with_one_line(tmp_path: Path) -> None:
