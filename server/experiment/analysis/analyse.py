@@ -434,6 +434,8 @@ def _notes(
         notes.append(f"{what} are correlated and count as one unit; with few units, that may not suffice")
     if config.stopping.rule == "always_valid":
         notes.append("the verdict is valid at any time; the other intervals are valid for one look")
+        if config.primary.quantile is not None and selection.unit_name in ("block", "key"):
+            notes.append(f"its quantiles give each {selection.unit_name} equal weight, those of the table each request")
     return tuple(notes)
 
 

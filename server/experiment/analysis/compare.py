@@ -14,7 +14,12 @@ from server.experiment.analysis.result import Bounds, TargetResult
 from server.experiment.config import ExperimentConfig, MetricTarget, Stopping
 from server.experiment.records import METRICS, NO_BLOCK, ExperimentError, Record
 from server.experiment.stats.means import MeanComparison, compare_means, mean_ratio_bounds
-from server.experiment.stats.quantiles import QuantileComparison, compare_quantiles, quantile_ratio_bounds
+from server.experiment.stats.quantiles import (
+    QuantileComparison,
+    compare_quantiles,
+    quantile_ratio_bounds,
+    unit_quantiles,
+)
 from server.experiment.stats.samples import Comparison, Interval, TwoArmSample, sample_block_length
 
 
@@ -125,11 +130,14 @@ def compare_target(
     """Compare the arms in one target."""
     if target.quantile is not None:
         sample, [compared], merged = quantiles_of(selection, target.metric, [target.quantile], rng)
-        ratio: Ratio = compared.ratio
-        if stopping.rule == "always_valid":
-            ratio = _always_quantile(sample.merged(merged), target.quantile, stopping.expected_units / merged)
         result = quantile_result(target.metric, sample, compared, merged, stopping.alpha)
-        return Compared(result, ratio)
+        if stopping.rule != "always_valid":
+            return Compared(result, compared.ratio)
+        independent = sample.merged(merged)
+        a, b = unit_quantiles(independent, target.quantile)
+        estimates = {"a": number(a), "b": number(b), "ratio": number(b / a) if a else None, "difference": number(b - a)}
+        ratio = _always_quantile(independent, target.quantile, stopping.expected_units / merged)
+        return Compared(result.model_copy(update=estimates), ratio)
     sample = selection.sample(target.metric)
     merged = sample_block_length(sample, None)
     mean = compare_means(sample.merged(merged))

@@ -58,9 +58,9 @@ class CumulatedShares:
     highest: Floats
 
     @classmethod
-    def of(cls, counts: Counts) -> CumulatedShares:
-        """From how often each value was drawn: [draws, n], at least one per draw."""
-        running = np.cumsum(counts, axis=1)
+    def of(cls, counts: Counts | Floats) -> CumulatedShares:
+        """From how often each value was drawn, or its weight: [draws, n], not all 0 in a draw."""
+        running = np.cumsum(counts, axis=1, dtype=np.float64)
         shares = running / running[:, -1:]
         return cls(shares, shares.min(axis=0), shares.max(axis=0))
 
@@ -250,6 +250,18 @@ def quantile_bounds(values: Floats, units: Indices, p: float, alpha: float, tune
     low = float(values[order[first]]) if least > 0 else -math.inf
     high = float(values[order[last]]) if last < len(values) else math.inf
     return Interval(low, high)
+
+
+def unit_quantiles(sample: TwoArmSample, p: float) -> tuple[float, float]:
+    """Estimates of the quantiles that `quantile_ratio_bounds` bounds: all units of an arm have equal weight."""
+    if not all(sample.sizes):
+        return math.nan, math.nan
+    found = []
+    for values, units in zip(sample.values, sample.units, strict=True):
+        ordered, units_of = _sorted(values, units)
+        weights = 1 / np.bincount(units_of)[units_of]
+        found.append(float(HarrellDavis(ordered, p).of(CumulatedShares.of(weights[None, :]))[0]))
+    return found[0], found[1]
 
 
 def quantile_ratio_bounds(sample: TwoArmSample, p: float, alpha: float, tuned_for: float) -> Interval:

@@ -14,7 +14,7 @@ from server.experiment.analysis.result import GuardrailResult, Result, TargetRes
 from server.experiment.records import METRICS, ExperimentError, Record, RecordLog
 from server.experiment.stats.proportions import holm
 from server.experiment.stats.samples import Interval
-from tests.server.experiment.simulated import manifest, paired, switchback
+from tests.server.experiment.simulated import make_record, manifest, paired, switchback
 
 OPEN_GUARDRAILS = [{"metric": "error_rate", "max_increase": "50%"}]
 
@@ -274,6 +274,21 @@ def test_the_headline_states_the_effect_for_callers(label: str, ratio: float, ef
     target = _target().model_copy(update={"label": label, "ratio": ratio})
     interval = {0.63: Interval(0.58, 0.69), 1.27: Interval(1.2, 1.3), 1.0: Interval(0.9, 1.12)}[ratio]
     assert decide(target, lambda alpha: interval, 0.02, 0.05, 8, [], [], "auto").headline.startswith(effect)
+
+
+def test_bug_the_estimate_lies_in_the_interval_that_decides() -> None:
+    """One key with most of the requests: bounds that hold at any time count every key alike."""
+    plan = manifest(assignment={"mode": "hash", "unit": "session"}, stopping={"rule": "always_valid"})
+    rng, records = np.random.default_rng(1), []
+    for key in range(600):
+        arm, heavy = list(plan.config.arms)[key % 2], key == 1
+        for i in range(1500 if heavy else 2):
+            took = 5.0 if heavy else rng.lognormal(0, 0.1) * (0.8 if key % 2 else 1.0)
+            records.append(make_record(f"{key}-{i}", arm, key + i / 2000, took, rng, key % 2, key=f"k{key}"))
+    result = analyse(plan, RecordLog(records))
+    assert result.primary.ratio == pytest.approx(0.8, abs=0.05)
+    assert result.decided_by == pytest.approx((0.8, 0.8), abs=0.1)
+    assert re.match(r"Better: auto answers .*% sooner in the median", result.verdict.headline)
 
 
 def test_exit_codes_are_the_documented_ones() -> None:
