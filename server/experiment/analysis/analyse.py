@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -257,12 +258,16 @@ def _kind(
 
 def _explain(guardrail: GuardrailResult) -> str:
     """A sentence about a guardrail that is open or broken."""
-    low, high = ("unknown" if bound is None else f"{bound:+.1%}" for bound in guardrail.bounds)
+    low, high = map(_percent, guardrail.bounds)
     if guardrail.state == "broken":
         meaning = f"it rose by more than the limit of {guardrail.limit:.1%}"
     else:
         meaning = f"more requests are needed to rule out a rise above {guardrail.limit:.1%}"
     return f"Guardrail {guardrail.label} is {guardrail.state}: {meaning} ({low} to {high}; {guardrail.text})."
+
+
+def _percent(change: float | None) -> str:
+    return "unknown" if change is None or math.isinf(change) else f"{change:+.1%}"
 
 
 # What an arm does, and how where its metric is lower and where it is higher.
@@ -287,8 +292,8 @@ def _headline(
         return f"Equivalent: {primary.label} of {arm} differs by less than {min_effect:.1%}."
     if kind == "undecided" or primary.ratio is None:
         return (
-            f"Undecided: the change of {primary.label} is between {interval.low - 1:+.1%} and {interval.high - 1:+.1%} "
-            f"({level}); more requests narrow it."
+            f"Undecided: the change of {primary.label} is between {_percent(interval.low - 1)} and "
+            f"{_percent(interval.high - 1)} ({level}); more requests narrow it."
         )
     does, less, more = _PHRASES.get(metric, ("has", f"{metric} lower by {{}}", f"{metric} higher by {{}}"))
     shares = sorted(abs(bound - 1) for bound in interval)
@@ -300,10 +305,11 @@ def _effect(primary: TargetResult, interval: Interval, alpha: float) -> str:
     if primary.a is None or primary.b is None:
         return f"No request has {primary.label}."
     unit = f" {primary.unit}" if primary.unit else ""
-    return (
-        f"{primary.label}: control {primary.a:.4g}{unit}, treatment {primary.b:.4g}{unit}; their ratio lies between "
-        f"{interval.low:.3f} and {interval.high:.3f} at {1 - alpha:.0%}."
-    )
+    if math.isinf(interval.high):
+        ratio = "there are too few requests to bound their ratio"
+    else:
+        ratio = f"their ratio lies between {interval.low:.3f} and {interval.high:.3f} at {1 - alpha:.0%}"
+    return f"{primary.label}: control {primary.a:.4g}{unit}, treatment {primary.b:.4g}{unit}; {ratio}."
 
 
 _TABLE_METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")

@@ -13,7 +13,7 @@ from server.experiment.analysis.analyse import analyse, decide
 from server.experiment.analysis.result import GuardrailResult, Result, TargetResult, VerdictKind, exit_code
 from server.experiment.records import METRICS, ExperimentError, Record, RecordLog
 from server.experiment.stats.proportions import holm
-from server.experiment.stats.samples import Interval
+from server.experiment.stats.samples import ANY_RATIO, Interval
 from tests.server.experiment.simulated import make_record, manifest, paired, switchback
 
 OPEN_GUARDRAILS = [{"metric": "error_rate", "max_increase": "50%"}]
@@ -268,12 +268,15 @@ def test_validity_overrides_guardrails_which_override_the_metric() -> None:
         ("tpot_ms:mean", 1.27, "Worse: auto takes 27.0% more time per token on average; 95% interval 20.0% to 30.0%."),
         ("tokens@p50", 1.27, "Worse: auto has tokens higher by 27.0% in the median; 95% interval 20.0% to 30.0%."),
         ("e2e_ms@p50", 1.0, "Undecided: the change of e2e_ms@p50 is between -10.0% and +12.0% (95% interval); more"),
+        ("e2e_ms@p99", 2.0, "Undecided: the change of e2e_ms@p99 is between -100.0% and unknown (95% interval); more"),
     ],
 )
 def test_the_headline_states_the_effect_for_callers(label: str, ratio: float, effect: str) -> None:
     target = _target().model_copy(update={"label": label, "ratio": ratio})
-    interval = {0.63: Interval(0.58, 0.69), 1.27: Interval(1.2, 1.3), 1.0: Interval(0.9, 1.12)}[ratio]
-    assert decide(target, lambda alpha: interval, 0.02, 0.05, 8, [], [], "auto").headline.startswith(effect)
+    intervals = {0.63: Interval(0.58, 0.69), 1.27: Interval(1.2, 1.3), 1.0: Interval(0.9, 1.12), 2.0: ANY_RATIO}
+    found = decide(target, lambda alpha: intervals[ratio], 0.02, 0.05, 8, [], [], "auto")
+    assert found.headline.startswith(effect)
+    assert not any("inf" in text for text in found.reasons)
 
 
 def test_bug_the_estimate_lies_in_the_interval_that_decides() -> None:
