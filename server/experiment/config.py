@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from server.experiment.records import METRICS, ExperimentError, PlanError
 from specdec.config import load_yaml
+from specdec.core.fields import UINT32
 
 
 class StrictModel(BaseModel):
@@ -112,7 +113,7 @@ class Load(StrictModel):
     arrivals: Literal["constant", "poisson", "gamma"] = "poisson"
     shape: float = Field(0.5, gt=0, description="of gamma arrivals; below 1 they come in bursts")
     concurrency: int = Field(1, ge=1, description="of a closed loop")
-    max_tokens: int | None = Field(None, ge=1, description="longest answer; null: the workload's own limit")
+    max_tokens: int | None = Field(None, ge=1, le=UINT32, description="longest answer; null: the workload's own limit")
     fixed_length: bool = Field(False, description="every answer has the maximum length")
     temperature: float = Field(0.0, ge=0)
     seed: int = Field(0, ge=0, description="of arrivals and of the requests' own seeds")

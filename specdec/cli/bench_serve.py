@@ -12,7 +12,8 @@ import click
 
 from bench.serve import ARRIVALS, SERVE_WORKLOADS
 from specdec.cli.bench_output import count_option, number_option, plain_console
-from specdec.cli.options import check_folder, credential_options, pop_credentials
+from specdec.cli.options import WholeNumber, check_folder, credential_options, pop_credentials
+from specdec.core.fields import UINT32
 
 if TYPE_CHECKING:
     from bench.serve.load import ServePlan, ServeReport
@@ -81,7 +82,7 @@ def reporting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Shape of gamma arrivals: below 1 in bursts, 1 Poisson, above 1 more regular; default 0.5.",
 )
 @click.option(
-    "--max-tokens", type=click.IntRange(min=1), help="Length limit of an answer; default: the workload's own."
+    "--max-tokens", type=WholeNumber(1, UINT32), help="Length limit of an answer; default: the workload's own."
 )
 @click.option("--fixed-length", is_flag=True, help="Every answer has --max-tokens tokens; stops are ignored.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the arrivals.")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from specdec.config import problems
-from specdec.core.fields import MAX_NAME
+from specdec.core.fields import MAX_NAME, MAX_PROMPT_TOKENS, UINT32, UINT64
 from specdec.errors import ConfigError
 from specdec.load.arrivals import BLOCK_TOKENS
 
@@ -46,8 +46,8 @@ class TraceLine(BaseModel):
     suffix: str = ""
     prompt_blocks: list[str] | None = None
     """Names of the prompt's first blocks of 64 tokens, equal for equal beginnings; it has ``prompt_tokens``."""
-    prompt_tokens: int = Field(1, ge=1)
-    max_tokens: int | None = Field(None, ge=1)
+    prompt_tokens: int = Field(1, ge=1, le=MAX_PROMPT_TOKENS)
+    max_tokens: int | None = Field(None, ge=1, le=UINT32)
     stop: list[Text] = []
     fixed: bool = False
     """The answer has ``max_tokens`` tokens."""
@@ -57,11 +57,11 @@ class TraceLine(BaseModel):
     session: str = Field("", max_length=MAX_NAME)
     salt: str = Field("", max_length=MAX_NAME)
     model: str = ""
-    seed: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=0, le=UINT64)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, ge=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=0, le=UINT32)
     was_tokens: int = Field(0, ge=0)
     """Tokens of the recorded answer; 0: not known."""
     was_first_s: float | None = Field(None, ge=0)

@@ -81,6 +81,7 @@ def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
         ({"salt": 3}, "salt"), ({"stop": "a"}, "stop"), ({"prefix": "y"}, "exactly one"),
         ({"messages": [{"role": "user", "content": "x"}]}, "exactly one"), ({"messages": "x"}, "messages"),
         ({"max_token": 3}, "max_token: Extra"), ({"was_tokens": "x"}, "was_tokens"),
+        ({"max_tokens": 1 << 32}, "max_tokens"), ({"seed": 1 << 64}, "seed"), ({"top_k": 1 << 32}, "top_k"),
     ],
 )  # fmt: skip
 def test_what_it_may_not(tmp_path: Path, change: dict[str, Any], problem: str) -> None:

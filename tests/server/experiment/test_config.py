@@ -62,6 +62,7 @@ def test_a_plan_is_parsed(tmp_path: Path) -> None:
         ("max_duration: 2h", "max_slip_ms: .inf", 13, "finite number"),
         ("block_s: 20s", "block_s: .inf", 7, "finite number"),
         ("max_increase: 10%", "max_increase: .inf", 12, "finite number"),
+        ("warmup_requests: 200", "load: {max_tokens: 4294967296}", 14, "less than or equal to 4294967295"),
         ("  treatment:\n    request: {speculation: auto, depth: 6}\n", "", 2, "at least 2 items"),
         ("  treatment:", "  control:", 5, "`control` is given twice"),
         ("switchback", "aa", 2, "mode aa compares an arm with itself"),
