@@ -12,7 +12,7 @@ import click
 
 from bench.serve import ARRIVALS, SERVE_WORKLOADS
 from specdec.cli.bench_output import count_option, number_option, plain_console
-from specdec.cli.options import WholeNumber, check_folder, credential_options, pop_credentials
+from specdec.cli.options import FiniteRange, WholeNumber, check_folder, credential_options, pop_credentials
 from specdec.core.fields import UINT32
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_POSITIVE = FiniteRange(0, min_open=True)
 
 
 _REPORTING = (

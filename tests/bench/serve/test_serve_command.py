@@ -138,8 +138,10 @@ def test_words_that_contradict_each_other(words: tuple[str, ...]) -> None:
         ("--rate 2 --arrivals constant --shape 0.3", "--shape is for --arrivals gamma"),
         ("--arrivals gamma", "--arrivals is for an open loop"),
         ("--deadline 5", "--deadline is for grpc:// URLs"),
+        ("--duration nan", "nan is not in the range x>0"),
+        ("--max-tokens 4294967296", "4294967296 is not in the range 1<=x<=4294967295"),
     ],
 )
-def test_bug_options_of_another_kind_of_load_are_refused(words: str, reason: str) -> None:
+def test_bug_options_without_a_meaning_are_refused(words: str, reason: str) -> None:
     result = invoke("http://127.0.0.1:1/v1", *words.split())
     assert (result.exit_code, reason in result.output) == (2, True)
