@@ -135,7 +135,8 @@ class Experiments:
                     if text != await asyncio.to_thread(folder.plan_text):
                         _LOG.warning("experiment %s keeps its original plan; %s has changed", name, source)
                     continue
-                if folder.exists and (ended := await asyncio.to_thread(folder.state)).state != "running":
+                ended = await asyncio.to_thread(folder.state)
+                if folder.exists and ended.state != "running" and ended.at:  # a start that was killed noted no state
                     _LOG.info("experiment %s has %s and is not started again: %s", name, ended.state, ended.reason)
                     continue
                 await self.start(text, source)

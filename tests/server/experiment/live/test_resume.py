@@ -312,6 +312,13 @@ async def test_experiment_files_start_with_the_server(tmp_path: Path, caplog: py
         assert "more and widths both change speculation.width" in caplog.text  # logged, and the server serves
 
 
+async def test_bug_a_file_starts_again_after_a_start_that_was_killed(tmp_path: Path) -> None:
+    start, folder = (plan_file(tmp_path),), ExperimentFolder(tmp_path / "experiments" / "widths")
+    folder.begin(PLAN, Manifest(config=parse_config(PLAN, "plan"), started=now_text()))
+    async with live_server(tmp_path, start=start) as server:
+        assert (await server.experiments.get("widths")).state == "running"
+
+
 def test_a_file_that_is_not_a_plan_is_a_configuration_error(tmp_path: Path) -> None:
     bad = plan_file(tmp_path, PLAN.replace("hash", "sometimes"))
     make_key(tmp_path / "keys.yaml", "ada")
