@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from server.experiment.stats.quantiles import (
     quantile_ratio_bounds,
     unit_quantiles,
 )
-from server.experiment.stats.samples import Comparison, Interval, TwoArmSample, sample_block_length
+from server.experiment.stats.samples import Interval, TwoArmSample, sample_block_length
 
 
 @dataclass(frozen=True)
@@ -136,14 +137,14 @@ def compare_target(
         independent = sample.merged(merged)
         a, b = unit_quantiles(independent, target.quantile)
         estimates = {"a": number(a), "b": number(b), "ratio": number(b / a) if a else None, "difference": number(b - a)}
-        ratio = _always_quantile(independent, target.quantile, stopping.expected_units / merged)
+        ratio = partial(quantile_ratio_bounds, independent, target.quantile, tuned_for=stopping.expected_units / merged)
         return Compared(result.model_copy(update=estimates), ratio)
     sample = selection.sample(target.metric)
     merged = sample_block_length(sample, None)
     mean = compare_means(sample.merged(merged))
     mean_ratio: Ratio = mean.ratio
     if stopping.rule == "always_valid":
-        mean_ratio = _always_mean(mean, stopping.expected_units / merged)
+        mean_ratio = partial(mean_ratio_bounds, mean, tuned_for=stopping.expected_units / merged)
     nothing: Bounds = (None, None)
     result = _result(target.label, sample, mean, merged, stopping.alpha, (nothing, nothing))
     return Compared(result, mean_ratio)
@@ -176,18 +177,10 @@ def number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _always_mean(mean: MeanComparison, tuned_for: float) -> Ratio:
-    return lambda alpha: mean_ratio_bounds(mean, alpha, tuned_for)
-
-
-def _always_quantile(sample: TwoArmSample, p: float, tuned_for: float) -> Ratio:
-    return lambda alpha: quantile_ratio_bounds(sample, p, alpha, tuned_for)
-
-
 def _result(
     label: str,
     sample: TwoArmSample,
-    compared: Comparison,
+    compared: MeanComparison | QuantileComparison,
     merged: int,
     alpha: float,
     arms: tuple[Bounds, Bounds],

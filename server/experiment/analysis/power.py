@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy import stats  # type: ignore[import-untyped]
 
 from server.experiment.analysis.compare import select
 from server.experiment.config import MetricTarget, Stopping, StrictModel
@@ -18,7 +19,6 @@ from server.experiment.stats.samples import (
     Indices,
     Interval,
     TwoArmSample,
-    normal_ppf,
     sample_block_length,
 )
 
@@ -123,14 +123,14 @@ def plan_size(
         )
     redraw = Redraw(sample)
     units = _first_guess(sample, target, stopping, effect, wanted, rng)
-    z = normal_ppf(1 - stopping.alpha / 2)
+    z = float(stats.norm.ppf(1 - stopping.alpha / 2))
     found: dict[int, float] = {}
     for _ in range(_ROUNDS):
         found[units] = _power(redraw, units, target, stopping, effect, simulations, rng)
         if found[units] >= wanted and found[units] <= wanted + 0.05:
             break
         seen = min(max(found[units], 0.02), 0.995)
-        factor = ((z + normal_ppf(min(wanted + 0.02, _MOST_POWER))) / max(0.2, z + normal_ppf(seen))) ** 2
+        factor = ((z + stats.norm.ppf(min(wanted + 0.02, _MOST_POWER))) / max(0.2, z + stats.norm.ppf(seen))) ** 2
         units = max(2 * MIN_UNITS, math.ceil(units * min(4.0, max(0.4, factor))))
         if units in found:
             break
@@ -170,8 +170,8 @@ def _first_guess(
     low, high = _ratio(sample, target, Stopping(alpha=0.32), rng)
     if low <= 0 or not math.isfinite(high):
         return 2 * sample.n_units
-    error = max(math.log(high / low) / (2 * normal_ppf(0.84)), 1e-9)
-    needed = (error * (normal_ppf(1 - stopping.alpha / 2) + normal_ppf(wanted)) / math.log1p(-effect)) ** 2
+    error = max(math.log(high / low) / (2 * stats.norm.ppf(0.84)), 1e-9)
+    needed = (error * (stats.norm.ppf(1 - stopping.alpha / 2) + stats.norm.ppf(wanted)) / math.log1p(-effect)) ** 2
     factor = 3 if stopping.rule == "always_valid" else 1
     return min(_MAX_UNITS, max(2 * MIN_UNITS, math.ceil(factor * needed * sample.n_units)))
 

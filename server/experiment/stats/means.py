@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats  # type: ignore[import-untyped]
 
 from server.experiment.stats.quantiles import MIN_UNITS
-from server.experiment.stats.samples import ANY_RATIO, EVERYTHING, Floats, Interval, TwoArmSample, t_cdf, t_ppf
+from server.experiment.stats.samples import ANY_RATIO, EVERYTHING, Floats, Interval, TwoArmSample
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class MeanComparison:
             return 1.0
         if self._error == 0:
             return 0.0
-        return 2 * t_cdf(-abs(self.b - self.a) / self._error, self.n_units - 1)
+        return float(2 * stats.t.cdf(-abs(self.b - self.a) / self._error, self.n_units - 1))
 
     @property
     def _error(self) -> float:
@@ -62,7 +63,7 @@ class MeanComparison:
         return math.sqrt(max(0.0, sum(self.variances) - 2 * self.covariance))
 
     def _critical(self, alpha: float) -> float:
-        return -t_ppf(alpha / 2, self.n_units - 1)
+        return float(-stats.t.ppf(alpha / 2, self.n_units - 1))
 
 
 def compare_means(sample: TwoArmSample) -> MeanComparison:

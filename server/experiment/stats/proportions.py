@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import special, stats  # type: ignore[import-untyped]
 
-from server.experiment.stats.samples import Floats, Indices, Interval, log_beta, normal_ppf
+from server.experiment.stats.samples import Floats, Indices, Interval
 
 
 def share_interval(hits: int, n: int, alpha: float) -> Interval:
@@ -31,7 +31,7 @@ def share_difference(hits: Counts, n: Counts, alpha: float) -> Interval:
 
 def _wilson(share: float, n: float, alpha: float) -> Interval:
     """Wilson's interval for one share (J. Am. Statist. Assoc. 1927)."""
-    square = normal_ppf(1 - alpha / 2) ** 2
+    square = float(stats.norm.ppf(1 - alpha / 2)) ** 2
     middle = share + square / (2 * n)
     half = math.sqrt(square * (share * (1 - share) / n + square / (4 * n * n)))
     return Interval((middle - half) / (1 + square / n), (middle + half) / (1 + square / n))
@@ -46,7 +46,7 @@ def share_difference_bounds(hits: Counts, n: Counts, alpha: float) -> Interval:
 def share_bounds(hits: float, n: float, alpha: float) -> Interval:
     """A confidence sequence for one share: the shares against which a uniform mixture of all others has a likelihood
     ratio below 1 / alpha (Robbins, Ann. Math. Statist. 1970; Ville's inequality)."""
-    limit = -math.log(alpha) - float(log_beta(1 + hits, 1 + n - hits))
+    limit = -math.log(alpha) - float(special.betaln(1 + hits, 1 + n - hits))
 
     def outside(share: float) -> bool:
         return -hits * math.log(share) - (n - hits) * math.log1p(-share) >= limit

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special, stats  # type: ignore[import-untyped]
 
 from server.experiment.stats.samples import (
     ANY_RATIO,
@@ -15,14 +16,6 @@ from server.experiment.stats.samples import (
     Indices,
     Interval,
     TwoArmSample,
-    beta_cdf,
-    binomial_ppf,
-    log_beta,
-    log_beta_cdf,
-    normal_cdf,
-    normal_ppf,
-    t_cdf,
-    t_ppf,
     unit_counts,
 )
 
@@ -33,7 +26,8 @@ def quantile_ranks(n: int, p: float, alpha: float) -> tuple[int, int]:
     The number of values below a quantile is binomial (David & Nagaraja, Order Statistics, 3rd ed., 7.1); each side gets
     alpha / 2. Rank 0 is minus, rank n + 1 plus infinity: n is too small for a bound. Ties only raise the coverage.
     """
-    return binomial_ppf(alpha / 2, n, p), binomial_ppf(1 - alpha / 2, n, p) + 1
+    below = stats.binom(n, p)
+    return int(below.ppf(alpha / 2)), int(below.ppf(1 - alpha / 2)) + 1
 
 
 def quantile(ordered: Floats, p: float) -> float:
@@ -84,7 +78,7 @@ class HarrellDavis:
         spread = _REACH * math.sqrt(p * (1 - p) / (n + 2)) + _REACH / (n + 2)
         self._low, self._high = max(0.0, p - spread), min(1.0, p + spread)
         self._shares = np.linspace(self._low, self._high, _GRID)
-        self._weights = beta_cdf(self._shares, (n + 1) * p, (n + 1) * (1 - p))
+        self._weights: Floats = stats.beta.cdf(self._shares, (n + 1) * p, (n + 1) * (1 - p))
         self._weights[0], self._weights[-1] = 0.0, 1.0
 
     def of(self, shares: CumulatedShares) -> Floats:
@@ -142,11 +136,11 @@ class QuantileComparison:
         draws = len(self.draws_a)
         below = (1 + np.count_nonzero(self.draws_b <= self.draws_a)) / (draws + 1)
         above = (1 + np.count_nonzero(self.draws_b >= self.draws_a)) / (draws + 1)
-        z = normal_ppf(min(0.5, below, above))
-        return min(1.0, 2 * t_cdf(z / self._stretch, self.n_units - 1))
+        z = stats.norm.ppf(min(0.5, below, above))
+        return min(1.0, float(2 * stats.t.cdf(z / self._stretch, self.n_units - 1)))
 
     def _percentiles(self, draws: Floats, alpha: float) -> Interval:
-        tail = normal_cdf(self._stretch * t_ppf(alpha / 2, self.n_units - 1))
+        tail = stats.norm.cdf(self._stretch * stats.t.ppf(alpha / 2, self.n_units - 1))
         low = np.quantile(draws, tail, method="lower")
         high = np.quantile(draws, 1 - tail, method="higher")
         return Interval(float(low), float(high))
@@ -215,11 +209,11 @@ def below_bounds(times: Floats, p: float, alpha: float, tuned_for: float) -> tup
 def _least(times: Floats, p: float, alpha: float, prior: float) -> Floats:
     """The smallest sums [times] that are not significantly below p * time; -1 if there is none."""
     a, b = prior * p, prior * (1 - p)
-    base = log_beta(a, b) + log_beta_cdf(p, a, b)
+    base = special.betaln(a, b) + _log_beta_cdf(p, a, b)
 
     def evidence(sums: Floats) -> Floats:
         rest = times - sums
-        mixed = log_beta(a + sums, b + rest) + log_beta_cdf(p, a + sums, b + rest)
+        mixed = special.betaln(a + sums, b + rest) + _log_beta_cdf(p, a + sums, b + rest)
         return np.asarray(mixed - base - sums * math.log(p) - rest * math.log1p(-p))
 
     limit = math.log(1 / alpha)
@@ -229,6 +223,12 @@ def _least(times: Floats, p: float, alpha: float, prior: float) -> Floats:
         strong = evidence(middle) > limit
         low, high = np.where(strong, middle, low), np.where(strong, high, middle)
     return np.where(evidence(np.zeros_like(times)) > limit, low, -1.0)
+
+
+def _log_beta_cdf(x: float, a: Floats | float, b: Floats | float) -> Floats:
+    """log P(Beta(a, b) <= x); -inf on underflow."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(special.betainc(a, b, x)))
 
 
 def quantile_bounds(values: Floats, units: Indices, p: float, alpha: float, tuned_for: float) -> Interval:

@@ -1,52 +1,16 @@
-"""Samples of two arms, the dependence of their units, and distribution functions."""
+"""Samples of two arms, and the dependence of their units."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats  # type: ignore[import-untyped]
 
 Floats = npt.NDArray[np.float64]
-
-
-def normal_cdf(z: float) -> float:
-    return float(special.ndtr(z))
-
-
-def normal_ppf(p: float) -> float:
-    return float(special.ndtri(p))
-
-
-def t_cdf(t: float, df: float) -> float:
-    return float(special.stdtr(df, t))
-
-
-def t_ppf(p: float, df: float) -> float:
-    return float(special.stdtrit(df, p))
-
-
-def binomial_ppf(p: float, n: int, chance: float) -> int:
-    """The smallest k with P(Binomial(n, chance) <= k) >= p."""
-    return int(stats.binom.ppf(p, n, chance))
-
-
-def beta_cdf(x: Floats, a: float, b: float) -> Floats:
-    return np.asarray(special.betainc(a, b, x))
-
-
-def log_beta(a: Floats | float, b: Floats | float) -> Floats:
-    return np.asarray(special.betaln(a, b))
-
-
-def log_beta_cdf(x: float, a: Floats | float, b: Floats | float) -> Floats:
-    """log P(Beta(a, b) <= x); -inf on underflow."""
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(special.betainc(a, b, x)))
 
 
 class Interval(NamedTuple):
@@ -62,25 +26,6 @@ class Interval(NamedTuple):
 
 EVERYTHING = Interval(-math.inf, math.inf)
 ANY_RATIO = Interval(0.0, math.inf)
-
-
-class Comparison(Protocol):
-    """One statistic of both arms, and intervals for their difference."""
-
-    @property
-    def a(self) -> float: ...
-
-    @property
-    def b(self) -> float: ...
-
-    def ratio(self, alpha: float) -> Interval:
-        """Interval of level 1 - alpha for B / A."""
-
-    def difference(self, alpha: float) -> Interval:
-        """Interval of level 1 - alpha for B - A."""
-
-    def p_value(self) -> float:
-        """Two-sided, for A = B; consistent with the intervals."""
 
 
 Indices = npt.NDArray[np.int64]
