@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray import serve
@@ -299,15 +299,23 @@ def scale(reconciler: Any, model: str, release: str | None, low: int, high: int)
     deploy(reconciler, _deployed(reconciler, model, release).scaled(low, high))
 
 
-def restart(reconciler: Any, model: str, release: str | None) -> Deployment:
+class Rollout(NamedTuple):
+    """A deployment that was begun. ``former``: the deployment that it replaces; None: the release is new."""
+
+    deployment: Deployment
+    former: Deployment | None
+
+
+def restart(reconciler: Any, model: str, release: str | None) -> Rollout:
     """Begins to replace every replica of a release, one by one; default the live release.
 
     Raises:
         ConfigError: there is no such release.
     """
-    found = _deployed(reconciler, model, release).restarted()
+    former = _deployed(reconciler, model, release)
+    found = former.restarted()
     deploy(reconciler, found)
-    return found
+    return Rollout(found, former)
 
 
 def change(reconciler: Any, transition: Callable[..., Fleet], *arguments: Any) -> None:
@@ -339,9 +347,9 @@ def canary(reconciler: Any, model: str, release: str, percent: int) -> None:
     change(reconciler, with_weights, model, {**others, release: percent, giver: left})
 
 
-def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[str]:
-    """Begins to apply a changed cluster.yaml; returns the applications to wait for. The weights of releases stay:
-    `canary` and `change` do that.
+def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[Rollout]:
+    """Begins to apply a changed cluster.yaml; returns what `wait_complete` waits for. The weights of releases stay:
+    `canary` and `change` do that. A release whose replicas could not be started is started again.
 
     Raises:
         ConfigError: a field changed that a running fleet cannot adopt, or the file lacks a release with sessions.
@@ -367,30 +375,54 @@ def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[str]:
         former = running.get(deployment.app)
         if former is not None:
             deployment = deployment.model_copy(update={"restarts": former.restarts})
+            if deployment == former and ray_serve.has_failed(deployment.app):
+                deployment = deployment.restarted()  # Serve ignores a version that it has given up
         if deployment != former:
             verb = "starting" if former is None else "replacing" if former.version != deployment.version else "changing"
             report(f"{verb} {deployment.app}")
             deploy(reconciler, deployment)
-            changed.append(deployment.app)
+            changed.append(Rollout(deployment, former))
     for deployment in over:
         report(f"stopping {deployment.app}")
-        remove(reconciler, [deployment])
-        change(reconciler, without_release, deployment.model, deployment.release)
+        _remove_release(reconciler, deployment)
     return changed
 
 
-def wait_complete(apps: list[str], limit_s: float) -> None:
-    """Waits until all replicas of these applications run with the present version.
+def wait_complete(reconciler: Any, rollouts: Sequence[Rollout], limit_s: float) -> None:
+    """Waits until all replicas of ``rollouts`` run with the present version.
 
     Raises:
-        ModelError: the new replicas do not start in time; those of the version before stay.
+        ModelError: new replicas cannot be started, so their release is as before; or they do not start in time.
     """
     late_s = time.monotonic() + limit_s
-    for app in apps:
-        while not ray_serve.is_complete(app):
-            if time.monotonic() > late_s:
-                raise ModelError(f"{app}: not complete after {limit_s:g} s; see `specdec cluster status`")
-            time.sleep(_POLL_S)
+    failed = []
+    for rollout in rollouts:
+        app = rollout.deployment.app
+        try:
+            while not ray_serve.is_complete(app):
+                if time.monotonic() > late_s:
+                    failed.append(f"{app}: not complete after {limit_s:g} s; see `specdec cluster status`")
+                    break
+                time.sleep(_POLL_S)
+        except ModelError as error:
+            failed.append(str(error))
+            _undo(reconciler, rollout)
+    if failed:
+        raise ModelError("\n".join(failed))
+
+
+def _undo(reconciler: Any, rollout: Rollout) -> None:
+    """After a failed start Serve keeps the replicas of the version before, but replaces none that dies. So the release
+    gets its former deployment; a new release is removed."""
+    if rollout.former is None:
+        _remove_release(reconciler, rollout.deployment)
+    else:
+        deploy(reconciler, rollout.former)
+
+
+def _remove_release(reconciler: Any, deployment: Deployment) -> None:
+    remove(reconciler, [deployment])
+    change(reconciler, without_release, deployment.model, deployment.release)
 
 
 def _weights(reconciler: Any, model: str) -> dict[str, int]:

@@ -381,6 +381,15 @@ def is_complete(app: str) -> bool:
     return bool(status.status == "RUNNING")
 
 
+def has_failed(app: str) -> bool:
+    """Whether Serve gave up starting the present version of an application."""
+    try:
+        is_complete(app)
+    except ModelError:
+        return True
+    return False
+
+
 def _options(deployment: Deployment) -> dict[str, Any]:
     """A fixed number of replicas has equal bounds: without autoscaling, replicas would not report their load, and could
     not be autoscaled later."""

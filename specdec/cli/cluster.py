@@ -123,11 +123,11 @@ def rollout_command(
         raise click.UsageError(f"{asked[0]} needs a RELEASE")
     config, operate = _fleet(file, address)
     with operate.attached(config, address) as reconciler:
-        apps: list[str] = []
+        rollouts = []
         if model is None:
-            apps = operate.apply(reconciler, config, lambda line: click.echo(line, err=True))
+            rollouts = operate.apply(reconciler, config, lambda line: click.echo(line, err=True))
         elif restart:
-            apps = [operate.restart(reconciler, model, release).app]
+            rollouts = [operate.restart(reconciler, model, release)]
         elif rollback:
             operate.change(reconciler, rolled_back, model)
         elif promote:
@@ -136,7 +136,7 @@ def rollout_command(
             operate.canary(reconciler, model, release, weight)
         if wait:
             drains_s = config.drain_s * sum(model.replicas.max for model in config.models)
-            operate.wait_complete(apps, _COMPLETE_S + drains_s)
+            operate.wait_complete(reconciler, rollouts, _COMPLETE_S + drains_s)
         click.echo("\n".join(status_lines(operate.status(reconciler))))
 
 

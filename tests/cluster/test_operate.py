@@ -251,7 +251,8 @@ def test_a_rollout_that_changes_envoys_start_settings_is_rejected_by_name(fleet:
     with pytest.raises(ConfigError, match=r"listen\.host, coder\.http_port: cannot change while the fleet runs"):
         fleet.operate.apply(reconciler, moved, fleet.say)
     assert (fleet.folder / "state" / "envoy" / "bootstrap.json").read_text() == bootstrap
-    assert fleet.operate.apply(reconciler, fleet.configured(drain_s=90), fleet.say) == ["coder.blue"]
+    (rollout,) = fleet.operate.apply(reconciler, fleet.configured(drain_s=90), fleet.say)
+    assert (rollout.deployment.app, rollout.deployment.drain_s, rollout.former.drain_s) == ("coder.blue", 90, 0)
 
 
 def test_a_rollout_of_a_starting_fleet_is_rejected(fleet: Fleet) -> None:
@@ -292,6 +293,48 @@ def test_replicas_that_die_or_drain_meanwhile_do_not_fail_a_rollout(fleet: Fleet
         fleet.ray.apps["coder.blue"] = fleet.ray.app(status, "REPLICA_STARTUP_FAILED", "no such file")
         with pytest.raises(ModelError, match=r"coder\.blue: no such file"):
             fleet.ray_serve.is_complete("coder.blue")
+
+
+def deployments(reconciler: Handle) -> dict[str, Any]:
+    """The recorded deployments, by application."""
+    found: dict[str, Any] = reconciler.deployments.remote().result()
+    return found
+
+
+def fail(fleet: Fleet, app: str) -> None:
+    """Serve gives up starting the present version of ``app``."""
+    fleet.ray.apps[app] = fleet.ray.app("DEPLOY_FAILED", "REPLICA_STARTUP_FAILED", f"no model for {app}")
+
+
+def test_a_rollout_whose_replicas_cannot_be_started_is_undone(fleet: Fleet) -> None:
+    reconciler = started(fleet)
+    former = deployments(reconciler)
+    changed = fleet.configured(
+        model={"releases": {"blue": {"settings": {"engine": {"threads": 3}}}, "green": {"weight": 0}}}
+    )
+    rollouts = fleet.operate.apply(reconciler, changed, fleet.say)
+    for rollout in rollouts:
+        fail(fleet, rollout.deployment.app)
+    with pytest.raises(ModelError, match=r"(?s)coder\.blue: no model for.*coder\.green: no model for"):
+        fleet.operate.wait_complete(reconciler, rollouts, 60)
+    assert deployments(reconciler) == former
+    assert [*fleet.ray.apps] == ["coder.blue"]
+    assert [*fleet.operate.status(reconciler)["models"]["coder"]] == ["blue"]
+    fleet.operate.wait_complete(reconciler, [fleet.operate.restart(reconciler, "coder", None)], 60)
+    assert [each.deployment.app for each in fleet.operate.apply(reconciler, changed, fleet.say)] == [
+        "coder.blue", "coder.green"
+    ]  # fmt: skip
+
+
+def test_a_rollout_tries_a_release_again_whose_failure_nobody_awaited(fleet: Fleet) -> None:
+    reconciler = started(fleet)
+    changed = fleet.configured(drain_s=90)
+    (begun,) = fleet.operate.apply(reconciler, changed, fleet.say)
+    assert fleet.operate.apply(reconciler, changed, fleet.say) == []
+    fail(fleet, "coder.blue")
+    (again,) = fleet.operate.apply(reconciler, changed, fleet.say)
+    assert again.deployment.version != begun.deployment.version
+    assert fleet.ray_serve.is_complete("coder.blue")
 
 
 def test_a_failed_server_start_is_reported_without_rays_stack(fleet: Fleet) -> None:
