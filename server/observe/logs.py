@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
+from server.auth.access import HEALTH_PATHS
 from server.observe.records import CallRecord, RequestRecord, TelemetryListener
 
 
@@ -74,14 +75,15 @@ PromptText = Callable[[RequestRecord], str]
 
 
 class CallLog(TelemetryListener):
-    """Logs one line per call: names, figures and the reason of a refusal. ``prompt_text`` None: no texts."""
+    """Logs one line per call: names, figures and the reason of a refusal; none for health checks, which come every
+    second or oftener. ``prompt_text`` None: no texts."""
 
     def __init__(self, prompt_text: PromptText | None = None) -> None:
         self._prompt_text = prompt_text
         self._logger = logging.getLogger(LOGGER)
 
     def call_ended(self, call: CallRecord) -> None:
-        if self._logger.isEnabledFor(logging.INFO):
+        if call.endpoint not in HEALTH_PATHS and self._logger.isEnabledFor(logging.INFO):
             ended = {"status": call.status, "duration_ms": _ms(call.duration_s)}
             self._log("call", call, ended, call.reason, call.requests)
 

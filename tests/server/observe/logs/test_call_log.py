@@ -53,6 +53,14 @@ def test_rejections_log_their_reason_and_disconnects_are_logged() -> None:
     assert 0 < left["output_tokens"] < 100
 
 
+def test_health_checks_are_not_logged() -> None:
+    with logged() as lines, running() as server:
+        for path in ("/readyz", "/livez", "/v1/models"):
+            assert server.client.get(path).status_code == 200
+        assert server.comes_to(lambda: bool(lines.of("call", endpoint="/v1/models")))
+    assert [line["endpoint"] for line in lines.of("call")] == ["/v1/models"]
+
+
 def test_every_http_answer_has_the_id_of_its_call() -> None:
     with running() as server:
         for path in ("/livez", "/v1/models", "/nowhere"):
