@@ -55,10 +55,7 @@ def own_ray(config: ClusterConfig) -> Iterator[None]:
     """
     address_file = _address_file(config)
     try:
-        ray.init(
-            address="local", _node_ip_address=LOOPBACK, object_store_memory=_OBJECT_STORE, runtime_env=_HOOK,
-            **_SETTINGS,
-        )  # fmt: skip
+        ray.init(address="local", object_store_memory=_OBJECT_STORE, runtime_env=_HOOK, **_SETTINGS)
     except (ConnectionError, RuntimeError, ValueError) as error:
         ray.shutdown()
         raise FleetUnreachableError(f"Ray does not start: {error}") from None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cluster.config import ClusterConfig
 
 _COMPLETE_S = 3600.0
+_RAY_ON_SEVERAL_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: on loopback only, on any system
 
 
 def _fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,7 +182,11 @@ def _fleet(file: Path, address: str | None) -> tuple[ClusterConfig, Any]:
         from cluster.state_folder import private_folder
 
         folder = private_folder(config.folder)
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file(folder / "ray-token"))}
+        os.environ |= {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token_file(folder / "ray-token")),
+            _RAY_ON_SEVERAL_MACHINES: "0",
+        }
     return config, importlib.import_module("cluster.operate")
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import stat
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from specdec.cli.cluster import cluster_group, status_lines, token_file
+from specdec.cli.cluster import _fleet, cluster_group, status_lines, token_file
 
 FOUND: dict[str, Any] = {
     "models": {
@@ -47,6 +51,20 @@ def file(tmp_path: Path) -> Path:
 def run(*words: object) -> Result:
     """The command's outcome."""
     return CliRunner().invoke(cluster_group, [str(word) for word in words])
+
+
+@pytest.mark.parametrize(("address", "several"), [(None, "0"), ("head:6379", None)])
+def test_a_private_ray_is_on_loopback_only(
+    file: Path, address: str | None, several: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the machine's address it would accept connections from others, and be lost when that address changes."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    ray = ModuleType("ray")
+    ray.__spec__ = ModuleSpec("ray", None)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "cluster.operate", ModuleType("cluster.operate"))
+    _fleet(file, address)
+    assert os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == several
 
 
 def test_status_shows_releases_replicas_and_failures() -> None:
