@@ -174,17 +174,17 @@ async def test_an_insertion_predicted_at_the_cursor_is_ghost_text(tmp_path: Path
             await nvim.until(TEXT, BOOK.replace("\n\n\ndef mean", "\n\nsum = 0 + 0\n\ndef mean").rstrip("\n"))
 
 
-# Answers requests of a method by the insertion of a text at the cursor. Before 0.11 a client's methods take no self.
+# Answers requests of a method by a text at a range, or at the cursor. Before 0.11 a client's methods take no self.
 ANSWER = """
-local answered, text = ...
+local answered, text, range = ...
 local client = vim.lsp.get_clients({ name = 'specdec' })[1]
 local request = client.request
 client.request = function(...)
   local method, params, take = select(vim.fn.has('nvim-0.11') == 1 and 2 or 1, ...)
   if method ~= answered then return request(...) end
-  local at = params.position
-  local item = { insertText = text, text = text, range = { start = at, ['end'] = at } }
-  vim.schedule(function() take(nil, { items = { item }, edits = { item } }) end)
+  local at = range or { start = params.position, ['end'] = params.position }
+  local item = { insertText = text, text = text, range = at }
+  vim.schedule(function() take(nil, { item, edits = { item } }) end)
   return true, 0
 end
 """
@@ -233,6 +233,22 @@ async def test_a_file_with_crlf_gets_no_other_line_ends(
             await nvim.until(shows, shown)
             await nvim.type("<Tab>")
             await nvim.until(TEXT, text)
+
+
+@pytest.mark.parametrize("start", [(2, 0), (1, 0)])
+async def test_an_edit_behind_the_last_line_break_is_taken(start: tuple[int, int], tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_bytes(b"ab\nc\n")
+    where = {"start": {"line": start[0], "character": start[1]}, "end": {"line": 2, "character": 0}}
+    async with running() as server:
+        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
+        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
+            await nvim.until("return specdec.status and specdec.status.state", "ready")
+            await nvim.lua(ANSWER, "textDocument/copilotInlineEdit", "d\ne\n", where)
+            await nvim.type("x")
+            await nvim.until(DIFF, "+d|+e" if start[0] == 2 else "-c|+d|+e")
+            await nvim.type("<Tab><Tab>")
+            await nvim.until(TEXT, "b\nc\nd\ne" if start[0] == 2 else "b\nd\ne")
 
 
 async def test_an_older_version_is_rejected_in_one_sentence() -> None:

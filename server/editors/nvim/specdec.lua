@@ -311,6 +311,20 @@ local function draw_edit()
   vim.api.nvim_buf_set_extmark(edit.buffer, edit_namespace, edit.end_row, edit.end_column, mark)
 end
 
+-- The end of a text, behind its last line break, is no place in a buffer: changes `edit` there to one before that line
+-- break.
+local function keep_inside(edit)
+  local last = vim.api.nvim_buf_line_count(edit.buffer) - 1
+  if edit.end_row <= last then
+    return
+  end
+  edit.end_row, edit.end_column = last, #vim.api.nvim_buf_get_lines(edit.buffer, last, last + 1, false)[1]
+  edit.item.text = edit.item.text:gsub('\n$', '')
+  if edit.row > last then
+    edit.row, edit.column, edit.item.text = edit.end_row, edit.end_column, '\n' .. edit.item.text
+  end
+end
+
 -- Shows an insertion at the cursor as ghost text while typing, and any other edit as a small diff.
 local function show_edit(buffer, item, client)
   local function column_of(position)
@@ -332,6 +346,7 @@ local function show_edit(buffer, item, client)
     buffer = buffer, tick = vim.api.nvim_buf_get_changedtick(buffer), item = item,
     row = from.line, column = column, end_row = to.line, end_column = end_column,
   }
+  keep_inside(predicted)
   draw_edit()
 end
 
