@@ -20,7 +20,7 @@ export class NextEdits implements vscode.Disposable {
   private readonly parts: vscode.Disposable[];
   private shown: Shown | undefined;
   private insertion: (Shown & { version: number }) | undefined; // offered as ghost text
-  private dismissed = false; // since the last change
+  private dismissed: { document: vscode.TextDocument; version: number } | undefined; // where the user dismissed an edit
   private pending: vscode.CancellationTokenSource | undefined;
   private timer: ReturnType<typeof setTimeout> | undefined;
 
@@ -50,14 +50,15 @@ export class NextEdits implements vscode.Disposable {
 
   private changed(document: vscode.TextDocument, changes: readonly object[]): void {
     if (changes.length > 0 && document === vscode.window.activeTextEditor?.document) {
-      this.dismissed = false;
       this.clear();
       this.later();
     }
   }
 
   private moved(editor: vscode.TextEditor): void {
-    if (editor === vscode.window.activeTextEditor && this.shown === undefined && !this.dismissed) {
+    const { document } = editor;
+    const dismissed = this.dismissed?.document === document && this.dismissed.version === document.version;
+    if (editor === vscode.window.activeTextEditor && this.shown === undefined && !dismissed) {
       this.later();
     }
   }
@@ -121,7 +122,8 @@ export class NextEdits implements vscode.Disposable {
   }
 
   private dismiss(): void {
-    this.dismissed = true;
+    const document = this.shown?.editor.document;
+    this.dismissed = document && { document, version: document.version };
     this.leave();
   }
 

@@ -5,6 +5,10 @@ export class Position {
   isBefore(other: Position): boolean {
     return this.line < other.line || (this.line === other.line && this.character < other.character);
   }
+
+  isEqual(other: Position): boolean {
+    return this.line === other.line && this.character === other.character;
+  }
 }
 
 export class Range {
@@ -15,10 +19,22 @@ export class Range {
     this.start = start instanceof Position ? start : new Position(start, end as number);
     this.end = start instanceof Position ? (end as Position) : new Position(endLine ?? 0, endCharacter ?? 0);
   }
+
+  get isEmpty(): boolean {
+    return this.start.isEqual(this.end);
+  }
 }
 
 export class InlineCompletionItem {
   constructor(readonly insertText: string, readonly range?: Range, readonly command?: object) {}
+}
+
+export class CancellationTokenSource {
+  readonly token = { isCancellationRequested: false };
+
+  cancel(): void {
+    this.token.isCancellationRequested = true;
+  }
 }
 
 export class ThemeColor {
@@ -30,6 +46,7 @@ export const StatusBarAlignment = { Left: 1, Right: 2 };
 
 export class Document {
   readonly uri: { toString(): string };
+  version = 1;
 
   constructor(uri: string, public text: string) {
     this.uri = { toString: () => uri };
@@ -58,6 +75,7 @@ export const commands = {
     return nothing;
   },
   run: (name: string) => ran[name]?.(),
+  executeCommand: async () => undefined,
 };
 
 export const languages = { registerInlineCompletionItemProvider: () => nothing };
@@ -68,10 +86,22 @@ export const workspace = {
   getConfiguration: () => ({ get: (name: string, fallback?: unknown) => (name in configured ? configured[name] : fallback) }),
 };
 
+type Selected = { textEditor: unknown };
+let selected: (event: Selected) => void = () => undefined;
+
 export const window = {
+  activeTextEditor: undefined as unknown,
   createTextEditorDecorationType: () => nothing,
   onDidChangeActiveTextEditor: () => nothing,
-  onDidChangeTextEditorSelection: () => nothing,
+  onDidChangeTextEditorSelection: (listener: (event: Selected) => void) => {
+    selected = listener;
+    return nothing;
+  },
+  /** The user moves the cursor in an editor, which is then the active one. */
+  move: (textEditor: unknown) => {
+    window.activeTextEditor = textEditor;
+    selected({ textEditor });
+  },
   createStatusBarItem: () => {
     const bar: Record<string, unknown> = { show: () => (bar.visible = true), dispose: () => (bar.visible = false) };
     bars.push(bar);
