@@ -16,7 +16,7 @@ from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
 from specdec.errors import FieldViolation, InvalidRequestError
 
 FIM_FIELDS: Table = (
-    *completion_fields(DEFAULT_MAX_TOKENS),
+    *completion_fields(DEFAULT_MAX_TOKENS, parse_special=False),  # a prompt is a user's text
     RANDOM_SEED,
 )
 _REASONS = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "error"}

@@ -60,7 +60,7 @@ PROMPTS = either(TEXTS, IDS, listed(IDS))
 PROMPT_RULE = "must be text, a list of token ids, or a list of such"
 
 
-def completion_fields(default_tokens: int) -> Table:
+def completion_fields(default_tokens: int, *, parse_special: bool) -> Table:
     """The fields of a completion, which generates ``default_tokens`` at most if it does not say how many."""
     return (
         *SHARED,
@@ -71,11 +71,13 @@ def completion_fields(default_tokens: int) -> Table:
         TTFT,
         flag_field("echo"),
         flag_field("add_special_tokens", default=True),
-        flag_field("parse_special", "Special tokens spelled out in the prompt are read as such.", default=True),
+        flag_field(
+            "parse_special", "Special tokens spelled out in the prompt are read as such.", default=parse_special
+        ),
     )
 
 
-COMPLETION_FIELDS = completion_fields(DEFAULT_MAX_TOKENS)
+COMPLETION_FIELDS = completion_fields(DEFAULT_MAX_TOKENS, parse_special=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from server.http.mistral import parse_fim
+from tests.server.fake_tokenizer import BOS
 from tests.server.http.calls import Fim, asked, make_context, violations
 from tests.server.http.harness import Server
 
@@ -40,6 +41,8 @@ def test_mistrals_field_names_and_defaults() -> None:
     assert request(random_seed=5).sampling.seed == 5
     assert request().stopping.max_tokens == 128
     assert request(suffix="z").prompt_ids == (1, *b"a", 2, *b"z", 3)
+    assert request(prompt="a!").prompt_ids == (BOS, *b"a!")  # the text at a file's end, no special token
+    assert request(prompt="a!", parse_special=True).prompt_ids == (BOS, ord("a"), 255)
     assert request(speculation={"mode": "off"}).speculation.mode == "off"
     for prompt in (None, ["a", "b"], [1, 2], 5):
         assert [v.field for v in violations(parse_fim, {"prompt": prompt})] == ["prompt"]
