@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import sys
+from functools import partial
 from typing import Any
 
 import click
@@ -32,12 +33,10 @@ def lsp_command(server: str, stdio: bool, log_level: str, **values: Any) -> None
     from specdec.client.client import Client
     from specdec.client.connection import RetryPolicy
 
-    credentials = pop_credentials(values)
-    credentials.channel()  # reports a file that cannot be read before the editor waits
+    connect = partial(Client, server, pop_credentials(values), RetryPolicy(attempts=1), workspace=_workspace())
+    connect()  # refuses an empty address, or a file that cannot be read, before the editor waits
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    once = RetryPolicy(attempts=1)
-    workspace = _workspace()
-    code = run_stdio(lambda: Client(server, credentials, once, workspace=workspace))
+    code = run_stdio(connect)
     sys.stderr.flush()
     os._exit(code)  # an editor waits for this process, and gRPC's threads may keep a busy machine's interpreter waiting
 

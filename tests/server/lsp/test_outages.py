@@ -76,6 +76,11 @@ def test_unreadable_files_are_reported_on_standard_error(tmp_path: Path) -> None
     assert b"--key-file" in done.stderr
 
 
+def test_an_empty_address_is_refused() -> None:
+    done = subprocess.run([*LSP, "--server", ""], input=b"", capture_output=True, timeout=60)
+    assert b"address: must be host:port" in done.stderr
+
+
 def message(**fields: object) -> bytes:
     body = json.dumps({"jsonrpc": "2.0", **fields}).encode()
     return b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
