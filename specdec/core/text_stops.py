@@ -119,7 +119,7 @@ class Cut:
 
 class TextCutter:
     """Applies rules to a text that arrives in pieces. The first character at which a rule holds ends the text; of
-    several rules that hold there, the one that cuts off most counts. CRLF is never split."""
+    several rules that hold there, or at the end of a text, the one that cuts off most counts. CRLF is never split."""
 
     def __init__(self, rules: TextRules | None) -> None:
         self._stops: list[TextStop] = [] if rules is None else _stops(rules)
@@ -136,9 +136,9 @@ class TextCutter:
         for char in text:
             self._seen += 1
             self._open += char
-            cut = self._earliest([(stop.feed(char), stop) for stop in self._stops])
-            if binding and cut is not None:
-                return cut
+            places = [(stop.feed(char), stop) for stop in self._stops]
+            if binding and any(place is not None for place, _ in places):
+                return self._earliest([*places, *((stop.end(), stop) for stop in self._stops)])
             safe = min((stop.safe for stop in self._stops), default=self._seen) if binding else self._seen
             self._release_up_to(self._before_break(safe) if binding else safe)
         return None

@@ -190,6 +190,14 @@ def test_of_simultaneous_rules_the_one_that_cuts_most_wins() -> None:
     assert cut(TextRules(max_lines=1), "x)\n") == ("x)", FinishReason.LINES)
 
 
+@pytest.mark.parametrize(
+    ("suffix", "text", "left"),
+    [('")\n', 'world")\n', "world"), ('}")\n', 'name}")\n', "name"), ('")\n', "world)", "world)")],
+)
+def test_a_bracket_that_ends_a_text_is_cut_with_the_repetition_that_it_ends(suffix: str, text: str, left: str) -> None:
+    assert cut(TextRules(closers="", quote='"', suffix=suffix), text)[0] == left
+
+
 def test_text_that_no_rule_cuts_is_kept() -> None:
     cutter = TextCutter(TextRules(max_lines=1, closers="", min_indent=4, blank_line=True))
     assert cutter.feed("a)\n\n", binding=False) is None
