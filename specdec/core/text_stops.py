@@ -181,7 +181,7 @@ def _stops(rules: TextRules) -> list[TextStop]:
     if rules.closers is not None:
         stops.append(BracketStop(rules.closers, rules.quote))
     if rules.suffix.strip():
-        stops.append(SuffixStop(rules.suffix, rules.lead))
+        stops.append(SuffixStop(rules.suffix, rules.lead, rules.quote))
     return stops
 
 
@@ -405,29 +405,33 @@ class SuffixAnchor:
     trail: bool
     """It is the rest of the cursor's line, only closing brackets and marks: it counts only if the text is as deep in
     brackets as at its start."""
+    closes: bool
+    """It begins with the mark that closes the string in which the text begins."""
 
     @staticmethod
-    def of(suffix: str) -> SuffixAnchor:
+    def of(suffix: str, quote: str) -> SuffixAnchor:
         """The marks that end the cursor's line, else the lines up to `DISTINCT_CHARACTERS` visible characters.
 
-        Empty if the suffix has no visible character.
+        Empty if the suffix has no visible character. quote: as `TextRules.quote`.
         """
         lines = suffix.splitlines(keepends=True)
+        closes = quote not in ("", "#") and suffix.startswith(quote)
         if not suffix.strip():
-            return SuffixAnchor("", False)
+            return SuffixAnchor("", trail=False, closes=False)
         if lines[0].strip() and _TRAIL.issuperset(lines[0].rstrip("\r\n")):
-            return SuffixAnchor(lines[0], True)
+            return SuffixAnchor(lines[0], trail=True, closes=closes)
         seen = 0
         for count, line in enumerate(lines, 1):
             seen += visible(line)
             if seen >= DISTINCT_CHARACTERS:
-                return SuffixAnchor("".join(lines[:count]), False)
-        return SuffixAnchor(suffix, False)
+                return SuffixAnchor("".join(lines[:count]), trail=False, closes=closes)
+        return SuffixAnchor(suffix, trail=False, closes=closes)
 
     def proven_by(self, length: int) -> bool:
         """Whether its first ``length`` characters at the end of a text suffice."""
         part = self.text[:length]
-        return bool(part.strip()) and (self.trail or visible(part) >= DISTINCT_CHARACTERS or length == len(self.text))
+        few = self.trail or self.closes or length == len(self.text)
+        return bool(part.strip()) and (few or visible(part) >= DISTINCT_CHARACTERS)
 
 
 def visible(text: str) -> int:
@@ -440,15 +444,16 @@ class SuffixStop(TextStop):
 
     lead: the white space before the text, which a repetition may include. A match that closes brackets which the text
     opened is no repetition: ``foo(x)`` before ``)`` is whole. At the end of the text, a distinct prefix of the anchor
-    suffices.
+    suffices. quote: as `TextRules.quote`; an escaped mark closes no string.
     """
 
     reason = FinishReason.SUFFIX
 
-    def __init__(self, suffix: str, lead: str = "") -> None:
-        self._anchor = SuffixAnchor.of(suffix)
+    def __init__(self, suffix: str, lead: str, quote: str) -> None:
+        self._anchor = SuffixAnchor.of(suffix, quote)
         self._falls = _falls(self._anchor.text)
         self._matched = 0  # length of the longest prefix of the anchor that ends the text
+        self._escaped = False  # whether a backslash precedes the next character
         self._depths = [0]  # bracket depth before each character and at the end
         self._at = -len(lead)
         for char in lead:
@@ -486,7 +491,9 @@ class SuffixStop(TextStop):
         anchor, matched = self._anchor.text, self._matched
         while matched and (matched == len(anchor) or anchor[matched] != char):
             matched = self._falls[matched - 1]
-        self._matched = matched + 1 if anchor and anchor[matched] == char else 0
+        begins = not (self._anchor.closes and self._escaped)
+        self._matched = matched + 1 if anchor and anchor[matched] == char and (matched or begins) else 0
+        self._escaped = char == "\\" and not self._escaped
 
     def _repeats(self, length: int) -> bool:
         """Whether the last ``length`` characters, a prefix of the anchor, are a repetition."""

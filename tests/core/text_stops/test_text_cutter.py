@@ -198,6 +198,21 @@ def test_a_bracket_that_ends_a_text_is_cut_with_the_repetition_that_it_ends(suff
     assert cut(TextRules(closers="", quote='"', suffix=suffix), text)[0] == left
 
 
+@pytest.mark.parametrize(
+    ("suffix", "text", "left"),
+    [
+        ("'] = 5\n", "me'", "me"),
+        ("'] = 5\n", "me'] = ", "me"),
+        ("', y)\n", "a', 'b", "a', 'b"),  # another string
+        ("')\n", "don\\'", "don\\'"),
+        ("')\n", "a\\\\'", "a\\\\"),
+        (", y)\n", "a'", "a'"),  # the text has to close the string
+    ],
+)
+def test_a_mark_that_closes_the_string_again_is_cut(suffix: str, text: str, left: str) -> None:
+    assert cut(TextRules(closers="", quote="'", suffix=suffix), text)[0] == left
+
+
 def test_text_that_no_rule_cuts_is_kept() -> None:
     cutter = TextCutter(TextRules(max_lines=1, closers="", min_indent=4, blank_line=True))
     assert cutter.feed("a)\n\n", binding=False) is None
