@@ -235,6 +235,20 @@ async def test_a_file_with_crlf_gets_no_other_line_ends(
             await nvim.until(TEXT, text)
 
 
+async def test_a_word_has_letters_beyond_ascii(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_bytes(b"ab\n")
+    async with running() as server:
+        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
+        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
+            await nvim.until("return specdec.status and specdec.status.state", "ready")
+            await nvim.lua(ANSWER, "textDocument/inlineCompletion", "größe = 1")
+            await nvim.type("A")
+            await nvim.until(GHOST, "größe = 1")
+            await nvim.type("<M-Right>")
+            await nvim.until(TEXT, "abgröße")
+
+
 @pytest.mark.parametrize("start", [(2, 0), (1, 0)])
 async def test_an_edit_behind_the_last_line_break_is_taken(start: tuple[int, int], tmp_path: Path) -> None:
     file = tmp_path / "a.py"

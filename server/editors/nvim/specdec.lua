@@ -57,9 +57,9 @@ local function units(text)
   return select(2, vim.str_utfindex(text))
 end
 
--- The first word of `text`, with the white space before it.
+-- The first word of `text`, with the white space before it. Bytes of non-ASCII characters count as letters.
 local function first_word(text)
-  return text:match('^%s*[%w_]+') or text:match('^%s*[^%w_%s]+') or text
+  return text:match('^%s*[%w_\128-\255]+') or text:match('^%s*[^%w_%s]+') or text
 end
 
 -- The first line of `text`, with the line ends before it.
