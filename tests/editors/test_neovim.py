@@ -249,6 +249,15 @@ async def test_a_word_has_letters_beyond_ascii(tmp_path: Path) -> None:
             await nvim.until(TEXT, "abgröße")
 
 
+async def test_the_status_shows_that_the_language_server_has_ended(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_bytes(b"ab\n")
+    async with running() as server, neovim(NVIM, RECIPE, {"cmd": LSP, "server": server.address}, [file]) as nvim:
+        await nvim.until("return specdec.status and specdec.status.state", "ready")
+        await nvim.lua("vim.lsp.get_clients({ name = 'specdec' })[1].rpc.terminate()")
+        await nvim.until("return specdec.status.state", "away")
+
+
 @pytest.mark.parametrize("start", [(2, 0), (1, 0)])
 async def test_an_edit_behind_the_last_line_break_is_taken(start: tuple[int, int], tmp_path: Path) -> None:
     file = tmp_path / "a.py"

@@ -85,6 +85,10 @@ local function configuration(options)
         vim.cmd.redrawstatus()
       end,
     },
+    on_exit = function(code)
+      M.status = { state = 'away', message = 'specdec lsp has ended with code ' .. code, model = '', nextEdits = '' }
+      vim.schedule(vim.cmd.redrawstatus)
+    end,
   }
 end
 
