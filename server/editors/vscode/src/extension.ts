@@ -92,7 +92,8 @@ async function stop(): Promise<void> {
 function begin(bar: StatusBar): void {
   bar.show({ state: "connecting", message: "", model: "", nextEdits: "" });
   const server = start();
-  const fresh = new Client("specdec", "specdec", server, { documentSelector: DOCUMENTS, initializationOptions: options() });
+  // A function: the client starts a crashed process again, with the settings of that moment.
+  const fresh = new Client("specdec", "specdec", server, { documentSelector: DOCUMENTS, initializationOptions: options });
   fresh.onNotification("specdec/didChangeStatus", (status: Status) => bar.show(status));
   client = fresh;
   fresh.start().catch((error) => {

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { activate, deactivate } from "../src/extension.js";
 import { State, clients } from "./fake_client.js";
-import { commands } from "./fake_vscode.js";
+import { commands, configured } from "./fake_vscode.js";
 
 const turn = () => new Promise(setImmediate);
 const states = () => clients.map((client) => client.state);
@@ -29,6 +29,15 @@ test("a server that still starts is stopped once it has started", async () => {
   clients[1]?.ready();
   await deactivate();
   assert.deepEqual(states(), [State.Stopped, State.Stopped]);
+});
+
+test("a process that starts again gets the settings of that moment", async () => {
+  await active();
+  configured.mode = "off";
+  assert.deepEqual(clients[0]?.options.initializationOptions(), { mode: "off" });
+  delete configured.mode;
+  clients[0]?.ready();
+  await deactivate();
 });
 
 test("restarts at the same time leave one server", async () => {

@@ -8,7 +8,7 @@ export class LanguageClient {
   ready: () => void = () => undefined; // the server answers
   private started: Promise<void> | undefined;
 
-  constructor() {
+  constructor(_id: string, _name: string, _server: object, readonly options: { initializationOptions: () => object }) {
     clients.push(this);
   }
 
