@@ -235,6 +235,36 @@ async def test_a_file_with_crlf_gets_no_other_line_ends(
             await nvim.until(TEXT, text)
 
 
+# Collects the notifications about suggestions.
+NOTIFIED = """
+_G.notified = {}
+local client = vim.lsp.get_clients({ name = 'specdec' })[1]
+local notify = client.notify
+client.notify = function(...)
+  local method = select(vim.fn.has('nvim-0.11') == 1 and 2 or 1, ...)
+  if method:match('Completion$') then notified[#notified + 1] = method:match('did(%u%l+)') end
+  return notify(...)
+end
+"""
+
+
+async def test_a_suggestion_that_is_typed_by_hand_is_not_dismissed(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_bytes(b"ab\n")
+    async with running() as server:
+        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
+        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
+            await nvim.until("return specdec.status and specdec.status.state", "ready")
+            await nvim.lua(NOTIFIED)
+            await nvim.lua(ANSWER, "textDocument/inlineCompletion", "c")
+            await nvim.type("A")
+            await nvim.until("return notified", ["Show"])
+            await nvim.type("c")
+            await nvim.until("return notified", ["Show", "Show"])  # of the next suggestion
+            await nvim.type("d")
+            await nvim.until("return notified", ["Show", "Show", "Dismiss", "Show"])
+
+
 async def test_a_word_has_letters_beyond_ascii(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     file.write_bytes(b"ab\n")

@@ -127,7 +127,7 @@ local function draw()
   })
 end
 
--- Whether the text before the cursor is a prefix of the suggestion; if so, draws the rest.
+-- Whether the text before the cursor is a prefix of the suggestion; if so, draws the rest, or hides it without one.
 local function follow(buffer)
   if not shown or shown.buffer ~= buffer then
     return false
@@ -137,11 +137,15 @@ local function follow(buffer)
     return false
   end
   local typed = vim.api.nvim_buf_get_text(buffer, shown.row, shown.column, shown.row, column, {})[1]
-  if typed == shown.text or not vim.startswith(shown.text, typed) then
+  if not vim.startswith(shown.text, typed) then
     return false
   end
   shown.typed = typed
-  draw()
+  if typed == shown.text then
+    hide()
+  else
+    draw()
+  end
   return true
 end
 
