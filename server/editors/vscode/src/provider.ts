@@ -6,10 +6,10 @@ import type { Edit, Link, Suggested } from "./link.js";
 const SHOWN = "textDocument/didShowCompletion";
 const DISMISSED = "textDocument/didDismissCompletion";
 
-// A suggestion counts as shown when it is provided, and as dismissed when other text is typed in its place: VS Code reports
-// more only through a proposed interface.
+// Suggestions count as shown when they are provided, and as dismissed when other text is typed in their place: VS Code
+// reports more only through a proposed interface.
 export class Provider implements vscode.InlineCompletionItemProvider {
-  private last: { item: Suggested; uri: string; range: vscode.Range } | undefined;
+  private last: { items: Suggested[]; uri: string; start: vscode.Position } | undefined;
 
   /** predicted: the predicted insertion at a position, if there is one. */
   constructor(
@@ -26,35 +26,37 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     this.settle(document, position);
     const edit = this.predicted(document, position);
     if (edit !== undefined) {
-      return [this.shown(document, { insertText: edit.text, range: edit.range, command: edit.command })];
+      return this.shown(document, [{ insertText: edit.text, range: edit.range, command: edit.command }]);
     }
     const answer = await this.link.complete(params(document, position, context), token).catch(() => null);
     if (answer === null || token.isCancellationRequested) {
       return [];
     }
-    return answer.map((item) => this.shown(document, item));
+    return this.shown(document, answer);
   }
 
-  private shown(document: vscode.TextDocument, item: Suggested): vscode.InlineCompletionItem {
-    const { start, end } = item.range;
-    const range = new vscode.Range(start.line, start.character, end.line, end.character);
-    this.last = { item, uri: document.uri.toString(), range };
-    this.link.notify(SHOWN, { item });
-    return new vscode.InlineCompletionItem(item.insertText, range, item.command);
+  private shown(document: vscode.TextDocument, items: Suggested[]): vscode.InlineCompletionItem[] {
+    return items.map((item) => {
+      const { start, end } = item.range;
+      const range = new vscode.Range(start.line, start.character, end.line, end.character);
+      this.last = { items, uri: document.uri.toString(), start: range.start };
+      this.link.notify(SHOWN, { item });
+      return new vscode.InlineCompletionItem(item.insertText, range, item.command);
+    });
   }
 
-  // Reports the last suggestion as dismissed if the text in its place is no longer a prefix of it.
+  // Reports the last suggestions as dismissed if the text in their place is no longer a prefix of one.
   private settle(document: vscode.TextDocument, position: vscode.Position): void {
     const { last } = this;
     if (last === undefined || last.uri !== document.uri.toString()) {
       return;
     }
-    const { start } = last.range;
+    const { items, start } = last;
     const typed = position.isBefore(start) ? undefined : document.getText(new vscode.Range(start, position));
-    if (typed === undefined || !last.item.insertText.startsWith(typed)) {
+    if (typed === undefined || !items.some((item) => item.insertText.startsWith(typed))) {
       this.last = undefined;
-      this.link.notify(DISMISSED, { item: last.item });
-    } else if (typed.length === last.item.insertText.length) {
+      items.forEach((item) => this.link.notify(DISMISSED, { item }));
+    } else if (items.some((item) => item.insertText === typed)) {
       this.last = undefined; // typed or accepted completely
     }
   }

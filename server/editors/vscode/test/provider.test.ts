@@ -83,3 +83,17 @@ test("taken to its end is not dismissed", async () => {
   assert.equal(told.filter(([method]) => method === "DismissCompletion").length, 1); // of the second one
   assert.equal(told.length, 4);
 });
+
+test("of alternatives, the one that is taken dismisses no other", async () => {
+  const other = { ...ITEM, insertText: "sum" };
+  for (const [text, dismissed] of [["x = total", []], ["x = none", [ITEM, other]]] as const) {
+    let answer = [ITEM, other];
+    const { document, ask, told } = editor(() => answer);
+    await ask(4);
+    answer = [];
+    document.text = text;
+    await ask(text.length);
+    const seen = told.filter(([method]) => method === "DismissCompletion").map(([, params]) => params);
+    assert.deepEqual(seen, dismissed.map((item) => ({ item })));
+  }
+});
