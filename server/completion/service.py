@@ -9,7 +9,6 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from server.admission import Admission
-from server.auth.principal import Principal
 from server.completion.editor_session import EditorSession
 from server.completion.requests import RequestMaker
 from server.completion.shared_prompts import SharedPrompts
@@ -27,19 +26,19 @@ class Outcome(StrEnum):
 
 OUTCOME_SUGGESTIONS = 4096
 
-# Tenant and cache salt
-Owner = tuple[str, str]
-
 
 class OutcomeLog:
-    """Counts suggestions and their outcomes in ``metrics``. It remembers the last `OUTCOME_SUGGESTIONS` suggestions."""
+    """Counts suggestions and their outcomes in ``metrics``. It remembers the last `OUTCOME_SUGGESTIONS` suggestions.
+
+    owner: who may report the outcome, the caller's scope of the prefix cache.
+    """
 
     def __init__(self, metrics: ServerMetrics | None = None) -> None:
         self.metrics = metrics or ServerMetrics()
         self.metrics.suggestion_outcomes.update(dict.fromkeys(Outcome, 0))
-        self._outcomes: OrderedDict[tuple[Owner, str], Outcome | None] = OrderedDict()
+        self._outcomes: OrderedDict[tuple[str, str], Outcome | None] = OrderedDict()
 
-    def suggested(self, owner: Owner, suggestion: str) -> None:
+    def suggested(self, owner: str, suggestion: str) -> None:
         """Record a complete suggestion with a text or an edit."""
         self.metrics.suggestions += 1
         self._outcomes[owner, suggestion] = None
@@ -47,7 +46,7 @@ class OutcomeLog:
         while len(self._outcomes) > OUTCOME_SUGGESTIONS:
             self._outcomes.popitem(last=False)
 
-    def report(self, owner: Owner, suggestion: str, outcome: Outcome) -> bool:
+    def report(self, owner: str, suggestion: str, outcome: Outcome) -> bool:
         """Record an outcome; a later report replaces it. Returns False for an unknown suggestion."""
         key = (owner, suggestion)
         if key not in self._outcomes:
@@ -62,7 +61,7 @@ SESSIONS, IDLE_S, SESSION_CHARACTERS = 256, 1800.0, 1 << 25  # most sessions, id
 
 class SessionTable:
     """Editor sessions, bounded by number, by the size of their documents, and by idle time; the least recently used are
-    evicted. An evicted session still serves the stream that holds it."""
+    evicted. An evicted session still serves the stream that holds it. owner: as in `OutcomeLog`."""
 
     def __init__(
         self,
@@ -75,12 +74,12 @@ class SessionTable:
     ) -> None:
         self._make, self._clock = make, clock
         self._limits = sessions, idle_s, characters
-        self._sessions: OrderedDict[tuple[Owner, str], EditorSession] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str, str], EditorSession] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, owner: Owner, session_id: str) -> EditorSession:
+    def open(self, owner: str, session_id: str) -> EditorSession:
         """A session for a new stream. If the editor has reconnected, the former session of the same id and owner is
         stopped and its documents are taken over."""
         session = self._make(session_id or uuid.uuid4().hex)
@@ -92,7 +91,7 @@ class SessionTable:
         self.used(owner, session)
         return session
 
-    def used(self, owner: Owner, session: EditorSession) -> None:
+    def used(self, owner: str, session: EditorSession) -> None:
         """Mark ``session`` as used, and evict sessions beyond the limits."""
         most, idle_s, characters = self._limits
         key, now = (owner, session.session_id), self._clock()
@@ -121,11 +120,6 @@ class CompletionService:
         self.runs = SharedPrompts(admission, maker.time, prefix_cache)
         self.outcomes = outcomes or OutcomeLog()
         self.sessions = SessionTable(self._new_session)
-
-    @staticmethod
-    def owner(principal: Principal, cache_salt: str) -> Owner:
-        """Who may see a session or a suggestion."""
-        return (principal.tenant, cache_salt)
 
     def _new_session(self, session_id: str) -> EditorSession:
         return EditorSession(session_id, self.maker, self.runs)

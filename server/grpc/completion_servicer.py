@@ -14,7 +14,6 @@ from server.completion.editor_session import EditorSession
 from server.completion.next_edit import EditPrompt, EditReader
 from server.completion.prompt_packer import FimNotSupportedError
 from server.completion.requests import CompletionOptions
-from server.completion.service import Owner
 from server.errors import DrainingError
 from server.grpc.completion_messages import (
     ask_refused,
@@ -56,7 +55,7 @@ class CompletionSession:
         self._use(models.first)
         self._out: asyncio.Queue[pb.CompleteSessionResponse | BaseException | None] = asyncio.Queue(_WAITING)
         self._session: EditorSession | None = None
-        self._owner: Owner = ("", "")
+        self._owner = ""  # scope of the session and its suggestions
         self._options, self._unit, self._supersedes_key = CompletionOptions(), OffsetUnit.CODE_POINT, ""
         self._asked: asyncio.Task[None] | None = None
         self._open_ask: int | None = None  # its end is not sent yet
@@ -145,7 +144,7 @@ class CompletionSession:
                 "the model has no fill-in-the-middle tokens; serve one that was trained for it, or set "
                 "setup.completion.mode to MODE_MIDDLE_OR_PREFIX or MODE_PREFIX"
             )
-        owner = self._service.owner(current_caller(), options.base.cache_salt)
+        owner = current_caller().scoped(options.base.cache_salt)
         session = self._session or self._service.sessions.open(owner, setup.session.id)
         self._session, self._unit, self._owner = session, unit, owner
         self._options = options.of_session(session.session_id)
@@ -277,7 +276,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
             finally:
                 run.leave()
             if run.text:
-                service.outcomes.suggested(service.owner(principal, asked.cache_salt), asked.request_id)
+                service.outcomes.suggested(principal.scoped(asked.cache_salt), asked.request_id)
 
     @guarded
     async def CompleteSession(  # type: ignore[override]
@@ -293,7 +292,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
             asked, reader = await _read_edit(request, context, model)
             answer = DeferredHeaders(context, model.hold_headers)
             run = service.runs.start(principal, asked, request.scheduling.supersedes_key)
-            owner = service.owner(principal, asked.cache_salt)
+            owner = principal.scoped(asked.cache_salt)
             try:
                 async for event in run.read():
                     for message in edit_messages(event, reader, model.name):
@@ -307,9 +306,8 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
     @guarded
     async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeResponse:
         outcome = read_outcome(request)
-        service = self._models.first.completion
-        owner = service.owner(current_caller(), request.cache.salt)
-        known = service.outcomes.report(owner, request.suggestion_id, outcome)  # the outcomes of all models
+        outcomes = self._models.first.completion.outcomes  # of all models
+        known = outcomes.report(current_caller().scoped(request.cache.salt), request.suggestion_id, outcome)
         return pb.ReportOutcomeResponse(known=known)
 
 

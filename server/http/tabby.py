@@ -172,7 +172,7 @@ async def _fill_in(service: CompletionService, request: Request, supersedes_key:
     finally:
         run.leave()
     if run.text:
-        service.outcomes.suggested(service.owner(principal, request.cache_salt), request.request_id)
+        service.outcomes.suggested(principal.scoped(request.cache_salt), request.request_id)
     return run.text, totals
 
 
@@ -201,9 +201,8 @@ async def log_event(call: Call) -> None:
     assert outcome is not None
     if outcome is Outcome.ACCEPTED and (own.get("select_kind") or call.query.get("select_kind")):
         outcome = Outcome.PARTIALLY_ACCEPTED
-    service = call.model.completion
-    owner = service.owner(current_caller(), own.get("cache_salt", ""))
-    service.outcomes.report(owner, completion, outcome)
+    owner = current_caller().scoped(own.get("cache_salt", ""))
+    call.model.completion.outcomes.report(owner, completion, outcome)
     await call.reply_data(200, b"", b"text/plain; charset=utf-8")
 
 

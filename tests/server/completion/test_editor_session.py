@@ -39,7 +39,7 @@ class Desk:
     def __init__(self) -> None:
         self.engine = ScriptedEngine()
         self.service = service_on(self.engine)
-        self.session: EditorSession = self.service.sessions.open(("", ""), "s")
+        self.session: EditorSession = self.service.sessions.open("", "s")
 
     async def ask(self, gap: Gap, options: CompletionOptions = OPTIONS) -> Suggestion:
         return await self.session.suggest(gap, options, ANYBODY, accept)
@@ -337,7 +337,7 @@ def test_typing_through_equals_a_fresh_request(says: str, cuts: list[int], typed
 def test_documents_are_bounded() -> None:
     desk = Desk.__new__(Desk)
     desk.engine = ScriptedEngine()
-    session = service_on(desk.engine, CodeTokenizer()).sessions.open(("", ""), "s")
+    session = service_on(desk.engine, CodeTokenizer()).sessions.open("", "s")
     for i in range(20):
         session.keep(f"{i}", TextDocument("x" * 1000, 1))
     assert list(session.documents) == [f"{i}" for i in range(20 - DOCUMENTS, 20)]

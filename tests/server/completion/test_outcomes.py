@@ -14,7 +14,7 @@ from server.completion.documents import TextDocument
 from server.completion.service import Outcome, OutcomeLog, SessionTable
 from tests.server.completion.scripted_engine import ScriptedEngine, service_on
 
-ME = ("tenant", "salt")
+ME = "me"
 REPORTS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(Outcome)), max_size=12)
 
 
@@ -35,7 +35,7 @@ def test_each_change_of_a_suggestions_outcome_counts_once(reports: list[tuple[st
 def test_suggestions_of_other_tenants_are_unknown() -> None:
     log = OutcomeLog()
     log.suggested(ME, "a")
-    assert not log.report(("other", "salt"), "a", Outcome.ACCEPTED)
+    assert not log.report("other", "a", Outcome.ACCEPTED)
     assert not log.report(ME, "never", Outcome.SHOWN)
     assert (log.metrics.suggestions, log.metrics.suggestion_outcomes.total()) == (1, 0)
 
@@ -94,6 +94,6 @@ async def test_a_reconnected_client_finds_its_documents_and_ends_the_old_stream(
     reopened = service.sessions.open(ME, "s")
     assert reopened.documents["a"].version == 3
     assert former.documents == {}
-    assert service.sessions.open(("other", "salt"), "s").documents == {}
+    assert service.sessions.open("other", "s").documents == {}
     assert len(service.sessions.open(ME, "").session_id) == 32
     assert session_table.SESSIONS == 256
