@@ -7,6 +7,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 
 from server.admission import Admission
 from server.completion.editor_session import EditorSession
@@ -63,17 +64,8 @@ class SessionTable:
     """Editor sessions, bounded by number, by the size of their documents, and by idle time; the least recently used are
     evicted. An evicted session still serves the stream that holds it. owner: as in `OutcomeLog`."""
 
-    def __init__(
-        self,
-        make: Callable[[str], EditorSession],
-        *,
-        sessions: int = SESSIONS,
-        idle_s: float = IDLE_S,
-        characters: int = SESSION_CHARACTERS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, make: Callable[[str], EditorSession], clock: Callable[[], float] = time.monotonic) -> None:
         self._make, self._clock = make, clock
-        self._limits = sessions, idle_s, characters
         self._sessions: OrderedDict[tuple[str, str], EditorSession] = OrderedDict()
 
     def __len__(self) -> int:
@@ -93,7 +85,6 @@ class SessionTable:
 
     def used(self, owner: str, session: EditorSession) -> None:
         """Mark ``session`` as used, and evict sessions beyond the limits."""
-        most, idle_s, characters = self._limits
         key, now = (owner, session.session_id), self._clock()
         session.used_s = now
         if self._sessions.get(key) is session:
@@ -101,7 +92,7 @@ class SessionTable:
         total = sum(kept.characters for kept in self._sessions.values())
         while self._sessions:
             oldest = next(iter(self._sessions.values()))
-            if len(self._sessions) <= most and total <= characters and now - oldest.used_s <= idle_s:
+            if len(self._sessions) <= SESSIONS and total <= SESSION_CHARACTERS and now - oldest.used_s <= IDLE_S:
                 break
             if oldest is session:
                 break
@@ -119,7 +110,4 @@ class CompletionService:
         self.maker = maker
         self.runs = SharedPrompts(admission, maker.time, prefix_cache)
         self.outcomes = outcomes or OutcomeLog()
-        self.sessions = SessionTable(self._new_session)
-
-    def _new_session(self, session_id: str) -> EditorSession:
-        return EditorSession(session_id, self.maker, self.runs)
+        self.sessions = SessionTable(partial(EditorSession, maker=maker, runs=self.runs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,13 +49,13 @@ def test_remembered_suggestions_are_bounded() -> None:
     assert log.report(ME, "10", Outcome.SHOWN)
 
 
-def table(clock: Callable[[], float] = lambda: 0.0, **limits: float) -> SessionTable:
-    service = service_on(ScriptedEngine())
-    return SessionTable(service._new_session, clock=clock, **limits)  # type: ignore[arg-type]
+def table(clock: Callable[[], float] = lambda: 0.0) -> SessionTable:
+    return SessionTable(service_on(ScriptedEngine()).sessions._make, clock)
 
 
-def test_sessions_are_bounded_by_number() -> None:
-    sessions = table(sessions=3)
+def test_sessions_are_bounded_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_table, "SESSIONS", 3)
+    sessions = table()
     first = sessions.open(ME, "0")
     for i in range(1, 4):
         sessions.open(ME, f"{i}")
@@ -63,9 +64,10 @@ def test_sessions_are_bounded_by_number() -> None:
     assert sessions.open(ME, "0").documents == {}  # the session is evicted with its documents
 
 
-def test_sessions_are_bounded_by_age() -> None:
+def test_sessions_are_bounded_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_table, "IDLE_S", 10.0)
     now = [0.0]
-    sessions = table(lambda: now[0], idle_s=10.0)
+    sessions = table(lambda: now[0])
     old = sessions.open(ME, "old")
     kept = sessions.open(ME, "kept")
     now[0] = 9.0
@@ -77,8 +79,9 @@ def test_sessions_are_bounded_by_age() -> None:
     assert len(sessions) == 2
 
 
-def test_sessions_are_bounded_by_size() -> None:
-    sessions = table(characters=100)
+def test_sessions_are_bounded_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_table, "SESSION_CHARACTERS", 100)
+    sessions = table()
     for i in range(5):
         session = sessions.open(ME, f"{i}")
         session.keep("a", TextDocument("x" * 40, 1))
