@@ -13,7 +13,7 @@ from server.auth.principal import Principal
 from server.completion.documents import MAX_CHARACTERS, Gap, TextDocument
 from server.completion.requests import CompletionOptions, RequestMaker, gap_rules
 from server.completion.shared_prompts import CompletionRun, SharedPrompts
-from specdec.core.text_stops import Cut, TextCutter
+from specdec.core.text_stops import TextCutter
 from specdec.core.types import Finished, FinishReason, Request, TextRules
 from specdec.errors import RequestError
 from verify_kernels.forward_batch import PAGE_SIZE
@@ -158,7 +158,7 @@ class Suggestion:
         read = 0
         while True:
             rest = self._run.text[self.typed :]
-            cut = self._feed(rest[read:])
+            cut = None if self._cutter is None else self._cutter.feed(rest[read:])
             read = len(rest)
             if cut is not None:
                 if piece := self._give(rest, cut.place):
@@ -176,9 +176,6 @@ class Suggestion:
                 break
             await self._run.more(self.typed + read)
         self.reason = self._run.reason
-
-    def _feed(self, text: str) -> Cut | None:
-        return None if self._cutter is None else self._cutter.feed(text)
 
     def _give(self, rest: str, upto: int) -> str:
         piece = rest[len(self.text) : upto]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-from server.completion.documents import FillMode, OffsetUnit, TextEdit
+from server.completion.documents import FillMode, OffsetUnit
 from server.completion.editor_session import Origin, Suggestion
 from server.completion.next_edit import EditPlace, EditReader, RecentEdit
 from server.completion.prompt_packer import SMALLEST_BUDGET
@@ -147,10 +147,6 @@ def read_unit(
 ) -> OffsetUnit:
     violations.check(message.unit in _UNITS, field, f"unknown value {message.unit}")
     return _UNITS.get(message.unit, OffsetUnit.CODE_POINT)
-
-
-def read_edits(messages: Iterable[pb.TextEdit]) -> list[TextEdit]:
-    return [TextEdit(m.start, m.end, m.text) for m in messages]
 
 
 def read_outcome(message: pb.ReportOutcomeRequest) -> Outcome:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from server.auth.access import grpc_caller
 from server.auth.principal import current_caller, set_caller
-from server.completion.documents import FillMode, Gap, OffsetUnit, TextDocument, check_length, place_of
+from server.completion.documents import FillMode, Gap, OffsetUnit, TextDocument, TextEdit, check_length, place_of
 from server.completion.editor_session import EditorSession
 from server.completion.next_edit import EditPrompt, EditReader
 from server.completion.prompt_packer import FimNotSupportedError
@@ -20,7 +20,6 @@ from server.grpc.completion_messages import (
     edit_messages,
     event_message,
     read_edit_request,
-    read_edits,
     read_options,
     read_outcome,
     read_place,
@@ -52,7 +51,7 @@ class CompletionSession:
 
     def __init__(self, models: Models, context: Context) -> None:
         self._models, self._context = models, context
-        self._use(models.first)
+        self._model = models.first
         self._out: asyncio.Queue[pb.CompleteSessionResponse | BaseException | None] = asyncio.Queue(_WAITING)
         self._session: EditorSession | None = None
         self._owner = ""  # scope of the session and its suggestions
@@ -60,9 +59,6 @@ class CompletionSession:
         self._asked: asyncio.Task[None] | None = None
         self._open_ask: int | None = None  # its end is not sent yet
         self._reading_ahead = False  # whether the current request is to read ahead
-
-    def _use(self, model: ServedModel) -> None:
-        self._service, self._model = model.completion, model
 
     async def run(self, messages: AsyncIterator[pb.CompleteSessionRequest]) -> None:
         """Serve until the client has closed its side and has all answers, or has left.
@@ -100,7 +96,7 @@ class CompletionSession:
         session = self._session
         if session is None:
             raise InvalidRequestError.of("setup", "the first message must set up the session")
-        self._service.sessions.used(self._owner, session)
+        self._model.completion.sessions.used(self._owner, session)
         action, ask_id = message.WhichOneof("action"), message.ask.id
         was_reading = self._reading_ahead
         if action is not None:
@@ -126,7 +122,7 @@ class CompletionSession:
 
     async def _set_up(self, setup: pb.SessionSetup) -> None:
         if self._session is None:
-            self._use(self._models.find(setup.model, Task.FILL))
+            self._model = self._models.find(setup.model, Task.FILL)
         self._model.check_name(setup.model)
         violations = ViolationCollector()
         options, unit = read_options(setup, violations), read_unit(setup, violations)
@@ -138,14 +134,14 @@ class CompletionSession:
                 same, "setup.session", "must stay the same in a stream; open another one for another session"
             )
         violations.raise_if_any()
-        packer = self._service.maker.packer
+        packer = self._model.completion.maker.packer
         if options.mode is FillMode.MIDDLE and not packer.fills_in:
             raise FimNotSupportedError(
                 "the model has no fill-in-the-middle tokens; serve one that was trained for it, or set "
                 "setup.completion.mode to MODE_MIDDLE_OR_PREFIX or MODE_PREFIX"
             )
         owner = current_caller().scoped(options.base.cache_salt)
-        session = self._session or self._service.sessions.open(owner, setup.session.id)
+        session = self._session or self._model.completion.sessions.open(owner, setup.session.id)
         self._session, self._unit, self._owner = session, unit, owner
         self._options = options.of_session(session.session_id)
         self._supersedes_key = setup.scheduling.supersedes_key
@@ -172,7 +168,8 @@ class CompletionSession:
             held = session.documents.get(message.edits.uri)
             if held is None or held.version != message.edits.from_version:
                 return False
-            held.apply(read_edits(message.edits.edits), message.edits.version, self._unit)
+            edits = [TextEdit(edit.start, edit.end, edit.text) for edit in message.edits.edits]
+            held.apply(edits, message.edits.version, self._unit)
             session.keep(message.edits.uri, held)
         elif change == "close":
             session.documents.pop(message.close, None)
@@ -231,7 +228,7 @@ class CompletionSession:
             async for text in suggestion.texts():
                 await put(suggestion_delta(ask_id, text))
         if suggestion.text:
-            self._service.outcomes.suggested(self._owner, suggestion.suggestion_id)
+            self._model.completion.outcomes.suggested(self._owner, suggestion.suggestion_id)
         await put(suggestion_finished(ask_id, suggestion))
 
     async def _read_ahead(self, session: EditorSession, ask_id: int, gap: Gap) -> None:

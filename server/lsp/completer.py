@@ -269,9 +269,6 @@ class Workplace:
             self.link.configure(self.completer.settings)
             self._apply()
 
-    def change_folders(self, event: types.WorkspaceFoldersChangeEvent) -> None:
-        self.project.change(event.added, event.removed)
-
     def open_document(self, item: types.TextDocumentItem) -> None:
         self.completer.touched(self.documents.open(item))
 

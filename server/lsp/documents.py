@@ -238,9 +238,9 @@ class Project:
     def __init__(self, folders: Iterable[types.WorkspaceFolder] = ()) -> None:
         self._folders = list(folders)
 
-    def change(self, added: Sequence[types.WorkspaceFolder], removed: Sequence[types.WorkspaceFolder]) -> None:
-        gone = {folder.uri for folder in removed}
-        self._folders = [folder for folder in self._folders if folder.uri not in gone] + list(added)
+    def change(self, event: types.WorkspaceFoldersChangeEvent) -> None:
+        gone = {folder.uri for folder in event.removed}
+        self._folders = [folder for folder in self._folders if folder.uri not in gone] + list(event.added)
 
     def name_of(self, uri: str) -> str:
         """A document's path in its folder, after the folder's name if several are open; the bare file name outside of

@@ -76,7 +76,7 @@ class InlineLanguageServer(LanguageServer):
         self._add_requests()
         self._on(types.INITIALIZED, lambda work, _: work.start())
         self._on(types.WORKSPACE_DID_CHANGE_CONFIGURATION, lambda work, params: work.configure(plain(params.settings)))
-        self._on(types.WORKSPACE_DID_CHANGE_WORKSPACE_FOLDERS, lambda work, params: work.change_folders(params.event))
+        self._on(types.WORKSPACE_DID_CHANGE_WORKSPACE_FOLDERS, lambda work, params: work.project.change(params.event))
         self._on(types.TEXT_DOCUMENT_DID_OPEN, lambda work, params: work.open_document(params.text_document))
         self._on(types.TEXT_DOCUMENT_DID_CHANGE, lambda work, params: work.change_document(params))
         self._on(types.TEXT_DOCUMENT_DID_CLOSE, lambda work, params: work.close_document(params.text_document.uri))

@@ -77,9 +77,6 @@ def setup_of(settings: Settings, session_id: str) -> pb.SessionSetup:
     return setup
 
 
-Show = Callable[[str], None]
-
-
 class LinkState(StrEnum):
     READY = "ready"
     BUSY = "busy"  # ready, and a request runs
@@ -100,7 +97,7 @@ class Status:
 class Notices:
     """Messages to the user. ``show`` displays a warning, ``status`` what changed in the status."""
 
-    def __init__(self, show: Show, status: Callable[[Status], None]) -> None:
+    def __init__(self, show: Callable[[str], None], status: Callable[[Status], None]) -> None:
         self._show, self._status = show, status
         self._said: dict[str, str] = {}
         self._now: Status | None = None

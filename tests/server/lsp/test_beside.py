@@ -52,9 +52,9 @@ def test_names_reveal_nothing_above_the_project() -> None:
     assert project.repository_of(f"{ONE.uri}/src/a.py") == "one"
     assert (project.name_of("file:///etc/hosts"), project.repository_of("file:///etc/hosts")) == ("hosts", "")
     assert project.name_of("untitled:Untitled-1") == "untitled:Untitled-1"
-    project.change([TWO], [])
+    project.change(types.WorkspaceFoldersChangeEvent(added=[TWO], removed=[]))
     assert project.name_of(f"{TWO.uri}/a.py") == "two/a.py"
-    project.change([], [ONE])
+    project.change(types.WorkspaceFoldersChangeEvent(added=[], removed=[ONE]))
     assert project.name_of(f"{TWO.uri}/a.py") == "a.py"
 
 
